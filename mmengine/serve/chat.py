@@ -92,6 +92,7 @@ class WholeChoice:
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     logprobs: list[Entry] = field(default_factory=list)
+    content_logprobs: list[Entry] = field(default_factory=list)  # those of them that came with content
     finish_reason: str = ""
     stop_reason: str | int | None = None
     scores: PromptLogprobs | None = None  # of its prompt
@@ -107,6 +108,7 @@ class WholeChoice:
             self.finish_reason, self.stop_reason = finish_reason, stop_reason
         if delta.content:
             self.content.append(delta.content)
+            self.content_logprobs.extend(delta.logprobs)
         if delta.reasoning:
             self.reasoning.append(delta.reasoning)
         self.logprobs.extend(delta.logprobs)

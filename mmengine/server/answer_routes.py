@@ -1,4 +1,4 @@
-"""/v1/chat/completions and /v1/completions."""
+"""/v1/chat/completions, /v1/completions and /v1/responses."""
 
 import asyncio
 import re
@@ -29,6 +29,9 @@ from mmengine.server.errors import ApiError, ClientLeft, api_error, served_name,
 from mmengine.server.fields import dropped_header
 from mmengine.server.frames import ChatFrames, Frames
 from mmengine.server.http_metrics import HttpMetrics
+from mmengine.server.responses.frames import ResponsesFrames
+from mmengine.server.responses.reading import ResponsesReader
+from mmengine.server.responses.wording import reworded
 from mmengine.server.settings import ServerSettings
 from mmengine.server.sse import EventStream, unless_gone
 from mmengine.server.token_texts import TokenTexts
@@ -87,6 +90,7 @@ class AnswerRoutes:
             settings.max_schema_bytes,
         )
         self.calls = Calls(engine, settings.reattach_s)
+        self._responses_reader = ResponsesReader(self.reader, ignore_unknown=ignores)
         # One thread each: several would wait for one another, and the event loop for all of them.
         self._parser = ThreadPoolExecutor(1, "mmengine-parse")
         self._large_parser = ThreadPoolExecutor(1, "mmengine-parse-large")
@@ -100,6 +104,9 @@ class AnswerRoutes:
 
     async def completions(self, request: Request) -> ASGIApp:
         return await self._answer(request, self._completion_reader, self._completion_frames)
+
+    async def responses(self, request: Request) -> ASGIApp:
+        return await self._answer(request, self._responses_reader, self._responses_frames)
 
     def _chat_frames(self, asked: Asked) -> Frames:
         texts = self._texts if asked.logprobs else None
@@ -116,6 +123,10 @@ class AnswerRoutes:
         return CompletionFrames(
             asked.request_id, asked.envelope, texts, asked.usage_frames, asked.echoed, asked.sampling.n
         )
+
+    def _responses_frames(self, asked: Asked) -> Frames:
+        texts = self._texts if asked.logprobs else None
+        return ResponsesFrames(asked.request_id, asked.envelope, texts)
 
     async def _answer(
         self, request: Request, reader: Reader, make_frames: Callable[[Asked], Frames]
@@ -218,7 +229,8 @@ class AnswerRoutes:
         if found.body.code == "request_id_in_use":  # in the engine's words it has the owner
             text = f"a request with the id {asked.request_id!r} is running; ids must differ"
             return ApiError(409, text, found.body.param, found.body.code, found.headers)
-        return _in_their_words(found, asked)
+        found = _in_their_words(found, asked)
+        return reworded(found, asked.places) if asked.places else found
 
     def _told_in_stream(self, error: Exception) -> ApiError:
         found = api_error(error)

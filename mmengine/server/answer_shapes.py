@@ -9,23 +9,23 @@ from msgspec import UNSET, UnsetType
 from mmengine.server.errors import ErrorBody
 
 
-class _Said(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Said(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields that are UNSET may be left out."""
 
 
-class PromptTokens(_Said):
+class PromptTokens(Said):
     cached_tokens: int
     image_tokens: int | UnsetType = UNSET
     video_tokens: int | UnsetType = UNSET
 
 
-class CompletionTokens(_Said):
+class CompletionTokens(Said):
     reasoning_tokens: int
     accepted_prediction_tokens: int  # drafts that were right
     rejected_prediction_tokens: int
 
 
-class _Counts(_Said):
+class _Counts(Said):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -44,7 +44,7 @@ class EventUsage(_Counts):
     completion_tokens_details: CompletionTokens | UnsetType = UNSET
 
 
-class LikelyToken(_Said):
+class LikelyToken(Said):
     token: str
     logprob: float
     bytes: list[int]
@@ -54,30 +54,30 @@ class Token(LikelyToken):
     top_logprobs: list[LikelyToken]
 
 
-class Logprobs(_Said):
+class Logprobs(Said):
     content: list[Token]
     refusal: None
 
 
-class CalledFunction(_Said):
+class CalledFunction(Said):
     name: str
     arguments: str
 
 
-class Call(_Said):
+class Call(Said):
     id: str
     type: Literal["function"]
     function: CalledFunction
 
 
-class ArgumentFault(_Said):
+class ArgumentFault(Said):
     """Of a call of a tool that could not be held to its schema. `call`: its place in tool_calls."""
 
     call: int
     message: str
 
 
-class Message(_Said):
+class Message(Said):
     role: Literal["assistant"]
     content: str | None
     refusal: None
@@ -86,7 +86,7 @@ class Message(_Said):
     tool_calls: list[Call] | UnsetType = UNSET
 
 
-class _Choice(_Said):
+class _Choice(Said):
     index: int
     stop_reason: str | int | None
 
@@ -98,7 +98,7 @@ class ChatChoice(_Choice):
     argument_errors: list[ArgumentFault] | UnsetType = UNSET
 
 
-class _Answer(_Said):
+class _Answer(Said):
     id: str
     created: int
     model: str
@@ -110,12 +110,12 @@ class ChatAnswer(_Answer):
     usage: Usage
 
 
-class FunctionDelta(_Said):
+class FunctionDelta(Said):
     arguments: str
     name: str | UnsetType = UNSET
 
 
-class CallDelta(_Said):
+class CallDelta(Said):
     """The first of a call has its id, type and name; the others are pieces of its arguments."""
 
     index: int
@@ -124,7 +124,7 @@ class CallDelta(_Said):
     type: Literal["function"] | UnsetType = UNSET
 
 
-class MessageDelta(_Said):
+class MessageDelta(Said):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
@@ -132,7 +132,7 @@ class MessageDelta(_Said):
     tool_calls: list[CallDelta] | UnsetType = UNSET
 
 
-class ChatChoiceDelta(_Said):
+class ChatChoiceDelta(Said):
     index: int
     delta: MessageDelta
     logprobs: Logprobs | None
@@ -149,7 +149,7 @@ class ChatEvent(_Answer):
     usage: EventUsage | None | UnsetType = UNSET
 
 
-class TextLogprobs(_Said):
+class TextLogprobs(Said):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
@@ -168,7 +168,7 @@ class TextAnswer(_Answer):
     usage: Usage
 
 
-class TextChoiceDelta(_Said):
+class TextChoiceDelta(Said):
     index: int
     text: str
     logprobs: TextLogprobs | None
@@ -184,7 +184,7 @@ class TextEvent(_Answer):
     usage: EventUsage | None | UnsetType = UNSET
 
 
-class ModelCard(_Said):
+class ModelCard(Said):
     id: str
     object: Literal["model"]
     created: int
@@ -193,36 +193,36 @@ class ModelCard(_Said):
     max_model_len: int
 
 
-class Models(_Said):
+class Models(Said):
     object: Literal["list"]
     data: list[ModelCard]
 
 
-class Tokens(_Said):
+class Tokens(Said):
     count: int
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None
 
 
-class Text(_Said):
+class Text(Said):
     prompt: str
 
 
-class Health(_Said):
+class Health(Said):
     status: Literal["ready", "not ready"]
     reasons: list[str]
 
 
-class Alive(_Said):
+class Alive(Said):
     status: Literal["alive"]
 
 
-class Version(_Said):
+class Version(Said):
     version: str
 
 
-class Refusal(_Said):
+class Refusal(Said):
     """Any status but 200, and an event in the middle of a stream."""
 
     error: ErrorBody

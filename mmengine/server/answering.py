@@ -15,7 +15,7 @@ from mmengine.serve.chat import WholeChoice
 from mmengine.serve.record import News
 from mmengine.server.asked import Asked
 from mmengine.server.errors import ApiError
-from mmengine.server.frames import DONE, Frames, Usage, error_frame
+from mmengine.server.frames import Frames, Usage
 from mmengine.server.turns import Said, Turn, given_up
 from mmengine.structured_output.request.tool_calls import calls_of
 
@@ -165,10 +165,14 @@ class Answering:
             if self.asked.usage_frames != "none":
                 made.append(self._frames.usage(self._usage()))
         except Exception as error:
-            made += (error_frame(told(error)), DONE)
+            made.append(self.broken_off(told(error)))
             return b"".join(made), "error"
-        made.append(DONE)
+        made.append(self._frames.done)
         return b"".join(made), "whole"
+
+    def broken_off(self, error: ApiError) -> bytes:
+        """The last frames of a stream that ends before its answer."""
+        return self._frames.error(error) + self._frames.done
 
     def _take_plain(self, turn: Turn, made: list[bytes]) -> None:
         """What most steps bring, by fewer steps than `_tell` takes: frames of news without an end. What is

@@ -39,7 +39,6 @@ _ELSEWHERE = {
     "/v1/audio/speech": "no audio is made by this engine",
     "/v1/images/generations": "no images are made by this engine",
     "/v1/moderations": "nothing is moderated by this engine",
-    "/v1/responses": "responses are not served yet; use /v1/chat/completions",
     "/v1/messages": "Anthropic's messages are not served yet; use /v1/chat/completions",
 }
 _METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")  # that metrics tell apart
@@ -71,6 +70,7 @@ class App:
         endpoints: dict[tuple[str, str], _Endpoint] = {
             ("POST", "/v1/chat/completions"): answers.chat,
             ("POST", "/v1/completions"): answers.completions,
+            ("POST", "/v1/responses"): answers.responses,
             ("POST", "/tokenize"): others.tokenize,
             ("POST", "/detokenize"): others.detokenize,
             ("GET", "/v1/models"): others.models,

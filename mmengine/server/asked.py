@@ -16,6 +16,7 @@ from mmengine.serve.tools import CallsAsked
 from mmengine.serve.vllm_forms import as_form
 from mmengine.server.errors import ApiError, api_error, decoded
 from mmengine.server.fields import Fields
+from mmengine.server.responses.echo import ResponsesAsked
 from mmengine.structured_output.request.fields import LARGE
 
 Json = dict[str, object]
@@ -83,6 +84,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     place: int = 0  # of this prompt among those of the call
     num_prompts: int = 1
     traceparent: str = ""
+    responses: ResponsesAsked | None = None  # of a call of the Responses API
 
 
 class Form(NamedTuple):
@@ -102,7 +104,9 @@ FREE = Form()
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A call, checked. `dropped`: fields that nobody knows."""
+    """A call, checked. `dropped`: fields that nobody knows. `places`: of the body, one for each message that
+    was made of it; (): they are the body's own. `media`: of a response's input, by the hex of their sha256,
+    until the engine has them."""
 
     prompts: list[Prompt]
     sampling: SamplingParams
@@ -121,6 +125,8 @@ class Asked(msgspec.Struct, frozen=True):
     params: frozenset[str] = frozenset()  # fields of the body, by which errors name them
     show_reasoning: bool = True
     thinking_token_budget: int | None = None
+    places: tuple[str, ...] = ()
+    media: dict[str, bytes] = {}
 
 
 class Defaults:

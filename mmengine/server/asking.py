@@ -30,6 +30,7 @@ def ask(engine: AsyncEngine, asked: Asked, *, hold: bool = False) -> list[Stream
             stream.delivered()
         raise
     asked.prompts.clear()  # images in it are large, and the engine has them
+    asked.media.clear()
     return streams
 
 

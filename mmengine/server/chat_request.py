@@ -113,12 +113,17 @@ class ChatReader:
 
     def _read(self, data: bytes, payloads: Payloads, request_id: str) -> Asked:
         dropped = FIELDS.check(data, ignore_unknown=self._ignore_unknown)
-        body = decoded(data, _decode)
+        return self.asked("chat", decoded(data, _decode), request_id, dropped, payloads)
+
+    def asked(
+        self, api: str, body: ChatBody, request_id: str, dropped: list[str], payloads: Payloads = NO_PAYLOADS
+    ) -> Asked:
+        """`request_id`: unless the body has one. Raises ApiError."""
         form = form_of(body, self._max_schema_bytes)
         prompt, calls = self.prompt_of(body, payloads)
         form = form._replace(calls=calls)
         sampling = sampling_of(body, self._defaults, self._budget(body), self._logprobs(body), FIELDS)
-        asked = asked_of("chat", body, [prompt], sampling, form, request_id, dropped, FIELDS)
+        asked = asked_of(api, body, [prompt], sampling, form, request_id, dropped, FIELDS)
         shows = body.include_reasoning is not False
         return msgspec.structs.replace(
             asked,

@@ -11,13 +11,13 @@ from mmengine.serve.answers import entries_of
 from mmengine.serve.chat import WholeChoice
 from mmengine.serve.deltas import Delta, Entry
 from mmengine.server.asked import Envelope, UsageFrames
-from mmengine.server.frames import Tails, Usage
+from mmengine.server.frames import PlainEnds, Tails, Usage
 from mmengine.server.token_texts import TokenTexts, clipped
 
 _encode = msgspec.json.encode
 
 
-class CompletionFrames:
+class CompletionFrames(PlainEnds):
     """`echoed`: of each prompt, what its answers begin with; `per_prompt`: how many answers each has."""
 
     def __init__(

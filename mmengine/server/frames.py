@@ -17,7 +17,6 @@ from mmengine.server.asked import Envelope, UsageFrames
 from mmengine.server.errors import ApiError
 from mmengine.server.token_texts import TokenTexts, clipped
 
-DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 _encode = msgspec.json.encode
 _BEGINNING = _encode(BEGINNING)
@@ -52,6 +51,7 @@ class Frames(Protocol):
     """How a route writes its answers."""
 
     tails: Tails
+    done: bytes  # behind the last frame of a stream
 
     def first(self, index: int, scores: PromptLogprobs | None = None) -> bytes:
         """`scores`: of a prompt that is echoed with them."""
@@ -62,14 +62,22 @@ class Frames(Protocol):
 
     def usage(self, usage: Usage) -> bytes: ...
 
+    def error(self, error: ApiError) -> bytes:
+        """The last frame of a stream that breaks off."""
+
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes: ...
 
 
-def error_frame(error: ApiError) -> bytes:
-    return b"data: " + error.json() + b"\n\n"
+class PlainEnds:
+    """How streams of chat and of completions end."""
+
+    done = b"data: [DONE]\n\n"
+
+    def error(self, error: ApiError) -> bytes:
+        return b"data: " + error.json() + b"\n\n"
 
 
-class ChatFrames:
+class ChatFrames(PlainEnds):
     """`texts`: for logprobs; None: nobody asked for them. `names_reasoning_twice`: as reasoning too, beside
     reasoning_content."""
 

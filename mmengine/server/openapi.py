@@ -1,6 +1,7 @@
 """What the server takes and says, as an OpenAPI document: of the structs and tables that read bodies, and of
 the shapes that answers are held to."""
 
+from collections.abc import Sequence
 from functools import cache
 
 import msgspec
@@ -24,6 +25,9 @@ from mmengine.server.chat_request import ChatBody
 from mmengine.server.completion_request import CompletionBody
 from mmengine.server.errors import STATUSES
 from mmengine.server.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Field
+from mmengine.server.responses.body import ResponsesBody
+from mmengine.server.responses.shapes import EVENTS, Response
+from mmengine.server.responses.table import RESPONSES
 from mmengine.server.token_requests import DetokenizeBody, TokenizeBody
 from mmengine.version import __version__
 
@@ -36,6 +40,7 @@ _Kind = type[msgspec.Struct]
 _BODIES: dict[_Kind, tuple[Field, ...]] = {
     ChatBody: CHAT,
     CompletionBody: COMPLETION,
+    ResponsesBody: RESPONSES,
     TokenizeBody: TOKENIZE,
     DetokenizeBody: DETOKENIZE,
 }
@@ -44,8 +49,8 @@ _BODIES: dict[_Kind, tuple[Field, ...]] = {
 @cache
 def document() -> bytes:
     """As JSON."""
-    kinds = (*_BODIES, ChatEvent, TextEvent, Refusal)
-    said = (ChatAnswer, TextAnswer, Models, ModelCard, Tokens, Text, Health, Alive, Version)
+    kinds = (*_BODIES, ChatEvent, TextEvent, *EVENTS, Refusal)
+    said = (ChatAnswer, TextAnswer, Response, Models, ModelCard, Tokens, Text, Health, Alive, Version)
     _, schemas = msgspec.json.schema_components((*kinds, *said), schema_hook=_of_anything, ref_template=_REF)
     for kind, fields in _BODIES.items():
         _describe(schemas[kind.__name__], fields)
@@ -71,9 +76,14 @@ def _paths() -> Json:
     named = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
     return {
         "/v1/chat/completions": {
-            "post": _answering("Answer a conversation", ChatBody, ChatAnswer, ChatEvent)
+            "post": _answering("Answer a conversation", ChatBody, ChatAnswer, _chunks(ChatEvent))
         },
-        "/v1/completions": {"post": _answering("Go on with texts", CompletionBody, TextAnswer, TextEvent)},
+        "/v1/completions": {
+            "post": _answering("Go on with texts", CompletionBody, TextAnswer, _chunks(TextEvent))
+        },
+        "/v1/responses": {
+            "post": _answering("Answer a conversation, in items", ResponsesBody, Response, _named(EVENTS))
+        },
         "/v1/models": {"get": _route("The served names", _ok("Models", Models), _ASKS)},
         "/v1/models/{name}": {
             "get": {**_route("One of them", _ok("A model", ModelCard), _ASKS), "parameters": [named]}
@@ -167,16 +177,26 @@ def _answer(description: str, kind: _Kind, headers: tuple[str, ...] = ()) -> Jso
     return found
 
 
-def _answering(summary: str, body: _Kind, answer: _Kind, event: _Kind) -> Json:
-    """A route of answers; `event` is what a stream has instead."""
+def _json_in(*kinds: _Kind) -> Json:
+    """A string that holds one of these."""
+    anything = {"anyOf": [_of(kind) for kind in kinds]}
+    return {"type": "string", "contentMediaType": "application/json", "contentSchema": anything}
+
+
+def _chunks(event: _Kind) -> Json:
+    return {"data": {"anyOf": [{"const": "[DONE]"}, _json_in(event, Refusal)]}}
+
+
+def _named(events: Sequence[_Kind]) -> Json:
+    """Events that stand under their names."""
+    return {"event": {"enum": [each.__struct_config__.tag for each in events]}, "data": _json_in(*events)}
+
+
+def _answering(summary: str, body: _Kind, answer: _Kind, event: Json) -> Json:
+    """A route of answers; `event` is what a stream has instead, property by property."""
     said = _answer("The answer, or with stream true its events", answer, ("x-request-id",))
-    told = {"contentMediaType": "application/json", "contentSchema": {"anyOf": [_of(event), _of(Refusal)]}}
-    stream = {
-        "itemSchema": {  # of each event, in the words of OpenAPI 3.2
-            "type": "object",
-            "properties": {"data": {"type": "string", "anyOf": [{"const": "[DONE]"}, told]}},
-        },
-    }
+    # Of each event, in the words of OpenAPI 3.2.
+    stream = {"itemSchema": {"type": "object", "properties": event}}
     content = said["content"]
     assert isinstance(content, dict)
     content["text/event-stream"] = stream

@@ -9,7 +9,7 @@ from typing import Protocol
 from starlette.types import Receive, Scope, Send
 
 from mmengine.server.errors import ApiError, ClientLeft
-from mmengine.server.frames import DONE, PING, error_frame
+from mmengine.server.frames import PING
 
 LINE = "mmengine.line"  # in a scope's extensions: {"line": Line}
 
@@ -38,6 +38,9 @@ class FrameSource(Protocol):
     are left for another call. `told`: an error as the caller is told it."""
 
     def take(self, told: Callable[[Exception], ApiError]) -> tuple[bytes, str]: ...
+
+    def broken_off(self, error: ApiError) -> bytes:
+        """The last frames, where the server ends before the answer."""
 
     def listen(self, listener: Callable[[], None] | None) -> None: ...
 
@@ -127,7 +130,7 @@ class EventStream:
                 self._how = self._how or "left"
                 raise
             if not self._how:
-                self._how, self._last = "shutdown", error_frame(why) + DONE
+                self._how, self._last = "shutdown", self._source.broken_off(why)
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
             await self._finish(send)

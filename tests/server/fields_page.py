@@ -6,6 +6,7 @@ python -m tests.server.fields_page     writes them
 from pathlib import Path
 
 from mmengine.server.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Field
+from mmengine.server.responses.table import RESPONSES
 
 PAGE = Path(__file__).parents[2] / "docs" / "server.md"
 _BEGIN, _END = "<!-- fields: {} -->\n", "<!-- end -->"
@@ -35,7 +36,11 @@ def filled(text: str) -> str:
         for field in COMPLETION
         if field.name not in shared or field.name in ("max_tokens", "logprobs", "echo")
     )
-    tables = (("chat", CHAT), ("completions", only), ("tokenize", TOKENIZE), ("detokenize", DETOKENIZE))
+    responses = tuple(field for field in RESPONSES if field not in CHAT)
+    tables = (
+        *(("chat", CHAT), ("completions", only), ("responses", responses)),
+        *(("tokenize", TOKENIZE), ("detokenize", DETOKENIZE)),
+    )
     for name, fields in tables:
         head, begin, rest = text.partition(_BEGIN.format(name))
         _, end, tail = rest.partition(_END)

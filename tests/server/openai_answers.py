@@ -31,7 +31,37 @@ def _in_choices(name):
     return (name, "choices", "items")
 
 
+_ARGUMENT_ERRORS = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "properties": {"call": {"type": "integer"}, "message": {"type": "string"}},
+        "required": ["call", "message"],
+        "additionalProperties": False,
+    },
+}
+_BYTES = {"type": "array", "items": {"type": "integer"}}
+_RESPONSES = (
+    Difference(("Response",), "store", {"type": "boolean"}, "OpenAI's answers have it too"),
+    Difference(
+        ("Response",),
+        "usage",
+        {"anyOf": [{"$ref": "#/components/schemas/ResponseUsage"}, _NULL]},
+        "null until a response ends, as OpenAI's examples have it",
+    ),
+    Difference(("Response",), "argument_errors", _ARGUMENT_ERRORS, "as choices of chat have them"),
+    Difference(("ResponseLogProb",), "bytes", _BYTES, "as the part that the event is of has them"),
+    Difference(("ResponseLogProb", "top_logprobs", "items"), "bytes", _BYTES, "the same"),
+    Difference(
+        ("ResponseErrorEvent",),
+        "error",
+        {"$ref": "#/components/schemas/Error"},
+        "so that OpenAI's clients raise, as for an error in a stream of chat",
+    ),
+)
 DIFFERENCES = (
+    *_RESPONSES,
     *(
         Difference(
             _in_choices(name), "stop_reason", _STOP_REASON, "vLLM's: which stop string or token ended it"
@@ -53,16 +83,7 @@ DIFFERENCES = (
         Difference(
             _in_choices(name),
             "argument_errors",
-            {
-                "type": "array",
-                "minItems": 1,
-                "items": {
-                    "type": "object",
-                    "properties": {"call": {"type": "integer"}, "message": {"type": "string"}},
-                    "required": ["call", "message"],
-                    "additionalProperties": False,
-                },
-            },
+            _ARGUMENT_ERRORS,
             "what is seen to be wrong with calls of tools that are not held to their schemas",
         )
         for name in ("CreateChatCompletionResponse", "CreateChatCompletionStreamResponse")
@@ -156,6 +177,20 @@ def events_of(text):
         assert all(line.startswith("data: ") for line in lines), event
         if lines:
             found.append("\n".join(line.removeprefix("data: ") for line in lines))
+    return found
+
+
+def named_events(text):
+    """The name and the data of each event of a stream of the Responses API; comments are none."""
+    assert text.endswith("\n\n"), "a stream that ends within an event"
+    found = []
+    for event in text.split("\n\n")[:-1]:
+        if event.startswith(":"):
+            continue
+        name, data = event.split("\n")
+        assert name.startswith("event: ") and data.startswith("data: "), event
+        found.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+        assert found[-1][1]["type"] == found[-1][0]
     return found
 
 

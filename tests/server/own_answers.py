@@ -7,7 +7,7 @@ import re
 import jsonschema
 
 from mmengine.server.openapi import document
-from tests.server.openai_answers import events_of
+from tests.server.openai_answers import events_of, named_events
 
 _NAMED = re.compile("^/v1/models/.+$")
 
@@ -43,7 +43,17 @@ def check_own(path, method, status, headers, body):
     if kind == "application/json":
         _validator(answer["content"][kind]["schema"]["$ref"]).validate(body)
     if kind == "text/event-stream":
-        data = answer["content"][kind]["itemSchema"]["properties"]["data"]["anyOf"][1]["contentSchema"]
-        kinds = [_validator(each["$ref"]) for each in data["anyOf"]]
+        item = answer["content"][kind]["itemSchema"]["properties"]
+        if "event" in item:
+            _check_named(item, body)
+            return
+        kinds = [_validator(each["$ref"]) for each in item["data"]["anyOf"][1]["contentSchema"]["anyOf"]]
         for event in events_of(body)[:-1]:
             kinds["error" in json.loads(event)].validate(json.loads(event))
+
+
+def _check_named(item, body):
+    """Each event against the shape that its name has."""
+    shapes = dict(zip(item["event"]["enum"], item["data"]["contentSchema"]["anyOf"], strict=True))
+    for name, event in named_events(body):
+        _validator(shapes[name]["$ref"]).validate(event)

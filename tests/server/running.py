@@ -16,6 +16,7 @@ from mmengine.server.settings import ServerSettings
 from tests.serve.serve_fakes import EchoExecutor, builder
 from tests.server.openai_answers import CHAT, COMPLETIONS, check_answer, check_stream, events_of
 from tests.server.own_answers import check_own
+from tests.server.responses_answers import RESPONSES, check_events, check_response
 
 NAMES = ("echo", "also-echo")
 PATIENCE_S = 60  # of a caller; on a busy machine a long answer takes its time
@@ -108,12 +109,19 @@ class Served:
             check_answer(path, response.status, answer)
         elif path in (CHAT, COMPLETIONS):
             check_stream(path, answer, json.loads(data))
+        elif path == RESPONSES and is_json:
+            check_response(response.status, answer)
+        elif path == RESPONSES:
+            check_events(answer)
         return response.status, found, answer
 
     def chat(self, content="hello", **fields):
         return self.call(
             "/v1/chat/completions", {"messages": [{"role": "user", "content": content}], **fields}
         )
+
+    def respond(self, given="hello", **fields):
+        return self.call(RESPONSES, {"input": given, **fields})
 
     def events(self, content="hello", **fields):
         """The data of a stream's events, [DONE] included."""

@@ -10,6 +10,8 @@ from mmengine.server.chat_request import ChatBody
 from mmengine.server.completion_request import CompletionBody
 from mmengine.server.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
 from mmengine.server.openapi import document
+from mmengine.server.responses.body import ResponsesBody
+from mmengine.server.responses.table import RESPONSES
 from mmengine.server.settings import ServerSettings
 from mmengine.server.token_requests import DetokenizeBody, TokenizeBody
 from tests.server.fields_page import PAGE, filled
@@ -24,6 +26,7 @@ def test_no_field_stands_twice_and_each_struct_field_is_in_its_table():
     for table, body in (
         (CHAT, ChatBody),
         (COMPLETION, CompletionBody),
+        (RESPONSES, ResponsesBody),
         (TOKENIZE, TokenizeBody),
         (DETOKENIZE, DetokenizeBody),
     ):

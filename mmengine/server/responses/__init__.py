@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: its bodies, its events, and the objects that both make."""

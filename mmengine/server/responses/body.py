@@ -1,0 +1,93 @@
+"""The body of /v1/responses, as its table says it is taken."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from mmengine.server.asked import MAX_ITEM_KWARGS, Body, Json
+
+MAX_METADATA = 16  # pairs of it
+MAX_METADATA_NAME = 64  # characters of each one's name
+MAX_METADATA_TEXT = 512  # characters of each one's text
+MAX_NAME_CHARS = 256  # of what a response repeats: user, prompt_cache_key, previous_response_id
+MAX_SAFETY_CHARS = 128  # of safety_identifier
+MAX_INCLUDE = 16  # names in include
+LOGPROBS = "message.output_text.logprobs"
+Metadata = dict[
+    Annotated[str, Meta(max_length=MAX_METADATA_NAME)], Annotated[str, Meta(max_length=MAX_METADATA_TEXT)]
+]
+_Named = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
+
+
+class ResponsesStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    include_obfuscation: bool | None = None
+
+
+class TextAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: dict[str, msgspec.Raw] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`summary` and `generate_summary`, its older name: nothing is summarized."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
+    """None: left out, or null."""
+
+    input: str | Annotated[list[Json], Meta(min_length=1)]
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: _Named | None = None
+    tools: list[Json] | None = None
+    tool_choice: str | Json | None = None
+    parallel_tool_calls: bool | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    text: TextAsked | None = None
+    reasoning: ReasoningAsked | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    include: Annotated[list[str], Meta(max_length=MAX_INCLUDE)] | None = None
+    metadata: Annotated[Metadata, Meta(max_length=MAX_METADATA)] | None = None
+    stream: bool | None = None
+    stream_options: ResponsesStreamOptions | None = None
+    background: bool | None = None
+    store: bool | None = None
+    user: _Named | None = None
+    safety_identifier: Annotated[str, Meta(max_length=MAX_SAFETY_CHARS)] | None = None
+    prompt_cache_key: _Named | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    logit_bias: dict[str, float] | None = None
+    structured_outputs: dict[str, msgspec.Raw] | None = None
+    thinking_token_budget: int | None = None
+    priority: int | None = None
+    request_id: str | None = None
+    cache_salt: str | None = None
+    deadline_s: Annotated[float, Meta(gt=0)] | None = None
+    mm_processor_kwargs: Annotated[Json, Meta(max_length=MAX_ITEM_KWARGS)] | None = None
+    chat_template_kwargs: Json | None = None
+    include_reasoning: bool | None = None
+
+
+AS_CHAT = tuple(  # fields that chat has too, and reads the same
+    name
+    for name in (*Body.__struct_fields__, "chat_template_kwargs", "include_reasoning", "parallel_tool_calls")
+    if name in ResponsesBody.__struct_fields__ and name != "stream_options"
+)
+decode = msgspec.json.Decoder(ResponsesBody).decode

@@ -1,0 +1,168 @@
+"""Items of a response's input become messages of chat, and the items that a response repeats.
+
+Whatever the model said in a row is one message: its reasoning, its text, its calls.
+"""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from mmengine.errors import shown
+from mmengine.server.asked import Json, without_nulls
+from mmengine.server.errors import ApiError
+from mmengine.server.payloads import Payloads
+from mmengine.server.responses.parts import Parts
+
+MAX_ARGUMENT_CHARS = 2**20  # of one call that comes back
+_ROLES = ("user", "system", "developer", "assistant")
+_TAKEN = "message, function_call, function_call_output and reasoning"
+_decode_object = msgspec.json.Decoder(dict[str, object]).decode
+
+
+class Conversation:
+    """`messages` and, for each of them, the place in the body that it came from. `items`: of the input, as
+    they are repeated. `media`: what came as data, by the hex of its sha256. What is wrong with an item is
+    raised as ApiError."""
+
+    def __init__(self, request_id: str, payloads: Payloads, kept: Callable[[str], bytes | None]):
+        self._request_id = request_id
+        self._parts = Parts(payloads, kept)
+        self.messages: list[Json] = []
+        self.places: list[str] = []
+        self.items: list[Json] = []
+        self._known: set[str] = set()  # ids of items of the response before
+        self._is_said = False  # the last message is the model's, and what it says next may belong to it
+
+    @property
+    def media(self) -> dict[str, bytes]:
+        return self._parts.media
+
+    def instruct(self, text: str) -> None:
+        self._add("instructions", {"role": "system", "content": text})
+
+    def go_on(self, items: Sequence[Json]) -> None:
+        """With those of the response before."""
+        self._parts.are_kept = True
+        for number, item in enumerate(items):
+            self._item(f"previous_response_id (item {number})", item)
+            if isinstance(name := item.get("id"), str):
+                self._known.add(name)
+        self._parts.are_kept = False
+
+    def take(self, given: str | Sequence[Json]) -> None:
+        """The input of this call."""
+        if isinstance(given, str):
+            given = [{"role": "user", "content": given}]
+            where = "input"
+        else:
+            where = "input[{}]"
+        for number, item in enumerate(given):
+            read = without_nulls(item)
+            if (told := self._item(where.format(number), read)) is not None:
+                prefix, told_item = told
+                name = read.get("id")
+                if not isinstance(name, str) or not name:
+                    name = f"{prefix}_{self._request_id}_in{number}"
+                self.items.append({"id": name, **told_item})
+
+    def _add(self, place: str, message: Json) -> None:
+        self.messages.append(message)
+        self.places.append(place)
+        self._is_said = False
+
+    def _item(self, where: str, item: Json) -> tuple[str, Json] | None:
+        """What its id begins with, and the item without it; None for one that is there already."""
+        kind = item.get("type", "message" if "role" in item else "item_reference" if "id" in item else None)
+        match kind:
+            case "message":
+                return "msg", self._message(where, item)
+            case "function_call":
+                return "fc", self._call(where, item)
+            case "function_call_output":
+                return "fco", self._output(where, item)
+            case "reasoning":
+                return "rs", self._reasoning(where, item)
+            case "item_reference" if isinstance(name := item.get("id"), str) and name in self._known:
+                return None
+            case "item_reference":
+                text = f"{where} refers to {shown(item.get('id'))}, which the response before does not have"
+                raise ApiError(400, f"{text}; send the item itself", where, "unsupported_parameter")
+        raise ApiError(
+            400,
+            f"{where} is of the type {shown(kind)}, which is not taken; send {_TAKEN}",
+            f"{where}.type",
+            "unsupported_parameter",
+        )
+
+    def _message(self, where: str, item: Json) -> Json:
+        role = item.get("role")
+        if role not in _ROLES:
+            text = f"{where}.role must be user, system, developer or assistant, not {shown(role)}"
+            raise ApiError(400, text, f"{where}.role")
+        if role == "assistant":
+            said, told = self._parts.said(f"{where}.content", item.get("content"))
+            self._growing(where, ("content", "tool_calls"))["content"] = said
+        else:
+            content, told = self._parts.read(f"{where}.content", item.get("content"))
+            self._add(where, {"role": "system" if role == "developer" else role, "content": content})
+        return {"type": "message", "status": _status(item), "role": role, "content": told}
+
+    def _growing(self, where: str, closed_by: tuple[str, ...]) -> Json:
+        """The model's message that an item belongs to: the last one, unless it has what `closed_by` names."""
+        if not self._is_said or any(name in self.messages[-1] for name in closed_by):
+            self._add(where, {"role": "assistant"})
+            self._is_said = True
+        return self.messages[-1]
+
+    def _call(self, where: str, item: Json) -> Json:
+        name, call, arguments = (_text(where, item, each) for each in ("name", "call_id", "arguments"))
+        if len(arguments) > MAX_ARGUMENT_CHARS:
+            text = f"{where}.arguments has more than {MAX_ARGUMENT_CHARS} characters"
+            raise ApiError(400, text, f"{where}.arguments")
+        try:
+            meant = _decode_object(arguments) if arguments else {}
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            text = f"{where}.arguments is no JSON object; send it as it came, and no call that was cut"
+            raise ApiError(400, text, f"{where}.arguments") from None
+        function = {"name": name, "arguments": meant}
+        calls = self._growing(where, ()).setdefault("tool_calls", [])
+        assert isinstance(calls, list)
+        calls.append({"id": call, "type": "function", "function": function})
+        told: Json = {"type": "function_call", "status": _status(item), "call_id": call}
+        return {**told, "name": name, "arguments": arguments}
+
+    def _output(self, where: str, item: Json) -> Json:
+        call = _text(where, item, "call_id")
+        content, told = self._parts.read(f"{where}.output", item.get("output"))
+        self._add(where, {"role": "tool", "tool_call_id": call, "content": content})
+        output = item["output"] if isinstance(content, str) else told
+        return {"type": "function_call_output", "status": _status(item), "call_id": call, "output": output}
+
+    def _reasoning(self, where: str, item: Json) -> Json:
+        content = self._parts.reasoning(f"{where}.content", item.get("content"), "reasoning_text")
+        summary = self._parts.reasoning(f"{where}.summary", item.get("summary"), "summary_text")
+        told: Json = {"type": "reasoning", "status": _status(item), "summary": summary, "content": content}
+        texts = [part["text"] for part in content or summary]
+        if not texts:
+            if "encrypted_content" in item:
+                text = f"{where}.encrypted_content cannot be read here; send its content, or leave it out"
+                raise ApiError(400, text, f"{where}.encrypted_content", "unsupported_parameter")
+            return told
+        message = self._growing(where, ("content", "tool_calls", "reasoning_content"))
+        message["reasoning_content"] = "\n".join(texts)
+        return told
+
+    def finished(self) -> list[Json]:
+        """The messages, each with a content."""
+        return [message if "content" in message else {**message, "content": ""} for message in self.messages]
+
+
+def _status(item: Json) -> str:
+    return "incomplete" if item.get("status") == "incomplete" else "completed"
+
+
+def _text(where: str, item: Json, name: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise ApiError(400, f"{where}.{name} must be a string, not {shown(value)}", f"{where}.{name}")
+    return value

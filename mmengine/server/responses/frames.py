@@ -1,0 +1,166 @@
+"""Answers as events of OpenAI's Responses API, and whole ones, which are made by the same steps.
+
+Each event has a number, counted from 0, and all of an event follows from the tokens, the request's id and its
+envelope. So a reader that left may go on behind any of them, whichever process tells the answer then.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from mmengine.core.executor import PromptLogprobs
+from mmengine.serve.call_parser import CallDelta, call_id
+from mmengine.serve.chat import WholeChoice
+from mmengine.serve.deltas import ArgumentError, Delta
+from mmengine.server.asked import Envelope
+from mmengine.server.errors import ApiError
+from mmengine.server.frames import Tails, Usage
+from mmengine.server.responses.items import Call, Event, Message, OutputItem, Reasoning
+from mmengine.server.responses.response import NULL, ResponseObject, usage_json
+from mmengine.server.token_texts import TokenTexts
+
+_CUT = b'{"reason":"max_output_tokens"}'
+_encode = msgspec.json.encode
+
+
+class ResponsesFrames:
+    """`texts`: for logprobs; None: nobody asked for them. `after`: the number of the last event that the
+    reader has; those up to it are not written."""
+
+    done = b""
+
+    def __init__(self, request_id: str, envelope: Envelope, texts: TokenTexts | None, *, after: int = -1):
+        self._request_id, self._texts, self._after = request_id, texts, after
+        self.response = ResponseObject(request_id, envelope)
+        self._is_background = envelope.responses is not None and envelope.responses.background
+        self.tails = Tails("last")
+        self._number = 0  # of the next event
+        self._closed: list[bytes] = []  # items of the output that are complete
+        self._open: OutputItem | None = None
+        self._end_reason = ""
+        self._errors: tuple[ArgumentError, ...] = ()
+
+    def _event(self, kind: bytes, said: bytes) -> bytes:
+        number = self._number
+        self._number += 1
+        if number <= self._after:
+            return b""
+        return b'event: %b\ndata: {"type":"%b",%b,"sequence_number":%d}\n\n' % (kind, kind, said, number)
+
+    def _of_response(self, kind: bytes, response: bytes) -> bytes:
+        return self._event(b"response." + kind, b'"response":' + response)
+
+    def first(self, index: int, scores: PromptLogprobs | None = None) -> bytes:
+        running = self.response.of("in_progress")
+        if not self._is_background:
+            return self._of_response(b"created", running) + self._of_response(b"in_progress", running)
+        queued = self.response.of("queued")
+        return (
+            self._of_response(b"created", queued)
+            + self._of_response(b"queued", queued)
+            + self._of_response(b"in_progress", running)
+        )
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        item = self._open
+        if delta.content and isinstance(item, Message):  # what most tokens say
+            return self._event(*item.grown(delta.content, delta.logprobs))
+        return b"".join(self._event(*each) for each in self._news(delta))
+
+    def _news(self, delta: Delta) -> Iterator[Event]:
+        item = self._open
+        if delta.reasoning:
+            if not isinstance(item, Reasoning):
+                yield from self._begin(item := Reasoning(self._request_id, self._place))
+            yield item.grown(delta.reasoning, ())
+        if delta.content:
+            if not isinstance(item, Message):
+                yield from self._begin(item := self._message())
+            yield item.grown(delta.content, delta.logprobs)
+        if delta.call is not None:
+            yield from self._called(delta.call)
+
+    def _called(self, call: CallDelta) -> Iterator[Event]:
+        if call.name:
+            name = call_id(self._request_id, 0, call.number)
+            yield from self._begin(Call(self._request_id, self._place, name, call.name))
+        if call.arguments and self._open is not None:
+            yield self._open.grown(call.arguments, ())
+
+    def _message(self) -> Message:
+        return Message(self._request_id, self._place, self._texts)
+
+    @property
+    def _place(self) -> int:
+        """Of the next item."""
+        return len(self._closed) + (self._open is not None)
+
+    def _begin(self, item: OutputItem) -> Iterator[Event]:
+        """An item, behind the end of the one before."""
+        yield from self._close("completed")
+        self._open = item
+        yield from item.begun()
+
+    def _close(self, status: str) -> Iterator[Event]:
+        if (item := self._open) is not None:
+            self._open = None
+            yield from item.ended(status)
+            self._closed.append(item.whole)
+
+    def finish(self, index: int, rest: Delta, finish_reason: str, stop_reason: str | int | None) -> bytes:
+        self._end_reason, self._errors = finish_reason, rest.argument_errors
+        said = self.delta(index, rest)
+        if self._open is None and not self._closed:  # an answer without a word
+            said += b"".join(self._event(*each) for each in self._begin(self._message()))
+        return said + b"".join(self._event(*each) for each in self._close(self._status))
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._end_reason == "length" else "completed"
+
+    def usage(self, usage: Usage) -> bytes:
+        """The last event, which has the whole response."""
+        return self._of_response(self._status.encode(), self._whole(usage))
+
+    def _whole(self, usage: Usage) -> bytes:
+        return self.response.of(
+            self._status,
+            output=b"[%b]" % b",".join(self._closed),
+            usage=usage_json(usage),
+            incomplete=_CUT if self._status == "incomplete" else NULL,
+            more=b',"argument_errors":' + _encode(self._errors) if self._errors else b"",
+        )
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
+        (choice,) = choices
+        for delta in _deltas(choice):
+            self.delta(0, delta)
+        self.finish(0, Delta(argument_errors=choice.argument_errors), choice.finish_reason, None)
+        return self._whole(usage)
+
+    def error(self, error: ApiError) -> bytes:
+        """Where the request came to nothing, its response failed. Where the server does not go on with it,
+        that is not the response's end: the event then repeats the number of the one before, for a reader that
+        goes on behind it. It has `error` as events of chat do, by which OpenAI's clients raise."""
+        if error.status != 503 and error.body.code != "internal_error":
+            return self._of_response(b"failed", self.response.failed(error))
+        said = {
+            "type": "error",
+            "code": error.body.code,
+            "message": error.body.message,
+            "param": error.body.param,
+            "error": error.body,
+            "sequence_number": max(0, self._number - 1),
+        }
+        return b"event: error\ndata: " + _encode(said) + b"\n\n"
+
+
+def _deltas(choice: WholeChoice) -> Iterator[Delta]:
+    """One for each item, and of a call two."""
+    if choice.reasoning:
+        yield Delta(reasoning="".join(choice.reasoning))
+    if choice.content:
+        yield Delta("".join(choice.content), logprobs=tuple(choice.content_logprobs))
+    for number, (name, arguments) in enumerate(zip(choice.names, choice.arguments, strict=True)):
+        yield Delta(call=CallDelta(number, name=name))
+        yield Delta(call=CallDelta(number, "".join(arguments)))

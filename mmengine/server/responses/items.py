@@ -1,0 +1,162 @@
+"""Items of a response's output: what events say of them while they grow, and what they are in the end.
+
+The methods give events without their numbers: a kind, and its properties as JSON.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from mmengine.serve.deltas import Entry
+from mmengine.server.token_texts import TokenTexts, clipped
+
+_encode = msgspec.json.encode
+_ADDED, _DONE = b"added", b"done"
+Event = tuple[bytes, bytes]
+
+
+class OutputItem:
+    """`place`: among the items of the output. `whole`: the item as JSON, when it has ended."""
+
+    kind: bytes  # of what it holds, as events name that
+
+    def __init__(self, name: str, place: int):
+        self._texts: list[str] = []
+        self._id, self._place = _encode(name), place
+        self._where = b'"item_id":%b,"output_index":%d' % (self._id, place)
+        self.whole = b""
+
+    def begun(self) -> Iterator[Event]:
+        yield self._event(_ADDED, self._item("in_progress", b""))
+
+    def grown(self, text: str, entries: Sequence[Entry]) -> Event:
+        """`entries`: logprobs of its tokens."""
+        self._texts.append(text)
+        return b"response.%b.delta" % self.kind, b'%b,"delta":%b' % (self._where, _encode(text))
+
+    def ended(self, status: str) -> Iterator[Event]:
+        said = _encode("".join(self._texts))
+        yield b"response.%b.done" % self.kind, b"%b,%b" % (self._where, self._said(said))
+        yield from self._ended(said)
+        self.whole = self._item(status, said)
+        yield self._event(_DONE, self.whole)
+
+    def _event(self, what: bytes, item: bytes) -> Event:
+        return b"response.output_item.%b" % what, b'"output_index":%d,"item":%b' % (self._place, item)
+
+    def _said(self, said: bytes) -> bytes:
+        """`said`: all of its text, as JSON, for the event that tells it."""
+        raise NotImplementedError
+
+    def _item(self, status: str, said: bytes) -> bytes:
+        """`said`: empty where it begins."""
+        raise NotImplementedError
+
+    def _ended(self, said: bytes) -> Iterator[Event]:
+        """What comes behind all of its text."""
+        yield from ()
+
+
+class Call(OutputItem):
+    """Of a function. `call`: its id, which its output names."""
+
+    kind = b"function_call_arguments"
+
+    def __init__(self, request_id: str, place: int, call: str, function: str):
+        super().__init__(f"fc_{request_id}_{place}", place)
+        self._call, self._function = _encode(call), _encode(function)
+
+    def _said(self, said: bytes) -> bytes:
+        return b'"name":%b,"arguments":%b' % (self._function, said)
+
+    def _item(self, status: str, said: bytes) -> bytes:
+        return b'{"id":%b,"type":"function_call","status":"%b","call_id":%b,"name":%b,"arguments":%b}' % (
+            self._id,
+            status.encode(),
+            self._call,
+            self._function,
+            said or b'""',
+        )
+
+
+class _Parted(OutputItem):
+    """An item with one part, which has its text."""
+
+    def __init__(self, name: str, place: int):
+        super().__init__(name, place)
+        self._where += b',"content_index":0'
+
+    def begun(self) -> Iterator[Event]:
+        yield from super().begun()
+        yield self._part_event(_ADDED, b'""')
+
+    def _ended(self, said: bytes) -> Iterator[Event]:
+        yield self._part_event(_DONE, said)
+
+    def _part_event(self, what: bytes, said: bytes) -> Event:
+        return b"response.content_part.%b" % what, b'%b,"part":%b' % (self._where, self._part(said))
+
+    def _part(self, said: bytes) -> bytes:
+        raise NotImplementedError
+
+    def _content(self, said: bytes) -> bytes:
+        return b"[%b]" % (self._part(said) if said else b"")
+
+
+class Reasoning(_Parted):
+    kind = b"reasoning_text"
+
+    def __init__(self, request_id: str, place: int):
+        super().__init__(f"rs_{request_id}_{place}", place)
+
+    def _said(self, said: bytes) -> bytes:
+        return b'"text":' + said
+
+    def _part(self, said: bytes) -> bytes:
+        return b'{"type":"reasoning_text","text":%b}' % said
+
+    def _item(self, status: str, said: bytes) -> bytes:
+        return b'{"id":%b,"type":"reasoning","status":"%b","summary":[],"content":%b}' % (
+            self._id,
+            status.encode(),
+            self._content(said),
+        )
+
+
+class Message(_Parted):
+    """`texts`: of tokens, for logprobs; None: nobody asked for them."""
+
+    kind = b"output_text"
+
+    def __init__(self, request_id: str, place: int, texts: TokenTexts | None):
+        super().__init__(f"msg_{request_id}_{place}", place)
+        self._token_texts = texts
+        self._tokens: list[bytes] = []  # with logprobs, as JSON
+
+    def grown(self, text: str, entries: Sequence[Entry]) -> Event:
+        kind, said = super().grown(text, entries)
+        tokens = [self._token(entry) for entry in entries] if self._token_texts is not None else []
+        self._tokens += tokens
+        return kind, b'%b,"logprobs":[%b]' % (said, b",".join(tokens))
+
+    def _said(self, said: bytes) -> bytes:
+        return b'"text":%b,"logprobs":[%b]' % (said, b",".join(self._tokens))
+
+    def _part(self, said: bytes) -> bytes:
+        return b'{"type":"output_text","annotations":[],' + self._said(said) + b"}"
+
+    def _item(self, status: str, said: bytes) -> bytes:
+        return b'{"id":%b,"type":"message","role":"assistant","status":"%b","content":%b}' % (
+            self._id,
+            status.encode(),
+            self._content(said),
+        )
+
+    def _token(self, entry: Entry) -> bytes:
+        chosen, *others = (self._likely(*each) for each in entry)
+        return _encode({**chosen, "top_logprobs": others})
+
+    def _likely(self, token: int, logprob: float) -> dict[str, object]:
+        assert self._token_texts is not None
+        text, data = self._token_texts.of(token)
+        return {"token": text, "logprob": clipped(logprob), "bytes": list(data)}

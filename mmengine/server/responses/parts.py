@@ -1,0 +1,148 @@
+"""Parts of items: as chat reads them, and as a response repeats them, without the bytes of media."""
+
+import binascii
+import hashlib
+from collections.abc import Callable, Sequence
+
+from mmengine.errors import shown
+from mmengine.server.asked import Json, without_nulls
+from mmengine.server.errors import ApiError
+from mmengine.server.payloads import PIECE, Payloads
+
+REFERENCE = "sha256:"
+_MEDIA = {"input_image": "image_url", "input_video": "video_url"}  # the field that each has
+_OPTIONS = ("detail", "min_pixels", "max_pixels")
+_DATA, _MAX_HEAD = "data:", 256
+_SAID = {"output_text": "text", "refusal": "refusal"}
+
+
+class Parts:
+    """`kept`: the bytes of media of an earlier response, by hex. `are_kept`: those are read. `media`: what
+    was read, by the hex of its sha256."""
+
+    def __init__(self, payloads: Payloads, kept: Callable[[str], bytes | None]):
+        self._payloads, self._kept = payloads, kept
+        self.are_kept = False
+        self.media: dict[str, bytes] = {}
+
+    def read(self, where: str, given: object) -> tuple[str | list[Json], list[Json]]:
+        """Content for the model, as chat has it, and its parts, as they are repeated. Raises ApiError."""
+        if isinstance(given, str):
+            return given, [{"type": "input_text", "text": given}]
+        read, told = [], []
+        for number, part in enumerate(_list(where, given)):
+            content, repeated = self._part(f"{where}[{number}]", without_nulls(part))
+            read.append(content)
+            told.append(repeated)
+        return read, told
+
+    def _part(self, where: str, part: Json) -> tuple[Json, Json]:
+        kind = part.get("type")
+        if kind == "input_text":
+            text = _text(where, part, "text")
+            return {"type": "text", "text": text}, {"type": kind, "text": text}
+        if isinstance(kind, str) and kind in _MEDIA:
+            return self._medium(where, kind, _MEDIA[kind], part)
+        raise ApiError(
+            400,
+            f"{where} is of the type {shown(kind)}, which is not taken; send input_text, {', '.join(_MEDIA)}",
+            f"{where}.type",
+            "unsupported_content",
+        )
+
+    def _medium(self, where: str, kind: str, name: str, part: Json) -> tuple[Json, Json]:
+        if "file_id" in part:
+            text = f"{where}.file_id is not taken; send {name}"
+            raise ApiError(400, text, f"{where}.file_id", "unsupported_parameter")
+        url = _text(where, part, name)
+        options = {each: part[each] for each in _OPTIONS if each in part}
+        detail = options.get("detail", "auto")
+        if detail not in ("auto", "low", "high", "original"):
+            text = f"{where}.detail must be auto, low, high or original, not {shown(detail)}"
+            raise ApiError(400, text, f"{where}.detail")
+        source, reference = self._source(f"{where}.{name}", url)
+        read: Json = {"type": name, name: {"url": source, **options}}
+        return read, {"type": kind, **options, "detail": detail, name: reference}
+
+    def _source(self, where: str, url: str) -> tuple[str | bytes, str]:
+        """Where the model's input comes from, and what stands for it."""
+        if url.startswith(REFERENCE):
+            data = self._kept(url.removeprefix(REFERENCE)) if self.are_kept else None
+            if data is None:
+                text = f"{where} refers to data that are not kept; send them as a data: URL"
+                raise ApiError(400, text, where, "media_not_kept")
+        elif url[:8].lower().startswith(_DATA):
+            data = self._payloads.of(url) or _data_of(where, url)
+        elif "://" in url[:16] or url[:5].lower() == "file:":
+            return url, url  # chat knows which of them are read
+        else:
+            raise ApiError(400, f"{where} must be a data: URL, or one that is fetched", where)
+        name = hashlib.sha256(data).hexdigest()
+        self.media[name] = data
+        return data, REFERENCE + name
+
+    def said(self, where: str, given: object) -> tuple[str, list[Json]]:
+        """The text of what the model said before, and its parts. Raises ApiError."""
+        if isinstance(given, str):
+            given = [{"type": "output_text", "text": given}]
+        texts, told = [], []
+        for number, part in enumerate(_list(where, given)):
+            place, kind = f"{where}[{number}]", part.get("type")
+            name = _SAID.get(kind) if isinstance(kind, str) else None
+            if name is None:
+                text = f"{place} is of the type {shown(kind)}, which a model does not say; send output_text"
+                raise ApiError(400, text, f"{place}.type", "unsupported_content")
+            texts.append(_text(place, part, name))
+            more: Json = {"annotations": [], "logprobs": []} if name == "text" else {}
+            told.append({"type": kind, name: texts[-1], **more})
+        return "".join(texts), told
+
+    def reasoning(self, where: str, given: object, kind: str) -> list[dict[str, str]]:
+        """Texts of an item of reasoning, all of this kind. Raises ApiError."""
+        if given is None:
+            return []
+        told = []
+        for number, part in enumerate(_list(where, given)):
+            place = f"{where}[{number}]"
+            if part.get("type") != kind:
+                text = f"{place}.type must be {kind}, not {shown(part.get('type'))}"
+                raise ApiError(400, text, f"{place}.type")
+            told.append({"type": kind, "text": _text(place, part, "text")})
+        return told
+
+
+def _list(where: str, given: object) -> Sequence[Json]:
+    if not isinstance(given, list):
+        raise ApiError(400, f"{where} must be a text or a list of parts, not {shown(given)}", where)
+    for number, part in enumerate(given):
+        if not isinstance(part, dict):
+            text = f"{where}[{number}] must be an object with a type, not {shown(part)}"
+            raise ApiError(400, text, f"{where}[{number}]")
+    return given
+
+
+def _text(where: str, part: Json, name: str) -> str:
+    value = part.get(name)
+    if not isinstance(value, str):
+        raise ApiError(400, f"{where}.{name} must be a string, not {shown(value)}", f"{where}.{name}")
+    return value
+
+
+def _data_of(where: str, url: str) -> bytes:
+    """Of a data: URL, piece by piece: a decoder keeps the interpreter."""
+    comma = url.find(",", 0, _MAX_HEAD)
+    if comma < 0 or not url[:comma].lower().endswith(";base64"):
+        text = f"{where} has no base64; it should begin like data:image/png;base64,"
+        raise ApiError(400, text, where, "invalid_media")
+    pieces, rest = [], ""
+    try:
+        for start in range(comma + 1, len(url), PIECE):
+            piece = rest + "".join(url[start : start + PIECE].split())
+            end = len(piece) // 4 * 4
+            rest = piece[end:]
+            pieces.append(binascii.a2b_base64(piece[:end], strict_mode=True))
+    except ValueError:  # binascii's, and what is no ASCII
+        rest = "="
+    if rest:
+        raise ApiError(400, f"{where} is no valid base64", where, "invalid_media")
+    return b"".join(pieces)

@@ -1,0 +1,149 @@
+"""The body of /v1/responses becomes what chat asks the engine."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from mmengine.errors import shown
+from mmengine.server.asked import Asked, Json
+from mmengine.server.chat_request import ChatBody, ChatReader
+from mmengine.server.errors import ApiError, decoded
+from mmengine.server.payloads import MIN_CHARS, NO_PAYLOADS, Payloads, take_out
+from mmengine.server.responses.body import AS_CHAT, LOGPROBS, ResponsesBody, decode
+from mmengine.server.responses.chat_shapes import chat_choice, chat_form, chat_tools, told_text, told_tools
+from mmengine.server.responses.conversation import Conversation
+from mmengine.server.responses.echo import ResponsesAsked
+from mmengine.server.responses.table import FIELDS
+from mmengine.server.responses.wording import reworded
+
+_INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
+_encode = msgspec.json.encode
+
+
+class _Previous(msgspec.Struct, frozen=True):
+    previous_response_id: str | None = None
+
+
+_decode_previous = msgspec.json.Decoder(_Previous).decode
+
+
+def previous_of(data: bytes) -> str | None:
+    """The response that a body goes on with. Raises ApiError for what is no JSON object."""
+    return decoded(data, _decode_previous).previous_response_id
+
+
+def _none_kept(name: str) -> bytes | None:
+    return None
+
+
+class ResponsesReader:
+    """`chat`: what reads all that responses share with it. `can_go_on`: whether the server keeps requests
+    whose callers left, as background asks."""
+
+    def __init__(self, chat: ChatReader, *, ignore_unknown: bool, can_go_on: bool = False):
+        self._chat, self._ignore_unknown, self._can_go_on = chat, ignore_unknown, can_go_on
+
+    def read(
+        self,
+        data: bytes,
+        request_id: str,
+        before: Sequence[Json] = (),
+        kept: Callable[[str], bytes | None] = _none_kept,
+    ) -> Asked:
+        """A body of any size. `request_id`: unless the body has one. `before`: the items of the response that
+        it goes on with, those of its input and then its output. `kept`: the bytes of their images and videos,
+        by the hex that stands for them. Raises ApiError."""
+        small, payloads = take_out(data) if len(data) > MIN_CHARS else (data, NO_PAYLOADS)
+        read = partial(self._read, request_id=request_id, before=before, kept=kept)
+        asked = read(small, payloads)
+        return asked if payloads.are_all_used else read(data, NO_PAYLOADS)
+
+    def _read(
+        self,
+        data: bytes,
+        payloads: Payloads,
+        request_id: str,
+        before: Sequence[Json],
+        kept: Callable[[str], bytes | None],
+    ) -> Asked:
+        dropped = FIELDS.check(data, ignore_unknown=self._ignore_unknown)
+        body = decoded(data, decode)
+        self._check(body, before)
+        said = Conversation(body.request_id or request_id, payloads, kept)
+        if body.instructions:
+            said.instruct(body.instructions)
+        said.go_on(before)
+        said.take(body.input)
+        try:
+            asked = self._chat.asked("responses", _as_chat(body, said.finished()), request_id, dropped)
+        except ApiError as error:
+            raise reworded(error, said.places) from None
+        asked = msgspec.structs.replace(
+            asked, usage_frames="last", places=tuple(said.places), media=said.media
+        )
+        told = _told(body, asked, said.items)
+        envelope = msgspec.structs.replace(asked.envelope, responses=told)
+        return msgspec.structs.replace(asked, envelope=envelope)
+
+    def _check(self, body: ResponsesBody, before: Sequence[Json]) -> None:
+        """Raises ApiError."""
+        if body.background and body.store is False:
+            raise ApiError(400, "background needs store, which is true where it is left out", "store")
+        if body.background and not self._can_go_on:
+            text = "background needs a log, in which the server keeps the request; start it with --log"
+            raise ApiError(400, text, "background", "unsupported_parameter")
+        name = body.previous_response_id
+        if name is not None and not before:
+            text = f"there is no response {shown(name)} to go on with; send its items as input"
+            raise ApiError(400, text, "previous_response_id", "previous_response_not_found")
+        for place, one in enumerate(body.include or ()):
+            if one not in _INCLUDED:
+                text = f"include[{place}], {shown(one)}, is not done; there is {LOGPROBS}"
+                raise ApiError(400, text, "include", "unsupported_parameter")
+        if body.top_logprobs and LOGPROBS not in (body.include or ()):
+            raise ApiError(400, f"top_logprobs needs {LOGPROBS} in include", "top_logprobs")
+
+
+def _as_chat(body: ResponsesBody, messages: list[Json]) -> ChatBody:
+    """Raises ApiError."""
+    if body.stream_options is not None and body.stream_options.include_obfuscation:
+        place = "stream_options.include_obfuscation"
+        raise ApiError(400, f"{place} is not supported; leave it out", place, "unsupported_parameter")
+    logprobs = LOGPROBS in (body.include or ())
+    return ChatBody(
+        messages=messages,
+        tools=None if body.tools is None else chat_tools(body.tools),
+        tool_choice=chat_choice(body.tool_choice),
+        response_format=chat_form(body.text),
+        max_completion_tokens=body.max_output_tokens,
+        reasoning_effort=body.reasoning.effort if body.reasoning is not None else None,
+        logprobs=logprobs,
+        top_logprobs=body.top_logprobs if logprobs else None,
+        **{name: getattr(body, name) for name in AS_CHAT},
+    )
+
+
+def _told(body: ResponsesBody, asked: Asked, items: list[Json]) -> ResponsesAsked:
+    effort = body.reasoning.effort if body.reasoning is not None else None
+    return ResponsesAsked(
+        instructions=body.instructions,
+        tools=told_tools(body.tools or ()),
+        tool_choice=msgspec.Raw(_encode(body.tool_choice or "auto")),
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        text=told_text(body.text),
+        reasoning=msgspec.Raw(_encode({"effort": effort, "summary": None})),
+        temperature=asked.sampling.temperature,
+        top_p=asked.sampling.top_p,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        top_logprobs=body.top_logprobs or 0,
+        previous_response_id=body.previous_response_id,
+        metadata=body.metadata or {},
+        user=body.user,
+        safety_identifier=body.safety_identifier,
+        prompt_cache_key=body.prompt_cache_key,
+        background=bool(body.background),
+        store=body.store is not False,
+        input=msgspec.Raw(_encode(items)) if body.store is not False else msgspec.Raw(b"[]"),
+    )

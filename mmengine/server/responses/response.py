@@ -1,0 +1,97 @@
+"""The response object, as each answer, event and look at it has it."""
+
+import msgspec
+
+from mmengine.server.asked import Envelope
+from mmengine.server.errors import ApiError
+from mmengine.server.frames import Usage
+from mmengine.server.responses.echo import ResponsesAsked
+
+ID_PREFIX = "resp_"
+NULL = b"null"
+_MEDIA_CODES = ("invalid_media", "media_not_fetched")
+_encode = msgspec.json.encode
+
+
+class ResponseObject:
+    """That of one request: a pure function of its id, its envelope, and what is given."""
+
+    def __init__(self, request_id: str, envelope: Envelope):
+        asked = envelope.responses or ResponsesAsked()
+        said = {
+            "id": f"{ID_PREFIX}{request_id}",
+            "object": "response",
+            "created_at": envelope.created,
+            "model": envelope.model,
+            "background": asked.background,
+            "instructions": asked.instructions,
+            "max_output_tokens": asked.max_output_tokens,
+            "max_tool_calls": asked.max_tool_calls,
+            "metadata": asked.metadata,
+            "parallel_tool_calls": asked.parallel_tool_calls,
+            "previous_response_id": asked.previous_response_id,
+            "prompt_cache_key": asked.prompt_cache_key,
+            "reasoning": asked.reasoning,
+            "safety_identifier": asked.safety_identifier,
+            "service_tier": "default",
+            "store": asked.store,
+            "temperature": asked.temperature,
+            "text": asked.text,
+            "tool_choice": asked.tool_choice,
+            "tools": asked.tools,
+            "top_logprobs": asked.top_logprobs,
+            "top_p": asked.top_p,
+            "truncation": "disabled",
+            **({"user": asked.user} if asked.user is not None else {}),
+        }
+        self._head = _encode(said)[:-1]
+
+    def of(
+        self,
+        status: str,
+        *,
+        output: bytes = b"[]",
+        usage: bytes = NULL,
+        error: bytes = NULL,
+        incomplete: bytes = NULL,
+        more: bytes = b"",
+    ) -> bytes:
+        """As JSON. `status`: queued, in_progress, cancelled, completed, incomplete or failed; the others are
+        JSON too, `more` further properties, each behind a comma."""
+        return b'%b,"status":"%b","error":%b,"incomplete_details":%b,"output":%b,"usage":%b%b}' % (
+            self._head,
+            status.encode(),
+            error,
+            incomplete,
+            output,
+            usage,
+            more,
+        )
+
+    def failed(self, error: ApiError) -> bytes:
+        """Of a request that came to nothing."""
+        return self.of("failed", error=_encode({"code": _code(error), "message": error.body.message}))
+
+
+def _code(error: ApiError) -> str:
+    """In the words of OpenAI's list, which has no others."""
+    if error.status == 429:
+        return "rate_limit_exceeded"
+    if error.body.code in _MEDIA_CODES:
+        return "invalid_image"
+    return "invalid_prompt" if error.status == 400 else "server_error"
+
+
+def usage_json(usage: Usage) -> bytes:
+    """From the names that chat has."""
+    prompt, completion = usage["prompt_tokens_details"], usage["completion_tokens_details"]
+    assert isinstance(prompt, dict) and isinstance(completion, dict)
+    return _encode(
+        {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": prompt["cached_tokens"], "cache_write_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": completion["reasoning_tokens"]},
+            "total_tokens": usage["total_tokens"],
+        }
+    )

@@ -1,0 +1,221 @@
+"""What /v1/responses says, as the OpenAPI document describes it."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from mmengine.server.answer_shapes import ArgumentFault, Said, Token
+from mmengine.server.errors import ErrorBody
+
+_Json = dict[str, object]
+_Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputText(Said, tag="output_text"):
+    text: str
+    annotations: list[None]
+    logprobs: list[Token]
+
+
+class ReasoningText(Said, tag="reasoning_text"):
+    text: str
+
+
+class OutputMessage(Said, tag="message"):
+    id: str
+    role: Literal["assistant"]
+    status: _Status
+    content: list[OutputText]
+
+
+class ReasoningItem(Said, tag="reasoning"):
+    id: str
+    status: _Status
+    summary: list[None]
+    content: list[ReasoningText]
+
+
+class FunctionCallItem(Said, tag="function_call"):
+    id: str
+    status: _Status
+    call_id: str
+    name: str
+    arguments: str
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
+
+
+class InputTokens(Said):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokens(Said):
+    reasoning_tokens: int
+
+
+class ResponseUsage(Said):
+    input_tokens: int
+    input_tokens_details: InputTokens
+    output_tokens: int
+    output_tokens_details: OutputTokens
+    total_tokens: int
+
+
+class ResponseFault(Said):
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt", "invalid_image"]
+    message: str
+
+
+class Incomplete(Said):
+    reason: Literal["max_output_tokens"]
+
+
+class TextTold(Said):
+    format: _Json
+    verbosity: Literal["low", "medium", "high"]
+
+
+class ReasoningTold(Said):
+    effort: str | None
+    summary: None
+
+
+class Response(Said):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    model: str
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    background: bool
+    error: ResponseFault | None
+    incomplete_details: Incomplete | None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    output: list[OutputItem]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: ReasoningTold
+    safety_identifier: str | None
+    service_tier: Literal["default"]
+    store: bool
+    temperature: float
+    text: TextTold
+    tool_choice: str | _Json
+    tools: list[_Json]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"]
+    usage: ResponseUsage | None
+    user: str | UnsetType = UNSET
+    argument_errors: list[ArgumentFault] | UnsetType = UNSET
+
+
+class _Event(Said):
+    sequence_number: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _OfResponse(_Event):
+    response: Response
+
+
+class ResponseCreated(_OfResponse, tag="response.created"):
+    pass
+
+
+class ResponseQueued(_OfResponse, tag="response.queued"):
+    pass
+
+
+class ResponseInProgress(_OfResponse, tag="response.in_progress"):
+    pass
+
+
+class ResponseCompleted(_OfResponse, tag="response.completed"):
+    pass
+
+
+class ResponseIncomplete(_OfResponse, tag="response.incomplete"):
+    pass
+
+
+class ResponseFailed(_OfResponse, tag="response.failed"):
+    pass
+
+
+class _OfItem(_Event):
+    output_index: int
+    item: OutputItem
+
+
+class ItemAdded(_OfItem, tag="response.output_item.added"):
+    pass
+
+
+class ItemDone(_OfItem, tag="response.output_item.done"):
+    pass
+
+
+class _InItem(_Event):
+    item_id: str
+    output_index: int
+
+
+class _InPart(_InItem):
+    content_index: Literal[0]
+
+
+class PartAdded(_InPart, tag="response.content_part.added"):
+    part: OutputText | ReasoningText
+
+
+class PartDone(_InPart, tag="response.content_part.done"):
+    part: OutputText | ReasoningText
+
+
+class TextDelta(_InPart, tag="response.output_text.delta"):
+    delta: str
+    logprobs: list[Token]
+
+
+class TextDone(_InPart, tag="response.output_text.done"):
+    text: str
+    logprobs: list[Token]
+
+
+class ReasoningDelta(_InPart, tag="response.reasoning_text.delta"):
+    delta: str
+
+
+class ReasoningDone(_InPart, tag="response.reasoning_text.done"):
+    text: str
+
+
+class ArgumentsDelta(_InItem, tag="response.function_call_arguments.delta"):
+    delta: str
+
+
+class ArgumentsDone(_InItem, tag="response.function_call_arguments.done"):
+    name: str
+    arguments: str
+
+
+class StreamError(_Event, tag="error"):
+    """The server does not go on with the stream; its number is that of the event before."""
+
+    code: str | None
+    message: str
+    param: str | None
+    error: ErrorBody
+
+
+EVENTS = (
+    *(ResponseCreated, ResponseQueued, ResponseInProgress, ItemAdded, PartAdded, TextDelta, TextDone),
+    *(ReasoningDelta, ReasoningDone, ArgumentsDelta, ArgumentsDone, PartDone, ItemDone),
+    *(ResponseCompleted, ResponseIncomplete, ResponseFailed, StreamError),
+)

@@ -1,0 +1,91 @@
+"""Answers and streams of the Responses API held to OpenAI's own description, and to what holds between
+events; tests/server/running.py does so with all that it sees."""
+
+import functools
+import json
+
+from tests.server.openai_answers import check, named_events
+from tests.server.openai_schemas import PAGE
+
+RESPONSES = "/v1/responses"
+ENDS = ("response.completed", "response.incomplete", "response.failed")
+PARTS = {"output_text": "text", "reasoning_text": "text", "function_call_arguments": "arguments"}
+
+
+@functools.cache
+def _schemas():
+    """Names of events' schemas, by their type."""
+    schemas = json.loads(PAGE.read_text())["schemas"]
+    names = [each["$ref"].rpartition("/")[2] for each in schemas["ResponseStreamEvent"]["anyOf"]]
+    return {schemas[name]["properties"]["type"]["enum"][0]: name for name in names}
+
+
+def check_response(status, body):
+    """A whole response, or an error."""
+    if status != 200:
+        check(body, "ErrorResponse")
+        return
+    check(body, "Response")
+    ids = [item["id"] for item in body["output"]]
+    assert len(set(ids)) == len(ids)
+    cut = [item["status"] == "incomplete" for item in body["output"]]
+    assert (body["status"] == "incomplete") == any(cut) and not any(cut[:-1])
+    assert (body["incomplete_details"] is not None) == (body["status"] == "incomplete")
+    assert (body["error"] is not None) == (body["status"] == "failed")
+
+
+def check_events(text):
+    """A whole stream: its events in their order, and what they add up to. Gives them."""
+    events = [event for _, event in named_events(text)]
+    for event in events:
+        check(event, _schemas()[event["type"]])
+    *told, last = events
+    if last["type"] == "error":
+        assert last["sequence_number"] == told[-1]["sequence_number"]
+        events = told
+    else:
+        assert last["type"] in ENDS
+        check_response(200, last["response"])
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    begin = [event["type"] for event in events[:3]]
+    queued = ["response.queued"] if "response.queued" in begin else []
+    assert begin[: 2 + len(queued)] == ["response.created", *queued, "response.in_progress"]
+    assert len({event["response"]["id"] for event in events if "response" in event}) == 1
+    items = _items(events[2 + len(queued) :])
+    if last["type"] in ENDS[:2]:
+        assert last["response"]["output"] == items
+    return events
+
+
+def _items(events):
+    """What the events say of items, which come one behind the other; the last may be cut."""
+    done, item, texts = [], None, []
+    for event in events:
+        kind = event["type"].removeprefix("response.")
+        if event["type"] in ENDS:
+            assert item is None or kind == "failed"
+            break
+        if kind == "output_item.added":
+            assert item is None and event["output_index"] == len(done)
+            item, texts = event["item"], []
+            continue
+        assert item is not None and event["output_index"] == len(done)
+        assert event.get("item_id", item["id"]) == item["id"]
+        what, _, step = kind.partition(".")
+        if step == "delta":
+            assert event["delta"]
+            texts.append(event["delta"])
+        elif what in PARTS:
+            assert event[PARTS[what]] == "".join(texts)
+        elif kind == "content_part.done":
+            assert event["part"]["text"] == "".join(texts)
+        elif kind == "output_item.done":
+            end = event["item"]
+            assert {name: end[name] for name in ("id", "type")} == {
+                name: item[name] for name in ("id", "type")
+            }
+            whole = end["arguments"] if "arguments" in end else end["content"][0]["text"]
+            assert whole == "".join(texts)
+            done.append(end)
+            item = None
+    return done
