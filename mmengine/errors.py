@@ -9,6 +9,7 @@
     ├── RequestFailed        accepted, then ended with finish_reason "error"
     ├── ExecutorFailed       the device side of a step raised
     │   └── ExecutorLost     … and no step can run in this process any more
+    ├── KeepFailed           answers, files or batches that a server keeps cannot be written or read
     └── LogError
         ├── CorruptLog       bytes that are no log, or a log damaged before its tail
         └── Diverged         a decision derived again differs from the logged one
@@ -50,6 +51,10 @@ class ExecutorFailed(MMEngineError):
 
 
 class ExecutorLost(ExecutorFailed):
+    pass
+
+
+class KeepFailed(MMEngineError):
     pass
 
 

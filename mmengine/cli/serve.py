@@ -1,6 +1,7 @@
 """`mmengine serve`: OpenAI's chat API over HTTP."""
 
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,7 @@ import typer
 from mmengine.cli.grouped import grouped
 from mmengine.cli.loading import loading, say
 from mmengine.cli.run_options import Model
-from mmengine.cli.serve_options import Http, Limits, Log, Media, server_settings
+from mmengine.cli.serve_options import Http, Kept, Limits, Log, Media, server_settings
 from mmengine.errors import ConfigError, InvalidRequest
 from mmengine.models.progress import weights_told
 
@@ -35,7 +36,7 @@ HELP = """Serve a model over HTTP, as OpenAI's chat API.
     "as port: 8000; the command line wins, then the environment. Ctrl-C or SIGTERM lets streams finish, "
     "a second one does not. The fields of a call that are taken are listed in docs/server.md."
 )
-NEEDED = ("starlette", "uvicorn", "uvloop", "httptools", "yaml")
+NEEDED = ("starlette", "uvicorn", "uvloop", "httptools", "yaml", "python_multipart")
 MAX_CONFIG_BYTES = 2**20  # of the file of --config
 EMBEDDED_NAME = "mmengine-shapes"
 
@@ -96,15 +97,18 @@ class Config:
 
 
 @grouped(environment="MMENGINE_")
-def serve(config: Config, http: Http, model: Model, limits: Limits, media: Media, log: Log) -> None:
+def serve(
+    config: Config, http: Http, model: Model, limits: Limits, media: Media, log: Log, kept: Kept
+) -> None:
     check_installed()
     from mmengine.server.auth import ApiKeys  # lazy: help needs no server
+    from mmengine.server.keep.everything import Keep
     from mmengine.server.lifecycle import listen, run
     from mmengine.server.lifecycle import serve as serve_engine
     from mmengine.server.media import media_door
     from mmengine.server.tls import check_tls
 
-    settings = server_settings(http, limits, media)
+    settings = server_settings(http, limits, media, kept)
     check_tls(settings)
     keys, door = ApiKeys(http.api_key_file), media_door(settings)
     engine_config = model.config(keeps_media=not log.no_media_store)
@@ -128,7 +132,10 @@ def serve(config: Config, http: Http, model: Model, limits: Limits, media: Media
             guard = "" if keys.any else ", without an API key"
             say(f"serving {', '.join(names)} at {where}/v1{guard}")
 
-        run(serve_engine(engine, settings, keys, names, bound, listening, door))
+        open_keep = (
+            None if log.log is None else partial(Keep, log.log, settings, has_several_keys=keys.are_several)
+        )
+        run(serve_engine(engine, settings, keys, names, bound, listening, door, open_keep))
 
 
 def _engine(model: Model, log: Log, config: object) -> "AsyncEngine":

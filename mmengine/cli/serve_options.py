@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # heavy: loaded when a command runs
     from mmengine.server.settings import ServerSettings
 
 MAX_TEMPLATE_BYTES = 2**20
-HTTP, LIMITS, LOG = "HTTP", "Limits", "Log"
+HTTP, LIMITS, LOG, KEPT = "HTTP", "Limits", "Log", "Kept beside the log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +173,35 @@ class Log:
     ] = False
 
 
-def server_settings(http: Http, limits: Limits, media: Media) -> "ServerSettings":
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is kept beside the log: answers, files, batches."""
+
+    store_ttl: Annotated[
+        float, typer.Option(rich_help_panel=KEPT, help="Seconds for which a finished answer is kept.")
+    ] = 30 * 86400.0
+    store_bytes: Annotated[
+        int, typer.Option(rich_help_panel=KEPT, help="Of all answers; the oldest finished go first.")
+    ] = 8 * 2**30
+    max_file_bytes: Annotated[
+        int, typer.Option(rich_help_panel=KEPT, help="Of one file that is uploaded.")
+    ] = 512 * 2**20
+    files_bytes: Annotated[int, typer.Option(rich_help_panel=KEPT, help="Of all files.")] = 16 * 2**30
+    max_batch_lines: Annotated[int, typer.Option(rich_help_panel=KEPT, help="Of one batch.")] = 50_000
+    batch_priority: Annotated[
+        int,
+        typer.Option(
+            rich_help_panel=KEPT, help="Of a batch's requests; a smaller one goes first, a call is 0."
+        ),
+    ] = 100
+
+
+def server_settings(http: Http, limits: Limits, media: Media, kept: Kept) -> "ServerSettings":
     """Raises ConfigError."""
     from mmengine.server.settings import ServerSettings  # lazy: msgspec
 
     values: dict[str, object] = {field.name: getattr(limits, field.name) for field in fields(limits)}
+    values |= {field.name: getattr(kept, field.name) for field in fields(kept)}
     given = ((field.name, getattr(media, field.name)) for field in fields(media))
     values |= {name: value for name, value in given if value is not None}
     values["media_root"] = "" if media.media_root is None else str(media.media_root)

@@ -9,6 +9,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,9 +34,9 @@ class _Manifest(msgspec.Struct):
 
 class RequestIndex:
     """The lines of a request file that are not blank: `numbers` (from 1) and `custom_ids` (None where a
-    line has none), and the hash of the whole file."""
+    line has none), and the hash of the whole file. `custom_id`: of a line."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, custom_id: Callable[[bytes | None], str | None] = custom_id_of):
         self.path = path
         self.numbers: list[int] = []
         self.custom_ids: list[str | None] = []
@@ -44,7 +45,7 @@ class RequestIndex:
             for number, line in enumerate(bounded_lines(_Hashing(file, digest)), 1):
                 if line is None or line.strip():
                     self.numbers.append(number)
-                    self.custom_ids.append(custom_id_of(line))
+                    self.custom_ids.append(custom_id(line))
         self.sha256 = digest.hexdigest()
 
     def __len__(self) -> int:
@@ -119,9 +120,15 @@ class AnswerFile:
             raise
 
     def write(self, line: bytes, request_id: str) -> None:
-        """`request_id` is empty for a line that never became a request."""
-        self._file.write(line)
-        self._file.flush()
+        """`request_id` is empty for a line that never became a request. Raises OSError; the file ends with
+        its last whole line then, and the same can be tried again."""
+        end = self._file.tell()
+        try:
+            self._file.write(line)
+            self._file.flush()
+        except OSError:
+            self._cut(end)
+            raise
         if request_id:
             self._written.append(request_id)
 
@@ -134,6 +141,14 @@ class AnswerFile:
         self._synced_at = time.monotonic()
         written, self._written = self._written, []
         return written
+
+    def _cut(self, end: int) -> None:
+        """Take back a line that was torn off: what was not written of it is given up."""
+        with suppress(OSError):
+            self._file.close()  # which tries once more to write the rest
+        self._file = self.path.open("r+b")
+        self._file.truncate(end)
+        self._file.seek(end)
 
     def close(self) -> None:
         self._file.close()

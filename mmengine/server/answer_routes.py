@@ -43,6 +43,8 @@ ID_HEADER = "x-request-id"
 REQUEST_ID = "mmengine.request_id"  # in a scope: the id of its answer
 UNENFORCED_HEADER = "x-mmengine-unenforced-tools"
 _MAX_UNENFORCED_CHARS = 1000
+CHAT = "/v1/chat/completions"
+LINE_ENDPOINTS = (CHAT, "/v1/completions")  # that batches may ask
 _GRAMMAR = re.compile(r"^grammar\.(?:lark|gbnf)")
 
 
@@ -107,6 +109,18 @@ class AnswerRoutes:
 
     async def responses(self, request: Request) -> ASGIApp:
         return await self._answer(request, self._responses_reader, self._responses_frames)
+
+    def read_line(self, endpoint: str, data: bytes, name: str, owner: str) -> Asked:
+        """What a line of a batch asks, of one of LINE_ENDPOINTS. `name`: of the request. On any thread.
+        Raises ApiError."""
+        reader: Reader = self.reader if endpoint == CHAT else self._completion_reader
+        asked = self._named(reader.read(data, name), owner)
+        if asked.stream:
+            raise ApiError(400, "stream is not taken in a batch; leave it out", "stream")
+        return msgspec.structs.replace(asked, request_id=name)
+
+    def frames_of(self, asked: Asked) -> Frames:
+        return self._chat_frames(asked) if asked.envelope.api == "chat" else self._completion_frames(asked)
 
     def _chat_frames(self, asked: Asked) -> Frames:
         texts = self._texts if asked.logprobs else None
@@ -178,7 +192,7 @@ class AnswerRoutes:
                 if isinstance(error, asyncio.CancelledError) and self._admission.is_draining:
                     raise self._left_behind(answering, asked) from None
                 answering.close()
-                told = self._told(error, asked)
+                told = self.told(error, asked)
                 if told is error:
                     raise
                 raise told from error
@@ -197,7 +211,7 @@ class AnswerRoutes:
         try:
             return self.calls.sources(asked, caller)
         except Exception as error:
-            raise self._told(error, asked) from error
+            raise self.told(error, asked) from error
 
     def _left_behind(self, answering: Answering, asked: Asked) -> ApiError:
         """The server ends before the answer is there. Takes back the cancellation by which that is known."""
@@ -221,7 +235,7 @@ class AnswerRoutes:
         envelope = msgspec.structs.replace(asked.envelope, model=model, owner=owner)
         return msgspec.structs.replace(asked, envelope=envelope)
 
-    def _told(self, error: BaseException, asked: Asked) -> BaseException:
+    def told(self, error: BaseException, asked: Asked) -> BaseException:
         """An error of the engine, as its caller is told it; others as they are."""
         if not isinstance(error, Exception) or isinstance(error, ClientLeft):
             return error

@@ -1,6 +1,7 @@
 """The application: who may call, which route answers, and what is said when that fails."""
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable
 
@@ -18,8 +19,12 @@ from mmengine.serve.operators import operator_log
 from mmengine.server.admission import OWNER, Admission
 from mmengine.server.answer_routes import ID_HEADER, REQUEST_ID, AnswerRoutes
 from mmengine.server.auth import ApiKeys
+from mmengine.server.batch_routes import BatchRoutes
+from mmengine.server.batch_runner import BatchRunner
 from mmengine.server.errors import ApiError, ClientLeft, api_error
+from mmengine.server.file_routes import FileRoutes
 from mmengine.server.http_metrics import HttpMetrics
+from mmengine.server.keep.everything import Keep
 from mmengine.server.media import FetchMetrics
 from mmengine.server.other_routes import OtherRoutes
 from mmengine.server.settings import ServerSettings, is_loopback
@@ -41,13 +46,15 @@ _ELSEWHERE = {
     "/v1/moderations": "nothing is moderated by this engine",
     "/v1/messages": "Anthropic's messages are not served yet; use /v1/chat/completions",
 }
+_KEPT = re.compile(r"/v1/(?:files|batches)(?:/[^/]*(?:/content|/cancel)?)?")
 _METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")  # that metrics tell apart
 _Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 
 
 class App:
     """An ASGI application over an engine. `names`: those of the model. `door`: to media that messages name;
-    None: no URL is fetched, and no file read. It must be made on the event loop."""
+    None: no URL is fetched, and no file read. `keep`: what is kept beside the log; None: no files and batches
+    are. It must be made on the event loop."""
 
     def __init__(
         self,
@@ -56,6 +63,7 @@ class App:
         keys: ApiKeys,
         names: tuple[str, ...],
         door: MediaDoor | None = None,
+        keep: Keep | None = None,
     ):
         self._keys, self._settings = keys, settings
         self.metrics = HttpMetrics()
@@ -82,10 +90,15 @@ class App:
             ("GET", "/version"): others.version,
             ("GET", "/openapi.json"): others.openapi,
         }
+        self._keep, self._runner = keep, None
+        if keep is not None:
+            self._runner = BatchRunner(keep, engine, answers, self.admission, settings)
+            endpoints |= _kept_endpoints(keep, self._runner, self.admission, settings)
         routes = [Route(path, endpoint, methods=[method]) for (method, path), endpoint in endpoints.items()]
         self._known = {route.path for route in routes}
+        self._patterns = [route for route in routes if "{" in route.path]
         # Most calls name a path as it stands; the router searches for others.
-        self._endpoints = {key: each for key, each in endpoints.items() if key[1] != _MODEL}
+        self._endpoints = {key: each for key, each in endpoints.items() if "{" not in key[1]}
         self._counted: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}  # kept: labels take time
         self._router = Router(routes, redirect_slashes=False, default=_no_route)
 
@@ -147,9 +160,10 @@ class App:
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         path = scope["path"]
-        if path.startswith("/v1/models/"):
-            path = _MODEL
-        route = path if path in self._known else "other"
+        route = path
+        if path not in self._known:
+            matched = (each.path for each in self._patterns if each.path_regex.match(path))
+            route = next(matched, "other")
         method = scope["method"] if scope["method"] in _METHODS else "other"
         key = route, method, status
         if (counted := self._counted.get(key)) is None:
@@ -170,6 +184,23 @@ class App:
             headers[ID_HEADER] = name
         await Response(error.json(), error.status, headers, "application/json")(scope, receive, send)
 
+    @property
+    def keeps(self) -> bool:
+        """Whether there is a log, and what is kept beside it."""
+        return self._keep is not None
+
+    async def run(self) -> None:
+        """Measures, runs batches and removes what is too old, until it is cancelled."""
+        tasks = [asyncio.create_task(self.watch_lag())]
+        if self._keep is not None and self._runner is not None:
+            tasks += [asyncio.create_task(self._keep.watch()), asyncio.create_task(self._runner.run())]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
     async def watch_lag(self) -> None:
         """Measures how late the loop wakes, until it is cancelled."""
         loop = asyncio.get_running_loop()
@@ -179,7 +210,29 @@ class App:
             self.metrics.lag.observe(max(0.0, loop.time() - due))
 
 
+def _kept_endpoints(
+    keep: Keep, runner: BatchRunner, admission: Admission, settings: ServerSettings
+) -> dict[tuple[str, str], _Endpoint]:
+    files = FileRoutes(keep, admission, settings.body_timeout_s)
+    batches = BatchRoutes(keep, runner, admission)
+    return {
+        ("POST", "/v1/files"): files.create,
+        ("GET", "/v1/files"): files.listed,
+        ("GET", "/v1/files/{file_id}"): files.get,
+        ("DELETE", "/v1/files/{file_id}"): files.delete,
+        ("GET", "/v1/files/{file_id}/content"): files.content,
+        ("POST", "/v1/batches"): batches.create,
+        ("GET", "/v1/batches"): batches.listed,
+        ("GET", "/v1/batches/{batch_id}"): batches.get,
+        ("POST", "/v1/batches/{batch_id}/cancel"): batches.cancel,
+    }
+
+
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
     path = scope["path"]
+    app = scope["app"]
+    if isinstance(app, App) and not app.keeps and _KEPT.fullmatch(path):
+        text = "files and batches are kept beside a log, and this server has none; start it with --log"
+        raise ApiError(404, text, code="no_log")
     why = _ELSEWHERE.get(path, f"there is no route {path[:200]}; see /v1/models, /v1/chat/completions")
     raise ApiError(404, why, code="unknown_url")

@@ -10,6 +10,7 @@ from mmengine.errors import (
     ExecutorFailed,
     InvalidMedia,
     InvalidRequest,
+    KeepFailed,
     MMEngineError,
     QueueFull,
     RequestFailed,
@@ -115,6 +116,8 @@ def api_error(error: BaseException, params: frozenset[str] = frozenset(), retry_
             return ApiError(500, str(error), code="request_failed")
         case ExecutorFailed():  # what a library said may hold addresses, and whatever else
             return ApiError(503, _STOPPED, code="engine_failed", headers=later)
+        case KeepFailed():
+            return ApiError(503, str(error), code="storage_failed", headers=later)
         case MMEngineError():
             return ApiError(503, without_details(str(error)), code="engine_failed", headers=later)
     return ApiError(

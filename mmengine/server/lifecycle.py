@@ -24,6 +24,7 @@ from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import Prompt
 from mmengine.server.app import App
 from mmengine.server.auth import ApiKeys
+from mmengine.server.keep.everything import Keep
 from mmengine.server.protocol import http_protocol
 from mmengine.server.settings import ServerSettings
 from mmengine.server.tls import tls_options
@@ -93,26 +94,33 @@ async def serve(
     bound: socket.socket,
     listening: Callable[[], None],
     door: MediaDoor | None = None,
+    open_keep: Callable[[], Keep] | None = None,
 ) -> None:
     """Answer until a signal ends it; the engine is closed then. `listening`: called when a step has run and
-    the socket is served. `door`: to media that messages name."""
+    the socket is served. `door`: to media that messages name. `open_keep`: to what is kept beside the
+    log."""
+    keep = None
     try:
+        keep = open_keep() if open_keep is not None else None
         await _warm_up(engine, settings.chat_template)
-        app = App(engine, settings, keys, names, door)
+        app = App(engine, settings, keys, names, door, keep)
         keep_for_good()
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the app says what there is to say
         server = web_server(app, settings)
         with suppress(NotImplementedError, ValueError):  # not on the main thread
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, keys)
-        watching = asyncio.create_task(app.watch_lag())
+        running = asyncio.create_task(app.run())
         telling = asyncio.create_task(_tell(server, listening))
         try:
             await server.serve(sockets=[bound])
         finally:
-            watching.cancel()
+            running.cancel()
             telling.cancel()
+            await asyncio.gather(running, return_exceptions=True)  # what batches wrote is on the disk then
     finally:
         await engine.close(leave=True)
+        if keep is not None:
+            keep.close()
 
 
 def keep_for_good() -> None:

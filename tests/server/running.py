@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.server.app import App
 from mmengine.server.auth import ApiKeys
+from mmengine.server.keep.everything import Keep
 from mmengine.server.lifecycle import listen, web_server
 from mmengine.server.settings import ServerSettings
 from tests.serve.serve_fakes import EchoExecutor, builder
@@ -48,10 +49,12 @@ LONG_CONTEXT = {"num_blocks": 2000, "max_model_len": 30_000}  # for Lasting: a m
 
 
 class Served:
-    def __init__(self, engine, settings, names, key_file, door=None):
+    def __init__(self, engine, settings, names, key_file, door=None, keep=None):
         self.door = door
         self.engine, self.settings, self.names = engine, settings, names
         self.keys = ApiKeys(key_file)
+        several = self.keys.are_several
+        self.keep = Keep(settings=settings, has_several_keys=several, **keep) if keep is not None else None
         self._bound = listen(settings)
         self.port = self._bound.getsockname()[1]
         self._ready = threading.Event()
@@ -63,16 +66,19 @@ class Served:
         asyncio.run(self._serve())
 
     async def _serve(self):
-        self.app = App(self.engine, self.settings, self.keys, self.names, self.door)
+        self.app = App(self.engine, self.settings, self.keys, self.names, self.door, self.keep)
         self.server = web_server(self.app, self.settings)
         serving = asyncio.create_task(self.server.serve(sockets=[self._bound]))
         while not self.server.started:
             await asyncio.sleep(0.005)
-        watching = asyncio.create_task(self.app.watch_lag())
+        running = asyncio.create_task(self.app.run())
         self._ready.set()
         await serving
-        watching.cancel()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
         await self.engine.close(leave=True)
+        if self.keep is not None:
+            self.keep.close()
 
     @property
     def executor(self):
@@ -141,12 +147,14 @@ def served(
     engine_options=None,
     config=None,
     door=None,
+    keep=None,
     **settings,
 ):
+    """`keep`: arguments of Keep."""
     if engine is None:
         build = builder(executor_class=executor_class, **(config or {}))
         engine = AsyncEngine(builder=build, **(engine_options or {}))
-    one = Served(engine, ServerSettings.of({"port": 0, **settings}), names, key_file, door)
+    one = Served(engine, ServerSettings.of({"port": 0, **settings}), names, key_file, door, keep)
     try:
         yield one
     finally:

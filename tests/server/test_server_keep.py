@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from mmengine.errors import ConfigError, InvalidRequest, QueueFull
-from mmengine.server.keep.database import NAME, Database, KeepFailed
+from mmengine.errors import ConfigError, InvalidRequest, KeepFailed, QueueFull
+from mmengine.server.keep.database import NAME, Database
 from mmengine.server.keep.store import Kept, Store
 
 LARGE = 2**30

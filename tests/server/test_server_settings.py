@@ -36,13 +36,13 @@ def started(monkeypatch):
         kept.model, kept.log, kept.config = model, log, config
         return "an engine"
 
-    def serving(engine, settings, keys, names, bound, listening, door):
+    def serving(engine, settings, keys, names, bound, listening, door, open_keep):
         kept.settings, kept.keys, kept.names = settings, keys, names
         listening()
 
-    def groups(http, limits, media):
-        kept.groups = (http, limits, media)
-        return server_settings(http, limits, media)
+    def groups(http, limits, media, kept_options):
+        kept.groups = (http, limits, media, kept_options)
+        return server_settings(http, limits, media, kept_options)
 
     monkeypatch.setattr(serve, "_engine", engine)
     monkeypatch.setattr(serve, "server_settings", groups)

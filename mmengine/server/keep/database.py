@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from mmengine.errors import ConfigError, LogError, MMEngineError, in_one_line
+from mmengine.errors import ConfigError, KeepFailed, LogError, MMEngineError, in_one_line
 from mmengine.events.files import open_file
 from mmengine.events.lock import lock
 from mmengine.serve.operators import operator_log
@@ -60,17 +60,14 @@ _TABLES = (
     "INSERT INTO totals VALUES (0)",
     *_counted("responses", "length({row}.envelope) + coalesce(length({row}.answer), 0)"),
     *_counted("media", "length({row}.data)"),
-    "CREATE TABLE files(id TEXT PRIMARY KEY, state BLOB NOT NULL) WITHOUT ROWID",
-    """CREATE TABLE batches(
-        number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, state BLOB NOT NULL)""",
+    *(
+        f"CREATE TABLE {table}(number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, state BLOB)"
+        for table in ("files", "batches")
+    ),
 )
 _R = TypeVar("_R")
 Job = Callable[[sqlite3.Connection], _R]
 Fault = Callable[[str], None]
-
-
-class KeepFailed(MMEngineError):
-    """What a server keeps could not be written, or read."""
 
 
 def no_fault(place: str) -> None:
@@ -99,7 +96,7 @@ class Database:
     writes."""
 
     def __init__(self, folder: Path, fault: Fault = no_fault):
-        self.folder, self._fault = folder, fault
+        self.folder, self.fault = folder, fault
         self._path = folder / NAME
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -233,8 +230,8 @@ class Database:
                     errors.append(_told(error))
                     connection.execute("ROLLBACK TO one")
                 connection.execute("RELEASE one")
-            self._fault("before commit")
-        self._fault("after commit")
+            self.fault("before commit")
+        self.fault("after commit")
         return errors
 
     def _scrub(self) -> MMEngineError | None:

@@ -1,0 +1,169 @@
+"""Lines of a batch in OpenAI's form.
+
+{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {…}}
+{"id": "batch_req_…", "custom_id": "a", "response": {"status_code": 200, "body": {…}, …}, "error": null}
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from mmengine.errors import in_one_line
+from mmengine.serve.batch_progress import RequestIndex
+from mmengine.serve.batchfile import bounded_lines
+from mmengine.serve.options import MAX_ID_CHARS
+from mmengine.serve.request_lines import MAX_LINE_BYTES, custom_id_of
+from mmengine.server.keep.batches import LineError
+from mmengine.server.payloads import MIN_CHARS, NO_PAYLOADS, Payloads, take_out
+
+MAX_ERRORS = 100  # of a batch that are told
+_FIELDS = ("custom_id", "method", "url", "body")
+_UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
+
+
+class Line(NamedTuple):
+    """`place`: among those that are not blank, from 0. `number`: in the file, from 1."""
+
+    place: int
+    number: int
+    custom_id: str
+    body: bytes
+
+
+class Checked(NamedTuple):
+    """A file of requests, and what is wrong with it."""
+
+    requests: RequestIndex
+    errors: list[LineError]
+
+
+def checked(path: Path, endpoint: str, max_lines: int) -> Checked:
+    """Blocks. Raises OSError."""
+    requests = index_of(path)
+    if not len(requests):
+        return Checked(requests, [LineError("empty_file", "the file has no requests")])
+    if len(requests) > max_lines:
+        text = f"the file has {len(requests)} requests; at most {max_lines} are taken (max_batch_lines)"
+        return Checked(requests, [LineError("too_many_requests", text)])
+    errors: list[LineError] = []
+    seen: set[str] = set()
+    with path.open("rb") as file:
+        for number, line in enumerate(bounded_lines(file), 1):
+            if line is not None and not line.strip():
+                continue
+            error = _error(number, line, endpoint, seen)
+            if error is not None:
+                errors.append(error)
+                if len(errors) == MAX_ERRORS:
+                    break
+    return Checked(requests, errors)
+
+
+def index_of(path: Path) -> RequestIndex:
+    """Blocks. Raises OSError."""
+    return RequestIndex(path, _custom_id)
+
+
+def lines_of(path: Path, index: RequestIndex, answered: set[int]) -> Iterator[Line]:
+    """Those of a file that was checked, but for the places that are answered; blocks. Raises OSError."""
+    place = -1
+    with path.open("rb") as file:
+        for number, line in enumerate(bounded_lines(file), 1):
+            if line is not None and not line.strip():
+                continue
+            place += 1
+            if line is not None and place not in answered:
+                body = msgspec.json.decode(line, type=_Body).body
+                yield Line(place, number, index.custom_ids[place] or "", bytes(body))
+
+
+class _Body(msgspec.Struct):
+    body: msgspec.Raw
+
+
+def _small(line: bytes) -> tuple[bytes, Payloads]:
+    """Without large media, over which a parser would keep the interpreter."""
+    return take_out(line) if len(line) > MIN_CHARS else (line, NO_PAYLOADS)
+
+
+def _custom_id(line: bytes | None) -> str | None:
+    small, payloads = _small(line or b"")
+    name = custom_id_of(small)
+    return None if name is None or payloads.of(name) is not None else name
+
+
+def _error(number: int, line: bytes | None, endpoint: str, seen: set[str]) -> LineError | None:
+    """What is wrong with a line. `seen`: custom_ids of those before, to which its own is added."""
+    if line is None:
+        text = f"the line has more than {MAX_LINE_BYTES} bytes; send smaller images, or name them by file id"
+        return LineError("line_too_long", text, number)
+    try:
+        fields = msgspec.json.decode(_small(line)[0], type=dict[str, msgspec.Raw])
+    except _UNREADABLE as error:
+        return LineError(
+            "invalid_json_line", f"the line is no JSON object ({in_one_line(error, 120)})", number
+        )
+    for name in _FIELDS:
+        if name not in fields:
+            return LineError("missing_required_parameter", f"{name} is missing", number, name)
+    for name in fields:
+        if name not in _FIELDS:
+            return LineError("unknown_parameter", f"{name[:64]} is not known", number, name[:64])
+    custom_id = _custom_id(line)
+    if custom_id is None:
+        text = f"custom_id must be a text of 1 to {MAX_ID_CHARS} characters"
+        return LineError("invalid_custom_id", text, number, "custom_id")
+    if custom_id in seen:
+        text = f"the custom_id {custom_id[:64]!r} stands in an earlier line; ids must differ"
+        return LineError("duplicate_custom_id", text, number, "custom_id")
+    seen.add(custom_id)
+    if _text(fields["method"]) != "POST":
+        return LineError("invalid_method", "method must be POST", number, "method")
+    if _text(fields["url"]) != endpoint:
+        text = f"url must be {endpoint}, the endpoint of the batch"
+        return LineError("mismatched_url", text, number, "url")
+    if bytes(memoryview(fields["body"])[:1]) != b"{":
+        return LineError("invalid_body", "body must be a JSON object", number, "body")
+    return None
+
+
+def _text(raw: msgspec.Raw) -> str | None:
+    try:
+        return msgspec.json.decode(raw, type=str)
+    except _UNREADABLE:
+        return None
+
+
+class _Response(msgspec.Struct):
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class _Why(msgspec.Struct):
+    code: str
+    message: str
+
+
+class _Out(msgspec.Struct):
+    id: str
+    custom_id: str
+    response: _Response | None
+    error: _Why | None
+
+
+def answer_line(name: str, custom_id: str, status: int, body: bytes) -> bytes:
+    """Of a request that was answered, also with an error. `name`: of the request."""
+    return _written(_Out(f"batch_req_{name}", custom_id, _Response(status, name, msgspec.Raw(body)), None))
+
+
+def expired_line(name: str, custom_id: str) -> bytes:
+    """Of a request that was not, in time."""
+    why = _Why("batch_expired", "this request could not be answered before the completion window was over")
+    return _written(_Out(f"batch_req_{name}", custom_id, None, why))
+
+
+def _written(out: _Out) -> bytes:
+    return msgspec.json.encode(out) + b"\n"

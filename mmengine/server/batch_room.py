@@ -1,0 +1,48 @@
+"""Room that those who wait for it get in their order."""
+
+import asyncio
+from collections import deque
+
+
+class Room:
+    """`size`: of all of it, in any unit. Belongs to one event loop."""
+
+    def __init__(self, size: int):
+        self._size = self._free = size
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @property
+    def taken(self) -> int:
+        return self._size - self._free
+
+    async def take(self, amount: int) -> int:
+        """Gives what was taken, which is to be given back: who asks for more than there is has all of it."""
+        amount = min(amount, self._size)
+        if not self._waiting and amount <= self._free:
+            self._free -= amount
+            return amount
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((amount, granted))
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled():
+                self.give(amount)
+            else:
+                granted.cancel()
+                self.give(0)  # those behind it may fit
+            raise
+        return amount
+
+    def give(self, amount: int) -> None:
+        self._free += amount
+        while self._waiting:
+            wanted, granted = self._waiting[0]
+            if granted.done():  # it was cancelled
+                self._waiting.popleft()
+            elif wanted <= self._free:
+                self._waiting.popleft()
+                self._free -= wanted
+                granted.set_result(None)
+            else:
+                return

@@ -1,0 +1,98 @@
+"""Runs batches beside the calls of clients, all those that are live, each for itself."""
+
+import asyncio
+import time
+from functools import partial
+
+from mmengine.errors import in_one_line
+from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.operators import operator_log
+from mmengine.server.admission import Admission
+from mmengine.server.batch_room import Room
+from mmengine.server.batch_run import BatchRun, Means
+from mmengine.server.keep.batches import Batch
+from mmengine.server.keep.everything import Keep
+from mmengine.server.line_answers import LineAnswers, LineReader
+from mmengine.server.settings import ServerSettings
+
+BODIES_BYTES = 64 * 2**20  # of lines that the engine does not have yet
+FREE_SEATS = 4  # one of so many is not for batches: what runs gives way for its blocks, never for its place
+LOOK_S = 0.5  # between two looks at the clock
+AGAIN_S = 10.0  # after which a batch is tried again that the disk stopped
+
+
+class BatchRunner:
+    """Make it on the event loop, before requests of the process before are given up."""
+
+    def __init__(
+        self,
+        keep: Keep,
+        engine: AsyncEngine,
+        reader: LineReader,
+        admission: Admission,
+        settings: ServerSettings,
+    ):
+        self._keep = keep
+        most = engine.config.max_num_seqs
+        seats = max(1, min(most - max(1, most // FREE_SEATS), engine.max_open // 2))
+        self._answers = LineAnswers(engine, reader, Room(seats), settings.batch_priority)
+        self._answers.take_up((batch.owner, batch.batch_id) for batch in keep.batches.live())
+        self._means = Means(
+            keep,
+            self._answers,
+            Room(BODIES_BYTES),
+            settings.max_batch_lines,
+            lambda: not admission.is_draining,
+        )
+        self._runs: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
+        self._not_before: dict[str, float] = {}  # monotonic, of those that the disk stopped
+        self._woken = asyncio.Event()
+
+    async def create(self, batch: Batch) -> None:
+        """It will be run, whatever becomes of this process. Raises QueueFull, KeepFailed."""
+        await self._keep.batches.create(batch)
+        self._woken.set()
+
+    async def cancel(self, batch_id: str) -> None:
+        """Raises ApiError where it has ended or is about to, KeepFailed."""
+        run = self._runs[batch_id][0] if batch_id in self._runs else BatchRun(batch_id, self._means)
+        await run.cancel()
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Until it is cancelled: what runs then stays in the log."""
+        try:
+            while True:
+                self._begin()
+                for run, _ in self._runs.values():
+                    run.look()
+                self._woken.clear()
+                try:
+                    async with asyncio.timeout(LOOK_S):
+                        await self._woken.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            self._answers.leaves = True
+            tasks = [task for _, task in self._runs.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begin(self) -> None:
+        now = time.monotonic()
+        for batch in self._keep.batches.live():
+            name = batch.batch_id
+            if name not in self._runs and self._not_before.get(name, 0.0) <= now:
+                run = BatchRun(name, self._means)
+                task = asyncio.create_task(run.run())
+                self._runs[name] = run, task
+                task.add_done_callback(partial(self._ended, name))
+
+    def _ended(self, name: str, done: asyncio.Task[None]) -> None:
+        del self._runs[name]
+        self._not_before.pop(name, None)
+        self._woken.set()
+        if not done.cancelled() and (error := done.exception()) is not None:
+            operator_log.error("a batch stopped for now", id=name, reason=in_one_line(error))
+            self._not_before[name] = time.monotonic() + AGAIN_S

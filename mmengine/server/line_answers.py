@@ -1,0 +1,149 @@
+"""Answers to lines of batches: through the readers and frames of the routes, and on from where the process
+before ended."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.stream import Stream
+from mmengine.server.answering import Answering
+from mmengine.server.asked import Asked, Envelope
+from mmengine.server.asking import ask, log_id
+from mmengine.server.batch_room import Room
+from mmengine.server.errors import ApiError
+from mmengine.server.frames import Frames
+
+AGAIN = (409, 429, 503)  # statuses of what is tried again until it is answered
+_ID = "batch_"  # how ids of batches begin, and with them those of their requests
+
+
+class _TakenUp(NamedTuple):
+    stream: Stream
+    envelope: bytes
+
+
+class LineReader(Protocol):
+    """What the routes of answers do for a line."""
+
+    def read_line(self, endpoint: str, data: bytes, name: str, owner: str) -> Asked:
+        """What it asks. `name`: of the request. On any thread. Raises ApiError."""
+
+    def frames_of(self, asked: Asked) -> Frames: ...
+
+    def told(self, error: BaseException, asked: Asked) -> BaseException:
+        """An error of the engine as its caller is told it."""
+
+
+class Answered(NamedTuple):
+    """`body`: of an answer, or of an error. `written`: to be called when it is where it will not be lost."""
+
+    status: int
+    body: bytes
+    written: Callable[[], None]
+
+
+class LineAnswers:
+    """`seats`: choices that may be on their way at once. `priority`: of all lines, at the least."""
+
+    def __init__(self, engine: AsyncEngine, reader: LineReader, seats: Room, priority: int):
+        self._engine, self._reader, self._seats, self._priority = engine, reader, seats, priority
+        self._taken_up: dict[str, _TakenUp] = {}  # of the process before, by their ids in the log
+        self._parser = ThreadPoolExecutor(1, "mmengine-parse-batch")  # beside those of calls that wait
+        self.leaves = False  # what is cancelled from now on stays in the log
+
+    def take_up(self, batches: Iterable[tuple[str, str]]) -> None:
+        """Requests of the process before, of these (owner, id of batch): before anybody else gives them up.
+        Those of other batches are given up."""
+        live = {f"{owner}:{name}" if owner else name for owner, name in batches}
+        for left in self._engine.left():
+            name = left.request_id
+            if not name.rpartition(":")[2].startswith(_ID):
+                continue
+            if "-" in name and name.partition("-")[0] in live:
+                self._taken_up[name] = _TakenUp(self._engine.attach(name, hold=True), left.envelope)
+            elif name.partition("-")[0].rpartition(":")[2].removeprefix(_ID).isalnum():
+                self._engine.give_up(name)
+
+    def drop(self, owner: str, batch_id: str) -> None:
+        """The batch has ended: nobody needs what was taken up of it."""
+        begin = f"{owner}:{batch_id}-" if owner else f"{batch_id}-"
+        for name in [name for name in self._taken_up if name.startswith(begin)]:
+            _let_go(self._taken_up.pop(name).stream)
+
+    async def answer(
+        self, endpoint: str, body: bytes, name: str, owner: str, accepted: Callable[[], None]
+    ) -> Answered:
+        """The whole answer to a line, or why there is none. `accepted`: called when the log has the request.
+        Raises ApiError with one of the statuses AGAIN."""
+        try:
+            asked = await asyncio.get_running_loop().run_in_executor(
+                self._parser, self._reader.read_line, endpoint, body, name, owner
+            )
+        except ApiError as error:
+            return _refused(error)
+        amount = await self._seats.take(asked.sampling.n * len(asked.prompts))
+        try:
+            return await self._answer(asked, accepted)
+        finally:
+            self._seats.give(amount)
+
+    async def _answer(self, asked: Asked, accepted: Callable[[], None]) -> Answered:
+        streams: Sequence[Stream] = ()
+        try:
+            asked, streams = self._streams(asked)
+            answering = Answering(
+                asked, self._reader.frames_of(asked), streams, self._engine.processor.tokenizer
+            )
+            await answering.open()
+            accepted()
+            body = await answering.whole()
+        except Exception as error:
+            told = self._reader.told(error, asked)
+            for stream in streams:
+                stream.cancel()
+            if isinstance(told, ApiError) and told.status not in AGAIN:
+                return _refused(told, streams)
+            _delivered(streams)
+            raise told from error
+        except asyncio.CancelledError:
+            for stream in streams:
+                if self.leaves and stream.is_accepted:
+                    stream.leave()
+                else:
+                    _let_go(stream)
+            raise
+        return Answered(200, body, partial(_delivered, streams))
+
+    def _streams(self, asked: Asked) -> tuple[Asked, Sequence[Stream]]:
+        """Those of the process before, as they were accepted, where it had all of them."""
+        several = len(asked.prompts)
+        envelope = msgspec.structs.replace(asked.envelope, num_prompts=several)
+        names = [log_id(envelope, asked.request_id, place) for place in range(several)]
+        found = [self._taken_up.pop(name) for name in names if name in self._taken_up]
+        if len(found) == several:
+            asked.prompts.clear()
+            envelope = msgspec.json.decode(found[0].envelope, type=Envelope)
+            return msgspec.structs.replace(asked, envelope=envelope), [each.stream for each in found]
+        for each in found:  # the others were never accepted: all are asked again, when these are gone
+            _let_go(each.stream)
+        asked = msgspec.structs.replace(asked, priority=max(asked.priority, self._priority))
+        return asked, ask(self._engine, asked, hold=True)
+
+
+def _let_go(stream: Stream) -> None:
+    stream.cancel()
+    stream.delivered()
+
+
+def _refused(error: ApiError, streams: Sequence[Stream] = ()) -> Answered:
+    return Answered(error.status, error.json(), partial(_delivered, streams))
+
+
+def _delivered(streams: Sequence[Stream]) -> None:
+    for stream in streams:
+        stream.delivered()
