@@ -29,12 +29,14 @@ from mmengine.server.errors import ApiError, ClientLeft, api_error, served_name,
 from mmengine.server.fields import dropped_header
 from mmengine.server.frames import ChatFrames, Frames
 from mmengine.server.http_metrics import HttpMetrics
+from mmengine.server.keep.files import Files
 from mmengine.server.responses.frames import ResponsesFrames
 from mmengine.server.responses.reading import ResponsesReader
 from mmengine.server.responses.wording import reworded
 from mmengine.server.settings import ServerSettings
 from mmengine.server.sse import EventStream, unless_gone
 from mmengine.server.token_texts import TokenTexts
+from mmengine.server.uploaded import UploadedImages
 
 SMALL_BODY = 2**13  # bytes; what is larger may take a millisecond to read, and is read on a thread
 LARGE_BODY = 2**20  # what is larger waits behind others of its kind alone
@@ -64,11 +66,13 @@ class AnswerRoutes:
         admission: Admission,
         texts: TokenTexts,
         door: MediaDoor | None = None,
+        files: Files | None = None,
     ):
         self._engine, self._settings, self._names = engine, settings, names
         self._metrics, self._admission, self._texts = metrics, admission, texts
         self._processor = engine.processor
         self._new_id = request_ids()
+        self.uploads = UploadedImages(files, settings.max_media_bytes, settings.max_media_urls)
         defaults = Defaults(self._processor.generation_defaults, settings.generation_config)
         ignores = settings.unknown_fields == "ignore"
         pixels = Pixels.of(settings.max_pixels, self._processor.max_image_pixels)
@@ -175,6 +179,7 @@ class AnswerRoutes:
                 asked = self._read(reader, data, given, request)
             data.clear()
             request.scope[REQUEST_ID] = asked.request_id
+            await self.uploads.fill(asked, partial(self._admission.bodies.add, held))
             asked, sources = self._sources(
                 asked, Caller.of(request, asked.envelope, asked.request_id != new_id)
             )

@@ -1,7 +1,6 @@
 """The application: who may call, which route answers, and what is said when that fails."""
 
 import asyncio
-import re
 import time
 from collections.abc import Awaitable, Callable
 
@@ -46,7 +45,17 @@ _ELSEWHERE = {
     "/v1/moderations": "nothing is moderated by this engine",
     "/v1/messages": "Anthropic's messages are not served yet; use /v1/chat/completions",
 }
-_KEPT = re.compile(r"/v1/(?:files|batches)(?:/[^/]*(?:/content|/cancel)?)?")
+_KEPT = (
+    ("POST", "/v1/files"),
+    ("GET", "/v1/files"),
+    ("GET", "/v1/files/{file_id}"),
+    ("DELETE", "/v1/files/{file_id}"),
+    ("GET", "/v1/files/{file_id}/content"),
+    ("POST", "/v1/batches"),
+    ("GET", "/v1/batches"),
+    ("GET", "/v1/batches/{batch_id}"),
+    ("POST", "/v1/batches/{batch_id}/cancel"),
+)
 _METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")  # that metrics tell apart
 _Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 
@@ -70,7 +79,8 @@ class App:
         self.admission = Admission(engine, settings, keys)
         fetches = FetchMetrics(door)
         texts = TokenTexts(engine.processor.tokenizer)
-        answers = AnswerRoutes(engine, settings, names, self.metrics, self.admission, texts, door)
+        files = keep.files if keep is not None else None
+        answers = AnswerRoutes(engine, settings, names, self.metrics, self.admission, texts, door, files)
         self.calls = answers.calls
         others = OtherRoutes(
             engine, settings, names, self.metrics, self.admission, texts, fetches, answers.reader
@@ -94,6 +104,8 @@ class App:
         if keep is not None:
             self._runner = BatchRunner(keep, engine, answers, self.admission, settings)
             endpoints |= _kept_endpoints(keep, self._runner, self.admission, settings)
+        else:
+            endpoints |= dict.fromkeys(_KEPT, _nothing_kept)
         routes = [Route(path, endpoint, methods=[method]) for (method, path), endpoint in endpoints.items()]
         self._known = {route.path for route in routes}
         self._patterns = [route for route in routes if "{" in route.path]
@@ -184,11 +196,6 @@ class App:
             headers[ID_HEADER] = name
         await Response(error.json(), error.status, headers, "application/json")(scope, receive, send)
 
-    @property
-    def keeps(self) -> bool:
-        """Whether there is a log, and what is kept beside it."""
-        return self._keep is not None
-
     async def run(self) -> None:
         """Measures, runs batches and removes what is too old, until it is cancelled."""
         tasks = [asyncio.create_task(self.watch_lag())]
@@ -215,24 +222,16 @@ def _kept_endpoints(
 ) -> dict[tuple[str, str], _Endpoint]:
     files = FileRoutes(keep, admission, settings.body_timeout_s)
     batches = BatchRoutes(keep, runner, admission)
-    return {
-        ("POST", "/v1/files"): files.create,
-        ("GET", "/v1/files"): files.listed,
-        ("GET", "/v1/files/{file_id}"): files.get,
-        ("DELETE", "/v1/files/{file_id}"): files.delete,
-        ("GET", "/v1/files/{file_id}/content"): files.content,
-        ("POST", "/v1/batches"): batches.create,
-        ("GET", "/v1/batches"): batches.listed,
-        ("GET", "/v1/batches/{batch_id}"): batches.get,
-        ("POST", "/v1/batches/{batch_id}/cancel"): batches.cancel,
-    }
+    made = (files.create, files.listed, files.get, files.delete, files.content)
+    return dict(zip(_KEPT, (*made, batches.create, batches.listed, batches.get, batches.cancel), strict=True))
+
+
+async def _nothing_kept(request: Request) -> ASGIApp:
+    text = "files and batches are kept beside a log, and this server has none; start it with --log"
+    raise ApiError(404, text, code="no_log")
 
 
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
     path = scope["path"]
-    app = scope["app"]
-    if isinstance(app, App) and not app.keeps and _KEPT.fullmatch(path):
-        text = "files and batches are kept beside a log, and this server has none; start it with --log"
-        raise ApiError(404, text, code="no_log")
     why = _ELSEWHERE.get(path, f"there is no route {path[:200]}; see /v1/models, /v1/chat/completions")
     raise ApiError(404, why, code="unknown_url")

@@ -16,6 +16,7 @@ from mmengine.serve.tools import CallsAsked
 from mmengine.serve.vllm_forms import as_form
 from mmengine.server.errors import ApiError, api_error, decoded
 from mmengine.server.fields import Fields
+from mmengine.server.payloads import Uploaded
 from mmengine.server.responses.echo import ResponsesAsked
 from mmengine.structured_output.request.fields import LARGE
 
@@ -127,6 +128,7 @@ class Asked(msgspec.Struct, frozen=True):
     thinking_token_budget: int | None = None
     places: tuple[str, ...] = ()
     media: dict[str, bytes] = {}
+    uploads: list[Uploaded] = []  # that its prompts still lack
 
 
 class Defaults:

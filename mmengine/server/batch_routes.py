@@ -16,10 +16,11 @@ from mmengine.server.answer_routes import LINE_ENDPOINTS
 from mmengine.server.asked import Json
 from mmengine.server.batch_runner import BatchRunner
 from mmengine.server.errors import ApiError, api_error, decoded
-from mmengine.server.file_routes import expires_after, no_file
+from mmengine.server.file_routes import expires_after
 from mmengine.server.keep.batches import Batch
 from mmengine.server.keep.everything import Keep
 from mmengine.server.paging import page
+from mmengine.server.uploaded import no_file
 
 MAX_METADATA = 16  # entries
 MAX_WINDOW_S = 14 * 86400

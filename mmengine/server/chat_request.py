@@ -1,5 +1,6 @@
 """The body of /v1/chat/completions becomes what the engine is asked."""
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, NamedTuple
@@ -29,12 +30,13 @@ from mmengine.server.asked import (
 from mmengine.server.errors import ApiError, api_error, decoded
 from mmengine.server.fields import CHAT, Fields
 from mmengine.server.media import check_url
-from mmengine.server.payloads import MIN_CHARS, NO_PAYLOADS, Payloads, take_out
+from mmengine.server.payloads import MIN_CHARS, NO_PAYLOADS, Payloads, Uploaded, take_out
 from mmengine.server.settings import ServerSettings
 
 LOW_DETAIL_PIXELS = 512 * 512  # what OpenAI's detail "low" looks at, at most
+FILE_ID = re.compile(r"file-[0-9a-f]{24}")
 LOW_SHARE = 4  # and of the pixels that the model looks at by itself this part
-_TAKEN_PARTS = ("text", "image_url", "image", "video_url", "video")
+_TAKEN_PARTS = ("text", "image_url", "image", "video_url", "video", "file")
 _MEDIA = (("image_url", "image"), ("video_url", "video"))
 FIELDS = Fields(CHAT)
 
@@ -120,7 +122,8 @@ class ChatReader:
     ) -> Asked:
         """`request_id`: unless the body has one. Raises ApiError."""
         form = form_of(body, self._max_schema_bytes)
-        prompt, calls = self.prompt_of(body, payloads)
+        uploads: list[Uploaded] = []
+        prompt, calls = self.prompt_of(body, payloads, uploads)
         form = form._replace(calls=calls)
         sampling = sampling_of(body, self._defaults, self._budget(body), self._logprobs(body), FIELDS)
         asked = asked_of(api, body, [prompt], sampling, form, request_id, dropped, FIELDS)
@@ -130,17 +133,21 @@ class ChatReader:
             logprobs=bool(body.logprobs),
             show_reasoning=shows,
             thinking_token_budget=_thinking(body),
+            uploads=uploads,
         )
 
-    def prompt_of(self, body: ChatBody, payloads: Payloads = NO_PAYLOADS) -> tuple[Prompt, CallsAsked | None]:
-        """The prompt, and what its answer is held to beside tools. Raises ApiError."""
+    def prompt_of(
+        self, body: ChatBody, payloads: Payloads = NO_PAYLOADS, uploads: list[Uploaded] | None = None
+    ) -> tuple[Prompt, CallsAsked | None]:
+        """The prompt, and what its answer is held to beside tools. `uploads`: to which is added what it still
+        lacks; None: it may name no uploaded file. Raises ApiError."""
         tools = self._tools
         if len(body.messages) > self._max_messages:
             text = f"messages has {len(body.messages)} entries; at most {self._max_messages} are taken"
             raise ApiError(400, f"{text} (max_messages)", "messages")
         try:
             asked = tools_asked(body.tools, body.tool_choice, body.parallel_tool_calls, tools.limits)
-            return with_tools(self._prompt(body, payloads), asked, tools.processor, tools.markers)
+            return with_tools(self._prompt(body, payloads, uploads), asked, tools.processor, tools.markers)
         except InvalidRequest as error:
             raise api_error(error, FIELDS.names) from None
 
@@ -159,7 +166,7 @@ class ChatReader:
             raise ApiError(400, "top_logprobs needs logprobs true", "top_logprobs")
         return (body.top_logprobs or 0) if body.logprobs else None
 
-    def _prompt(self, body: ChatBody, payloads: Payloads) -> Prompt:
+    def _prompt(self, body: ChatBody, payloads: Payloads, uploads: list[Uploaded] | None) -> Prompt:
         if body.continue_final_message and body.add_generation_prompt:
             raise ApiError(
                 400,
@@ -172,7 +179,7 @@ class ChatReader:
                 place = f"chat_template_kwargs.{name}"
                 raise ApiError(400, f"{place} is not taken", place, "unsupported_parameter")
         add = body.add_generation_prompt
-        media = _Media(self._pixels, self._door, payloads)
+        media = _Media(self._pixels, self._door, payloads, uploads)
         return Prompt(
             messages=[_message(i, message, media) for i, message in enumerate(body.messages)],
             continue_final_message=bool(body.continue_final_message),
@@ -197,6 +204,7 @@ class _Media(NamedTuple):
     pixels: Pixels
     door: MediaDoor | None
     payloads: Payloads
+    uploads: list[Uploaded] | None
 
 
 def _message(index: int, message: Json, media: _Media) -> Json:
@@ -222,6 +230,8 @@ def _part(where: str, part: object, media: _Media) -> object:
             where,
             "unsupported_content",
         )
+    if kind == "file":
+        return _medium(where, _image_of_file(where, part), ("image_url", "image"), media)
     for names in _MEDIA:
         if kind in names or (kind is None and any(name in part for name in names)):
             return _medium(where, without_nulls(part), names, media)
@@ -230,7 +240,7 @@ def _part(where: str, part: object, media: _Media) -> object:
 
 def _medium(where: str, part: Json, names: tuple[str, str], media: _Media) -> Json:
     options: Json = {}
-    pixels, door, payloads = media
+    pixels, door, payloads, uploads = media
     for name in (*names, "url"):
         given = part.get(name)
         in_mapping = isinstance(given, Mapping)
@@ -239,12 +249,36 @@ def _medium(where: str, part: Json, names: tuple[str, str], media: _Media) -> Js
             given = options.pop("url", None)
         if isinstance(given, str):
             check_url(f"{where}.{name}", given, door)
+            if FILE_ID.fullmatch(given):
+                in_mapping = True
+                part = {**part, name: _uploaded(f"{where}.{name}", given, uploads)}
+                continue
             given = payloads.of(given) or given
         if given is not None or in_mapping:
             part = {**part, name: {"url": given} if in_mapping else given}
     if "path" in part and not (door is not None and door.reads_files):
         raise ApiError(400, f"{where}.path is not taken; send the file as a data: URL", f"{where}.path")
     return bounded(where, {**options, **part}, pixels.most)
+
+
+def _image_of_file(where: str, part: Mapping[str, object]) -> Json:
+    """OpenAI's part of the type file, as one of an image. Raises ApiError."""
+    file = part.get("file")
+    found = without_nulls(file) if isinstance(file, Mapping) else {}
+    file_id = found.get("file_id")
+    if set(found) != {"file_id"} or not isinstance(file_id, str) or not FILE_ID.fullmatch(file_id):
+        text = f"{where}.file must hold the file_id of an uploaded image, and nothing else"
+        raise ApiError(400, text, f"{where}.file", "unsupported_content")
+    return {"type": "image_url", "image_url": {"url": file_id}}
+
+
+def _uploaded(where: str, file_id: str, uploads: list[Uploaded] | None) -> Json:
+    """Where the bytes of an uploaded file will stand. Raises ApiError."""
+    if uploads is None:
+        raise ApiError(400, f"{where} names an uploaded file, which is not taken here", where)
+    held: Json = {"url": file_id}
+    uploads.append(Uploaded(held, file_id, where))
+    return held
 
 
 def _detail(where: str, name: str, given: Json, pixels: Pixels) -> Json:

@@ -37,7 +37,7 @@ LATER_S = 5  # before which nobody needs to ask again a server that is not ready
 STATUSES = {  # what each says
     400: "What was asked cannot be done; param names the field",
     401: "No key, or an unknown one",
-    404: "No such model, or no such route",
+    404: "No such model, file or batch, or no such route",
     405: "Another method is wanted",
     408: "The body did not come in time",
     409: "A request with this request_id, or Idempotency-Key, runs",

@@ -16,10 +16,10 @@ from mmengine.server.keep.everything import Keep
 from mmengine.server.keep.files import MAX_SHOWN, FileTooLarge, StoredFile
 from mmengine.server.keep.uploads import Upload
 from mmengine.server.paging import page
+from mmengine.server.uploaded import IMAGE_PURPOSES, no_file
 
 MAX_UPLOADS = 16  # at once
-IMAGES = ("vision", "user_data")
-PURPOSES = ("batch", *IMAGES)
+PURPOSES = ("batch", *IMAGE_PURPOSES)
 MIN_EXPIRES_S, MAX_EXPIRES_S = 3600, 30 * 86400  # OpenAI's
 _PIECE = 2**20  # bytes of a body that must come within body_timeout_s
 _SHOWN = 1000  # of a list for which no limit is asked
@@ -122,10 +122,6 @@ class FileRoutes:
         if file is None:
             raise no_file(name)
         return file
-
-
-def no_file(name: str, param: str = "file_id") -> ApiError:
-    return ApiError(404, f"there is no file {name[:64]!r}", param, "file_not_found")
 
 
 def shown_file(file: StoredFile) -> Json:

@@ -17,6 +17,7 @@ from mmengine.server.asking import ask, log_id
 from mmengine.server.batch_room import Room
 from mmengine.server.errors import ApiError
 from mmengine.server.frames import Frames
+from mmengine.server.uploaded import UploadedImages
 
 AGAIN = (409, 429, 503)  # statuses of what is tried again until it is answered
 _ID = "batch_"  # how ids of batches begin, and with them those of their requests
@@ -29,6 +30,8 @@ class _TakenUp(NamedTuple):
 
 class LineReader(Protocol):
     """What the routes of answers do for a line."""
+
+    uploads: UploadedImages
 
     def read_line(self, endpoint: str, data: bytes, name: str, owner: str) -> Asked:
         """What it asks. `name`: of the request. On any thread. Raises ApiError."""
@@ -95,6 +98,7 @@ class LineAnswers:
     async def _answer(self, asked: Asked, accepted: Callable[[], None]) -> Answered:
         streams: Sequence[Stream] = ()
         try:
+            await self._reader.uploads.fill(asked)
             asked, streams = self._streams(asked)
             answering = Answering(
                 asked, self._reader.frames_of(asked), streams, self._engine.processor.tokenizer

@@ -21,10 +21,20 @@ from mmengine.server.answer_shapes import (
     Version,
 )
 from mmengine.server.asked import Json
+from mmengine.server.batch_routes import BatchBody
 from mmengine.server.chat_request import ChatBody
 from mmengine.server.completion_request import CompletionBody
 from mmengine.server.errors import STATUSES
 from mmengine.server.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Field
+from mmengine.server.kept_shapes import (
+    BatchObject,
+    BatchObjects,
+    FileDeleted,
+    FileObject,
+    FileObjects,
+    Upload,
+    described_upload,
+)
 from mmengine.server.responses.body import ResponsesBody
 from mmengine.server.responses.shapes import EVENTS, Response
 from mmengine.server.responses.table import RESPONSES
@@ -46,14 +56,23 @@ _BODIES: dict[_Kind, tuple[Field, ...]] = {
 }
 
 
+def _query(name: str) -> Json:
+    return {"name": name, "in": "query", "required": False, "schema": {"type": "string"}}
+
+
+_PAGES = [_query(name) for name in ("after", "limit", "order")]
+
+
 @cache
 def document() -> bytes:
     """As JSON."""
-    kinds = (*_BODIES, ChatEvent, TextEvent, *EVENTS, Refusal)
+    kinds: tuple[_Kind, ...] = (*_BODIES, ChatEvent, TextEvent, *EVENTS, Refusal)
     said = (ChatAnswer, TextAnswer, Response, Models, ModelCard, Tokens, Text, Health, Alive, Version)
+    kinds += (FileObject, FileObjects, FileDeleted, BatchBody, BatchObject, BatchObjects, Upload)
     _, schemas = msgspec.json.schema_components((*kinds, *said), schema_hook=_of_anything, ref_template=_REF)
     for kind, fields in _BODIES.items():
         _describe(schemas[kind.__name__], fields)
+    described_upload(schemas[Upload.__name__])
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
@@ -73,7 +92,6 @@ def document() -> bytes:
 
 def _paths() -> Json:
     ready = {**_ok("Ready", Health), "503": _answer("Not ready, and why", Health, ("retry-after",))}
-    named = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
     return {
         "/v1/chat/completions": {
             "post": _answering("Answer a conversation", ChatBody, ChatAnswer, _chunks(ChatEvent))
@@ -82,11 +100,11 @@ def _paths() -> Json:
             "post": _answering("Go on with texts", CompletionBody, TextAnswer, _chunks(TextEvent))
         },
         "/v1/responses": {
-            "post": _answering("Answer a conversation, in items", ResponsesBody, Response, _named(EVENTS))
+            "post": _answering("Answer a conversation, in items", ResponsesBody, Response, _by_name(EVENTS))
         },
         "/v1/models": {"get": _route("The served names", _ok("Models", Models), _ASKS)},
         "/v1/models/{name}": {
-            "get": {**_route("One of them", _ok("A model", ModelCard), _ASKS), "parameters": [named]}
+            "get": {**_route("One of them", _ok("A model", ModelCard), _ASKS), "parameters": [_named("name")]}
         },
         "/tokenize": {
             "post": {
@@ -121,7 +139,49 @@ def _paths() -> Json:
             )
         },
         "/version": {"get": _route("The version", _ok("It", Version), _ASKS)},
+        **_kept_paths(),
     }
+
+
+def _kept_paths() -> Json:
+    """What is kept beside a log; without one, all of it is 404."""
+    content: Json = {"application/octet-stream": {"schema": {"type": "string"}}}
+    bytes_of: Json = {"200": {"description": "Its bytes", "content": content}}
+    listed, named, made = (400, *_ASKS), (*_ASKS, 503), (400, 404, *_READS)
+    upload: Json = {"content": {"multipart/form-data": {"schema": _of(Upload)}}, "required": True}
+    file, batch = {"parameters": [_named("file_id")]}, {"parameters": [_named("batch_id")]}
+    return {
+        "/v1/files": {
+            "post": {**_route("Upload a file", _ok("The file", FileObject), made), "requestBody": upload},
+            "get": {
+                **_route("The caller's files", _ok("A page", FileObjects), listed),
+                "parameters": [_query("purpose"), *_PAGES],
+            },
+        },
+        "/v1/files/{file_id}": {
+            "get": {**_route("One of them", _ok("The file", FileObject), _ASKS), **file},
+            "delete": {**_route("Delete it", _ok("It is gone", FileDeleted), (409, *named)), **file},
+        },
+        "/v1/files/{file_id}/content": {"get": {**_route("Its bytes", bytes_of, _ASKS), **file}},
+        "/v1/batches": {
+            "post": {
+                **_route("Answer a file of requests", _ok("The batch", BatchObject), made),
+                "requestBody": _body(BatchBody),
+            },
+            "get": {
+                **_route("The caller's batches", _ok("A page", BatchObjects), listed),
+                "parameters": _PAGES,
+            },
+        },
+        "/v1/batches/{batch_id}": {"get": {**_route("One", _ok("The batch", BatchObject), _ASKS), **batch}},
+        "/v1/batches/{batch_id}/cancel": {
+            "post": {**_route("Cancel it", _ok("The batch", BatchObject), (409, *named)), **batch},
+        },
+    }
+
+
+def _named(name: str) -> Json:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
 
 
 def _of_anything(kind: type) -> dict[str, object]:
@@ -187,7 +247,7 @@ def _chunks(event: _Kind) -> Json:
     return {"data": {"anyOf": [{"const": "[DONE]"}, _json_in(event, Refusal)]}}
 
 
-def _named(events: Sequence[_Kind]) -> Json:
+def _by_name(events: Sequence[_Kind]) -> Json:
     """Events that stand under their names."""
     return {"event": {"enum": [each.__struct_config__.tag for each in events]}, "data": _json_in(*events)}
 

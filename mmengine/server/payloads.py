@@ -8,6 +8,7 @@ place. Whoever finds that word where no media stand parses the whole body instea
 import binascii
 import secrets
 from collections.abc import Iterator
+from typing import NamedTuple
 
 MIN_CHARS = 2**15  # of base64 that is taken out
 PIECE = 2**15  # characters that are decoded at once; four of them are three bytes
@@ -15,6 +16,15 @@ _LOOKED_THROUGH = 2**20  # bytes in one search
 _BEGIN, _HEAD, _END = b'"data:', b";base64,", b'"'
 _MAX_HEAD = 128  # bytes from the one to the other
 _MAX_HEADS = 4096  # that are looked at
+
+
+class Uploaded(NamedTuple):
+    """A file that a message names by its id. `part`: where its bytes take the place of the `url`. `where`: in
+    the body."""
+
+    part: dict[str, object]
+    file_id: str
+    where: str
 
 
 class Payloads:
