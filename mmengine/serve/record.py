@@ -1,5 +1,6 @@
 """The answer to one request, kept for readers that come and go: each has it from the first token on."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
@@ -77,21 +78,31 @@ class Whole(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Record:
-    """Of a stream, which it reads to its end, or of an answer that is whole. `ended`: called when the last of
-    the stream has come. It belongs to an event loop, as the stream does."""
+    """Of a stream, which it reads to its end once it is begun, or of an answer that is whole. It belongs to
+    an event loop, as the stream does."""
 
-    def __init__(self, source: "Stream | Whole", ended: Callable[[], None] = lambda: None):
+    def __init__(self, source: "Stream | Whole"):
         self.items: list[RequestOutput] = []
         self.error: MMEngineError | None = None
         self.is_over = False
-        self._ended = ended
+        self._ended: Callable[[], None] = lambda: None
+        self._over = asyncio.Event()
         self._listeners: dict[Reader, Callable[[], None]] = {}
         self.source = source
-        if isinstance(source, Stream):
-            source.listen(self._take)
-            self._take()
-        else:
+        if not isinstance(source, Stream):
             self.items, self.is_over = _outputs(source), True
+            self._over.set()
+
+    async def over(self) -> None:
+        """Wait for its end."""
+        await self._over.wait()
+
+    def begin(self, ended: Callable[[], None]) -> None:
+        """Read the stream. `ended`: called when the last of it has come."""
+        assert isinstance(self.source, Stream)
+        self._ended = ended
+        self.source.listen(self._take)
+        self._take()
 
     def _take(self) -> None:
         stream = self.source
@@ -104,6 +115,8 @@ class Record:
         except MMEngineError as error:
             self.error = error
         self.is_over = stream.is_over
+        if self.is_over:
+            self._over.set()
         for listener in list(self._listeners.values()):
             listener()
         if self.is_over:

@@ -2,10 +2,9 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 from starlette.requests import Request
@@ -15,7 +14,6 @@ from starlette.types import ASGIApp
 from mmengine.processing.fetch.door import MediaDoor
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.prompts import request_ids
-from mmengine.serve.record import News
 from mmengine.serve.tools import ToolLimits
 from mmengine.server.admission import OWNER, Admission
 from mmengine.server.answering import Answering
@@ -29,17 +27,18 @@ from mmengine.server.errors import ApiError, ClientLeft, api_error, served_name,
 from mmengine.server.fields import dropped_header
 from mmengine.server.frames import ChatFrames, Frames
 from mmengine.server.http_metrics import HttpMetrics
-from mmengine.server.keep.files import Files
+from mmengine.server.keep.everything import Keep
+from mmengine.server.parsers import Parsers
 from mmengine.server.responses.frames import ResponsesFrames
-from mmengine.server.responses.reading import ResponsesReader
+from mmengine.server.responses.kept import KeptResponses
+from mmengine.server.responses.reading import GoingOn, ResponsesReader, previous_of
+from mmengine.server.responses.routes import ResponseRoutes
 from mmengine.server.responses.wording import reworded
 from mmengine.server.settings import ServerSettings
 from mmengine.server.sse import EventStream, unless_gone
 from mmengine.server.token_texts import TokenTexts
 from mmengine.server.uploaded import UploadedImages
 
-SMALL_BODY = 2**13  # bytes; what is larger may take a millisecond to read, and is read on a thread
-LARGE_BODY = 2**20  # what is larger waits behind others of its kind alone
 MAX_ID_CHARS = 128
 ID_HEADER = "x-request-id"
 REQUEST_ID = "mmengine.request_id"  # in a scope: the id of its answer
@@ -54,8 +53,17 @@ class Reader(Protocol):
     def read(self, data: bytes, request_id: str) -> Asked: ...
 
 
+class Api(NamedTuple):
+    """How bodies of a route are read, and answers written. `going_on`: gives, of a body's pieces, its length
+    and its owner, another reader where it goes on with what was said before."""
+
+    reader: Reader
+    frames: Callable[[Asked], Frames]
+    going_on: Callable[[list[bytes], int, str], Awaitable[Reader]] | None = None
+
+
 class AnswerRoutes:
-    """`names`: of the model, the first one for calls that name none."""
+    """`names`: of the model, the first one for calls that name none. `keep`: what is kept beside the log."""
 
     def __init__(
         self,
@@ -66,12 +74,13 @@ class AnswerRoutes:
         admission: Admission,
         texts: TokenTexts,
         door: MediaDoor | None = None,
-        files: Files | None = None,
+        keep: Keep | None = None,
     ):
         self._engine, self._settings, self._names = engine, settings, names
         self._metrics, self._admission, self._texts = metrics, admission, texts
         self._processor = engine.processor
         self._new_id = request_ids()
+        files = keep.files if keep is not None else None
         self.uploads = UploadedImages(files, settings.max_media_bytes, settings.max_media_urls)
         defaults = Defaults(self._processor.generation_defaults, settings.generation_config)
         ignores = settings.unknown_fields == "ignore"
@@ -95,24 +104,46 @@ class AnswerRoutes:
             ignores,
             settings.max_schema_bytes,
         )
-        self.calls = Calls(engine, settings.reattach_s)
-        self._responses_reader = ResponsesReader(self.reader, ignore_unknown=ignores)
-        # One thread each: several would wait for one another, and the event loop for all of them.
-        self._parser = ThreadPoolExecutor(1, "mmengine-parse")
-        self._large_parser = ThreadPoolExecutor(1, "mmengine-parse-large")
+        kept = KeptResponses(keep.answers) if keep is not None else None
+        self.calls = Calls(engine, settings.reattach_s, kept)
+        self._responses_reader = ResponsesReader(
+            self.reader, ignore_unknown=ignores, is_kept=kept is not None
+        )
+        self._parsers = Parsers()
+        tokenizer = self._processor.tokenizer
+        self.kept_responses: ResponseRoutes | None = None
+        if kept is not None:
+            self.kept_responses = ResponseRoutes(kept, self.calls, tokenizer, texts, self.stream_again)
 
     def _tools(self, engine: AsyncEngine, settings: ServerSettings) -> Tools:
         limits = ToolLimits(settings.max_tools, settings.max_tool_bytes, settings.strict_tools)
         return Tools(self._processor, limits, (engine.config.reasoning_start, engine.config.reasoning_end))
 
     async def chat(self, request: Request) -> ASGIApp:
-        return await self._answer(request, self.reader, self._chat_frames)
+        return await self._answer(request, Api(self.reader, self._chat_frames))
 
     async def completions(self, request: Request) -> ASGIApp:
-        return await self._answer(request, self._completion_reader, self._completion_frames)
+        return await self._answer(request, Api(self._completion_reader, self._completion_frames))
 
     async def responses(self, request: Request) -> ASGIApp:
-        return await self._answer(request, self._responses_reader, self._responses_frames)
+        api = Api(self._responses_reader, self._responses_frames, self._going_on)
+        return await self._answer(request, api)
+
+    async def _going_on(self, data: list[bytes], num_bytes: int, owner: str) -> Reader:
+        """What reads a response, which may go on with others. Raises ApiError."""
+        previous = await self._parsers.run(num_bytes, lambda: previous_of(b"".join(data)))
+        if self.kept_responses is None or previous is None:
+            return self._responses_reader
+        return GoingOn(self._responses_reader, *await self.kept_responses.before(owner, previous))
+
+    def stream_again(self, answering: Answering, owner: str) -> ASGIApp:
+        """The stream of a response that was created before."""
+        try:
+            self._admission.take(owner)
+        except ApiError:
+            answering.close()
+            raise
+        return self._event_stream(answering, answering.asked, owner)
 
     def read_line(self, endpoint: str, data: bytes, name: str, owner: str) -> Asked:
         """What a line of a batch asks, of one of LINE_ENDPOINTS. `name`: of the request. On any thread.
@@ -146,23 +177,19 @@ class AnswerRoutes:
         texts = self._texts if asked.logprobs else None
         return ResponsesFrames(asked.request_id, asked.envelope, texts)
 
-    async def _answer(
-        self, request: Request, reader: Reader, make_frames: Callable[[Asked], Frames]
-    ) -> ASGIApp:
+    async def _answer(self, request: Request, api: Api) -> ASGIApp:
         owner = request.scope[OWNER]
         self._admission.take(owner)
         streams = False
         try:
-            answer = await self._read_and_answer(request, reader, make_frames)
+            answer = await self._read_and_answer(request, api)
             streams = isinstance(answer, EventStream)
             return answer
         finally:
             if not streams:  # a stream gives it back when it ends
                 self._admission.give(owner)
 
-    async def _read_and_answer(
-        self, request: Request, reader: Reader, make_frames: Callable[[Asked], Frames]
-    ) -> ASGIApp:
+    async def _read_and_answer(self, request: Request, api: Api) -> ASGIApp:
         owner = request.scope[OWNER]
         with self._admission.holding(owner) as held:
             data = await self._admission.bodies.read(request.scope, request.receive, held)
@@ -171,20 +198,21 @@ class AnswerRoutes:
             given = request.headers.get(ID_HEADER, "") or new_id
             if _is_id(given):
                 request.scope[REQUEST_ID] = given  # in errors, unless the body has another one
-            if held.num_bytes > SMALL_BODY:
-                parser = self._large_parser if held.num_bytes > LARGE_BODY else self._parser
-                loop = asyncio.get_running_loop()
-                asked = await loop.run_in_executor(parser, self._read, reader, data, given, request)
-            else:
-                asked = self._read(reader, data, given, request)
+            reader = api.reader
+            if api.going_on is not None:
+                reader = await api.going_on(data, held.num_bytes, owner)
+            asked = await self._parsers.run(held.num_bytes, partial(self._read, reader, data, given, request))
             data.clear()
             request.scope[REQUEST_ID] = asked.request_id
             await self.uploads.fill(asked, partial(self._admission.bodies.add, held))
-            asked, sources = self._sources(
-                asked, Caller.of(request, asked.envelope, asked.request_id != new_id)
-            )
+            caller = Caller.of(request, asked.envelope, asked.request_id != new_id)
+            try:
+                asked, sources = await self.calls.sources(asked, caller)
+            except Exception as error:
+                raise self.told(error, asked) from error
             request.scope[REQUEST_ID] = asked.request_id  # as it was accepted first
-            answering = Answering(asked, make_frames(asked), sources, self._processor.tokenizer)
+            frames = api.frames(asked)
+            answering = Answering(asked, frames, sources, self._processor.tokenizer)
             try:
                 with unless_gone(request.scope):
                     await answering.open()
@@ -192,7 +220,10 @@ class AnswerRoutes:
                     if asked.stream:
                         await answering.first_news(self._settings.ping_s)
                         return self._event_stream(answering, asked, owner)
-                    body = await answering.whole()
+                    if isinstance(frames, ResponsesFrames) and frames.is_background:
+                        body = frames.response.of("queued")
+                    else:
+                        body = await answering.whole()
             except BaseException as error:
                 if isinstance(error, asyncio.CancelledError) and self._admission.is_draining:
                     raise self._left_behind(answering, asked) from None
@@ -210,13 +241,6 @@ class AnswerRoutes:
         body = b"".join(data)
         asked = self._named(reader.read(body, name), request.scope[OWNER])
         return msgspec.structs.replace(asked, envelope=identified(asked.envelope, request, body))
-
-    def _sources(self, asked: Asked, caller: Caller) -> tuple[Asked, Sequence[News]]:
-        """Of whom the answers are, and the call as it was accepted. Raises ApiError."""
-        try:
-            return self.calls.sources(asked, caller)
-        except Exception as error:
-            raise self.told(error, asked) from error
 
     def _left_behind(self, answering: Answering, asked: Asked) -> ApiError:
         """The server ends before the answer is there. Takes back the cancellation by which that is known."""

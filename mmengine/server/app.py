@@ -45,6 +45,12 @@ _ELSEWHERE = {
     "/v1/moderations": "nothing is moderated by this engine",
     "/v1/messages": "Anthropic's messages are not served yet; use /v1/chat/completions",
 }
+_RESPONSES = (
+    ("GET", "/v1/responses/{response_id}"),
+    ("DELETE", "/v1/responses/{response_id}"),
+    ("POST", "/v1/responses/{response_id}/cancel"),
+    ("GET", "/v1/responses/{response_id}/input_items"),
+)
 _KEPT = (
     ("POST", "/v1/files"),
     ("GET", "/v1/files"),
@@ -79,8 +85,7 @@ class App:
         self.admission = Admission(engine, settings, keys)
         fetches = FetchMetrics(door)
         texts = TokenTexts(engine.processor.tokenizer)
-        files = keep.files if keep is not None else None
-        answers = AnswerRoutes(engine, settings, names, self.metrics, self.admission, texts, door, files)
+        answers = AnswerRoutes(engine, settings, names, self.metrics, self.admission, texts, door, keep)
         self.calls = answers.calls
         others = OtherRoutes(
             engine, settings, names, self.metrics, self.admission, texts, fetches, answers.reader
@@ -105,7 +110,10 @@ class App:
             self._runner = BatchRunner(keep, engine, answers, self.admission, settings)
             endpoints |= _kept_endpoints(keep, self._runner, self.admission, settings)
         else:
-            endpoints |= dict.fromkeys(_KEPT, _nothing_kept)
+            endpoints |= dict.fromkeys((*_RESPONSES, *_KEPT), _nothing_kept)
+        if (responses := answers.kept_responses) is not None:
+            ways = (responses.get, responses.delete, responses.cancel, responses.input_items)
+            endpoints |= dict(zip(_RESPONSES, ways, strict=True))
         routes = [Route(path, endpoint, methods=[method]) for (method, path), endpoint in endpoints.items()]
         self._known = {route.path for route in routes}
         self._patterns = [route for route in routes if "{" in route.path]
@@ -227,7 +235,7 @@ def _kept_endpoints(
 
 
 async def _nothing_kept(request: Request) -> ASGIApp:
-    text = "files and batches are kept beside a log, and this server has none; start it with --log"
+    text = "responses, files and batches are kept beside a log, and here is none; start it with --log"
     raise ApiError(404, text, code="no_log")
 
 

@@ -85,6 +85,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     place: int = 0  # of this prompt among those of the call
     num_prompts: int = 1
     traceparent: str = ""
+    show_reasoning: bool = True
     responses: ResponsesAsked | None = None  # of a call of the Responses API
 
 

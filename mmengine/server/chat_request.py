@@ -130,6 +130,7 @@ class ChatReader:
         shows = body.include_reasoning is not False
         return msgspec.structs.replace(
             asked,
+            envelope=msgspec.structs.replace(asked.envelope, show_reasoning=shows),
             logprobs=bool(body.logprobs),
             show_reasoning=shows,
             thinking_token_budget=_thinking(body),

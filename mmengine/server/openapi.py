@@ -36,7 +36,7 @@ from mmengine.server.kept_shapes import (
     described_upload,
 )
 from mmengine.server.responses.body import ResponsesBody
-from mmengine.server.responses.shapes import EVENTS, Response
+from mmengine.server.responses.shapes import EVENTS, InputItems, Response, ResponseDeleted
 from mmengine.server.responses.table import RESPONSES
 from mmengine.server.token_requests import DetokenizeBody, TokenizeBody
 from mmengine.version import __version__
@@ -68,7 +68,17 @@ def document() -> bytes:
     """As JSON."""
     kinds: tuple[_Kind, ...] = (*_BODIES, ChatEvent, TextEvent, *EVENTS, Refusal)
     said = (ChatAnswer, TextAnswer, Response, Models, ModelCard, Tokens, Text, Health, Alive, Version)
-    kinds += (FileObject, FileObjects, FileDeleted, BatchBody, BatchObject, BatchObjects, Upload)
+    kinds += (
+        InputItems,
+        ResponseDeleted,
+        FileObject,
+        FileObjects,
+        FileDeleted,
+        BatchBody,
+        BatchObject,
+        BatchObjects,
+        Upload,
+    )
     _, schemas = msgspec.json.schema_components((*kinds, *said), schema_hook=_of_anything, ref_template=_REF)
     for kind, fields in _BODIES.items():
         _describe(schemas[kind.__name__], fields)
@@ -150,7 +160,25 @@ def _kept_paths() -> Json:
     listed, named, made = (400, *_ASKS), (*_ASKS, 503), (400, 404, *_READS)
     upload: Json = {"content": {"multipart/form-data": {"schema": _of(Upload)}}, "required": True}
     file, batch = {"parameters": [_named("file_id")]}, {"parameters": [_named("batch_id")]}
+    response = {"parameters": [_named("response_id")]}
+    again = [_named("response_id"), _query("stream"), _query("starting_after")]
+    found = _answer("It as it is now, or with stream true its events", Response)
+    assert isinstance(found["content"], dict)
+    found["content"]["text/event-stream"] = _events(_by_name(EVENTS))
     return {
+        "/v1/responses/{response_id}": {
+            "get": {**_route("A stored response", {"200": found}, (429, *listed, 503)), "parameters": again},
+            "delete": {**_route("Delete it", _ok("It is gone", ResponseDeleted), named), **response},
+        },
+        "/v1/responses/{response_id}/cancel": {
+            "post": {**_route("Cancel it", _ok("The response", Response), named), **response},
+        },
+        "/v1/responses/{response_id}/input_items": {
+            "get": {
+                **_route("What it was asked", _ok("A page", InputItems), (*listed, 503)),
+                "parameters": [_named("response_id"), _query("order"), *_PAGES],
+            },
+        },
         "/v1/files": {
             "post": {**_route("Upload a file", _ok("The file", FileObject), made), "requestBody": upload},
             "get": {
@@ -247,6 +275,11 @@ def _chunks(event: _Kind) -> Json:
     return {"data": {"anyOf": [{"const": "[DONE]"}, _json_in(event, Refusal)]}}
 
 
+def _events(event: Json) -> Json:
+    """Of each event, in the words of OpenAPI 3.2."""
+    return {"itemSchema": {"type": "object", "properties": event}}
+
+
 def _by_name(events: Sequence[_Kind]) -> Json:
     """Events that stand under their names."""
     return {"event": {"enum": [each.__struct_config__.tag for each in events]}, "data": _json_in(*events)}
@@ -255,11 +288,9 @@ def _by_name(events: Sequence[_Kind]) -> Json:
 def _answering(summary: str, body: _Kind, answer: _Kind, event: Json) -> Json:
     """A route of answers; `event` is what a stream has instead, property by property."""
     said = _answer("The answer, or with stream true its events", answer, ("x-request-id",))
-    # Of each event, in the words of OpenAPI 3.2.
-    stream = {"itemSchema": {"type": "object", "properties": event}}
     content = said["content"]
     assert isinstance(content, dict)
-    content["text/event-stream"] = stream
+    content["text/event-stream"] = _events(event)
     dropped = {"schema": {"type": "string"}, "description": "with --unknown-fields ignore: what was dropped"}
     headers = said["headers"]
     assert isinstance(headers, dict)

@@ -11,6 +11,9 @@ from tests.server.openai_answers import events_of, named_events
 
 _NAMED = (
     (re.compile("/v1/models/.+"), "/v1/models/{name}"),
+    (re.compile("/v1/responses/[^/]+"), "/v1/responses/{response_id}"),
+    (re.compile("/v1/responses/[^/]+/cancel"), "/v1/responses/{response_id}/cancel"),
+    (re.compile("/v1/responses/[^/]+/input_items"), "/v1/responses/{response_id}/input_items"),
     (re.compile("/v1/files/[^/]+"), "/v1/files/{file_id}"),
     (re.compile("/v1/files/[^/]+/content"), "/v1/files/{file_id}/content"),
     (re.compile("/v1/batches/[^/]+"), "/v1/batches/{batch_id}"),

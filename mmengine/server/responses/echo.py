@@ -5,7 +5,7 @@ import msgspec
 
 class ResponsesAsked(msgspec.Struct, frozen=True, omit_defaults=True):
     """All that a response object repeats of its call, beside what the envelope has. JSON stands as it goes
-    out. `store`: true where the call leaves it out. `input`: of one that is stored, the items of this call
+    out. `store`: where the server keeps it. `input`: of one that is stored, the items of this call
     alone, as a JSON list; an image or video that came as data stands there as sha256: and the hex of what its
     bytes hash to."""
 
@@ -28,3 +28,4 @@ class ResponsesAsked(msgspec.Struct, frozen=True, omit_defaults=True):
     background: bool = False
     store: bool = True
     input: msgspec.Raw = msgspec.Raw(b"[]")
+    is_begun: bool = False  # the input is too large for the log, and stands in the store

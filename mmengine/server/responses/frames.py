@@ -32,7 +32,7 @@ class ResponsesFrames:
     def __init__(self, request_id: str, envelope: Envelope, texts: TokenTexts | None, *, after: int = -1):
         self._request_id, self._texts, self._after = request_id, texts, after
         self.response = ResponseObject(request_id, envelope)
-        self._is_background = envelope.responses is not None and envelope.responses.background
+        self.is_background = envelope.responses is not None and envelope.responses.background
         self.tails = Tails("last")
         self._number = 0  # of the next event
         self._closed: list[bytes] = []  # items of the output that are complete
@@ -52,7 +52,7 @@ class ResponsesFrames:
 
     def first(self, index: int, scores: PromptLogprobs | None = None) -> bytes:
         running = self.response.of("in_progress")
-        if not self._is_background:
+        if not self.is_background:
             return self._of_response(b"created", running) + self._of_response(b"in_progress", running)
         queued = self.response.of("queued")
         return (

@@ -1,6 +1,6 @@
 """The body of /v1/responses becomes what chat asks the engine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -38,11 +38,10 @@ def _none_kept(name: str) -> bytes | None:
 
 
 class ResponsesReader:
-    """`chat`: what reads all that responses share with it. `can_go_on`: whether the server keeps requests
-    whose callers left, as background asks."""
+    """`chat`: what reads all that responses share with it. `is_kept`: whether the server keeps responses."""
 
-    def __init__(self, chat: ChatReader, *, ignore_unknown: bool, can_go_on: bool = False):
-        self._chat, self._ignore_unknown, self._can_go_on = chat, ignore_unknown, can_go_on
+    def __init__(self, chat: ChatReader, *, ignore_unknown: bool, is_kept: bool = False):
+        self._chat, self._ignore_unknown, self._is_kept = chat, ignore_unknown, is_kept
 
     def read(
         self,
@@ -82,7 +81,7 @@ class ResponsesReader:
         asked = msgspec.structs.replace(
             asked, usage_frames="last", places=tuple(said.places), media=said.media
         )
-        told = _told(body, asked, said.items)
+        told = _told(body, asked, said.items, self._is_kept and body.store is not False)
         envelope = msgspec.structs.replace(asked.envelope, responses=told)
         return msgspec.structs.replace(asked, envelope=envelope)
 
@@ -90,9 +89,10 @@ class ResponsesReader:
         """Raises ApiError."""
         if body.background and body.store is False:
             raise ApiError(400, "background needs store, which is true where it is left out", "store")
-        if body.background and not self._can_go_on:
-            text = "background needs a log, in which the server keeps the request; start it with --log"
-            raise ApiError(400, text, "background", "unsupported_parameter")
+        for field in ("background", "store"):
+            if getattr(body, field) and not self._is_kept:
+                text = f"{field} needs a log, beside which the server keeps the response; start it with --log"
+                raise ApiError(400, text, field, "unsupported_parameter")
         name = body.previous_response_id
         if name is not None and not before:
             text = f"there is no response {shown(name)} to go on with; send its items as input"
@@ -124,7 +124,7 @@ def _as_chat(body: ResponsesBody, messages: list[Json]) -> ChatBody:
     )
 
 
-def _told(body: ResponsesBody, asked: Asked, items: list[Json]) -> ResponsesAsked:
+def _told(body: ResponsesBody, asked: Asked, items: list[Json], is_stored: bool) -> ResponsesAsked:
     effort = body.reasoning.effort if body.reasoning is not None else None
     return ResponsesAsked(
         instructions=body.instructions,
@@ -144,6 +144,17 @@ def _told(body: ResponsesBody, asked: Asked, items: list[Json]) -> ResponsesAske
         safety_identifier=body.safety_identifier,
         prompt_cache_key=body.prompt_cache_key,
         background=bool(body.background),
-        store=body.store is not False,
-        input=msgspec.Raw(_encode(items)) if body.store is not False else msgspec.Raw(b"[]"),
+        store=is_stored,
+        input=msgspec.Raw(_encode(items)) if is_stored else msgspec.Raw(b"[]"),
     )
+
+
+class GoingOn:
+    """Reads bodies that go on with the responses before, of which the items and the bytes of media are
+    given."""
+
+    def __init__(self, reader: ResponsesReader, items: Sequence[Json], media: Mapping[str, bytes]):
+        self._reader, self._items, self._media = reader, items, media
+
+    def read(self, data: bytes, request_id: str) -> Asked:
+        return self._reader.read(data, request_id, self._items, self._media.get)

@@ -219,3 +219,19 @@ EVENTS = (
     *(ReasoningDelta, ReasoningDone, ArgumentsDelta, ArgumentsDone, PartDone, ItemDone),
     *(ResponseCompleted, ResponseIncomplete, ResponseFailed, StreamError),
 )
+
+
+class ResponseDeleted(Said):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputItems(Said):
+    """Media that came as data stand in them as sha256: and their hash."""
+
+    object: Literal["list"]
+    data: list[_Json]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

@@ -1,0 +1,75 @@
+"""Responses in the store beside the log, and the conversations that they continue."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from mmengine.errors import CorruptLog
+from mmengine.serve.record import Whole
+from mmengine.server.asked import Envelope
+from mmengine.server.asking import log_id
+from mmengine.server.keep.store import Store
+
+LARGE_ENVELOPE = 2**18  # bytes; what is larger stands in the store alone, and not in the log
+_encode, _pack = msgspec.json.encode, msgspec.msgpack.encode
+_decode_envelope = msgspec.json.Decoder(Envelope).decode
+_decode_whole = msgspec.msgpack.Decoder(Whole).decode
+
+
+class KeptResponse(NamedTuple):
+    """`answer`: None of one that was begun, and has none yet."""
+
+    envelope: Envelope
+    answer: Whole | None
+
+
+class KeptResponses:
+    """By owner and request id; see Store for what its methods raise."""
+
+    def __init__(self, store: Store):
+        self._store = store
+
+    async def begin(self, envelope: Envelope, request_id: str, media: Mapping[str, bytes]) -> Envelope:
+        """Keep what a response was asked, where the log is no place for it. Gives the log's envelope."""
+        data = _encode(envelope)
+        if not media and len(data) <= LARGE_ENVELOPE:
+            return envelope
+        name = log_id(envelope, request_id, 0)
+        await self._store.begin(name, envelope.owner, envelope.created, data, media)
+        if len(data) <= LARGE_ENVELOPE:
+            return envelope
+        assert envelope.responses is not None
+        told = msgspec.structs.replace(envelope.responses, input=msgspec.Raw(b"[]"), is_begun=True)
+        return msgspec.structs.replace(envelope, responses=told)
+
+    async def refused(self, envelope: Envelope, request_id: str) -> None:
+        """What `begin` kept belongs to no request."""
+        await self._store.delete(log_id(envelope, request_id, 0), envelope.owner)
+
+    async def put(self, envelope: Envelope, request_id: str, answer: Whole) -> None:
+        """Its answer is on the disk when this returns."""
+        if envelope.responses is not None and envelope.responses.is_begun:
+            before = await self.get(envelope.owner, request_id)
+            envelope = before.envelope if before is not None else envelope
+        name = log_id(envelope, request_id, 0)
+        await self._store.put(name, envelope.owner, envelope.created, _encode(envelope), _pack(answer))
+
+    async def get(self, owner: str, request_id: str) -> KeptResponse | None:
+        """None where there is none of this owner. Raises CorruptLog for what cannot be read."""
+        name = f"{owner}:{request_id}" if owner else request_id
+        kept = await self._store.get(name, owner)
+        if kept is None:
+            return None
+        try:
+            answer = None if kept.answer is None else _decode_whole(kept.answer)
+            return KeptResponse(_decode_envelope(kept.envelope), answer)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise CorruptLog(f"response {request_id} in the store cannot be read: {error}") from None
+
+    async def delete(self, owner: str, request_id: str) -> bool:
+        """Whether there was one."""
+        return await self._store.delete(f"{owner}:{request_id}" if owner else request_id, owner)
+
+    async def media(self, sha: str) -> bytes | None:
+        return await self._store.media(sha)

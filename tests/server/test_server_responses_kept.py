@@ -1,0 +1,184 @@
+"""Responses that are stored: looked at, streamed from any event on, cancelled, deleted, gone on with; behind
+the server's death too."""
+
+import http.client
+import json
+import time
+
+import pytest
+
+from mmengine.core.resume import Resume
+from mmengine.serve.async_engine import AsyncEngine
+from tests.serve.serve_fakes import builder
+from tests.server.running import served, wait_for
+from tests.server.test_server_reattach import Leaving
+from tests.server.test_server_shutdown import ends
+
+PATH = "/v1/responses"
+TEXT = "a text of which the answer has all letters " * 3
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    log = tmp_path_factory.mktemp("responses") / "log"
+    with served(executor_class=Leaving, engine_options={"log": log}, keep={"log": log}) as server:
+        yield server
+
+
+def going_on(log, **options):
+    engine = AsyncEngine(builder=builder(executor_class=Leaving), log=log, resume=Resume())
+    return served(engine, keep={"log": log}, **options)
+
+
+def begun(server, **fields):
+    """A response on its way, by its id."""
+    status, _, body = server.call(PATH, {"input": TEXT, "background": True, **fields})
+    assert (status, body["status"], body["output"]) == (200, "queued", [])
+    return body["id"]
+
+
+def look(server, name, path=""):
+    return server.call(f"{PATH}/{name}{path}")
+
+
+def ended(server, name):
+    wait_for(lambda: look(server, name)[2]["status"] not in ("queued", "in_progress"))
+    return look(server, name)[2]
+
+
+def text_of(body):
+    return body["output"][0]["content"][0]["text"]
+
+
+def events(server, name, after=-1):
+    status, headers, text = look(server, name, f"?stream=true&starting_after={after}")
+    assert (status, headers["content-type"].partition(";")[0]) == (200, "text/event-stream")
+    return text
+
+
+def numbers(text):
+    told = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+    return [json.loads(event)["sequence_number"] for event in told]
+
+
+def test_a_response_in_the_background_is_looked_at_until_it_ends(one):
+    name = begun(one, metadata={"a": "b"})
+    assert look(one, name)[2]["status"] in ("queued", "in_progress")
+    body = ended(one, name)
+    assert (body["status"], body["metadata"], text_of(body)) == ("completed", {"a": "b"}, TEXT.upper())
+    wait_for(lambda: one.app.calls.response("", name.removeprefix("resp_")) is None)  # the store has it
+    assert look(one, name)[2] == body
+
+
+def test_events_come_again_from_any_of_them_on(one):
+    name = begun(one)
+    live = events(one, name)
+    wait_for(lambda: one.app.calls.response("", name.removeprefix("resp_")) is None)
+    assert events(one, name) == live, "from the store as while it ran"
+    assert numbers(live) == list(range(len(numbers(live)))) and len(numbers(live)) > 100
+    for after in (0, 1, 57, len(numbers(live)) - 2):
+        frames = live.split("\n\n")
+        assert events(one, name, after).split("\n\n") == frames[after + 1 :]
+    connection = http.client.HTTPConnection("127.0.0.1", one.port, timeout=20)
+    connection.request("GET", f"{PATH}/{name}?stream=true&starting_after={len(numbers(live)) - 1}")
+    assert connection.getresponse().read() == b"", "nothing is behind the last"
+    connection.close()
+
+
+def test_a_stream_that_is_left_runs_on_and_is_stored(one):
+    connection = http.client.HTTPConnection("127.0.0.1", one.port, timeout=20)
+    connection.request("POST", PATH, json.dumps({"input": TEXT, "stream": True, "request_id": "left"}))
+    response = connection.getresponse()
+    head = b"".join(response.readline() for _ in range(30))
+    connection.close()
+    body = ended(one, "resp_left")
+    assert text_of(body) == TEXT.upper()
+    assert events(one, "resp_left").encode().startswith(head)
+
+
+def test_cancelling_is_idempotent(one):
+    name = begun(one)
+    for _ in range(2):
+        status, _, body = one.call(f"{PATH}/{name}/cancel", {}, method="POST")
+        assert (status, body["id"], body["status"]) == (200, name, "cancelled")
+    assert ended(one, name)["status"] == "cancelled"
+    whole = one.call(PATH, {"input": "hi"})[2]
+    assert one.call(f"{PATH}/{whole['id']}/cancel", {}, method="POST")[2] == whole
+
+
+def test_what_is_deleted_is_gone(one):
+    whole = one.call(PATH, {"input": "hi"})[2]
+    running = begun(one)
+    for name in (whole["id"], running):
+        status, _, body = one.call(f"{PATH}/{name}", method="DELETE")
+        assert (status, body) == (200, {"id": name, "object": "response", "deleted": True})
+        again = one.call(f"{PATH}/{name}", method="DELETE")
+        for call in (look(one, name), look(one, name, "/input_items"), again):
+            assert (call[0], call[2]["error"]["code"]) == (404, "not_found")
+    wait_for(lambda: not one.engine._running)
+
+
+def test_a_response_goes_on_with_another(one):
+    first = one.call(PATH, {"input": "one", "instructions": "be brief"})[2]
+    second = one.call(PATH, {"input": "two", "previous_response_id": first["id"]})[2]
+    assert second["previous_response_id"] == first["id"] and text_of(second) == "TWO"
+    items = look(one, second["id"], "/input_items")[2]
+    assert [item["content"][0]["text"] for item in items["data"]] == ["two"]
+    for name in ("resp_none", "x" * 5000):
+        status, _, body = one.call(PATH, {"input": "a", "previous_response_id": name})
+        assert (status, body["error"]["code"]) == (400, "previous_response_not_found")
+    running = begun(one)
+    assert (
+        one.call(PATH, {"input": "a", "previous_response_id": running})[2]["error"]["param"]
+        == "previous_response_id"
+    )
+
+
+def test_store_false_keeps_nothing(one):
+    body = one.call(PATH, {"input": "hi", "store": False})[2]
+    assert not body["store"] and look(one, body["id"])[0] == 404
+
+
+def test_without_a_log_nothing_is_stored():
+    with served() as server:
+        body = server.call(PATH, {"input": "hi"})[2]
+        assert not body["store"] and look(server, body["id"])[0] == 404
+        for field in ("store", "background"):
+            status, _, found = server.call(PATH, {"input": "hi", field: True})
+            assert (status, found["error"]["param"]) == (400, field) and "--log" in found["error"]["message"]
+
+
+def test_what_the_process_before_began_is_finished_and_stored(tmp_path):
+    log = tmp_path / "log"
+    with served(executor_class=Leaving, drain_s=0, engine_options={"log": log}, keep={"log": log}) as server:
+        names = [begun(server, request_id=name) for name in ("a", "b")]
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        connection.request("GET", f"{PATH}/{names[0]}?stream=true")
+        response = connection.getresponse()
+        before = b""
+        while before.count(b"\n\n") < 20:
+            before += response.readline()
+    connection.close()
+    last = max(numbers(before.decode()))
+    with going_on(log) as server:
+        after = events(server, names[0], last)
+        whole = events(server, names[0])
+        assert before.decode() + after == whole
+        assert text_of(ended(server, names[1])) == TEXT.upper()
+    with going_on(log) as server:
+        assert events(server, names[0]) == whole, "and from the store of the process before"
+    assert set(ends(log).values()) == {"stop"}
+
+
+def test_a_stored_response_that_nobody_asks_for_is_cancelled_in_time(tmp_path):
+    log = tmp_path / "log"
+    options = {"engine_options": {"log": log}, "keep": {"log": log}}
+    with served(executor_class=Leaving, reattach_s=0.1, **options) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        connection.request("POST", PATH, json.dumps({"input": TEXT, "stream": True, "request_id": "left"}))
+        connection.getresponse().readline()
+        connection.close()
+        assert ended(server, "resp_left")["status"] == "cancelled"
+        name = begun(server)
+        time.sleep(0.2)
+        assert ended(server, name)["status"] == "completed", "who runs in the background is finished"
