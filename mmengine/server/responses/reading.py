@@ -10,7 +10,7 @@ from mmengine.server.asked import Asked, Json
 from mmengine.server.chat_request import ChatBody, ChatReader
 from mmengine.server.errors import ApiError, decoded
 from mmengine.server.payloads import MIN_CHARS, NO_PAYLOADS, Payloads, take_out
-from mmengine.server.responses.body import AS_CHAT, LOGPROBS, ResponsesBody, decode
+from mmengine.server.responses.body import AS_CHAT, LOGPROBS, ResponsesBody, ResponsesStreamOptions, decode
 from mmengine.server.responses.chat_shapes import chat_choice, chat_form, chat_tools, told_text, told_tools
 from mmengine.server.responses.conversation import Conversation
 from mmengine.server.responses.echo import ResponsesAsked
@@ -75,8 +75,9 @@ class ResponsesReader:
             said.instruct(body.instructions)
         said.go_on(before)
         said.take(body.input)
+        chat = _as_chat(body, said.finished())
         try:
-            asked = self._chat.asked("responses", _as_chat(body, said.finished()), request_id, dropped)
+            asked = self._chat.asked("responses", chat, request_id, dropped)
         except ApiError as error:
             raise reworded(error, said.places) from None
         asked = msgspec.structs.replace(
@@ -97,6 +98,8 @@ class ResponsesReader:
         if name is not None and not before:
             text = f"there is no response {shown(name)} to go on with; send its items as input"
             raise ApiError(400, text, "previous_response_id", "previous_response_not_found")
+        if body.stream_options is not None:
+            _check_stream(bool(body.stream), body.stream_options)
         for place, one in enumerate(body.include or ()):
             if one not in _INCLUDED:
                 text = f"include[{place}], {shown(one)}, is not done; there is {LOGPROBS}"
@@ -105,11 +108,16 @@ class ResponsesReader:
             raise ApiError(400, f"top_logprobs needs {LOGPROBS} in include", "top_logprobs")
 
 
-def _as_chat(body: ResponsesBody, messages: list[Json]) -> ChatBody:
-    """Raises ApiError."""
-    if body.stream_options is not None and body.stream_options.include_obfuscation:
+def _check_stream(is_stream: bool, options: ResponsesStreamOptions) -> None:
+    if not is_stream:
+        raise ApiError(400, "stream_options goes with stream true alone", "stream_options")
+    if options.include_obfuscation:
         place = "stream_options.include_obfuscation"
         raise ApiError(400, f"{place} is not supported; leave it out", place, "unsupported_parameter")
+
+
+def _as_chat(body: ResponsesBody, messages: list[Json]) -> ChatBody:
+    """Raises ApiError."""
     logprobs = LOGPROBS in (body.include or ())
     return ChatBody(
         messages=messages,
