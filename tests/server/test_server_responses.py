@@ -27,7 +27,7 @@ LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
 
 @pytest.fixture(scope="module")
 def echo():
-    with served(executor_class=Saying, max_schema_bytes=2000) as one:
+    with served(executor_class=Saying, max_schema_bytes=2000, reattach_s=0) as one:
         yield one
 
 

@@ -34,7 +34,7 @@ USAGE = {
     "completion_tokens_details": {"reasoning_tokens": 1, "accepted_prediction_tokens": 0},
 }
 ASKED = ResponsesAsked(instructions='Be b"rief.', metadata={"a": "é"}, input=msgspec.Raw(b'[{"id":"x"}]'))
-ENVELOPE = Envelope("responses", 7, "m", "owner", ASKED)
+ENVELOPE = Envelope("responses", 7, "m", "owner", responses=ASKED)
 FORMS = {form: tool_calls(TOOLS, ToolCalls(form, ())) for form in ("json", "xml")}
 thoughts = st.none() | st.text("ab é<", max_size=8)
 quick = settings(max_examples=60, deadline=None)
