@@ -13,9 +13,9 @@ from mmengine.serve.deltas import ChoiceDeltas
 from mmengine.serve.reasoning import ReasoningTokens
 from mmengine.server.asked import Envelope
 from mmengine.server.errors import ApiError, late, shutting_down
-from mmengine.server.responses.echo import ResponsesAsked
 from mmengine.server.responses.frames import ResponsesFrames
 from mmengine.server.responses.response import ResponseObject
+from mmengine.server.responses_asked import ResponsesAsked
 from mmengine.server.token_texts import TokenTexts
 from mmengine.structured_output.request.tool_calls import ToolCalls, tool_calls
 from tests.serve.serve_fakes import ByteTokenizer

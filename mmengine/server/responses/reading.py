@@ -13,9 +13,9 @@ from mmengine.server.payloads import MIN_CHARS, NO_PAYLOADS, Payloads, take_out
 from mmengine.server.responses.body import AS_CHAT, LOGPROBS, ResponsesBody, ResponsesStreamOptions, decode
 from mmengine.server.responses.chat_shapes import chat_choice, chat_form, chat_tools, told_text, told_tools
 from mmengine.server.responses.conversation import Conversation
-from mmengine.server.responses.echo import ResponsesAsked
 from mmengine.server.responses.table import FIELDS
 from mmengine.server.responses.wording import reworded
+from mmengine.server.responses_asked import ResponsesAsked
 
 _INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
 _encode = msgspec.json.encode
