@@ -131,6 +131,11 @@ def late() -> ApiError:
     return ApiError(504, text, "deadline_s", "deadline_exceeded", {"x-should-retry": "false"})
 
 
+def cancelled() -> ApiError:
+    """A request was given up, by somebody's wish or because nobody came for its answer."""
+    return ApiError(500, "the request was cancelled", code="request_cancelled")
+
+
 def failed(request_id: str, detail: str) -> ApiError:
     """A request ended with an error. What a library said of it may hold addresses and paths: the caller is
     told which kind of error it was, and under which id the log has the rest."""

@@ -283,6 +283,8 @@ REFUSED = [
     ({"input": [{"type": "function_call_output", "call_id": "a"}]}, "input[0].output"),
     ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input[0].encrypted_content"),
     ({"instructions": "a", "input": [{"role": "user", "content": "a"}] * 5000}, "input"),
+    ({"input": of_user(*[{"type": "input_text", "text": ""}] * 5000)}, "input[0].content"),
+    ({"tools": [NOW] * 200}, "tools"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [{"type": "mcp", "server_label": "a"}]}, "tools[0].type"),
     ({"tools": [{"type": "function", "function": {"name": "a"}}]}, "tools[0].function"),

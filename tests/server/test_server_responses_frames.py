@@ -12,7 +12,7 @@ from mmengine.serve.chat import WholeChoice
 from mmengine.serve.deltas import ChoiceDeltas
 from mmengine.serve.reasoning import ReasoningTokens
 from mmengine.server.asked import Envelope
-from mmengine.server.errors import ApiError, late, shutting_down
+from mmengine.server.errors import ApiError, cancelled, late, shutting_down
 from mmengine.server.responses.frames import ResponsesFrames
 from mmengine.server.responses.response import ResponseObject
 from mmengine.server.responses_asked import ResponsesAsked
@@ -183,6 +183,12 @@ def test_a_request_that_came_to_nothing_failed():
     last = check_events(stream.decode())[-1]
     assert last["type"] == "response.failed" and last["response"]["error"]["code"] == "server_error"
     assert "deadline" in last["response"]["error"]["message"] and last["response"]["output"] == []
+
+
+def test_a_request_that_was_cancelled_says_so():
+    frames = ResponsesFrames("r", ENVELOPE, None)
+    last = check_events((frames.first(0) + frames.error(cancelled())).decode())[-1]
+    assert (last["type"], last["response"]["status"]) == ("response.failed", "cancelled")
 
 
 def test_where_the_server_ends_the_number_is_the_last_ones():

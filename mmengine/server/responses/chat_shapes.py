@@ -13,8 +13,10 @@ _SCHEMA_FIELDS = ("name", "description", "schema", "strict")
 _encode = msgspec.json.encode
 
 
-def chat_tools(tools: Sequence[Json]) -> list[Json]:
+def chat_tools(tools: Sequence[Json], max_tools: int) -> list[Json]:
     """Raises ApiError."""
+    if len(tools) > max_tools:
+        raise ApiError(400, f"tools has {len(tools)} entries; at most {max_tools} are taken", "tools")
     return [_tool(f"tools[{n}]", each) for n, each in enumerate(tools)]
 
 

@@ -141,9 +141,12 @@ class ResponsesFrames:
         return self._whole(usage)
 
     def error(self, error: ApiError) -> bytes:
-        """Where the request came to nothing, its response failed. Where the server does not go on with it,
-        that is not the response's end: the event then repeats the number of the one before, for a reader that
-        goes on behind it. It has `error` as events of chat do, by which OpenAI's clients raise."""
+        """Where the request came to nothing, its response failed, or was cancelled: for that OpenAI's clients
+        know no event of its own. Where the server does not go on with the request, that is not the response's
+        end: the event then repeats the number of the one before, for a reader that goes on behind it. It has
+        `error` as events of chat do, by which OpenAI's clients raise."""
+        if error.body.code == "request_cancelled":
+            return self._of_response(b"failed", self.response.of("cancelled"))
         if error.status != 503 and error.body.code != "internal_error":
             return self._of_response(b"failed", self.response.failed(error))
         said = {

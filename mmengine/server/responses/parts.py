@@ -9,6 +9,7 @@ from mmengine.server.asked import Json, without_nulls
 from mmengine.server.errors import ApiError
 from mmengine.server.payloads import PIECE, Payloads
 
+MAX_PARTS = 4096  # of one item
 REFERENCE = "sha256:"
 _MEDIA = {"input_image": "image_url", "input_video": "video_url"}  # the field that each has
 _OPTIONS = ("detail", "min_pixels", "max_pixels")
@@ -114,6 +115,8 @@ class Parts:
 def _list(where: str, given: object) -> Sequence[Json]:
     if not isinstance(given, list):
         raise ApiError(400, f"{where} must be a text or a list of parts, not {shown(given)}", where)
+    if len(given) > MAX_PARTS:
+        raise ApiError(400, f"{where} has {len(given)} parts; at most {MAX_PARTS} are taken", where)
     for number, part in enumerate(given):
         if not isinstance(part, dict):
             text = f"{where}[{number}] must be an object with a type, not {shown(part)}"

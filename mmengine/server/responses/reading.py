@@ -75,7 +75,8 @@ class ResponsesReader:
             said.instruct(body.instructions)
         said.go_on(before)
         said.take(body.input)
-        chat = _as_chat(body, said.finished())
+        tools = None if body.tools is None else chat_tools(body.tools, self._chat.max_tools)
+        chat = _as_chat(body, said.finished(), tools)
         try:
             asked = self._chat.asked("responses", chat, request_id, dropped)
         except ApiError as error:
@@ -100,6 +101,10 @@ class ResponsesReader:
             raise ApiError(400, text, "previous_response_id", "previous_response_not_found")
         if body.stream_options is not None:
             _check_stream(bool(body.stream), body.stream_options)
+        most = self._chat.max_messages
+        if not isinstance(body.input, str) and len(body.input) > most:
+            text = f"input has {len(body.input)} items; at most {most} are taken (max_messages)"
+            raise ApiError(400, text, "input")
         for place, one in enumerate(body.include or ()):
             if one not in _INCLUDED:
                 text = f"include[{place}], {shown(one)}, is not done; there is {LOGPROBS}"
@@ -116,12 +121,12 @@ def _check_stream(is_stream: bool, options: ResponsesStreamOptions) -> None:
         raise ApiError(400, f"{place} is not supported; leave it out", place, "unsupported_parameter")
 
 
-def _as_chat(body: ResponsesBody, messages: list[Json]) -> ChatBody:
+def _as_chat(body: ResponsesBody, messages: list[Json], tools: list[Json] | None) -> ChatBody:
     """Raises ApiError."""
     logprobs = LOGPROBS in (body.include or ())
     return ChatBody(
         messages=messages,
-        tools=None if body.tools is None else chat_tools(body.tools),
+        tools=tools,
         tool_choice=chat_choice(body.tool_choice),
         response_format=chat_form(body.text),
         max_completion_tokens=body.max_output_tokens,
