@@ -9,7 +9,7 @@ import pytest
 from mmengine import AsyncEngine
 from mmengine.server.answering import Answering
 from mmengine.server.errors import shutting_down
-from tests.pictures import data_url
+from tests.pictures import data_url, scene
 from tests.serve.test_serve_chat import JSON_TEMPLATE, TOOLS
 from tests.server.running import served
 from tests.server.test_server_openai import Thing
@@ -84,6 +84,25 @@ def test_images_are_looked_at(client):
         client.responses.create(model=NAME, instructions="Look.", input=given)
     assert (found.value.code, found.value.param) == ("invalid_media", "input[0].content[1]")
     assert "input[0].content[1]" in found.value.message
+
+
+def test_an_uploaded_image_is_that_of_a_data_url(tmp_path):
+    log = tmp_path / "log"
+    with (
+        served(AsyncEngine(log=log), names=(NAME,), keep={"log": log}) as one,
+        openai.OpenAI(base_url=f"http://127.0.0.1:{one.port}/v1", api_key="none", max_retries=0) as client,
+    ):
+        file = client.files.create(file=("a.png", scene(1)), purpose="vision")
+        counts = []
+        for image in ({"file_id": file.id}, {"image_url": data_url(1)}):
+            given = [{"role": "user", "content": [{"type": "input_image", "detail": "low", **image}]}]
+            said = client.responses.create(model=NAME, input=given, temperature=0, max_output_tokens=4)
+            counts.append((said.usage.input_tokens, said.output_text))
+        assert counts[0] == counts[1]
+        given[0]["content"][0] = {"type": "input_image", "file_id": "file-" + "0" * 24}
+        with pytest.raises(openai.NotFoundError) as found:
+            client.responses.create(model=NAME, input=given)
+        assert found.value.param == "input[0].content[0].file_id"
 
 
 def test_calls_go_there_and_back(client):

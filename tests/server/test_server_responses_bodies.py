@@ -140,6 +140,17 @@ def test_media_stand_as_what_they_hash_to(size):
     assert read(of_user(part)).media == {name: data}
 
 
+def test_uploaded_images_are_named_by_their_ids():
+    name = "file-" + "a" * 24
+    asked = read(of_user({"type": "input_image", "file_id": name, "detail": "low"}))
+    (upload,) = asked.uploads
+    assert (upload.file_id, upload.where) == (name, "input[0].content[0].file_id")
+    (part,) = asked.prompts[0].messages[0]["content"]
+    assert part["image_url"] is upload.part and part["max_pixels"]
+    (told,) = items(asked)[0]["content"]
+    assert told == {"type": "input_image", "detail": "low", "file_id": name} and not asked.media
+
+
 def test_the_response_before_stands_before_the_input():
     data, first = b"picture", read(of_user(image(b"picture"), {"type": "input_text", "text": "what?"}))
     said = {
@@ -268,6 +279,7 @@ REFUSED = [
     ({"input": of_user("a")}, "input[0].content[0]"),
     ({"input": of_user({"type": "input_file", "file_id": "f"})}, "input[0].content[0].type"),
     ({"input": of_user({"type": "input_image", "file_id": "f"})}, "input[0].content[0].file_id"),
+    ({"input": of_user({**PICTURE, "file_id": "file-" + "a" * 24})}, "input[0].content[0].file_id"),
     ({"input": of_user({"type": "input_audio"})}, "input[0].content[0].type"),
     ({"input": of_user({**PICTURE, "detail": "most"})}, "input[0].content[0].detail"),
     ({"input": of_user({**PICTURE, "image_url": "sha256:aa"})}, "input[0].content[0].image_url"),

@@ -14,7 +14,7 @@ from mmengine.server.responses.body import AS_CHAT, LOGPROBS, ResponsesBody, Res
 from mmengine.server.responses.chat_shapes import chat_choice, chat_form, chat_tools, told_text, told_tools
 from mmengine.server.responses.conversation import Conversation
 from mmengine.server.responses.table import FIELDS
-from mmengine.server.responses.wording import reworded
+from mmengine.server.responses.wording import reworded, upload_place
 from mmengine.server.responses_asked import ResponsesAsked
 
 _INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
@@ -82,7 +82,11 @@ class ResponsesReader:
         except ApiError as error:
             raise reworded(error, said.places) from None
         asked = msgspec.structs.replace(
-            asked, usage_frames="last", places=tuple(said.places), media=said.media
+            asked,
+            usage_frames="last",
+            places=tuple(said.places),
+            media=said.media,
+            uploads=[each._replace(where=upload_place(each.where, said.places)) for each in asked.uploads],
         )
         told = _told(body, asked, said.items)
         envelope = msgspec.structs.replace(asked.envelope, responses=told)
