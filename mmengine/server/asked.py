@@ -17,7 +17,7 @@ from mmengine.serve.vllm_forms import as_form
 from mmengine.server.errors import ApiError, api_error, decoded
 from mmengine.server.fields import Fields
 from mmengine.server.payloads import Uploaded
-from mmengine.server.responses.echo import ResponsesAsked
+from mmengine.server.responses_asked import ResponsesAsked
 from mmengine.structured_output.request.fields import LARGE
 
 Json = dict[str, object]

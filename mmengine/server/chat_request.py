@@ -99,7 +99,8 @@ class ChatReader:
         max_messages: int = ServerSettings().max_messages,
         max_schema_bytes: int = ServerSettings().max_schema_bytes,
     ):
-        self._tools, self._max_messages, self._max_schema_bytes = tools, max_messages, max_schema_bytes
+        self._tools, self._max_schema_bytes = tools, max_schema_bytes
+        self.max_messages, self.max_tools = max_messages, tools.limits.max_tools
         self._defaults, self._max_model_len, self._pixels = defaults, max_model_len, pixels
         self._door, self._opened = door, {"urls": door} if door is not None else {}
         self._template: Json = {"chat_template": chat_template} if chat_template else {}
@@ -143,8 +144,8 @@ class ChatReader:
         """The prompt, and what its answer is held to beside tools. `uploads`: to which is added what it still
         lacks; None: it may name no uploaded file. Raises ApiError."""
         tools = self._tools
-        if len(body.messages) > self._max_messages:
-            text = f"messages has {len(body.messages)} entries; at most {self._max_messages} are taken"
+        if len(body.messages) > self.max_messages:
+            text = f"messages has {len(body.messages)} entries; at most {self.max_messages} are taken"
             raise ApiError(400, f"{text} (max_messages)", "messages")
         try:
             asked = tools_asked(body.tools, body.tool_choice, body.parallel_tool_calls, tools.limits)

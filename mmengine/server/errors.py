@@ -56,7 +56,7 @@ _KIND = re.compile(r"\b([A-Z][A-Za-z0-9_]{0,60}(?:Error|Exception))\b")  # of an
 _FIRST_NAME = re.compile(r"(?:unknown )?([a-z][a-z_]*(?:[.\[][\w.\[\]-]*)?)")
 _TOO_LONG = re.compile(r"the prompt has \d+ tokens\b")  # clients cut their history when they read its code
 _MEDIA_PLACE = re.compile(r"message (\d+)(?:, part (\d+))?")
-_DECODED_PLACE = re.compile(r"(.*) - at `\$(?:\.)?(.*)`", re.DOTALL)
+_DECODED_PLACE = re.compile(r"(.*) - at (?:`key` in )?`\$(?:\.)?(.*)`", re.DOTALL)
 _D = TypeVar("_D")
 _T = TypeVar("_T")
 
@@ -129,6 +129,11 @@ def late() -> ApiError:
     """The deadline of a request passed."""
     text = "the deadline passed before the answer was complete; raise deadline_s, or send less at once"
     return ApiError(504, text, "deadline_s", "deadline_exceeded", {"x-should-retry": "false"})
+
+
+def cancelled() -> ApiError:
+    """A request was given up, by somebody's wish or because nobody came for its answer."""
+    return ApiError(500, "the request was cancelled", code="request_cancelled")
 
 
 def failed(request_id: str, detail: str) -> ApiError:

@@ -34,7 +34,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         0.5  # of all calls, and of max_bodies_bytes, that one of several keys may have
     )
     max_prompts: Annotated[int, Meta(ge=1, le=4096)] = 64  # of one call of /v1/completions
-    max_messages: Annotated[int, Meta(ge=1, le=2**20)] = 4096  # of one call of /v1/chat/completions
+    max_messages: Annotated[int, Meta(ge=1, le=2**20)] = 4096  # of one call, or items of its input
     max_tools: Annotated[int, Meta(ge=1, le=4096)] = 128  # of one call
     max_tool_bytes: Annotated[int, Meta(ge=16, le=2**24)] = 256 * 2**10  # all tools of one call, as JSON
     max_schema_bytes: Annotated[int, Meta(ge=16, le=2**24)] = 4 * 2**20  # the form of one answer, as JSON

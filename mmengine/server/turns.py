@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from mmengine.core.executor import PromptLogprobs
-from mmengine.errors import InvalidRequest, QueueFull, RequestFailed
+from mmengine.errors import InvalidRequest, QueueFull
 from mmengine.models.plugin import Tokenizer
 from mmengine.serve.answers import RequestOutput
 from mmengine.serve.deltas import ArgumentError, ChoiceDeltas, Delta
 from mmengine.serve.record import News
 from mmengine.server.asked import Asked
-from mmengine.server.errors import failed, late
+from mmengine.server.errors import cancelled, failed, late
 
 
 class Said(NamedTuple):
@@ -58,7 +58,7 @@ class Turn:
 
     def end(self, output: RequestOutput, errors: tuple[ArgumentError, ...] = ()) -> Said:
         """The last word of a choice, of an output with a `finish_reason`. `errors`: what the look found.
-        Raises ApiError, QueueFull and RequestFailed for an answer that was given up."""
+        Raises ApiError, InvalidRequest and QueueFull for an answer that was given up."""
         choice, reason = self._choices[output.index], output.finish_reason or ""
         if reason not in ("stop", "length"):
             raise given_up(self._asked, reason, output.detail)
@@ -90,6 +90,4 @@ def given_up(asked: Asked, reason: str, detail: str) -> Exception:
         return late()
     if detail.startswith(("the grammar", "on_truncation")):
         return InvalidRequest(detail)
-    return (
-        RequestFailed("the request was cancelled") if reason == "abort" else failed(asked.request_id, detail)
-    )
+    return cancelled() if reason == "abort" else failed(asked.request_id, detail)

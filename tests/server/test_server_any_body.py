@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from mmengine import AsyncEngine
 from mmengine.server.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
+from mmengine.server.responses.table import RESPONSES
 from tests.server.running import served
 
 WORDS = st.text(max_size=6) | st.sampled_from(
@@ -57,9 +58,40 @@ def begins_with(begins):
 
 CHAT_BODIES = bodies(CHAT, GOOD) | MESSAGES.map(lambda found: {"messages": found, "max_tokens": 8})
 TEXT_BODIES = bodies(COMPLETION, {"prompt": "hi", "max_tokens": 8})
+ITEM_KINDS = ["message", "function_call", "function_call_output", "reasoning", "item_reference"]
+ITEM_PARTS = st.fixed_dictionaries(
+    {"type": st.sampled_from(["input_text", "input_image", "input_video", "output_text", "reasoning_text"])},
+    optional={
+        "text": WORDS,
+        "image_url": WORDS | ANY,
+        "video_url": ANY,
+        "detail": WORDS,
+        "max_pixels": NUMBERS,
+    },
+)
+CONTENTS = WORDS | st.lists(ITEM_PARTS, max_size=2) | ANY
+ITEMS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "type": st.sampled_from(ITEM_KINDS) | WORDS,
+            "role": st.sampled_from(["user", "assistant", "system"]),
+        },
+        optional={
+            **dict.fromkeys(("content", "output", "summary"), CONTENTS),
+            **dict.fromkeys(("id", "call_id", "name", "status"), WORDS | ANY),
+            "arguments": st.sampled_from(["", "{}", '{"a": 1}']) | ANY,
+        },
+    ),
+    min_size=1,
+    max_size=3,
+)
+RESPONSE_BODIES = bodies(RESPONSES, {"input": "hi", "max_output_tokens": 8}) | ITEMS.map(
+    lambda found: {"input": found, "max_output_tokens": 8}
+)
 ROUTES = {
     "/v1/chat/completions": CHAT_BODIES,
     "/v1/completions": TEXT_BODIES,
+    "/v1/responses": RESPONSE_BODIES,
     "/tokenize": bodies(TOKENIZE, {"prompt": "hi"})
     | bodies(TOKENIZE, {"messages": GOOD["messages"]})
     | MESSAGES.map(lambda found: {"messages": found}),

@@ -6,6 +6,7 @@ import jsonschema
 import pytest
 
 from mmengine.server.fields import CHAT, COMPLETION
+from mmengine.server.responses.table import RESPONSES
 from tests.server.openai_answers import check, check_stream
 from tests.server.openai_schemas import PAGE
 from tests.server.running import served
@@ -56,7 +57,12 @@ def test_models_and_errors(server):
 
 def test_each_of_openais_fields_is_in_our_tables():
     fields = json.loads(PAGE.read_text())["fields"]
-    for name, table in (("CreateChatCompletionRequest", CHAT), ("CreateCompletionRequest", COMPLETION)):
+    tables = (
+        ("CreateChatCompletionRequest", CHAT),
+        ("CreateCompletionRequest", COMPLETION),
+        ("CreateResponse", RESPONSES),
+    )
+    for name, table in tables:
         assert set(fields[name]) <= {field.name for field in table}
 
 

@@ -13,8 +13,10 @@ _SCHEMA_FIELDS = ("name", "description", "schema", "strict")
 _encode = msgspec.json.encode
 
 
-def chat_tools(tools: Sequence[Json]) -> list[Json]:
+def chat_tools(tools: Sequence[Json], max_tools: int) -> list[Json]:
     """Raises ApiError."""
+    if len(tools) > max_tools:
+        raise ApiError(400, f"tools has {len(tools)} entries; at most {max_tools} are taken", "tools")
     return [_tool(f"tools[{n}]", each) for n, each in enumerate(tools)]
 
 
@@ -53,8 +55,12 @@ def _chosen(given: Json) -> Json:
 
 
 def chat_form(text: TextAsked | None) -> dict[str, msgspec.Raw] | None:
-    """`response_format`. A schema is not read here: it may be large."""
+    """`response_format`. A schema is not read here: it may be large. Raises ApiError."""
     form = text.format if text is not None else None
+    if form is not None and "json_schema" in form:
+        where = "text.format.json_schema"
+        why = "is how chat has it; put its name and schema beside type"
+        raise ApiError(400, f"{where} {why}", where, "unknown_parameter")
     if form is None or bytes(form.get("type", b"")) != b'"json_schema"':
         return form
     inner = {name: raw for name, raw in form.items() if name in _SCHEMA_FIELDS}

@@ -44,7 +44,7 @@ class Conversation:
         """With those of the response before."""
         self._parts.are_kept = True
         for number, item in enumerate(items):
-            self._item(f"previous_response_id (item {number})", item)
+            self._item(f"previous_response_id[{number}]", item)
             if isinstance(name := item.get("id"), str):
                 self._known.add(name)
         self._parts.are_kept = False

@@ -15,7 +15,7 @@ from mmengine.serve.deltas import ArgumentError, Delta
 from mmengine.server.asked import Envelope
 from mmengine.server.errors import ApiError
 from mmengine.server.frames import Tails, Usage
-from mmengine.server.responses.items import Call, Event, Message, OutputItem, Reasoning
+from mmengine.server.responses.items import Call, Message, OutputItem, Reasoning, event
 from mmengine.server.responses.response import NULL, ResponseObject, usage_json
 from mmengine.server.token_texts import TokenTexts
 
@@ -40,15 +40,17 @@ class ResponsesFrames:
         self._end_reason = ""
         self._errors: tuple[ArgumentError, ...] = ()
 
-    def _event(self, kind: bytes, said: bytes) -> bytes:
+    def _numbered(self, begun: bytes) -> bytes:
+        """An event, with its end."""
         number = self._number
-        self._number += 1
-        if number <= self._after:
-            return b""
-        return b'event: %b\ndata: {"type":"%b",%b,"sequence_number":%d}\n\n' % (kind, kind, said, number)
+        self._number = number + 1
+        return b'%b,"sequence_number":%d}\n\n' % (begun, number) if number > self._after else b""
+
+    def _all(self, events: Iterator[bytes]) -> bytes:
+        return b"".join([self._numbered(each) for each in events])
 
     def _of_response(self, kind: bytes, response: bytes) -> bytes:
-        return self._event(b"response." + kind, b'"response":' + response)
+        return self._numbered(event(kind, b'"response":' + response))
 
     def first(self, index: int, scores: PromptLogprobs | None = None) -> bytes:
         running = self.response.of("in_progress")
@@ -64,10 +66,10 @@ class ResponsesFrames:
     def delta(self, index: int, delta: Delta) -> bytes:
         item = self._open
         if delta.content and isinstance(item, Message):  # what most tokens say
-            return self._event(*item.grown(delta.content, delta.logprobs))
-        return b"".join(self._event(*each) for each in self._news(delta))
+            return self._numbered(item.grown(delta.content, delta.logprobs))
+        return self._all(self._news(delta))
 
-    def _news(self, delta: Delta) -> Iterator[Event]:
+    def _news(self, delta: Delta) -> Iterator[bytes]:
         item = self._open
         if delta.reasoning:
             if not isinstance(item, Reasoning):
@@ -80,7 +82,7 @@ class ResponsesFrames:
         if delta.call is not None:
             yield from self._called(delta.call)
 
-    def _called(self, call: CallDelta) -> Iterator[Event]:
+    def _called(self, call: CallDelta) -> Iterator[bytes]:
         if call.name:
             name = call_id(self._request_id, 0, call.number)
             yield from self._begin(Call(self._request_id, self._place, name, call.name))
@@ -95,13 +97,13 @@ class ResponsesFrames:
         """Of the next item."""
         return len(self._closed) + (self._open is not None)
 
-    def _begin(self, item: OutputItem) -> Iterator[Event]:
+    def _begin(self, item: OutputItem) -> Iterator[bytes]:
         """An item, behind the end of the one before."""
         yield from self._close("completed")
         self._open = item
         yield from item.begun()
 
-    def _close(self, status: str) -> Iterator[Event]:
+    def _close(self, status: str) -> Iterator[bytes]:
         if (item := self._open) is not None:
             self._open = None
             yield from item.ended(status)
@@ -111,8 +113,8 @@ class ResponsesFrames:
         self._end_reason, self._errors = finish_reason, rest.argument_errors
         said = self.delta(index, rest)
         if self._open is None and not self._closed:  # an answer without a word
-            said += b"".join(self._event(*each) for each in self._begin(self._message()))
-        return said + b"".join(self._event(*each) for each in self._close(self._status))
+            said += self._all(self._begin(self._message()))
+        return said + self._all(self._close(self._status))
 
     @property
     def _status(self) -> str:
@@ -139,9 +141,12 @@ class ResponsesFrames:
         return self._whole(usage)
 
     def error(self, error: ApiError) -> bytes:
-        """Where the request came to nothing, its response failed. Where the server does not go on with it,
-        that is not the response's end: the event then repeats the number of the one before, for a reader that
-        goes on behind it. It has `error` as events of chat do, by which OpenAI's clients raise."""
+        """Where the request came to nothing, its response failed, or was cancelled: for that OpenAI's clients
+        know no event of its own. Where the server does not go on with the request, that is not the response's
+        end: the event then repeats the number of the one before, for a reader that goes on behind it. It has
+        `error` as events of chat do, by which OpenAI's clients raise."""
+        if error.body.code == "request_cancelled":
+            return self._of_response(b"failed", self.response.of("cancelled"))
         if error.status != 503 and error.body.code != "internal_error":
             return self._of_response(b"failed", self.response.failed(error))
         said = {

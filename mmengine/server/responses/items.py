@@ -1,6 +1,6 @@
 """Items of a response's output: what events say of them while they grow, and what they are in the end.
 
-The methods give events without their numbers: a kind, and its properties as JSON.
+The methods give events without their ends, which have their numbers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,11 @@ from mmengine.server.token_texts import TokenTexts, clipped
 
 _encode = msgspec.json.encode
 _ADDED, _DONE = b"added", b"done"
-Event = tuple[bytes, bytes]
+
+
+def event(kind: bytes, said: bytes) -> bytes:
+    """`said`: its properties, as JSON. What ends it is its number."""
+    return b'event: response.%b\ndata: {"type":"response.%b",%b' % (kind, kind, said)
 
 
 class OutputItem:
@@ -25,24 +29,26 @@ class OutputItem:
         self._id, self._place = _encode(name), place
         self._where = b'"item_id":%b,"output_index":%d' % (self._id, place)
         self.whole = b""
+        self._delta_head = b""  # of events that tell how it grows, which are most of them
 
-    def begun(self) -> Iterator[Event]:
+    def begun(self) -> Iterator[bytes]:
+        self._delta_head = event(self.kind + b".delta", self._where + b',"delta":')
         yield self._event(_ADDED, self._item("in_progress", b""))
 
-    def grown(self, text: str, entries: Sequence[Entry]) -> Event:
+    def grown(self, text: str, entries: Sequence[Entry]) -> bytes:
         """`entries`: logprobs of its tokens."""
         self._texts.append(text)
-        return b"response.%b.delta" % self.kind, b'%b,"delta":%b' % (self._where, _encode(text))
+        return self._delta_head + _encode(text)
 
-    def ended(self, status: str) -> Iterator[Event]:
+    def ended(self, status: str) -> Iterator[bytes]:
         said = _encode("".join(self._texts))
-        yield b"response.%b.done" % self.kind, b"%b,%b" % (self._where, self._said(said))
+        yield event(self.kind + b".done", b"%b,%b" % (self._where, self._said(said)))
         yield from self._ended(said)
         self.whole = self._item(status, said)
         yield self._event(_DONE, self.whole)
 
-    def _event(self, what: bytes, item: bytes) -> Event:
-        return b"response.output_item.%b" % what, b'"output_index":%d,"item":%b' % (self._place, item)
+    def _event(self, what: bytes, item: bytes) -> bytes:
+        return event(b"output_item." + what, b'"output_index":%d,"item":%b' % (self._place, item))
 
     def _said(self, said: bytes) -> bytes:
         """`said`: all of its text, as JSON, for the event that tells it."""
@@ -52,7 +58,7 @@ class OutputItem:
         """`said`: empty where it begins."""
         raise NotImplementedError
 
-    def _ended(self, said: bytes) -> Iterator[Event]:
+    def _ended(self, said: bytes) -> Iterator[bytes]:
         """What comes behind all of its text."""
         yield from ()
 
@@ -86,15 +92,15 @@ class _Parted(OutputItem):
         super().__init__(name, place)
         self._where += b',"content_index":0'
 
-    def begun(self) -> Iterator[Event]:
+    def begun(self) -> Iterator[bytes]:
         yield from super().begun()
         yield self._part_event(_ADDED, b'""')
 
-    def _ended(self, said: bytes) -> Iterator[Event]:
+    def _ended(self, said: bytes) -> Iterator[bytes]:
         yield self._part_event(_DONE, said)
 
-    def _part_event(self, what: bytes, said: bytes) -> Event:
-        return b"response.content_part.%b" % what, b'%b,"part":%b' % (self._where, self._part(said))
+    def _part_event(self, what: bytes, said: bytes) -> bytes:
+        return event(b"content_part." + what, b'%b,"part":%b' % (self._where, self._part(said)))
 
     def _part(self, said: bytes) -> bytes:
         raise NotImplementedError
@@ -133,11 +139,13 @@ class Message(_Parted):
         self._token_texts = texts
         self._tokens: list[bytes] = []  # with logprobs, as JSON
 
-    def grown(self, text: str, entries: Sequence[Entry]) -> Event:
-        kind, said = super().grown(text, entries)
-        tokens = [self._token(entry) for entry in entries] if self._token_texts is not None else []
+    def grown(self, text: str, entries: Sequence[Entry]) -> bytes:
+        if self._token_texts is None:
+            self._texts.append(text)
+            return b'%b%b,"logprobs":[]' % (self._delta_head, _encode(text))
+        tokens = [self._token(entry) for entry in entries]
         self._tokens += tokens
-        return kind, b'%b,"logprobs":[%b]' % (said, b",".join(tokens))
+        return b'%b,"logprobs":[%b]' % (super().grown(text, entries), b",".join(tokens))
 
     def _said(self, said: bytes) -> bytes:
         return b'"text":%b,"logprobs":[%b]' % (said, b",".join(self._tokens))

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 
 from mmengine.errors import shown
 from mmengine.server.asked import Json, without_nulls
+from mmengine.server.chat_request import FILE_ID
 from mmengine.server.errors import ApiError
 from mmengine.server.payloads import PIECE, Payloads
 
+MAX_PARTS = 4096  # of one item
 REFERENCE = "sha256:"
 _MEDIA = {"input_image": "image_url", "input_video": "video_url"}  # the field that each has
 _OPTIONS = ("detail", "min_pixels", "max_pixels")
@@ -51,18 +53,20 @@ class Parts:
         )
 
     def _medium(self, where: str, kind: str, name: str, part: Json) -> tuple[Json, Json]:
-        if "file_id" in part:
-            text = f"{where}.file_id is not taken; send {name}"
-            raise ApiError(400, text, f"{where}.file_id", "unsupported_parameter")
-        url = _text(where, part, name)
         options = {each: part[each] for each in _OPTIONS if each in part}
         detail = options.get("detail", "auto")
         if detail not in ("auto", "low", "high", "original"):
             text = f"{where}.detail must be auto, low, high or original, not {shown(detail)}"
             raise ApiError(400, text, f"{where}.detail")
-        source, reference = self._source(f"{where}.{name}", url)
+        source: str | bytes
+        if "file_id" in part:
+            given = "file_id"
+            source = reference = _file_id(where, kind, part)
+        else:
+            given = name
+            source, reference = self._source(f"{where}.{name}", _text(where, part, name))
         read: Json = {"type": name, name: {"url": source, **options}}
-        return read, {"type": kind, **options, "detail": detail, name: reference}
+        return read, {"type": kind, **options, "detail": detail, given: reference}
 
     def _source(self, where: str, url: str) -> tuple[str | bytes, str]:
         """Where the model's input comes from, and what stands for it."""
@@ -114,6 +118,8 @@ class Parts:
 def _list(where: str, given: object) -> Sequence[Json]:
     if not isinstance(given, list):
         raise ApiError(400, f"{where} must be a text or a list of parts, not {shown(given)}", where)
+    if len(given) > MAX_PARTS:
+        raise ApiError(400, f"{where} has {len(given)} parts; at most {MAX_PARTS} are taken", where)
     for number, part in enumerate(given):
         if not isinstance(part, dict):
             text = f"{where}[{number}] must be an object with a type, not {shown(part)}"
@@ -125,6 +131,17 @@ def _text(where: str, part: Json, name: str) -> str:
     value = part.get(name)
     if not isinstance(value, str):
         raise ApiError(400, f"{where}.{name} must be a string, not {shown(value)}", f"{where}.{name}")
+    return value
+
+
+def _file_id(where: str, kind: str, part: Json) -> str:
+    """Of an uploaded image."""
+    value = _text(where, part, "file_id")
+    if kind != "input_image" or "image_url" in part or not FILE_ID.fullmatch(value):
+        text = (
+            f"{where}.file_id, {shown(value)}, must be that of an uploaded image, and stand without image_url"
+        )
+        raise ApiError(400, text, f"{where}.file_id")
     return value
 
 

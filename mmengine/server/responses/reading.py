@@ -10,12 +10,12 @@ from mmengine.server.asked import Asked, Json
 from mmengine.server.chat_request import ChatBody, ChatReader
 from mmengine.server.errors import ApiError, decoded
 from mmengine.server.payloads import MIN_CHARS, NO_PAYLOADS, Payloads, take_out
-from mmengine.server.responses.body import AS_CHAT, LOGPROBS, ResponsesBody, decode
+from mmengine.server.responses.body import AS_CHAT, LOGPROBS, ResponsesBody, ResponsesStreamOptions, decode
 from mmengine.server.responses.chat_shapes import chat_choice, chat_form, chat_tools, told_text, told_tools
 from mmengine.server.responses.conversation import Conversation
-from mmengine.server.responses.echo import ResponsesAsked
 from mmengine.server.responses.table import FIELDS
-from mmengine.server.responses.wording import reworded
+from mmengine.server.responses.wording import reworded, upload_place
+from mmengine.server.responses_asked import ResponsesAsked
 
 _INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
 _encode = msgspec.json.encode
@@ -74,12 +74,18 @@ class ResponsesReader:
             said.instruct(body.instructions)
         said.go_on(before)
         said.take(body.input)
+        tools = None if body.tools is None else chat_tools(body.tools, self._chat.max_tools)
+        chat = _as_chat(body, said.finished(), tools)
         try:
-            asked = self._chat.asked("responses", _as_chat(body, said.finished()), request_id, dropped)
+            asked = self._chat.asked("responses", chat, request_id, dropped)
         except ApiError as error:
             raise reworded(error, said.places) from None
         asked = msgspec.structs.replace(
-            asked, usage_frames="last", places=tuple(said.places), media=said.media
+            asked,
+            usage_frames="last",
+            places=tuple(said.places),
+            media=said.media,
+            uploads=[each._replace(where=upload_place(each.where, said.places)) for each in asked.uploads],
         )
         told = _told(body, asked, said.items, self._is_kept and body.store is not False)
         envelope = msgspec.structs.replace(asked.envelope, responses=told)
@@ -97,6 +103,12 @@ class ResponsesReader:
         if name is not None and not before:
             text = f"there is no response {shown(name)} to go on with; send its items as input"
             raise ApiError(400, text, "previous_response_id", "previous_response_not_found")
+        if body.stream_options is not None:
+            _check_stream(bool(body.stream), body.stream_options)
+        most = self._chat.max_messages
+        if not isinstance(body.input, str) and len(body.input) > most:
+            text = f"input has {len(body.input)} items; at most {most} are taken (max_messages)"
+            raise ApiError(400, text, "input")
         for place, one in enumerate(body.include or ()):
             if one not in _INCLUDED:
                 text = f"include[{place}], {shown(one)}, is not done; there is {LOGPROBS}"
@@ -105,15 +117,20 @@ class ResponsesReader:
             raise ApiError(400, f"top_logprobs needs {LOGPROBS} in include", "top_logprobs")
 
 
-def _as_chat(body: ResponsesBody, messages: list[Json]) -> ChatBody:
-    """Raises ApiError."""
-    if body.stream_options is not None and body.stream_options.include_obfuscation:
+def _check_stream(is_stream: bool, options: ResponsesStreamOptions) -> None:
+    if not is_stream:
+        raise ApiError(400, "stream_options goes with stream true alone", "stream_options")
+    if options.include_obfuscation:
         place = "stream_options.include_obfuscation"
         raise ApiError(400, f"{place} is not supported; leave it out", place, "unsupported_parameter")
+
+
+def _as_chat(body: ResponsesBody, messages: list[Json], tools: list[Json] | None) -> ChatBody:
+    """Raises ApiError."""
     logprobs = LOGPROBS in (body.include or ())
     return ChatBody(
         messages=messages,
-        tools=None if body.tools is None else chat_tools(body.tools),
+        tools=tools,
         tool_choice=chat_choice(body.tool_choice),
         response_format=chat_form(body.text),
         max_completion_tokens=body.max_output_tokens,

@@ -5,7 +5,7 @@ import msgspec
 from mmengine.server.asked import Envelope
 from mmengine.server.errors import ApiError
 from mmengine.server.frames import Usage
-from mmengine.server.responses.echo import ResponsesAsked
+from mmengine.server.responses_asked import ResponsesAsked
 
 ID_PREFIX = "resp_"
 NULL = b"null"

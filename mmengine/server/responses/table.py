@@ -20,8 +20,8 @@ RESPONSES = (
     Field(
         "input",
         "taken",
-        "a text, or items: messages of input_text, input_image (image_url, detail, min_pixels, max_pixels), "
-        "input_video, output_text and refusal; function_call, function_call_output, reasoning",
+        "a text, or items: messages of input_text, input_image (image_url or file_id, detail, min_pixels, "
+        "max_pixels), input_video, output_text and refusal; function_call, function_call_output, reasoning",
     ),
     Field("instructions", "taken", "a system message before all; not carried over to the next response"),
     Field("previous_response_id", "taken", "its input and its output stand before this input"),

@@ -29,6 +29,11 @@ def reworded(error: ApiError, places: Sequence[str]) -> ApiError:
     )
 
 
+def upload_place(where: str, places: Sequence[str]) -> str:
+    """The field that names an uploaded image, of which chat says that it is its image_url."""
+    return f"{_reworded(where, places).removesuffix('image_url')}file_id"
+
+
 def _reworded(text: str, places: Sequence[str]) -> str:
     def place(found: re.Match[str]) -> str:
         number = int(found[1])
