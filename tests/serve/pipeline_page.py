@@ -79,7 +79,7 @@ pipeline is made.
 `generate(…)` stands for `pipe(hello, generate_kwargs={{…}})`, with `max_new_tokens` 16 where no length is
 named, `configured(…)` for the same with a `GenerationConfig(…)`, `made(…)` for a pipeline that was made
 with these options, `streamed(…)` for a call with such a streamer, `tokens(…)` for a call with
-`return_tensors=True`. The other names are those of `tests/serve/pipeline_sides.py`.
+`return_tensors=True`. The other names are those of `tests/serve/pipeline_names.py`.
 """
 
 
