@@ -27,8 +27,9 @@ pipe.close()
 
 The table holds {count} calls that transformers 5.23 documents. Each was made to both pipelines on the
 embedded checkpoint, and what came back was compared, to the last token and piece of streamed text. `make
-soak` does that again; this page is written from the same table (`python -m tests.serve.pipeline_page`), and
-a test holds the two together.
+soak` does that again; `make test` asks ours alone, against a record of what transformers' gave (`python -m
+tests.serve.pipeline_record`). This page is written from the same table (`python -m
+tests.serve.pipeline_page`), and a test holds the two together.
 
 | | calls | |
 |---|---|---|
