@@ -3,6 +3,7 @@
 RUN says which test runs what.
 """
 
+import functools
 import importlib.util
 import re
 import shlex
@@ -148,6 +149,14 @@ def targets():
     return re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
 
 
+@functools.cache
+def command_line():
+    """`mmengine`, whose verbs and options take longer to build than to look up."""
+    from typer.main import get_command
+
+    return get_command(app)
+
+
 def exists(command):
     """Whether what a command names is there: a verb and its options, a target, a module, a file."""
     if "…" in command:  # as in `mmengine log …`
@@ -159,9 +168,7 @@ def exists(command):
         return importlib.util.find_spec(words[2]) is not None
     if words[0] in ("python", "bash"):
         return (ROOT / words[1]).is_file()
-    from typer.main import get_command
-
-    found, rest = get_command(app), words[1:]
+    found, rest = command_line(), words[1:]
     while hasattr(found, "commands"):
         found, rest = (found.commands[rest[0]], rest[1:]) if rest else (None, [])
         if found is None:

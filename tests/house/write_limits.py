@@ -15,6 +15,7 @@ from mmengine.config import EngineConfig
 from mmengine.server.settings import ServerSettings
 from mmengine.structured_output.json_schema.bounds import Bounds
 from tests.house.limit_sources import Constant, Sources, comment
+from tests.house.limits import uncollected
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "limits.md"
@@ -68,6 +69,7 @@ No setting changes these.
 """
 
 
+@uncollected()
 def page(root: Path = ROOT) -> str:
     sources = Sources(root)
     text = HEAD + "".join(_settings(sources, EngineConfig, "config.py"))

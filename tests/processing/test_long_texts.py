@@ -8,7 +8,6 @@ import pytest
 
 from mmengine.errors import InvalidRequest
 from mmengine_qwen3_vl import text_length
-from mmengine_qwen3_vl.processing import load_processor
 from mmengine_qwen3_vl.text_length import exceeds
 
 CHARS = 2_000_000
@@ -50,10 +49,9 @@ class Counted:
 
 
 @pytest.fixture
-def counted(folder, monkeypatch):
-    own = load_processor(folder)
-    monkeypatch.setattr(own.tokenizer, "_plain", Counted(own.tokenizer._plain))
-    return own, own.tokenizer._plain
+def counted(processor, monkeypatch):
+    monkeypatch.setattr(processor.tokenizer, "_plain", Counted(processor.tokenizer._plain))
+    return processor, processor.tokenizer._plain
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -82,13 +80,13 @@ def test_no_slice_counts_too_much(processor, name, monkeypatch):
 
 @pytest.mark.parametrize("name", [*TEXTS, *CRAFTED])
 def test_work_until_a_refusal_is_bounded_by_the_limit(counted, name):
-    own, tokenizer = counted
+    processor, tokenizer = counted
     text = (TEXTS | CRAFTED)[name]
     message = {"role": "user", "content": text * (CHARS // len(text))}
     with pytest.raises(InvalidRequest, match="tokens or more, the model takes at most 4096"):
-        own.prepare([message])
+        processor.prepare([message])
     assert tokenizer.longest <= text_length.SLICE_CHARS
-    assert tokenizer.chars <= 32 * own.max_positions  # its longest tokens: 16 characters of white space
+    assert tokenizer.chars <= 32 * processor.max_positions  # its longest tokens: 16 characters of white space
 
 
 MANY = 2000
@@ -102,29 +100,29 @@ DOORS = {
 
 @pytest.mark.parametrize("name", DOORS)
 def test_every_door_of_a_chat(counted, name):
-    own, tokenizer = counted
+    processor, tokenizer = counted
     with pytest.raises(InvalidRequest, match="takes at most 4096"):
-        own.prepare(DOORS[name])
-    assert tokenizer.chars <= 32 * own.max_positions
+        processor.prepare(DOORS[name])
+    assert tokenizer.chars <= 32 * processor.max_positions
 
 
 @pytest.mark.parametrize("text", ["a b ", "<|im_end|>", "<|im_end|>a", "<|endoftext|> \n"])
 def test_a_prompt_string(counted, text):
-    own, tokenizer = counted
+    processor, tokenizer = counted
     with pytest.raises(InvalidRequest, match="takes at most 4096"):
-        own.prepare_text(text * (CHARS // len(text)))
-    assert tokenizer.chars <= 32 * own.max_positions
+        processor.prepare_text(text * (CHARS // len(text)))
+    assert tokenizer.chars <= 32 * processor.max_positions
     with pytest.raises(InvalidRequest, match="more than 8388608 characters"):
-        own.prepare_text(text * (25_000_000 // len(text)))
+        processor.prepare_text(text * (25_000_000 // len(text)))
 
 
-def test_text_behind_a_picture_that_fills_the_prompt(counted):
-    own, tokenizer = counted
-    own.max_prompt_tokens = 100
+def test_text_behind_a_picture_that_fills_the_prompt(counted, monkeypatch):
+    processor, tokenizer = counted
+    monkeypatch.setattr(processor, "max_prompt_tokens", 100)
     picture = np.zeros((320, 320, 3), np.uint8)
     content = [{"type": "image", "image": picture}, {"type": "text", "text": "a b " * 100_000}]
     with pytest.raises(InvalidRequest, match="this engine takes at most 100"):
-        own.prepare([{"role": "user", "content": content}])
+        processor.prepare([{"role": "user", "content": content}])
     assert tokenizer.chars < 2 * text_length.SLICE_CHARS
 
 
@@ -139,14 +137,13 @@ def test_what_is_no_text_counts_too(processor):
         processor.prepare([parts] * 17)
 
 
-def test_an_accepted_text_is_tokenized_whole(folder, reference_tokenizer, monkeypatch):
-    own = load_processor(folder)
+def test_an_accepted_text_is_tokenized_whole(processor, reference_tokenizer, monkeypatch):
     monkeypatch.setattr(text_length, "SLICE_CHARS", 3000)
     monkeypatch.setattr(text_length, "SURE_CHARS", 0)
     text = TEXTS["mixed"] * 3 + "the end"
     expected = reference_tokenizer(text).input_ids
-    assert len(text) > 3000 and len(expected) <= own.max_positions
-    assert own.prepare_text(text).prompt_token_ids.tolist() == expected
+    assert len(text) > 3000 and len(expected) <= processor.max_positions
+    assert processor.prepare_text(text).prompt_token_ids.tolist() == expected
 
 
 def test_a_refusal_is_quick(processor):

@@ -1,6 +1,6 @@
 """Calls that transformers' documentation of its image-text-to-text pipeline allows, as code.
 
-Each is evaluated twice, with the names of pipeline_sides.py: once with transformers' pipeline as `pipe`, once
+Each is evaluated twice, with the names of pipeline_names.py: once with transformers' pipeline as `pipe`, once
 with ours. A call agrees (both give the same, or both refuse), differs on purpose, or is refused here.
 """
 

@@ -27,8 +27,9 @@ pipe.close()
 
 The table holds {count} calls that transformers 5.23 documents. Each was made to both pipelines on the
 embedded checkpoint, and what came back was compared, to the last token and piece of streamed text. `make
-soak` does that again; this page is written from the same table (`python -m tests.serve.pipeline_page`), and
-a test holds the two together.
+soak` does that again; `make test` asks ours alone, against a record of what transformers' gave (`python -m
+tests.serve.pipeline_record`). This page is written from the same table (`python -m
+tests.serve.pipeline_page`), and a test holds the two together.
 
 | | calls | |
 |---|---|---|
@@ -79,7 +80,7 @@ pipeline is made.
 `generate(…)` stands for `pipe(hello, generate_kwargs={{…}})`, with `max_new_tokens` 16 where no length is
 named, `configured(…)` for the same with a `GenerationConfig(…)`, `made(…)` for a pipeline that was made
 with these options, `streamed(…)` for a call with such a streamer, `tokens(…)` for a call with
-`return_tensors=True`. The other names are those of `tests/serve/pipeline_sides.py`.
+`return_tensors=True`. The other names are those of `tests/serve/pipeline_names.py`.
 """
 
 

@@ -1,21 +1,27 @@
-"""transformers' pipeline and ours on the embedded checkpoint, and what pipeline_calls.py calls by name.
+"""transformers' pipeline and ours on the embedded checkpoint.
 
     echo '["pipe(chat)"]' | python -m tests.serve.pipeline_sides
 
-compares what both give for each call of a list: ["agrees", the end of theirs, the end of ours] by call.
+compares what both give for each call of a list: ["agrees", the end of theirs, the end of ours, what
+pipeline_record.py keeps of theirs] by call.
 """
 
-import base64
+import hashlib
+import importlib
+import importlib.util
 import io
 import json
 import sys
 import tempfile
 import warnings
 from contextlib import redirect_stdout
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
+
+from tests.serve.pipeline_names import Media, prompts, streamed, unchanging
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCHVISION = ROOT / "build" / "torchvision"
@@ -52,105 +58,23 @@ def load_transformers():
     return transformers
 
 
-SAID = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
 LENGTHS = {"max_new_tokens", "max_length", "generation_config"}
-
-
-class Recorder:
-    """A streamer that keeps what it is given."""
-
-    def __init__(self):
-        self.seen = []
-
-    def put(self, value):
-        self.seen.append(value.tolist())
-
-    def end(self):
-        self.seen.append("end")
-
-
-def get_weather(city: str) -> str:
-    """
-    The weather of a city.
-
-    Args:
-        city: its name
-    """
-    return city
-
-
-TOOL_TEMPLATE = (
-    "{%- if tools %}{{ tools | tojson }}{% endif -%}{%- if documents %}{{ documents | tojson }}{% endif -%}"
-    "{%- if enable_thinking %}think {% endif -%}{{ colour }}{%- if add_vision_id %}picture {% endif -%}"
-    "{%- for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content[0].text }}<|im_end|>\n"
-    "{% endfor -%}{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif -%}"
-)
-
-
-def text_part(text):
-    return {"type": "text", "text": text}
-
-
-def assistant(*parts):
-    return {"role": "assistant", "content": list(parts)}
-
-
-def user(*parts):
-    return {"role": "user", "content": list(parts)}
-
-
-class Media:
-    """Pictures and a clip, made once; files in `folder`."""
-
-    def __init__(self, folder):
-        import random
-
-        import av
-        from PIL import Image
-
-        from mmengine_shapes.scenes import random_clip, random_scene
-
-        self.picture = random_scene(random.Random(3)).draw()
-        self.second_picture = random_scene(random.Random(4)).draw()
-        frames = [frame.resize((128, 128)) for frame in random_clip(random.Random(5)).frames()]
-        self.frames = [frames[k * len(frames) // 16] for k in range(16)]
-        self.frame_array = np.stack([np.asarray(frame) for frame in self.frames])
-        self.clip = str(folder / "clip.mp4")
-        with av.open(self.clip, "w") as file:
-            stream = file.add_stream("mpeg4", rate=8)
-            stream.width, stream.height, stream.pix_fmt = 128, 128, "yuv420p"
-            for frame in self.frames:
-                file.mux(stream.encode(av.VideoFrame.from_image(frame)))
-            file.mux(stream.encode())
-        self.path, self.turned_path = str(folder / "picture.png"), str(folder / "turned.jpg")
-        self.picture.save(self.path)
-        exif = Image.Exif()
-        exif[0x0112] = 6
-        half = self.picture.resize((128, 64))
-        half.save(self.turned_path, exif=exif)
-        self.turned = Image.open(self.turned_path)
-        self.turned.load()
-        self.base64 = base64.b64encode(Path(self.path).read_bytes()).decode()
-        self.data_url = "data:image/png;base64," + self.base64
-        self.array = np.asarray(self.picture)
-        self.tensor = torch.from_numpy(self.array.copy()).permute(2, 0, 1)
-        self.grey = self.picture.convert("L")
-        self.palette = self.picture.convert("P")
-        self.transparent = self.picture.copy()
-        self.transparent.putalpha(self.picture.convert("L"))
-        self.deep_grey = Image.fromarray(np.asarray(self.grey).astype(np.uint16) * 257)
+RAISES = "raises"
 
 
 class Sides:
-    """Both pipelines. `evaluate` gives what a call gives, as plain data, or the error that it raises."""
+    """Both pipelines. `evaluate` gives what a call gives, as plain data, or the error that it raises. With
+    `ours_alone` transformers gives its classes and no pipeline, for a tenth of the time."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, ours_alone=False):
         import mmengine_shapes
         from mmengine.config import EngineConfig
         from mmengine.serve.engine import Engine
 
-        self._transformers = load_transformers()
+        self._folder, self._ours_alone = str(folder), ours_alone
+        self._transformers = (
+            load_transformers() if not ours_alone else importlib.import_module("transformers")
+        )
         self._model = str(mmengine_shapes.checkpoint_path())
         self._media = Media(folder)
         config = EngineConfig(max_num_seqs=8, max_model_len=2048)
@@ -182,13 +106,20 @@ class Sides:
             return plain(eval(code, names))
 
     def compare(self, code):
-        """(outcome, theirs, ours): "agrees", "differs", "refused" (here alone), "more" (theirs raises)."""
+        """(outcome, theirs, ours), as `outcome_of` says."""
         theirs, ours = self._tried(code, False), self._tried(code, True)
-        if isinstance(ours, Exception):
-            return ("agrees" if isinstance(theirs, Exception) else "refused"), theirs, ours
-        if isinstance(theirs, Exception):
-            return "more", theirs, ours
-        return ("agrees" if theirs == ours else "differs"), theirs, ours
+        return outcome_of(theirs, ours), theirs, ours
+
+    def kept(self, value):
+        """What a record keeps of a result: a digest, or that there was an error."""
+        if isinstance(value, Exception):
+            return RAISES
+        text = json.dumps(value).replace(self._media.base64, "(picture)").replace(self._folder, "(folder)")
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def ours(self, code):
+        """What is kept of what our side gives."""
+        return self.kept(self._tried(code, True))
 
     def _tried(self, code, ours):
         from mmengine.errors import MMEngineError
@@ -202,10 +133,34 @@ class Sides:
                 raise
             return error
 
+    @cached_property
+    def _theirs(self):
+        """transformers' tokenizer, and its config of the model."""
+        if self._ours_alone:
+            auto = self._transformers.AutoTokenizer, self._transformers.AutoConfig
+            return tuple(kind.from_pretrained(self._model) for kind in auto)
+        theirs = self.make(False)
+        return theirs.tokenizer, theirs.model.config
+
+    @cached_property
+    def _of_pipelines(self):
+        """Classes that stand beside transformers' pipelines. Importing any loads a pipeline of each kind, for
+        a second, so that our side alone has the one that stands in a file of its own."""
+        if not self._ours_alone:
+            from transformers.pipelines.image_text_to_text import ReturnType
+            from transformers.pipelines.pt_utils import KeyDataset
+
+            return {"ReturnType": ReturnType, "KeyDataset": KeyDataset}
+        path = Path(self._transformers.__file__).parent / "pipelines" / "pt_utils.py"
+        spec = importlib.util.spec_from_file_location("transformers.pipelines.pt_utils", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return {"KeyDataset": module.KeyDataset}
+
     def _names(self, ours):
         """What calls name: pipelines, prompts, and transformers' own classes."""
-        pipe, theirs = self.make(ours), self.make(False)
-        media, transformers, tokenizer = self._media, self._transformers, theirs.tokenizer
+        pipe, (tokenizer, model_config) = self.make(ours), self._theirs
+        media, transformers = self._media, self._transformers
         config, hello = transformers.GenerationConfig, prompts(media)["hello"]
 
         def generate(**options):
@@ -216,6 +171,7 @@ class Sides:
             **vars(media),
             **prompts(media),
             **unchanging(),
+            **self._of_pipelines,
             "pipe": pipe,
             "generate": generate,
             "tokens": lambda *given, **options: pipe(*given, return_tensors=True, **options),
@@ -230,93 +186,21 @@ class Sides:
             "config_of_9": config(max_new_tokens=9),
             "watermark": transformers.WatermarkingConfig(),
             "tokenizer": tokenizer,
-            "model_config": theirs.model.config,
+            "model_config": model_config,
             "star_id": tokenizer.encode("star")[0],
             "pink_id": tokenizer.encode(" pink")[0],
             "words": tokenizer.encode,
         }
 
 
-def prompts(media):
-    """Chats, texts, and what a chat template may read beside them."""
-    hello, prompt = [user(text_part("Hello"))], SAID.format(f"{PLACEHOLDER}What is in it?")
-    pictures = media.picture, media.second_picture
-    return {
-        "chat": [user(text_part("What is it?"))],
-        "hello": hello,
-        "plain": [user(text_part("Is it red?"))],
-        "second": [user(text_part("Name a colour."))],
-        "asked": asked,
-        "seen": asked({"type": "image", "image": media.picture}),
-        "filmed": asked({"type": "video", "video": media.clip}),
-        "two_images": [user(*({"type": "image", "image": one} for one in pictures), text_part("Both?"))],
-        "system": [{"role": "system", "content": [text_part("Be brief.")]}, *hello],
-        "dialogue": [*hello, assistant(text_part("Hi.")), user(text_part("What is it?"))],
-        "prefill": [*hello, assistant(text_part("There is a"))],
-        "said": SAID.format("What is it?"),
-        "said_too": SAID.format("Is it red?"),
-        "prompt": prompt,
-        "prompt_of_two": f"{PLACEHOLDER}{PLACEHOLDER}Both?",
-        "pairs": [{"images": one, "text": prompt} for one in pictures],
-        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
-        "get_weather": get_weather,
-        "documents": [{"title": "a", "text": "b"}],
-        "other_template": "{% for m in messages %}{{ m.content[0].text }}{% endfor %}",
-        "tool_template": TOOL_TEMPLATE,
-    }
-
-
-def unchanging():
-    """Names that no side changes."""
-    from torch.utils.data import Dataset, IterableDataset
-    from transformers.pipelines.image_text_to_text import ReturnType
-    from transformers.pipelines.pt_utils import KeyDataset
-
-    class Listed(Dataset):
-        def __init__(self, items):
-            self.items = items
-
-        def __len__(self):
-            return len(self.items)
-
-        def __getitem__(self, index):
-            return self.items[index]
-
-    class Streaming(IterableDataset):
-        def __init__(self, items):
-            self.items = items
-
-        def __iter__(self):
-            return iter(self.items)
-
-    return {
-        "Recorder": Recorder,
-        "ReturnType": ReturnType,
-        "KeyDataset": KeyDataset,
-        "listed": Listed,
-        "streaming": Streaming,
-        "generated": lambda items: (item for item in items),
-        "iter_of": iter,
-        "is_lazy": lambda result: not isinstance(result, list),
-        "chosen": lambda ids, scores: scores,
-        "never": lambda ids, scores: torch.zeros(len(ids), dtype=torch.bool),
-        "every_token": lambda batch, ids: list(range(1500)),
-    }
-
-
-def asked(part):
-    return [user(part, text_part("What is in it?"))]
-
-
-def streamed(transformers, tokenizer, pipe, kind, prompt, stop_sequence=None, **options):
-    """What a streamer heard, and what came back."""
-    streamer, out = kind() if kind is Recorder else kind(tokenizer, **options), io.StringIO()
-    how = {"streamer": streamer, "max_new_tokens": 12}
-    with redirect_stdout(out):
-        result = pipe(prompt, stop_sequence=stop_sequence, generate_kwargs=how)
-    if kind is Recorder:
-        return [streamer.seen, result]
-    return [list(streamer) if kind is transformers.TextIteratorStreamer else out.getvalue(), result]
+def outcome_of(theirs, ours):
+    """ "agrees", "differs", "refused" (here alone), "more" (theirs raises); of results or of what is kept."""
+    raised = [isinstance(each, Exception) or each == RAISES for each in (theirs, ours)]
+    if raised[1]:
+        return "agrees" if raised[0] else "refused"
+    if raised[0]:
+        return "more"
+    return "agrees" if theirs == ours else "differs"
 
 
 def plain(value):
@@ -339,7 +223,7 @@ def main():
         sides, out = Sides(Path(folder)), {}
         for code in json.load(sys.stdin):
             outcome, theirs, ours = sides.compare(code)
-            out[code] = [outcome, str(theirs)[-500:], str(ours)[-500:]]
+            out[code] = [outcome, str(theirs)[-500:], str(ours)[-500:], sides.kept(theirs)]
         sides.close()
     print(json.dumps(out))
 

@@ -1,14 +1,13 @@
 """The calls that transformers documents, asked of both pipelines; docs/pipeline.md says what came of them."""
 
-import json
-import subprocess
-import sys
+from contextlib import closing
 
 import pytest
 
 from tests.serve.pipeline_calls import CALLS
 from tests.serve.pipeline_page import PAGE, WORDS, page
-from tests.serve.pipeline_sides import ROOT, transformers_can_run
+from tests.serve.pipeline_record import both_sides, read, versions
+from tests.serve.pipeline_sides import Sides, outcome_of, transformers_can_run
 
 SAMPLE = (
     "pipe(images=[picture, second_picture, picture], text=[prompt_of_two, prompt], max_new_tokens=12)",
@@ -36,19 +35,17 @@ SAMPLE = (
     "configured(max_length=24)",
     "generate(num_beams=4)",
 )
+RECORD_AGAIN = "python -m tests.serve.pipeline_record"
 
 
 def assert_outcomes(calls):
-    """In a process of its own: transformers asks once, when it is imported, whether torchvision is there."""
+    """Of both pipelines, in a process of its own. What transformers gave for each call is given back."""
     if not transformers_can_run():
         pytest.skip("transformers' pipeline needs build/torchvision, which make test could not get")
-    codes = json.dumps([call.code for call in calls])
-    command = [sys.executable, "-m", "tests.serve.pipeline_sides"]
-    done = subprocess.run(command, input=codes, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    wrong = {call.code: found[call.code] for call in calls if found[call.code][0] != call.outcome}
+    found = both_sides([call.code for call in calls])
+    wrong = {call.code: found[call.code][:3] for call in calls if found[call.code][0] != call.outcome}
     assert not wrong, wrong
+    return {code: theirs for code, (*_, theirs) in found.items()}
 
 
 def test_the_page_says_what_the_table_says():
@@ -58,12 +55,33 @@ def test_the_page_says_what_the_table_says():
     assert all(call.note for call in CALLS if call.outcome in ("differs", "refused"))
 
 
-def test_a_sample_of_the_calls():
-    calls = [call for call in CALLS if call.code in SAMPLE]
-    assert len(calls) == len(SAMPLE)
-    assert_outcomes(calls)
+def test_the_record_has_each_call():
+    assert read()["calls"].keys() == {call.code for call in CALLS}, RECORD_AGAIN
+    assert len(set(read()["calls"].values())) > 100
+
+
+def test_a_sample_of_the_calls(tmp_path):
+    """On our side, against what transformers' side is known to give; where the record is of other versions,
+    or does not agree, transformers is asked."""
+    sample = [call for call in CALLS if call.code in SAMPLE]
+    assert len(sample) == len(SAMPLE)
+    others = [call for call in CALLS if call.code not in SAMPLE and "ReturnType" not in call.code]
+    asked = [*sample, *others[::5]]
+    assert {call.group for call in asked} == {call.group for call in CALLS}
+    record = read()
+    theirs = record["calls"]
+    with closing(Sides(tmp_path, ours_alone=True)) as sides:
+        wrong = [
+            call for call in asked if outcome_of(theirs[call.code], sides.ours(call.code)) != call.outcome
+        ]
+    if wrong:
+        assert transformers_can_run(), (wrong, RECORD_AGAIN)
+        assert_outcomes(asked)
+    elif record["versions"] != versions() and transformers_can_run():
+        assert_outcomes(sample)
 
 
 @pytest.mark.soak
 def test_every_call():
-    assert_outcomes(CALLS)
+    assert assert_outcomes(CALLS) == read()["calls"], RECORD_AGAIN
+    assert versions() == read()["versions"], RECORD_AGAIN

@@ -13,6 +13,7 @@ from mmengine.simulation.device import Cost, Observer, TimedExecutor
 from mmengine.simulation.sampled import sampled_rows
 from mmengine.simulation.slots import CostModel
 
+Ends = tuple[tuple[int, str], ...]  # place in the step's rows, and what is said
 _ODD, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 
 
@@ -70,6 +71,8 @@ class ScriptedExecutor(TimedExecutor):
             raise ExecutorFailed(self._failed_steps[plan.step])
         sampled = sampled_rows(plan)
         rows, num_known = sampled.rows, sampled.num_known
+        if not self._config.num_draft_tokens:
+            return self._one_each(rows, num_known, device_ns)
         most = int(sampled.num_drafts.max(initial=0))
         index = (num_known - self._num_prompt[rows])[:, None] + np.arange(most + 1)
         tokens = self._tokens[rows[:, None], np.minimum(index, self._tokens.shape[1] - 1)]
@@ -80,23 +83,35 @@ class ScriptedExecutor(TimedExecutor):
         ends = (index == self._ends_at[rows][:, None]) & (np.arange(most + 1) < counts[:, None])
         ended = ends.any(axis=1).nonzero()[0]
         counts[ended] = ends[ended].argmax(axis=1) + 1
-        stops: list[tuple[int, str]] = []
-        errors: list[tuple[int, str]] = []
-        for place in ended.tolist():
-            answer = self._end[rows[place]]
-            (errors if answer.error else stops).append((place, answer.error or answer.stop))
+        stops, errors = self._ends(rows, ended)
         given = np.arange(most + 1) < counts[:, None]
         room = room_of(plan, np.zeros(len(rows), np.intp))
         drafts, num_next = self._draft(rows, num_known + counts, ended, room)
         return StepResult(
             tokens[given],
-            tuple(stops),
-            tuple(errors),
+            stops,
+            errors,
             device_ns=device_ns,
             counts=counts.astype(np.int32) if plan.num_drafts is not None else None,
             drafts=drafts,
             num_drafts=num_next,
         )
+
+    def _one_each(self, rows: np.ndarray, num_known: np.ndarray, device_ns: int) -> StepResult:
+        """What a step gives without drafts. Candidates of `minimize` are mostly such steps."""
+        index = num_known - self._num_prompt[rows]
+        tokens = self._tokens[rows, np.minimum(index, self._tokens.shape[1] - 1)]
+        stops, errors = self._ends(rows, (index == self._ends_at[rows]).nonzero()[0])
+        return StepResult(tokens, stops, errors, device_ns=device_ns)
+
+    def _ends(self, rows: np.ndarray, ended: np.ndarray) -> tuple[Ends, Ends]:
+        """How the answers end at these places of `rows`: by a stop, or by an error."""
+        stops: list[tuple[int, str]] = []
+        errors: list[tuple[int, str]] = []
+        for place in ended.tolist():
+            answer = self._end[rows[place]]
+            (errors if answer.error else stops).append((place, answer.error or answer.stop))
+        return tuple(stops), tuple(errors)
 
     def _draft(
         self, rows: np.ndarray, places: np.ndarray, ended: np.ndarray, room: np.ndarray | None

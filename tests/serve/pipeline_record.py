@@ -1,0 +1,55 @@
+"""What transformers' pipeline gave for each call of pipeline_calls.py, so that our side can be asked alone.
+
+    python -m tests.serve.pipeline_record     writes pipeline_record.json
+
+`make soak` holds it to transformers. Kept are digests: to see what differs, both sides are asked again.
+"""
+
+import hashlib
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+from tests.serve.pipeline_calls import CALLS
+from tests.serve.pipeline_sides import ROOT
+
+RECORD = Path(__file__).with_name("pipeline_record.json")
+# What may change tokens or pictures.
+PACKAGES = ("transformers", "torch", "pillow", "av")
+
+
+def both_sides(codes):
+    """By call what pipeline_sides.py prints. In a process of its own: transformers asks once, when it is
+    imported, whether torchvision is there."""
+    command = [sys.executable, "-m", "tests.serve.pipeline_sides"]
+    done = subprocess.run(
+        command, input=json.dumps(codes), capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def versions():
+    """Of the packages, and the embedded checkpoint's digest."""
+    import mmengine_shapes
+
+    digest = hashlib.sha256()
+    for path in sorted(Path(mmengine_shapes.checkpoint_path()).iterdir()):
+        digest.update(path.read_bytes())
+    return {**{name: version(name) for name in PACKAGES}, "checkpoint": digest.hexdigest()[:16]}
+
+
+def read():
+    return json.loads(RECORD.read_text())
+
+
+def main():
+    found = both_sides([call.code for call in CALLS])
+    calls = {code: theirs for code, (*_, theirs) in found.items()}
+    RECORD.write_text(json.dumps({"versions": versions(), "calls": calls}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
