@@ -15,7 +15,7 @@ from mmengine.serve.answers import RequestOutput
 from mmengine.serve.options import Options
 from mmengine.serve.prompts import Prompt
 from mmengine.serve.texts import AnswerTexts
-from mmengine.server import answer_routes, chat_request, other_routes, payloads, token_texts
+from mmengine.server import chat_request, other_routes, parsers, payloads, token_texts
 from mmengine.server.answering import Answering
 from mmengine.server.asked import Asked, Envelope
 from mmengine.server.completion_request import CompletionReader
@@ -25,7 +25,7 @@ from mmengine.server.payloads import take_out
 from tests.serve.serve_fakes import EchoProcessor
 from tests.server.running import served
 
-LONG = "word " * answer_routes.SMALL_BODY
+LONG = "word " * parsers.SMALL_BODY
 RAW = os.urandom(3 * payloads.MIN_CHARS)
 URL = "data:image/png;base64," + base64.b64encode(RAW).decode()
 
@@ -55,7 +55,7 @@ def test_what_takes_long_runs_beside_the_event_loop(monkeypatch):
         assert one.chat("a", logprobs=True, top_logprobs=2)[0] == 200
         assert found.pop("read") == [one._thread]
         assert one.chat(LONG)[2]["error"]["code"] == "context_length_exceeded"
-        prompt = [5] * answer_routes.SMALL_BODY
+        prompt = [5] * parsers.SMALL_BODY
         assert one.call("/v1/completions", {"prompt": prompt, "echo": True})[0] == 400
         assert one.call("/openapi.json")[0] == 200
     assert found.keys() == {"read", "payloads", "openapi", "whole", "echo"}

@@ -80,7 +80,8 @@ def test_what_was_said_stands_in_its_items(echo):
 
 def test_the_log_has_all_that_events_need(tmp_path):
     """Whoever has its envelope and its tokens tells the same bytes."""
-    with served(engine_options={"log": tmp_path / "log"}) as one:
+    options = {"engine_options": {"log": tmp_path / "log"}, "keep": {"log": tmp_path / "log"}}
+    with served(**options) as one:
         asked = {"input": "hello", "stream": True, "request_id": "mine", "metadata": {"a": "b"}}
         told = one.call(RESPONSES, asked)[2].encode()
     (queued,) = [r.event for r in CheckedLog(tmp_path / "log") if isinstance(r.event, ev.Queued)]

@@ -23,9 +23,9 @@ NOW = {"type": "function", "name": "now"}
 CALL = {"type": "function_call", "call_id": "c", "name": "area", "arguments": '{"side": 1}'}
 
 
-def read(given="hi", before=(), kept=lambda name: None, can_go_on=False, **fields):
+def read(given="hi", before=(), kept=lambda name: None, is_kept=True, **fields):
     chat = ChatReader(DEFAULTS, 4096, "", Pixels.of(10**6, 2**16), TOOLS, False)
-    reader = ResponsesReader(chat, ignore_unknown=False, can_go_on=can_go_on)
+    reader = ResponsesReader(chat, ignore_unknown=False, is_kept=is_kept)
     return reader.read(json.dumps({"input": given, **fields}).encode(), "r", before, kept)
 
 
@@ -228,7 +228,7 @@ def test_what_is_repeated_is_what_was_asked():
             service_tier="auto",
             truncation="disabled",
             background=True,
-            can_go_on=True,
+            is_kept=True,
         )
     )
     assert json.loads(bytes(told.tools)) == [
@@ -338,7 +338,9 @@ REFUSED = [
 @pytest.mark.parametrize(("fields", "param"), REFUSED, ids=lambda each: str(each)[:40])
 def test_what_is_not_done_is_refused_by_its_name(fields, param):
     with pytest.raises(ApiError) as found:
-        read(**{"given": "hi", **{"given" if k == "input" else k: v for k, v in fields.items()}})
+        read(
+            is_kept=False, **{"given": "hi", **{"given" if k == "input" else k: v for k, v in fields.items()}}
+        )
     assert (found.value.status, found.value.body.param) == (400, param), found.value
     assert not re.search(r"\bmessages\b", str(found.value)) or param == "messages"
 

@@ -3,7 +3,7 @@
 import msgspec
 
 UNKNOWN = "unknown"
-MAX_KIND_CHARS = 32
+MAX_KIND_CHARS = 32  # that are shown
 
 
 class _Head(msgspec.Struct):
