@@ -29,10 +29,10 @@ from mmengine.server.frames import ChatFrames, Frames
 from mmengine.server.http_metrics import HttpMetrics
 from mmengine.server.keep.everything import Keep
 from mmengine.server.parsers import Parsers
+from mmengine.server.response_routes import ResponseRoutes
 from mmengine.server.responses.frames import ResponsesFrames
 from mmengine.server.responses.kept import KeptResponses
 from mmengine.server.responses.reading import GoingOn, ResponsesReader, previous_of
-from mmengine.server.responses.routes import ResponseRoutes
 from mmengine.server.responses.wording import reworded
 from mmengine.server.settings import ServerSettings
 from mmengine.server.sse import EventStream, unless_gone
