@@ -156,13 +156,17 @@ class _Out(msgspec.Struct):
 
 def answer_line(name: str, custom_id: str, status: int, body: bytes) -> bytes:
     """Of a request that was answered, also with an error. `name`: of the request."""
-    return _written(_Out(f"batch_req_{name}", custom_id, _Response(status, name, msgspec.Raw(body)), None))
+    return _written(_Out(_line_id(name), custom_id, _Response(status, name, msgspec.Raw(body)), None))
 
 
 def expired_line(name: str, custom_id: str) -> bytes:
     """Of a request that was not, in time."""
     why = _Why("batch_expired", "this request could not be answered before the completion window was over")
-    return _written(_Out(f"batch_req_{name}", custom_id, None, why))
+    return _written(_Out(_line_id(name), custom_id, None, why))
+
+
+def _line_id(name: str) -> str:
+    return f"batch_req_{name.removeprefix('batch_')}"
 
 
 def _written(out: _Out) -> bytes:

@@ -54,8 +54,9 @@ class FileRoutes:
             incoming = files.incoming(owner)
             upload = Upload(request.headers.get("content-type", ""), incoming)
             await self._receive(request, upload)
+            upload.check()
             purpose, expires_s = _asked(upload.fields)
-            await loop.run_in_executor(files.threads, upload.finish)
+            await loop.run_in_executor(files.threads, incoming.finish)
             file = await files.add(incoming, upload.filename or "", purpose, expires_s)
             incoming.release()
             return file

@@ -66,6 +66,7 @@ class Served:
         asyncio.run(self._serve())
 
     async def _serve(self):
+        self.loop = asyncio.get_running_loop()
         self.app = App(self.engine, self.settings, self.keys, self.names, self.door, self.keep)
         self.server = web_server(self.app, self.settings)
         serving = asyncio.create_task(self.server.serve(sockets=[self._bound]))

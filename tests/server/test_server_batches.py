@@ -2,56 +2,28 @@
 
 import json
 import time
-from contextlib import contextmanager
 
 import openai
+import pytest
 
-from tests.server.running import served
-
-CHAT = "/v1/chat/completions"
-
-
-def line(custom_id, content="hello", url=CHAT, **fields):
-    body = {"messages": [{"role": "user", "content": content}], **fields}
-    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body}).encode()
-
-
-@contextmanager
-def batching(folder, *, keep=None, key="none", **options):
-    """A server with a log, and a client of it."""
-    log = {"engine_options": {"log": folder, **options.pop("engine_options", {})}}
-    with served(keep={"log": folder, **(keep or {})}, **log, **options) as one:
-        yield one, client_of(one, key)
+from mmengine import AsyncEngine
+from mmengine.core.resume import Resume
+from mmengine.events import vocabulary as ev
+from mmengine.replay.checked import CheckedLog
+from mmengine.serve.batch_progress import AnswerFile
+from mmengine.server import batch_run
+from tests.pictures import data_url, scene
+from tests.server.batching import CHAT, Failing, batching, begun, client_of, ended, line, lines_in
+from tests.server.running import LONG_CONTEXT, Lasting, SlowEcho, served, wait_for
 
 
-def client_of(server, key="none"):
-    return openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key=key, max_retries=0)
+class Leaving(SlowEcho):
+    """Ends with requests that run."""
 
+    pause_s = 0.01
 
-def begun(client, lines, endpoint=CHAT, **options):
-    data = b"\n".join(lines)
-    file = client.files.create(file=("requests.jsonl", data), purpose="batch")
-    options = {"completion_window": "24h", **options}
-    return client.batches.create(input_file_id=file.id, endpoint=endpoint, **options)
-
-
-def ended(client, batch, seconds=20):
-    end = time.monotonic() + seconds
-    while (found := client.batches.retrieve(batch.id)).status in (
-        "validating",
-        "in_progress",
-        "finalizing",
-        "cancelling",
-    ):
-        assert time.monotonic() < end, found
-        time.sleep(0.02)
-    return found
-
-
-def lines_in(client, file_id):
-    if file_id is None:
-        return []
-    return [json.loads(one) for one in client.files.content(file_id).read().splitlines()]
+    def close(self):
+        pass
 
 
 def test_a_batch_from_its_file_to_its_answers(tmp_path):
@@ -81,3 +53,270 @@ def test_a_batch_from_its_file_to_its_answers(tmp_path):
             client.files.content(stored.id).read()
         )
         assert [each.id for each in client.batches.list()] == [batch.id]
+
+
+def test_what_is_wrong_with_a_request_stands_in_the_error_file(tmp_path):
+    with batching(tmp_path / "log") as (server, client):
+        lines = [
+            line("good", max_tokens=3, logprobs=True, n=2),
+            line("temperature", temperature=-1),
+            line("unknown", guided_json={}),
+            line("streams", stream=True),
+            line("media", "bad"),
+            line("model", model="another"),
+            line("file", [{"type": "image_url", "image_url": {"url": f"file-{'0' * 24}"}}]),
+        ]
+        found = ended(client, begun(client, lines))
+        counts = found.request_counts
+        assert found.status == "completed" and (counts.total, counts.completed, counts.failed) == (7, 1, 6)
+        (good,) = lines_in(client, found.output_file_id)
+        assert len(good["response"]["body"]["choices"]) == 2
+        errors = {each["custom_id"]: each["response"] for each in lines_in(client, found.error_file_id)}
+        statuses = {name: each["status_code"] for name, each in errors.items()}
+        assert statuses == {
+            "temperature": 400,
+            "unknown": 400,
+            "streams": 400,
+            "media": 400,
+            "model": 404,
+            "file": 404,
+        }
+        params = {name: each["body"]["error"]["param"] for name, each in errors.items()}
+        assert params["temperature"] == "temperature" and params["streams"] == "stream"
+        assert params["file"] == "messages[0].content[0].image_url"
+        assert not server.engine._open and not server.engine.left()
+
+
+def test_a_file_whose_lines_are_wrong_fails_with_all_that_is(tmp_path):
+    with batching(tmp_path / "log", max_batch_lines=150) as (_, client):
+        wrong = [
+            line("a"),
+            b"no json",
+            line("a"),
+            b'{"custom_id": "b", "url": "/v1/chat/completions", "body": {}}',
+            line("c", url="/v1/completions"),
+            b'{"custom_id": 5, "method": "POST", "url": "/v1/chat/completions", "body": {}}',
+            b'{"custom_id": "d", "method": "GET", "url": "/v1/chat/completions", "body": {}}',
+            b'{"custom_id": "e", "method": "POST", "url": "/v1/chat/completions", "body": []}',
+            b'{"custom_id": "f", "method": "POST", "url": "/v1/chat/completions", "body": {}, "more": 1}',
+            b"\xff{}",
+        ]
+        found = ended(client, begun(client, wrong))
+        assert found.status == "failed" and found.failed_at and found.output_file_id is None
+        told = {each.line: each.code for each in found.errors.data}
+        assert told == {
+            2: "invalid_json_line",
+            3: "duplicate_custom_id",
+            4: "missing_required_parameter",
+            5: "mismatched_url",
+            6: "invalid_custom_id",
+            7: "invalid_method",
+            8: "invalid_body",
+            9: "unknown_parameter",
+            10: "invalid_json_line",
+        }
+        many = ended(client, begun(client, [b"{}"] * 140))
+        assert many.status == "failed" and len(many.errors.data) == 100
+        for lines, code in (([b"", b" "], "empty_file"), ([line("a")] * 151, "too_many_requests")):
+            (error,) = ended(client, begun(client, lines)).errors.data
+            assert error.code == code and error.line is None
+
+
+def test_what_cannot_be_a_batch_is_refused(tmp_path):
+    with batching(tmp_path / "log") as (_, client):
+        images = client.files.create(file=("a.png", b"png"), purpose="vision")
+        good = client.files.create(file=("a.jsonl", line("a")), purpose="batch")
+        for asked, param in (
+            ({"input_file_id": "file-none"}, "input_file_id"),
+            ({"input_file_id": images.id}, "input_file_id"),
+            ({"endpoint": "/v1/embeddings"}, "endpoint"),
+            ({"completion_window": "a day"}, "completion_window"),
+            ({"completion_window": "15d"}, "completion_window"),
+            ({"metadata": {"a": "b" * 513}}, "metadata[]"),
+            ({"extra_body": {"unknown": 1}}, None),
+        ):
+            fields = {"input_file_id": good.id, "endpoint": CHAT, "completion_window": "24h", **asked}
+            with pytest.raises(openai.APIStatusError) as refused:
+                client.batches.create(**fields)
+            assert refused.value.status_code in (400, 404) and refused.value.param == param, asked
+        assert list(client.batches.list()) == []
+
+
+def test_completions_are_a_batch_too(tmp_path):
+    with batching(tmp_path / "log") as (_, client):
+        url = "/v1/completions"
+        rows = [
+            {"custom_id": f"{n}", "method": "POST", "url": url, "body": {"prompt": ["ab", "c"] * n}}
+            for n in (1, 2)
+        ]
+        found = ended(client, begun(client, [json.dumps(row).encode() for row in rows], url))
+        assert found.status == "completed"
+        answers = {
+            each["custom_id"]: each["response"]["body"] for each in lines_in(client, found.output_file_id)
+        }
+        assert [each["text"] for each in answers["2"]["choices"]] == ["AB", "C"] * 2
+        assert answers["1"]["object"] == "text_completion"
+
+
+def test_an_image_by_the_id_of_its_file_is_the_same_as_its_data(tmp_path):
+    picture = scene()
+    asked = {"max_tokens": 12, "temperature": 0}
+
+    def content(part):
+        return [part, {"type": "text", "text": "Which shapes are there?"}]
+
+    engine = AsyncEngine(log=tmp_path / "log")
+    with served(engine, keep={"log": tmp_path / "log"}) as one:
+        client = client_of(one)
+        file = client.files.create(file=("scene.png", picture), purpose="vision")
+        data = data_url(picture)
+        parts = {
+            "data": {"type": "image_url", "image_url": {"url": data}},
+            "url": {"type": "image_url", "image_url": {"url": file.id, "detail": "high"}},
+            "file": {"type": "file", "file": {"file_id": file.id}},
+        }
+        said = {
+            name: client.chat.completions.create(
+                model="echo", messages=[{"role": "user", "content": content(part)}], **asked
+            )
+            for name, part in parts.items()
+        }
+        texts = {each.choices[0].message.content for each in said.values()}
+        assert len(texts) == 1 and len({each.usage.prompt_tokens for each in said.values()}) == 1
+        found = ended(
+            client, begun(client, [line(name, content(part), **asked) for name, part in parts.items()])
+        )
+        assert found.request_counts.completed == 3, lines_in(client, found.error_file_id)
+        bodies = [each["response"]["body"] for each in lines_in(client, found.output_file_id)]
+        assert {each["choices"][0]["message"]["content"] for each in bodies} == texts
+        log = client.files.create(file=("a.jsonl", b"{}"), purpose="batch")
+        for wrong, status in ((log.id, 400), (f"file-{'0' * 24}", 404)):
+            part = {"type": "file", "file": {"file_id": wrong}}
+            with pytest.raises(openai.APIStatusError) as refused:
+                client.chat.completions.create(model="echo", messages=[{"role": "user", "content": [part]}])
+            assert refused.value.status_code == status and "messages[0].content[0]" in refused.value.param
+        asked = {"messages": [{"role": "user", "content": [parts["url"]]}]}
+        assert one.call("/tokenize", asked)[0] == 400  # a page of text alone
+
+
+def test_cancelled_it_ends_with_what_is_there(tmp_path):
+    with batching(tmp_path / "log", executor_class=Lasting, config=LONG_CONTEXT) as (server, client):
+        batch = begun(client, [line("short"), *(line(f"long {n}", "a" * 60) for n in range(8))])
+        wait_for(lambda: client.batches.retrieve(batch.id).request_counts.completed == 1)
+        found = client.batches.cancel(batch.id)
+        assert found.status in ("cancelling", "cancelled") and found.cancelling_at
+        found = ended(client, batch)
+        assert found.status == "cancelled" and found.cancelled_at and found.error_file_id is None
+        assert [each["custom_id"] for each in lines_in(client, found.output_file_id)] == ["short"]
+        assert client.batches.cancel(batch.id).status == "cancelled"  # once more is no error
+        wait_for(lambda: not server.engine.stats().num_running and not server.engine._open)
+        whole = ended(client, begun(client, [line("a")]))
+        with pytest.raises(openai.ConflictError, match="completed"):
+            client.batches.cancel(whole.id)
+
+
+def test_what_its_time_was_too_short_for_is_told(tmp_path):
+    now = [1_000_000.0]
+    clock = {"keep": {"clock": lambda: now[0]}}
+    with batching(tmp_path / "log", executor_class=Lasting, config=LONG_CONTEXT, **clock) as (_, client):
+        batch = begun(client, [line("short"), line("long", "a" * 60)], completion_window="90s")
+        assert batch.expires_at == 1_000_090
+        wait_for(lambda: client.batches.retrieve(batch.id).request_counts.completed == 1)
+        now[0] -= 500  # a clock that is set back
+        time.sleep(0.6)
+        assert client.batches.retrieve(batch.id).status == "in_progress"
+        now[0] += 590
+        found = ended(client, batch)
+        assert found.status == "expired" and found.expired_at == 1_000_090
+        assert (found.request_counts.completed, found.request_counts.failed) == (1, 1)
+        (late,) = lines_in(client, found.error_file_id)
+        assert late["custom_id"] == "long" and late["response"] is None
+        assert late["error"]["code"] == "batch_expired"
+        assert [each["custom_id"] for each in lines_in(client, found.output_file_id)] == ["short"]
+
+
+def test_calls_go_before_batches(tmp_path):
+    """A batch leaves a seat free, its requests have the larger number, and they give way for blocks."""
+    config = {**LONG_CONTEXT, "max_num_seqs": 4, "policy": "priority"}
+    with batching(tmp_path / "log", executor_class=Lasting, config=config) as (server, client):
+        batch = begun(client, [line(f"{n}", "a" * 60) for n in range(20)])
+        wait_for(lambda: server.engine.stats().num_running == 3)
+        begin = time.monotonic()
+        assert client.chat.completions.create(model="echo", messages=[{"role": "user", "content": "me"}])
+        assert time.monotonic() - begin < 5 and server.engine.stats().num_running <= 4
+        client.batches.cancel(batch.id)
+        assert ended(client, batch).status == "cancelled"
+    queued = [each.event for each in CheckedLog(tmp_path / "log") if isinstance(each.event, ev.Queued)]
+    priorities = {each.request_id.startswith("batch_"): each.priority for each in queued}
+    assert priorities == {True: 100, False: 0}
+
+
+def test_nobody_sees_files_and_batches_of_others(tmp_path):
+    (tmp_path / "keys").write_text("mine\nyours\n")
+    with batching(tmp_path / "log", key="mine", key_file=tmp_path / "keys") as (server, client):
+        other = client_of(server, "yours")
+        batch = begun(client, [line("a")])
+        found = ended(client, batch)
+        file = found.output_file_id
+        for asked in (
+            lambda: other.files.retrieve(file),
+            lambda: other.files.content(file),
+            lambda: other.files.delete(file),
+            lambda: other.batches.retrieve(batch.id),
+            lambda: other.batches.cancel(batch.id),
+            lambda: other.batches.create(
+                input_file_id=batch.input_file_id, endpoint=CHAT, completion_window="24h"
+            ),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                asked()
+        assert list(other.files.list()) == [] and list(other.batches.list()) == []
+        assert {each.id for each in client.files.list()} == {file, batch.input_file_id}
+
+
+def test_without_a_log_the_routes_say_what_is_missing():
+    with served() as one:
+        for path, method in (("/v1/files", "GET"), ("/v1/batches", "GET"), ("/v1/batches/a/cancel", "POST")):
+            status, _, body = one.call(path, method=method, body=b"" if method == "POST" else None)
+            assert status == 404 and "--log" in body["error"]["message"]
+        part = {"type": "file", "file": {"file_id": f"file-{'0' * 24}"}}
+        status, _, body = one.chat([part])
+        assert status == 400 and "--log" in body["error"]["message"]
+
+
+def test_a_full_disk_holds_a_batch_up_and_breaks_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(batch_run, "DISK_AGAIN_S", 0.05)
+    real, refused = AnswerFile.write, []
+
+    def write(self, data, request_id):
+        if len(refused) < 3:
+            refused.append(data)
+            self._file = Failing(self._file)
+        real(self, data, request_id)
+
+    monkeypatch.setattr(AnswerFile, "write", write)
+    with batching(tmp_path / "log") as (_, client):
+        found = ended(client, begun(client, [line(f"{n}") for n in range(5)]))
+        assert found.status == "completed" and len(refused) == 3
+        answers = lines_in(client, found.output_file_id)
+        assert sorted(each["custom_id"] for each in answers) == list("01234")
+
+
+def test_a_batch_goes_on_where_the_server_ended(tmp_path):
+    """Told to end, it leaves what runs in the log; the next one takes that up, and answers each line once."""
+    folder = tmp_path / "log"
+    options = {"executor_class": Leaving, "drain_s": 0, "config": {"max_num_seqs": 4}}
+    with batching(folder, **options) as (server, client):
+        batch = begun(client, [line(f"{n}", "a" * (5 + 2 * n)) for n in range(20)])
+        wait_for(lambda: client.batches.retrieve(batch.id).request_counts.completed >= 5)
+        client.close()
+    resumed = {"engine_options": {"resume": Resume()}, **options}
+    with batching(folder, **resumed) as (server, client):
+        found = client.batches.retrieve(batch.id)
+        assert found.status == "in_progress"
+        found = ended(client, batch)
+        assert found.status == "completed" and found.request_counts.completed == 20
+        names = [each["custom_id"] for each in lines_in(client, found.output_file_id)]
+        assert sorted(names) == sorted(f"{n}" for n in range(20))
+    queued = [each.event.request_id for each in CheckedLog(folder) if isinstance(each.event, ev.Queued)]
+    assert len(queued) == len(set(queued)) == 20  # none was asked again

@@ -1,5 +1,7 @@
 """The body of an upload, multipart/form-data: its file goes to the disk as it comes, its fields are small."""
 
+import logging
+
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
@@ -10,11 +12,12 @@ MAX_FIELD_BYTES = 1024  # of one field beside the file
 MAX_FIELDS = 16
 MAX_FILENAME_CHARS = 255
 _TAKEN = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # the app says what there is to say
 
 
 class Upload:
-    """`content_type`: the header of the call. `feed` it the body's pieces, `finish` it, and `fields` and
-    `filename` are known; both block. Raises InvalidRequest."""
+    """`content_type`: the header of the call. `feed` it the body's pieces, which blocks, and
+    `check` it; then `fields` and `filename` are known, and `incoming` is whole. Raises InvalidRequest."""
 
     def __init__(self, content_type: str, incoming: Incoming):
         kind, options = parse_options_header(content_type)
@@ -52,13 +55,12 @@ class Upload:
         except FormParserError as error:
             raise InvalidRequest(f"the body is no multipart/form-data that can be read ({error})") from None
 
-    def finish(self) -> None:
-        """All of the body came; the file is on the disk."""
+    def check(self) -> None:
+        """All of the body came: whether it had all that it must have."""
         if not self._is_over:
             raise InvalidRequest("the body ends before its last boundary; send all of it")
         if self.filename is None:
             raise InvalidRequest("file is missing; send it as a part with a filename")
-        self.incoming.finish()
 
     def _part_begin(self) -> None:
         self._num_parts += 1
