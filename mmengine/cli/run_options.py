@@ -140,11 +140,12 @@ class Model:
         typer.Option("--set", rich_help_panel=MODEL, help="An engine setting, as token_budget=512."),
     ] = None
 
-    def config(self, *, keeps_media: bool) -> "EngineConfig":
-        """Settings of the engine. `keeps_media`: whether images and videos are kept beside a log. Raises
-        ConfigError."""
+    def config(self, *, keeps_media: bool, unless_set: tuple[str, ...] = ()) -> "EngineConfig":
+        """Settings of the engine. `keeps_media`: whether images and videos are kept beside a log.
+        `unless_set`: settings, as name=value, where none of that name was given. Raises ConfigError."""
         return engine_config(
             [
+                *unless_set,
                 *(self.setting or []),
                 *([] if keeps_media else ["media_store_bytes=0"]),
                 *([f"grammar_backend={self.grammar_backend}"] if self.grammar_backend else []),

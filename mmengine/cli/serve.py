@@ -37,6 +37,7 @@ HELP = """Serve a model over HTTP, as OpenAI's chat API.
     "a second one does not. The fields of a call that are taken are listed in docs/server.md."
 )
 NEEDED = ("starlette", "uvicorn", "uvloop", "httptools", "yaml", "python_multipart")
+BATCHED = ("policy=priority",)  # of a new log: calls go before the requests of batches
 MAX_CONFIG_BYTES = 2**20  # of the file of --config
 EMBEDDED_NAME = "mmengine-shapes"
 
@@ -101,6 +102,7 @@ def serve(
     config: Config, http: Http, model: Model, limits: Limits, media: Media, log: Log, kept: Kept
 ) -> None:
     check_installed()
+    from mmengine.events.segment import segment_paths  # lazy: help needs no logs
     from mmengine.server.auth import ApiKeys  # lazy: help needs no server
     from mmengine.server.keep.everything import Keep
     from mmengine.server.lifecycle import listen, run
@@ -111,7 +113,8 @@ def serve(
     settings = server_settings(http, limits, media, kept)
     check_tls(settings)
     keys, door = ApiKeys(http.api_key_file), media_door(settings)
-    engine_config = model.config(keeps_media=not log.no_media_store)
+    by_itself = BATCHED if log.log is not None and not segment_paths(log.log) else ()
+    engine_config = model.config(keeps_media=not log.no_media_store, unless_set=by_itself)
     if http.request_log:
         from mmengine.cli.records import show_records  # lazy: help needs no logs
 

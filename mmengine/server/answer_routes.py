@@ -44,8 +44,7 @@ ID_HEADER = "x-request-id"
 REQUEST_ID = "mmengine.request_id"  # in a scope: the id of its answer
 UNENFORCED_HEADER = "x-mmengine-unenforced-tools"
 _MAX_UNENFORCED_CHARS = 1000
-CHAT = "/v1/chat/completions"
-LINE_ENDPOINTS = (CHAT, "/v1/completions")  # that batches may ask
+LINE_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")  # that batches may ask
 _GRAMMAR = re.compile(r"^grammar\.(?:lark|gbnf)")
 
 
@@ -148,14 +147,21 @@ class AnswerRoutes:
     def read_line(self, endpoint: str, data: bytes, name: str, owner: str) -> Asked:
         """What a line of a batch asks, of one of LINE_ENDPOINTS. `name`: of the request. On any thread.
         Raises ApiError."""
-        reader: Reader = self.reader if endpoint == CHAT else self._completion_reader
-        asked = self._named(reader.read(data, name), owner)
+        readers: tuple[Reader, ...] = (self.reader, self._completion_reader, self._responses_reader)
+        asked = self._named(readers[LINE_ENDPOINTS.index(endpoint)].read(data, name), owner)
         if asked.stream:
             raise ApiError(400, "stream is not taken in a batch; leave it out", "stream")
-        return msgspec.structs.replace(asked, request_id=name)
+        if asked.request_id != name:
+            raise ApiError(400, "request_id is not taken in a batch; custom_id names a line", "request_id")
+        return asked
 
     def frames_of(self, asked: Asked) -> Frames:
-        return self._chat_frames(asked) if asked.envelope.api == "chat" else self._completion_frames(asked)
+        match asked.envelope.api:
+            case "chat":
+                return self._chat_frames(asked)
+            case "responses":
+                return self._responses_frames(asked)
+        return self._completion_frames(asked)
 
     def _chat_frames(self, asked: Asked) -> Frames:
         texts = self._texts if asked.logprobs else None
@@ -204,9 +210,9 @@ class AnswerRoutes:
             asked = await self._parsers.run(held.num_bytes, partial(self._read, reader, data, given, request))
             data.clear()
             request.scope[REQUEST_ID] = asked.request_id
-            await self.uploads.fill(asked, partial(self._admission.bodies.add, held))
             caller = Caller.of(request, asked.envelope, asked.request_id != new_id)
             try:
+                await self.uploads.fill(asked, partial(self._admission.bodies.add, held))
                 asked, sources = await self.calls.sources(asked, caller)
             except Exception as error:
                 raise self.told(error, asked) from error

@@ -1,6 +1,5 @@
 """The body of /v1/chat/completions becomes what the engine is asked."""
 
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, NamedTuple
@@ -30,11 +29,10 @@ from mmengine.server.asked import (
 from mmengine.server.errors import ApiError, api_error, decoded
 from mmengine.server.fields import CHAT, Fields
 from mmengine.server.media import check_url
-from mmengine.server.payloads import MIN_CHARS, NO_PAYLOADS, Payloads, Uploaded, take_out
+from mmengine.server.payloads import FILE_ID, MIN_CHARS, NO_PAYLOADS, Payloads, Uploaded, take_out
 from mmengine.server.settings import ServerSettings
 
 LOW_DETAIL_PIXELS = 512 * 512  # what OpenAI's detail "low" looks at, at most
-FILE_ID = re.compile(r"file-[0-9a-f]{24}")
 LOW_SHARE = 4  # and of the pixels that the model looks at by itself this part
 _TAKEN_PARTS = ("text", "image_url", "image", "video_url", "video", "file")
 _MEDIA = (("image_url", "image"), ("video_url", "video"))

@@ -40,7 +40,7 @@ STATUSES = {  # what each says
     404: "No such model, file or batch, or no such route",
     405: "Another method is wanted",
     408: "The body did not come in time",
-    409: "A request with this request_id, or Idempotency-Key, runs",
+    409: "In use, or too late: a request with this request_id, or Idempotency-Key, runs",
     413: "The body is too large",
     415: "The body is compressed",
     422: "Another body came with this request_id, or Idempotency-Key, before",

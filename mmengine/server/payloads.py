@@ -6,11 +6,13 @@ place. Whoever finds that word where no media stand parses the whole body instea
 """
 
 import binascii
+import re
 import secrets
 from collections.abc import Iterator
 from typing import NamedTuple
 
 MIN_CHARS = 2**15  # of base64 that is taken out
+FILE_ID = re.compile(r"file-[0-9a-f]{24}")  # of an uploaded file
 PIECE = 2**15  # characters that are decoded at once; four of them are three bytes
 _LOOKED_THROUGH = 2**20  # bytes in one search
 _BEGIN, _HEAD, _END = b'"data:', b";base64,", b'"'

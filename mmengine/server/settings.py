@@ -58,9 +58,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_media_fetches: Annotated[int, Meta(ge=1, le=1024)] = 16  # at once
     # All that are fetched and not yet prepared; one call may have half of it.
     max_media_in_flight_bytes: Annotated[int, Meta(ge=1024, le=2**40)] = 2**30
-    # What is kept beside the log: answers for so long after their end, and all of them together …
-    store_ttl: Annotated[float, Meta(ge=1, le=10**9)] = 30 * 86400.0
-    store_bytes: Annotated[int, Meta(ge=2**16, le=2**50)] = 8 * 2**30
+    store_ttl: Annotated[float, Meta(ge=1, le=10**9)] = 30 * 86400.0  # an answer is kept after its end
+    store_bytes: Annotated[int, Meta(ge=2**16, le=2**50)] = 8 * 2**30  # all answers that are kept
     max_file_bytes: Annotated[int, Meta(ge=1024, le=2**40)] = 512 * 2**20  # one file that is uploaded
     files_bytes: Annotated[int, Meta(ge=1024, le=2**50)] = 16 * 2**30  # all files, those of batches included
     max_batch_lines: Annotated[int, Meta(ge=1, le=10**6)] = 50_000  # of one batch

@@ -32,6 +32,8 @@ RUN = {
     ("docs/policies.md", "python"): HERE,
     ("docs/policies.md", "toml"): HERE,
     ("docs/policies.md", "indented"): HERE,
+    ("docs/server.md", "json"): "tests/server/test_server_batches.py",
+    ("docs/server.md", "python"): "tests/server/test_server_batches.py",
     ("docs/simulation.md", ""): HERE,
     ("docs/simulation.md", "json"): HERE,
     ("plugins/mmengine_shapes/README.md", "python"): HERE,

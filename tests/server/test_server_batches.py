@@ -12,8 +12,10 @@ from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
 from mmengine.serve.batch_progress import AnswerFile
 from mmengine.server import batch_run
+from tests.house.doc_blocks import blocks
 from tests.pictures import data_url, scene
 from tests.server.batching import CHAT, Failing, batching, begun, client_of, ended, line, lines_in
+from tests.server.responses_answers import check_response
 from tests.server.running import LONG_CONTEXT, Lasting, SlowEcho, served, wait_for
 
 
@@ -142,20 +144,27 @@ def test_what_cannot_be_a_batch_is_refused(tmp_path):
         assert list(client.batches.list()) == []
 
 
-def test_completions_are_a_batch_too(tmp_path):
-    with batching(tmp_path / "log") as (_, client):
-        url = "/v1/completions"
-        rows = [
-            {"custom_id": f"{n}", "method": "POST", "url": url, "body": {"prompt": ["ab", "c"] * n}}
-            for n in (1, 2)
+def test_completions_and_responses_are_batches_too(tmp_path):
+    def rows(url, *bodies):
+        made = [
+            {"custom_id": f"{n}", "method": "POST", "url": url, "body": body} for n, body in enumerate(bodies)
         ]
-        found = ended(client, begun(client, [json.dumps(row).encode() for row in rows], url))
+        return [json.dumps(each).encode() for each in made]
+
+    def answers_of(url, *bodies):
+        found = ended(client, begun(client, rows(url, *bodies), url))
         assert found.status == "completed"
-        answers = {
-            each["custom_id"]: each["response"]["body"] for each in lines_in(client, found.output_file_id)
-        }
-        assert [each["text"] for each in answers["2"]["choices"]] == ["AB", "C"] * 2
-        assert answers["1"]["object"] == "text_completion"
+        good, bad = lines_in(client, found.output_file_id), lines_in(client, found.error_file_id)
+        return {each["custom_id"]: each["response"]["body"] for each in good + bad}
+
+    with batching(tmp_path / "log") as (_, client):
+        said = answers_of("/v1/completions", {"prompt": "ab"}, {"prompt": ["ab", "c"] * 2})
+        assert [each["text"] for each in said["1"]["choices"]] == ["AB", "C"] * 2
+        assert said["0"]["object"] == "text_completion"
+        said = answers_of("/v1/responses", {"input": "hello"}, {"input": "a", "request_id": "mine"})
+        check_response(200, said["0"])
+        assert said["0"]["output"][0]["content"][0]["text"] == "HELLO"
+        assert said["1"]["error"]["param"] == "request_id"
 
 
 def test_an_image_by_the_id_of_its_file_is_the_same_as_its_data(tmp_path):
@@ -189,14 +198,24 @@ def test_an_image_by_the_id_of_its_file_is_the_same_as_its_data(tmp_path):
         assert found.request_counts.completed == 3, lines_in(client, found.error_file_id)
         bodies = [each["response"]["body"] for each in lines_in(client, found.output_file_id)]
         assert {each["choices"][0]["message"]["content"] for each in bodies} == texts
+        image = {"type": "input_image", "file_id": file.id, "detail": "high"}
+        parts = [
+            {"role": "user", "content": [image, {"type": "input_text", "text": "Which shapes are there?"}]}
+        ]
+        response = client.responses.create(model="echo", input=parts, max_output_tokens=16, temperature=0)
+        assert response.output_text.startswith(texts.pop())
+        image["file_id"] = f"file-{'0' * 24}"
+        with pytest.raises(openai.NotFoundError) as refused:
+            client.responses.create(model="echo", input=parts)
+        assert refused.value.param.startswith("input[0].content[0]")
         log = client.files.create(file=("a.jsonl", b"{}"), purpose="batch")
         for wrong, status in ((log.id, 400), (f"file-{'0' * 24}", 404)):
             part = {"type": "file", "file": {"file_id": wrong}}
             with pytest.raises(openai.APIStatusError) as refused:
                 client.chat.completions.create(model="echo", messages=[{"role": "user", "content": [part]}])
             assert refused.value.status_code == status and "messages[0].content[0]" in refused.value.param
-        asked = {"messages": [{"role": "user", "content": [parts["url"]]}]}
-        assert one.call("/tokenize", asked)[0] == 400  # a page of text alone
+        named = {"type": "image_url", "image_url": {"url": file.id}}
+        assert one.call("/tokenize", {"messages": [{"role": "user", "content": [named]}]})[0] == 400
 
 
 def test_cancelled_it_ends_with_what_is_there(tmp_path):
@@ -320,3 +339,17 @@ def test_a_batch_goes_on_where_the_server_ended(tmp_path):
         assert sorted(names) == sorted(f"{n}" for n in range(20))
     queued = [each.event.request_id for each in CheckedLog(folder) if isinstance(each.event, ev.Queued)]
     assert len(queued) == len(set(queued)) == 20  # none was asked again
+
+
+def test_the_page_says_what_works(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (requests,) = blocks("docs/server.md", "json")
+    (tmp_path / "requests.jsonl").write_text(requests.text)
+    (tmp_path / "shapes.png").write_bytes(scene())
+    engine = AsyncEngine(log=tmp_path / "log")
+    with served(engine, names=("shapes",), keep={"log": tmp_path / "log"}) as one:
+        scope = {"client": client_of(one), "time": time}
+        for block in blocks("docs/server.md", "python"):
+            exec(block.text, scope)
+    (answer,) = map(json.loads, capsys.readouterr().out.strip().splitlines())
+    assert answer["custom_id"] == "a" and answer["response"]["body"]["choices"][0]["message"]["content"]

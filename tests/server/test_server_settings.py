@@ -16,6 +16,7 @@ import typer
 
 from mmengine.cli.main import app
 from mmengine.cli.serve_options import server_settings
+from mmengine.events.segment import segment_name
 from mmengine.server import lifecycle
 from mmengine.server.lifecycle import listen
 from tests.cli.cli_process import call_cli
@@ -272,3 +273,13 @@ def test_a_wrong_value_of_a_file_is_told(tmp_path):
             text,
             ran.stderr,
         )
+
+
+def test_a_new_log_has_calls_before_batches(started, tmp_path):
+    """Unless somebody chose, or the log is there: it goes on as it was begun."""
+    log = tmp_path / "log"
+    assert started().config.policy == "fcfs" and started("--log", log).config.policy == "priority"
+    assert started("--log", log, "--set", "policy=prefill_first").config.policy == "prefill_first"
+    log.mkdir()
+    (log / segment_name(1)).touch()
+    assert started("--log", log).config.policy == "fcfs"

@@ -23,9 +23,7 @@ from mmengine.serve.operators import operator_log
 NAME = "answers.db"
 VERSION = 1  # of the tables
 MAX_TOGETHER = 256  # writes of one commit
-MAX_CHECKED_BYTES = (
-    64 * 2**20
-)  # of a database that is looked through when it is opened: of more it takes long
+MAX_CHECKED_BYTES = 64 * 2**20  # of a database that is looked through as it is opened
 VACUUMED_PAGES = 1024  # that a scrub gives back to the disk at most
 BUSY_S = 5.0  # that a checkpoint waits for readers
 _FULL = ("database or disk is full", "disk I/O error")

@@ -10,7 +10,7 @@ from mmengine.server.keep.files import Incoming
 
 MAX_FIELD_BYTES = 1024  # of one field beside the file
 MAX_FIELDS = 16
-MAX_FILENAME_CHARS = 255
+MAX_FILENAME_CHARS = 255  # the rest is cut
 _TAKEN = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # the app says what there is to say
 

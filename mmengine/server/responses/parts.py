@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 
 from mmengine.errors import shown
 from mmengine.server.asked import Json, without_nulls
-from mmengine.server.chat_request import FILE_ID
 from mmengine.server.errors import ApiError
-from mmengine.server.payloads import PIECE, Payloads
+from mmengine.server.payloads import FILE_ID, PIECE, Payloads
 
 MAX_PARTS = 4096  # of one item
 REFERENCE = "sha256:"
