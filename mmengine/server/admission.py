@@ -21,6 +21,11 @@ class Admission:
         self.shares = Shares(engine.max_open, settings.key_share, self.bodies, self.rate)
         self.is_draining = False
 
+    @property
+    def has_several_keys(self) -> bool:
+        """Whether one of them must leave room for others."""
+        return self._keys.are_several
+
     def take(self, owner: str) -> None:
         """A call of this key begins; `give` ends it. Raises ApiError."""
         if (why := self.draining()) is not None:

@@ -24,7 +24,7 @@ from mmengine.server.uploaded import no_file
 
 MAX_METADATA = 16  # entries
 MAX_WINDOW_S = 14 * 86400
-MAX_PAGE = 100
+MAX_PAGE = 100  # of one list
 _SHOWN = 20  # of a list for which no limit is asked
 _WINDOW = re.compile(r"([1-9][0-9]{0,7})([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -36,7 +36,7 @@ class BatchRunner:
         most = engine.config.max_num_seqs
         seats = max(1, min(most - max(1, most // FREE_SEATS), engine.max_open // 2))
         self._answers = LineAnswers(engine, reader, Room(seats), settings.batch_priority)
-        self._answers.take_up((batch.owner, batch.batch_id) for batch in keep.batches.live())
+        self._answers.take_up(keep.batches)
         self._means = Means(
             keep,
             self._answers,

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 
 import msgspec
 from starlette.requests import Request
@@ -29,23 +30,28 @@ class FileRoutes:
     def __init__(self, keep: Keep, admission: Admission, body_timeout_s: float):
         self._files, self._batches = keep.files, keep.batches
         self._admission, self._timeout_s = admission, body_timeout_s
-        self._num_uploads = 0
+        self._uploads: Counter[str] = Counter()  # that are on their way, by key
 
     async def create(self, request: Request) -> ASGIApp:
         if (why := self._admission.draining()) is not None:
             raise why
-        if self._num_uploads >= MAX_UPLOADS:
+        owner = request.scope[OWNER]
+        most = MAX_UPLOADS // 2 if self._admission.has_several_keys else MAX_UPLOADS
+        if self._uploads[owner] >= most or self._uploads.total() >= MAX_UPLOADS:
             raise ApiError(
                 429,
-                f"{MAX_UPLOADS} files are being uploaded already; try again later",
+                f"{MAX_UPLOADS} files may be uploaded at once, half of them with one of several keys; try "
+                "again later",
                 code="uploads_full",
                 headers={"retry-after": "1", "connection": "close"},
             )
-        self._num_uploads += 1
+        self._uploads[owner] += 1
         try:
             return _json(shown_file(await self._upload(request)))
         finally:
-            self._num_uploads -= 1
+            self._uploads[owner] -= 1
+            if not self._uploads[owner]:
+                del self._uploads[owner]
 
     async def _upload(self, request: Request) -> StoredFile:
         owner, loop, files = request.scope[OWNER], asyncio.get_running_loop(), self._files

@@ -2,7 +2,8 @@
 before ended."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -17,10 +18,11 @@ from mmengine.server.asking import ask, log_id
 from mmengine.server.batch_room import Room
 from mmengine.server.errors import ApiError
 from mmengine.server.frames import Frames
+from mmengine.server.keep.batches import Batches
 from mmengine.server.uploaded import UploadedImages
 
 AGAIN = (409, 429, 503)  # statuses of what is tried again until it is answered
-_ID = "batch_"  # how ids of batches begin, and with them those of their requests
+_ROW = re.compile(r"(?:(?P<owner>[^:]*):)?(?P<batch>batch_[0-9a-f]{24})-\d+(?:-\d+)?")  # ids in the log
 
 
 class _TakenUp(NamedTuple):
@@ -59,18 +61,19 @@ class LineAnswers:
         self._parser = ThreadPoolExecutor(1, "mmengine-parse-batch")  # beside those of calls that wait
         self.leaves = False  # what is cancelled from now on stays in the log
 
-    def take_up(self, batches: Iterable[tuple[str, str]]) -> None:
-        """Requests of the process before, of these (owner, id of batch): before anybody else gives them up.
-        Those of other batches are given up."""
-        live = {f"{owner}:{name}" if owner else name for owner, name in batches}
+    def take_up(self, batches: Batches) -> None:
+        """Requests of the process before, of batches that are live: before anybody else gives them up. Those
+        of batches that have ended are given up."""
         for left in self._engine.left():
-            name = left.request_id
-            if not name.rpartition(":")[2].startswith(_ID):
+            found = _ROW.fullmatch(left.request_id)
+            batch = batches.get(found["batch"], found["owner"] or "") if found is not None else None
+            if batch is None:
                 continue
-            if "-" in name and name.partition("-")[0] in live:
-                self._taken_up[name] = _TakenUp(self._engine.attach(name, hold=True), left.envelope)
-            elif name.partition("-")[0].rpartition(":")[2].removeprefix(_ID).isalnum():
-                self._engine.give_up(name)
+            if batch.is_live:
+                stream = self._engine.attach(left.request_id, hold=True)
+                self._taken_up[left.request_id] = _TakenUp(stream, left.envelope)
+            else:
+                self._engine.give_up(left.request_id)
 
     def drop(self, owner: str, batch_id: str) -> None:
         """The batch has ended: nobody needs what was taken up of it."""

@@ -13,6 +13,7 @@ from mmengine.core.resume import Resume
 from mmengine.server.keep import files
 from mmengine.server.keep.files import PART
 from tests.server.batching import Failing, batching, client_of
+from tests.server.running import wait_for
 
 BOUNDARY = "xyz"
 
@@ -29,6 +30,11 @@ def form(*parts):
 def sent(server, body, kind=f"multipart/form-data; boundary={BOUNDARY}"):
     status, _, answer = server.call("/v1/files", body, {"content-type": kind}, "POST")
     return status, answer["error"]["message"] if "error" in answer else answer
+
+
+def uploads(server):
+    """How many are on their way."""
+    return server.app._endpoints["POST", "/v1/files"].__self__._uploads.total()
 
 
 def folder_of(server):
@@ -184,3 +190,33 @@ def test_a_key_has_its_share(tmp_path):
         with pytest.raises(openai.BadRequestError, match="key_share"):
             client.files.create(file=("a", b"x" * 100), purpose="vision")
         assert client_of(server, "yours").files.create(file=("a", b"x" * 2000), purpose="vision")
+
+
+def test_uploads_leave_room_for_those_of_others(tmp_path):
+    (tmp_path / "keys").write_text("mine\nyours\n")
+    waiting = []
+
+    def begin(key):
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        connection.putrequest("POST", "/v1/files")
+        for name, value in (
+            ("content-type", f"multipart/form-data; boundary={BOUNDARY}"),
+            ("content-length", "1000"),
+            ("authorization", f"Bearer {key}"),
+        ):
+            connection.putheader(name, value)
+        connection.endheaders(b"--xyz\r\n")
+        waiting.append(connection)
+        return connection
+
+    with batching(tmp_path / "log", key="mine", key_file=tmp_path / "keys") as (server, client):
+        for _ in range(8):
+            begin("mine")
+        wait_for(lambda: uploads(server) == 8)
+        answer = begin("mine").getresponse()
+        assert answer.status == 429 and answer.headers["retry-after"] == "1"
+        assert client_of(server, "yours").files.create(file=("a", b"x"), purpose="vision")
+        for connection in waiting:
+            connection.close()
+        wait_for(lambda: not uploads(server))
+        assert client.files.create(file=("a", b"x"), purpose="vision")
