@@ -2,6 +2,7 @@
 
 import json
 import time
+from types import SimpleNamespace
 
 import openai
 import pytest
@@ -30,7 +31,7 @@ class Leaving(SlowEcho):
 
 def test_a_batch_from_its_file_to_its_answers(tmp_path):
     with batching(tmp_path / "log") as (_, client):
-        texts = {f"row {number}": "x" * (number % 7 + 1) for number in range(40)}
+        texts = {f"row {number}": "x" * (number % 7 + 1) for number in range(15)}
         lines = [line(name, text) for name, text in texts.items()]
         batch = begun(client, [lines[0], b"", *lines[1:]], metadata={"of": "me"})
         assert batch.object == "batch" and batch.status == "validating" and batch.metadata == {"of": "me"}
@@ -38,7 +39,7 @@ def test_a_batch_from_its_file_to_its_answers(tmp_path):
         found = ended(client, batch)
         assert found.status == "completed", found
         counts = found.request_counts
-        assert (counts.total, counts.completed, counts.failed) == (40, 40, 0)
+        assert (counts.total, counts.completed, counts.failed) == (15, 15, 0)
         assert found.error_file_id is None and found.completed_at >= found.in_progress_at >= found.created_at
         answers = lines_in(client, found.output_file_id)
         assert sorted(each["custom_id"] for each in answers) == sorted(texts)
@@ -167,16 +168,22 @@ def test_completions_and_responses_are_batches_too(tmp_path):
         assert said["1"]["error"]["param"] == "request_id"
 
 
-def test_an_image_by_the_id_of_its_file_is_the_same_as_its_data(tmp_path):
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    """A server with the embedded model."""
+    log = tmp_path_factory.mktemp("shapes") / "log"
+    with served(AsyncEngine(log=log), names=("shapes",), keep={"log": log}) as one:
+        yield one
+
+
+def test_an_image_by_the_id_of_its_file_is_the_same_as_its_data(shapes):
     picture = scene()
     asked = {"max_tokens": 12, "temperature": 0}
 
     def content(part):
         return [part, {"type": "text", "text": "Which shapes are there?"}]
 
-    engine = AsyncEngine(log=tmp_path / "log")
-    with served(engine, keep={"log": tmp_path / "log"}) as one:
-        client = client_of(one)
+    with client_of(shapes) as client:
         file = client.files.create(file=("scene.png", picture), purpose="vision")
         data = data_url(picture)
         parts = {
@@ -186,7 +193,7 @@ def test_an_image_by_the_id_of_its_file_is_the_same_as_its_data(tmp_path):
         }
         said = {
             name: client.chat.completions.create(
-                model="echo", messages=[{"role": "user", "content": content(part)}], **asked
+                model="shapes", messages=[{"role": "user", "content": content(part)}], **asked
             )
             for name, part in parts.items()
         }
@@ -202,20 +209,20 @@ def test_an_image_by_the_id_of_its_file_is_the_same_as_its_data(tmp_path):
         parts = [
             {"role": "user", "content": [image, {"type": "input_text", "text": "Which shapes are there?"}]}
         ]
-        response = client.responses.create(model="echo", input=parts, max_output_tokens=16, temperature=0)
+        response = client.responses.create(model="shapes", input=parts, max_output_tokens=16, temperature=0)
         assert response.output_text.startswith(texts.pop())
         image["file_id"] = f"file-{'0' * 24}"
         with pytest.raises(openai.NotFoundError) as refused:
-            client.responses.create(model="echo", input=parts)
+            client.responses.create(model="shapes", input=parts)
         assert refused.value.param.startswith("input[0].content[0]")
         log = client.files.create(file=("a.jsonl", b"{}"), purpose="batch")
         for wrong, status in ((log.id, 400), (f"file-{'0' * 24}", 404)):
             part = {"type": "file", "file": {"file_id": wrong}}
             with pytest.raises(openai.APIStatusError) as refused:
-                client.chat.completions.create(model="echo", messages=[{"role": "user", "content": [part]}])
+                client.chat.completions.create(model="shapes", messages=[{"role": "user", "content": [part]}])
             assert refused.value.status_code == status and "messages[0].content[0]" in refused.value.param
         named = {"type": "image_url", "image_url": {"url": file.id}}
-        assert one.call("/tokenize", {"messages": [{"role": "user", "content": [named]}]})[0] == 400
+        assert shapes.call("/tokenize", {"messages": [{"role": "user", "content": [named]}]})[0] == 400
 
 
 def test_cancelled_it_ends_with_what_is_there(tmp_path):
@@ -341,15 +348,13 @@ def test_a_batch_goes_on_where_the_server_ended(tmp_path):
     assert len(queued) == len(set(queued)) == 20  # none was asked again
 
 
-def test_the_page_says_what_works(tmp_path, monkeypatch, capsys):
+def test_the_page_says_what_works(shapes, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (requests,) = blocks("docs/server.md", "json")
     (tmp_path / "requests.jsonl").write_text(requests.text)
     (tmp_path / "shapes.png").write_bytes(scene())
-    engine = AsyncEngine(log=tmp_path / "log")
-    with served(engine, names=("shapes",), keep={"log": tmp_path / "log"}) as one:
-        scope = {"client": client_of(one), "time": time}
-        for block in blocks("docs/server.md", "python"):
-            exec(block.text, scope)
+    scope = {"client": client_of(shapes), "time": SimpleNamespace(sleep=lambda seconds: time.sleep(0.02))}
+    for block in blocks("docs/server.md", "python"):
+        exec(block.text, scope)
     (answer,) = map(json.loads, capsys.readouterr().out.strip().splitlines())
     assert answer["custom_id"] == "a" and answer["response"]["body"]["choices"][0]["message"]["content"]
