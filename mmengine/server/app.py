@@ -26,6 +26,7 @@ from mmengine.server.http_metrics import HttpMetrics
 from mmengine.server.keep.everything import Keep
 from mmengine.server.media import FetchMetrics
 from mmengine.server.other_routes import OtherRoutes
+from mmengine.server.rows_left import RowsLeft
 from mmengine.server.settings import ServerSettings, is_loopback
 from mmengine.server.token_texts import TokenTexts
 
@@ -85,6 +86,7 @@ class App:
         self.admission = Admission(engine, settings, keys)
         fetches = FetchMetrics(door)
         texts = TokenTexts(engine.processor.tokenizer)
+        rows_left = RowsLeft(engine, keep.batches) if keep is not None else None
         answers = AnswerRoutes(engine, settings, names, self.metrics, self.admission, texts, door, keep)
         self.calls = answers.calls
         others = OtherRoutes(
@@ -106,8 +108,8 @@ class App:
             ("GET", "/openapi.json"): others.openapi,
         }
         self._keep, self._runner = keep, None
-        if keep is not None:
-            self._runner = BatchRunner(keep, engine, answers, self.admission, settings)
+        if keep is not None and rows_left is not None:
+            self._runner = BatchRunner(keep, engine, answers, rows_left, self.admission, settings)
             endpoints |= _kept_endpoints(keep, self._runner, self.admission, settings)
         else:
             endpoints |= dict.fromkeys((*_RESPONSES, *_KEPT), _nothing_kept)

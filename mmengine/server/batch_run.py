@@ -93,7 +93,7 @@ class BatchRun:
         except FileNotFoundError:
             await self._fail([LineError("file_lost", "a file of the batch is not there any more")])
         if not self.batch.is_live:
-            self._means.answers.drop(self.batch.owner, self.batch_id)
+            self._means.answers.rows_left.drop(self.batch.owner, self.batch_id)
 
     async def _validated(self) -> RequestIndex | None:
         """The lines of its file; None where they are wrong, and the batch has failed."""

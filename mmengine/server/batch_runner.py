@@ -13,6 +13,7 @@ from mmengine.server.batch_run import BatchRun, Means
 from mmengine.server.keep.batches import Batch
 from mmengine.server.keep.everything import Keep
 from mmengine.server.line_answers import LineAnswers, LineReader
+from mmengine.server.rows_left import RowsLeft
 from mmengine.server.settings import ServerSettings
 
 BODIES_BYTES = 64 * 2**20  # of lines that the engine does not have yet
@@ -22,21 +23,21 @@ AGAIN_S = 10.0  # after which a batch is tried again that the disk stopped
 
 
 class BatchRunner:
-    """Make it on the event loop, before requests of the process before are given up."""
+    """`reader`: the routes of answers. Make it on the event loop."""
 
     def __init__(
         self,
         keep: Keep,
         engine: AsyncEngine,
         reader: LineReader,
+        rows_left: RowsLeft,
         admission: Admission,
         settings: ServerSettings,
     ):
         self._keep = keep
         most = engine.config.max_num_seqs
         seats = max(1, min(most - max(1, most // FREE_SEATS), engine.max_open // 2))
-        self._answers = LineAnswers(engine, reader, Room(seats), settings.batch_priority)
-        self._answers.take_up(keep.batches)
+        self._answers = LineAnswers(engine, reader, rows_left, Room(seats), settings.batch_priority)
         self._means = Means(
             keep,
             self._answers,

@@ -2,7 +2,6 @@
 before ended."""
 
 import asyncio
-import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,16 +17,10 @@ from mmengine.server.asking import ask, log_id
 from mmengine.server.batch_room import Room
 from mmengine.server.errors import ApiError
 from mmengine.server.frames import Frames
-from mmengine.server.keep.batches import Batches
+from mmengine.server.rows_left import RowsLeft, let_go
 from mmengine.server.uploaded import UploadedImages
 
 AGAIN = (409, 429, 503)  # statuses of what is tried again until it is answered
-_ROW = re.compile(r"(?:(?P<owner>[^:]*):)?(?P<batch>batch_[0-9a-f]{24})-\d+(?:-\d+)?")  # ids in the log
-
-
-class _TakenUp(NamedTuple):
-    stream: Stream
-    envelope: bytes
 
 
 class LineReader(Protocol):
@@ -55,31 +48,13 @@ class Answered(NamedTuple):
 class LineAnswers:
     """`seats`: choices that may be on their way at once. `priority`: of all lines, at the least."""
 
-    def __init__(self, engine: AsyncEngine, reader: LineReader, seats: Room, priority: int):
+    def __init__(
+        self, engine: AsyncEngine, reader: LineReader, rows_left: RowsLeft, seats: Room, priority: int
+    ):
         self._engine, self._reader, self._seats, self._priority = engine, reader, seats, priority
-        self._taken_up: dict[str, _TakenUp] = {}  # of the process before, by their ids in the log
+        self.rows_left = rows_left
         self._parser = ThreadPoolExecutor(1, "mmengine-parse-batch")  # beside those of calls that wait
         self.leaves = False  # what is cancelled from now on stays in the log
-
-    def take_up(self, batches: Batches) -> None:
-        """Requests of the process before, of batches that are live: before anybody else gives them up. Those
-        of batches that have ended are given up."""
-        for left in self._engine.left():
-            found = _ROW.fullmatch(left.request_id)
-            batch = batches.get(found["batch"], found["owner"] or "") if found is not None else None
-            if batch is None:
-                continue
-            if batch.is_live:
-                stream = self._engine.attach(left.request_id, hold=True)
-                self._taken_up[left.request_id] = _TakenUp(stream, left.envelope)
-            else:
-                self._engine.give_up(left.request_id)
-
-    def drop(self, owner: str, batch_id: str) -> None:
-        """The batch has ended: nobody needs what was taken up of it."""
-        begin = f"{owner}:{batch_id}-" if owner else f"{batch_id}-"
-        for name in [name for name in self._taken_up if name.startswith(begin)]:
-            _let_go(self._taken_up.pop(name).stream)
 
     async def answer(
         self, endpoint: str, body: bytes, name: str, owner: str, accepted: Callable[[], None]
@@ -122,7 +97,7 @@ class LineAnswers:
                 if self.leaves and stream.is_accepted:
                     stream.leave()
                 else:
-                    _let_go(stream)
+                    let_go(stream)
             raise
         return Answered(200, body, partial(_delivered, streams))
 
@@ -131,20 +106,15 @@ class LineAnswers:
         several = len(asked.prompts)
         envelope = msgspec.structs.replace(asked.envelope, num_prompts=several)
         names = [log_id(envelope, asked.request_id, place) for place in range(several)]
-        found = [self._taken_up.pop(name) for name in names if name in self._taken_up]
+        found = self.rows_left.pop(names)
         if len(found) == several:
             asked.prompts.clear()
             envelope = msgspec.json.decode(found[0].envelope, type=Envelope)
             return msgspec.structs.replace(asked, envelope=envelope), [each.stream for each in found]
         for each in found:  # the others were never accepted: all are asked again, when these are gone
-            _let_go(each.stream)
+            let_go(each.stream)
         asked = msgspec.structs.replace(asked, priority=max(asked.priority, self._priority))
         return asked, ask(self._engine, asked, hold=True)
-
-
-def _let_go(stream: Stream) -> None:
-    stream.cancel()
-    stream.delivered()
 
 
 def _refused(error: ApiError, streams: Sequence[Stream] = ()) -> Answered:

@@ -328,12 +328,23 @@ def test_a_full_disk_holds_a_batch_up_and_breaks_nothing(tmp_path, monkeypatch):
         assert sorted(each["custom_id"] for each in answers) == list("01234")
 
 
-def test_a_batch_goes_on_where_the_server_ended(tmp_path):
+@pytest.mark.parametrize("url", [CHAT, "/v1/responses"], ids=["chat", "responses"])
+def test_a_batch_goes_on_where_the_server_ended(tmp_path, url):
     """Told to end, it leaves what runs in the log; the next one takes that up, and answers each line once."""
+
+    def lines_of(rows):
+        if url == CHAT:
+            return [line(name, text) for text, name in rows]
+        rest = {"method": "POST", "url": url}
+        return [
+            json.dumps({"custom_id": name, "body": {"input": text}, **rest}).encode() for text, name in rows
+        ]
+
     folder = tmp_path / "log"
     options = {"executor_class": Leaving, "drain_s": 0, "config": {"max_num_seqs": 4}}
     with batching(folder, **options) as (server, client):
-        batch = begun(client, [line(f"{n}", "a" * (5 + 2 * n)) for n in range(20)])
+        rows = [("a" * (5 + 2 * n), f"{n}") for n in range(20)]
+        batch = begun(client, lines_of(rows), url)
         wait_for(lambda: client.batches.retrieve(batch.id).request_counts.completed >= 5)
         client.close()
     resumed = {"engine_options": {"resume": Resume()}, **options}
