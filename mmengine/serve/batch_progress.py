@@ -6,10 +6,10 @@ error begins with. `batch.json` beside the log says which request file the log b
 """
 
 import hashlib
+import io
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -105,16 +105,19 @@ class AnswerFile:
 
     def __init__(self, path: Path, index: RequestIndex, *, fresh: bool):
         self.path = path
-        self._file = path.open("w+b" if fresh or not path.exists() else "r+b")
+        # Without a buffer, in which what a full disk refuses would stay.
+        is_new = fresh or not path.exists()
+        self._file = path.open("w+b", buffering=0) if is_new else path.open("r+b", buffering=0)
         self.answered: set[int] = set()  # indices of requests whose answers the file held when it was opened
         self._written: list[str] = []  # requests whose answers are in the file, perhaps not on the disk
         self._synced_at = 0.0
         try:
-            end = 0
+            self._end = 0
             if not fresh:
-                self.answered, end = _read_answers(self._file, path, index)
-            self._file.seek(end)
-            self._file.truncate()
+                reader = io.BufferedReader(self._file)
+                self.answered, self._end = _read_answers(reader, path, index)
+                reader.detach()
+            self._cut()
         except BaseException:
             self._file.close()
             raise
@@ -122,13 +125,14 @@ class AnswerFile:
     def write(self, line: bytes, request_id: str) -> None:
         """`request_id` is empty for a line that never became a request. Raises OSError; the file ends with
         its last whole line then, and the same can be tried again."""
-        end = self._file.tell()
+        rest = memoryview(line)
         try:
-            self._file.write(line)
-            self._file.flush()
+            while rest:
+                rest = rest[self._file.write(rest) or 0 :]
         except OSError:
-            self._cut(end)
+            self._cut()
             raise
+        self._end += len(line)
         if request_id:
             self._written.append(request_id)
 
@@ -142,13 +146,10 @@ class AnswerFile:
         written, self._written = self._written, []
         return written
 
-    def _cut(self, end: int) -> None:
-        """Take back a line that was torn off: what was not written of it is given up."""
-        with suppress(OSError):
-            self._file.close()  # which tries once more to write the rest
-        self._file = self.path.open("r+b")
-        self._file.truncate(end)
-        self._file.seek(end)
+    def _cut(self) -> None:
+        """What is behind the last whole line goes."""
+        self._file.seek(self._end)
+        self._file.truncate()
 
     def close(self) -> None:
         self._file.close()

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from mmengine.errors import InvalidRequest
+from mmengine.errors import InvalidRequest, KeepFailed
 from mmengine.serve.batch_progress import RequestIndex
 from mmengine.serve.operators import operator_log
 from mmengine.server.batch_files import OUTPUT, Answer, BatchFiles
@@ -136,6 +136,8 @@ class BatchRun:
                 await writing
             if self._stopped == "expired":
                 await self._disk(lambda: out.expire(self._name))
+            elif not self._stopped and len(out.answered) < len(requests):
+                raise KeepFailed("some lines could not be asked")  # a bug: they are asked again
             await self._end(out)
         finally:
             await asyncio.shield(self._disk(out.close))

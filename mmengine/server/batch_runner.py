@@ -79,6 +79,7 @@ class BatchRunner:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._answers.rows_left.leave()
 
     def _begin(self) -> None:
         now = time.monotonic()

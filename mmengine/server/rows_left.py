@@ -42,6 +42,11 @@ class RowsLeft:
         for row in self.pop([name for name in self._rows if name.startswith(begin)]):
             let_go(row.stream)
 
+    def leave(self) -> None:
+        """The process ends: they stay in the log."""
+        for row in self.pop(list(self._rows)):
+            row.stream.leave()
+
 
 def let_go(stream: Stream) -> None:
     """Nobody needs its answer."""

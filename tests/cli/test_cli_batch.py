@@ -12,8 +12,10 @@ import pytest
 from mmengine.cli.batch import run_batch_file
 from mmengine.errors import InvalidRequest
 from mmengine.serve import batchfile
+from mmengine.serve.batch_progress import AnswerFile, RequestIndex, answered_in
 from mmengine.serve.engine import Engine
 from tests.serve.serve_fakes import builder
+from tests.server.batching import Failing
 
 ROOT = Path(__file__).parents[2]
 
@@ -148,3 +150,20 @@ def test_ctrl_c_once_finishes_what_runs_and_twice_stops(tmp_path, times):
     report = verify(tmp_path / "log")
     assert report.ok and report.unfinished == []
     assert report.requests >= len(written) and (times == 2 or report.requests == len(written))
+
+
+def test_a_line_that_a_full_disk_tears_off_is_taken_back(tmp_path):
+    """The same line can be written again, and the file reads as if nothing had been."""
+    requests, out = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
+    requests.write_text("\n".join(line(name, "hello") for name in "ab"))
+    index = RequestIndex(requests)
+    answers = AnswerFile(out, index, fresh=True)
+    answers.write(b'{"custom_id": "a"}\n', "a")
+    answers._file = Failing(answers._file)
+    with pytest.raises(OSError, match="No space left"):
+        answers.write(b'{"custom_id": "b"}\n', "b")
+    assert out.read_bytes() == b'{"custom_id": "a"}\n'
+    answers.write(b'{"custom_id": "b"}\n', "b")
+    assert answers.delivered(now=True) == ["a", "b"]
+    answers.close()
+    assert answered_in(out, index) == {0, 1}

@@ -55,15 +55,18 @@ def lines_in(client, file_id):
 
 
 class Failing:
-    """A file that tears off what is written, and says that its disk is full."""
+    """A file that tears off what is written first, and says that its disk is full."""
 
     def __init__(self, file):
-        self._file = file
+        self._file, self._fails = file, True
 
     def __getattr__(self, name):
         return getattr(self._file, name)
 
     def write(self, data):
+        if not self._fails:
+            return self._file.write(data)
+        self._fails = False
         self._file.write(data[: len(data) // 2])
         self._file.flush()
         raise OSError(28, "No space left on device")
