@@ -1,0 +1,89 @@
+"""The long versions of the store's tests: many walks, many kills, and an end at each commit."""
+
+import asyncio
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmengine.server.keep.database import Database
+from mmengine.server.keep.store import Store
+from tests.server.keep_model import LARGE, killed_in_puts, walk
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(100, 120))
+def test_it_holds_what_a_dict_would(tmp_path, seed):
+    asyncio.run(walk(tmp_path / "store", seed, 400))
+
+
+@pytest.mark.soak
+def test_what_was_acknowledged_outlives_kills(tmp_path):
+    killed_in_puts(tmp_path, random.Random(2), 60)
+
+
+ENDS = """
+import asyncio, os, sys
+from pathlib import Path
+from mmengine.server.keep.database import Database
+from mmengine.server.keep.store import Store
+
+where, count = sys.argv[2], int(sys.argv[3])
+
+def fault(place):
+    global count
+    count -= place == where
+    if count < 0:
+        os._exit(9)
+
+async def go():
+    store = Store(Database(Path(sys.argv[1]), fault), 1e6, 2**30)
+    for name in ("one", "two", "three"):
+        await store.begin(name, "a", 1, b"asked", {name * 8: name.encode() * 99})
+        print("begun", name, flush=True)
+        await store.put(name, "a", 1, b"asked", name.encode() * 500)
+        print("put", name, flush=True)
+    await store.delete("two", "a")
+    print("deleted two", flush=True)
+    await store.sweep()
+
+asyncio.run(go())
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("where", ["before commit", "after commit"])
+@pytest.mark.parametrize("count", range(7))
+def test_ended_at_a_commit_it_has_what_it_said(tmp_path, where, count):
+    command = [sys.executable, "-c", ENDS, tmp_path, where, str(count)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 9, ran.stderr
+    said = ran.stdout.splitlines()
+    assert len(said) == count
+
+    async def look():
+        database = Database(tmp_path)
+        store = Store(database, 1e6, LARGE)
+        found = {name: await store.get(name, "a") for name in ("one", "two", "three")}
+        for name, kept in found.items():
+            if f"put {name}" in said and not (name == "two" and count >= 6):
+                assert kept.answer == name.encode() * 500
+            if f"begun {name}" in said and not (name == "two" and count >= 6):
+                assert await store.media(name * 8) == name.encode() * 99
+        if where == "after commit":  # one more than was said
+            assert len(await store.ids()) == [1, 1, 2, 2, 3, 3, 2][count]
+            assert len(await store.unfinished()) == (count in (0, 2, 4))
+        elif count < 6:
+            assert len(await store.ids()) == [0, 1, 1, 2, 2, 3][count]
+        # The same again is no error: whoever ended here says it once more.
+        for name in ("one", "two", "three"):
+            await store.begin(name, "a", 1, b"asked", {name * 8: name.encode() * 99})
+            await store.put(name, "a", 1, b"asked", name.encode() * 500)
+            assert (await store.get(name, "a")).media == (name * 8,)
+        database.close()
+
+    asyncio.run(look())

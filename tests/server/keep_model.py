@@ -1,0 +1,161 @@
+"""A store beside a dict that holds the same, and one whose process is killed."""
+
+import asyncio
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mmengine.errors import InvalidRequest
+from mmengine.server.keep.database import Database
+from mmengine.server.keep.store import Kept, Store
+
+LARGE = 2**30
+
+
+class Walked:
+    """A store and what it must hold, by a plain dict."""
+
+    def __init__(self, folder, ttl_s=100.0, max_bytes=LARGE):
+        self.folder, self.ttl_s, self.max_bytes = folder, ttl_s, max_bytes
+        self.now = 1000.0
+        self.rows = {}  # id -> [owner, created, envelope, answer, media, kept]
+        self.open()
+
+    def open(self):
+        self.database = Database(self.folder)
+        self.store = Store(self.database, self.ttl_s, self.max_bytes, lambda: self.now)
+
+    def reopen(self):
+        self.database.close()
+        self.open()
+
+    def begin(self, name, owner, envelope, media):
+        row = self.rows.setdefault(name, [owner, int(self.now), envelope, None, {}, self.now])
+        row[2] = envelope
+        row[4] |= media
+
+    def put(self, name, owner, envelope, answer, media):
+        self.begin(name, owner, envelope, media)
+        row = self.rows[name]
+        if row[3] is None:
+            row[5] = self.now
+        row[3] = answer
+
+    def sweep(self):
+        gone = [
+            name for name, row in self.rows.items() if row[3] is not None and row[5] <= self.now - self.ttl_s
+        ]
+        for name in gone:
+            del self.rows[name]
+        return len(gone)
+
+    def num_bytes(self):
+        media = {sha: len(data) for row in self.rows.values() for sha, data in row[4].items()}
+        return sum(len(row[2]) + len(row[3] or b"") for row in self.rows.values()) + sum(media.values())
+
+    async def check(self):
+        assert await self.store.ids() == sorted(self.rows)
+        assert await self.store.unfinished() == sorted(n for n, row in self.rows.items() if row[3] is None)
+        shas = set()
+        for name, (owner, created, envelope, answer, media, kept) in self.rows.items():
+            held = tuple(sorted(media))
+            expired = answer is not None and kept <= self.now - self.ttl_s
+            found = None if expired else Kept(name, owner, created, envelope, answer, held)
+            assert await self.store.get(name, owner) == found
+            assert await self.store.get(name, owner + "x") is None
+            for sha, data in media.items():
+                assert await self.store.media(sha) == data
+            shas |= set(media)
+        count = await self.database.read(lambda c: c.execute("SELECT count(*) FROM media").fetchone()[0])
+        assert count == len(shas)  # nothing that nobody holds
+        assert self.store.num_bytes == self.num_bytes()
+
+
+def some_media(chosen):
+    made = [bytes([number]) * chosen.choice([1, 5000]) for number in range(4)]
+    return {hashlib.sha256(data).hexdigest(): data for data in chosen.sample(made, chosen.randrange(3))}
+
+
+async def walk(folder, seed, steps):
+    chosen, it = random.Random(seed), Walked(folder)
+    try:
+        for _ in range(steps):
+            name, owner = f"resp_{chosen.randrange(8)}", "a"
+            envelope, media = chosen.randbytes(20), some_media(chosen)
+            match chosen.randrange(8):
+                case 0 | 1:
+                    await it.store.begin(name, owner, int(it.now), envelope, media)
+                    it.begin(name, owner, envelope, media)
+                case 2 | 3:
+                    answer = chosen.randbytes(chosen.choice([10, 9000]))
+                    await it.store.put(name, owner, int(it.now), envelope, answer, media)
+                    it.put(name, owner, envelope, answer, media)
+                case 4:
+                    assert await it.store.delete(name, owner) == (it.rows.pop(name, None) is not None)
+                    assert not await it.store.delete(name, "b")
+                case 5:
+                    it.now += chosen.choice([0, 30, -20])
+                    assert await it.store.sweep() == it.sweep()
+                case 6:
+                    it.reopen()
+                case 7 if name in it.rows:
+                    with pytest.raises(InvalidRequest, match="in use"):
+                        await it.store.put(name, "b", 1, b"", b"", media)
+            await it.check()
+    finally:
+        it.database.close()
+
+
+PUTS = """
+import asyncio, sys
+from pathlib import Path
+from mmengine.server.keep.database import Database
+from mmengine.server.keep.store import Store
+
+async def go():
+    store = Store(Database(Path(sys.argv[1])), 1e6, 2**30)
+    first = int(sys.argv[2])
+    async def put(name):
+        await store.begin(name, "a", 1, b"", {name * 8: name.encode() * 99})
+        await store.put(name, "a", 1, b"", name.encode() * 500)
+        print(name, flush=True)
+    number = first
+    while True:
+        await asyncio.gather(*(put(f"r{number + each:07}") for each in range(8)))
+        number += 8
+asyncio.run(go())
+"""
+
+
+def killed_in_puts(folder, chosen, times):
+    """What was acknowledged before each kill is there after it."""
+    acknowledged = set()
+    for number in range(times):
+        command = [sys.executable, "-c", PUTS, folder, str(number * 100_000)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
+        first = process.stdout.readline()
+        time.sleep(chosen.random() * 0.05)
+        os.kill(process.pid, signal.SIGKILL)
+        acknowledged |= {
+            name for name in (first + process.stdout.read()).decode().split("\n") if len(name) == 8
+        }
+        process.wait()
+        process.stdout.close()
+    assert len(acknowledged) >= times
+
+    async def check():
+        database = Database(folder)
+        store = Store(database, 1e6, LARGE)
+        for name in acknowledged:
+            found = await store.get(name, "a")
+            assert found.answer == name.encode() * 500 and await store.media(name * 8) == name.encode() * 99
+        database.close()
+
+    asyncio.run(check())
