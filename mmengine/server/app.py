@@ -109,7 +109,12 @@ class App:
         }
         self._keep, self._runner = keep, None
         if keep is not None and rows_left is not None:
-            self._runner = BatchRunner(keep, engine, answers, rows_left, self.admission, settings)
+            self._runner = BatchRunner(
+                keep, engine, answers, rows_left, self.admission, settings, self.metrics.line_answered
+            )
+            self.metrics.batches.set_function(lambda: len(keep.batches.live()))
+            self.metrics.kept_bytes.labels("answers").set_function(lambda: keep.answers.num_bytes)
+            self.metrics.kept_bytes.labels("files").set_function(lambda: keep.files.num_bytes)
             endpoints |= _kept_endpoints(keep, self._runner, self.admission, settings)
         else:
             endpoints |= dict.fromkeys((*_RESPONSES, *_KEPT), _nothing_kept)

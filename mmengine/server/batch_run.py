@@ -27,13 +27,14 @@ _R = TypeVar("_R")
 
 class Means(NamedTuple):
     """What all batches share. `bodies`: room for bytes of lines that the engine does not have yet.
-    `may_begin`: whether requests may still be asked."""
+    `may_begin`: whether requests may still be asked. `answered`: see BatchRunner."""
 
     keep: Keep
     answers: LineAnswers
     bodies: Room
     max_lines: int
     may_begin: Callable[[], bool]
+    answered: Callable[[bool], None]
 
 
 class BatchRun:
@@ -117,7 +118,7 @@ class BatchRun:
 
     async def _turn(self, status: str) -> None:
         async with self._turning:
-            if self.batch.status != "cancelling":
+            if self.batch.status not in ("cancelling", status):
                 await self._keep.batches.save(self.batch.turned(status, self._keep.clock()))
 
     async def _answer_all(self, requests: RequestIndex) -> None:
@@ -242,8 +243,9 @@ class BatchRun:
                 continue
             del self._ready[: len(some)]
             self._keep.batches.count(self.batch_id, out.counts)
-            for _, answered in some:
+            for answer, answered in some:
                 answered.written()
+                self._means.answered(answer.is_good)
             if self._ready or self._is_asked:
                 self._came.set()
 

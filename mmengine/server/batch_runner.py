@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from functools import partial
 
 from mmengine.errors import in_one_line
@@ -23,7 +24,8 @@ AGAIN_S = 10.0  # after which a batch is tried again that the disk stopped
 
 
 class BatchRunner:
-    """`reader`: the routes of answers. Make it on the event loop."""
+    """`reader`: the routes of answers. `answered`: called with each line that is written, and whether with an
+    answer. Make it on the event loop."""
 
     def __init__(
         self,
@@ -33,6 +35,7 @@ class BatchRunner:
         rows_left: RowsLeft,
         admission: Admission,
         settings: ServerSettings,
+        answered: Callable[[bool], None] = lambda is_good: None,
     ):
         self._keep = keep
         most = engine.config.max_num_seqs
@@ -44,6 +47,7 @@ class BatchRunner:
             Room(BODIES_BYTES),
             settings.max_batch_lines,
             lambda: not admission.is_draining,
+            answered,
         )
         self._runs: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
         self._not_before: dict[str, float] = {}  # monotonic, of those that the disk stopped

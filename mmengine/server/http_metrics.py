@@ -11,6 +11,7 @@ from mmengine.server.errors import ApiError
 SECONDS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300)
 LAG_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1)
 REFUSALS = ("queue_full", "bodies_full", "key_share_full", "not_ready", "shutting_down")  # codes of errors
+OUTCOMES = ("completed", "failed")  # of lines of batches, as request_counts has them
 ENDS = ("whole", "error", "left", "slow reader", "shutdown")
 
 
@@ -58,10 +59,23 @@ class HttpMetrics:
             buckets=LAG_SECONDS,
             registry=registry,
         )
+        self.batches = Gauge("mmengine_batches_live", "Batches that have not ended.", registry=registry)
+        self.batch_lines = Counter(
+            "mmengine_batch_lines", "Lines of batches that were answered.", ["outcome"], registry=registry
+        )
+        self.kept_bytes = Gauge(
+            "mmengine_kept_bytes", "What is kept beside the log.", ["what"], registry=registry
+        )
+        for outcome in OUTCOMES:
+            self.batch_lines.labels(outcome)
         for reason in REFUSALS:  # a series that is there from the start has a rate when it first counts
             self.refusals.labels(reason)
         for how in ENDS:
             self.ends.labels(how)
+
+    def line_answered(self, is_good: bool) -> None:
+        """Of a batch; with an answer, or with an error."""
+        self.batch_lines.labels(OUTCOMES[not is_good]).inc()
 
     def told(self, error: ApiError) -> None:
         """Somebody is told of this error."""

@@ -12,7 +12,7 @@ from mmengine.core.resume import Resume
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
 from mmengine.serve.batch_progress import AnswerFile
-from mmengine.server import batch_run
+from mmengine.server import batch_run, batch_runner
 from tests.house.doc_blocks import blocks
 from tests.pictures import data_url, scene
 from tests.server.batching import CHAT, Failing, batching, begun, client_of, ended, line, lines_in
@@ -88,6 +88,15 @@ def test_what_is_wrong_with_a_request_stands_in_the_error_file(tmp_path):
         assert params["temperature"] == "temperature" and params["streams"] == "stream"
         assert params["file"] == "messages[0].content[0].image_url"
         assert not server.engine._open and not server.engine.left()
+        told = server.call("/metrics")[2].splitlines()
+        kept = sum(path.stat().st_size for path in server.keep.files.folder.iterdir())
+        for line_of in (
+            'mmengine_batch_lines_total{outcome="completed"} 1.0',
+            'mmengine_batch_lines_total{outcome="failed"} 6.0',
+            "mmengine_batches_live 0.0",
+            f'mmengine_kept_bytes{{what="files"}} {float(kept)}',
+        ):
+            assert line_of in told
 
 
 def test_a_file_whose_lines_are_wrong_fails_with_all_that_is(tmp_path):
@@ -326,6 +335,30 @@ def test_a_full_disk_holds_a_batch_up_and_breaks_nothing(tmp_path, monkeypatch):
         assert found.status == "completed" and len(refused) == 3
         answers = lines_in(client, found.output_file_id)
         assert sorted(each["custom_id"] for each in answers) == list("01234")
+
+
+def test_a_store_that_fails_for_a_while_holds_a_batch_up(tmp_path, monkeypatch):
+    """Each of its commits fails once: it is told to who waits, and else tried again."""
+    monkeypatch.setattr(batch_runner, "AGAIN_S", 0.05)
+    failed, commits = [], []
+
+    def fault(place):
+        if place == "before commit" and not (failed and failed[-1] == len(commits)):
+            failed.append(len(commits))
+            raise OSError(28, "No space left on device")
+        commits.append(place)
+
+    with batching(tmp_path / "log", keep={"fault": fault}) as (server, client):
+        upload = {"file": ("a.jsonl", line("a")), "purpose": "batch"}
+        with pytest.raises(openai.InternalServerError, match="No space left"):
+            client.files.create(**upload)
+        file = client.files.create(**upload)
+        asked = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "1h"}
+        with pytest.raises(openai.InternalServerError, match="No space left"):
+            client.batches.create(**asked)
+        found = ended(client, client.batches.create(**asked))
+        assert found.status == "completed" and found.request_counts.completed == 1
+        assert len(failed) >= 5 and len(lines_in(client, found.output_file_id)) == 1
 
 
 @pytest.mark.parametrize("url", [CHAT, "/v1/responses"], ids=["chat", "responses"])

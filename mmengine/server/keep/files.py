@@ -104,6 +104,11 @@ class Files:
         except OSError as error:
             raise _failed(error) from None
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all, those that are being uploaded included."""
+        return self._taken.total()
+
     def incoming(self, owner: str) -> "Incoming":
         """A file that is being written. Raises QueueFull where there are too many, KeepFailed."""
         if len(self._files) >= MAX_FILES:
