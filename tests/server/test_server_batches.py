@@ -8,25 +8,13 @@ import openai
 import pytest
 
 from mmengine import AsyncEngine
-from mmengine.core.resume import Resume
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
-from mmengine.serve.batch_progress import AnswerFile
-from mmengine.server import batch_run, batch_runner
 from tests.house.doc_blocks import blocks
 from tests.pictures import data_url, scene
-from tests.server.batching import CHAT, Failing, batching, begun, client_of, ended, line, lines_in
+from tests.server.batching import CHAT, batching, begun, client_of, ended, line, lines_in
 from tests.server.responses_answers import check_response
-from tests.server.running import LONG_CONTEXT, Lasting, SlowEcho, served, wait_for
-
-
-class Leaving(SlowEcho):
-    """Ends with requests that run."""
-
-    pause_s = 0.01
-
-    def close(self):
-        pass
+from tests.server.running import LONG_CONTEXT, Lasting, served, wait_for
 
 
 def test_a_batch_from_its_file_to_its_answers(tmp_path):
@@ -286,6 +274,22 @@ def test_calls_go_before_batches(tmp_path):
     assert priorities == {True: 100, False: 0}
 
 
+def test_calls_take_the_blocks_of_batches(tmp_path):
+    config = {"num_blocks": 60, "max_model_len": 480, "max_num_seqs": 8, "policy": "priority"}
+    with batching(tmp_path / "log", executor_class=Lasting, config=config) as (server, client):
+        batch = begun(client, [line(f"{n}", "a" * 60) for n in range(30)])
+        wait_for(lambda: server.engine.stats().num_preemptions > 2)
+        whole = client.completions.create(model="echo", prompt="me" * 60, max_tokens=200)
+        assert whole.usage.completion_tokens == 200
+        assert client.batches.retrieve(batch.id).status == "in_progress"
+        client.batches.cancel(batch.id)
+        ended(client, batch)
+    preempted = [
+        each.event.request_id for each in CheckedLog(tmp_path / "log") if isinstance(each.event, ev.Preempted)
+    ]
+    assert len(preempted) > 2 and all(name.startswith("batch_") for name in preempted)
+
+
 def test_nobody_sees_files_and_batches_of_others(tmp_path):
     (tmp_path / "keys").write_text("mine\nyours\n")
     with batching(tmp_path / "log", key="mine", key_file=tmp_path / "keys") as (server, client):
@@ -317,79 +321,6 @@ def test_without_a_log_the_routes_say_what_is_missing():
         part = {"type": "file", "file": {"file_id": f"file-{'0' * 24}"}}
         status, _, body = one.chat([part])
         assert status == 400 and "--log" in body["error"]["message"]
-
-
-def test_a_full_disk_holds_a_batch_up_and_breaks_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(batch_run, "DISK_AGAIN_S", 0.05)
-    real, refused = AnswerFile.write, []
-
-    def write(self, data, request_id):
-        if len(refused) < 3:
-            refused.append(data)
-            self._file = Failing(self._file)
-        real(self, data, request_id)
-
-    monkeypatch.setattr(AnswerFile, "write", write)
-    with batching(tmp_path / "log") as (_, client):
-        found = ended(client, begun(client, [line(f"{n}") for n in range(5)]))
-        assert found.status == "completed" and len(refused) == 3
-        answers = lines_in(client, found.output_file_id)
-        assert sorted(each["custom_id"] for each in answers) == list("01234")
-
-
-def test_a_store_that_fails_for_a_while_holds_a_batch_up(tmp_path, monkeypatch):
-    """Each of its commits fails once: it is told to who waits, and else tried again."""
-    monkeypatch.setattr(batch_runner, "AGAIN_S", 0.05)
-    failed, commits = [], []
-
-    def fault(place):
-        if place == "before commit" and not (failed and failed[-1] == len(commits)):
-            failed.append(len(commits))
-            raise OSError(28, "No space left on device")
-        commits.append(place)
-
-    with batching(tmp_path / "log", keep={"fault": fault}) as (server, client):
-        upload = {"file": ("a.jsonl", line("a")), "purpose": "batch"}
-        with pytest.raises(openai.InternalServerError, match="No space left"):
-            client.files.create(**upload)
-        file = client.files.create(**upload)
-        asked = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "1h"}
-        with pytest.raises(openai.InternalServerError, match="No space left"):
-            client.batches.create(**asked)
-        found = ended(client, client.batches.create(**asked))
-        assert found.status == "completed" and found.request_counts.completed == 1
-        assert len(failed) >= 5 and len(lines_in(client, found.output_file_id)) == 1
-
-
-@pytest.mark.parametrize("url", [CHAT, "/v1/responses"], ids=["chat", "responses"])
-def test_a_batch_goes_on_where_the_server_ended(tmp_path, url):
-    """Told to end, it leaves what runs in the log; the next one takes that up, and answers each line once."""
-
-    def lines_of(rows):
-        if url == CHAT:
-            return [line(name, text) for text, name in rows]
-        rest = {"method": "POST", "url": url}
-        return [
-            json.dumps({"custom_id": name, "body": {"input": text}, **rest}).encode() for text, name in rows
-        ]
-
-    folder = tmp_path / "log"
-    options = {"executor_class": Leaving, "drain_s": 0, "config": {"max_num_seqs": 4}}
-    with batching(folder, **options) as (server, client):
-        rows = [("a" * (5 + 2 * n), f"{n}") for n in range(20)]
-        batch = begun(client, lines_of(rows), url)
-        wait_for(lambda: client.batches.retrieve(batch.id).request_counts.completed >= 5)
-        client.close()
-    resumed = {"engine_options": {"resume": Resume()}, **options}
-    with batching(folder, **resumed) as (server, client):
-        found = client.batches.retrieve(batch.id)
-        assert found.status == "in_progress"
-        found = ended(client, batch)
-        assert found.status == "completed" and found.request_counts.completed == 20
-        names = [each["custom_id"] for each in lines_in(client, found.output_file_id)]
-        assert sorted(names) == sorted(f"{n}" for n in range(20))
-    queued = [each.event.request_id for each in CheckedLog(folder) if isinstance(each.event, ev.Queued)]
-    assert len(queued) == len(set(queued)) == 20  # none was asked again
 
 
 def test_the_page_says_what_works(shapes, tmp_path, monkeypatch, capsys):

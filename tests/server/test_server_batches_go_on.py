@@ -1,0 +1,97 @@
+"""Batches go on: behind a full disk, a store that fails, and a server that ended."""
+
+import json
+
+import openai
+import pytest
+
+from mmengine.core.resume import Resume
+from mmengine.events import vocabulary as ev
+from mmengine.replay.checked import CheckedLog
+from mmengine.serve.batch_progress import AnswerFile
+from mmengine.server import batch_run, batch_runner
+from tests.server.batching import CHAT, Failing, batching, begun, ended, line, lines_in
+from tests.server.running import SlowEcho, wait_for
+
+
+class Leaving(SlowEcho):
+    """Ends with requests that run."""
+
+    pause_s = 0.01
+
+    def close(self):
+        pass
+
+
+def test_a_full_disk_holds_a_batch_up_and_breaks_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(batch_run, "DISK_AGAIN_S", 0.05)
+    real, refused = AnswerFile.write, []
+
+    def write(self, data, request_id):
+        if len(refused) < 3:
+            refused.append(data)
+            self._file = Failing(self._file)
+        real(self, data, request_id)
+
+    monkeypatch.setattr(AnswerFile, "write", write)
+    with batching(tmp_path / "log") as (_, client):
+        found = ended(client, begun(client, [line(f"{n}") for n in range(5)]))
+        assert found.status == "completed" and len(refused) == 3
+        answers = lines_in(client, found.output_file_id)
+        assert sorted(each["custom_id"] for each in answers) == list("01234")
+
+
+def test_a_store_that_fails_for_a_while_holds_a_batch_up(tmp_path, monkeypatch):
+    """Each of its commits fails once: it is told to who waits, and else tried again."""
+    monkeypatch.setattr(batch_runner, "AGAIN_S", 0.01)
+    monkeypatch.setattr(batch_runner, "LOOK_S", 0.02)
+    failed, commits = [], []
+
+    def fault(place):
+        if place == "before commit" and not (failed and failed[-1] == len(commits)):
+            failed.append(len(commits))
+            raise OSError(28, "No space left on device")
+        commits.append(place)
+
+    with batching(tmp_path / "log", keep={"fault": fault}) as (server, client):
+        upload = {"file": ("a.jsonl", line("a")), "purpose": "batch"}
+        with pytest.raises(openai.InternalServerError, match="No space left"):
+            client.files.create(**upload)
+        file = client.files.create(**upload)
+        asked = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "1h"}
+        with pytest.raises(openai.InternalServerError, match="No space left"):
+            client.batches.create(**asked)
+        found = ended(client, client.batches.create(**asked))
+        assert found.status == "completed" and found.request_counts.completed == 1
+        assert len(failed) >= 5 and len(lines_in(client, found.output_file_id)) == 1
+
+
+@pytest.mark.parametrize("url", [CHAT, "/v1/responses"], ids=["chat", "responses"])
+def test_a_batch_goes_on_where_the_server_ended(tmp_path, url):
+    """Told to end, it leaves what runs in the log; the next one takes that up, and answers each line once."""
+
+    def lines_of(rows):
+        if url == CHAT:
+            return [line(name, text) for text, name in rows]
+        rest = {"method": "POST", "url": url}
+        return [
+            json.dumps({"custom_id": name, "body": {"input": text}, **rest}).encode() for text, name in rows
+        ]
+
+    folder = tmp_path / "log"
+    options = {"executor_class": Leaving, "drain_s": 0, "config": {"max_num_seqs": 4}}
+    with batching(folder, **options) as (server, client):
+        rows = [("a" * (5 + 2 * n), f"{n}") for n in range(20)]
+        batch = begun(client, lines_of(rows), url)
+        wait_for(lambda: client.batches.retrieve(batch.id).request_counts.completed >= 5)
+        client.close()
+    resumed = {"engine_options": {"resume": Resume()}, **options}
+    with batching(folder, **resumed) as (server, client):
+        found = client.batches.retrieve(batch.id)
+        assert found.status == "in_progress"
+        found = ended(client, batch)
+        assert found.status == "completed" and found.request_counts.completed == 20
+        names = [each["custom_id"] for each in lines_in(client, found.output_file_id)]
+        assert sorted(names) == sorted(f"{n}" for n in range(20))
+    queued = [each.event.request_id for each in CheckedLog(folder) if isinstance(each.event, ev.Queued)]
+    assert len(queued) == len(set(queued)) == 20  # none was asked again
