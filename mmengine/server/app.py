@@ -236,7 +236,7 @@ def _kept_endpoints(
     keep: Keep, runner: BatchRunner, admission: Admission, settings: ServerSettings
 ) -> dict[tuple[str, str], _Endpoint]:
     files = FileRoutes(keep, admission, settings.body_timeout_s)
-    batches = BatchRoutes(keep, runner, admission)
+    batches = BatchRoutes(keep, runner, admission, settings.reattach_s)
     made = (files.create, files.listed, files.get, files.delete, files.content)
     return dict(zip(_KEPT, (*made, batches.create, batches.listed, batches.get, batches.cancel), strict=True))
 

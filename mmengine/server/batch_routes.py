@@ -15,6 +15,8 @@ from mmengine.server.admission import OWNER, Admission
 from mmengine.server.answer_routes import LINE_ENDPOINTS
 from mmengine.server.asked import Json
 from mmengine.server.batch_runner import BatchRunner
+from mmengine.server.callers import IDEMPOTENCY_KEY, Key, digest_of, key_of, tries_again
+from mmengine.server.calls import in_use, other_body
 from mmengine.server.errors import ApiError, api_error, decoded
 from mmengine.server.file_routes import expires_after
 from mmengine.server.keep.batches import Batch
@@ -57,16 +59,49 @@ _decode = msgspec.json.Decoder(BatchBody).decode
 
 
 class BatchRoutes:
-    def __init__(self, keep: Keep, runner: BatchRunner, admission: Admission):
+    """`reattach_s`: within which a try that broke is taken up."""
+
+    def __init__(self, keep: Keep, runner: BatchRunner, admission: Admission, reattach_s: float):
         self._keep, self._runner, self._admission = keep, runner, admission
+        self._reattach_s = reattach_s
+        self._creating: set[Key] = set()
 
     async def create(self, request: Request) -> ASGIApp:
         owner = request.scope[OWNER]
         if (why := self._admission.draining()) is not None:
             raise why
+        key = key_of(request)
+        place = owner, IDEMPOTENCY_KEY, key
         with self._admission.holding(owner) as held:
-            data = await self._admission.bodies.read(request.scope, request.receive, held)
-            body = decoded(b"".join(data), _decode)
+            data = b"".join(await self._admission.bodies.read(request.scope, request.receive, held))
+            body, digest = decoded(data, _decode), digest_of(request, data)
+        if place in self._creating:
+            raise in_use(place)
+        batch = self._created(request, owner, key, digest)
+        if batch is None:
+            batch = self._asked(body, owner, key, digest)
+            if key:
+                self._creating.add(place)
+            try:
+                await self._runner.create(batch)
+            except MMEngineError as error:
+                raise api_error(error) from None
+            finally:
+                self._creating.discard(place)
+        elif batch.digest != digest:
+            raise other_body(place)
+        return _json(shown_batch(batch))
+
+    def _created(self, request: Request, owner: str, key: str, digest: bytes) -> Batch | None:
+        """The batch that the same call created before: by its key, or by a try of it that broke."""
+        batches = self._keep.batches
+        if key:
+            return batches.created_by(owner, key)
+        since = self._keep.clock() - self._reattach_s
+        return batches.created_alike(owner, digest, since) if tries_again(request) else None
+
+    def _asked(self, body: BatchBody, owner: str, key: str, digest: bytes) -> Batch:
+        """Raises ApiError."""
         file = self._keep.files.get(body.input_file_id, owner)
         if file is None:
             raise no_file(body.input_file_id, "input_file_id")
@@ -76,9 +111,11 @@ class BatchRoutes:
         if body.endpoint not in LINE_ENDPOINTS:
             text = f"endpoint must be one of {', '.join(LINE_ENDPOINTS)}"
             raise ApiError(400, text, "endpoint")
-        expires = body.output_expires_after
+        expires, expires_s = body.output_expires_after, 0
+        if expires is not None:
+            expires_s = expires_after(expires.anchor, expires.seconds, "output_expires_after")
         now = int(self._keep.clock())
-        batch = Batch(
+        return Batch(
             batch_id=self._keep.batches.new_id(),
             owner=owner,
             endpoint=body.endpoint,
@@ -87,15 +124,10 @@ class BatchRoutes:
             created=now,
             expires_at=now + _seconds(body.completion_window),
             metadata=body.metadata,
-            output_expires_s=0
-            if expires is None
-            else expires_after(expires.anchor, expires.seconds, "output_expires_after"),
+            output_expires_s=expires_s,
+            key=key,
+            digest=digest,
         )
-        try:
-            await self._runner.create(batch)
-        except MMEngineError as error:
-            raise api_error(error) from None
-        return _json(shown_batch(batch))
 
     async def listed(self, request: Request) -> ASGIApp:
         found = self._keep.batches.listed(request.scope[OWNER])

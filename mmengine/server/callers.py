@@ -28,21 +28,36 @@ class Caller(NamedTuple):
 
     @classmethod
     def of(cls, request: Request, envelope: Envelope, names_itself: bool) -> "Caller":
-        return cls(envelope.key, names_itself, request.headers.get(RETRY_HEADER, "0") != "0")
+        return cls(envelope.key, names_itself, tries_again(request))
 
     def keys(self, owner: str, request_id: str) -> list[Key]:
         found = [(owner, IDEMPOTENCY_KEY, self.key)] if self.key else []
         return [*found, (owner, ITS_ID, request_id)] if self.names_itself else found
 
 
-def identified(envelope: Envelope, request: Request, body: bytes) -> Envelope:
-    """With what the log keeps of how a call came. Raises ApiError."""
+def tries_again(request: Request) -> bool:
+    """Whether it says that an earlier try of it broke."""
+    return request.headers.get(RETRY_HEADER, "0") != "0"
+
+
+def key_of(request: Request) -> str:
+    """Its Idempotency-Key, or "". Raises ApiError."""
     key = request.headers.get(IDEMPOTENCY_KEY, "")
     if len(key) > MAX_KEY_CHARS or not key.isascii() or not key.isprintable():
         text = f"{IDEMPOTENCY_KEY} must have 1 to {MAX_KEY_CHARS} printable ASCII characters"
         raise ApiError(400, text, IDEMPOTENCY_KEY)
+    return key
+
+
+def digest_of(request: Request, body: bytes) -> bytes:
+    """By which the same body of the same route is known."""
     route = request.scope["path"].encode()
-    digest = hashlib.sha256(b"%b\0%b" % (route, body)).digest()[:_DIGEST_BYTES]
+    return hashlib.sha256(b"%b\0%b" % (route, body)).digest()[:_DIGEST_BYTES]
+
+
+def identified(envelope: Envelope, request: Request, body: bytes) -> Envelope:
+    """With what the log keeps of how a call came. Raises ApiError."""
+    key, digest = key_of(request), digest_of(request, body)
     trace = request.headers.get("traceparent", "")  # W3C's
     trace = trace if _TRACEPARENT.fullmatch(trace) else ""
     return msgspec.structs.replace(envelope, key=key, digest=digest, traceparent=trace)

@@ -143,16 +143,16 @@ class Calls:
         for key in keys:
             if (call := self._calls.get(key)) is not None:
                 if call.is_live:
-                    raise _in_use(key)
+                    raise in_use(key)
                 if call.asked.envelope.digest != asked.envelope.digest:
-                    raise _other_body(key)
+                    raise other_body(key)
                 self._num_unread -= self._unread.pop(call, 0)
                 return _as_accepted(asked, call.asked.request_id, call.asked.envelope), call.readers()
         orphan = next((one for one in self._orphans if one.is_of(asked.envelope, keys, caller)), None)
         if orphan is None:
             return None
         if orphan.envelope.digest != asked.envelope.digest:
-            raise _other_body(keys[0])
+            raise other_body(keys[0])
         self._orphans.remove(orphan)
         asked = _as_accepted(asked, orphan.request_id, orphan.envelope)
         streams = [self._engine.attach(one.request_id, hold=bool(keys)) for one in orphan.left]
@@ -268,12 +268,14 @@ def _as_accepted(asked: Asked, request_id: str, envelope: Envelope) -> Asked:
     return msgspec.structs.replace(asked, request_id=request_id, envelope=envelope)
 
 
-def _other_body(key: Key) -> ApiError:
+def other_body(key: Key) -> ApiError:
+    """The same key came with another body."""
     text = f"another body came with this {key[1]} before; send each of your own, or the same body again"
     return ApiError(422, text, key[1], "key_reused", {"x-should-retry": "false"})
 
 
-def _in_use(key: Key) -> ApiError:
+def in_use(key: Key) -> ApiError:
+    """A call with this key is still being answered."""
     if key[1] == ITS_ID:
         text = f"a request with the id {key[2]!r} is running; ids must differ"
         return ApiError(409, text, "request_id", "request_id_in_use", {"x-should-retry": "false"})

@@ -193,7 +193,7 @@ def _kept_paths() -> Json:
         "/v1/files/{file_id}/content": {"get": {**_route("Its bytes", bytes_of, _ASKS), **file}},
         "/v1/batches": {
             "post": {
-                **_route("Answer a file of requests", _ok("The batch", BatchObject), made),
+                **_route("Answer a file of requests", _ok("The batch", BatchObject), (409, 422, *made)),
                 "requestBody": _body(BatchBody),
             },
             "get": {

@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from mmengine import AsyncEngine
+from mmengine.core.resume import Resume
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
 from tests.house.doc_blocks import blocks
@@ -140,6 +141,32 @@ def test_what_cannot_be_a_batch_is_refused(tmp_path):
                 client.batches.create(**fields)
             assert refused.value.status_code in (400, 404) and refused.value.param == param, asked
         assert list(client.batches.list()) == []
+
+
+def test_the_same_call_again_is_the_same_batch(tmp_path):
+    """By its key, or where it says that an earlier try of it broke: also of the process before."""
+    with batching(tmp_path / "log") as (_, client):
+        file = client.files.create(file=("a.jsonl", line("a")), purpose="batch")
+        asked = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "1h"}
+
+        def create(**headers):
+            return client.batches.create(**asked, extra_headers=headers).id
+
+        first = create()
+        assert create() != first  # no try of a call before
+        keyed = create(**{"Idempotency-Key": "k"})
+        assert create(**{"Idempotency-Key": "k"}) == keyed != create(**{"Idempotency-Key": "l"})
+        again = create(**{"x-stainless-retry-count": "1"})
+        assert again in {each.id for each in client.batches.list()} - {first, keyed}
+        asked["completion_window"] = "2h"
+        with pytest.raises(openai.UnprocessableEntityError):
+            create(**{"Idempotency-Key": "k"})
+        assert create(**{"x-stainless-retry-count": "1"}) != again
+        asked["completion_window"] = "1h"
+    resume = {"engine_options": {"resume": Resume()}}
+    with batching(tmp_path / "log", **resume) as (_, client):
+        assert create(**{"Idempotency-Key": "k"}) == keyed
+        assert create(**{"x-stainless-retry-count": "1"}) == again
 
 
 def test_completions_and_responses_are_batches_too(tmp_path):

@@ -50,6 +50,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     output_file_id: str = ""
     error_file_id: str = ""
     output_expires_s: int = 0
+    key: str = ""  # the Idempotency-Key that it was created with
+    digest: bytes = b""  # of the call
 
     @property
     def is_live(self) -> bool:
@@ -82,6 +84,15 @@ class Batches:
         """None where there is none, or it is another owner's."""
         batch = self._batches.get(batch_id)
         return batch if batch is not None and owner in (None, batch.owner) else None
+
+    def created_by(self, owner: str, key: str) -> Batch | None:
+        """The batch of a call with this Idempotency-Key."""
+        return next((each for each in self.listed(owner) if each.key == key), None)
+
+    def created_alike(self, owner: str, digest: bytes, since: float) -> Batch | None:
+        """The last one of a call without a key and with this digest, if it came then or later."""
+        found = (each for each in reversed(self.listed(owner)) if not each.key and each.digest == digest)
+        return next((each for each in found if each.created >= since), None)
 
     def listed(self, owner: str) -> list[Batch]:
         """Of one owner, the oldest first."""
