@@ -16,7 +16,7 @@ from mmengine.serve.batchfile import bounded_lines
 from mmengine.serve.options import MAX_ID_CHARS
 from mmengine.serve.request_lines import MAX_LINE_BYTES, custom_id_of
 from mmengine.server.keep.batches import LineError
-from mmengine.server.payloads import MIN_CHARS, NO_PAYLOADS, Payloads, take_out
+from mmengine.server.payloads import MIN_CHARS, cut_short
 
 MAX_ERRORS = 100  # of a batch that are told
 _FIELDS = ("custom_id", "method", "url", "body")
@@ -83,15 +83,13 @@ class _Body(msgspec.Struct):
     body: msgspec.Raw
 
 
-def _small(line: bytes) -> tuple[bytes, Payloads]:
+def _small(line: bytes) -> bytes:
     """Without large media, over which a parser would keep the interpreter."""
-    return take_out(line) if len(line) > MIN_CHARS else (line, NO_PAYLOADS)
+    return cut_short(line) if len(line) > MIN_CHARS else line
 
 
 def _custom_id(line: bytes | None) -> str | None:
-    small, payloads = _small(line or b"")
-    name = custom_id_of(small)
-    return None if name is None or payloads.of(name) is not None else name
+    return custom_id_of(line and _small(line))
 
 
 def _error(number: int, line: bytes | None, endpoint: str, seen: set[str]) -> LineError | None:
@@ -99,8 +97,9 @@ def _error(number: int, line: bytes | None, endpoint: str, seen: set[str]) -> Li
     if line is None:
         text = f"the line has more than {MAX_LINE_BYTES} bytes; send smaller images, or name them by file id"
         return LineError("line_too_long", text, number)
+    line = _small(line)
     try:
-        fields = msgspec.json.decode(_small(line)[0], type=dict[str, msgspec.Raw])
+        fields = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
     except _UNREADABLE as error:
         return LineError(
             "invalid_json_line", f"the line is no JSON object ({in_one_line(error, 120)})", number
@@ -111,7 +110,7 @@ def _error(number: int, line: bytes | None, endpoint: str, seen: set[str]) -> Li
     for name in fields:
         if name not in _FIELDS:
             return LineError("unknown_parameter", f"{name[:64]} is not known", number, name[:64])
-    custom_id = _custom_id(line)
+    custom_id = custom_id_of(line)
     if custom_id is None:
         text = f"custom_id must be a text of 1 to {MAX_ID_CHARS} characters"
         return LineError("invalid_custom_id", text, number, "custom_id")

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 MIN_CHARS = 2**15  # of base64 that is taken out
 FILE_ID = re.compile(r"file-[0-9a-f]{24}")  # of an uploaded file
+CUT_CHARS = 2**12  # that `cut_short` leaves of it
 PIECE = 2**15  # characters that are decoded at once; four of them are three bytes
 _LOOKED_THROUGH = 2**20  # bytes in one search
 _BEGIN, _HEAD, _END = b'"data:', b";base64,", b'"'
@@ -67,6 +68,16 @@ def take_out(body: bytes) -> tuple[bytes, Payloads]:
             parts += (body[done:start], payloads.add(data))
             done = end
     return (b"".join((*parts, body[done:])) if parts else body), payloads
+
+
+def cut_short(body: bytes) -> bytes:
+    """The body with only the first characters of what `take_out` would take out: enough to see what else is
+    in it, and that a text is too long."""
+    parts, done = list[bytes](), 0
+    for start, end in _places(body):
+        parts.append(body[done : start + CUT_CHARS])
+        done = end
+    return b"".join((*parts, body[done:])) if parts else body
 
 
 def _places(body: bytes) -> Iterator[tuple[int, int]]:

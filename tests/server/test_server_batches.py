@@ -116,6 +116,9 @@ def test_a_file_whose_lines_are_wrong_fails_with_all_that_is(tmp_path):
             9: "unknown_parameter",
             10: "invalid_json_line",
         }
+        long = "data:image/png;base64," + "A" * 40_000  # what looks like a medium is no name
+        (error,) = ended(client, begun(client, [line(long)])).errors.data
+        assert error.code == "invalid_custom_id"
         many = ended(client, begun(client, [b"{}"] * 140))
         assert many.status == "failed" and len(many.errors.data) == 100
         for lines, code in (([b"", b" "], "empty_file"), ([line("a")] * 151, "too_many_requests")):
