@@ -45,14 +45,23 @@ class OpenLog:
 
     def core(self, config: EngineConfig, executor: Executor, fingerprints: dict[str, str]) -> EngineCore:
         """A core that writes here. One with a past waits for `recover`."""
-        snapshots = SnapshotFolder(self.folder, config.snapshot_bytes) if config.snapshot_bytes else None
+        every, begin = config.snapshot_bytes, self.sink.next_sequence
+        snapshots = SnapshotFolder(self.folder, every, begin=begin, in_background=True) if every else None
         if self.resumed is None:
             return EngineCore(
                 config, executor, sink=self.sink, fingerprints=fingerprints, snapshots=snapshots
             )
-        started, state = self.resumed.started, self.resumed.state
-        state.config = config
-        return EngineCore(config, executor, sink=self.sink, started=started, state=state, snapshots=snapshots)
+        resumed = self.resumed
+        resumed.state.config = config
+        return EngineCore(
+            config,
+            executor,
+            sink=self.sink,
+            started=resumed.started,
+            state=resumed.state,
+            snapshots=snapshots,
+            unreceived=None if snapshots is None else resumed.unreceived,
+        )
 
 
 def open_log(folder: Path, resume: Resume | None, config: EngineConfig, **options: Any) -> OpenLog:
@@ -84,6 +93,7 @@ def _resume_state_of(opened: OpenLog, resume: Resume, config: EngineConfig) -> R
             f"has {decision_version(logged)}; finish it with mmengine {resumed.started.engine_version}, or "
             "name another folder"
         )
+    opened.sink.expect(resumed.unreceived.undelivered.copy())
     resumed.tell(opened.sink.recovery.cuts if opened.sink.recovery is not None else [])
     resumed.config_for(config)
     return resumed

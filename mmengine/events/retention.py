@@ -8,9 +8,12 @@ replayed, and every request in it can be resumed.
 
 import os
 import time
+from collections import deque
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import zstandard
 
@@ -22,7 +25,7 @@ from mmengine.events.segment import (
     segment_paths,
     snapshot_sequences,
 )
-from mmengine.events.vocabulary import Delivered, Event, Queued
+from mmengine.events.vocabulary import Delivered, Event, Finished, Queued
 
 PACK_LEVEL = 3
 NO_SNAPSHOT = -1  # in place of its sequence
@@ -42,23 +45,47 @@ class Retention:
 
 
 class Undelivered:
-    """Requests whose answer did not reach its consumer, by the record that they begin with. `oldest`:
-    the first of these records, or NONE; another thread may read it."""
+    """Requests whose answer did not reach its consumer. `begins`: the records that they begin with, in
+    order, by id; `ended`: those of them whose answer is whole. `oldest`: the first of these records, or NONE;
+    another thread may read it."""
 
     NONE = 2**64
 
-    def __init__(self) -> None:
-        self._begins: dict[str, int] = {}
+    def __init__(self, begins: Mapping[str, int] = MappingProxyType({}), ended: Iterable[str] = ()) -> None:
+        self.begins = dict(begins)
+        self.ended = set(ended)
+        self._order = deque((sequence, name) for name, sequence in self.begins.items())
         self.oldest = self.NONE
+        self._look()
+
+    def copy(self) -> "Undelivered":
+        return Undelivered(self.begins, self.ended)
 
     def see(self, event: Event, sequence: int) -> None:
-        if isinstance(event, Queued):
-            self._begins.setdefault(event.request_id, sequence)
-        elif isinstance(event, Delivered):
-            self._begins.pop(event.request_id, None)
-        else:
-            return
-        self.oldest = next(iter(self._begins.values()), self.NONE)
+        """Record `sequence` of the log."""
+        match event:
+            case Queued(request_id=name):
+                self.begins.pop(name, None)
+                self.begins[name] = sequence
+                self._order.append((sequence, name))
+                self.ended.discard(name)
+            case Finished(request_id=name) if name in self.begins:
+                self.ended.add(name)
+                return
+            case Delivered(request_id=name) if name in self.ended:
+                self.ended.discard(name)
+                del self.begins[name]
+            case _:
+                return
+        self._look()
+
+    def _look(self) -> None:
+        order, begins = self._order, self.begins
+        while order and begins.get(order[0][1]) != order[0][0]:
+            order.popleft()
+        if len(order) > 2 * len(begins) + 64:  # many came and went behind one that stays
+            self._order = order = deque((sequence, name) for name, sequence in begins.items())
+        self.oldest = order[0][0] if order else self.NONE
 
 
 def pack(path: Path) -> None:

@@ -19,7 +19,6 @@ from mmengine.events.codec import HEADER, encode
 from mmengine.events.ending import check_end
 from mmengine.events.files import open_file, sync_data, sync_folder
 from mmengine.events.lock import lock
-from mmengine.events.reader import LogReader
 from mmengine.events.recovery import Mode, Recovery, repair_tail, say_goes_on
 from mmengine.events.reserve import FULL, RESERVE_BYTES, Reserve
 from mmengine.events.retention import Retention, Undelivered, drop, expendable, pack
@@ -79,6 +78,7 @@ class LogWriter:
         self._pack_full = pack_full
         self._full: deque[Path] = deque()  # segments to pack
         self._retention, self._undelivered = retention, Undelivered()
+        self._knows = True  # of the requests of the process before
         self._tidy_at = 0.0
         self._stalled = ""
         self._is_stuck = False  # the last commit could not be written
@@ -121,9 +121,12 @@ class LogWriter:
         self._path = paths[-1] if paths else None
         if self._pack_full:
             self._full.extend(path for path in paths[:-1] if path.name.endswith(SUFFIX))
-        if self._retention and paths:
-            for record in LogReader(self._folder, reopen):
-                self._undelivered.see(record.event, record.sequence)
+        self._knows = not paths
+
+    def expect(self, undelivered: Undelivered) -> None:
+        """What requests of the log that is continued wait for, from whoever read it. Until then nothing is
+        let go."""
+        self._undelivered, self._knows = undelivered, True
 
     def append(self, event: Event, step: int, mono_ns: int) -> None:
         self._pending.append((NUMBERS[type(event)], step, mono_ns, event))
@@ -262,7 +265,7 @@ class LogWriter:
             while self._full and not self._stalled:  # packing needs room for a while
                 pack(self._full[0])
                 self._full.popleft()
-            if self._retention:
+            if self._retention and self._knows:
                 drop(self._folder, expendable(self._folder, self._retention, self._undelivered.oldest))
         except (OSError, LogError):
             self._tidy_at = now + TIDY_AGAIN_S

@@ -5,12 +5,13 @@
 
 Nothing is unpickled. Columns are kept for all rows, token ids and block tables as far as they are
 held, what a block holds only where something is cached; what follows from the rest is built again. The
-digest of the state is stored with it and must come out again.
+digest of the state is stored with it and must come out again; so is that of the answers that nobody received.
 """
 
+import hashlib
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -37,12 +38,16 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Body)
 
 
-def take(state: State, started: ev.Started, sequence: int) -> bytes:
-    """The state after record `sequence` of the log that `started` begins.
+def take(state: State, started: ev.Started, sequence: int, unreceived: bytes = b"") -> bytes:
+    """The state after record `sequence` of the log that `started` begins. `unreceived`: what
+    `Unreceived.saved` gives of it.
 
     Raises ValueError for a log of decision version 1.
     """
-    body = _encoder.encode(body_of(state, started, sequence))
+    saved = body_of(state, started, sequence)
+    if unreceived:
+        saved.unreceived, saved.unreceived_digest = unreceived, digest_of(unreceived)
+    body = _encoder.encode(saved)
     return HEADER.pack(MAGIC, VERSION, 0, len(body), zlib.crc32(body)) + body
 
 
@@ -68,23 +73,31 @@ def filled(body: Body) -> State:
 
 def newest_before(folder: Path, sequence: int) -> tuple[State, Body] | None:
     """The newest snapshot beside a log, of before record `sequence`, that can be read."""
-    return _first_usable(folder, [one for one in snapshot_sequences(folder) if one < sequence][::-1])
+    return next(newest_first(folder, sequence), None)
+
+
+def newest_first(folder: Path, before: int) -> Iterator[tuple[State, Body]]:
+    """All of before a record that can be read."""
+    return _usable(folder, [one for one in snapshot_sequences(folder) if one < before][::-1])
 
 
 def oldest_after(folder: Path, sequence: int) -> tuple[State, Body] | None:
     """The oldest one, of record `sequence` or behind it."""
-    return _first_usable(folder, [one for one in snapshot_sequences(folder) if one >= sequence])
+    return next(_usable(folder, [one for one in snapshot_sequences(folder) if one >= sequence]), None)
 
 
-def _first_usable(folder: Path, sequences: list[int]) -> tuple[State, Body] | None:
+def _usable(folder: Path, sequences: list[int]) -> Iterator[tuple[State, Body]]:
     for sequence in sequences:
         try:
             state, body = restore(read_snapshot(folder, sequence))
         except LogError:
             continue  # another one, or the log from its beginning, says the same
         if body.sequence == sequence:
-            return state, body
-    return None
+            yield state, body
+
+
+def digest_of(unreceived: bytes) -> bytes:
+    return hashlib.blake2b(unreceived, digest_size=16).digest()
 
 
 def _read(data: bytes) -> Body:
