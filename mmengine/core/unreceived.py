@@ -120,7 +120,6 @@ class Unreceived:
 
     def _forget(self, name: str) -> None:
         self._ended.pop(name, None)
-        self._scores.pop(name, None)
         self.lacking.discard(name)
 
     def _take_scores(self, state: State, event: ev.Executed) -> None:

@@ -12,7 +12,7 @@ from mmengine.events.files import open_file, write_whole
 from mmengine.events.segment import first_sequence_of, segment_paths, snapshot_sequences
 
 SUFFIX = ".mmsnap"
-EVERY_RECORDS = 2**15  # so many are folded in a second or two
+EVERY_RECORDS = 2**14  # so many are folded in about half a second
 NUM_NEWEST = 3  # one that is damaged has others behind it
 MAX_BYTES = 2**33
 

@@ -38,6 +38,7 @@ from mmengine.events.vocabulary import NUMBERS, Event
 from mmengine.version import __version__
 
 SEGMENT_BYTES = 64 * 2**20
+SEGMENT_FRAMES = 2**16  # whoever goes on with a log walks over its last segment, frame by frame
 NO_FILE = -1  # in place of a descriptor
 KEEP_ALL = Retention()
 TIDY_S, TIDY_AGAIN_S = 1.0, 10.0  # between two times of tidying; after one that failed
@@ -108,9 +109,7 @@ class LogWriter:
                     f"{self._folder} holds a log already; name another folder, or move that one away"
                 )
             return
-        if reopen != "salvage":
-            check_end(self._folder)
-        self.recovery = repair_tail(self._folder, reopen)
+        self.recovery = repair_tail(self._folder, reopen, None if reopen == "salvage" else check_end)
         self.next_sequence = self.recovery.next_sequence
         drop_behind(self._folder, self.next_sequence)
         for part in self._folder.glob("[0-9]*.part"):  # of a process that was killed
@@ -183,7 +182,9 @@ class LogWriter:
         """Frames of one commit, in one write, in a segment that has room. Raises OSError, and then
         nothing of them counts."""
         num_bytes = sum(map(len, frames))
-        is_full = self._footer.frames and self._size + num_bytes + FOOTER_SIZE > self._segment_bytes
+        frames_in = self._footer.frames
+        is_long = frames_in and self._size + num_bytes + FOOTER_SIZE > self._segment_bytes
+        is_full = is_long or frames_in >= SEGMENT_FRAMES
         if self._fd == NO_FILE or self._is_closed or is_full:
             self._open_segment()
         self._write(b"".join(frames))
@@ -229,7 +230,7 @@ class LogWriter:
         if self._fd != NO_FILE:
             self._close_segment(Follows.SEGMENT)
         elif self._path is not None:
-            say_goes_on(self._path)
+            say_goes_on(self._path, self.recovery.tail if self.recovery is not None else None)
         os.replace(part, path)
         sync_folder(self._folder)
         fd = open_file(path, os.O_WRONLY | os.O_APPEND)

@@ -58,6 +58,7 @@ class Lives:
     config: object
     core: EngineCore | None = None
     tokens: dict[str, list[int]] = field(default_factory=dict)  # that consumers saw, by id
+    logprobs: dict[str, list] = field(default_factory=dict)  # likewise
     ended: list[str] = field(default_factory=list)  # and not delivered
     delivered: set[str] = field(default_factory=set)
     number: int = 0
@@ -82,13 +83,14 @@ class Lives:
             self.core = EngineCore(self.config, executor, fingerprints={"weights": "first"}, **options)
             return
         self.tokens = {name: list(answer.token_ids) for name, answer in resumed.answers.items()}
+        self.logprobs = {name: list(answer.logprobs or ()) for name, answer in resumed.answers.items()}
         self.ended = [name for name, answer in resumed.answers.items() if answer.reason]
         started, state = resumed.started, resumed.state
         kept = {"started": started, "state": state, "unreceived": resumed.unreceived}
         self.core = EngineCore(self.config, executor, **options, **kept)
         resumed.fingerprints = {"weights": f"of life {self.number}"}
         lost = tuple((name, "its image is lost") for name in list(state.requests)[:1] if rng.random() < 0.2)
-        self.core.recover(resumed.recovered(lost), rng.choice(["", "signal"]))
+        self.core.recover(resumed.recovered(lost))
 
     def ask(self):
         rng, core = self.rng, self.core
@@ -112,6 +114,7 @@ class Lives:
         rng, core = self.rng, self.core
         for output in core.step():
             self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
+            self.logprobs.setdefault(output.request_id, []).extend(output.logprobs or ())
             if output.finish_reason is not None:
                 self.ended.append(output.request_id)
         if self.ended and rng.random() < 0.4:
@@ -176,8 +179,9 @@ def test_the_newest_snapshot_says_what_the_whole_log_says(tmp_path, seed):
         assert told(read_resume_state(folder, Resume())) == whole
         names = {name for name, _ in whole["answers"]}
         for name, answer in whole["answers"]:
-            seen = lives.tokens[name]
+            seen, scores = lives.tokens[name], lives.logprobs.get(name, [])
             assert answer[1][: len(seen)] == seen, "what a consumer saw stays"
+            assert (answer[2] or [])[: len(scores)] == scores
         assert names >= set(lives.ended) | set(lives.core.state.requests) - lives.core.inbox.queued
         damaged = snapshot_sequences(folder)[-2:]
         for sequence in damaged:
@@ -186,7 +190,8 @@ def test_the_newest_snapshot_says_what_the_whole_log_says(tmp_path, seed):
             data[lives.rng.randrange(len(data))] ^= 1
             path.write_bytes(data)
         assert told(read_resume_state(folder, Resume())) == whole, "an older one, or none, says the same"
-    assert verify(folder).ok
+    report = verify(folder)
+    assert report.ok, report.divergence
 
 
 def test_no_record_of_before_the_snapshot_is_read(tmp_path, monkeypatch):
@@ -243,7 +248,8 @@ def test_answers_in_a_snapshot_that_contradict_it_are_not_believed(tmp_path, cha
     data = snapshot.take(state, core._started, sequence, saved)
     if change == "digest":
         body = snapshot.restore(data)[1]
-        body.unreceived = Unreceived().saved(state)
+        core._unreceived.fingerprints = {"weights": "of nobody"}
+        body.unreceived = core._unreceived.saved(state)
         packed = msgspec.msgpack.encode(body)
         crc = snapshot.zlib.crc32(packed)
         head = snapshot.HEADER.pack(snapshot.MAGIC, snapshot.VERSION, 0, len(packed), crc)
