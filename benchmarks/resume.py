@@ -1,7 +1,8 @@
 """How long a server with a long log takes until it decides again: `python benchmarks/resume.py [--quick]`.
 
-A process writes a log over the simulated executor, long prompts first, then 500 requests that come and go until
-the next snapshot is almost due, and is killed. Another one opens it, and goes on to its first decided step:
+A process writes a log over the simulated executor, long prompts first, then 500 requests that come and go
+until the next snapshot is almost due, and is killed. Another one opens it, and goes on to its first decided
+step:
 
     snapshot   from the newest snapshot, as it does
     whole      from all of the log, as it does where no snapshot can be used
@@ -9,8 +10,8 @@ the next snapshot is almost due, and is killed. Another one opens it, and goes o
     bytes      of the segments and snapshots that were opened
     taking     a snapshot on the engine's thread
 
-Files are in the page cache. Of the 500 one request a step ends and another one comes, with 800 tokens; each tenth
-answer was not delivered.
+Files are in the page cache. Of the 500 one request a step ends and another one comes, with 800 tokens; each
+tenth answer was not delivered.
 """
 
 import argparse

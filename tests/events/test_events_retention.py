@@ -29,6 +29,13 @@ class Days:
         self.folder = folder
         self.writer = LogWriter(folder, retention=retention, segment_bytes=330, **options)
 
+    def again(self, retention, *, knows=True):
+        """Another process."""
+        self.writer.close()
+        self.writer = LogWriter(self.folder, reopen="tail", retention=retention, segment_bytes=330)
+        if knows:
+            self.writer.expect(Undelivered())
+
     def add(self, event):
         self.writer.append(event, 0, 0)
         assert self.writer.commit()
@@ -48,8 +55,9 @@ class Days:
         (self.folder / f"snapshot-{sequence:020d}.mmsnap").write_bytes(b"")
 
     def tidy(self):
-        self.writer._tidy_at = 0.0
-        self.writer.tidy()
+        for _ in range(30):  # one segment is packed at a time
+            self.writer._tidy_at = 0.0
+            self.writer.tidy()
 
     @property
     def first(self):
@@ -192,6 +200,7 @@ def test_age(tmp_path):
     paths = sorted(days.folder.glob("*.zst"))
     for path in paths[:2]:
         os.utime(path, (0, 0))
+    days.again(Retention(max_age_s=3600))
     days.tidy()
     assert days.first == days.firsts[0] and len(list(days.folder.glob("*.zst"))) == len(paths) - 2
     days.writer.close()
@@ -210,8 +219,7 @@ def test_snapshots_that_nothing_continues_go_too(days):
 def test_what_was_not_delivered_is_known_again_after_a_restart(days):
     days.queue("a")
     days.fill(20)
-    days.writer.close()
-    days.writer = LogWriter(days.folder, reopen="tail", retention=FEW, segment_bytes=330)
+    days.again(FEW, knows=False)
     days.fill(8)
     days.snapshot(days.writer.next_sequence - 1)
     days.tidy()

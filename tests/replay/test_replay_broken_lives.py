@@ -6,14 +6,13 @@ import pytest
 from mmengine.core.engine import EngineCore
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogWriter
-from mmengine.events.retention import drop
-from mmengine.events.segment import segment_paths
 from mmengine.replay import replay_failure, request_lines, step_lines, verify
 from mmengine.replay.report import write_report
 from mmengine.replay.rerun.rerun import rerun
 from mmengine.replay.rerun.script import read_script
 from mmengine.simulation.slots import SimulatedExecutor
 from tests.core.small_engine import request, settings_of
+from tests.events.logs import drop_first
 from tests.replay.test_replay_from_snapshot import write_run
 from tests.replay.test_replay_report import unpack
 
@@ -59,7 +58,7 @@ def test_a_log_without_its_beginning(tmp_path, in_flight):
     log, page = tmp_path / "log", tmp_path / "page.html"
     write_run(log, max_in_flight=in_flight)
     whole = {line.request_id: line.num_output_tokens for line in request_lines(log)}
-    drop(log, segment_paths(log)[:4])
+    drop_first(log, 4)
     lines, steps = request_lines(log), list(step_lines(log))
     assert len(lines) < len(whole)
     script = read_script(log)

@@ -12,13 +12,13 @@ from mmengine.core.snapshot import snapshot
 from mmengine.core.state.digest import state_digest
 from mmengine.errors import CorruptLog
 from mmengine.events.log import LogReader, LogWriter
-from mmengine.events.retention import drop
 from mmengine.events.segment import segment_paths, snapshot_sequences
 from mmengine.events.snapshots import SnapshotFolder
 from mmengine.replay import open_log, request_lines, step_lines, verify
 from mmengine.replay.checked import CheckedLog
 from mmengine.simulation.slots import SimulatedExecutor
 from tests.core.small_engine import image, request, settings_of
+from tests.events.logs import drop_first
 
 ALL = Resume(wanted=lambda name: False)  # asked like this, the whole log is read
 
@@ -87,7 +87,7 @@ def test_a_log_without_its_beginning(run, tmp_path):
     old.mkdir()
     for path in folder.iterdir():
         (old / path.name).write_bytes(path.read_bytes())
-    drop(old, segment_paths(old)[:3])
+    drop_first(old, 3)
     first = LogReader(old).first_sequence
     report = verify(old)
     assert report.ok and report.rederived and report.begins_after >= first - 1 > 0
