@@ -8,7 +8,6 @@ step:
     whole      from all of the log, as it does where no snapshot can be used
     open       making the log ready to be continued; read: the fold; decide: RECOVERED and the first step
     bytes      of the segments and snapshots that were opened
-    taking     a snapshot on the engine's thread
 
 Files are in the page cache. Of the 500 one request a step ends and another one comes, with 800 tokens; each
 tenth answer was not delivered.
@@ -22,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,8 @@ from mmengine.core.continuation import open_log
 from mmengine.core.engine import EngineCore
 from mmengine.core.resume import Resume
 from mmengine.events import reader, recovery
+from mmengine.events.log import LogWriter
+from mmengine.events.snapshots import SnapshotFolder
 from mmengine.request import Request, SamplingParams
 from mmengine.simulation.slots import SimulatedExecutor
 
@@ -80,37 +81,50 @@ class Load:
                 self.core.delivered(output.request_id)
 
 
+class Timed(SnapshotFolder):
+    """Notes what snapshots take: CPU time of the engine's thread, and of the one that writes them."""
+
+    seconds: list[float] = []
+    began = writing_s = 0.0
+
+    def is_due(self, num_bytes: int, num_records: int) -> bool:
+        self.began = time.thread_time()
+        return super().is_due(num_bytes, num_records)
+
+    def put(self, sequence: int, make: Callable[[], bytes | bytearray], num_bytes: int) -> None:
+        super().put(sequence, make, num_bytes)
+        self.seconds.append(time.thread_time() - self.began)
+
+    def flush(self) -> None:
+        begin = time.thread_time()
+        super().flush()
+        self.writing_s = max(self.writing_s, time.thread_time() - begin)
+
+
 def write(folder: Path, quick: bool) -> None:
     """A log by a process that is killed."""
     config = settings(quick)
-    opened = open_log(folder, None, config, pack_full=False)
-    core = opened.core(config, SimulatedExecutor(config), EXECUTORS)
-    load, taken = Load(core), []
-    take = core.snapshot
-
-    def timed(sequence: int) -> bytes:
-        begin = time.perf_counter()
-        data = take(sequence)
-        taken.append((time.perf_counter() - begin, len(data)))
-        return data
-
-    core.snapshot = timed  # type: ignore[method-assign]
+    sink = LogWriter(folder, pack_full=False)
+    taken = Timed(folder, config.snapshot_bytes, in_background=True)
+    core = EngineCore(config, SimulatedExecutor(config), sink=sink, fingerprints=EXECUTORS, snapshots=taken)
+    load = Load(core)
     while core.sink.num_bytes < (QUICK_BYTES if quick else LOG_BYTES):
         while len(core.state.requests) + len(core.inbox.queued) < 4:
             load.ask(config.max_model_len - 2 * ANSWER, 2)
         load.step()
         core.tidy()
-    begin, num_snapshots, period = core.sink.next_sequence, len(taken), 0
-    while len(taken) < num_snapshots + 2 or core.sink.next_sequence - begin < 0.95 * period:
+    begin, num_snapshots, period = core.sink.next_sequence, len(taken.seconds), 0
+    while len(taken.seconds) < num_snapshots + 2 or core.sink.next_sequence - begin < 0.95 * period:
         while len(core.state.requests) + len(core.inbox.queued) < config.max_num_seqs:
             load.ask(PROMPT, int(load.draws.integers(ANSWER // 2, 2 * ANSWER)))
-        before = len(taken)
+        before = len(taken.seconds)
         load.step(keep_every=10)
-        if len(taken) > before:
+        if len(taken.seconds) > before:
             core.tidy()
             period, begin = core.sink.next_sequence - begin, core.sink.next_sequence
-    steady = taken[num_snapshots:]
-    print(json.dumps({"taking_s": max(s for s, _ in steady), "snapshot_bytes": steady[-1][1]}), flush=True)
+    steady = {"taking_s": max(taken.seconds[num_snapshots:]), "writing_s": taken.writing_s}
+    size = max(path.stat().st_size for path in folder.glob("*.mmsnap"))
+    print(json.dumps({**steady, "snapshot_bytes": size}), flush=True)
     os._exit(0)
 
 
@@ -141,7 +155,7 @@ def read(folder: Path, quick: bool, whole: bool) -> None:
     config = settings(quick)
     executor = SimulatedExecutor(config)
     with counted() as sizes:
-        begin = time.perf_counter()
+        begin, begin_cpu = time.perf_counter(), time.thread_time()
         resume = Resume(wanted=(lambda name: False) if whole else None)
         opened = open_log(folder, resume, config, pack_full=False)
         read_s = time.perf_counter() - begin
@@ -151,10 +165,10 @@ def read(folder: Path, quick: bool, whole: bool) -> None:
         core = opened.core(config, executor, EXECUTORS)
         core.recover(resumed.recovered(()))
         core.step()
-        all_s = time.perf_counter() - begin
+        all_s, cpu_s = time.perf_counter() - begin, time.thread_time() - begin_cpu
     assert executor._plans, "a step was given to the device"
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    told = {"read_s": read_s, "all_s": all_s, "bytes": sum(sizes), "peak": peak}
+    told = {"read_s": read_s, "all_s": all_s, "cpu_s": cpu_s, "bytes": sum(sizes), "peak": peak}
     told |= {"live": len(resumed.state.requests), "answers": len(resumed.answers)}
     print(json.dumps(told), flush=True)
     os._exit(0)
@@ -187,14 +201,18 @@ def report(found: dict[str, dict[str, float]], size: int) -> None:
     table = Table(
         f"A log of {size / 1e9:.2f} GB, {found['snapshot']['live']} live requests and "
         f"{found['snapshot']['answers'] - found['snapshot']['live']} answers that nobody received",
-        ("", "open and read, s", "to the first decided step, s", "MB read", "peak MB"),
+        ("", "open and read, s", "to the first decided step, s", "CPU s", "MB read", "peak MB"),
     )
     for part in ("whole", "snapshot"):
         each = found[part]
-        seconds = f"{each['read_s']:.2f}", f"{each['all_s']:.2f}"
+        seconds = f"{each['read_s']:.2f}", f"{each['all_s']:.2f}", f"{each['cpu_s']:.2f}"
         table.rows.append((part, *seconds, f"{each['bytes'] / 1e6:,.0f}", f"{each['peak'] / 1e6:,.0f}"))
     taking, taken = found["write"]["taking_s"], found["write"]["snapshot_bytes"]
-    table.notes.append(f"taking a snapshot of {taken / 1e6:.1f} MB: {taking * 1000:.1f} ms at most")
+    writing = found["write"]["writing_s"]
+    table.notes.append(
+        f"a snapshot of {taken / 1e6:.1f} MB: {taking * 1000:.1f} ms of the engine's thread at most, and "
+        f"{writing * 1000:.1f} ms of another one"
+    )
     met = "met" if found["snapshot"]["all_s"] <= BAR_S else "not met"
     table.notes.append(f"the bar for a log of 5 GB is {BAR_S:.0f} s: {met}")
     show((table,), machine_lines(1))

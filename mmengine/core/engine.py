@@ -15,6 +15,7 @@ events. Nothing leaves the process (no batch, no token) before the write that re
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from mmengine.config import EngineConfig
 from mmengine.core.batch import BlockTables, batch
@@ -29,6 +30,7 @@ from mmengine.core.fold.evolve import evolve
 from mmengine.core.inbox import Inbox, Source
 from mmengine.core.outputs import Outputs, Stats
 from mmengine.core.snapshot import snapshot
+from mmengine.core.snapshot.take import body_of
 from mmengine.core.state import overlap
 from mmengine.core.state.digest import checkpoint
 from mmengine.core.state.drafted import added, drafted
@@ -320,7 +322,9 @@ class EngineCore:
     def _save(self, snapshots: SnapshotFolder) -> None:
         """Take a snapshot of the state, all of which is in the log."""
         sequence = self.sink.next_sequence - 1
-        snapshots.put(sequence, self.snapshot(sequence), self.sink.num_bytes)
+        body = body_of(self.state, self._started, sequence)
+        unreceived = None if self._unreceived is None else self._unreceived.saved(self.state)
+        snapshots.put(sequence, partial(snapshot.packed, body, unreceived), self.sink.num_bytes)
         if not snapshots.in_background:
             self._flush(snapshots)
 
@@ -339,8 +343,7 @@ class EngineCore:
 
     def snapshot(self, sequence: int) -> bytes:
         """The state after record `sequence`, the last one, as core/snapshot/snapshot.py restores it."""
-        unreceived = b"" if self._unreceived is None else self._unreceived.saved(self.state)
-        return snapshot.take(self.state, self._started, sequence, unreceived)
+        return snapshot.take(self.state, self._started, sequence)
 
     def checkpoint(self) -> None:
         """Record a digest of the state."""

@@ -26,7 +26,6 @@ from mmengine.request import Request
 MAX_SCORES = 2**17  # logprobs in a snapshot, of prompts too: a few milliseconds
 Logprobs = list[tuple[tuple[int, float], ...]]
 
-_encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(saved.Unreceived)
 
 
@@ -168,8 +167,8 @@ class Unreceived:
             )
         return answers
 
-    def saved(self, state: State) -> bytes:
-        """For a snapshot of `state`; `restore` makes it again."""
+    def saved(self, state: State) -> saved.Unreceived:
+        """For a snapshot of `state`, of which `restored` makes it again."""
         left, lacking = MAX_SCORES, set(self.lacking)
         scores = {name: ended.scores for name, ended in self._ended.items()} | self._scores
         for name, one in scores.items():
@@ -191,8 +190,7 @@ class Unreceived:
         )
         live = tuple((name, one) for name, one in kept.items() if name not in self._ended)
         begins = tuple(self.undelivered.begins.items())
-        whole = saved.Unreceived(begins, answers, live, tuple(lacking), self.fingerprints)
-        return _encoder.encode(whole)
+        return saved.Unreceived(begins, answers, live, tuple(lacking), self.fingerprints)
 
 
 def restored(state: State, body: saved.Body) -> Unreceived | None:

@@ -3,7 +3,7 @@ record. Each is written whole under another name first, so that one with that na
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,7 +33,7 @@ class SnapshotFolder:
         self._folder, self._every_bytes, self._every_records = folder, every_bytes, every_records
         self._next_at, self._next_record = every_bytes, begin + every_records
         self.in_background = in_background
-        self._waiting: tuple[int, bytes] | None = None
+        self._waiting: tuple[int, Callable[[], bytes | bytearray]] | None = None
         for part in folder.glob(f"snapshot-*{SUFFIX}.part"):  # of a process that was killed
             part.unlink(missing_ok=True)
 
@@ -41,10 +41,10 @@ class SnapshotFolder:
         """What was appended to the log so far."""
         return num_bytes >= self._next_at or num_records >= self._next_record
 
-    def put(self, sequence: int, data: bytes, num_bytes: int) -> None:
-        """One that `flush` writes. One that still waits is left out."""
+    def put(self, sequence: int, make: Callable[[], bytes | bytearray], num_bytes: int) -> None:
+        """One that `flush` makes and writes. One that still waits is left out."""
         self._next_at, self._next_record = num_bytes + self._every_bytes, sequence + 1 + self._every_records
-        self._waiting = sequence, data
+        self._waiting = sequence, make
 
     @property
     def waits(self) -> bool:
@@ -57,8 +57,8 @@ class SnapshotFolder:
         if waiting is None:
             return
         with suppress(OSError, LogError):
-            sequence, data = waiting
-            write_whole(snapshot_path(self._folder, sequence), data)
+            sequence, make = waiting
+            write_whole(snapshot_path(self._folder, sequence), make())
             for spare in _spare(self._folder):
                 snapshot_path(self._folder, spare).unlink(missing_ok=True)
 

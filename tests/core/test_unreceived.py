@@ -12,6 +12,8 @@ from mmengine.core import unreceived as module
 from mmengine.core.engine import EngineCore
 from mmengine.core.executor import PromptLogprobs
 from mmengine.core.resume import Resume, read_resume_state
+from mmengine.core.snapshot import snapshot
+from mmengine.core.snapshot.take import body_of
 from mmengine.core.state.digest import state_digest
 from mmengine.core.unreceived import Unreceived
 from mmengine.errors import MMEngineError
@@ -235,25 +237,22 @@ def test_logprobs_that_are_too_long_for_a_snapshot_are_read_from_the_log(tmp_pat
 
 @pytest.mark.parametrize("change", ["digest", "other requests", "no msgpack"])
 def test_answers_in_a_snapshot_that_contradict_it_are_not_believed(tmp_path, change):
-    from mmengine.core.snapshot import snapshot
-
     folder = tmp_path / "log"
     core = long_run(folder, every_bytes=10**9)
     state, sequence = core.state, core.sink.next_sequence - 1
     saved = core._unreceived.saved(state)
     if change == "other requests":
         saved = Unreceived().saved(state)
-    if change == "no msgpack":
-        saved = saved[:-1]
-    data = snapshot.take(state, core._started, sequence, saved)
+    body = body_of(state, core._started, sequence)
+    data = snapshot.packed(body, saved)
     if change == "digest":
-        body = snapshot.restore(data)[1]
         core._unreceived.fingerprints = {"weights": "of nobody"}
-        body.unreceived = core._unreceived.saved(state)
-        packed = msgspec.msgpack.encode(body)
-        crc = snapshot.zlib.crc32(packed)
-        head = snapshot.HEADER.pack(snapshot.MAGIC, snapshot.VERSION, 0, len(packed), crc)
-        data = head + packed
+        body.unreceived = msgspec.msgpack.encode(core._unreceived.saved(state))
+        data = snapshot.packed(body)
+    if change == "no msgpack":
+        body.unreceived = body.unreceived[:-1]
+        body.unreceived_digest = snapshot.digest_of(body.unreceived)
+        data = snapshot.packed(body)
     core.sink.close()
     before = told(read_resume_state(folder, WHOLE))
     snapshot_path(folder, sequence).write_bytes(data)

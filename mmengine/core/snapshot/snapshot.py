@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from mmengine.config import EngineConfig
-from mmengine.core.snapshot.body import Body
+from mmengine.core.snapshot.body import Body, Unreceived
 from mmengine.core.snapshot.fill import fill
 from mmengine.core.snapshot.take import body_of
 from mmengine.core.state.digest import state_digest
@@ -38,17 +38,25 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Body)
 
 
-def take(state: State, started: ev.Started, sequence: int, unreceived: bytes = b"") -> bytes:
-    """The state after record `sequence` of the log that `started` begins. `unreceived`: what
-    `Unreceived.saved` gives of it.
+def take(state: State, started: ev.Started, sequence: int) -> bytes:
+    """The state after record `sequence` of the log that `started` begins.
 
     Raises ValueError for a log of decision version 1.
     """
-    saved = body_of(state, started, sequence)
-    if unreceived:
-        saved.unreceived, saved.unreceived_digest = unreceived, digest_of(unreceived)
-    body = _encoder.encode(saved)
-    return HEADER.pack(MAGIC, VERSION, 0, len(body), zlib.crc32(body)) + body
+    return bytes(packed(body_of(state, started, sequence)))
+
+
+def packed(body: Body, unreceived: Unreceived | None = None) -> bytearray:
+    """The bytes of a snapshot, with the answers that nobody received. Any thread may ask: nothing in it is
+    the state's own."""
+    if unreceived is not None:
+        body.unreceived = _encoder.encode(unreceived)
+        body.unreceived_digest = digest_of(body.unreceived)
+    data = bytearray(HEADER.size)
+    _encoder.encode_into(body, data, HEADER.size)
+    length, crc = len(data) - HEADER.size, zlib.crc32(memoryview(data)[HEADER.size :])
+    HEADER.pack_into(data, 0, MAGIC, VERSION, 0, length, crc)
+    return data
 
 
 def restore(data: bytes) -> tuple[State, Body]:
