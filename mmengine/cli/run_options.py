@@ -140,12 +140,14 @@ class Model:
         typer.Option("--set", rich_help_panel=MODEL, help="An engine setting, as token_budget=512."),
     ] = None
 
-    def config(self, *, keeps_media: bool) -> "EngineConfig":
-        """Settings of the engine. `keeps_media`: whether images and videos are kept beside a log. Raises
-        ConfigError."""
+    def config(self, *, keeps_media: bool, kept_of_log: list[str], log_bytes: int = 0) -> "EngineConfig":
+        """Settings of the engine. `keeps_media`: whether images and videos are kept beside a log.
+        `kept_of_log`: settings; `log_bytes` where they do not say it. Raises ConfigError."""
         return engine_config(
             [
+                f"log_retain_bytes={log_bytes}",
                 *(self.setting or []),
+                *kept_of_log,
                 *([] if keeps_media else ["media_store_bytes=0"]),
                 *([f"grammar_backend={self.grammar_backend}"] if self.grammar_backend else []),
                 *([f"spec={self.spec}"] if self.spec else []),
@@ -187,6 +189,17 @@ class Files:
             "records in the middle too, where a snapshot stands behind them.",
         ),
     ] = "tail"
+    log_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            rich_help_panel=FILES,
+            help="Of the log, that are kept; what is not answered stays. 0: all.",
+        ),
+    ] = None
+    log_days: Annotated[
+        float | None, typer.Option(rich_help_panel=FILES, help="That the log is kept; likewise.")
+    ] = None
     no_media_store: Annotated[
         bool,
         typer.Option(
