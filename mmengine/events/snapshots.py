@@ -2,6 +2,8 @@
 record. Each is written whole under another name first, so that one with that name is whole."""
 
 import os
+import struct
+import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -12,9 +14,12 @@ from mmengine.events.files import open_file, write_whole
 from mmengine.events.segment import first_sequence_of, segment_paths, snapshot_sequences
 
 SUFFIX = ".mmsnap"
+MAGIC = b"MMSN"
+HEADER = struct.Struct("<4sHHQI")  # magic, version, reserved, length of the body, its CRC-32
 EVERY_RECORDS = 2**14  # so many are folded in about half a second
 NUM_NEWEST = 3  # one that is damaged has others behind it
 MAX_BYTES = 2**33
+_CHUNK = 2**20
 
 
 class SnapshotFolder:
@@ -98,3 +103,24 @@ def read_snapshot(folder: Path, sequence: int) -> bytes:
     if len(data) > MAX_BYTES:
         raise CorruptLog(f"{path.name} is larger than any snapshot ({MAX_BYTES} bytes)")
     return data
+
+
+def damage_of(folder: Path, sequence: int) -> str:
+    """What shows from outside that a snapshot is not what was written; empty where nothing does."""
+    path = snapshot_path(folder, sequence)
+    try:
+        with open(open_file(path, os.O_RDONLY), "rb") as file:
+            head = file.read(HEADER.size)
+            if len(head) < HEADER.size or head[:4] != MAGIC:
+                return f"{path.name} does not begin as a snapshot does"
+            *_, length, expected = HEADER.unpack(head)
+            if os.fstat(file.fileno()).st_size != HEADER.size + length:
+                return f"{path.name} has not the length that it says"
+            crc = 0
+            while piece := file.read(_CHUNK):
+                crc = zlib.crc32(piece, crc)
+    except FileNotFoundError:
+        return ""  # a writer at work let it go
+    except OSError as error:
+        return f"{path.name} cannot be read: {error.strerror}"
+    return "" if crc == expected else f"{path.name} is damaged: its checksum does not match"

@@ -9,7 +9,6 @@ digest of the state is stored with it and must come out again; so is that of the
 """
 
 import hashlib
-import struct
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,12 +25,10 @@ from mmengine.errors import ConfigError, CorruptLog, LogError
 from mmengine.events import codec
 from mmengine.events import vocabulary as ev
 from mmengine.events.segment import snapshot_sequences
-from mmengine.events.snapshots import read_snapshot
+from mmengine.events.snapshots import HEADER, MAGIC, read_snapshot
 from mmengine.events.upcast import in_todays_words
 
-MAGIC = b"MMSN"
 VERSION = 2
-HEADER = struct.Struct("<4sHHQI")
 MAX_CELLS = 2**31  # rows x tokens, or KV slots, that settings may ask a fold to hold
 
 _encoder = msgspec.msgpack.Encoder()
