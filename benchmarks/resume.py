@@ -187,7 +187,7 @@ def main() -> None:
         read(args.folder, args.quick, whole=args.part == "whole")
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         found = {}
-        for part in ("write", "whole", "snapshot"):  # neither reading leaves more than a closed tail behind
+        for part in ("write", "snapshot", "whole"):  # the first finds what the kill left
             words = [sys.executable, __file__, "--part", part, "--folder", f"{name}/log"]
             done = subprocess.run(words + ["--quick"] * args.quick, stdout=subprocess.PIPE, check=True)
             found[part] = json.loads(done.stdout)

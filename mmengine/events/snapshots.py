@@ -16,7 +16,7 @@ from mmengine.events.segment import first_sequence_of, segment_paths, snapshot_s
 SUFFIX = ".mmsnap"
 MAGIC = b"MMSN"
 HEADER = struct.Struct("<4sHHQI")  # magic, version, reserved, length of the body, its CRC-32
-EVERY_RECORDS = 2**14  # so many are folded in about half a second
+EVERY_RECORDS = 2**13  # so many are folded in a quarter of a second
 NUM_NEWEST = 3  # one that is damaged has others behind it
 MAX_BYTES = 2**33
 _CHUNK = 2**20
