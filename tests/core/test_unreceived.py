@@ -92,7 +92,7 @@ class Lives:
         self.core = EngineCore(self.config, executor, **options, **kept)
         resumed.fingerprints = {"weights": f"of life {self.number}"}
         lost = tuple((name, "its image is lost") for name in list(state.requests)[:1] if rng.random() < 0.2)
-        self.core.recover(resumed.recovered(lost))
+        self.core.recover(resumed.recovered(lost), rng.choice(["", "signal"]))
 
     def ask(self):
         rng, core = self.rng, self.core
