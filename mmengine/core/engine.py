@@ -353,12 +353,11 @@ class EngineCore:
         """Append and apply."""
         req_state = self.state.requests.get(getattr(event, "request_id", ""))
         self._now = max(self._now, self._clock())  # verify compares the order of times
-        sequence = self.sink.next_sequence
         self.sink.append(event, self.state.step_of(event), self._now)
         if self._unreceived is None:
             evolve(self.state, event)
         else:
-            self._unreceived.fold(self.state, event, sequence)
+            self._unreceived.fold(self.state, event, self.sink.next_sequence - 1)
         self._stats.count(event, req_state, self.config.block_size)
         if isinstance(event, ev.Admitted):
             self._outputs.admitted.append(event.request_id)
