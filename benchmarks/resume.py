@@ -37,6 +37,7 @@ from mmengine.core.resume import Resume
 from mmengine.events import reader, recovery
 from mmengine.events.log import LogWriter
 from mmengine.events.snapshots import SnapshotFolder
+from mmengine.events.writer import SEGMENT_BYTES
 from mmengine.request import Request, SamplingParams
 from mmengine.simulation.slots import SimulatedExecutor
 
@@ -104,7 +105,7 @@ class Timed(SnapshotFolder):
 def write(folder: Path, quick: bool) -> None:
     """A log by a process that is killed."""
     config = settings(quick)
-    sink = LogWriter(folder, pack_full=False)
+    sink = LogWriter(folder, pack_full=False, segment_bytes=SEGMENT_BYTES // (8 if quick else 1))
     taken = Timed(folder, config.snapshot_bytes, in_background=True)
     core = EngineCore(config, SimulatedExecutor(config), sink=sink, fingerprints=EXECUTORS, snapshots=taken)
     load = Load(core)

@@ -20,4 +20,4 @@ def test_going_on_reads_the_end_of_a_log(tmp_path):
     assert (snapshot["live"], snapshot["answers"]) == (whole["live"], whole["answers"]) and snapshot[
         "live"
     ] == 50
-    assert snapshot["bytes"] < whole["bytes"] - 40e6 and snapshot["cpu_s"] < min(2, whole["cpu_s"])
+    assert snapshot["bytes"] < whole["bytes"] / 2 and snapshot["cpu_s"] < min(2, whole["cpu_s"])
