@@ -11,6 +11,7 @@ import typer
 from mmengine.cli.grouped import grouped
 from mmengine.cli.media_options import MediaUrls
 from mmengine.cli.run_options import Files, Model, Printing, Question, Sampling
+from mmengine.cli.settings import kept_of_log
 from mmengine.errors import InvalidRequest
 
 if TYPE_CHECKING:  # heavy: loaded when a command runs
@@ -61,7 +62,8 @@ def run(
 
         show_records()
     media_options = media.media_options()
-    config = model.config(keeps_media=not files.no_media_store)
+    kept = kept_of_log(files.log, files.log_bytes, files.log_days)
+    config = model.config(keeps_media=not files.no_media_store, kept_of_log=kept)
     make_engine = partial(_make_engine, model, files, config)
     if files.batch is not None:
         _refuse_beside_batch(question, printing)

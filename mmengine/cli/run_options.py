@@ -140,13 +140,17 @@ class Model:
         typer.Option("--set", rich_help_panel=MODEL, help="An engine setting, as token_budget=512."),
     ] = None
 
-    def config(self, *, keeps_media: bool, unless_set: tuple[str, ...] = ()) -> "EngineConfig":
+    def config(
+        self, *, keeps_media: bool, kept_of_log: list[str], unless_set: tuple[str, ...] = ()
+    ) -> "EngineConfig":
         """Settings of the engine. `keeps_media`: whether images and videos are kept beside a log.
-        `unless_set`: settings, as name=value, where none of that name was given. Raises ConfigError."""
+        `kept_of_log`: settings; `unless_set`: those where none of that name was given, as name=value. Raises
+        ConfigError."""
         return engine_config(
             [
                 *unless_set,
                 *(self.setting or []),
+                *kept_of_log,
                 *([] if keeps_media else ["media_store_bytes=0"]),
                 *([f"grammar_backend={self.grammar_backend}"] if self.grammar_backend else []),
                 *([f"spec={self.spec}"] if self.spec else []),
@@ -188,6 +192,17 @@ class Files:
             "records in the middle too, where a snapshot stands behind them.",
         ),
     ] = "tail"
+    log_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            rich_help_panel=FILES,
+            help="Of the log, that are kept; what is not answered stays. 0: all.",
+        ),
+    ] = None
+    log_days: Annotated[
+        float | None, typer.Option(rich_help_panel=FILES, help="That the log is kept; likewise.")
+    ] = None
     no_media_store: Annotated[
         bool,
         typer.Option(

@@ -11,7 +11,8 @@ import typer
 from mmengine.cli.grouped import grouped
 from mmengine.cli.loading import loading, say
 from mmengine.cli.run_options import Model
-from mmengine.cli.serve_options import Http, Kept, Limits, Log, Media, server_settings
+from mmengine.cli.serve_options import DEFAULT_LOG_BYTES, Http, Kept, Limits, Log, Media, server_settings
+from mmengine.cli.settings import kept_of_log
 from mmengine.errors import ConfigError, InvalidRequest
 from mmengine.models.progress import weights_told
 
@@ -114,7 +115,12 @@ def serve(
     check_tls(settings)
     keys, door = ApiKeys(http.api_key_file), media_door(settings)
     by_itself = BATCHED if log.log is not None and not segment_paths(log.log) else ()
-    engine_config = model.config(keeps_media=not log.no_media_store, unless_set=by_itself)
+    of_log = kept_of_log(log.log, log.log_bytes, log.log_days)
+    engine_config = model.config(
+        keeps_media=not log.no_media_store,
+        kept_of_log=of_log,
+        unless_set=(*by_itself, f"log_retain_bytes={DEFAULT_LOG_BYTES}"),
+    )
     if http.request_log:
         from mmengine.cli.records import show_records  # lazy: help needs no logs
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # heavy: loaded when a command runs
     from mmengine.server.settings import ServerSettings
 
 MAX_TEMPLATE_BYTES = 2**20
+DEFAULT_LOG_BYTES = 16 * 2**30  # a server that runs for months does not fill its disk
 HTTP, LIMITS, LOG, KEPT = "HTTP", "Limits", "Log", "Kept beside the log"
 
 
@@ -167,6 +168,19 @@ class Log:
             "--force-resume", rich_help_panel=LOG, help="Go on though model, dtype or device changed."
         ),
     ] = False
+    log_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            rich_help_panel=LOG,
+            help="Of the log, that are kept; what was not delivered stays. 0: all.",
+            show_default=str(DEFAULT_LOG_BYTES),
+        ),
+    ] = None
+    log_days: Annotated[
+        float | None,
+        typer.Option(rich_help_panel=LOG, help="That the log is kept; likewise.", show_default="0: for ever"),
+    ] = None
     no_media_store: Annotated[
         bool,
         typer.Option("--no-media-store", rich_help_panel=LOG, help="Keep no images beside the log."),

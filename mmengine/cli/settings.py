@@ -1,5 +1,6 @@
 """Engine settings from words of a command line."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmengine.errors import ConfigError
@@ -8,6 +9,19 @@ if TYPE_CHECKING:  # heavy: loaded when a command runs
     from mmengine.config import EngineConfig
 
 STEP_TIMEOUT_S = 600  # unless step_timeout_s is set
+
+DAY_S, MAX_DAYS = 86_400, 36_500
+
+
+def kept_of_log(log: Path | None, log_bytes: int | None, log_days: float | None) -> list[str]:
+    """The settings that --log-bytes and --log-days stand for. Raises ConfigError where there is no log."""
+    for name, value in (("--log-bytes", log_bytes), ("--log-days", log_days)):
+        if value is not None and log is None:
+            raise ConfigError(f"{name} says how much of the log is kept, and there is no --log")
+    if log_days is not None and not 0 <= log_days <= MAX_DAYS:
+        raise ConfigError(f"--log-days is a number from 0 to {MAX_DAYS}, not {log_days}")
+    words = [] if log_bytes is None else [f"log_retain_bytes={log_bytes}"]
+    return words if log_days is None else [*words, f"log_retain_s={round(log_days * DAY_S)}"]
 
 
 def engine_config(settings: list[str]) -> "EngineConfig":

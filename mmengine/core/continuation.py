@@ -13,7 +13,9 @@ from mmengine.errors import LogError
 from mmengine.events.log import LogWriter
 from mmengine.events.retention import Retention
 from mmengine.events.snapshots import SnapshotFolder
+from mmengine.events.writer import SEGMENT_BYTES
 
+MIN_PART_BYTES = 2**20
 _SHOWN = 12  # characters of a fingerprint in an error
 
 
@@ -45,14 +47,24 @@ class OpenLog:
 
     def core(self, config: EngineConfig, executor: Executor, fingerprints: dict[str, str]) -> EngineCore:
         """A core that writes here. One with a past waits for `recover`."""
-        snapshots = SnapshotFolder(self.folder, config.snapshot_bytes) if config.snapshot_bytes else None
+        begin, every = self.sink.next_sequence, config.snapshot_bytes
+        every = _a_sixteenth(config.log_retain_bytes, every)  # no segment goes without one
+        snapshots = SnapshotFolder(self.folder, every, begin=begin, in_background=True) if every else None
         if self.resumed is None:
             return EngineCore(
                 config, executor, sink=self.sink, fingerprints=fingerprints, snapshots=snapshots
             )
-        started, state = self.resumed.started, self.resumed.state
-        state.config = config
-        return EngineCore(config, executor, sink=self.sink, started=started, state=state, snapshots=snapshots)
+        resumed = self.resumed
+        resumed.state.config = config
+        return EngineCore(
+            config,
+            executor,
+            sink=self.sink,
+            started=resumed.started,
+            state=resumed.state,
+            snapshots=snapshots,
+            unreceived=None if snapshots is None else resumed.unreceived,
+        )
 
 
 def open_log(folder: Path, resume: Resume | None, config: EngineConfig, **options: Any) -> OpenLog:
@@ -63,6 +75,7 @@ def open_log(folder: Path, resume: Resume | None, config: EngineConfig, **option
     """
     options["sync_always"] = config.log_sync == "always"
     options["retention"] = Retention(config.log_retain_bytes, config.log_retain_s)
+    options.setdefault("segment_bytes", _a_sixteenth(config.log_retain_bytes, SEGMENT_BYTES))
     if resume is None:
         return OpenLog(folder, LogWriter(folder, **options))
     opened = OpenLog(folder, LogWriter(folder, reopen=resume.mode, **options))
@@ -84,9 +97,15 @@ def _resume_state_of(opened: OpenLog, resume: Resume, config: EngineConfig) -> R
             f"has {decision_version(logged)}; finish it with mmengine {resumed.started.engine_version}, or "
             "name another folder"
         )
+    opened.sink.expect(resumed.unreceived.undelivered.copy())
     resumed.tell(opened.sink.recovery.cuts if opened.sink.recovery is not None else [])
     resumed.config_for(config)
     return resumed
+
+
+def _a_sixteenth(kept_bytes: int, most: int) -> int:
+    """Of a log of which so many bytes are kept, but not less than a MiB, nor more than `most`."""
+    return min(most, max(MIN_PART_BYTES, kept_bytes // 16)) if kept_bytes else most
 
 
 def _short(fingerprint: str | None) -> str:

@@ -15,6 +15,7 @@ events. Nothing leaves the process (no batch, no token) before the write that re
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from mmengine.config import EngineConfig
 from mmengine.core.batch import BlockTables, batch
@@ -29,12 +30,14 @@ from mmengine.core.fold.evolve import evolve
 from mmengine.core.inbox import Inbox, Source
 from mmengine.core.outputs import Outputs, Stats
 from mmengine.core.snapshot import snapshot
+from mmengine.core.snapshot.take import body_of
 from mmengine.core.state import overlap
 from mmengine.core.state.digest import checkpoint
 from mmengine.core.state.drafted import added, drafted
 from mmengine.core.state.request_state import queued_of
 from mmengine.core.state.state import State
 from mmengine.core.state.view import View
+from mmengine.core.unreceived import Unreceived
 from mmengine.errors import InvalidRequest, MMEngineError, QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import settled
@@ -50,7 +53,8 @@ class EngineCore:
 
     `config` must be resolved: max_model_len and num_blocks known. `started` is given by a replay,
     which repeats the log's own first record. `state`: of a log that is continued, which `started` began;
-    call `recover` next. `snapshots`: where the state is saved as the log grows.
+    call `recover` next. `snapshots`: where the state is saved as the log grows, with the answers that nobody
+    received, if `unreceived` knows those of the process before.
     Raises ConfigError for settings that contradict each other.
     """
 
@@ -66,6 +70,7 @@ class EngineCore:
         started: ev.Started | None = None,
         state: State | None = None,
         snapshots: SnapshotFolder | None = None,
+        unreceived: Unreceived | None = None,
     ):
         if started is None:
             config.check_resolved()
@@ -90,6 +95,7 @@ class EngineCore:
             self._stats.overlap = dict.fromkeys(overlap.HOW, 0)
         self.last_stall: tuple[int, ev.Stalled] | None = None  # and the step at which it was found
         self._snapshots = snapshots
+        self._unreceived = Unreceived() if state is None and snapshots is not None else unreceived
         self._started = started or _started(config, fingerprints or {})
         num_steps = 0
         if state is None:
@@ -189,6 +195,8 @@ class EngineCore:
                 if isinstance(asked, ev.Delivered):
                     self._emit(asked)
             self.checkpoint()
+            if self._snapshots is not None and not self.stalled:
+                self._flush(self._snapshots)
             self.sink.close()
         finally:
             self.executor.close()
@@ -301,17 +309,37 @@ class EngineCore:
             self._dispatched.dispatch(plan)
         snapshots = self._snapshots
         # What is left of a full disk is for what runs.
-        if snapshots is not None and snapshots.is_due(self.sink.num_bytes) and not self.stalled:
+        if snapshots is not None and snapshots.is_due(*self._written) and not self.stalled:
             self._save(snapshots)
         outputs, self._outputs = self._outputs, Outputs()
         return outputs
 
+    @property
+    def _written(self) -> tuple[int, int]:
+        """Bytes and records."""
+        return self.sink.num_bytes, self.sink.next_sequence
+
     def _save(self, snapshots: SnapshotFolder) -> None:
-        """Write a snapshot of the state, all of which is in the log."""
-        with suppress(OSError):  # the next sync says so
-            self.sink.sync()  # a power cut must not leave a state that the log does not reach
+        """Take a snapshot of the state, all of which is in the log."""
         sequence = self.sink.next_sequence - 1
-        snapshots.write(sequence, self.snapshot(sequence), self.sink.num_bytes)
+        body = body_of(self.state, self._started, sequence)
+        unreceived = None if self._unreceived is None else self._unreceived.saved(self.state)
+        snapshots.put(sequence, partial(snapshot.packed, body, unreceived), self.sink.num_bytes)
+        if not snapshots.in_background:
+            self._flush(snapshots)
+
+    def _flush(self, snapshots: SnapshotFolder) -> None:
+        if snapshots.waits:
+            with suppress(OSError):  # the next sync says so
+                self.sink.sync()  # a power cut must not leave a state that the log does not reach
+            snapshots.flush()
+
+    def tidy(self) -> None:
+        """Write the snapshot that waits, and do what the log puts off. Another thread may call it, one at a
+        time."""
+        if self._snapshots is not None:
+            self._flush(self._snapshots)
+        self.sink.tidy()
 
     def snapshot(self, sequence: int) -> bytes:
         """The state after record `sequence`, the last one, as core/snapshot/snapshot.py restores it."""
@@ -326,7 +354,10 @@ class EngineCore:
         req_state = self.state.requests.get(getattr(event, "request_id", ""))
         self._now = max(self._now, self._clock())  # verify compares the order of times
         self.sink.append(event, self.state.step_of(event), self._now)
-        evolve(self.state, event)
+        if self._unreceived is None:
+            evolve(self.state, event)
+        else:
+            self._unreceived.fold(self.state, event, self.sink.next_sequence - 1)
         self._stats.count(event, req_state, self.config.block_size)
         if isinstance(event, ev.Admitted):
             self._outputs.admitted.append(event.request_id)

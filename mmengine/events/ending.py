@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mmengine.errors import CorruptLog
 from mmengine.events.lock import is_locked
-from mmengine.events.recovery import walked
+from mmengine.events.recovery import Walk, walked
 from mmengine.events.segment import Follows, part_of, segment_paths, snapshot_sequences
 
 MISSING, UNCLOSED = "end", "unclosed"  # kinds of findings
@@ -38,11 +38,17 @@ def log_end(folder: Path, had_writer: bool = False) -> LogEnd:
         return LogEnd(error.kind, str(error))
 
 
-def check_end(folder: Path) -> None:
-    """Raise CorruptLog where segments are known to be missing at the end: records that somebody was told
-    of. The caller holds the lock."""
-    paths = [path for path in segment_paths(folder) if path.stat().st_size]
-    if paths and (lost := _lost(folder, paths[-1])) is not None:
+def check_end(path: Path, walk: Walk) -> None:
+    """Raise CorruptLog where segments are known to be missing behind the last one: records that somebody was
+    told of. The caller holds the lock, and walked over it."""
+    folder = path.parent
+    if not path.stat().st_size:  # it says nothing; the one before it may
+        filled = [one for one in segment_paths(folder) if one.stat().st_size]
+        if not filled:
+            return
+        path = filled[-1]
+        walk = walked(path)
+    if (lost := _lost(path, walk)) is not None:
         raise CorruptLog(f"{lost.text}; bring it back, or go on without it in the mode salvage", MISSING)
 
 
@@ -51,17 +57,18 @@ def _end(folder: Path) -> LogEnd:
     filled = [path for path in paths if path.stat().st_size]
     if not filled:
         return LogEnd(MISSING, "the end is missing: no segment has a byte in it")
-    lost = _lost(folder, filled[-1])
+    walk = walked(filled[-1])
+    lost = _lost(filled[-1], walk)
     if lost is not None:
         return lost
     if filled[-1] != paths[-1]:
         return LogEnd(MISSING, f"the end is missing: {paths[-1].name} is empty")
-    return _how_it_ends(filled[-1])
+    return _how_it_ends(walk)
 
 
-def _lost(folder: Path, path: Path) -> LogEnd | None:
+def _lost(path: Path, walk: Walk) -> LogEnd | None:
     """What shows that the log went on behind its last segment; None: nothing does."""
-    walk = walked(path)
+    folder = path.parent
     snapshots, behind = snapshot_sequences(folder), walk.recovery.next_sequence
     last = behind - 1
     if walk.scan.follows is Follows.SEGMENT and not part_of(folder, behind).exists():
@@ -73,8 +80,7 @@ def _lost(folder: Path, path: Path) -> LogEnd | None:
     return LogEnd(MISSING, f"the end is missing: {what}, and the log stops at record {last}")
 
 
-def _how_it_ends(path: Path) -> LogEnd:
-    walk = walked(path)
+def _how_it_ends(walk: Walk) -> LogEnd:
     torn = walk.recovery.torn
     if torn is not None:
         return LogEnd(torn.kind, str(torn))

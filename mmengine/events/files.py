@@ -25,7 +25,7 @@ def open_file(path: Path, flags: int) -> int:
     return os.open(path, flags | _NO_LINK | _BYTES, 0o600)
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes | bytearray) -> None:
     """A file with these bytes, which takes the place of one that is there: whole, or not at all. Its name is
     forced to the disk too. Raises OSError; then nothing is left beside it."""
     part = path.with_name(path.name + ".part")

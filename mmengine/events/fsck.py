@@ -19,6 +19,7 @@ from mmengine.events.segment import (
     segment_paths,
     snapshot_sequences,
 )
+from mmengine.events.snapshots import damage_of
 
 # What is wrong, and the exit code of `mmengine log fsck` for it.
 KINDS = {
@@ -144,6 +145,11 @@ def _check_all(folder: Path, report: FsckReport) -> None:
     report.end = log_end(folder, report.has_writer)
     if report.end.kind in (MISSING, UNCLOSED):
         report.findings.append(Finding(report.end.kind, report.end.text))
+    for sequence in report.snapshots:
+        if what := damage_of(folder, sequence):
+            report.findings.append(
+                Finding("checksum", f"{what}; whoever needs it takes another one, or the log")
+            )
 
 
 def _check_segment(path: Path, report: FsckReport, recovery: Recovery, *, is_last: bool) -> CorruptLog | None:

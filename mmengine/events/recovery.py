@@ -9,7 +9,7 @@ A writer that continues a log cuts its tail first; damage in the middle is never
 
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,13 +57,14 @@ class Cut:
 class Recovery:
     """What a reader skipped, or a writer cut. `torn`: the one of the cuts that is a torn tail.
     `next_sequence`: of the record to be appended next. `is_closed`: the log ends with a footer, as one
-    does whose writer closed it."""
+    does whose writer closed it. `tail`: of a writer, the last segment."""
 
     mode: Mode
     cuts: list[Cut] = field(default_factory=list)
     torn: Cut | None = None
     next_sequence: int = 0
     is_closed: bool = False
+    tail: "Tail | None" = None
 
     @property
     def num_bytes(self) -> int:
@@ -152,6 +153,14 @@ class Walk:
         return missing > 0
 
 
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The last segment of a log, and a walk over all of it."""
+
+    path: Path
+    walk: Walk
+
+
 def walked(path: Path) -> Walk:
     """A walk over a whole segment, whatever is wrong in it, as over the last one of a log. Raises CorruptLog,
     LogError as `opened` does, CorruptLog for what a newer build wrote."""
@@ -162,11 +171,12 @@ def walked(path: Path) -> Walk:
     return walk
 
 
-def repair_tail(folder: Path, mode: Mode) -> Recovery:
+def repair_tail(folder: Path, mode: Mode, check: Callable[[Path, Walk], None] | None = None) -> Recovery:
     """Make a log ready to be continued in another segment: cut what is torn off its last one, close
     that with a footer, and say what is gone.
 
-    The caller holds the lock. Earlier segments are not looked at. Cut bytes (the first 64 MiB of them)
+    The caller holds the lock. Earlier segments are not looked at. `check` sees the last one before it is
+    changed, and may raise. Cut bytes (the first 64 MiB of them)
     are kept beside the segment in a file ending in .cut, where the disk has room. Raises
     CorruptLog for what `mode` does not forgive, LogError when the disk refuses.
     """
@@ -182,6 +192,9 @@ def repair_tail(folder: Path, mode: Mode) -> Recovery:
         for _ in walk:
             pass
         torn = bytes(data[walk.end : walk.end + MAX_KEPT_BYTES]) if recovery.torn else b""
+    walk.scan.data = b""  # its file is closed
+    if check is not None:
+        check(path, walk)
     header = walk.scan.header
     begun = part_of(folder, recovery.next_sequence)  # that the footer promises, and no more
     is_open = not walk.scan.is_closed or walk.scan.follows is Follows.SEGMENT and begun.exists()
@@ -197,17 +210,19 @@ def repair_tail(folder: Path, mode: Mode) -> Recovery:
             _write_end(path, walk.end or HEADER_SIZE, walk.scan.footer.pack(follows) if closes else b"")
     except OSError as error:
         raise LogError(f"{path} cannot be repaired: {error.strerror}") from None
+    recovery.tail = Tail(path, walk)
     return recovery
 
 
-def say_goes_on(path: Path) -> None:
+def say_goes_on(path: Path, tail: Tail | None) -> None:
     """Let the footer of a segment that another process wrote say that another one follows; write one where
-    there is none. Segments of older formats cannot say it, and packed ones said it before they were packed.
-    Raises OSError, CorruptLog."""
+    there is none. `tail`: of the repair, so that one that it walked over is not read again. Segments of older
+    formats cannot say it, and packed ones said it before they were packed. Raises OSError, CorruptLog."""
     if path.name.endswith(PACKED_SUFFIX):
         return
-    walk = walked(path)
-    header, scan, is_whole = walk.scan.header, walk.scan, not walk.recovery.cuts
+    walk = tail.walk if tail is not None and tail.path == path else walked(path)
+    header, scan = walk.scan.header, walk.scan
+    is_whole = len(walk.recovery.cuts) <= (walk.recovery.torn is not None)  # what was torn is cut off
     if is_whole and header is not None and header.format > 2 and scan.follows is not Follows.SEGMENT:
         _write_end(path, walk.end or HEADER_SIZE, scan.footer.pack(Follows.SEGMENT))
 

@@ -8,9 +8,12 @@ replayed, and every request in it can be resumed.
 
 import os
 import time
+from collections import deque
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import zstandard
 
@@ -18,11 +21,10 @@ from mmengine.events.files import open_file, sync_folder
 from mmengine.events.segment import (
     MAX_UNPACKED_BYTES,
     PACKED_SUFFIX,
-    first_sequence_of,
-    segment_paths,
+    SUFFIX,
     snapshot_sequences,
 )
-from mmengine.events.vocabulary import Delivered, Event, Queued
+from mmengine.events.vocabulary import Delivered, Event, Finished, Queued
 
 PACK_LEVEL = 3
 NO_SNAPSHOT = -1  # in place of its sequence
@@ -42,23 +44,47 @@ class Retention:
 
 
 class Undelivered:
-    """Requests whose answer did not reach its consumer, by the record that they begin with. `oldest`:
-    the first of these records, or NONE; another thread may read it."""
+    """Requests whose answer did not reach its consumer. `begins`: the records that they begin with, in
+    order, by id; `ended`: those of them whose answer is whole. `oldest`: the first of these records, or NONE;
+    another thread may read it."""
 
     NONE = 2**64
 
-    def __init__(self) -> None:
-        self._begins: dict[str, int] = {}
+    def __init__(self, begins: Mapping[str, int] = MappingProxyType({}), ended: Iterable[str] = ()) -> None:
+        self.begins = dict(begins)
+        self.ended = set(ended)
+        self._order = deque((sequence, name) for name, sequence in self.begins.items())
         self.oldest = self.NONE
+        self._look()
+
+    def copy(self) -> "Undelivered":
+        return Undelivered(self.begins, self.ended)
 
     def see(self, event: Event, sequence: int) -> None:
-        if isinstance(event, Queued):
-            self._begins.setdefault(event.request_id, sequence)
-        elif isinstance(event, Delivered):
-            self._begins.pop(event.request_id, None)
-        else:
-            return
-        self.oldest = next(iter(self._begins.values()), self.NONE)
+        """Record `sequence` of the log."""
+        match event:
+            case Queued(request_id=name):
+                self.begins.pop(name, None)
+                self.begins[name] = sequence
+                self._order.append((sequence, name))
+                self.ended.discard(name)
+            case Finished(request_id=name) if name in self.begins:
+                self.ended.add(name)
+                return
+            case Delivered(request_id=name) if name in self.ended:
+                self.ended.discard(name)
+                del self.begins[name]
+            case _:
+                return
+        self._look()
+
+    def _look(self) -> None:
+        order, begins = self._order, self.begins
+        while order and begins.get(order[0][1]) != order[0][0]:
+            order.popleft()
+        if len(order) > 2 * len(begins) + 64:  # many came and went behind one that stays
+            self._order = order = deque((sequence, name) for name, sequence in begins.items())
+        self.oldest = order[0][0] if order else self.NONE
 
 
 def pack(path: Path) -> None:
@@ -85,37 +111,103 @@ def pack(path: Path) -> None:
     path.unlink()
 
 
-def expendable(folder: Path, retention: Retention, needed_from: int) -> list[Path]:
-    """Segments that may go, the oldest first. `needed_from`: the first record that a request which was
-    not delivered began with. The last segment always stays."""
-    paths = segment_paths(folder)
-    covered = max(
-        (number for number in snapshot_sequences(folder) if number < needed_from), default=NO_SNAPSHOT
-    )
-    status = [path.stat() for path in paths]
-    total = sum(each.st_size for each in status)
-    now_s = time.time()
-    gone: list[Path] = []
-    for path, after, each in zip(paths, paths[1:], status):
-        behind = first_sequence_of(after)  # the record behind the segment's last
-        too_large = retention.max_bytes and total > retention.max_bytes
-        too_old = retention.max_age_s and now_s - each.st_mtime > retention.max_age_s
-        if not (too_large or too_old) or behind > needed_from or behind > covered + 1:
-            break
-        total -= each.st_size
-        gone.append(path)
-    return gone
+@dataclass(slots=True)
+class _Full:
+    """A full segment. `behind`: the record behind its last one. `size` and `mtime`: of its file, when the
+    thread that tidies has seen it."""
+
+    path: Path
+    behind: int
+    size: int = 0
+    mtime: float = 0.0
+    is_gone: bool = False
 
 
-def drop(folder: Path, paths: list[Path]) -> None:
-    """Delete segments, what was cut off them, and the snapshots that nothing continues any more."""
-    if not paths:
-        return
+class FullSegments:
+    """The full segments of a log, the oldest first: they are packed, and go. The log's writer adds them;
+    another thread may tidy. A call costs what it packs and lets go, however many there are: the folder is
+    listed when the writer opens it, and snapshots when a segment comes or goes."""
+
+    def __init__(self, folder: Path, retention: Retention, *, packs: bool) -> None:
+        self._folder, self._retention, self._packs = folder, retention, packs
+        self._new: deque[_Full] = deque()  # added, and not seen yet by the thread that tidies
+        self._kept: deque[_Full] = deque()
+        self._to_pack: deque[_Full] = deque()
+        self._num_bytes = self._snapshot_bytes = 0
+
+    def add(self, path: Path, behind: int) -> None:
+        """A segment is full, and record `behind` begins the next one."""
+        self._new.append(_Full(path, behind))
+
+    @property
+    def waits_for_packing(self) -> bool:
+        return bool(self._packs and (self._new or self._to_pack))
+
+    def let_go(self, needed_from: int, open_bytes: int) -> None:
+        """Delete what retention does not keep. `needed_from`: the first record that a request which was not
+        delivered began with. `open_bytes`: of the segment that is written. Raises OSError, LogError."""
+        self._take_in()
+        gone: list[_Full] = []
+        covered = NO_SNAPSHOT if self._kept and self._kept[0].behind > needed_from else None
+        while self._kept and self._goes(oldest := self._kept[0], open_bytes) and oldest.behind <= needed_from:
+            if covered is None:
+                before = (number for number in snapshot_sequences(self._folder) if number < needed_from)
+                covered = max(before, default=NO_SNAPSHOT)
+            if oldest.behind > covered + 1:
+                break
+            gone.append(self._kept.popleft())
+            gone[-1].is_gone = True
+            self._num_bytes -= oldest.size
+        if gone:
+            drop(self._folder, [each.path for each in gone], gone[-1].behind)
+            self._count_snapshots()
+
+    def _goes(self, oldest: _Full, open_bytes: int) -> bool:
+        most, age_s = self._retention.max_bytes, self._retention.max_age_s
+        too_large = most and self._num_bytes + self._snapshot_bytes + open_bytes > most
+        return bool(too_large or age_s and time.time() - oldest.mtime > age_s)
+
+    def _take_in(self) -> None:
+        is_any = bool(self._new)
+        while self._new:
+            full = self._new[0]
+            with suppress(FileNotFoundError):  # somebody else took it away
+                status = full.path.stat()
+                full.size, full.mtime = status.st_size, status.st_mtime
+                self._num_bytes += full.size
+                self._kept.append(full)
+                if self._packs and full.path.name.endswith(SUFFIX):
+                    self._to_pack.append(full)
+            self._new.popleft()
+        if is_any and self._retention:
+            self._count_snapshots()
+
+    def _count_snapshots(self) -> None:
+        self._snapshot_bytes = sum(path.stat().st_size for path in self._folder.glob("snapshot-*.mmsnap"))
+
+    def pack_one(self) -> None:
+        """Pack the oldest that is not packed. Raises OSError; then it is tried again."""
+        self._take_in()
+        while self._to_pack and self._to_pack[0].is_gone:
+            self._to_pack.popleft()
+        if self._to_pack:
+            full = self._to_pack[0]
+            pack(full.path)
+            packed = full.path.with_name(full.path.stem + PACKED_SUFFIX)
+            if packed.exists():  # a huge one is not packed
+                full.path, before = packed, full.size
+                full.size = packed.stat().st_size
+                self._num_bytes += full.size - before
+            self._to_pack.popleft()
+
+
+def drop(folder: Path, paths: list[Path], first: int) -> None:
+    """Delete segments, what was cut off them, and the snapshots that nothing continues any more: the log is
+    to begin with record `first`."""
     for path in paths:
         for cut in folder.glob(f"{path.name.split('.')[0]}.*.cut"):
             cut.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
-    first = first_sequence_of(segment_paths(folder)[0])
     for sequence in snapshot_sequences(folder):
         if sequence < first - 1:
             (folder / f"snapshot-{sequence:020d}.mmsnap").unlink(missing_ok=True)

@@ -2,34 +2,81 @@
 record. Each is written whole under another name first, so that one with that name is whole."""
 
 import os
+import struct
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from mmengine.errors import CorruptLog, LogError
 from mmengine.events.files import open_file, write_whole
+from mmengine.events.segment import first_sequence_of, segment_paths, snapshot_sequences
 
 SUFFIX = ".mmsnap"
+MAGIC = b"MMSN"
+HEADER = struct.Struct("<4sHHQI")  # magic, version, reserved, length of the body, its CRC-32
+EVERY_RECORDS = 2**13  # so many are folded in a quarter of a second
+NUM_NEWEST = 3  # one that is damaged has others behind it
 MAX_BYTES = 2**33
+_CHUNK = 2**20
 
 
 class SnapshotFolder:
-    """Of the log's writer: one each time the log grew by `every_bytes`. A disk that refuses one costs
-    nothing else."""
+    """Of the log's writer: one each time the log grew by `every_bytes`, or by `every_records`. A disk that
+    refuses one costs nothing else. `in_background`: another thread writes what waits."""
 
-    def __init__(self, folder: Path, every_bytes: int):
-        self._folder, self._every_bytes = folder, every_bytes
-        self._next_at = every_bytes
+    def __init__(
+        self,
+        folder: Path,
+        every_bytes: int,
+        every_records: int = EVERY_RECORDS,
+        *,
+        begin: int = 0,
+        in_background: bool = False,
+    ):
+        self._folder, self._every_bytes, self._every_records = folder, every_bytes, every_records
+        self._next_at, self._next_record = every_bytes, begin + every_records
+        self.in_background = in_background
+        self._waiting: tuple[int, Callable[[], bytes | bytearray]] | None = None
         for part in folder.glob(f"snapshot-*{SUFFIX}.part"):  # of a process that was killed
             part.unlink(missing_ok=True)
 
-    def is_due(self, num_bytes: int) -> bool:
-        """`num_bytes`: what was appended to the log so far."""
-        return num_bytes >= self._next_at
+    def is_due(self, num_bytes: int, num_records: int) -> bool:
+        """What was appended to the log so far."""
+        return num_bytes >= self._next_at or num_records >= self._next_record
 
-    def write(self, sequence: int, data: bytes, num_bytes: int) -> None:
-        self._next_at = num_bytes + self._every_bytes
-        with suppress(OSError):
-            write_whole(snapshot_path(self._folder, sequence), data)
+    def put(self, sequence: int, make: Callable[[], bytes | bytearray], num_bytes: int) -> None:
+        """One that `flush` makes and writes. One that still waits is left out."""
+        self._next_at, self._next_record = num_bytes + self._every_bytes, sequence + 1 + self._every_records
+        self._waiting = sequence, make
+
+    @property
+    def waits(self) -> bool:
+        return self._waiting is not None
+
+    def flush(self) -> None:
+        """Write the one that waits, and let those go that the folder need not keep: of old ones a segment
+        keeps its first. One thread at a time."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is None:
+            return
+        with suppress(OSError, LogError):
+            sequence, make = waiting
+            write_whole(snapshot_path(self._folder, sequence), make())
+            for spare in _spare(self._folder):
+                snapshot_path(self._folder, spare).unlink(missing_ok=True)
+
+
+def _spare(folder: Path) -> Iterator[int]:
+    """Snapshots of which another one stands before them in the same segment, but the newest ones."""
+    firsts = [first_sequence_of(path) for path in segment_paths(folder)]
+    seen = set()
+    for sequence in snapshot_sequences(folder)[:-NUM_NEWEST]:
+        segment = bisect_right(firsts, sequence + 1)
+        if segment in seen:
+            yield sequence
+        seen.add(segment)
 
 
 def drop_behind(folder: Path, sequence: int) -> None:
@@ -56,3 +103,24 @@ def read_snapshot(folder: Path, sequence: int) -> bytes:
     if len(data) > MAX_BYTES:
         raise CorruptLog(f"{path.name} is larger than any snapshot ({MAX_BYTES} bytes)")
     return data
+
+
+def damage_of(folder: Path, sequence: int) -> str:
+    """What shows from outside that a snapshot is not what was written; empty where nothing does."""
+    path = snapshot_path(folder, sequence)
+    try:
+        with open(open_file(path, os.O_RDONLY), "rb") as file:
+            head = file.read(HEADER.size)
+            if len(head) < HEADER.size or head[:4] != MAGIC:
+                return f"{path.name} does not begin as a snapshot does"
+            *_, length, expected = HEADER.unpack(head)
+            if os.fstat(file.fileno()).st_size != HEADER.size + length:
+                return f"{path.name} has not the length that it says"
+            crc = 0
+            while piece := file.read(_CHUNK):
+                crc = zlib.crc32(piece, crc)
+    except FileNotFoundError:
+        return ""  # a writer at work let it go
+    except OSError as error:
+        return f"{path.name} cannot be read: {error.strerror}"
+    return "" if crc == expected else f"{path.name} is damaged: its checksum does not match"

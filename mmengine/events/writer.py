@@ -9,9 +9,9 @@ import errno
 import os
 import time
 import zlib
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 from mmengine.errors import LogError
@@ -19,17 +19,16 @@ from mmengine.events.codec import HEADER, encode
 from mmengine.events.ending import check_end
 from mmengine.events.files import open_file, sync_data, sync_folder
 from mmengine.events.lock import lock
-from mmengine.events.reader import LogReader
 from mmengine.events.recovery import Mode, Recovery, repair_tail, say_goes_on
 from mmengine.events.reserve import FULL, RESERVE_BYTES, Reserve
-from mmengine.events.retention import Retention, Undelivered, drop, expendable, pack
+from mmengine.events.retention import FullSegments, Retention, Undelivered
 from mmengine.events.segment import (
     FOOTER_SIZE,
     HEADER_SIZE,
-    SUFFIX,
     Follows,
     Footer,
     Header,
+    first_sequence_of,
     part_of,
     segment_name,
     segment_paths,
@@ -39,6 +38,7 @@ from mmengine.events.vocabulary import NUMBERS, Event
 from mmengine.version import __version__
 
 SEGMENT_BYTES = 64 * 2**20
+SEGMENT_FRAMES = 2**16  # whoever goes on with a log walks over its last segment, frame by frame
 NO_FILE = -1  # in place of a descriptor
 KEEP_ALL = Retention()
 TIDY_S, TIDY_AGAIN_S = 1.0, 10.0  # between two times of tidying; after one that failed
@@ -76,9 +76,9 @@ class LogWriter:
         self._torn = False  # bytes behind `_size` may be in the file that were never committed
         self._footer = Footer()  # of what was committed to the segment
         self._is_closed = False  # the segment has its footer
-        self._pack_full = pack_full
-        self._full: deque[Path] = deque()  # segments to pack
+        self._full = FullSegments(folder, retention, packs=pack_full)
         self._retention, self._undelivered = retention, Undelivered()
+        self._knows = True  # of the requests of the process before
         self._tidy_at = 0.0
         self._stalled = ""
         self._is_stuck = False  # the last commit could not be written
@@ -108,9 +108,7 @@ class LogWriter:
                     f"{self._folder} holds a log already; name another folder, or move that one away"
                 )
             return
-        if reopen != "salvage":
-            check_end(self._folder)
-        self.recovery = repair_tail(self._folder, reopen)
+        self.recovery = repair_tail(self._folder, reopen, None if reopen == "salvage" else check_end)
         self.next_sequence = self.recovery.next_sequence
         drop_behind(self._folder, self.next_sequence)
         for part in self._folder.glob("[0-9]*.part"):  # of a process that was killed
@@ -119,11 +117,14 @@ class LogWriter:
         # One that begins here holds no record; the next takes its place.
         paths = [path for path in segment_paths(self._folder) if path.stem != f"{self.next_sequence:020d}"]
         self._path = paths[-1] if paths else None
-        if self._pack_full:
-            self._full.extend(path for path in paths[:-1] if path.name.endswith(SUFFIX))
-        if self._retention and paths:
-            for record in LogReader(self._folder, reopen):
-                self._undelivered.see(record.event, record.sequence)
+        for path, after in pairwise(paths):
+            self._full.add(path, first_sequence_of(after))
+        self._knows = not paths
+
+    def expect(self, undelivered: Undelivered) -> None:
+        """What requests of the log that is continued wait for, from whoever read it. Until then nothing is
+        let go."""
+        self._undelivered, self._knows = undelivered, True
 
     def append(self, event: Event, step: int, mono_ns: int) -> None:
         self._pending.append((NUMBERS[type(event)], step, mono_ns, event))
@@ -180,7 +181,9 @@ class LogWriter:
         """Frames of one commit, in one write, in a segment that has room. Raises OSError, and then
         nothing of them counts."""
         num_bytes = sum(map(len, frames))
-        is_full = self._footer.frames and self._size + num_bytes + FOOTER_SIZE > self._segment_bytes
+        frames_in = self._footer.frames
+        is_long = frames_in and self._size + num_bytes + FOOTER_SIZE > self._segment_bytes
+        is_full = is_long or frames_in >= SEGMENT_FRAMES
         if self._fd == NO_FILE or self._is_closed or is_full:
             self._open_segment()
         self._write(b"".join(frames))
@@ -226,7 +229,7 @@ class LogWriter:
         if self._fd != NO_FILE:
             self._close_segment(Follows.SEGMENT)
         elif self._path is not None:
-            say_goes_on(self._path)
+            say_goes_on(self._path, self.recovery.tail if self.recovery is not None else None)
         os.replace(part, path)
         sync_folder(self._folder)
         fd = open_file(path, os.O_WRONLY | os.O_APPEND)
@@ -235,8 +238,8 @@ class LogWriter:
         self.num_bytes += HEADER_SIZE
         if full != NO_FILE:
             os.close(full)
-        if self._pack_full and self._path is not None and self._path.name.endswith(SUFFIX):
-            self._full.append(self._path)
+        if self._path is not None:
+            self._full.add(self._path, first)
         self._path = path
 
     def sync(self) -> None:
@@ -251,21 +254,22 @@ class LogWriter:
                     raise
 
     def tidy(self) -> None:
-        """Pack the segments that are full, and let those go that retention does not keep. Another
-        thread may call it, one at a time; most calls find nothing to do. What the disk refuses is
-        tried again later."""
+        """Let segments go that retention does not keep, and pack one that is full. Another thread may call
+        it, one at a time; most calls find nothing to do. What the disk refuses is tried again later."""
         now = time.monotonic()
-        if now < self._tidy_at or not (self._full or self._retention):
+        if now < self._tidy_at or not (self._full.waits_for_packing or self._retention):
             return
         self._tidy_at = now + TIDY_S
         try:
-            while self._full and not self._stalled:  # packing needs room for a while
-                pack(self._full[0])
-                self._full.popleft()
-            if self._retention:
-                drop(self._folder, expendable(self._folder, self._retention, self._undelivered.oldest))
+            self._let_go()
+            if not self._stalled:  # packing needs room for a while
+                self._full.pack_one()
         except (OSError, LogError):
             self._tidy_at = now + TIDY_AGAIN_S
+
+    def _let_go(self) -> None:
+        if self._retention and self._knows:
+            self._full.let_go(self._undelivered.oldest, self._size)
 
     def close(self) -> None:
         """Commit, write the footer, tidy, and let the folder go. Closing twice is no error. Raises
@@ -276,8 +280,10 @@ class LogWriter:
         try:
             if self._fd != NO_FILE:
                 self._end()
-            self._tidy_at = 0.0
-            self.tidy()
+            with suppress(OSError, LogError):  # what stays is for the next writer
+                self._let_go()
+                while self._full.waits_for_packing and not self._stalled:
+                    self._full.pack_one()
         except OSError as error:
             raise LogError(f"the log in {self._folder} could not be synced: {error.strerror}") from None
         finally:

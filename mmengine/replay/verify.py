@@ -6,6 +6,7 @@ no clock is needed.
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,14 @@ class _Parted(BaseException):
 
 class _Crashed(BaseException):
     """The process ended here, and another one went on: RECOVERED comes next."""
+
+
+class _Blamed(BaseException):
+    """The process ended here, and the one that went on blames a step: FAILED comes next, and RECOVERED."""
+
+    def __init__(self, cause: str, recovered: ev.Recovered):
+        super().__init__(cause)
+        self.cause, self.recovered = cause, recovered
 
 
 class _LogEnded(BaseException):
@@ -127,6 +136,13 @@ class _Tape:
     def next_sequence(self) -> int:
         return 0 if self.last is None else self.last.sequence + 1
 
+    def _raise_if_blamed(self, logged: ev.Failed) -> None:
+        behind = next(self._records, None)
+        if behind is not None:
+            self._records = chain((behind,), self._records)
+            if isinstance(behind.event, ev.Recovered):
+                raise _Blamed(logged.error, behind.event)
+
     def append(self, event: ev.Event, step: int, mono_ns: int) -> None:
         self.check_invariants()
         record = self._expect()
@@ -134,6 +150,8 @@ class _Tape:
         if isinstance(logged, ev.Recovered) and not isinstance(event, ev.Recovered):
             raise _Crashed
         if type(event) is not type(logged):
+            if isinstance(logged, ev.Failed):
+                self._raise_if_blamed(logged)
             raise _Parted(self.divergence("event", type(logged).__name__, type(event).__name__))
         if event != logged:
             name = next(n for n in event.__struct_fields__ if getattr(event, n) != getattr(logged, n))
@@ -290,6 +308,8 @@ def _derive(tape: _Tape, log: CheckedLog, invariants: bool) -> State | Divergenc
                 _advance(core, tape.next.event)
             except _Crashed:
                 continue  # RECOVERED is next
+            except _Blamed as blamed:
+                core.recover(blamed.recovered, blamed.cause)
             except MMEngineError:
                 if tape.next is None or not isinstance(tape.next.event, ev.Recovered):
                     raise

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Unpack
 
 from mmengine.config import EngineConfig
 from mmengine.core.outputs import Output, Stats
-from mmengine.core.resume import Resume, ResumedAnswer
+from mmengine.core.resume import Resume
+from mmengine.core.unreceived import ResumedAnswer
 from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import Prepared
 from mmengine.request import SamplingParams
@@ -190,7 +191,7 @@ class Engine(EngineForms):
 
     def _new_syncer(self) -> LogSyncer:
         in_background = self.config.log_sync == "background"
-        return LogSyncer(self._core.sync if in_background else None, self._core.sink.tidy)
+        return LogSyncer(self._core.sync if in_background else None, self._core.tidy)
 
     @property
     def stalled(self) -> bool:

@@ -10,7 +10,7 @@ from mmengine.core.engine import EngineCore
 from mmengine.core.executor import CUT as CUT_BY_STRING
 from mmengine.core.executor import PromptLogprobs
 from mmengine.core.outputs import Output
-from mmengine.core.resume import ResumedAnswer
+from mmengine.core.unreceived import ResumedAnswer
 from mmengine.events.vocabulary import Queued
 from mmengine.models.plugin import Prepared, Tokenizer
 from mmengine.request import Request

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mmengine.core.resume import ResumedAnswer
+from mmengine.core.unreceived import ResumedAnswer
 from mmengine.events.vocabulary import Queued
 
 

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from mmengine.errors import LogError
 
 SYNC_INTERVAL_S = 0.01
+IDLE_S = 60.0  # between two times of tidying while nothing is committed: segments get old meanwhile
 
 
 class LogSyncer:
-    """Calls `sync` and `tidy` in the background, at most every 10 ms and only after a step.
+    """Calls `sync` and `tidy` in the background, at most every 10 ms and only after a step; `tidy` once a
+    minute without one.
 
     A killed process loses nothing without `sync`, which is about power cuts (None: nobody asks for it).
     `tidy` packs full segments and lets old segments go.
@@ -32,10 +34,11 @@ class LogSyncer:
 
     def _run(self) -> None:
         while not self._closing:
-            self._dirty.wait()
-            self._dirty.clear()
+            is_dirty = self._dirty.wait(IDLE_S)
+            if is_dirty:
+                self._dirty.clear()
             try:
-                if self._sync is not None:
+                if is_dirty and self._sync is not None:
                     self._sync()
             except OSError as error:
                 self._error = error

@@ -8,6 +8,8 @@ import numpy as np
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.events.log import LogReader, LogWriter
+from mmengine.events.retention import drop
+from mmengine.events.segment import first_sequence_of, segment_paths
 from mmengine.events.writer import SEGMENT_BYTES
 from mmengine.request import MediaItem, SamplingParams
 
@@ -59,6 +61,12 @@ def rewrite(records: Iterable[Record], folder: Path) -> Path:
         writer.append(record.event, record.step, record.mono_ns)
     writer.close()
     return folder
+
+
+def drop_first(folder: Path, count: int) -> None:
+    """Let the first segments go, as retention does."""
+    *gone, first = segment_paths(folder)[: count + 1]
+    drop(folder, gone, first_sequence_of(first))
 
 
 def read_events(folder: Path) -> list[ev.Event]:

@@ -65,7 +65,7 @@ FIELDS = {
     ),
     ev.Queued: (
         *(TEXT, BYTES, SAMPLING, st.lists(MEDIA, max_size=2).map(tuple), INTS, INTS, TEXT, INTS),
-        *(st.none() | GRAMMAR, TEXT, INTS, BYTES, st.none() | THINKING),
+        *(st.none() | GRAMMAR, TEXT, INTS, BYTES, st.none() | THINKING, BYTES),
     ),
     ev.GrammarReady: (TEXT,),
     ev.GrammarFailed: (TEXT, TEXT),

@@ -6,6 +6,7 @@ import zlib
 import pytest
 
 from mmengine.errors import LogError
+from mmengine.events import snapshots
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import HEADER
 from mmengine.events.fsck import KINDS, fsck
@@ -98,7 +99,9 @@ def empty_the_only_one(folder):
 
 
 def keep_a_state_from_behind(folder):
-    (folder / f"snapshot-{COUNT + 7:020d}.mmsnap").touch()
+    """A whole one, as far as fsck can tell."""
+    head = snapshots.HEADER.pack(snapshots.MAGIC, 2, 0, 0, 0)
+    snapshots.snapshot_path(folder, COUNT + 7).write_bytes(head)
 
 
 def cut_between_two_frames(folder):

@@ -10,8 +10,12 @@ import pytest
 
 from mmengine.core.engine import EngineCore
 from mmengine.errors import LogError, MMEngineError
+from mmengine.events import recovery as recovery_module
 from mmengine.events import vocabulary as ev
+from mmengine.events import writer as writer_module
+from mmengine.events.fsck import fsck
 from mmengine.events.log import LogReader, LogWriter
+from mmengine.events.segment import FOOTER_SIZE
 from mmengine.replay import verify
 from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
 from tests.core.small_engine import request, settings_of
@@ -315,3 +319,28 @@ def test_a_real_limit_of_the_system(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("recovered")
+
+
+def test_a_segment_has_so_many_frames_at_most(tmp_path, monkeypatch):
+    """Whoever goes on walks over the last one, frame by frame, and frames may be short."""
+    monkeypatch.setattr(writer_module, "SEGMENT_FRAMES", 10)
+    folder = write_log(tmp_path / "log", [ev.Failed(f"number {n}") for n in range(35)])
+    assert [int(path.stem) for path in segments(folder)] == [0, 10, 20, 30]
+    assert [event.error for event in read_events(folder)] == [f"number {n}" for n in range(35)]
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_who_goes_on_reads_the_last_segment_once(tmp_path, monkeypatch, is_killed):
+    folder, opened = tmp_path / "log", []
+    write_log(folder, [ev.Failed(f"number {n}") for n in range(35)], segment_bytes=600)
+    *_, last = segments(folder)
+    if is_killed:
+        last.write_bytes(last.read_bytes()[:-FOOTER_SIZE] + b"MMFR")
+    read = recovery_module.opened
+    monkeypatch.setattr(recovery_module, "opened", lambda path: opened.append(path) or read(path))
+    writer = LogWriter(folder, reopen="tail")
+    writer.append(ev.Failed("more"), 0, 10**9)
+    assert writer.commit()
+    writer.close()
+    assert opened == [last]
+    assert len(read_events(folder)) == 36 and fsck(folder).exit_code == 0

@@ -78,6 +78,7 @@ NOT_RUN = {
     ): "tests/house/test_docs_run.py reads it",
     ("docs/log-format.md", "header  magic"): "a layout of bytes; tests/golden hold them",
     ("docs/log-format.md", 'magic "MMFR"'): "a layout of bytes; tests/golden hold them",
+    ("docs/log-format.md", 'magic "MMSN"'): "a layout of bytes; tests/golden hold them",
     ("docs/log-format.md", "from mmengine.events.log"): "tests/house/test_docs_run.py runs it",
     ("docs/server.md", "mmengine serve"): SERVES,
     ("plugins/mmengine_shapes/README.md", "OMP_NUM_THREADS=1 python -m"): TRAINING,

@@ -1,19 +1,22 @@
 """rerun, minimize's playback and the page on logs of more than one process, and on logs without their
 beginning."""
 
+import shutil
+
 import pytest
 
+from mmengine.core.continuation import open_log
 from mmengine.core.engine import EngineCore
+from mmengine.core.resume import Resume
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogWriter
-from mmengine.events.retention import drop
-from mmengine.events.segment import segment_paths
 from mmengine.replay import replay_failure, request_lines, step_lines, verify
 from mmengine.replay.report import write_report
 from mmengine.replay.rerun.rerun import rerun
 from mmengine.replay.rerun.script import read_script
 from mmengine.simulation.slots import SimulatedExecutor
 from tests.core.small_engine import request, settings_of
+from tests.events.logs import drop_first
 from tests.replay.test_replay_from_snapshot import write_run
 from tests.replay.test_replay_report import unpack
 
@@ -59,7 +62,7 @@ def test_a_log_without_its_beginning(tmp_path, in_flight):
     log, page = tmp_path / "log", tmp_path / "page.html"
     write_run(log, max_in_flight=in_flight)
     whole = {line.request_id: line.num_output_tokens for line in request_lines(log)}
-    drop(log, segment_paths(log)[:4])
+    drop_first(log, 4)
     lines, steps = request_lines(log), list(step_lines(log))
     assert len(lines) < len(whole)
     script = read_script(log)
@@ -79,3 +82,24 @@ def test_a_log_without_its_beginning(tmp_path, in_flight):
     assert data["step_tokens"].tolist()[-len(shown) :] == [line.num_tokens for line in shown]
     times = data["step_device_ms"].tolist()[-len(shown) :]
     assert times == pytest.approx([line.device_ms for line in shown])
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_the_blame_of_a_step_stands_wherever_the_process_died(tmp_path, in_flight):
+    """A digest may have been due, or the next step decided, when it did."""
+    config = settings_of(max_in_flight=in_flight, checkpoint_interval=3)
+    core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(tmp_path / "log", reserve_bytes=0))
+    for number in range(6):
+        core.submit(request(f"r{number}", 9, max_tokens=12))
+    for step in range(30):
+        core.step()
+        dead = shutil.copytree(tmp_path / "log", tmp_path / f"dead-{step}")
+        opened = open_log(dead, Resume(), config, reserve_bytes=0)
+        again = opened.core(config, SimulatedExecutor(config), {})
+        again.recover(opened.resumed.recovered(()), "signal 11")
+        while again.has_work:
+            again.step()
+        again.close()
+        report = verify(dead)
+        assert report.ok, (step, report.divergence)
+    core.close()

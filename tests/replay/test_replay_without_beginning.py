@@ -7,8 +7,6 @@ import pytest
 
 from mmengine.errors import LogError
 from mmengine.events.log import LogReader
-from mmengine.events.retention import drop
-from mmengine.events.segment import segment_paths
 from mmengine.replay import request_lines
 from mmengine.replay.ask.life import life_lines
 from mmengine.replay.ask.state_report import state_report
@@ -19,6 +17,7 @@ from mmengine.replay.convert.export import csv_lines, mooncake_lines
 from mmengine.replay.convert.perfetto import perfetto_lines
 from mmengine.replay.convert.redact import redact
 from mmengine.replay.diff import diff
+from tests.events.logs import drop_first
 from tests.replay.test_replay_from_snapshot import write_run
 
 
@@ -28,7 +27,7 @@ def logs(tmp_path_factory):
     write_run(whole)
     rest = whole.with_name("rest")
     shutil.copytree(whole, rest)
-    drop(rest, segment_paths(rest)[:3])
+    drop_first(rest, 3)
     return whole, rest
 
 

@@ -76,8 +76,39 @@ class Pool(msgspec.Struct, array_like=True):
     next_content: int
 
 
+class Scores(msgspec.Struct, array_like=True):
+    """The logprobs of an answer. `of_prompt`: width, token ids, float32 logprobs."""
+
+    logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
+    of_prompt: tuple[int, bytes, bytes] | None = None
+
+
+class Answer(msgspec.Struct, array_like=True):
+    """The whole answer of a request that ended. `token_ids`: int32."""
+
+    queued: ev.Queued
+    token_ids: bytes
+    reason: str
+    detail: str
+    num_cached: int
+    scores: Scores
+
+
+class Unreceived(msgspec.Struct, array_like=True):
+    """What no consumer has yet. `begins`: id and record of each request, in order; `answers` are of those
+    that ended, `scores` of those that are live. `lacking`: whose logprobs were too long for a snapshot.
+    `fingerprints`: of the last RECOVERED."""
+
+    begins: tuple[tuple[str, int], ...]
+    answers: tuple[Answer, ...]
+    scores: tuple[tuple[str, Scores], ...]
+    lacking: tuple[str, ...]
+    fingerprints: dict[str, str]
+
+
 class Body(msgspec.Struct):
-    """`sequence`: of the last record that is in it."""
+    """`sequence`: of the last record that is in it. `unreceived`: msgpack of an Unreceived, and its BLAKE2b;
+    both are empty where whoever took the snapshot did not know."""
 
     sequence: int
     digest: bytes
@@ -107,3 +138,5 @@ class Body(msgspec.Struct):
     leaving: tuple[tuple[int, tuple[bytes, ...]], ...] = ()
     goodput: Saved | None = None
     kept_grammars: tuple[tuple[int, str, str], ...] = ()  # slot, kind, source
+    unreceived: bytes = b""
+    unreceived_digest: bytes = b""

@@ -5,18 +5,18 @@
 
 Nothing is unpickled. Columns are kept for all rows, token ids and block tables as far as they are
 held, what a block holds only where something is cached; what follows from the rest is built again. The
-digest of the state is stored with it and must come out again.
+digest of the state is stored with it and must come out again; so is that of the answers that nobody received.
 """
 
-import struct
+import hashlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from mmengine.config import EngineConfig
-from mmengine.core.snapshot.body import Body
+from mmengine.core.snapshot.body import Body, Unreceived
 from mmengine.core.snapshot.fill import fill
 from mmengine.core.snapshot.take import body_of
 from mmengine.core.state.digest import state_digest
@@ -25,12 +25,10 @@ from mmengine.errors import ConfigError, CorruptLog, LogError
 from mmengine.events import codec
 from mmengine.events import vocabulary as ev
 from mmengine.events.segment import snapshot_sequences
-from mmengine.events.snapshots import read_snapshot
+from mmengine.events.snapshots import HEADER, MAGIC, read_snapshot
 from mmengine.events.upcast import in_todays_words
 
-MAGIC = b"MMSN"
 VERSION = 2
-HEADER = struct.Struct("<4sHHQI")
 MAX_CELLS = 2**31  # rows x tokens, or KV slots, that settings may ask a fold to hold
 
 _encoder = msgspec.msgpack.Encoder()
@@ -42,8 +40,20 @@ def take(state: State, started: ev.Started, sequence: int) -> bytes:
 
     Raises ValueError for a log of decision version 1.
     """
-    body = _encoder.encode(body_of(state, started, sequence))
-    return HEADER.pack(MAGIC, VERSION, 0, len(body), zlib.crc32(body)) + body
+    return bytes(packed(body_of(state, started, sequence)))
+
+
+def packed(body: Body, unreceived: Unreceived | None = None) -> bytearray:
+    """The bytes of a snapshot, with the answers that nobody received. Any thread may ask: nothing in it is
+    the state's own."""
+    if unreceived is not None:
+        body.unreceived = _encoder.encode(unreceived)
+        body.unreceived_digest = digest_of(body.unreceived)
+    data = bytearray(HEADER.size)
+    _encoder.encode_into(body, data, HEADER.size)
+    length, crc = len(data) - HEADER.size, zlib.crc32(memoryview(data)[HEADER.size :])
+    HEADER.pack_into(data, 0, MAGIC, VERSION, 0, length, crc)
+    return data
 
 
 def restore(data: bytes) -> tuple[State, Body]:
@@ -68,23 +78,31 @@ def filled(body: Body) -> State:
 
 def newest_before(folder: Path, sequence: int) -> tuple[State, Body] | None:
     """The newest snapshot beside a log, of before record `sequence`, that can be read."""
-    return _first_usable(folder, [one for one in snapshot_sequences(folder) if one < sequence][::-1])
+    return next(newest_first(folder, sequence), None)
+
+
+def newest_first(folder: Path, before: int) -> Iterator[tuple[State, Body]]:
+    """All of before a record that can be read."""
+    return _usable(folder, [one for one in snapshot_sequences(folder) if one < before][::-1])
 
 
 def oldest_after(folder: Path, sequence: int) -> tuple[State, Body] | None:
     """The oldest one, of record `sequence` or behind it."""
-    return _first_usable(folder, [one for one in snapshot_sequences(folder) if one >= sequence])
+    return next(_usable(folder, [one for one in snapshot_sequences(folder) if one >= sequence]), None)
 
 
-def _first_usable(folder: Path, sequences: list[int]) -> tuple[State, Body] | None:
+def _usable(folder: Path, sequences: list[int]) -> Iterator[tuple[State, Body]]:
     for sequence in sequences:
         try:
             state, body = restore(read_snapshot(folder, sequence))
         except LogError:
             continue  # another one, or the log from its beginning, says the same
         if body.sequence == sequence:
-            return state, body
-    return None
+            yield state, body
+
+
+def digest_of(unreceived: bytes) -> bytes:
+    return hashlib.blake2b(unreceived, digest_size=16).digest()
 
 
 def _read(data: bytes) -> Body:

@@ -1,0 +1,253 @@
+"""What requests have of their answers while their consumers do not have all of it: a fold beside the state's.
+
+A reader of a log makes it, and a live engine goes on with it, so that a snapshot holds it: whoever goes on
+from there needs no record of before.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from mmengine.core.executed import prompt_logprobs
+from mmengine.core.executor import PromptLogprobs
+from mmengine.core.fold.evolve import evolve
+from mmengine.core.outputs import Output
+from mmengine.core.snapshot import body as saved
+from mmengine.core.snapshot.snapshot import digest_of
+from mmengine.core.state.request_state import NO_ROW, RequestState, queued_of, request_of
+from mmengine.core.state.state import State
+from mmengine.errors import CorruptLog
+from mmengine.events import vocabulary as ev
+from mmengine.events.retention import Undelivered
+from mmengine.request import Request
+
+MAX_SCORES = 2**17  # logprobs in a snapshot, of prompts too: a few milliseconds
+Logprobs = list[tuple[tuple[int, float], ...]]
+
+_decoder = msgspec.msgpack.Decoder(saved.Unreceived)
+
+
+@dataclass(slots=True)
+class ResumedAnswer:
+    """One request, and what it has of its answer. `reason` is empty while it is live."""
+
+    queued: ev.Queued
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: Logprobs | None = None
+    reason: str = ""
+    detail: str = ""
+    num_cached_tokens: int = 0
+    prompt_logprobs: PromptLogprobs | None = None
+
+    def add(self, output: Output) -> None:
+        """What another step gave the request."""
+        self.token_ids.extend(output.token_ids)
+        if output.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *output.logprobs]
+        self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
+        if output.finish_reason is not None:
+            self.reason, self.detail = output.finish_reason, output.detail
+            self.num_cached_tokens = output.num_cached_tokens
+
+    @property
+    def was_given_up(self) -> bool:
+        """Whether the request was cancelled, so that its answer is none. A deadline that passed is one."""
+        return self.reason == "abort" and self.detail != "deadline"
+
+
+@dataclass(slots=True)
+class _Scores:
+    """Logprobs of an answer, by token, and of its prompt."""
+
+    logprobs: Logprobs | None = None
+    of_prompt: PromptLogprobs | None = None
+
+    def __len__(self) -> int:
+        """How many there are, about: all tokens have as many as the first."""
+        return len(self.logprobs or ()) * len((self.logprobs or ((),))[0]) + (
+            0 if self.of_prompt is None else self.of_prompt.logprobs.size
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    request: Request
+    token_ids: np.ndarray  # int32
+    reason: str
+    detail: str
+    num_cached: int
+    scores: _Scores
+
+
+class Unreceived:
+    """`undelivered`: whose answers are needed: all that were not delivered, and those that are `wanted`
+    though they were. `lacking`: requests whose logprobs are not known from their first token on, because the
+    snapshot with which it began left them out. `fingerprints`: of the last RECOVERED."""
+
+    def __init__(self, wanted: Callable[[str], bool] | None = None) -> None:
+        self.undelivered = Undelivered()
+        self.lacking: set[str] = set()
+        self.fingerprints: dict[str, str] = {}
+        self._wanted = wanted
+        self._ended: dict[str, _Ended] = {}
+        self._scores: dict[str, _Scores] = {}  # of live requests that asked for them
+
+    def fold(self, state: State, event: ev.Event, sequence: int) -> None:
+        """Apply `event`, record `sequence`, to `state`, and take of it what belongs to answers."""
+        match event:
+            case ev.Executed(logprobs=logprobs, prompt_logprobs=of_prompts):
+                if logprobs or of_prompts:
+                    self._take_scores(state, event)
+                    return
+            case ev.Queued(request_id=name):
+                self._forget(name)
+                self.undelivered.see(event, sequence)
+            case ev.Finished(request_id=name):
+                req_state = state.requests.get(name)
+                if req_state is not None and name in self.undelivered.begins:
+                    self._ended[name] = _ended(state, req_state, event, self._scores.pop(name, _Scores()))
+                    self.undelivered.see(event, sequence)
+            case ev.Delivered(request_id=name):
+                if name in self.undelivered.ended and not (self._wanted is not None and self._wanted(name)):
+                    self._forget(name)
+                    self.undelivered.see(event, sequence)
+            case ev.Recovered(fingerprints=fingerprints):
+                self.fingerprints = fingerprints
+        evolve(state, event)
+
+    def _forget(self, name: str) -> None:
+        self._ended.pop(name, None)
+        self.lacking.discard(name)
+
+    def _take_scores(self, state: State, event: ev.Executed) -> None:
+        """Apply EXECUTED, and keep the logprobs of those that took their token."""
+        sampled = state.sampled_rows()
+        before, owners = state.num_tokens[sampled], state.requests_by_row[sampled]
+        evolve(state, event)
+        took = (state.num_tokens[sampled] - before).tolist()
+        for found in prompt_logprobs(event):
+            if took[found.row] and (scores := self._scores_of(owners[found.row])) is not None:
+                scores.of_prompt = found
+        for index, entries in event.logprobs:
+            if took[index] and (scores := self._scores_of(owners[index])) is not None:
+                took[index] -= 1
+                scores.logprobs = scores.logprobs or []
+                scores.logprobs.append(entries)
+
+    def _scores_of(self, req_state: RequestState | None) -> _Scores | None:
+        name = "" if req_state is None else req_state.request.request_id
+        return self._scores.setdefault(name, _Scores()) if name in self.undelivered.begins else None
+
+    def answers(self, state: State) -> dict[str, ResumedAnswer]:
+        """By request id, in the order in which they began. Raises CorruptLog for a live request of which
+        nobody knows how it began."""
+        begins = self.undelivered.begins
+        for name in state.requests:
+            if name not in begins or name in self._ended:
+                raise CorruptLog(f"the record of how request {name!r} began is lost; begin another log")
+        answers = {}
+        for name in begins:
+            ended = self._ended.get(name)
+            if ended is None:
+                req_state, scores = state.requests[name], self._scores.get(name, _Scores())
+                ended = _Ended(
+                    req_state.request, _tokens(state, req_state), "", "", max(0, req_state.num_cached), scores
+                )
+            logprobs = ended.scores.logprobs
+            answers[name] = ResumedAnswer(
+                queued_of(ended.request),
+                ended.token_ids.tolist(),
+                None if logprobs is None else list(logprobs),
+                ended.reason,
+                ended.detail,
+                ended.num_cached,
+                ended.scores.of_prompt,
+            )
+        return answers
+
+    def saved(self, state: State) -> saved.Unreceived:
+        """For a snapshot of `state`, of which `restored` makes it again."""
+        left, lacking = MAX_SCORES, set(self.lacking)
+        scores = {name: ended.scores for name, ended in self._ended.items()} | self._scores
+        for name, one in scores.items():
+            left -= len(one)
+            if left < 0 and len(one):
+                lacking.add(name)
+        kept = {name: _saved_scores(one) for name, one in scores.items() if name not in lacking}
+        nothing, named = saved.Scores(), state.kept_grammars.named
+        answers = tuple(
+            saved.Answer(
+                named(queued_of(one.request)),
+                one.token_ids.tobytes(),
+                one.reason,
+                one.detail,
+                one.num_cached,
+                kept.get(name, nothing),
+            )
+            for name, one in self._ended.items()
+        )
+        live = tuple((name, one) for name, one in kept.items() if name not in self._ended)
+        begins = tuple(self.undelivered.begins.items())
+        return saved.Unreceived(begins, answers, live, tuple(lacking), self.fingerprints)
+
+
+def restored(state: State, body: saved.Body) -> Unreceived | None:
+    """What a snapshot of `state` holds; None where it holds nothing, or what cannot be used."""
+    if not body.unreceived or digest_of(body.unreceived) != body.unreceived_digest:
+        return None
+    try:
+        found = _decoder.decode(body.unreceived)
+        return _filled(state, found)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def _filled(state: State, found: saved.Unreceived) -> Unreceived:
+    """Raises ValueError where it contradicts the state."""
+    out = Unreceived()
+    for one in found.answers:
+        request = request_of(state.kept_grammars.whole(one.queued))
+        token_ids = np.frombuffer(one.token_ids, np.int32)
+        scores = _filled_scores(one.scores)
+        out._ended[request.request_id] = _Ended(
+            request, token_ids, one.reason, one.detail, one.num_cached, scores
+        )
+    out._scores.update((name, _filled_scores(scores)) for name, scores in found.scores)
+    out.undelivered = Undelivered(dict(found.begins), out._ended)
+    out.lacking, out.fingerprints = set(found.lacking), found.fingerprints
+    live, ended = set(state.requests), set(out._ended)
+    if live & ended or live | ended != set(out.undelivered.begins) or not set(out._scores) <= live:
+        raise ValueError("it tells of other requests than the state")
+    return out
+
+
+def _ended(state: State, req_state: RequestState, event: ev.Finished, scores: _Scores) -> _Ended:
+    tokens, num_cached = _tokens(state, req_state), max(0, req_state.num_cached)
+    return _Ended(req_state.request, tokens, event.reason, event.detail, num_cached, scores)
+
+
+def _tokens(state: State, req_state: RequestState) -> np.ndarray:
+    tokens = req_state.tokens
+    if req_state.row != NO_ROW:
+        tokens = state.token_ids[req_state.row, : state.num_tokens[req_state.row]]
+    return tokens[req_state.num_prompt :].copy()
+
+
+def _saved_scores(scores: _Scores) -> saved.Scores:
+    found = scores.of_prompt
+    of_prompt = None
+    if found is not None:
+        width = found.token_ids.shape[1]
+        of_prompt = width, found.token_ids.tobytes(), found.logprobs.tobytes()
+    return saved.Scores(None if scores.logprobs is None else tuple(scores.logprobs), of_prompt)
+
+
+def _filled_scores(found: saved.Scores) -> _Scores:
+    of_prompt = None
+    if found.of_prompt is not None:
+        width, token_ids, logprobs = found.of_prompt
+        ids = np.frombuffer(token_ids, np.int32).reshape(-1, width)
+        of_prompt = PromptLogprobs(0, ids, np.frombuffer(logprobs, np.float32).reshape(ids.shape))
+    return _Scores(None if found.logprobs is None else list(found.logprobs), of_prompt)

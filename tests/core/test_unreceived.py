@@ -1,0 +1,296 @@
+"""Who goes on from the newest snapshot finds what a reader of the whole log finds."""
+
+import random
+import shutil
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from mmengine.core import unreceived as module
+from mmengine.core.engine import EngineCore
+from mmengine.core.executor import PromptLogprobs
+from mmengine.core.resume import Resume, read_resume_state
+from mmengine.core.snapshot import snapshot
+from mmengine.core.snapshot.take import body_of
+from mmengine.core.state.digest import state_digest
+from mmengine.core.unreceived import Unreceived
+from mmengine.errors import MMEngineError
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import LogReader, LogWriter
+from mmengine.events.retention import Undelivered
+from mmengine.events.segment import snapshot_sequences
+from mmengine.events.snapshots import SnapshotFolder, snapshot_path
+from mmengine.replay import verify
+from mmengine.request import SamplingParams
+from mmengine.simulation.slots import SimulatedExecutor
+from tests.core.small_engine import request, settings_of
+from tests.core.workloads import small_config, small_request
+
+WHOLE = Resume(wanted=lambda name: False)  # asked like this, all of the log is read
+
+
+class Scoring(SimulatedExecutor):
+    """Gives logprobs of each second request, and now and then of a prompt."""
+
+    def collect(self):
+        plan = self._plans[0]
+        result = super().collect()
+        tokens, place, logprobs, of_prompts = result.token_ids.tolist(), 0, [], []
+        for index, row in enumerate(plan.rows[plan.sample].tolist()):
+            count = 1 if result.counts is None else int(result.counts[index])
+            name = self._requests[row].request_id
+            if sum(name.encode()) % 2:
+                for token in tokens[place : place + count]:
+                    logprobs.append((index, ((token, -0.5), (token + 1, -1.5))))
+                if tokens[place] % 3 == 0:
+                    ids = np.array([[place, 7], [token, 8]], np.int32)
+                    of_prompts.append(PromptLogprobs(index, ids, ids.astype(np.float32) / 3))
+            place += count
+        return msgspec.structs.replace(result, logprobs=tuple(logprobs), prompt_logprobs=tuple(of_prompts))
+
+
+@dataclass
+class Lives:
+    """One log and the processes that wrote it; each but the last is killed."""
+
+    rng: random.Random
+    folder: object
+    config: object
+    core: EngineCore | None = None
+    tokens: dict[str, list[int]] = field(default_factory=dict)  # that consumers saw, by id
+    logprobs: dict[str, list] = field(default_factory=dict)  # likewise
+    ended: list[str] = field(default_factory=list)  # and not delivered
+    delivered: set[str] = field(default_factory=set)
+    number: int = 0
+    now: int = 0
+
+    def clock(self):
+        self.now += 1000
+        return self.now
+
+    def begin(self, resumed=None):
+        rng = self.rng
+        writer = LogWriter(
+            self.folder,
+            reopen=None if resumed is None else "tail",
+            segment_bytes=rng.choice([2000, 8000, 10**6]),
+            reserve_bytes=0,
+        )
+        snapshots = SnapshotFolder(self.folder, rng.choice([600, 3000]), rng.choice([7, 40, 1000]))
+        options = {"clock": self.clock, "sink": writer, "snapshots": snapshots}
+        executor = Scoring(self.config, eos_in=20, fault=lambda step: "planted" if step % 31 == 30 else None)
+        if resumed is None:
+            self.core = EngineCore(self.config, executor, fingerprints={"weights": "first"}, **options)
+            return
+        self.tokens = {name: list(answer.token_ids) for name, answer in resumed.answers.items()}
+        self.logprobs = {name: list(answer.logprobs or ()) for name, answer in resumed.answers.items()}
+        self.ended = [name for name, answer in resumed.answers.items() if answer.reason]
+        started, state = resumed.started, resumed.state
+        kept = {"started": started, "state": state, "unreceived": resumed.unreceived}
+        self.core = EngineCore(self.config, executor, **options, **kept)
+        resumed.fingerprints = {"weights": f"of life {self.number}"}
+        lost = tuple((name, "its image is lost") for name in list(state.requests)[:1] if rng.random() < 0.2)
+        self.core.recover(resumed.recovered(lost), rng.choice(["", "signal"]))
+
+    def ask(self):
+        rng, core = self.rng, self.core
+        known = list(core.state.requests.values())
+        like = rng.choice(known).request if known else None
+        one = small_request(rng, f"r{self.number}", self.config, grammars=0.3, like=like)
+        self.number += 1
+        if rng.random() < 0.2:
+            count = min(one.budget(self.config.max_model_len) - 1, 3)
+            one = replace(one, outputs=np.arange(count, dtype=np.int32), envelope=b"of a server")
+        one = replace(one, deadline_ns=rng.choice([0, 0, 0, 40_000]))
+        try:
+            core.submit(one)
+        except MMEngineError:
+            return
+        self.tokens[one.request_id] = one.outputs.tolist()
+        if one.grammar is not None and rng.random() < 0.8:
+            core.inbox.put(ev.GrammarReady(one.request_id))
+
+    def step(self):
+        rng, core = self.rng, self.core
+        for output in core.step():
+            self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
+            self.logprobs.setdefault(output.request_id, []).extend(output.logprobs or ())
+            if output.finish_reason is not None:
+                self.ended.append(output.request_id)
+        if self.ended and rng.random() < 0.4:
+            name = self.ended.pop(rng.randrange(len(self.ended)))
+            core.delivered(name)
+            self.delivered.add(name)
+        if rng.random() < 0.05:
+            core.cancel(f"r{rng.randrange(self.number)}")
+
+    def live(self, num_requests):
+        for _ in range(num_requests):
+            self.ask()
+            for _ in range(self.rng.randrange(4)):
+                self.step()
+        self.core.step()  # what was delivered is written down; its news nobody saw
+
+
+def told(resumed):
+    """All that a process that goes on is told."""
+    answers = {
+        name: (
+            *(answer.queued, answer.token_ids, answer.logprobs, answer.reason, answer.detail),
+            answer.num_cached_tokens,
+            None
+            if answer.prompt_logprobs is None
+            else [part.tolist() for part in answer.prompt_logprobs[1:]],
+        )
+        for name, answer in resumed.answers.items()
+    }
+    undelivered = resumed.unreceived.undelivered
+    return {
+        "digest": state_digest(resumed.state),
+        "answers": list(answers.items()),
+        "steps": resumed.steps,
+        "fingerprints": resumed.fingerprints,
+        "started": resumed.started,
+        "undelivered": (list(undelivered.begins.items()), undelivered.ended, undelivered.oldest),
+    }
+
+
+def run_lives(tmp_path, seed, num_lives=3, num_requests=14):
+    """The lives of a log; yields it and what is known of it at each death."""
+    rng = random.Random(seed)
+    lives = Lives(rng, tmp_path / "log-0", small_config(rng))
+    lives.begin()
+    for life in range(num_lives):
+        lives.live(num_requests)
+        dead = lives.folder
+        lives.folder = shutil.copytree(dead, tmp_path / f"log-{life + 1}")
+        lives.core.sink.close()  # the lock; nobody looks at this folder any more
+        shutil.rmtree(dead)
+        yield lives
+        lives.begin(read_resume_state(lives.folder, Resume()))
+    lives.core.sink.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_newest_snapshot_says_what_the_whole_log_says(tmp_path, seed):
+    for lives in run_lives(tmp_path, seed):
+        folder = lives.folder
+        whole = told(read_resume_state(folder, WHOLE))
+        assert told(read_resume_state(folder, Resume())) == whole
+        names = {name for name, _ in whole["answers"]}
+        for name, answer in whole["answers"]:
+            seen, scores = lives.tokens[name], lives.logprobs.get(name, [])
+            assert answer[1][: len(seen)] == seen, "what a consumer saw stays"
+            assert (answer[2] or [])[: len(scores)] == scores
+        assert names >= set(lives.ended) | set(lives.core.state.requests) - lives.core.inbox.queued
+        damaged = snapshot_sequences(folder)[-2:]
+        for sequence in damaged:
+            path = snapshot_path(folder, sequence)
+            data = bytearray(path.read_bytes())
+            data[lives.rng.randrange(len(data))] ^= 1
+            path.write_bytes(data)
+        assert told(read_resume_state(folder, Resume())) == whole, "an older one, or none, says the same"
+    report = verify(folder)
+    assert report.ok, report.divergence
+
+
+def test_no_record_of_before_the_snapshot_is_read(tmp_path, monkeypatch):
+    """Damage there is nobody's matter."""
+    (lives,) = run_lives(tmp_path, 1, num_lives=1, num_requests=60)
+    folder, starts = lives.folder, []
+    begin = LogReader.__init__
+    monkeypatch.setattr(
+        LogReader, "__init__", lambda self, *args: starts.append(args[2:]) or begin(self, *args)
+    )
+    answers = read_resume_state(folder, Resume()).answers
+    assert answers and starts == [(snapshot_sequences(folder)[-1] + 1,)]
+    starts.clear()
+    assert read_resume_state(folder, Resume(mode="strict")).answers.keys() == answers.keys()
+    assert starts[0] == (), "who forgives nothing reads all"
+
+
+def long_run(folder, num_requests=8, **options):
+    """Requests with logprobs that nobody takes; the core is given back alive."""
+    config = settings_of()
+    writer = LogWriter(folder, segment_bytes=4000, reserve_bytes=0)
+    core = EngineCore(config, Scoring(config), sink=writer, snapshots=SnapshotFolder(folder, **options))
+    for number in range(num_requests):
+        core.submit(request(f"r{number}", 5 + number, max_tokens=20))
+        for _ in range(8):
+            core.step()
+    return core
+
+
+def test_logprobs_that_are_too_long_for_a_snapshot_are_read_from_the_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAX_SCORES", 30)
+    folder = tmp_path / "log"
+    core = long_run(folder, every_bytes=500)
+    core.sink.close()
+    whole = told(read_resume_state(folder, WHOLE))
+    assert sum(len(answer[2] or ()) for _, answer in whole["answers"]) > 60
+    assert told(read_resume_state(folder, Resume())) == whole
+    monkeypatch.setattr(module, "MAX_SCORES", 10**6)
+    assert told(read_resume_state(folder, Resume())) == whole
+
+
+@pytest.mark.parametrize("change", ["digest", "other requests", "no msgpack"])
+def test_answers_in_a_snapshot_that_contradict_it_are_not_believed(tmp_path, change):
+    folder = tmp_path / "log"
+    core = long_run(folder, every_bytes=10**9)
+    state, sequence = core.state, core.sink.next_sequence - 1
+    saved = core._unreceived.saved(state)
+    if change == "other requests":
+        saved = Unreceived().saved(state)
+    body = body_of(state, core._started, sequence)
+    data = snapshot.packed(body, saved)
+    if change == "digest":
+        core._unreceived.fingerprints = {"weights": "of nobody"}
+        body.unreceived = msgspec.msgpack.encode(core._unreceived.saved(state))
+        data = snapshot.packed(body)
+    if change == "no msgpack":
+        body.unreceived = body.unreceived[:-1]
+        body.unreceived_digest = snapshot.digest_of(body.unreceived)
+        data = snapshot.packed(body)
+    core.sink.close()
+    before = told(read_resume_state(folder, WHOLE))
+    snapshot_path(folder, sequence).write_bytes(data)
+    assert snapshot.newest_before(folder, sequence + 1)[1].sequence == sequence, "its state can be used"
+    assert told(read_resume_state(folder, Resume())) == before
+
+
+def test_a_snapshot_that_is_ahead_of_the_log_is_left_out(tmp_path):
+    folder = tmp_path / "log"
+    core = long_run(folder, every_bytes=800)
+    core.sink.close()
+    last = snapshot_sequences(folder)[-1]
+    for path in sorted(folder.glob("*.mmlog*")):
+        if int(path.name.split(".")[0]) > last - 30:
+            path.unlink()
+    assert told(read_resume_state(folder, Resume())) == told(read_resume_state(folder, WHOLE))
+
+
+def test_a_request_that_comes_again_under_its_id_is_another_one():
+    undelivered = Undelivered()
+    queued = ev.Queued("a", b"", SamplingParams())
+    events = [queued, ev.Finished("a", "stop"), queued, ev.Delivered("a")]
+    for sequence, event in enumerate(events):
+        undelivered.see(event, sequence)
+    assert undelivered.begins == {"a": 2} and undelivered.oldest == 2, "the second one is live"
+    undelivered.see(ev.Finished("a", "stop"), 4)
+    undelivered.see(ev.Delivered("a"), 5)
+    assert undelivered.oldest == Undelivered.NONE and not undelivered.begins
+
+
+def test_many_that_come_and_go_behind_one_that_stays_take_no_room():
+    undelivered = Undelivered()
+    undelivered.see(ev.Queued("old", b"", SamplingParams()), 0)
+    for number in range(1000):
+        for event in (
+            ev.Queued(f"r{number}", b"", SamplingParams()),
+            ev.Finished(f"r{number}", "stop"),
+            ev.Delivered(f"r{number}"),
+        ):
+            undelivered.see(event, number + 1)
+    assert undelivered.oldest == 0 and len(undelivered._order) < 100 and not undelivered.ended

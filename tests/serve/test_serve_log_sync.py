@@ -1,0 +1,16 @@
+"""The thread beside the engine."""
+
+import threading
+
+from mmengine.serve import log_sync
+
+
+def test_a_log_that_nobody_writes_is_tidied_too(monkeypatch):
+    """Its segments get old. Nothing is forced to the disk then."""
+    monkeypatch.setattr(log_sync, "IDLE_S", 0.001)
+    tidied, synced = threading.Semaphore(0), threading.Event()
+    syncer = log_sync.LogSyncer(synced.set, tidied.release)
+    assert all(tidied.acquire(timeout=10) for _ in range(3)) and not synced.is_set()
+    syncer.notify()
+    assert synced.wait(10)
+    syncer.close()
