@@ -1,0 +1,186 @@
+"""The supervisor of a server: it outlives what answers, starts that again, and says how things stand."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from mmengine.cli.restarts import BLAMED_KILLS, MAX_FAILED_LOADS, Life, Restarts
+from mmengine.cli.supervisor import HANG_EXIT, MAX_RESTARTS, Ended
+from mmengine.errors import MMEngineError
+from tests.server.guarded import free_port, guarded
+
+HEAVY = ("torch", "transformers", "numpy", "PIL", "uvicorn", "starlette", "uvloop", "structlog", "asyncio")
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_the_socket_outlives_what_answers_and_nothing_heavy_is_there(tmp_path):
+    """A kill, and a crash: who comes meanwhile waits and is answered by the next. SIGTERM ends both."""
+    port = free_port()
+    with guarded(tmp_path, options=("--port", port, "--health-port", "0")) as one:
+        one.wait_for(lambda: one.num_lives == 1)
+        assert one.ask(port) == "life 0"
+        assert one.health()[::2] == (200, '{"status":"ready","reasons":[]}')
+        pid, cause = one.life(0)
+        assert cause == ""
+        os.kill(pid, signal.SIGKILL)
+        assert one.ask(port, "token") == "life 1", "it waited in the backlog"
+        assert one.life(1)[1] == "", "who is killed has not to blame its step"
+        assert one.ask(port, "die SIGSEGV") == "life 1"
+        assert one.ask(port, "unwell") == "life 2"
+        assert one.life(2)[1] == "the process died of SIGSEGV"
+        one.wait_for(lambda: one.health()[0] == 503)
+        status, headers, body = one.health()
+        assert json.loads(body) == {"status": "not ready", "reasons": ["a reason"]}
+        assert headers["retry-after"] == "7" and one.health("/health/live")[0] == 200
+        one.process.send_signal(signal.SIGHUP)
+        one.wait_for((tmp_path / "hup").exists)
+        one.process.send_signal(signal.SIGTERM)
+        assert one.ends() == 0
+        assert not is_alive(one.life(2)[0]) and one.num_lives == 3
+        modules = one.said.partition("MODULES ")[2].splitlines()[0].split()
+        assert "mmengine" in modules and not set(HEAVY) & set(modules)
+        rss_mb = int(one.said.partition("VmRSS:")[2].split()[0]) / 1024
+        print(f"the supervisor holds {rss_mb:.1f} MB")
+        assert rss_mb < 60
+
+
+def test_health_while_there_is_no_engine_that_answers(tmp_path):
+    with guarded(tmp_path, ["loads", "serves"]) as one:
+        one.wait_for(lambda: one.num_lives == 1)
+        status, headers, body = one.health("/health/ready")
+        error = json.loads(body)["error"]
+        assert status == 503 and 1 <= int(headers["retry-after"]) <= 60
+        assert error == {
+            "message": "not ready: the model is being loaded",
+            "type": "server_error",
+            "param": None,
+            "code": "not_ready",
+        }
+        assert one.health("/health/live")[0] == 200, "to end it would only make it begin anew"
+        assert one.health("/metrics")[0] == 404
+        os.kill(one.life(0)[0], signal.SIGKILL)
+        one.wait_for(lambda: one.health()[0] == 200)
+
+
+def test_an_engine_that_is_frozen_does_not_look_healthy(tmp_path):
+    port = free_port()
+    with guarded(tmp_path, options=("--port", port, "--health-port", "0")) as one:
+        assert one.ask(port, "freeze") == "life 0"
+        one.wait_for(lambda: one.health()[0] == 503)
+        assert "nothing was heard of the engine for" in one.health()[2]
+        assert one.health("/health/live")[0] == 503
+        for _ in range(2):
+            one.process.send_signal(signal.SIGTERM)
+            time.sleep(0.1)  # two of the same at once would be one
+        assert one.ends() == 128 + signal.SIGKILL, "it did not end by itself, and was killed"
+
+
+def test_a_first_signal_lets_it_drain_and_nobody_new_waits_for_nothing(tmp_path):
+    port = free_port()
+    with guarded(tmp_path, ["lingers"], options=("--port", port)) as one:
+        assert one.ask(port) == "life 0"
+        one.process.send_signal(signal.SIGTERM)
+        one.wait_for(lambda: "told 1" in one.said)
+        time.sleep(0.1)
+        assert one.process.poll() is None, "the child decides when it has drained"
+        one.process.send_signal(signal.SIGTERM)
+        assert one.ends() == 7 and "told 2" in one.said and one.num_lives == 1
+
+
+@pytest.mark.parametrize(
+    "plan, code, lives",
+    [
+        (["refuses 2"], 2, 1),
+        (["refuses 1"], 1, 1),
+        (["built exit 70"], 70, 1),
+        (["serving exit 0"], 0, 1),
+        (["loading SIGTERM"], 143, 1),
+        (["loading SIGABRT"], 1, MAX_FAILED_LOADS + 1),
+        (["built SIGSEGV", "refuses 2"], 2, 2),
+        (["serving exit 3", "refuses 1", "serving SIGKILL", "serving exit 0"], 0, 4),
+        (["loading SIGKILL", f"built exit {HANG_EXIT}", "serving exit 0"], 0, 3),
+    ],
+    ids=lambda value: ", ".join(value) if isinstance(value, list) else "",
+)
+def test_which_ends_are_passed_on(tmp_path, plan, code, lives):
+    """A refusal at the start and a clean end are; where it has served, a refusal may be of the moment."""
+    with guarded(tmp_path, plan, options=("--port", "0")) as one:
+        assert one.ends() == code, one.said
+        assert one.num_lives == lives and "Traceback" not in one.said
+
+
+def test_both_killed_leave_nothing_behind(tmp_path):
+    port = free_port()
+    with guarded(tmp_path, options=("--port", port)) as one:
+        assert one.ask(port) == "life 0"
+        one.process.kill()
+        one.process.wait()
+        end = time.monotonic() + 10
+        while is_alive(one.life(0)[0]):
+            assert time.monotonic() < end, "it outlives its supervisor"
+            time.sleep(0.01)
+    with guarded(tmp_path, options=("--port", port)) as one:
+        one.life(1)
+        assert one.ask(port) == "life 1"
+
+
+def lived(code, *, is_built=True, num_tokens=0, served_s=0.0, by_memory=False, trace="", reasons=()):
+    return Life(Ended(code, trace, 0), is_built, num_tokens, served_s, reasons, by_memory)
+
+
+def test_pauses_grow_and_end_when_something_was_gained():
+    restarts = Restarts()
+    pauses = [restarts.pause_s(lived(-signal.SIGSEGV)) for _ in range(12)]
+    assert pauses[:4] == [0.0, 0.1, 0.2, 0.4] and pauses[-1] == 10.0
+    assert restarts.pause_s(lived(-signal.SIGSEGV, num_tokens=1)) == 0.0
+    assert restarts.pause_s(lived(-signal.SIGSEGV)) == 0.1
+    assert restarts.pause_s(lived(-signal.SIGSEGV, served_s=100.0)) == 0.0
+
+
+def test_it_gives_up_with_a_sentence():
+    restarts = Restarts()
+    for _ in range(MAX_RESTARTS):
+        restarts.pause_s(lived(70, reasons=("the engine stopped: a bug",)))
+    with pytest.raises(MMEngineError) as raised:
+        restarts.pause_s(lived(70, reasons=("the engine stopped: a bug",)))
+    assert str(raised.value) == (
+        f"given up after {MAX_RESTARTS} restarts without a new token: the process ended with exit code 70 "
+        "(the engine stopped: a bug); what was accepted stays in the log, and the same command goes on from "
+        "there"
+    )
+
+
+def test_who_has_the_blame():
+    """A step of the process that broke down; not for a kill by nobody knows whom, unless it comes again and
+    again, and not where no step can have run. A blame that nobody took up is not forgotten."""
+    restarts = Restarts()
+    restarts.pause_s(lived(-signal.SIGSEGV, num_tokens=5))
+    assert restarts.cause == "the process died of SIGSEGV"
+    restarts.pause_s(lived(-signal.SIGKILL, is_built=False))
+    assert restarts.cause == "the process died of SIGSEGV", "killed before it could read that"
+    restarts.pause_s(lived(-signal.SIGKILL, num_tokens=5))
+    assert restarts.cause == ""
+    for number in range(1, BLAMED_KILLS):
+        assert restarts.cause == "", number
+        restarts.pause_s(lived(-signal.SIGKILL))
+    assert restarts.cause == "the process was killed (SIGKILL)"
+    restarts = Restarts()
+    restarts.pause_s(lived(-signal.SIGKILL, by_memory=True))
+    assert restarts.cause == "the process was killed (SIGKILL), for memory"
+    restarts = Restarts()
+    restarts.pause_s(lived(-signal.SIGSEGV, is_built=False))
+    assert restarts.cause == "", "weights were not read yet"
+    restarts.pause_s(lived(-signal.SIGSEGV, trace='Current thread 1:\n  File "/a/serve/prompts.py"'))
+    assert restarts.cause == "", "a decoder crashed"
+    restarts.pause_s(lived(HANG_EXIT))
+    assert restarts.cause == "a step hung"
