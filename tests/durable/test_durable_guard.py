@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import threading
@@ -29,8 +30,19 @@ import os, signal, sys, time
 from mmengine.cli import serve, supervisor
 from mmengine.core.resume import Resume
 from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.engine import Engine
 from tests.serve import serve_fakes as fakes
 
+breaks = os.path.join(os.path.dirname(sys.argv[-1]), "break")
+step = Engine.step
+
+def stepped(self, **options):
+    if os.path.exists(breaks):
+        os.unlink(breaks)
+        raise RuntimeError("a bug of the engine's")
+    return step(self, **options)
+
+Engine.step = stepped
 dispatch, collect = fakes.EchoExecutor.dispatch, fakes.EchoExecutor.collect
 
 def note(self, plan):
@@ -117,7 +129,10 @@ def answer_of(port, key, body):
             headers = {"content-type": "application/json", "idempotency-key": key}
             connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
             response = connection.getresponse()
-            return response.status, json.loads(response.read())
+            body_of_it = json.loads(response.read())
+            if response.status != 503:
+                return response.status, body_of_it
+            time.sleep(0.3)
         except (OSError, http.client.HTTPException):
             time.sleep(0.3)
         finally:
@@ -187,7 +202,7 @@ def test_kills_at_random_while_the_supervisor_lives(tmp_path):
     """Now and then two in a row, the second while the engine is loaded or takes up its log."""
     port, chance, killed = free_port(), random.Random(19), []
     bodies = {
-        f"q{number}": body_of(f"What is shape {number}?", max_tokens=300, ignore_eos=True, seed=number)
+        f"q{number}": body_of(f"What is shape {number}?", max_tokens=200, ignore_eos=True, seed=number)
         for number in range(12)
     }
 
@@ -276,3 +291,57 @@ def test_a_server_that_is_started_again_in_good_order_breaks_no_connection(tmp_p
     print(f"calls while a server was started again twice: {counts}")
     assert counts == {200: len(said)}
     check_log(tmp_path)
+
+
+def test_an_engine_that_stops_is_followed_by_another_process(tmp_path):
+    port = free_port()
+    bodies = {f"q{number}": body_of(f"text of {number} " * 12) for number in range(4)}
+
+    def meanwhile(count):
+        while not (tmp_path / "err").read_text().count("serving"):
+            time.sleep(0.01)
+        (tmp_path / "break").touch()
+
+    with serving(tmp_path, port, SERVER) as process:
+        found = answers_of(port, bodies, meanwhile)
+        end(process)
+    said = (tmp_path / "err").read_text()
+    assert "the process ended with exit code 1 (the engine stopped: RuntimeError: a bug" in said
+    assert said.count("starting again") == 1 and {status for status, _ in found.values()} == {200}
+    check_log(tmp_path)
+
+
+def test_where_the_seconds_of_a_restart_go(tmp_path):
+    """Printed: medians of five kills with the embedded checkpoint, in seconds since the kill."""
+    port, rows = free_port(), []
+    body = body_of("What is a triangle?", max_tokens=2)
+    plain = "from mmengine.cli.main import main\nmain()\n"
+
+    def when(text, lines, begun):
+        while (tmp_path / "err").read_text().count(text) <= lines:
+            time.sleep(0.002)
+        return time.monotonic() - begun
+
+    def restart(process, number):
+        """When each came, of one kill."""
+        begun, found = time.monotonic(), []
+        kill_child(process)
+        found.append(when("; starting again", number, begun))
+
+        def meanwhile(count):
+            for text in ("loading the", "loaded in", "serving mm"):
+                found.append(when(text, number + 1, begun))
+
+        assert answers_of(port, {f"{number}": body}, meanwhile)[f"{number}"][0] == 200
+        return [*found, time.monotonic() - begun]
+
+    with serving(tmp_path, port, plain) as process:
+        assert answer_of(port, "first", body)[0] == 200
+        for number in range(5):
+            time.sleep(1.0)
+            rows.append(restart(process, number))
+        end(process)
+    medians = [statistics.median(each) for each in zip(*rows)]
+    names = "the old one is gone", "options are read", "model and log are loaded", "it listens", "answered"
+    print("; ".join(f"{name} {seconds:.2f}" for name, seconds in zip(names, medians)))
+    assert medians[-1] < 15
