@@ -11,14 +11,14 @@ import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from math import ceil
 from types import FrameType
 
 from mmengine.cli.loading import say
 from mmengine.cli.memory_kills import how_killed, num_memory_kills
 from mmengine.cli.restarts import Life, Restarts
-from mmengine.cli.supervisor import HANG_EXIT, Ended, Process, started
+from mmengine.cli.supervisor import HANG_EXIT, CannotStart, Ended, Process, started
 from mmengine.server.beats import Beat, Heard
 from mmengine.server.errors import LATER_S
 from mmengine.server.health_port import Health, HealthPort
@@ -54,7 +54,13 @@ class Guard:
         exit code. Raises MMEngineError when it breaks down again and again."""
         with self._hearing_signals():
             while not self._num_ends:
-                code = self._one_life()
+                try:
+                    code = self._one_life()
+                except CannotStart as error:
+                    if not self._has_served:
+                        raise
+                    code = None
+                    self._pause(Life(Ended(1, "", 0), False, 0, 0.0, (str(error),)), str(error))
                 if code is not None:
                     return code
         return 0
@@ -78,18 +84,9 @@ class Guard:
 
     def _one_life(self) -> int | None:
         """Of the engine's process. None: it broke down, and is to be started again."""
-        kills, heard = num_memory_kills(), Heard.pair()
-        fds = self._bound.fileno(), heard.mouth.fileno()
-        environment = {SOCKET: str(fds[0]), BEATS: str(fds[1]), **({HASTE: "1"} if self._has_served else {})}
-        with started(self._arguments, self._restarts.cause, environment, fds, own_group=True) as process:
-            heard.mouth.close()  # the other process has it
-            running = self._running = _Running(process.popen.pid, heard)
-            self._selector.register(heard.ear, selectors.EVENT_READ, self._hear)
-            ended = self._watch(process, running)
-            self._hear()  # its last words
-            self._selector.unregister(heard.ear)
-            heard.close()
-            self._running = None
+        kills = num_memory_kills()
+        with closing(Heard.pair()) as heard:
+            running, ended = self._watched(heard)
         if self._num_ends or ended.code in (0, INTERRUPTED) or -ended.code in ENDS:
             return ended.exit_code
         after = num_memory_kills()
@@ -103,6 +100,20 @@ class Guard:
         is_killed = ended.code == -signal.SIGKILL
         self._pause(life, how_killed(kills, after, ended.peak_bytes) if is_killed else life.what)
         return None
+
+    def _watched(self, heard: Heard) -> tuple["_Running", Ended]:
+        """A process that ran, and how it ended."""
+        fds = self._bound.fileno(), heard.mouth.fileno()
+        environment = {SOCKET: str(fds[0]), BEATS: str(fds[1]), **({HASTE: "1"} if self._has_served else {})}
+        with started(self._arguments, self._restarts.cause, environment, fds, own_group=True) as process:
+            heard.mouth.close()  # the other process has it
+            running = self._running = _Running(process.popen.pid, heard)
+            self._selector.register(heard.ear, selectors.EVENT_READ, self._hear)
+            ended = self._watch(process, running)
+            self._hear()  # its last words
+            self._selector.unregister(heard.ear)
+            self._running = None
+        return running, ended
 
     def _watch(self, process: Process, running: "_Running") -> Ended:
         while True:
@@ -120,6 +131,7 @@ class Guard:
                 os.kill(running.pid, signal.SIGKILL)
 
     def _pause(self, life: Life, what: str) -> None:
+        """Say `what` has happened, and wait before the next process."""
         pause_s = self._restarts.pause_s(life)
         say(f"{what}; starting again" + (f" in {pause_s:g} s" if pause_s else ""))
         until = time.monotonic() + pause_s

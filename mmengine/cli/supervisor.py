@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import NamedTuple
 
@@ -33,6 +33,10 @@ MAX_RESTARTS = 32  # restarts in a row, without an answer in between
 MAX_MEDIA_RESTARTS = 2  # in a row, where the same file crashes its decoder each time
 MAX_RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of getrusage, in bytes
 FATAL = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
+
+
+class CannotStart(MMEngineError):
+    """The system has no room for another process, or for the file where it would say of its crash."""
 
 
 class Ended(NamedTuple):
@@ -131,15 +135,19 @@ def started(
 ) -> Iterator[Process]:
     """`mmengine` with `arguments` in a process of its own, which has ended when this does. `cause`: how the
     one before ended. `fds`: descriptors that it inherits. `own_group`: it hears of signals by this
-    process alone, and not of those of a terminal."""
-    with tempfile.NamedTemporaryFile(prefix="mmengine-crash-") as trace:
-        ours = {CHILD: str(os.getpid()), CAUSE: cause, TRACE: trace.name}
-        popen = subprocess.Popen(
-            [*COMMAND, *arguments],
-            env={**os.environ, **(environment or {}), **ours},
-            pass_fds=fds,
-            process_group=0 if own_group else None,
-        )
+    process alone, and not of those of a terminal. Raises CannotStart."""
+    with ExitStack() as opened:
+        try:
+            trace = opened.enter_context(tempfile.NamedTemporaryFile(prefix="mmengine-crash-"))
+            ours = {CHILD: str(os.getpid()), CAUSE: cause, TRACE: trace.name}
+            popen = subprocess.Popen(
+                [*COMMAND, *arguments],
+                env={**os.environ, **(environment or {}), **ours},
+                pass_fds=fds,
+                process_group=0 if own_group else None,
+            )
+        except OSError as error:
+            raise CannotStart(f"no process can be started: {error.strerror or error}") from None
         yield Process(popen, trace.name)
 
 

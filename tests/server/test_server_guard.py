@@ -3,12 +3,16 @@
 import json
 import os
 import signal
+import socket
+import sys
 import time
 
 import pytest
 
+from mmengine.cli import restarts, supervisor
+from mmengine.cli.guard import Guard
 from mmengine.cli.restarts import BLAMED_KILLS, MAX_FAILED_LOADS, Life, Restarts
-from mmengine.cli.supervisor import HANG_EXIT, MAX_RESTARTS, Ended
+from mmengine.cli.supervisor import HANG_EXIT, MAX_RESTARTS, CannotStart, Ended
 from mmengine.errors import MMEngineError
 from tests.server.guarded import free_port, guarded
 
@@ -119,6 +123,27 @@ def test_which_ends_are_passed_on(tmp_path, plan, code, lives):
         assert one.num_lives == lives and "Traceback" not in one.said
 
 
+def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch, capfd):
+    """As behind a kill for memory, where there is no room for another one yet; not at the beginning."""
+    monkeypatch.setattr(supervisor, "COMMAND", ("/no/such/program",))
+    monkeypatch.setattr(restarts, "MAX_PAUSE_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        with pytest.raises(CannotStart, match="no process can be started: No such file or directory"):
+            Guard([], bound, None).run()
+        one = Guard([], bound, None)
+        one._has_served = True
+        begin = restarts.Restarts.pause_s
+
+        def there_is_room_again(self, life):
+            if self._failed_loads == 2:
+                monkeypatch.setattr(supervisor, "COMMAND", (sys.executable, "-c", "pass"))
+            return begin(self, life)
+
+        monkeypatch.setattr(restarts.Restarts, "pause_s", there_is_room_again)
+        assert one.run() == 0
+    assert capfd.readouterr().err.count("No such file or directory; starting again") == 3
+
+
 def test_both_killed_leave_nothing_behind(tmp_path):
     port = free_port()
     with guarded(tmp_path, options=("--port", port)) as one:
@@ -139,20 +164,20 @@ def lived(code, *, is_built=True, num_tokens=0, served_s=0.0, by_memory=False, t
 
 
 def test_pauses_grow_and_end_when_something_was_gained():
-    restarts = Restarts()
-    pauses = [restarts.pause_s(lived(-signal.SIGSEGV)) for _ in range(12)]
+    one = Restarts()
+    pauses = [one.pause_s(lived(-signal.SIGSEGV)) for _ in range(12)]
     assert pauses[:4] == [0.0, 0.1, 0.2, 0.4] and pauses[-1] == 10.0
-    assert restarts.pause_s(lived(-signal.SIGSEGV, num_tokens=1)) == 0.0
-    assert restarts.pause_s(lived(-signal.SIGSEGV)) == 0.1
-    assert restarts.pause_s(lived(-signal.SIGSEGV, served_s=100.0)) == 0.0
+    assert one.pause_s(lived(-signal.SIGSEGV, num_tokens=1)) == 0.0
+    assert one.pause_s(lived(-signal.SIGSEGV)) == 0.1
+    assert one.pause_s(lived(-signal.SIGSEGV, served_s=100.0)) == 0.0
 
 
 def test_it_gives_up_with_a_sentence():
-    restarts = Restarts()
+    one = Restarts()
     for _ in range(MAX_RESTARTS):
-        restarts.pause_s(lived(70, reasons=("the engine stopped: a bug",)))
+        one.pause_s(lived(70, reasons=("the engine stopped: a bug",)))
     with pytest.raises(MMEngineError) as raised:
-        restarts.pause_s(lived(70, reasons=("the engine stopped: a bug",)))
+        one.pause_s(lived(70, reasons=("the engine stopped: a bug",)))
     assert str(raised.value) == (
         f"given up after {MAX_RESTARTS} restarts without a new token: the process ended with exit code 70 "
         "(the engine stopped: a bug); what was accepted stays in the log, and the same command goes on from "
@@ -163,24 +188,24 @@ def test_it_gives_up_with_a_sentence():
 def test_who_has_the_blame():
     """A step of the process that broke down; not for a kill by nobody knows whom, unless it comes again and
     again, and not where no step can have run. A blame that nobody took up is not forgotten."""
-    restarts = Restarts()
-    restarts.pause_s(lived(-signal.SIGSEGV, num_tokens=5))
-    assert restarts.cause == "the process died of SIGSEGV"
-    restarts.pause_s(lived(-signal.SIGKILL, is_built=False))
-    assert restarts.cause == "the process died of SIGSEGV", "killed before it could read that"
-    restarts.pause_s(lived(-signal.SIGKILL, num_tokens=5))
-    assert restarts.cause == ""
+    one = Restarts()
+    one.pause_s(lived(-signal.SIGSEGV, num_tokens=5))
+    assert one.cause == "the process died of SIGSEGV"
+    one.pause_s(lived(-signal.SIGKILL, is_built=False))
+    assert one.cause == "the process died of SIGSEGV", "killed before it could read that"
+    one.pause_s(lived(-signal.SIGKILL, num_tokens=5))
+    assert one.cause == ""
     for number in range(1, BLAMED_KILLS):
-        assert restarts.cause == "", number
-        restarts.pause_s(lived(-signal.SIGKILL))
-    assert restarts.cause == "the process was killed (SIGKILL)"
-    restarts = Restarts()
-    restarts.pause_s(lived(-signal.SIGKILL, by_memory=True))
-    assert restarts.cause == "the process was killed (SIGKILL), for memory"
-    restarts = Restarts()
-    restarts.pause_s(lived(-signal.SIGSEGV, is_built=False))
-    assert restarts.cause == "", "weights were not read yet"
-    restarts.pause_s(lived(-signal.SIGSEGV, trace='Current thread 1:\n  File "/a/serve/prompts.py"'))
-    assert restarts.cause == "", "a decoder crashed"
-    restarts.pause_s(lived(HANG_EXIT))
-    assert restarts.cause == "a step hung"
+        assert one.cause == "", number
+        one.pause_s(lived(-signal.SIGKILL))
+    assert one.cause == "the process was killed (SIGKILL)"
+    one = Restarts()
+    one.pause_s(lived(-signal.SIGKILL, by_memory=True))
+    assert one.cause == "the process was killed (SIGKILL), for memory"
+    one = Restarts()
+    one.pause_s(lived(-signal.SIGSEGV, is_built=False))
+    assert one.cause == "", "weights were not read yet"
+    one.pause_s(lived(-signal.SIGSEGV, trace='Current thread 1:\n  File "/a/serve/prompts.py"'))
+    assert one.cause == "", "a decoder crashed"
+    one.pause_s(lived(HANG_EXIT))
+    assert one.cause == "a step hung"
