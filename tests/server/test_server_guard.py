@@ -9,11 +9,13 @@ import time
 
 import pytest
 
-from mmengine.cli import restarts, supervisor
+from mmengine.cli import restarts, serve, supervisor
 from mmengine.cli.guard import Guard
 from mmengine.cli.restarts import BLAMED_KILLS, MAX_FAILED_LOADS, Life, Restarts
 from mmengine.cli.supervisor import HANG_EXIT, MAX_RESTARTS, CannotStart, Ended
 from mmengine.errors import MMEngineError
+from mmengine.events.lock import lock
+from tests.cli.cli_process import call_cli
 from tests.server.guarded import free_port, guarded
 
 HEAVY = ("torch", "transformers", "numpy", "PIL", "uvicorn", "starlette", "uvloop", "structlog", "asyncio")
@@ -142,6 +144,23 @@ def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch, capfd):
         monkeypatch.setattr(restarts.Restarts, "pause_s", there_is_room_again)
         assert one.run() == 0
     assert capfd.readouterr().err.count("No such file or directory; starting again") == 3
+
+
+def test_a_log_that_a_process_still_holds_is_waited_for(tmp_path, monkeypatch):
+    """As one does that was killed and has much memory to give back; another server holds it for longer."""
+    (tmp_path / "log").mkdir()
+    held = lock(tmp_path / "log")
+    with guarded(tmp_path) as one:
+        time.sleep(0.6)
+        assert not one.num_lives and one.process.poll() is None
+        os.close(held)
+        one.wait_for(lambda: one.num_lives)
+    held = lock(tmp_path / "log")
+    monkeypatch.setattr(serve, "LOCK_WAIT_S", 0.1)
+    result = call_cli("serve", "--log", tmp_path / "log", "--port", "0")
+    os.close(held)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"mmengine: another process writes the log in {tmp_path / 'log'}; end it")
 
 
 def test_both_killed_leave_nothing_behind(tmp_path):
