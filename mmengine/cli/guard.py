@@ -29,6 +29,7 @@ HASTE = "MMENGINE_IN_HASTE"  # environment: there where a process before this on
 INTERRUPTED = 130
 ENDS = (signal.SIGTERM, signal.SIGINT)
 LATE_S = 5.0  # of silence, after which an engine counts as frozen
+FROZEN_S = 600.0  # of silence, after which its process is killed
 LAST_WORDS_S = 5.0  # that the engine's process has after a second signal
 LONGEST_RETRY_S = 60
 
@@ -122,13 +123,21 @@ class Guard:
                 return process.ended(status, usage.ru_maxrss)
             if found:  # an orphan of its own, where this is the first process of a container
                 continue
-            self._turn(self._kill_at)
+            self._turn(self._due(running))
             if self._reloads and running.beat.is_serving:
                 self._reloads = False
                 os.kill(running.pid, signal.SIGHUP)
-            if time.monotonic() >= self._kill_at:
-                self._kill_at = float("inf")
+            if time.monotonic() >= self._due(running):
+                if not self._num_ends:
+                    say(f"nothing was heard of the engine for {FROZEN_S:g} s: it is frozen, and killed")
+                running.is_killed = True
                 os.kill(running.pid, signal.SIGKILL)
+
+    def _due(self, running: "_Running") -> float:
+        """When the engine's process is to be killed."""
+        if running.is_killed:
+            return float("inf")
+        return min(self._kill_at, running.heard_at + FROZEN_S if running.beat.is_regular else float("inf"))
 
     def _pause(self, life: Life, what: str) -> None:
         """Say `what` has happened, and wait before the next process."""
@@ -208,6 +217,7 @@ class _Running:
         self.begun = self.heard_at = time.monotonic()
         self.beat = Beat()
         self.serving_since: float | None = None
+        self.is_killed = False
 
     @property
     def served_s(self) -> float:

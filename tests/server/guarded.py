@@ -77,6 +77,7 @@ import atexit, sys
 from mmengine.cli import restarts, guard, supervisor
 supervisor.COMMAND = (sys.executable, "-c", {engine!r}, {folder!r}, {plan!r})
 restarts.MAX_PAUSE_S, guard.LATE_S, guard.LAST_WORDS_S = 0.2, 1.0, 0.5
+guard.FROZEN_S = {frozen_s!r}
 
 def tell():
     print("MODULES", *sorted({{name.partition(".")[0] for name in sys.modules}}), file=sys.stderr)
@@ -100,9 +101,11 @@ os.execv(sys.argv[2], sys.argv[2:])
 class Guarded:
     """A supervisor, in a process of its own."""
 
-    def __init__(self, folder, plan, options, given=None):
+    def __init__(self, folder, plan, options, given=None, frozen_s=600):
         self.folder = folder
-        script = GUARD.format(engine=ENGINE, folder=str(folder), plan=",".join(plan), options=options)
+        script = GUARD.format(
+            engine=ENGINE, folder=str(folder), plan=",".join(plan), options=options, frozen_s=frozen_s
+        )
         self.path = folder / "err"
         env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'plugins'}"}
         command = [sys.executable, "-c", script]
@@ -162,9 +165,9 @@ class Guarded:
 
 
 @contextmanager
-def guarded(folder, plan=("serves",), options=("--port", "0", "--health-port", "0"), given=None):
-    """`given`: a socket that it has as systemd would hand it down."""
-    one = Guarded(folder, plan, [str(each) for each in options], given)
+def guarded(folder, plan=("serves",), options=("--port", "0", "--health-port", "0"), **given):
+    """`given`: a socket that it has as systemd would hand it down, and frozen_s."""
+    one = Guarded(folder, plan, [str(each) for each in options], **given)
     try:
         yield one
     finally:

@@ -91,6 +91,14 @@ def test_an_engine_that_is_frozen_does_not_look_healthy(tmp_path):
         assert one.ends() == 128 + signal.SIGKILL, "it did not end by itself, and was killed"
 
 
+def test_an_engine_that_stays_frozen_is_followed_by_another(tmp_path):
+    port = free_port()
+    with guarded(tmp_path, options=("--port", port), frozen_s=0.8) as one:
+        assert one.ask(port, "freeze") == "life 0"
+        assert one.ask(port) == "life 1"
+        assert "nothing was heard of the engine for 0.8 s: it is frozen, and killed" in one.said
+
+
 def test_a_first_signal_lets_it_drain_and_nobody_new_waits_for_nothing(tmp_path):
     port = free_port()
     with guarded(tmp_path, ["lingers"], options=("--port", port)) as one:
