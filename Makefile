@@ -6,6 +6,7 @@
 # make soak     the long versions of tests
 # make soak-schemas  of these the random schemas, their mutations and answers, in under 20 minutes
 # make soak-server   of these the tests of the server, in under 20 minutes
+# make soak-durable  of these the tests of servers that are killed, in under 20 minutes
 # make clients  other people's clients of the server, in Python and in Node, in an environment of their own
 # make kernels  of these the tests of what runs on GPUs, which need none
 # make clean    removes what the others made
@@ -18,7 +19,7 @@ WORKERS ?= 2
 # Hundreds of processes import the same modules, which are compiled once. (make clean removes __pycache__.)
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check reading short test limits soak soak-schemas soak-server kernels clients clean
+.PHONY: demo check reading short test limits soak soak-schemas soak-server soak-durable kernels clients clean
 
 demo: .venv/.ready
 	$(BIN)/mmengine demo
@@ -57,6 +58,9 @@ soak-schemas: .venv/.ready
 
 soak-server: .venv/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s -m soak --timeout 600 tests/server
+
+soak-durable: .venv/.ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s -m soak --timeout 1200 tests/durable
 
 kernels: .venv/.ready build/gpu/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/gpu tests/parity/test_parity_as_on_a_gpu.py \

@@ -24,7 +24,8 @@ from mmengine.serve.stream import Channel, Stream, put_all
 from mmengine.serve.texts import AnswerTexts
 from mmengine.server.app import App
 from mmengine.server.auth import ApiKeys
-from mmengine.server.lifecycle import keep_for_good, listen, web_server
+from mmengine.server.lifecycle import keep_for_good, web_server
+from mmengine.server.listening import listen
 from mmengine.server.settings import ServerSettings
 
 LINES = "The red triangle is small, the star to its left is large — and blue; nothing is “behind” them. "

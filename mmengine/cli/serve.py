@@ -1,23 +1,33 @@
 """`mmengine serve`: OpenAI's chat API over HTTP."""
 
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
 
 import typer
 
+from mmengine.cli import supervisor
 from mmengine.cli.grouped import grouped
 from mmengine.cli.loading import loading, say
 from mmengine.cli.run_options import Model
 from mmengine.cli.serve_options import DEFAULT_LOG_BYTES, Http, Kept, Limits, Log, Media, server_settings
 from mmengine.cli.settings import kept_of_log
-from mmengine.errors import ConfigError, InvalidRequest
+from mmengine.errors import ConfigError, InvalidRequest, LogError, MMEngineError, code_of
 from mmengine.models.progress import weights_told
 
 if TYPE_CHECKING:  # heavy: loaded when a command runs
+    from mmengine.config import EngineConfig
     from mmengine.serve.async_engine import AsyncEngine
+    from mmengine.server.auth import ApiKeys
+    from mmengine.server.beats import Beats
+    from mmengine.server.settings import ServerSettings
 
 HELP = """Serve a model over HTTP, as OpenAI's chat API.
 
@@ -41,6 +51,9 @@ NEEDED = ("starlette", "uvicorn", "uvloop", "httptools", "yaml", "python_multipa
 BATCHED = ("policy=priority",)  # of a new log: calls go before the requests of batches
 MAX_CONFIG_BYTES = 2**20  # of the file of --config
 EMBEDDED_NAME = "mmengine-shapes"
+LOCK_WAIT_S, LOCK_AGAIN_S = 5.0, 0.05  # for a log that a process holds which is ending
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def read_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -102,18 +115,17 @@ class Config:
 def serve(
     config: Config, http: Http, model: Model, limits: Limits, media: Media, log: Log, kept: Kept
 ) -> None:
+    if supervisor.is_supervised():
+        supervisor.obey_supervisor()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until somebody reads keys again
     check_installed()
     from mmengine.events.segment import segment_paths  # lazy: help needs no logs
     from mmengine.server.auth import ApiKeys  # lazy: help needs no server
-    from mmengine.server.keep.everything import Keep
-    from mmengine.server.lifecycle import listen, run
-    from mmengine.server.lifecycle import serve as serve_engine
-    from mmengine.server.media import media_door
     from mmengine.server.tls import check_tls
 
     settings = server_settings(http, limits, media, kept)
     check_tls(settings)
-    keys, door = ApiKeys(http.api_key_file), media_door(settings)
+    keys = ApiKeys(http.api_key_file)
     by_itself = BATCHED if log.log is not None and not segment_paths(log.log) else ()
     of_log = kept_of_log(log.log, log.log_bytes, log.log_days)
     engine_config = model.config(
@@ -121,21 +133,88 @@ def serve(
         kept_of_log=of_log,
         unless_set=(*by_itself, f"log_retain_bytes={DEFAULT_LOG_BYTES}"),
     )
+    if log.log is not None and not log.no_supervise and not supervisor.is_supervised():
+        raise typer.Exit(_guarded(settings, log.log))
+    check_supervised(settings)
     if http.request_log:
         from mmengine.cli.records import show_records  # lazy: help needs no logs
 
         show_records()
-    names = settings.served_model_names or (model.model or EMBEDDED_NAME,)
+    _answer(http, model, log, settings, keys, engine_config)
+
+
+def check_supervised(settings: "ServerSettings") -> None:
+    """Raises ConfigError for what a supervisor would do, where there is none."""
+    if settings.health_port is not None and not supervisor.is_supervised():
+        raise ConfigError(
+            "--health-port is answered by a supervisor; give --log, with which there is one, and no "
+            "--no-supervise"
+        )
+
+
+def _guarded(settings: "ServerSettings", log: Path) -> int:
+    """Watch over the process that answers; gives the exit code. Nothing heavy is imported here."""
+    from mmengine.cli.guard import Guard  # lazy: help needs no processes
+    from mmengine.server.health_port import MAX_ASKING
+    from mmengine.server.listening import address_of, bind, listen
+
+    _wait_for_log(log)
     with listen(settings) as bound:
+        health = None
+        if settings.health_port is not None:
+            host = settings.health_host or settings.host
+            health = bind(host, settings.health_port, MAX_ASKING, "--health-host or --health-port")
+            say(f"health at http://{address_of(health)}/health")
+        return Guard(sys.argv[1:], bound, health).run()
+
+
+def _wait_for_log(folder: Path) -> None:
+    """A process that was killed holds its log until the system has taken its memory. Raises LogError."""
+    from mmengine.events.lock import is_locked  # lazy: help needs no logs
+
+    until = time.monotonic() + LOCK_WAIT_S
+    while is_locked(folder):
+        if time.monotonic() > until:
+            raise LogError(f"another process writes the log in {folder}; end it, or name another folder")
+        time.sleep(LOCK_AGAIN_S)
+
+
+def _answer(
+    http: Http,
+    model: Model,
+    log: Log,
+    settings: "ServerSettings",
+    keys: "ApiKeys",
+    engine_config: "EngineConfig",
+) -> None:
+    """Load the model and serve it, until a signal ends that."""
+    from mmengine.cli.guard import BEATS, HASTE, SOCKET  # lazy: help needs no server
+    from mmengine.server.beats import Beats
+    from mmengine.server.listening import address_of, listen, taken
+
+    beats = None
+    if supervisor.is_supervised():
+        bound, beats = taken(int(os.environ.pop(SOCKET))), Beats(int(os.environ.pop(BEATS)))
+    else:
+        if log.log is not None:
+            _wait_for_log(log.log)
+        bound = listen(settings)
+    with bound:
+        names = settings.served_model_names or (model.model or EMBEDDED_NAME,)
         with loading(model.model or "the embedded checkpoint") as progress:
+            from mmengine.server.keep.everything import Keep
+            from mmengine.server.lifecycle import run  # lazy: torch
+            from mmengine.server.lifecycle import serve as serve_engine
+            from mmengine.server.media import media_door
+
+            door = media_door(settings)
             if http.chat_template is not None:
                 check_template(model.model, http.chat_template, settings.chat_template)
             with weights_told(progress):
-                engine = _engine(model, log, engine_config)
+                engine = _engine(model, log, engine_config, beats)
         say("running the first steps")
-        host, port = bound.getsockname()[:2]
         scheme = "https" if settings.ssl_certfile else "http"
-        where = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        where = f"{scheme}://{address_of(bound)}"
 
         def listening() -> None:
             guard = "" if keys.any else ", without an API key"
@@ -144,17 +223,50 @@ def serve(
         open_keep = (
             None if log.log is None else partial(Keep, log.log, settings, has_several_keys=keys.are_several)
         )
-        run(serve_engine(engine, settings, keys, names, bound, listening, door, open_keep))
+        in_haste = beats is not None and HASTE in os.environ
+        try:
+            run(
+                serve_engine(
+                    engine, settings, keys, names, bound, listening, door, open_keep, beats, in_haste
+                )
+            )
+        except MMEngineError as error:
+            if beats is None:
+                raise
+            say(str(error))
+            beats.tell_end(str(error))
+            os._exit(code_of(error))  # a thread that is stuck in a device keeps no process from ending
 
 
-def _engine(model: Model, log: Log, config: object) -> "AsyncEngine":
-    from mmengine.core.resume import Resume  # lazy: torch
+def _engine(model: Model, log: Log, config: "EngineConfig", beats: "Beats | None" = None) -> "AsyncEngine":
+    from mmengine.build import build  # lazy: torch
+    from mmengine.core.resume import Resume
     from mmengine.serve.async_engine import AsyncEngine
 
-    resume = Resume(mode=log.recovery, force=log.force_resume) if log.log is not None else None
+    resume = None
+    if log.log is not None:
+        resume = Resume(mode=log.recovery, force=log.force_resume, cause=supervisor.ended_by())
     return AsyncEngine(
-        model.model, config=config, device=model.device, dtype=model.dtype, log=log.log, resume=resume
+        model.model,
+        config=config,
+        device=model.device,
+        dtype=model.dtype,
+        log=log.log,
+        resume=resume,
+        # Before a step runs that may bring this process down.
+        builder=build if beats is None else then(build, beats.tell_built),
     )
+
+
+def then(call: Callable[P, T], told: Callable[[], None]) -> Callable[P, T]:
+    """`call`, and then tell somebody that it came back."""
+
+    def both(*arguments: P.args, **options: P.kwargs) -> T:
+        found = call(*arguments, **options)
+        told()
+        return found
+
+    return both
 
 
 def check_template(model: str | None, path: Path, source: str) -> None:

@@ -25,6 +25,17 @@ class Http:
         str, typer.Option(rich_help_panel=HTTP, help="Address; 0.0.0.0 is all of this machine's.")
     ] = "127.0.0.1"
     port: Annotated[int, typer.Option(rich_help_panel=HTTP, help="0: one that is free.")] = 8000
+    health_port: Annotated[
+        int | None,
+        typer.Option(
+            rich_help_panel=HTTP,
+            help="Answers /health, also while a model loads or is started again; with --log. 0: one that is "
+            "free.",
+        ),
+    ] = None
+    health_host: Annotated[
+        str, typer.Option(rich_help_panel=HTTP, help="Its address.", show_default="as --host")
+    ] = ""
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(rich_help_panel=HTTP, help="A name by which calls may ask for the model; several may."),
@@ -156,7 +167,11 @@ class Log:
 
     log: Annotated[
         Path | None,
-        typer.Option(rich_help_panel=LOG, help="Folder for the event log; one that is there goes on."),
+        typer.Option(
+            rich_help_panel=LOG,
+            help="Folder for the event log; one that is there goes on. What serves then runs below a "
+            "supervisor, which starts it again when it breaks down; without a log it is one process.",
+        ),
     ] = None
     recovery: Annotated[
         Literal["strict", "tail", "salvage"],
@@ -184,6 +199,10 @@ class Log:
     no_media_store: Annotated[
         bool,
         typer.Option("--no-media-store", rich_help_panel=LOG, help="Keep no images beside the log."),
+    ] = False
+    no_supervise: Annotated[
+        bool,
+        typer.Option("--no-supervise", rich_help_panel=LOG, help="One process with a log too."),
     ] = False
 
 

@@ -1,9 +1,10 @@
-"""`mmengine run` with a log runs in a process of its own; this one starts it again when it breaks down.
+"""A process that answers, below one that watches over it: what both need, and `mmengine run`'s supervisor.
 
 What brings a process down and comes again: a step that hung (it says so in the log, and exits with
 HANG_EXIT), or a signal that no user sends, as a crash of native code does. Then the log is told, the next
-process isolates the requests that were in the step, and the batch goes on without the one to blame. What was
-killed for memory would be again: it is said, and the user starts it again with less to hold.
+process isolates the requests that were in the step, and the others go on without the one to blame. What
+was killed for memory in `mmengine run` would be again: it is said, and the user starts it again with less to
+hold.
 """
 
 import os
@@ -11,7 +12,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import NamedTuple
 
@@ -33,6 +35,10 @@ MAX_RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of getrusage, in bytes
 FATAL = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
+class CannotStart(MMEngineError):
+    """The system has no room for another process, or for the file where it would say of its crash."""
+
+
 class Ended(NamedTuple):
     """How a process ended: its exit code, what faulthandler said of a crash, and the most memory that it
     held, in bytes."""
@@ -40,6 +46,27 @@ class Ended(NamedTuple):
     code: int
     trace: str
     peak_bytes: int
+
+    @property
+    def in_media(self) -> bool:
+        """Whether native code crashed on a thread that prepared a prompt, by faulthandler's words."""
+        _, _, crashed = self.trace.partition("Current thread")
+        return "/serve/prompts.py" in crashed.partition("\n\n")[0]
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell has it."""
+        return self.code if self.code >= 0 else 128 - self.code
+
+    @property
+    def what(self) -> str:
+        """In words, for one that broke down."""
+        if self.code == HANG_EXIT:
+            return "a step hung"
+        if self.code >= 0:
+            return f"the process ended with exit code {self.code}"
+        what = f"the process died of {signal.Signals(-self.code).name}"
+        return what + (" while it read an image or a video" if self.in_media else "")
 
 
 def is_supervised() -> bool:
@@ -70,49 +97,70 @@ def supervise(arguments: list[str], progress: Callable[[], int]) -> int:
     restarts, before, cause = 0, progress(), ""
     while True:
         kills = num_memory_kills()
-        code, trace, peak = _run(arguments, {**os.environ, CHILD: str(os.getpid()), CAUSE: cause})
-        if code == -signal.SIGKILL:
-            what = how_killed(kills, num_memory_kills(), peak)
+        with started(arguments, cause) as process:
+            ended = _wait(process)
+        if ended.code == -signal.SIGKILL:
+            what = how_killed(kills, num_memory_kills(), ended.peak_bytes)
             print(f"mmengine: {what}. {GOES_ON}", file=sys.stderr)
-        if code != HANG_EXIT and -code not in FATAL:
-            return code if code >= 0 else 128 - code
+        if ended.code != HANG_EXIT and -ended.code not in FATAL:
+            return ended.exit_code
         now = progress()
         restarts, before = (restarts + 1 if now == before else 1), now
-        in_media = _crashed_in_media(trace)
-        what = "a step hung" if code == HANG_EXIT else f"the process died of {signal.Signals(-code).name}"
-        what += " while it read an image or a video" if in_media else ""
-        if restarts > (MAX_MEDIA_RESTARTS if in_media else MAX_RESTARTS):
-            raise MMEngineError(f"given up after {restarts - 1} restarts without a new answer: {what}")
-        print(f"mmengine: {what}; starting again", file=sys.stderr)
-        cause = "" if in_media else what  # no step is to blame for a crash in a decoder
+        if restarts > (MAX_MEDIA_RESTARTS if ended.in_media else MAX_RESTARTS):
+            raise MMEngineError(f"given up after {restarts - 1} restarts without a new answer: {ended.what}")
+        print(f"mmengine: {ended.what}; starting again", file=sys.stderr)
+        cause = "" if ended.in_media else ended.what  # no step is to blame for a crash in a decoder
 
 
-def _crashed_in_media(trace: str) -> bool:
-    """Whether native code crashed on a thread that prepared a prompt, by faulthandler's words."""
-    _, _, crashed = trace.partition("Current thread")
-    return "/serve/prompts.py" in crashed.partition("\n\n")[0]
+class Process(NamedTuple):
+    """One that runs. `trace`: the file where it says in what native code crashed."""
+
+    popen: subprocess.Popen
+    trace: str
+
+    def ended(self, status: int, peak_rss: int) -> Ended:
+        """`status` and `peak_rss` as wait4 gives them."""
+        self.popen.returncode = os.waitstatus_to_exitcode(status)
+        with open(self.trace, errors="replace") as trace:
+            return Ended(self.popen.returncode, trace.read(), peak_rss * MAX_RSS_UNIT)
 
 
-def _run(arguments: list[str], environment: dict[str, str]) -> Ended:
-    with tempfile.NamedTemporaryFile("r", prefix="mmengine-crash-", errors="replace") as trace:
-        process = subprocess.Popen([*COMMAND, *arguments], env={**environment, TRACE: trace.name})
-        code, peak_bytes = _wait(process)
-        return Ended(code, trace.read(), peak_bytes)
+@contextmanager
+def started(
+    arguments: Sequence[str],
+    cause: str,
+    environment: Mapping[str, str] | None = None,
+    fds: Sequence[int] = (),
+    own_group: bool = False,
+) -> Iterator[Process]:
+    """`mmengine` with `arguments` in a process of its own, which has ended when this does. `cause`: how the
+    one before ended. `fds`: descriptors that it inherits. `own_group`: it hears of signals by this
+    process alone, and not of those of a terminal. Raises CannotStart."""
+    with ExitStack() as opened:
+        try:
+            trace = opened.enter_context(tempfile.NamedTemporaryFile(prefix="mmengine-crash-"))
+            ours = {CHILD: str(os.getpid()), CAUSE: cause, TRACE: trace.name}
+            popen = subprocess.Popen(
+                [*COMMAND, *arguments],
+                env={**os.environ, **(environment or {}), **ours},
+                pass_fds=fds,
+                process_group=0 if own_group else None,
+            )
+        except OSError as error:
+            raise CannotStart(f"no process can be started: {error.strerror or error}") from None
+        yield Process(popen, trace.name)
 
 
-def _wait(process: subprocess.Popen) -> tuple[int, int]:
-    """The exit code, and the most memory that the process held, in bytes."""
-
+def _wait(process: Process) -> Ended:
     def forward(number: int, frame: FrameType | None) -> None:
-        os.kill(process.pid, number)  # its id is its own until wait4 returns
+        os.kill(process.popen.pid, number)  # its id is its own until wait4 returns
 
     # Ctrl-C reaches the whole foreground group; a signal to this process alone is passed on.
     before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
     before[signal.SIGTERM] = signal.signal(signal.SIGTERM, forward)
     try:
-        _, status, usage = os.wait4(process.pid, 0)  # unlike wait, it says what the process used
-        process.returncode = os.waitstatus_to_exitcode(status)
-        return process.returncode, usage.ru_maxrss * MAX_RSS_UNIT
+        _, status, usage = os.wait4(process.popen.pid, 0)  # unlike wait, it says what the process used
+        return process.ended(status, usage.ru_maxrss)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

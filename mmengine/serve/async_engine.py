@@ -165,7 +165,8 @@ class AsyncEngine(AsyncForms, AsyncLeft):
         """What `Engine.readiness` says, whether the engine's thread lives and its step returns, and how
         preparation gets on. Any thread may ask."""
         if self._failure is not None or not self._thread.is_alive():
-            return Readiness((f"the engine stopped: {self._failure or 'it was closed'}",))
+            why = str(self._failure or "it was closed").removeprefix("the engine stopped: ")
+            return Readiness((f"the engine stopped: {why}",), is_over=True)
         reasons = self._engine.readiness().reasons
         standing = self._preparation.standing()
         reasons += standing.reasons

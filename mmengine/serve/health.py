@@ -15,6 +15,7 @@ class Readiness:
     reasons: tuple[str, ...] = ()
     num_preparing: int = 0  # requests whose prompts are prepared, or wait for that
     oldest_preparing_s: float = 0.0  # since the submit of the first of them
+    is_over: bool = False  # whether this engine will never be ready again
 
     @property
     def ready(self) -> bool:

@@ -178,7 +178,7 @@ class Reader:
     def take(self) -> list[RequestOutput]:
         found = self._record.items[self._at : self._at + TAKEN_AT_ONCE]
         self._at += len(found)
-        if self.is_over or self.backlog or not self._record.is_over:
+        if self.is_over or self._at < len(self._record.items) or not self._record.is_over:
             return found
         self.completion = self._record.completion
         if self._record.error is None:
@@ -190,7 +190,9 @@ class Reader:
 
     @property
     def backlog(self) -> int:
-        return len(self._record.items) - self._at
+        """An error at the end counts, as a stream counts it: else nobody would take it."""
+        ends = self._record.error is not None and not self.is_over
+        return len(self._record.items) - self._at + ends
 
     @property
     def reasoning(self) -> ReasoningTokens:

@@ -19,7 +19,8 @@ class Admission:
             settings.max_body_bytes, settings.max_bodies_bytes, settings.body_timeout_s, self.rate
         )
         self.shares = Shares(engine.max_open, settings.key_share, self.bodies, self.rate)
-        self.is_draining = False
+        self.is_ending = False  # nobody should send another call
+        self.is_draining = False  # none is taken
 
     @property
     def has_several_keys(self) -> bool:
@@ -30,7 +31,7 @@ class Admission:
         """A call of this key begins; `give` ends it. Raises ApiError."""
         if (why := self.draining()) is not None:
             raise why
-        reasons = self.reasons()
+        reasons = self._of_engine()
         if reasons:
             raise not_ready(reasons, self.retry_later_s())
         self.shares.take(owner, is_alone=not self._keys.are_several)
@@ -44,8 +45,11 @@ class Admission:
 
     def reasons(self) -> tuple[str, ...]:
         """Why no call should be sent here, for anybody to read."""
-        if (why := self.draining()) is not None:
-            return (why.body.message,)
+        if self.is_ending or self.is_draining:
+            return (shutting_down(self.retry_later_s()).body.message,)
+        return self._of_engine()
+
+    def _of_engine(self) -> tuple[str, ...]:
         return tuple(map(without_details, self._engine.readiness().reasons))
 
     def draining(self) -> ApiError | None:

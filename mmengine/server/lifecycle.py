@@ -5,10 +5,10 @@ import base64
 import gc
 import io
 import logging
-import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from types import FrameType
@@ -17,13 +17,14 @@ import uvicorn
 import uvloop
 from PIL import Image
 
-from mmengine.errors import ConfigError, InvalidMedia, InvalidRequest, MMEngineError
+from mmengine.errors import ExecutorFailed, InvalidMedia, InvalidRequest, MMEngineError
 from mmengine.processing.fetch.door import MediaDoor
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import Prompt
 from mmengine.server.app import App
 from mmengine.server.auth import ApiKeys
+from mmengine.server.beats import BEAT_S, Beat, Beats
 from mmengine.server.keep.everything import Keep
 from mmengine.server.protocol import http_protocol
 from mmengine.server.settings import ServerSettings
@@ -31,6 +32,7 @@ from mmengine.server.tls import tls_options
 
 SWITCH_S = 0.0005  # that a thread keeps the interpreter while the event loop waits; Python's own is 5 ms
 LAST_WORDS_S = 1.0  # to tell the callers that are left, when the server ends
+LOOK_S = 0.05  # between looks at what a supervisor is to hear
 WARM_UP_TOKENS = 2  # a prefill, and a step that decodes
 WARM_UP_PIXELS = 64  # a side
 
@@ -42,12 +44,29 @@ class _Uvicorn(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, app: App):
         super().__init__(config)
         self._app = app
+        self._loop: asyncio.AbstractEventLoop | None = None  # when it listens, as the sockets
+        self._sockets: list[socket.socket] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop, self._sockets = asyncio.get_running_loop(), sockets or []
+        await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit
-        self.should_exit = self._app.admission.is_draining = True
+        self.should_exit = self._app.admission.is_ending = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._take_no_more)
+
+    def _take_no_more(self) -> None:
+        """Who connects from now on waits for another process, where one has the socket too; who has connected
+        is answered until `shutdown`, a tenth of a second later."""
+        for server in self.servers:
+            server.close()
+        for each in self._sockets:
+            each.close()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.admission.is_draining = True
         await super().shutdown(sockets)
         waiting = set(self.server_state.tasks)
         if self.force_exit:  # else they were told when drain_s was over
@@ -55,29 +74,6 @@ class _Uvicorn(uvicorn.Server):
                 task.cancel()
         if waiting:
             await asyncio.wait(waiting, timeout=LAST_WORDS_S)
-
-
-def listen(settings: ServerSettings) -> socket.socket:
-    """The bound socket. Raises ConfigError where the address cannot be had."""
-    try:
-        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        bound = socket.create_server(
-            (settings.host, settings.port), family=family, backlog=settings.max_connections
-        )
-    except OSError as error:
-        address = f"{settings.host}:{settings.port}"
-        raise ConfigError(
-            f"cannot listen on {address} ({_why(error)}); choose another --host or --port"
-        ) from None
-    bound.setblocking(False)
-    return bound
-
-
-def _why(error: OSError) -> str:
-    """Of an error with a socket: the system's own words, which Python puts the address behind."""
-    if isinstance(error, socket.gaierror) or error.errno is None:
-        return (error.strerror or str(error)).partition(" (while")[0]
-    return os.strerror(error.errno)
 
 
 def run(serving: Coroutine[None, None, None]) -> None:
@@ -95,32 +91,77 @@ async def serve(
     listening: Callable[[], None],
     door: MediaDoor | None = None,
     open_keep: Callable[[], Keep] | None = None,
+    beats: Beats | None = None,
+    in_haste: bool = False,
 ) -> None:
     """Answer until a signal ends it; the engine is closed then. `listening`: called when a step has run and
-    the socket is served. `door`: to media that messages name. `open_keep`: to what is kept beside the
-    log."""
-    keep = None
+    the socket is served. `door`: to media that messages name. `open_keep`: to what is kept beside the log.
+    `beats`: to a supervisor, which hears how things stand; then an engine that stops raises ExecutorFailed,
+    for another process to take its place. `in_haste`: clients of the process before wait, and are answered
+    while the first steps run."""
+    pulse = _Pulse(engine, beats)
+    tasks, keep = [asyncio.create_task(pulse.beat())], None
     try:
         keep = open_keep() if open_keep is not None else None
-        await _warm_up(engine, settings.chat_template)
+        if in_haste:
+            tasks.append(asyncio.create_task(_warm_up_meanwhile(engine, settings.chat_template)))
+            gc.freeze()  # of what is garbage by now there are some thousand objects
+        else:
+            await _warm_up(engine, settings.chat_template)
+            keep_for_good()
         app = App(engine, settings, keys, names, door, keep)
-        keep_for_good()
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the app says what there is to say
         server = web_server(app, settings)
+        pulse.app, pulse.server = app, server
         with suppress(NotImplementedError, ValueError):  # not on the main thread
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, keys)
         running = asyncio.create_task(app.run())
-        telling = asyncio.create_task(_tell(server, listening))
+        tasks.append(asyncio.create_task(_tell(server, listening)))
         try:
             await server.serve(sockets=[bound])
         finally:
             running.cancel()
-            telling.cancel()
             await asyncio.gather(running, return_exceptions=True)  # what batches wrote is on the disk then
     finally:
         await engine.close(leave=True)
         if keep is not None:
             keep.close()
+        for task in tasks:
+            task.cancel()
+    if pulse.failure:
+        raise ExecutorFailed(pulse.failure)
+
+
+class _Pulse:
+    """Tells a supervisor how things stand, and ends a server whose engine stopped: another process can load
+    the model again, which this one cannot."""
+
+    def __init__(self, engine: AsyncEngine, beats: Beats | None):
+        self._engine, self._beats = engine, beats
+        self.app: App | None = None  # when it was made, as the server
+        self.server: uvicorn.Server | None = None
+        self.failure = ""
+
+    async def beat(self) -> None:
+        """Until it is cancelled."""
+        told, due = 0, 0.0
+        while self._beats is not None:
+            tokens = max(0, self._engine.stats().num_output_tokens - 2 * WARM_UP_TOKENS)
+            now = time.monotonic()
+            if now >= due or tokens != told:
+                self._tell(self._beats, tokens)
+                told, due = tokens, now + BEAT_S
+            await asyncio.sleep(LOOK_S)
+
+    def _tell(self, beats: Beats, tokens: int) -> None:
+        server, readiness = self.server, self._engine.readiness()
+        reasons, later_s = readiness.reasons, 1
+        if self.app is not None:
+            reasons, later_s = self.app.admission.reasons(), self.app.admission.retry_later_s()
+        beats.tell(Beat(True, True, server is not None and server.started, reasons, later_s, tokens))
+        if readiness.is_over and server is not None and not server.should_exit:
+            self.failure = readiness.reasons[0]
+            server.should_exit = True
 
 
 def keep_for_good() -> None:
@@ -169,6 +210,13 @@ async def _warm_up(engine: AsyncEngine, chat_template: str) -> None:
         await engine.generate(prompt, max_tokens=WARM_UP_TOKENS, response_format=form)
     except (InvalidRequest, InvalidMedia) as error:
         operator_log.warning("no first step with an image and a form", reason=str(error))
+
+
+async def _warm_up_meanwhile(engine: AsyncEngine, chat_template: str) -> None:
+    with suppress(
+        MMEngineError
+    ):  # the queue is full, or the server ends: callers hear of it, where it matters
+        await _warm_up(engine, chat_template)
 
 
 def _picture() -> str:

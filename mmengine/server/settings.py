@@ -18,6 +18,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000  # 0: one that is free
+    health_host: str = ""  # "": host
+    health_port: Annotated[int, Meta(ge=0, le=65535)] | None = None  # of a supervisor; 0: one that is free
     served_model_names: tuple[str, ...] = ()  # (): the model's own name
     chat_template: str = ""  # source of another one than the model's
     generation_config: Literal["auto", "none"] = "auto"  # whose sampling is the default; none: OpenAI's

@@ -12,7 +12,8 @@ from mmengine.serve.async_engine import AsyncEngine
 from mmengine.server.app import App
 from mmengine.server.auth import ApiKeys
 from mmengine.server.keep.everything import Keep
-from mmengine.server.lifecycle import listen, web_server
+from mmengine.server.lifecycle import web_server
+from mmengine.server.listening import listen
 from mmengine.server.settings import ServerSettings
 from tests.serve.serve_fakes import EchoExecutor, builder
 from tests.server.openai_answers import CHAT, COMPLETIONS, check_answer, check_stream, events_of

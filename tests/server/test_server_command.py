@@ -152,6 +152,30 @@ def test_the_first_steps_have_run_before_anybody_may_come(process):
     assert second.media and second.grammar is not None and not second.envelope
 
 
+def test_an_engine_that_is_killed_is_followed_by_another_on_the_same_socket(process):
+    """Who comes meanwhile waits; keys are as they were, and the first steps run beside the answer."""
+    started, folder, address = process
+    (child,) = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
+    os.kill(int(child), signal.SIGKILL)
+    while Path(f"/proc/{child}").exists():
+        time.sleep(0.01)
+    os.kill(started.pid, signal.SIGHUP)  # keys are read again when there is somebody to do it
+    asked = {"messages": [{"role": "user", "content": "What is a triangle?"}], "max_tokens": 5}
+    begun = time.monotonic()
+    status, answer = call(address, "/v1/chat/completions", asked)
+    print(f"answered {time.monotonic() - begun:.1f} s after the engine's process had ended")
+    assert status == 200 and answer["usage"]["completion_tokens"] == 5
+    said = (folder / "err").read_text()
+    assert "the process was killed (SIGKILL), " in said and "; starting again\n" in said
+    assert started.poll() is None and said.count("serving shapes, other at") == 2
+    for _ in range(100):
+        if "API keys reloaded" in (folder / "err").read_text().rpartition("starting again")[2]:
+            break
+        time.sleep(0.02)
+    else:
+        raise AssertionError("SIGHUP was lost")
+
+
 def test_sigterm_ends_it_and_the_log_verifies(process):
     started, folder, _ = process
     started.send_signal(signal.SIGTERM)

@@ -3,6 +3,7 @@
 import http.client
 import json
 import threading
+import time
 
 import pytest
 
@@ -217,3 +218,24 @@ def test_prompts_of_a_call_come_together_or_not_at_all(left, tmp_path):
         answer = server.call("/v1/completions", body, RETRY)[2]
     assert [choice["text"] for choice in answer["choices"]] == ["X" * 100, "Y" * 100]
     assert list(ends(tmp_path / "log").values()) == ["stop", "stop"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_stops_is_told_to_who_has_read_all_there_is(stream, monkeypatch):
+    with served(executor_class=SlowEcho) as one:
+        step, steps = one.engine._engine.step, iter(range(100))
+
+        def stops(**options):
+            if next(steps) >= 5:
+                time.sleep(0.2)  # what came before is read by then
+                raise RuntimeError("a bug")
+            return step(**options)
+
+        monkeypatch.setattr(one.engine._engine, "step", stops)
+        connection = http.client.HTTPConnection("127.0.0.1", one.port, timeout=5)
+        connection.request("POST", CHAT, json.dumps(asked(stream=stream)), {"idempotency-key": "a"})
+        response = connection.getresponse()
+        text = response.read().decode()
+        connection.close()
+    assert response.status == (200 if stream else 503)
+    assert '"code":"engine_failed"' in (events_of(text)[-2] if stream else text)

@@ -18,7 +18,7 @@ from mmengine.cli.main import app
 from mmengine.cli.serve_options import server_settings
 from mmengine.events.segment import segment_name
 from mmengine.server import lifecycle
-from mmengine.server.lifecycle import listen
+from mmengine.server.listening import listen
 from tests.cli.cli_process import call_cli
 from tests.server.running import served
 
@@ -33,11 +33,11 @@ def started(monkeypatch):
 
     kept = SimpleNamespace()
 
-    def engine(model, log, config):
+    def engine(model, log, config, beats):
         kept.model, kept.log, kept.config = model, log, config
         return "an engine"
 
-    def serving(engine, settings, keys, names, bound, listening, door, open_keep):
+    def serving(engine, settings, keys, names, bound, listening, door, *given):
         kept.settings, kept.keys, kept.names = settings, keys, names
         listening()
 
@@ -73,13 +73,16 @@ def test_each_engine_option_of_run_is_one_of_serve():
 def test_each_flag_is_a_variable_and_a_line_of_a_file_too(started, tmp_path, monkeypatch):
     """All of them at once, each with another value than its own, in three ways."""
     somewhere = partial(msgspec.structs.replace, port=0)  # whoever has 8001
-    monkeypatch.setattr(lifecycle, "listen", lambda settings: listen(somewhere(settings)))
+    monkeypatch.setattr("mmengine.server.listening.listen", lambda settings: listen(somewhere(settings)))
     monkeypatch.setattr("mmengine.server.tls.check_tls", lambda settings: None)
     monkeypatch.setattr("mmengine.cli.serve.check_template", lambda *given: None)
+    monkeypatch.setattr("mmengine.cli.serve.check_supervised", lambda settings: None)
     for name in ("keys", "template"):
         (tmp_path / name).write_text("a")
     given = {
         "--host": "localhost",
+        "--health-host": "localhost",
+        "--health-port": 8002,
         "--port": 8001,
         "--served-model-name": ["one", "two"],
         "--api-key-file": tmp_path / "keys",

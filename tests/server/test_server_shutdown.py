@@ -1,5 +1,6 @@
 """A server that is told to end: streams finish, and whoever goes on with its log finishes what does not."""
 
+import http.client
 import json
 import socket
 import threading
@@ -13,6 +14,7 @@ from mmengine.replay.checked import CheckedLog
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.server.errors import ApiError
 from tests.serve.serve_fakes import builder
+from tests.server import running
 from tests.server.running import SlowEcho, opened, served, wait_for
 
 ASKED = {"messages": [{"role": "user", "content": "a" * 300}]}
@@ -50,7 +52,8 @@ def test_streams_finish_when_the_server_is_told_to_end():
         connection = opened(one)
         assert b"200 OK" in connection.recv(4096)
         one.stop()
-        assert isinstance(one.app.admission.draining(), ApiError)
+        assert one.app.admission.reasons()[0].startswith("the server is shutting down")
+        wait_for(lambda: isinstance(one.app.admission.draining(), ApiError))
         rest = b""
         while data := connection.recv(65536):
             rest += data
@@ -125,6 +128,33 @@ def test_a_body_that_comes_while_the_server_ends_is_sent_away():
         one.stop()
         rest = all_of(connection)
     assert rest.startswith(b"HTTP/1.1 503 ") and b'"code":"shutting_down"' in rest
+
+
+def test_who_connects_while_it_ends_is_answered_by_the_next_on_the_same_socket(monkeypatch):
+    """Where another process has the socket too: nobody is sent away, and no connection breaks."""
+    answers = []
+
+    def ask():
+        for _ in range(3):
+            answers.append(post(bound.getsockname()[1])[0])
+
+    def post(port):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("POST", "/v1/chat/completions", json.dumps({**ASKED, "max_tokens": 1}))
+        response = connection.getresponse()
+        return response.status, response.read()
+
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        monkeypatch.setattr(running, "listen", lambda settings: bound.dup())
+        with served() as first:
+            assert post(first.port)[0] == 200
+            first.stop()
+            asking = threading.Thread(target=ask)
+            asking.start()
+            first._thread.join(20)
+        with served():
+            asking.join(20)
+    assert answers == [200, 200, 200]
 
 
 def test_who_comes_while_it_ends_is_sent_away():

@@ -1,0 +1,224 @@
+"""`mmengine serve` with a log, above the process that answers: it has the listening socket, so who connects
+while there is no engine waits for the next one, it starts that, and it says how things stand.
+
+It has no torch, no model and no event log, and takes what no request can reach: clients are accepted by the
+engine's process alone, which inherits the socket.
+"""
+
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from math import ceil
+from types import FrameType
+
+from mmengine.cli.loading import say
+from mmengine.cli.memory_kills import how_killed, num_memory_kills
+from mmengine.cli.restarts import Life, Restarts
+from mmengine.cli.supervisor import HANG_EXIT, CannotStart, Ended, Process, started
+from mmengine.server.beats import Beat, Heard
+from mmengine.server.errors import LATER_S
+from mmengine.server.health_port import Health, HealthPort
+
+SOCKET = "MMENGINE_SOCKET"  # environment: the descriptor of the listening socket
+BEATS = "MMENGINE_BEATS"  # environment: the descriptor by which the engine's process is heard
+HASTE = "MMENGINE_IN_HASTE"  # environment: there where a process before this one has served
+INTERRUPTED = 130
+ENDS = (signal.SIGTERM, signal.SIGINT)
+LATE_S = 5.0  # of silence, after which an engine counts as frozen
+FROZEN_S = 600.0  # of silence, after which its process is killed
+LAST_WORDS_S = 5.0  # that the engine's process has after a second signal
+LONGEST_RETRY_S = 60
+
+
+class Guard:
+    """`arguments`: of the command that serves. `health`: a bound socket to answer about health on."""
+
+    def __init__(self, arguments: Sequence[str], bound: socket.socket, health: socket.socket | None) -> None:
+        self._arguments, self._bound = arguments, bound
+        self._selector = selectors.DefaultSelector()
+        self._health = None if health is None else HealthPort(health, self._selector, self.health)
+        self._restarts = Restarts()
+        self._signals: list[int] = []  # that came and were not looked at yet
+        self._num_ends = 0  # signals to end
+        self._reloads = False  # whether SIGHUP waits for an engine that serves
+        self._running: _Running | None = None
+        self._kill_at = float("inf")
+        self._load_s = float(LATER_S)  # that the last engine took until it served
+        self._has_served = False
+
+    def run(self) -> int:
+        """Until it is told to end, or the engine's process ends by itself or cannot be started; gives the
+        exit code. Raises MMEngineError when it breaks down again and again."""
+        with self._hearing_signals():
+            while not self._num_ends:
+                try:
+                    code = self._one_life()
+                except CannotStart as error:
+                    if not self._has_served:
+                        raise
+                    code = None
+                    self._pause(Life(Ended(1, "", 0), False, 0, 0.0, (str(error),)), str(error))
+                if code is not None:
+                    return code
+        return 0
+
+    def health(self) -> Health:
+        """As of now."""
+        running = self._running
+        if running is None:
+            return Health(("the engine broke down and is started again",), self._retry_after_s(0.0), False)
+        silent_s = time.monotonic() - running.heard_at
+        if running.beat.is_regular and silent_s > LATE_S:
+            why = f"nothing was heard of the engine for {silent_s:.0f} seconds"
+            return Health((why,), LATER_S, is_told=False, is_alive=False)
+        if not running.beat.is_serving:
+            why = "the first steps run" if running.beat.is_built else "the model is being loaded"
+            return Health((why,), self._retry_after_s(time.monotonic() - running.begun), False)
+        return Health(running.beat.reasons, running.beat.retry_after_s, True)
+
+    def _retry_after_s(self, waited_s: float) -> int:
+        return max(1, min(LONGEST_RETRY_S, ceil(self._load_s - waited_s)))
+
+    def _one_life(self) -> int | None:
+        """Of the engine's process. None: it broke down, and is to be started again."""
+        kills = num_memory_kills()
+        with closing(Heard.pair()) as heard:
+            running, ended = self._watched(heard)
+        if self._num_ends or ended.code in (0, INTERRUPTED) or -ended.code in ENDS:
+            return ended.exit_code
+        after = num_memory_kills()
+        by_memory = kills is not None and after is not None and after > kills
+        is_built = running.beat.is_built
+        life = Life(
+            ended, is_built, running.beat.num_tokens, running.served_s, running.beat.reasons, by_memory
+        )
+        if ended.code > 0 and ended.code != HANG_EXIT and not self._has_served:
+            return ended.code  # it refused to begin, and has said why
+        is_killed = ended.code == -signal.SIGKILL
+        self._pause(life, how_killed(kills, after, ended.peak_bytes) if is_killed else life.what)
+        return None
+
+    def _watched(self, heard: Heard) -> tuple["_Running", Ended]:
+        """A process that ran, and how it ended."""
+        fds = self._bound.fileno(), heard.mouth.fileno()
+        environment = {SOCKET: str(fds[0]), BEATS: str(fds[1]), **({HASTE: "1"} if self._has_served else {})}
+        with started(self._arguments, self._restarts.cause, environment, fds, own_group=True) as process:
+            heard.mouth.close()  # the other process has it
+            running = self._running = _Running(process.popen.pid, heard)
+            self._selector.register(heard.ear, selectors.EVENT_READ, self._hear)
+            ended = self._watch(process, running)
+            self._hear()  # its last words
+            self._selector.unregister(heard.ear)
+            self._running = None
+        return running, ended
+
+    def _watch(self, process: Process, running: "_Running") -> Ended:
+        while True:
+            found, status, usage = os.wait4(-1, os.WNOHANG)
+            if found == running.pid:
+                return process.ended(status, usage.ru_maxrss)
+            if found:  # an orphan of its own, where this is the first process of a container
+                continue
+            self._turn(self._due(running))
+            if self._reloads and running.beat.is_serving:
+                self._reloads = False
+                os.kill(running.pid, signal.SIGHUP)
+            if time.monotonic() >= self._due(running):
+                if not self._num_ends:
+                    say(f"nothing was heard of the engine for {FROZEN_S:g} s: it is frozen, and killed")
+                running.is_killed = True
+                os.kill(running.pid, signal.SIGKILL)
+
+    def _due(self, running: "_Running") -> float:
+        """When the engine's process is to be killed."""
+        if running.is_killed:
+            return float("inf")
+        return min(self._kill_at, running.heard_at + FROZEN_S if running.beat.is_regular else float("inf"))
+
+    def _pause(self, life: Life, what: str) -> None:
+        """Say `what` has happened, and wait before the next process."""
+        pause_s = self._restarts.pause_s(life)
+        say(f"{what}; starting again" + (f" in {pause_s:g} s" if pause_s else ""))
+        until = time.monotonic() + pause_s
+        while not self._num_ends and time.monotonic() < until:
+            self._turn(until)
+
+    def _turn(self, until: float) -> None:
+        """Wait for something to happen, at most until then, and do what is to be done."""
+        waits = [until - time.monotonic()]
+        if self._health is not None and (wait_s := self._health.wait_s()) is not None:
+            waits.append(wait_s)
+        timeout = min(waits)
+        for key, _ in self._selector.select(None if timeout == float("inf") else max(0.0, timeout)):
+            key.data()
+        if self._health is not None:
+            self._health.tidy()
+        while self._signals:
+            self._heed(self._signals.pop(0))
+
+    def _hear(self) -> None:
+        running = self._running
+        beat = running.heard.newest() if running is not None else None
+        if running is None or beat is None:
+            return
+        now = time.monotonic()
+        if beat.is_serving and not running.beat.is_serving:
+            running.serving_since, self._load_s, self._has_served = now, now - running.begun, True
+        running.beat, running.heard_at = beat, now
+
+    def _heed(self, number: int) -> None:
+        """A signal. What ends the engine's process is passed on: the first lets streams finish, the second
+        has them told, and who does not end by then is killed."""
+        running = self._running
+        if number == signal.SIGHUP:
+            self._reloads = True  # passed on when an engine serves: before, nobody would read keys again
+        elif number in ENDS:
+            self._num_ends += 1
+            self._bound.close()  # else who connects from now on would wait for nobody
+            if self._num_ends == 2:
+                self._kill_at = time.monotonic() + LAST_WORDS_S
+            if running is not None:
+                os.kill(running.pid, number if self._num_ends <= 2 else signal.SIGKILL)
+
+    @contextmanager
+    def _hearing_signals(self) -> Iterator[None]:
+        def note(number: int, frame: FrameType | None) -> None:
+            self._signals.append(number)
+
+        wakes, awake = socket.socketpair()
+        wakes.setblocking(False)
+        awake.setblocking(False)
+        self._selector.register(wakes, selectors.EVENT_READ, lambda: wakes.recv(4096))
+        heard = (*ENDS, signal.SIGHUP, signal.SIGCHLD)
+        before = {number: signal.signal(number, note) for number in heard}
+        fd = signal.set_wakeup_fd(awake.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(fd)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            if self._health is not None:
+                self._health.close()
+            self._selector.close()
+            wakes.close()
+            awake.close()
+
+
+class _Running:
+    """The engine's process, and what was heard of it."""
+
+    def __init__(self, pid: int, heard: Heard) -> None:
+        self.pid, self.heard = pid, heard
+        self.begun = self.heard_at = time.monotonic()
+        self.beat = Beat()
+        self.serving_since: float | None = None
+        self.is_killed = False
+
+    @property
+    def served_s(self) -> float:
+        return 0.0 if self.serving_since is None else time.monotonic() - self.serving_since

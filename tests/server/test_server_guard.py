@@ -1,0 +1,238 @@
+"""The supervisor of a server: it outlives what answers, starts that again, and says how things stand."""
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+
+import pytest
+
+from mmengine.cli import restarts, serve, supervisor
+from mmengine.cli.guard import Guard
+from mmengine.cli.restarts import BLAMED_KILLS, MAX_FAILED_LOADS, Life, Restarts
+from mmengine.cli.supervisor import HANG_EXIT, MAX_RESTARTS, CannotStart, Ended
+from mmengine.errors import MMEngineError
+from mmengine.events.lock import lock
+from tests.cli.cli_process import call_cli
+from tests.server.guarded import free_port, guarded
+
+HEAVY = ("torch", "transformers", "numpy", "PIL", "uvicorn", "starlette", "uvloop", "structlog", "asyncio")
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_the_socket_outlives_what_answers_and_nothing_heavy_is_there(tmp_path):
+    """A kill, and a crash: who comes meanwhile waits and is answered by the next. SIGTERM ends both."""
+    port = free_port()
+    with guarded(tmp_path, options=("--port", port, "--health-port", "0")) as one:
+        one.wait_for(lambda: one.num_lives == 1)
+        assert one.ask(port) == "life 0"
+        assert one.health()[::2] == (200, '{"status":"ready","reasons":[]}')
+        pid, cause = one.life(0)
+        assert cause == ""
+        os.kill(pid, signal.SIGKILL)
+        assert one.ask(port, "token") == "life 1", "it waited in the backlog"
+        assert one.life(1)[1] == "", "who is killed has not to blame its step"
+        assert one.ask(port, "die SIGSEGV") == "life 1"
+        assert one.ask(port, "unwell") == "life 2"
+        assert one.life(2)[1] == "the process died of SIGSEGV"
+        one.wait_for(lambda: one.health()[0] == 503)
+        status, headers, body = one.health()
+        assert json.loads(body) == {"status": "not ready", "reasons": ["a reason"]}
+        assert headers["retry-after"] == "7" and one.health("/health/live")[0] == 200
+        one.process.send_signal(signal.SIGHUP)
+        one.wait_for((tmp_path / "hup").exists)
+        one.process.send_signal(signal.SIGTERM)
+        assert one.ends() == 0
+        assert not is_alive(one.life(2)[0]) and one.num_lives == 3
+        modules = one.said.partition("MODULES ")[2].splitlines()[0].split()
+        assert "mmengine" in modules and not set(HEAVY) & set(modules)
+        rss_mb = int(one.said.partition("VmRSS:")[2].split()[0]) / 1024
+        print(f"the supervisor holds {rss_mb:.1f} MB")
+        assert rss_mb < 60
+
+
+def test_health_while_there_is_no_engine_that_answers(tmp_path):
+    with guarded(tmp_path, ["loads", "serves"]) as one:
+        one.wait_for(lambda: one.num_lives == 1)
+        status, headers, body = one.health("/health/ready")
+        error = json.loads(body)["error"]
+        assert status == 503 and 1 <= int(headers["retry-after"]) <= 60
+        assert error == {
+            "message": "not ready: the model is being loaded",
+            "type": "server_error",
+            "param": None,
+            "code": "not_ready",
+        }
+        assert one.health("/health/live")[0] == 200, "to end it would only make it begin anew"
+        assert one.health("/metrics")[0] == 404
+        os.kill(one.life(0)[0], signal.SIGKILL)
+        one.wait_for(lambda: one.health()[0] == 200)
+
+
+def test_an_engine_that_is_frozen_does_not_look_healthy(tmp_path):
+    port = free_port()
+    with guarded(tmp_path, options=("--port", port, "--health-port", "0")) as one:
+        assert one.ask(port, "freeze") == "life 0"
+        one.wait_for(lambda: one.health()[0] == 503)
+        assert "nothing was heard of the engine for" in one.health()[2]
+        assert one.health("/health/live")[0] == 503
+        for _ in range(2):
+            one.process.send_signal(signal.SIGTERM)
+            time.sleep(0.1)  # two of the same at once would be one
+        assert one.ends() == 128 + signal.SIGKILL, "it did not end by itself, and was killed"
+
+
+def test_an_engine_that_stays_frozen_is_followed_by_another(tmp_path):
+    port = free_port()
+    with guarded(tmp_path, options=("--port", port), frozen_s=0.8) as one:
+        assert one.ask(port, "freeze") == "life 0"
+        assert one.ask(port) == "life 1"
+        assert "nothing was heard of the engine for 0.8 s: it is frozen, and killed" in one.said
+
+
+def test_a_first_signal_lets_it_drain_and_nobody_new_waits_for_nothing(tmp_path):
+    port = free_port()
+    with guarded(tmp_path, ["lingers"], options=("--port", port)) as one:
+        assert one.ask(port) == "life 0"
+        one.process.send_signal(signal.SIGTERM)
+        one.wait_for(lambda: "told 1" in one.said)
+        time.sleep(0.1)
+        assert one.process.poll() is None, "the child decides when it has drained"
+        one.process.send_signal(signal.SIGTERM)
+        assert one.ends() == 7 and "told 2" in one.said and one.num_lives == 1
+
+
+@pytest.mark.parametrize(
+    "plan, code, lives",
+    [
+        (["refuses 2"], 2, 1),
+        (["refuses 1"], 1, 1),
+        (["built exit 70"], 70, 1),
+        (["serving exit 0"], 0, 1),
+        (["loading SIGTERM"], 143, 1),
+        (["loading SIGABRT"], 1, MAX_FAILED_LOADS + 1),
+        (["built SIGSEGV", "refuses 2"], 2, 2),
+        (["serving exit 3", "refuses 1", "serving SIGKILL", "serving exit 0"], 0, 4),
+        (["loading SIGKILL", f"built exit {HANG_EXIT}", "serving exit 0"], 0, 3),
+    ],
+    ids=lambda value: ", ".join(value) if isinstance(value, list) else "",
+)
+def test_which_ends_are_passed_on(tmp_path, plan, code, lives):
+    """A refusal at the start and a clean end are; where it has served, a refusal may be of the moment."""
+    with guarded(tmp_path, plan, options=("--port", "0")) as one:
+        assert one.ends() == code, one.said
+        assert one.num_lives == lives and "Traceback" not in one.said
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch, capfd):
+    """As behind a kill for memory, where there is no room for another one yet; not at the beginning."""
+    monkeypatch.setattr(supervisor, "COMMAND", ("/no/such/program",))
+    monkeypatch.setattr(restarts, "MAX_PAUSE_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        with pytest.raises(CannotStart, match="no process can be started: No such file or directory"):
+            Guard([], bound, None).run()
+        one = Guard([], bound, None)
+        one._has_served = True
+        begin = restarts.Restarts.pause_s
+
+        def there_is_room_again(self, life):
+            if self._failed_loads == 2:
+                monkeypatch.setattr(supervisor, "COMMAND", (sys.executable, "-c", "pass"))
+            return begin(self, life)
+
+        monkeypatch.setattr(restarts.Restarts, "pause_s", there_is_room_again)
+        assert one.run() == 0
+    assert capfd.readouterr().err.count("No such file or directory; starting again") == 3
+
+
+def test_a_log_that_a_process_still_holds_is_waited_for(tmp_path, monkeypatch):
+    """As one does that was killed and has much memory to give back; another server holds it for longer."""
+    (tmp_path / "log").mkdir()
+    held = lock(tmp_path / "log")
+    with guarded(tmp_path) as one:
+        time.sleep(0.6)
+        assert not one.num_lives and one.process.poll() is None
+        os.close(held)
+        one.wait_for(lambda: one.num_lives)
+    held = lock(tmp_path / "log")
+    monkeypatch.setattr(serve, "LOCK_WAIT_S", 0.1)
+    result = call_cli("serve", "--log", tmp_path / "log", "--port", "0")
+    os.close(held)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"mmengine: another process writes the log in {tmp_path / 'log'}; end it")
+
+
+def test_both_killed_leave_nothing_behind(tmp_path):
+    port = free_port()
+    with guarded(tmp_path, options=("--port", port)) as one:
+        assert one.ask(port) == "life 0"
+        one.process.kill()
+        one.process.wait()
+        end = time.monotonic() + 10
+        while is_alive(one.life(0)[0]):
+            assert time.monotonic() < end, "it outlives its supervisor"
+            time.sleep(0.01)
+    with guarded(tmp_path, options=("--port", port)) as one:
+        one.life(1)
+        assert one.ask(port) == "life 1"
+
+
+def lived(code, *, is_built=True, num_tokens=0, served_s=0.0, by_memory=False, trace="", reasons=()):
+    return Life(Ended(code, trace, 0), is_built, num_tokens, served_s, reasons, by_memory)
+
+
+def test_pauses_grow_and_end_when_something_was_gained():
+    one = Restarts()
+    pauses = [one.pause_s(lived(-signal.SIGSEGV)) for _ in range(12)]
+    assert pauses[:4] == [0.0, 0.1, 0.2, 0.4] and pauses[-1] == 10.0
+    assert one.pause_s(lived(-signal.SIGSEGV, num_tokens=1)) == 0.0
+    assert one.pause_s(lived(-signal.SIGSEGV)) == 0.1
+    assert one.pause_s(lived(-signal.SIGSEGV, served_s=100.0)) == 0.0
+
+
+def test_it_gives_up_with_a_sentence():
+    one = Restarts()
+    for _ in range(MAX_RESTARTS):
+        one.pause_s(lived(70, reasons=("the engine stopped: a bug",)))
+    with pytest.raises(MMEngineError) as raised:
+        one.pause_s(lived(70, reasons=("the engine stopped: a bug",)))
+    assert str(raised.value) == (
+        f"given up after {MAX_RESTARTS} restarts without a new token: the process ended with exit code 70 "
+        "(the engine stopped: a bug); what was accepted stays in the log, and the same command goes on from "
+        "there"
+    )
+
+
+def test_who_has_the_blame():
+    """A step of the process that broke down; not for a kill by nobody knows whom, unless it comes again and
+    again, and not where no step can have run. A blame that nobody took up is not forgotten."""
+    one = Restarts()
+    one.pause_s(lived(-signal.SIGSEGV, num_tokens=5))
+    assert one.cause == "the process died of SIGSEGV"
+    one.pause_s(lived(-signal.SIGKILL, is_built=False))
+    assert one.cause == "the process died of SIGSEGV", "killed before it could read that"
+    one.pause_s(lived(-signal.SIGKILL, num_tokens=5))
+    assert one.cause == ""
+    for number in range(1, BLAMED_KILLS):
+        assert one.cause == "", number
+        one.pause_s(lived(-signal.SIGKILL))
+    assert one.cause == "the process was killed (SIGKILL)"
+    one = Restarts()
+    one.pause_s(lived(-signal.SIGKILL, by_memory=True))
+    assert one.cause == "the process was killed (SIGKILL), for memory"
+    one = Restarts()
+    one.pause_s(lived(-signal.SIGSEGV, is_built=False))
+    assert one.cause == "", "weights were not read yet"
+    one.pause_s(lived(-signal.SIGSEGV, trace='Current thread 1:\n  File "/a/serve/prompts.py"'))
+    assert one.cause == "", "a decoder crashed"
+    one.pause_s(lived(HANG_EXIT))
+    assert one.cause == "a step hung"

@@ -1,0 +1,227 @@
+"""The socket that a server answers on, as it is handed down; and the port for health, whoever comes there."""
+
+import configparser
+import json
+import os
+import selectors
+import signal
+import socket
+import time
+
+import pytest
+import typer
+
+from mmengine.cli.main import app
+from mmengine.errors import ConfigError
+from mmengine.server import health_port, listening
+from mmengine.server.beats import MAX_REASON_CHARS, Beat, Beats, Heard
+from mmengine.server.health_port import MAX_ASKING, MAX_HEAD_BYTES, Health, HealthPort, answer_to
+from mmengine.server.settings import ServerSettings
+from tests.server.guarded import ROOT, guarded
+
+COMMANDS = typer.main.get_command(app).commands
+
+
+def environment(**changed):
+    return {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "a", "A": "b", **changed}
+
+
+@pytest.fixture
+def third(monkeypatch):
+    """What stands in for descriptor 3."""
+
+    def use(fd):
+        monkeypatch.setattr(listening, "FIRST_FD", fd)
+
+    return use
+
+
+def test_a_socket_of_systemd_is_taken_and_not_handed_on(third):
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        where = bound.getsockname()
+        fd = os.dup(bound.fileno())
+    os.set_inheritable(fd, True)
+    third(fd)
+    given = environment()
+    with listening.given(given) as found:
+        assert found.getsockname() == where and not found.get_inheritable() and not found.getblocking()
+        assert given == {"A": "b"}
+        with socket.create_connection(where):
+            assert found.accept()[0].fileno() >= 0
+
+
+@pytest.mark.parametrize(
+    "changed", [{"LISTEN_PID": "1"}, {"LISTEN_PID": ""}, {"LISTEN_FDS": "0"}, {"LISTEN_FDS": "-1"}]
+)
+def test_sockets_that_are_meant_for_another_are_left(changed):
+    given = environment(**changed)
+    assert listening.given(given) is None and given == {"A": "b"}
+
+
+def test_what_is_no_socket_that_listens_is_refused_with_a_sentence(third, tmp_path):
+    with pytest.raises(ConfigError, match="systemd handed 2 sockets down, and one is served"):
+        listening.given(environment(LISTEN_FDS="2"))
+    for made in (
+        socket.socket(),
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM),
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM),
+    ):
+        third(made.detach())
+        with pytest.raises(ConfigError, match="is no socket of TCP that listens"):
+            listening.given(environment())
+        os.close(listening.FIRST_FD)
+    with (tmp_path / "file").open("w") as file:
+        third(file.fileno())
+        with pytest.raises(ConfigError, match="is no socket .Socket operation on non-socket"):
+            listening.given(environment())
+    third(10_000)
+    with pytest.raises(ConfigError, match="is no socket .Bad file descriptor"):
+        listening.given(environment())
+
+
+def test_who_connects_while_the_whole_server_is_started_again_is_answered(tmp_path):
+    """As under systemd, which holds the socket meanwhile."""
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        port = bound.getsockname()[1]
+        with guarded(tmp_path, options=("--port", "1"), given=bound) as one:
+            pid, _ = one.life(0)
+            assert one.ask(port) == "life 0"
+            with open(f"/proc/{pid}/environ", "rb") as environ:
+                assert b"LISTEN_" not in environ.read(), "a process below it has not to read them"
+            one.process.send_signal(signal.SIGTERM)
+            assert one.ends() == 0
+        waiting = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+        for connection in waiting:
+            connection.sendall(b"hello")
+        with guarded(tmp_path, options=("--port", "1"), given=bound):
+            for connection in waiting:
+                connection.settimeout(30)
+                assert connection.recv(100) == b"life 1"
+                connection.close()
+
+
+class Asked:
+    """A port for health that runs as long as somebody waits for it."""
+
+    def __init__(self):
+        self.selector = selectors.DefaultSelector()
+        self.bound = socket.create_server(("127.0.0.1", 0))
+        self.bound.setblocking(False)
+        self.port = HealthPort(self.bound, self.selector, lambda: Health((), 5, True))
+
+    def connect(self, data=b""):
+        connection = socket.create_connection(self.bound.getsockname())
+        connection.sendall(data)
+        connection.setblocking(False)
+        return connection
+
+    def turn(self, seconds=0.2):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for key, _ in self.selector.select(0.01):
+                key.data()
+            self.port.tidy()
+
+    def answer(self, connection):
+        """All that came; None: nothing yet."""
+        data = b""
+        try:
+            while piece := connection.recv(65536):
+                data += piece
+        except BlockingIOError:
+            return data or None
+        except ConnectionResetError:
+            return data
+        return data
+
+
+@pytest.fixture
+def asked():
+    one = Asked()
+    yield one
+    one.port.close()
+    assert not one.selector.get_map()
+
+
+def test_many_who_say_nothing_keep_nobody_from_asking(asked, monkeypatch):
+    monkeypatch.setattr(health_port, "ASKING_S", 0.4)
+    silent = [asked.connect(b"GET /he") for _ in range(MAX_ASKING + 20)]
+    asked.turn()
+    assert len(asked.port._asking) == MAX_ASKING
+    assert [asked.answer(each) for each in silent[:20]] == [b""] * 20, "the oldest make room"
+    answer = asked.connect(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
+    asked.turn(0.1)
+    assert asked.answer(answer).startswith(b"HTTP/1.1 200 OK\r\n")
+    asked.turn(0.5)
+    assert not asked.port._asking and asked.answer(silent[-1]) == b"", "their time is over"
+
+
+def test_heads_are_bounded_and_nobody_brings_it_down(asked):
+    long = asked.connect(b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * MAX_HEAD_BYTES)
+    asked.turn()
+    answer = asked.answer(long)
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 431 "), "told, or cut where more was unread"
+    for data in (b"\r\n\r\n", b"\xff\x00\r\n\r\n", b"GET\r\n\r\n", b"\x16\x03\x01 hello HTTP\r\n\r\n"):
+        connection = asked.connect(data)
+        asked.turn(0.05)
+        assert asked.answer(connection).startswith(b"HTTP/1.1 400 ")
+    in_pieces = asked.connect(b"GET /health/live HT")
+    asked.turn(0.05)
+    assert asked.answer(in_pieces) is None
+    in_pieces.sendall(b"TP/1.0\r\n\r\n")
+    asked.turn(0.05)
+    assert asked.answer(in_pieces).endswith(b'\r\n\r\n{"status":"alive"}')
+
+
+def said(line, health):
+    head, _, body = answer_to(f"{line}\r\nhost: a\r\n\r\n".encode(), lambda: health).partition(b"\r\n\r\n")
+    first, *headers = head.decode().split("\r\n")
+    return first.split(" ", 2)[1], dict(each.split(": ") for each in headers), body
+
+
+def test_what_is_answered_follows_who_knows_it():
+    loading, told = Health(("it loads",), 9, False), Health(("no room",), 3, True)
+    status, headers, body = said("GET /health/ready?a=b HTTP/1.1", loading)
+    assert (status, headers["retry-after"]) == ("503", "9") and json.loads(body)["error"][
+        "code"
+    ] == "not_ready"
+    status, headers, body = said("GET /health HTTP/1.1", told)
+    assert (status, headers["retry-after"]) == ("503", "3")
+    assert json.loads(body) == {"status": "not ready", "reasons": ["no room"]}
+    status, headers, body = said("HEAD /health HTTP/1.1", told)
+    assert status == "503" and int(headers["content-length"]) > 0 and body == b""
+    assert said("GET /health/live HTTP/1.1", loading)[0] == "200"
+    assert said("GET /health/live HTTP/1.1", Health(("silence",), 9, False, False))[0] == "503"
+    assert said("POST /health HTTP/1.1", told)[0] == "405" and said("GET /v1 HTTP/1.1", told)[0] == "404"
+
+
+def test_beats_arrive_and_wait_for_nobody():
+    heard = Heard.pair()
+    beats = Beats(os.dup(heard.mouth.fileno()))
+    assert heard.newest() is None
+    beats.tell_built()
+    for number in range(10_000):  # nobody reads: they are dropped
+        beats.tell(Beat(True, True, True, ("a" * 10_000,), 3, number))
+    found = heard.newest()
+    assert found.is_serving and found.reasons == ("a" * MAX_REASON_CHARS,) and found.num_tokens < 10_000
+    heard.mouth.send(b"not a beat")
+    assert heard.newest() is None
+    heard.close()
+
+
+def test_the_units_of_systemd_hold_what_the_page_and_the_command_have():
+    units = {}
+    for name in ("socket", "service"):
+        units[name] = configparser.ConfigParser(interpolation=None)
+        units[name].optionxform = str
+        units[name].read(ROOT / "deploy" / "systemd" / f"mmengine.{name}")
+    service = units["service"]["Service"]
+    known = {opt for each in COMMANDS["serve"].params for opt in each.opts}
+    assert {word for word in service["ExecStart"].split() if word.startswith("--")} <= known
+    assert units["socket"]["Socket"]["ListenStream"] == "127.0.0.1:8000"
+    settings = ServerSettings()
+    assert int(service["TimeoutStopSec"]) > settings.drain_s
+    assert int(units["socket"]["Socket"]["Backlog"]) == settings.max_connections
+    page = (ROOT / "docs" / "server.md").read_text()
+    for name in ("ExecStart", "KillMode", "TimeoutStopSec", "Restart"):
+        assert f"    {name}={service[name]}" in page
