@@ -119,28 +119,33 @@ def serve(
         supervisor.obey_supervisor()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until somebody reads keys again
     check_installed()
-    from mmengine.events.segment import segment_paths  # lazy: help needs no logs
     from mmengine.server.auth import ApiKeys  # lazy: help needs no server
     from mmengine.server.tls import check_tls
 
     settings = server_settings(http, limits, media, kept)
     check_tls(settings)
     keys = ApiKeys(http.api_key_file)
-    by_itself = BATCHED if log.log is not None and not segment_paths(log.log) else ()
-    of_log = kept_of_log(log.log, log.log_bytes, log.log_days)
-    engine_config = model.config(
-        keeps_media=not log.no_media_store,
-        kept_of_log=of_log,
-        unless_set=(*by_itself, f"log_retain_bytes={DEFAULT_LOG_BYTES}"),
-    )
     if log.log is not None and not log.no_supervise and not supervisor.is_supervised():
+        _engine_config(model, log, is_new=False)  # a mistake is said before a process is started
         raise typer.Exit(_guarded(settings, log.log))
     check_supervised(settings)
     if http.request_log:
         from mmengine.cli.records import show_records  # lazy: help needs no logs
 
         show_records()
-    _answer(http, model, log, settings, keys, engine_config)
+    from mmengine.events.segment import segment_paths  # lazy: help and a supervisor need no logs
+
+    is_new = log.log is not None and not segment_paths(log.log)
+    _answer(http, model, log, settings, keys, _engine_config(model, log, is_new))
+
+
+def _engine_config(model: Model, log: Log, is_new: bool) -> "EngineConfig":
+    """`is_new`: of a log that begins. Raises ConfigError."""
+    return model.config(
+        keeps_media=not log.no_media_store,
+        kept_of_log=kept_of_log(log.log, log.log_bytes, log.log_days),
+        unless_set=(*(BATCHED if is_new else ()), f"log_retain_bytes={DEFAULT_LOG_BYTES}"),
+    )
 
 
 def check_supervised(settings: "ServerSettings") -> None:
