@@ -76,8 +76,7 @@ class LineAnswers:
     async def _answer(self, asked: Asked, accepted: Callable[[], None]) -> Answered:
         streams: Sequence[Stream] = ()
         try:
-            await self._reader.uploads.fill(asked)
-            asked, streams = self._streams(asked)
+            asked, streams = await self._streams(asked)
             answering = Answering(
                 asked, self._reader.frames_of(asked), streams, self._engine.processor.tokenizer
             )
@@ -101,7 +100,7 @@ class LineAnswers:
             raise
         return Answered(200, body, partial(_delivered, streams))
 
-    def _streams(self, asked: Asked) -> tuple[Asked, Sequence[Stream]]:
+    async def _streams(self, asked: Asked) -> tuple[Asked, Sequence[Stream]]:
         """Those of the process before, as they were accepted, where it had all of them."""
         several = len(asked.prompts)
         envelope = msgspec.structs.replace(asked.envelope, num_prompts=several)
@@ -113,6 +112,7 @@ class LineAnswers:
             return msgspec.structs.replace(asked, envelope=envelope), [each.stream for each in found]
         for each in found:  # the others were never accepted: all are asked again, when these are gone
             let_go(each.stream)
+        await self._reader.uploads.fill(asked)
         asked = msgspec.structs.replace(asked, priority=max(asked.priority, self._priority))
         return asked, ask(self._engine, asked, hold=True)
 

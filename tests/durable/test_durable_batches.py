@@ -17,7 +17,7 @@ from mmengine.replay.verify import verify
 from tests.pictures import scene
 
 START_S = 60
-SETTINGS = ("--set", "max_num_seqs=4", "--set", "token_budget=64")
+SETTINGS = ("--no-supervise", "--set", "max_num_seqs=4", "--set", "token_budget=64")
 CHAT = "/v1/chat/completions"
 
 

@@ -10,6 +10,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
 from mmengine.serve.batch_progress import AnswerFile
 from mmengine.server import batch_run, batch_runner
+from tests.pictures import scene
 from tests.server.batching import CHAT, Failing, batching, begun, ended, line, lines_in
 from tests.server.running import SlowEcho, wait_for
 
@@ -95,3 +96,20 @@ def test_a_batch_goes_on_where_the_server_ended(tmp_path, url):
         assert sorted(names) == sorted(f"{n}" for n in range(20))
     queued = [each.event.request_id for each in CheckedLog(folder) if isinstance(each.event, ev.Queued)]
     assert len(queued) == len(set(queued)) == 20  # none was asked again
+
+
+def test_what_the_log_has_needs_its_image_no_more(tmp_path):
+    options = {"executor_class": Leaving, "drain_s": 0, "config": {"max_num_seqs": 4}}
+    with batching(tmp_path / "log", **options) as (server, client):
+        image = client.files.create(file=("a.png", scene()), purpose="vision")
+        content = [
+            {"type": "image_url", "image_url": {"url": image.id}},
+            {"type": "text", "text": "a" * 60},
+        ]
+        batch = begun(client, [line("a", content), line("b", content)])
+        wait_for(lambda: server.engine.stats().num_output_tokens > 4)
+        path = server.keep.files.path(image.id)
+    path.unlink()
+    with batching(tmp_path / "log", engine_options={"resume": Resume()}, **options) as (_, client):
+        found = ended(client, batch)
+        assert found.request_counts.completed == 2, lines_in(client, found.error_file_id)

@@ -282,10 +282,9 @@ def test_a_wrong_value_of_a_file_is_told(tmp_path):
 def test_a_new_log_has_calls_before_batches(started, tmp_path):
     """Unless somebody chose, or the log is there: it goes on as it was begun."""
     log = tmp_path / "log"
-    assert started().config.policy == "fcfs"
-    assert started("--log", log, "--no-supervise").config.policy == "priority"
-    chosen = started("--log", log, "--no-supervise", "--set", "policy=prefill_first")
-    assert chosen.config.policy == "prefill_first"
+    begun = ("--no-supervise", "--log", log)
+    assert started().config.policy == "fcfs" and started(*begun).config.policy == "priority"
+    assert started(*begun, "--set", "policy=prefill_first").config.policy == "prefill_first"
     log.mkdir()
     (log / segment_name(1)).touch()
-    assert started("--log", log, "--no-supervise").config.policy == "fcfs"
+    assert started(*begun).config.policy == "fcfs"
