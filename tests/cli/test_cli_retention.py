@@ -13,15 +13,17 @@ from mmengine.replay import verify
 from mmengine.simulation.slots import SimulatedExecutor
 from tests.core.small_engine import request
 
+DEFAULT = (f"log_retain_bytes={DEFAULT_LOG_BYTES}",)  # of mmengine serve
+
 
 def test_options_are_settings(tmp_path):
     kept = kept_of_log(tmp_path, 10**9, 1.5)
-    config = Model().config(keeps_media=True, kept_of_log=kept, log_bytes=DEFAULT_LOG_BYTES)
+    config = Model().config(keeps_media=True, kept_of_log=kept, unless_set=DEFAULT)
     assert (config.log_retain_bytes, config.log_retain_s) == (10**9, 129_600)
-    config = Model().config(keeps_media=True, kept_of_log=[], log_bytes=DEFAULT_LOG_BYTES)
+    config = Model().config(keeps_media=True, kept_of_log=[], unless_set=DEFAULT)
     assert (config.log_retain_bytes, config.log_retain_s) == (16 * 2**30, 0)
     chosen = Model(setting=["log_retain_bytes=5"])
-    config = chosen.config(keeps_media=True, kept_of_log=[], log_bytes=DEFAULT_LOG_BYTES)
+    config = chosen.config(keeps_media=True, kept_of_log=[], unless_set=DEFAULT)
     assert config.log_retain_bytes == 5, "--set says it too"
     assert Model().config(keeps_media=True, kept_of_log=kept_of_log(tmp_path, 0, None)).log_retain_bytes == 0
 
