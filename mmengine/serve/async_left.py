@@ -67,9 +67,9 @@ class AsyncLeft(Protocol):
             raise InvalidRequest(f"no request {request_id!r} of the process before waits to be taken up")
         return self._left.pop(request_id)
 
-    def let_go(self, channel: Channel) -> None:
-        """The answer of a stream that holds it is where it will not be lost."""
-        self._commands.put(lambda: self._let_go(channel.request_id, channel.options.sampling.n))
+    def let_go(self, channels: list[Channel]) -> None:
+        """The answers of streams that hold them are where they will not be lost."""
+        self._commands.put(lambda: self._let_go(channels))
 
     # The engine's thread
 
@@ -80,8 +80,8 @@ class AsyncLeft(Protocol):
         if channel.closed:
             self._cancel(channel)
 
-    def _let_go(self, request_id: str, num_choices: int) -> None:
-        """An answer is where it will not be lost. After a hang the engine may have it as one of the process
-        before."""
-        self._engine.requests.delivered(request_id)
-        self._engine.requests.drop_resumed(request_id, num_choices)
+    def _let_go(self, channels: list[Channel]) -> None:
+        """After a hang the engine may have them as those of the process before."""
+        for channel in channels:
+            self._engine.requests.delivered(channel.request_id)
+            self._engine.requests.drop_resumed(channel.request_id, channel.options.sampling.n)

@@ -129,6 +129,12 @@ class Record:
             self._listeners[reader] = listener
 
     @property
+    def num_tokens(self) -> int:
+        """Of what has come; of one that runs about so many."""
+        completion = self.completion
+        return len(self.items) if completion is None else sum(len(c.token_ids) for c in completion.choices)
+
+    @property
     def completion(self) -> Completion | None:
         """Of an answer that ended without an error."""
         return self.items[-1].completion if self.items else None
@@ -169,7 +175,7 @@ class Reader:
         self._record, self._left = record, left
         self._source = record.source
         self._at = 0
-        self.is_over = False
+        self.is_over = self._is_left = False
         self.completion: Completion | None = None
 
     def listen(self, listener: Callable[[], None] | None) -> None:
@@ -223,8 +229,11 @@ class Reader:
             await self._source.accepted()
 
     def leave(self) -> None:
+        """Twice is no error."""
         self.listen(None)
-        self._left()
+        if not self._is_left:
+            self._is_left = True
+            self._left()
 
     def cancel(self) -> None:
         self.leave()

@@ -21,7 +21,7 @@ def ask(engine: AsyncEngine, asked: Asked, *, hold: bool = False) -> list[Stream
     envelope = msgspec.structs.replace(asked.envelope, num_prompts=len(asked.prompts))
     try:
         for place, prompt in enumerate(asked.prompts):
-            options = _options(asked, log_id(envelope, asked.request_id, place))
+            options = options_of(asked, log_id(envelope, asked.request_id, place))
             options["envelope"] = msgspec.json.encode(msgspec.structs.replace(envelope, place=place))
             streams.append(engine.stream(prompt, asked.sampling, hold=hold, **options))
     except BaseException:
@@ -34,7 +34,7 @@ def ask(engine: AsyncEngine, asked: Asked, *, hold: bool = False) -> list[Stream
     return streams
 
 
-def _options(asked: Asked, request_id: str) -> SubmitOptions:
+def options_of(asked: Asked, request_id: str) -> SubmitOptions:
     options = SubmitOptions(
         request_id=request_id,
         priority=asked.priority,

@@ -3,7 +3,7 @@ room is needed, or they are deleted."""
 
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -13,10 +13,12 @@ from mmengine.server.keep.database import Database
 
 SWEEP_S = 30.0  # between two looks for what is too old
 _SWEPT_AT_ONCE = 256  # answers that one commit removes
+_UNFINISHED = "SELECT id FROM responses WHERE answer IS NULL ORDER BY id"
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """`created`: Unix time in seconds. `answer`: None until it is finished. `media`: SHA-256 in hex."""
+    """`created`: Unix time in seconds. `answer`: None until it is finished. `media`: SHA-256 in hex.
+    `keeps_envelope`: one that is there already stays."""
 
     response_id: str
     owner: str
@@ -24,6 +26,7 @@ class Kept(msgspec.Struct, frozen=True):
     envelope: bytes
     answer: bytes | None
     media: tuple[str, ...] = ()
+    keeps_envelope: bool = False
 
 
 class Store:
@@ -38,6 +41,7 @@ class Store:
     ):
         self._database, self._ttl_s, self._max_bytes, self._clock = database, ttl_s, max_bytes, clock
         self.num_bytes = database.now(_num_bytes)
+        self.begun_before = database.now(partial(_ids, _UNFINISHED))  # by the process before
 
     async def begin(
         self, response_id: str, owner: str, created: int, envelope: bytes, media: Mapping[str, bytes]
@@ -45,7 +49,7 @@ class Store:
         """Keep what was accepted and has no answer yet. `media`: by their SHA-256 in hex. Once more is no
         error. Raises QueueFull where there is no room beside what is not finished either, InvalidRequest for
         an id that is another owner's."""
-        await self._keep(Kept(response_id, owner, created, envelope, None), media)
+        await self._keep([Kept(response_id, owner, created, envelope, None)], media)
 
     async def put(
         self,
@@ -59,7 +63,11 @@ class Store:
         """Keep an answer: it is on the disk when this returns. `media`: those that `begin` was not given.
         Once more is no error, and takes the place of the answer before. Raises InvalidRequest for an id that
         is another owner's."""
-        await self._keep(Kept(response_id, owner, created, envelope, answer), media or {})
+        await self._keep([Kept(response_id, owner, created, envelope, answer)], media or {})
+
+    async def put_all(self, answers: Sequence[Kept]) -> None:
+        """The same, of several at once; what has another owner's id is left out."""
+        await self._keep(answers, {})
 
     async def get(self, response_id: str, owner: str) -> Kept | None:
         """None where there is none, or it is another owner's."""
@@ -103,9 +111,17 @@ class Store:
 
     async def unfinished(self) -> list[str]:
         """Ids of those that have no answer yet."""
-        return await self._database.read(
-            partial(_ids, "SELECT id FROM responses WHERE answer IS NULL ORDER BY id")
-        )
+        return await self._database.read(partial(_ids, _UNFINISHED))
+
+    async def drop_unfinished(self, names: Sequence[str]) -> None:
+        """Those of them that have no answer, whoever's they are."""
+
+        def job(connection: sqlite3.Connection) -> int:
+            rows = [(name,) for name in names]
+            connection.executemany("DELETE FROM responses WHERE id=? AND answer IS NULL", rows)
+            return _num_bytes(connection)
+
+        self.num_bytes = await self._database.write(job, scrub=True)
 
     async def sweep(self) -> int:
         """Remove answers whose time is over; how many."""
@@ -130,23 +146,27 @@ class Store:
             lambda connection: connection.execute(asked, (limit,)).fetchone() is not None
         )
 
-    async def _keep(self, kept: Kept, media: Mapping[str, bytes]) -> None:
+    async def _keep(self, answers: Sequence[Kept], media: Mapping[str, bytes]) -> None:
         def job(connection: sqlite3.Connection) -> int:
-            _insert(connection, kept, media, self._clock())
-            return self._make_room(connection, kept)
+            now = self._clock()
+            for kept in answers:
+                if not _insert(connection, kept, media, now) and len(answers) == 1:
+                    raise InvalidRequest(f"the response id {kept.response_id!r} is in use; ids must differ")
+            return self._make_room(connection, answers)
 
         self.num_bytes = await self._database.write(job)
 
-    def _make_room(self, connection: sqlite3.Connection, kept: Kept) -> int:
-        """Bytes of all, after the oldest answers went. Raises QueueFull."""
+    def _make_room(self, connection: sqlite3.Connection, answers: Sequence[Kept]) -> int:
+        """Bytes of all, after the oldest but these went. Raises QueueFull."""
         total = _num_bytes(connection)
+        names = {kept.response_id for kept in answers}
         while total > self._max_bytes:
-            row = connection.execute(
-                "SELECT id FROM responses WHERE answer IS NOT NULL AND id != ? ORDER BY kept LIMIT 1",
-                (kept.response_id,),
-            ).fetchone()
+            oldest = connection.execute(
+                "SELECT id FROM responses WHERE answer IS NOT NULL ORDER BY kept LIMIT ?", (len(names) + 1,)
+            )
+            row = next((row for row in oldest.fetchall() if row[0] not in names), None)
             if row is None:
-                if kept.answer is not None:  # it was accepted, and so it is kept
+                if answers[0].answer is not None:  # it was accepted, and so it is kept
                     return total
                 raise QueueFull(
                     f"answers and their media have {self._max_bytes} bytes (--store-bytes), and none is "
@@ -157,20 +177,23 @@ class Store:
         return total
 
 
-def _insert(connection: sqlite3.Connection, kept: Kept, media: Mapping[str, bytes], now: float) -> None:
-    """Raises InvalidRequest for an id that is another owner's."""
-    row = kept.response_id, kept.owner, kept.created, now, kept.envelope, kept.answer
+def _insert(connection: sqlite3.Connection, kept: Kept, media: Mapping[str, bytes], now: float) -> bool:
+    """Whether the id is not another owner's."""
     found = connection.execute(
         "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT(id) DO UPDATE SET "
-        "envelope=excluded.envelope, kept=iif(answer IS NULL, excluded.kept, kept), "
+        "envelope=iif(?, envelope, excluded.envelope), kept=iif(answer IS NULL, excluded.kept, kept), "
         "answer=coalesce(excluded.answer, answer) WHERE owner=excluded.owner",
-        row,
+        (
+            *(kept.response_id, kept.owner, kept.created, now, kept.envelope, kept.answer),
+            kept.keeps_envelope,
+        ),
     )
     if not found.rowcount:
-        raise InvalidRequest(f"the response id {kept.response_id!r} is in use; ids must differ")
+        return False
     for sha, data in media.items():
         connection.execute("INSERT OR IGNORE INTO media VALUES (?, ?)", (sha, data))
         connection.execute("INSERT OR IGNORE INTO holders VALUES (?, ?)", (kept.response_id, sha))
+    return True
 
 
 def _ids(statement: str, connection: sqlite3.Connection) -> list[str]:
