@@ -92,6 +92,6 @@ class Call:
             stream.cancel()
 
     def answered(self) -> Answered:
-        """Of a response that is whole."""
+        """Of a response that is whole. On any thread."""
         asked = self.asked
         return Answered(asked.envelope, asked.request_id, self.streams[0].envelope, self.records[0].whole())

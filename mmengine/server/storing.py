@@ -10,9 +10,9 @@ from mmengine.serve.stream import all_delivered
 from mmengine.server.kept_call import Call
 from mmengine.server.responses.kept import KeptResponses
 
-TOGETHER_S = 0.1  # that an answer waits for others; nobody waits for that, and the log has it
+TOGETHER_S = 0.25  # that an answer waits for others; nobody waits for that, and the log has it
 AGAIN_S = 1.0  # behind which a store that failed is tried again
-MAX_TOGETHER = 64  # answers of one write
+MAX_TOGETHER = 256  # answers of one write
 MAX_WAITING = 256  # answers that wait for a store which fails; behind them no more are taken
 
 
@@ -48,7 +48,7 @@ class Storing:
         async with self._writes:
             while some := list(islice(self._waiting, MAX_TOGETHER)):
                 try:
-                    await self._kept.put_all([call.answered() for call in some])
+                    await self._kept.put_all([call.answered for call in some])
                 except KeepFailed as error:
                     self._error = error
                     operator_log.error("responses not stored", responses=len(some), reason=str(error))

@@ -49,7 +49,7 @@ class Store:
         """Keep what was accepted and has no answer yet. `media`: by their SHA-256 in hex. Once more is no
         error. Raises QueueFull where there is no room beside what is not finished either, InvalidRequest for
         an id that is another owner's."""
-        await self._keep([Kept(response_id, owner, created, envelope, None)], media)
+        await self._keep(Kept(response_id, owner, created, envelope, None), media)
 
     async def put(
         self,
@@ -63,11 +63,12 @@ class Store:
         """Keep an answer: it is on the disk when this returns. `media`: those that `begin` was not given.
         Once more is no error, and takes the place of the answer before. Raises InvalidRequest for an id that
         is another owner's."""
-        await self._keep([Kept(response_id, owner, created, envelope, answer)], media or {})
+        await self._keep(Kept(response_id, owner, created, envelope, answer), media or {})
 
-    async def put_all(self, answers: Sequence[Kept]) -> None:
-        """The same, of several at once; what has another owner's id is left out."""
-        await self._keep(answers, {})
+    async def put_all(self, made: Callable[[], Sequence[Kept]]) -> None:
+        """The same, of several at once; what has another owner's id is left out. `made`: gives them, on the
+        thread that writes."""
+        self.num_bytes = await self._database.write(lambda connection: self._keep_all(connection, made()))
 
     async def get(self, response_id: str, owner: str) -> Kept | None:
         """None where there is none, or it is another owner's."""
@@ -146,15 +147,19 @@ class Store:
             lambda connection: connection.execute(asked, (limit,)).fetchone() is not None
         )
 
-    async def _keep(self, answers: Sequence[Kept], media: Mapping[str, bytes]) -> None:
+    async def _keep(self, kept: Kept, media: Mapping[str, bytes]) -> None:
         def job(connection: sqlite3.Connection) -> int:
-            now = self._clock()
-            for kept in answers:
-                if not _insert(connection, kept, media, now) and len(answers) == 1:
-                    raise InvalidRequest(f"the response id {kept.response_id!r} is in use; ids must differ")
-            return self._make_room(connection, answers)
+            if not _insert(connection, kept, media, self._clock()):
+                raise InvalidRequest(f"the response id {kept.response_id!r} is in use; ids must differ")
+            return self._make_room(connection, [kept])
 
         self.num_bytes = await self._database.write(job)
+
+    def _keep_all(self, connection: sqlite3.Connection, answers: Sequence[Kept]) -> int:
+        now = self._clock()
+        for kept in answers:
+            _insert(connection, kept, {}, now)
+        return self._make_room(connection, answers)
 
     def _make_room(self, connection: sqlite3.Connection, answers: Sequence[Kept]) -> int:
         """Bytes of all, after the oldest but these went. Raises QueueFull."""
