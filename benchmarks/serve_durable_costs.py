@@ -54,7 +54,8 @@ async def _cpu_us(log: Path, rounds: int, requests: int) -> dict[str, list[float
     settings = ServerSettings(port=0)
     engine, keep = AsyncEngine(device="cpu", log=log), Keep(log, settings)
     bound = listen(settings)
-    server = web_server(App(engine, settings, ApiKeys(None), ("embedded",), keep=keep), settings)
+    app = App(engine, settings, ApiKeys(None), ("embedded",), keep=keep)
+    server = web_server(app, settings)
     serving = asyncio.create_task(server.serve(sockets=[bound]))
     while not server.started:
         await asyncio.sleep(0.01)
@@ -67,7 +68,7 @@ async def _cpu_us(log: Path, rounds: int, requests: int) -> dict[str, list[float
             calls.ask = ask if has_envelope else _ask_without
             start += requests
             spent = await _spent(
-                bound.getsockname()[1], replace(kind, requests=requests, start=start, pause_s=PAUSE_S)
+                app, bound.getsockname()[1], replace(kind, requests=requests, start=start, pause_s=PAUSE_S)
             )
             if place:  # the first one warms up
                 found[name].append(spent / requests * 1e6)
@@ -79,7 +80,7 @@ async def _cpu_us(log: Path, rounds: int, requests: int) -> dict[str, list[float
     return found
 
 
-async def _spent(port: int, asked: Load) -> float:
+async def _spent(app: App, port: int, asked: Load) -> float:
     """CPU seconds of this process until all answers are there, and stored."""
     begun = time.process_time()
     child = os.fork()
@@ -88,7 +89,8 @@ async def _spent(port: int, asked: Load) -> float:
         os._exit(0)
     while os.waitpid(child, os.WNOHANG) == (0, 0):
         await asyncio.sleep(0.01)
-    await asyncio.sleep(0.02)  # what is written behind the answers
+    await app.calls.flush()
+    await asyncio.sleep(0.02)  # what the log has behind the answers
     return time.process_time() - begun
 
 

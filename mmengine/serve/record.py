@@ -85,17 +85,18 @@ class Record:
         self.items: list[RequestOutput] = []
         self.error: MMEngineError | None = None
         self.is_over = False
-        self._ended: Callable[[], None] = lambda: None
-        self._over = asyncio.Event()
+        self._ended: Callable[[], None] | None = None
+        self._over: asyncio.Event | None = None  # made where somebody waits: most records have nobody
         self._listeners: dict[Reader, Callable[[], None]] = {}
         self.source = source
         if not isinstance(source, Stream):
             self.items, self.is_over = _outputs(source), True
-            self._over.set()
 
     async def over(self) -> None:
         """Wait for its end."""
-        await self._over.wait()
+        if not self.is_over:
+            self._over = self._over or asyncio.Event()
+            await self._over.wait()
 
     def begin(self, ended: Callable[[], None]) -> None:
         """Read the stream. `ended`: called when the last of it has come."""
@@ -110,17 +111,21 @@ class Record:
         if self.is_over:
             return
         try:
-            while found := stream.take():
-                self.items += found
+            self.items += stream.take()
+            while stream.backlog:
+                self.items += stream.take()
         except MMEngineError as error:
             self.error = error
         self.is_over = stream.is_over
-        if self.is_over:
-            self._over.set()
         for listener in list(self._listeners.values()):
             listener()
         if self.is_over:
-            self._ended()
+            stream.listen(None)  # so that no cycle of references keeps it in memory
+            ended, self._ended = self._ended, None
+            if self._over is not None:
+                self._over.set()
+            if ended is not None:
+                ended()
 
     def listen(self, reader: "Reader", listener: Callable[[], None] | None) -> None:
         if listener is None:

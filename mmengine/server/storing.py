@@ -10,7 +10,7 @@ from mmengine.serve.stream import all_delivered
 from mmengine.server.kept_call import Call
 from mmengine.server.responses.kept import KeptResponses
 
-TOGETHER_S = 0.25  # that an answer waits for others; nobody waits for that, and the log has it
+TOGETHER_S = 0.5  # that an answer waits for others; nobody waits for that, and the log has it
 AGAIN_S = 1.0  # behind which a store that failed is tried again
 MAX_TOGETHER = 256  # answers of one write
 MAX_WAITING = 256  # answers that wait for a store which fails; behind them no more are taken

@@ -3,7 +3,7 @@ room is needed, or they are deleted."""
 
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -13,6 +13,7 @@ from mmengine.server.keep.database import Database
 
 SWEEP_S = 30.0  # between two looks for what is too old
 _SWEPT_AT_ONCE = 256  # answers that one commit removes
+_ROWS_AT_ONCE = (64, 16, 4, 1)  # of one statement: threads take turns behind each
 _UNFINISHED = "SELECT id FROM responses WHERE answer IS NULL ORDER BY id"
 
 
@@ -149,16 +150,19 @@ class Store:
 
     async def _keep(self, kept: Kept, media: Mapping[str, bytes]) -> None:
         def job(connection: sqlite3.Connection) -> int:
-            if not _insert(connection, kept, media, self._clock()):
+            if not _insert(connection, [kept], self._clock()):
                 raise InvalidRequest(f"the response id {kept.response_id!r} is in use; ids must differ")
+            _hold(connection, kept.response_id, media)
             return self._make_room(connection, [kept])
 
         self.num_bytes = await self._database.write(job)
 
     def _keep_all(self, connection: sqlite3.Connection, answers: Sequence[Kept]) -> int:
         now = self._clock()
-        for kept in answers:
-            _insert(connection, kept, {}, now)
+        plain = [kept for kept in answers if not kept.keeps_envelope]
+        others = [[kept] for kept in answers if kept.keeps_envelope]
+        for some in (*_chunks(plain), *others):
+            _insert(connection, some, now)
         return self._make_room(connection, answers)
 
     def _make_room(self, connection: sqlite3.Connection, answers: Sequence[Kept]) -> int:
@@ -182,23 +186,40 @@ class Store:
         return total
 
 
-def _insert(connection: sqlite3.Connection, kept: Kept, media: Mapping[str, bytes], now: float) -> bool:
-    """Whether the id is not another owner's."""
+def _chunks(answers: Sequence[Kept]) -> Iterator[Sequence[Kept]]:
+    """Of a few sizes alone, so that SQLite has their statements ready."""
+    at = 0
+    while at < len(answers):
+        size = next(size for size in _ROWS_AT_ONCE if size <= len(answers) - at)
+        yield answers[at : at + size]
+        at += size
+
+
+def _insert(connection: sqlite3.Connection, answers: Sequence[Kept], now: float) -> int:
+    """By one statement, of answers with the same `keeps_envelope`. Gives how many are there: all but those
+    whose id is another owner's."""
+    rows = ", ".join(["(?, ?, ?, ?, ?, ?)"] * len(answers))
+    envelope = "responses.envelope" if answers[0].keeps_envelope else "excluded.envelope"
     found = connection.execute(
-        "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT(id) DO UPDATE SET "
-        "envelope=iif(?, envelope, excluded.envelope), kept=iif(answer IS NULL, excluded.kept, kept), "
-        "answer=coalesce(excluded.answer, answer) WHERE owner=excluded.owner",
-        (
-            *(kept.response_id, kept.owner, kept.created, now, kept.envelope, kept.answer),
-            kept.keeps_envelope,
-        ),
+        f"INSERT INTO responses VALUES {rows} ON CONFLICT(id) DO UPDATE SET envelope={envelope}, "
+        "kept=iif(answer IS NULL, excluded.kept, kept), answer=coalesce(excluded.answer, answer) "
+        "WHERE owner=excluded.owner",
+        [
+            value
+            for kept in answers
+            for value in (
+                *(kept.response_id, kept.owner, kept.created, now),
+                *(kept.envelope, kept.answer),
+            )
+        ],
     )
-    if not found.rowcount:
-        return False
+    return found.rowcount
+
+
+def _hold(connection: sqlite3.Connection, response_id: str, media: Mapping[str, bytes]) -> None:
     for sha, data in media.items():
         connection.execute("INSERT OR IGNORE INTO media VALUES (?, ?)", (sha, data))
-        connection.execute("INSERT OR IGNORE INTO holders VALUES (?, ?)", (kept.response_id, sha))
-    return True
+        connection.execute("INSERT OR IGNORE INTO holders VALUES (?, ?)", (response_id, sha))
 
 
 def _ids(statement: str, connection: sqlite3.Connection) -> list[str]:
