@@ -176,11 +176,11 @@ class Record:
 class Reader:
     """Reads a record from its first output on. `left`: called when it leaves or gives the request up."""
 
-    def __init__(self, record: Record, left: Callable[[], None] = lambda: None):
-        self._record, self._left = record, left
+    def __init__(self, record: Record, left: Callable[[], None] | None = None):
+        self._record, self._left = record, left or _nothing
         self._source = record.source
         self._at = 0
-        self.is_over = self._is_left = False
+        self.is_over = False
         self.completion: Completion | None = None
 
     def listen(self, listener: Callable[[], None] | None) -> None:
@@ -236,12 +236,15 @@ class Reader:
     def leave(self) -> None:
         """Twice is no error."""
         self.listen(None)
-        if not self._is_left:
-            self._is_left = True
-            self._left()
+        left, self._left = self._left, _nothing
+        left()
 
     def cancel(self) -> None:
         self.leave()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _outputs(whole: Whole) -> list[RequestOutput]:
