@@ -1,8 +1,11 @@
 """What an AsyncEngine does with the requests that the process before left in its log."""
 
+import asyncio
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -14,6 +17,8 @@ from mmengine.serve.left import Left
 from mmengine.serve.options import Options
 from mmengine.serve.stream import Channel, Stream
 from mmengine.serve.texts import AnswerTexts
+
+_SETTLED_S = 10.0  # that is waited for an engine, which may have ended
 
 
 class AsyncLeft(Protocol):
@@ -71,6 +76,15 @@ class AsyncLeft(Protocol):
         """The answers of streams that hold them are where they will not be lost."""
         self._commands.put(lambda: self._let_go(channels))
 
+    async def settled(self) -> None:
+        """Wait until the log has what was let go before, unless the engine failed."""
+        for _ in range(2):  # the engine takes commands before a step, and writes in it what they change
+            done = asyncio.Event()
+            self._commands.put(partial(_tell, asyncio.get_running_loop(), done))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SETTLED_S):
+                    await done.wait()
+
     # The engine's thread
 
     def _attach(self, channel: Channel, left: Left) -> None:
@@ -85,3 +99,8 @@ class AsyncLeft(Protocol):
         for channel in channels:
             self._engine.requests.delivered(channel.request_id)
             self._engine.requests.drop_resumed(channel.request_id, channel.options.sampling.n)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, done: asyncio.Event) -> None:
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(done.set)

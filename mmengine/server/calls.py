@@ -212,6 +212,10 @@ class Calls:
         if self._storing is not None:
             await self._storing.flush()
 
+    async def settled(self) -> None:
+        """Wait until no process that goes on with the log would take up what was stored or deleted."""
+        await self._engine.settled()
+
     async def drop(self, call: Call) -> None:
         """A response is deleted before it is in the store."""
         assert self._storing is not None
@@ -221,7 +225,6 @@ class Calls:
         await self._storing.drop(call)
         self._no_longer_unread(call)
         self._forget(call)
-
     def _forget_orphans(self) -> None:
         orphans, self._orphans = self._orphans, []
         for one in self._engine.left():

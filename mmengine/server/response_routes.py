@@ -95,6 +95,7 @@ class ResponseRoutes:
             await self._calls.drop(call)
         if not await self._kept.delete(owner, request_id) and call is None:
             raise _none(request_id)
+        await self._calls.settled()
         said = {"id": f"{ID_PREFIX}{request_id}", "object": "response", "deleted": True}
         return _json(msgspec.json.encode(said))
 

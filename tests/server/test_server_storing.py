@@ -11,6 +11,8 @@ import openai
 import pytest
 
 from mmengine.errors import KeepFailed
+from mmengine.events import vocabulary as ev
+from mmengine.replay.checked import CheckedLog
 from mmengine.server import storing
 from mmengine.server.kept_call import Call
 from tests.pictures import data_url
@@ -205,6 +207,17 @@ def test_what_was_cancelled_or_deleted_stays_so_behind_a_kill(one, log, tmp_path
         assert look(server, deleted)[0] == 404
         wait_for(lambda: not server.engine.left())
         assert look(server, deleted)[0] == 404
+
+
+def test_what_was_deleted_before_it_was_stored_stays_so_behind_a_kill(one, log, tmp_path):
+    for number in range(5):
+        name = one.call(PATH, {"input": "hi"})[2]["id"]
+        assert one.call(f"{PATH}/{name}", method="DELETE")[0] == 200
+        shutil.copytree(log, tmp_path / f"copy{number}")
+    for number in range(5):
+        events = [record.event for record in CheckedLog(tmp_path / f"copy{number}")]
+        counts = [sum(isinstance(event, kind) for event in events) for kind in (ev.Queued, ev.Delivered)]
+        assert counts == [number + 1] * 2
 
 
 def test_images_of_a_response_go_with_it(one, log):
