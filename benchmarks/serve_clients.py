@@ -21,6 +21,7 @@ class Load:
     more: tuple[tuple[str, object], ...] = ()  # further fields of the body
     model: str | None = None
     start: int = 0  # of the numbers that make prompts differ
+    is_response: bool = False  # of /v1/responses, not of /v1/chat/completions
     pause_s: float = 0.0  # between two looks at the sockets: who sleeps on none costs its sender no wake-up
 
     def of(self, model: str | None) -> "Load":
@@ -29,18 +30,22 @@ class Load:
     def messages(self, number: int) -> list[dict[str, str]]:
         return [{"role": "user", "content": f"{number}. {ASKED}"}]
 
+    @property
+    def mark(self) -> bytes:
+        """Stands before the text in an event that has text."""
+        return b'"delta":"' if self.is_response else b'"content":"'
+
     def bytes_of(self, number: int) -> bytes:
-        fields = {
-            "messages": self.messages(self.start + number),
-            "temperature": 0,
-            "stream": self.stream,
-            "max_tokens": self.tokens,
-            **dict(self.more),
-        }
+        messages = self.messages(self.start + number)
+        fields = {"temperature": 0, "stream": self.stream, **dict(self.more)}
+        if self.is_response:
+            path, fields = b"responses", {"input": messages, "max_output_tokens": self.tokens, **fields}
+        else:
+            path, fields = b"chat/completions", {"messages": messages, "max_tokens": self.tokens, **fields}
         if self.model is not None:
             fields["model"] = self.model
         body = json.dumps(fields).encode()
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
+        head = b"POST /v1/%b HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n" % path
         return head + b"content-length: %d\r\n\r\n" % len(body) + body
 
 
@@ -75,7 +80,7 @@ def load(port: int, asked: Load) -> list[Answer]:
             connection, answer = key.fileobj, key.data
             data = connection.recv(1 << 18)
             answer.data += data
-            if not answer.first_at and (b'"content":"' in data.replace(b'"content":""', b"")):
+            if not answer.first_at and asked.mark in data.replace(asked.mark + b'"', b""):
                 answer.first_at = time.perf_counter()
             if not data or not answer.data.startswith(b"HTTP/1.1 200"[: len(answer.data)]):
                 raise RuntimeError(f"no answer: {bytes(answer.data[-2000:])!r}")

@@ -26,13 +26,16 @@ class NoAnswer(Exception):
 
 
 @contextmanager
-def ours(folder: Path | None) -> Iterator[int]:
-    """The port of `mmengine serve`, which knows no request log."""
+def ours(folder: Path | None, log: Path | None = None) -> Iterator[int]:
+    """The port of `mmengine serve`, which tells of no request. `log`: the folder of its log, if it has
+    one."""
     model = [] if folder is None else ["--model", str(folder)]
+    kept = [] if log is None else ["--log", str(log)]
     words = [
         str(Path(sys.executable).with_name("mmengine")),
         "serve",
         *model,
+        *kept,
         "--device",
         "cpu",
         "--no-request-log",

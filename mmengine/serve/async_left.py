@@ -1,8 +1,11 @@
 """What an AsyncEngine does with the requests that the process before left in its log."""
 
+import asyncio
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -14,6 +17,8 @@ from mmengine.serve.left import Left
 from mmengine.serve.options import Options
 from mmengine.serve.stream import Channel, Stream
 from mmengine.serve.texts import AnswerTexts
+
+_SETTLED_S = 10.0  # that is waited for an engine, which may have ended
 
 
 class AsyncLeft(Protocol):
@@ -67,9 +72,18 @@ class AsyncLeft(Protocol):
             raise InvalidRequest(f"no request {request_id!r} of the process before waits to be taken up")
         return self._left.pop(request_id)
 
-    def let_go(self, channel: Channel) -> None:
-        """The answer of a stream that holds it is where it will not be lost."""
-        self._commands.put(lambda: self._let_go(channel.request_id, channel.options.sampling.n))
+    def let_go(self, channels: list[Channel]) -> None:
+        """The answers of streams that hold them are where they will not be lost."""
+        self._commands.put(lambda: self._let_go(channels))
+
+    async def settled(self) -> None:
+        """Wait until the log has what was let go before, unless the engine failed."""
+        for _ in range(2):  # the engine takes commands before a step, and writes in it what they change
+            done = asyncio.Event()
+            self._commands.put(partial(_tell, asyncio.get_running_loop(), done))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SETTLED_S):
+                    await done.wait()
 
     # The engine's thread
 
@@ -80,8 +94,13 @@ class AsyncLeft(Protocol):
         if channel.closed:
             self._cancel(channel)
 
-    def _let_go(self, request_id: str, num_choices: int) -> None:
-        """An answer is where it will not be lost. After a hang the engine may have it as one of the process
-        before."""
-        self._engine.requests.delivered(request_id)
-        self._engine.requests.drop_resumed(request_id, num_choices)
+    def _let_go(self, channels: list[Channel]) -> None:
+        """After a hang the engine may have them as those of the process before."""
+        for channel in channels:
+            self._engine.requests.delivered(channel.request_id)
+            self._engine.requests.drop_resumed(channel.request_id, channel.options.sampling.n)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, done: asyncio.Event) -> None:
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(done.set)

@@ -85,17 +85,18 @@ class Record:
         self.items: list[RequestOutput] = []
         self.error: MMEngineError | None = None
         self.is_over = False
-        self._ended: Callable[[], None] = lambda: None
-        self._over = asyncio.Event()
+        self._ended: Callable[[], None] | None = None
+        self._over: asyncio.Event | None = None  # made where somebody waits: most records have nobody
         self._listeners: dict[Reader, Callable[[], None]] = {}
         self.source = source
         if not isinstance(source, Stream):
             self.items, self.is_over = _outputs(source), True
-            self._over.set()
 
     async def over(self) -> None:
         """Wait for its end."""
-        await self._over.wait()
+        if not self.is_over:
+            self._over = self._over or asyncio.Event()
+            await self._over.wait()
 
     def begin(self, ended: Callable[[], None]) -> None:
         """Read the stream. `ended`: called when the last of it has come."""
@@ -110,23 +111,33 @@ class Record:
         if self.is_over:
             return
         try:
-            while found := stream.take():
-                self.items += found
+            self.items += stream.take()
+            while stream.backlog:
+                self.items += stream.take()
         except MMEngineError as error:
             self.error = error
         self.is_over = stream.is_over
-        if self.is_over:
-            self._over.set()
         for listener in list(self._listeners.values()):
             listener()
         if self.is_over:
-            self._ended()
+            stream.listen(None)  # so that no cycle of references keeps it in memory
+            ended, self._ended = self._ended, None
+            if self._over is not None:
+                self._over.set()
+            if ended is not None:
+                ended()
 
     def listen(self, reader: "Reader", listener: Callable[[], None] | None) -> None:
         if listener is None:
             self._listeners.pop(reader, None)
         else:
             self._listeners[reader] = listener
+
+    @property
+    def num_tokens(self) -> int:
+        """Of what has come; of one that runs about so many."""
+        completion = self.completion
+        return len(self.items) if completion is None else sum(len(c.token_ids) for c in completion.choices)
 
     @property
     def completion(self) -> Completion | None:
@@ -165,8 +176,8 @@ class Record:
 class Reader:
     """Reads a record from its first output on. `left`: called when it leaves or gives the request up."""
 
-    def __init__(self, record: Record, left: Callable[[], None] = lambda: None):
-        self._record, self._left = record, left
+    def __init__(self, record: Record, left: Callable[[], None] | None = None):
+        self._record, self._left = record, left or _nothing
         self._source = record.source
         self._at = 0
         self.is_over = False
@@ -223,11 +234,17 @@ class Reader:
             await self._source.accepted()
 
     def leave(self) -> None:
+        """Twice is no error."""
         self.listen(None)
-        self._left()
+        left, self._left = self._left, _nothing
+        left()
 
     def cancel(self) -> None:
         self.leave()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _outputs(whole: Whole) -> list[RequestOutput]:

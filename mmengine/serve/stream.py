@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -32,6 +32,7 @@ class Channel:
         self._arrived = asyncio.Event()
         self.accepted = asyncio.Event()  # on the disk, or refused with `error`
         self.error: MMEngineError | None = None
+        self.is_refused = False
         self.timer: asyncio.TimerHandle | None = None  # ends its preparation
         self.request_id = ""  # set when the engine took the request
         self.closed = False
@@ -69,6 +70,7 @@ class Channel:
         if self.timer is not None:
             self.timer.cancel()
         self.error = error
+        self.is_refused = not self.accepted.is_set()
         self.accepted.set()
         self.items.append(error)
 
@@ -129,7 +131,9 @@ class Stream:
     when the whole engine failed.
     """
 
-    def __init__(self, channel: Channel, close: Callable[[Channel], None], let_go: Callable[[Channel], None]):
+    def __init__(
+        self, channel: Channel, close: Callable[[Channel], None], let_go: Callable[[list[Channel]], None]
+    ):
         self._channel, self.texts = channel, channel.texts
         self._close, self._let_go = close, let_go
         self.is_over = False
@@ -202,6 +206,11 @@ class Stream:
         return self._channel.options.sampling
 
     @property
+    def envelope(self) -> bytes:
+        """What the log keeps with it."""
+        return self._channel.options.envelope
+
+    @property
     def grammar(self) -> GrammarRequest | None:
         """The form of the answer. Known when it is `accepted`."""
         return self._channel.options.grammar
@@ -226,6 +235,11 @@ class Stream:
         """Whether `accepted` returns at once."""
         return self._channel.accepted.is_set() and self._channel.error is None
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether it ended before it was in the log."""
+        return self._channel.is_refused
+
     def leave(self) -> None:
         """Let the request run on though nobody reads it: the answer stays in the log, if there is one."""
         self.is_over, self._close = True, _nothing
@@ -233,8 +247,7 @@ class Stream:
     def delivered(self) -> None:
         """The answer, which it holds, is where it will not be lost, or needed by nobody: the log may forget
         it when it is whole."""
-        self._channel.is_held = False
-        self._let_go(self._channel)
+        all_delivered([self])
 
     def cancel(self) -> None:
         """Give the request up; its last news still come."""
@@ -260,3 +273,12 @@ class Stream:
 
     def __del__(self) -> None:
         self._close(self._channel)
+
+
+def all_delivered(streams: Sequence[Stream]) -> None:
+    """What `Stream.delivered` says, of several of one engine: it is woken once."""
+    channels = [stream._channel for stream in streams]
+    for channel in channels:
+        channel.is_held = False
+    if streams:
+        streams[0]._let_go(channels)

@@ -222,6 +222,7 @@ class App:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await self.calls.flush()
 
     async def watch_lag(self) -> None:
         """Measures how late the loop wakes, until it is cancelled."""

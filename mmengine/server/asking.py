@@ -7,6 +7,8 @@ from mmengine.serve.options import SubmitOptions
 from mmengine.serve.stream import Stream
 from mmengine.server.asked import Asked, Envelope
 
+_encode = msgspec.json.Encoder().encode
+
 
 def log_id(envelope: Envelope, request_id: str, place: int) -> str:
     """By which the log knows the prompt at this place of a call."""
@@ -18,11 +20,13 @@ def ask(engine: AsyncEngine, asked: Asked, *, hold: bool = False) -> list[Stream
     """A stream for each prompt; `hold` as for `AsyncEngine.stream`. Raises InvalidRequest, QueueFull; nothing
     runs then."""
     streams: list[Stream] = []
-    envelope = msgspec.structs.replace(asked.envelope, num_prompts=len(asked.prompts))
+    envelope, several = asked.envelope, len(asked.prompts)
     try:
         for place, prompt in enumerate(asked.prompts):
-            options = _options(asked, log_id(envelope, asked.request_id, place))
-            options["envelope"] = msgspec.json.encode(msgspec.structs.replace(envelope, place=place))
+            if several > 1:
+                envelope = msgspec.structs.replace(envelope, num_prompts=several, place=place)
+            options = options_of(asked, log_id(envelope, asked.request_id, place))
+            options["envelope"] = _encode(envelope)
             streams.append(engine.stream(prompt, asked.sampling, hold=hold, **options))
     except BaseException:
         for stream in streams:
@@ -34,7 +38,7 @@ def ask(engine: AsyncEngine, asked: Asked, *, hold: bool = False) -> list[Stream
     return streams
 
 
-def _options(asked: Asked, request_id: str) -> SubmitOptions:
+def options_of(asked: Asked, request_id: str) -> SubmitOptions:
     options = SubmitOptions(
         request_id=request_id,
         priority=asked.priority,

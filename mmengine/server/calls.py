@@ -6,95 +6,27 @@ the process before had accepted. A response that is stored goes on, too, and its
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import msgspec
 
-from mmengine.errors import KeepFailed, MMEngineError
+from mmengine.errors import MMEngineError
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.operators import operator_log
 from mmengine.serve.record import News, Reader, Record
-from mmengine.serve.stream import Stream
+from mmengine.serve.stream import Stream, all_delivered
 from mmengine.server.asked import Asked, Envelope
 from mmengine.server.asking import ask
 from mmengine.server.callers import ITS_ID, Caller, Key
 from mmengine.server.errors import ApiError
+from mmengine.server.kept_call import Call
 from mmengine.server.orphans import Orphan, asked_before, orphans_of
 from mmengine.server.responses.kept import KeptResponses
+from mmengine.server.storing import Storing
 
 MAX_KEPT_OUTPUTS = 2**18  # of answers that nobody reads any more; the oldest go
-STORE_AGAIN_S = 1.0  # behind which a store that failed is tried again
 RESPONSE = "response"  # the kind of key that a stored response has
-_OUTPUTS_OF_A_CALL = 16  # as many as a call takes beside them
-
-
-class Call:
-    """One that goes on when its client leaves. `is_stored`: its answer goes into the store when it is
-    whole."""
-
-    def __init__(
-        self, asked: Asked, streams: Sequence[Stream], calls: "Calls", keys: list[Key], is_stored: bool
-    ):
-        self.asked, self.keys, self._calls, self.is_stored = asked, keys, calls, is_stored
-        self._streams = streams
-        self.records = [Record(stream) for stream in streams]
-        self._num_readers = 0
-        self.timer: asyncio.TimerHandle | None = None
-        self.storing: asyncio.Task[None] | None = None
-        for record in self.records:
-            record.begin(self._ended)
-
-    @property
-    def stays(self) -> bool:
-        """Whether it is finished though nobody asks for it."""
-        responses = self.asked.envelope.responses
-        return self.is_stored and responses is not None and responses.background
-
-    @property
-    def is_live(self) -> bool:
-        """Whether a client listens."""
-        return bool(self._num_readers)
-
-    @property
-    def is_over(self) -> bool:
-        return all(record.is_over for record in self.records)
-
-    @property
-    def num_outputs(self) -> int:
-        return sum(len(record.items) for record in self.records)
-
-    @property
-    def is_accepted(self) -> bool:
-        return all(stream.is_accepted for stream in self._streams)
-
-    @property
-    def is_good(self) -> bool:
-        """Whether it was accepted, and did not fail."""
-        return self.is_accepted and not any(record.error for record in self.records)
-
-    def readers(self) -> list[News]:
-        if self.timer is not None:
-            self.timer.cancel()
-        self._num_readers += len(self.records)
-        return [Reader(record, self._left) for record in self.records]
-
-    def _left(self) -> None:
-        self._num_readers -= 1
-        if not self._num_readers:
-            self._calls.unattended(self)
-
-    def _ended(self) -> None:
-        if self.is_over:
-            self._calls.over(self)
-
-    def cancel(self) -> None:
-        for stream in self._streams:
-            stream.cancel()
-
-    def delivered(self) -> None:
-        """Its answer is where it will not be lost, or needed by nobody."""
-        for stream in self._streams:
-            stream.delivered()
 
 
 class Calls:
@@ -105,16 +37,21 @@ class Calls:
     def __init__(self, engine: AsyncEngine, reattach_s: float, kept: KeptResponses | None = None):
         self._engine, self._reattach_s, self._kept_responses = engine, reattach_s, kept
         self._calls: dict[Key, Call] = {}
-        self._unread: dict[Call, int] = {}  # outputs of those that nobody listens to, the oldest first
-        self._num_unread = 0  # outputs
-        self._refusing: set[asyncio.Task[None]] = set()  # so that nobody collects them
+        self._unread: dict[Call, int] = {}  # sizes of those that nobody listens to, the oldest first
+        self._num_unread = 0  # all of it
+        self._beginning: set[tuple[str, str]] = set()  # responses of which the store hears before the log
+        self._background: set[asyncio.Task[None]] = set()  # so that nobody collects them
         self._orphans: list[Orphan] = []
-        for orphan in orphans_of(engine.left()):
+        self._storing = Storing(kept, self._stored) if kept is not None else None
+        left = engine.left()
+        if kept is not None and kept.begun_before:
+            self._aside(partial(kept.drop_unasked, {one.request_id for one in left}))
+        for orphan in orphans_of(left):
             if self._stores(orphan.envelope):
                 self._take_up(orphan)
             else:
                 self._orphans.append(orphan)
-        if engine.left():
+        if left:
             asyncio.get_running_loop().call_later(reattach_s, self._forget_orphans)
 
     async def sources(self, asked: Asked, caller: Caller) -> tuple[Asked, Sequence[News]]:
@@ -126,14 +63,35 @@ class Calls:
         if not self._stores(asked.envelope):
             streams = ask(self._engine, asked, hold=bool(keys))
             return asked, self._keep(asked, streams, keys, False).readers() if keys else streams
-        assert self._kept_responses is not None
-        envelope = await self._kept_responses.begin(asked.envelope, asked.request_id, asked.media)
-        if (again := self._again(asked, keys, caller)) is not None:  # it came twice at once
-            return again
-        asked = msgspec.structs.replace(asked, envelope=envelope)
+        assert self._kept_responses is not None and self._storing is not None
+        self._storing.check_room()
+        name = asked.envelope.owner, asked.request_id
+        if name in self._beginning:  # it came twice at once
+            raise in_use((asked.envelope.owner, ITS_ID, asked.request_id))
+        self._beginning.add(name)
         try:
+            return await self._stored_sources(asked, caller, keys, self._kept_responses)
+        finally:
+            self._beginning.discard(name)
+
+    async def _stored_sources(
+        self, asked: Asked, caller: Caller, keys: list[Key], kept: KeptResponses
+    ) -> tuple[Asked, Sequence[News]]:
+        if caller.names_itself:
+            before = await kept.get(asked.envelope.owner, asked.request_id)
+            if before is not None and before.answer is not None:
+                if before.envelope.digest != asked.envelope.digest:
+                    raise other_body((asked.envelope.owner, ITS_ID, asked.request_id))
+                found = Reader(Record(before.answer))
+                return _as_accepted(asked, asked.request_id, before.envelope), [found]
+        envelope = await kept.begin(asked.envelope, asked.request_id, asked.media)
+        try:
+            if (again := self._again(asked, keys, caller)) is not None:  # the same key came twice at once
+                self._refused(asked)
+                return again
+            asked = msgspec.structs.replace(asked, envelope=envelope)
             streams = ask(self._engine, asked, hold=True)
-        except MMEngineError:
+        except (MMEngineError, ApiError):
             self._refused(asked)
             raise
         return asked, self._keep(asked, streams, keys, True).readers()
@@ -144,9 +102,10 @@ class Calls:
             if (call := self._calls.get(key)) is not None:
                 if call.is_live:
                     raise in_use(key)
-                if call.asked.envelope.digest != asked.envelope.digest:
+                mine, theirs = call.asked.envelope, asked.envelope
+                if mine.digest != theirs.digest or (key[1] == ITS_ID and theirs.key not in ("", mine.key)):
                     raise other_body(key)
-                self._num_unread -= self._unread.pop(call, 0)
+                self._no_longer_unread(call)
                 return _as_accepted(asked, call.asked.request_id, call.asked.envelope), call.readers()
         orphan = next((one for one in self._orphans if one.is_of(asked.envelope, keys, caller)), None)
         if orphan is None:
@@ -172,10 +131,10 @@ class Calls:
         )
 
     def _keep(self, asked: Asked, streams: Sequence[Stream], keys: list[Key], is_stored: bool) -> Call:
-        if is_stored:
-            keys = [*keys, (asked.envelope.owner, RESPONSE, asked.request_id)]
         call = Call(asked, streams, self, keys, is_stored)
         self._calls.update(dict.fromkeys(keys, call))
+        if is_stored:
+            self._calls[_response_key(call)] = call
         return call
 
     def _take_up(self, orphan: Orphan) -> None:
@@ -190,76 +149,99 @@ class Calls:
         if not call.is_good or not self._reattach_s:
             self._expire(call)
             return
+        if call.is_over and not call.keys:
+            return  # nobody asks for it before it is stored
         call.timer = asyncio.get_running_loop().call_later(self._reattach_s, self._expire, call)
-        self._unread[call] = call.num_outputs + _OUTPUTS_OF_A_CALL
+        self._unread[call] = call.size
         self._num_unread += self._unread[call]
         while self._num_unread > MAX_KEPT_OUTPUTS:
             self._expire(next(iter(self._unread)))
 
     def _expire(self, call: Call) -> None:
         """Nobody came again for it."""
-        self._num_unread -= self._unread.pop(call, 0)
+        self._no_longer_unread(call)
+        for key in call.keys:
+            self._calls.pop(key, None)
+        call.keys = []
         if call.is_stored and call.is_good:
             if not call.is_over and not call.stays:
                 call.cancel()
-            for key in call.keys:
-                if key[1] != RESPONSE:
-                    self._calls.pop(key, None)
-            call.keys = [key for key in call.keys if key[1] == RESPONSE]
             return  # it is stored when it is over
         call.cancel()
-        if call.is_stored and not call.is_accepted:
-            self._refused(call.asked)
         self._forget(call)
+        if call.is_stored and call.is_refused:
+            self._refused(call.asked)
+
+    def _no_longer_unread(self, call: Call) -> None:
+        self._num_unread -= self._unread.pop(call, 0)
+        if call.timer is not None:
+            call.timer.cancel()
 
     def _refused(self, asked: Asked) -> None:
-        """A response that was not accepted after all."""
+        """A response that was not accepted after all: nothing of it stays in the store."""
         assert self._kept_responses is not None
-        task = asyncio.get_running_loop().create_task(
-            self._kept_responses.refused(asked.envelope, asked.request_id)
-        )
-        self._refusing.add(task)
-        task.add_done_callback(self._refusing.discard)
+        if self.response(asked.envelope.owner, asked.request_id) is None:
+            self._aside(partial(self._kept_responses.refused, asked.envelope, asked.request_id))
+
+    def _aside(self, work: Callable[[], Awaitable[None]]) -> None:
+        task = asyncio.get_running_loop().create_task(_unless_it_fails(work))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     def _forget(self, call: Call) -> None:
-        call.delivered()
-        for key in call.keys:
-            self._calls.pop(key, None)
+        all_delivered(call.streams)
+        for key in (*call.keys, _response_key(call)):
+            if self._calls.get(key) is call:
+                del self._calls[key]
 
     def over(self, call: Call) -> None:
         """All of its answer has come."""
-        if call.is_stored and call.is_good:
-            call.storing = asyncio.get_running_loop().create_task(self._store(call))
+        if not call.is_good:
+            if not call.is_live:
+                self._expire(call)
+        elif call.is_stored and self._storing is not None:
+            self._storing.put(call)
 
-    async def _store(self, call: Call) -> None:
-        assert self._kept_responses is not None
-        asked = call.asked
-        while True:
-            try:
-                await self._kept_responses.put(asked.envelope, asked.request_id, call.records[0].whole())
-                break
-            except KeepFailed as error:
-                operator_log.error("response not stored", id=asked.request_id, reason=str(error))
-                await asyncio.sleep(STORE_AGAIN_S)
-        call.delivered()
-        self._calls.pop((asked.envelope.owner, RESPONSE, asked.request_id), None)
-        call.keys = [key for key in call.keys if key[1] != RESPONSE]
+    def _stored(self, call: Call) -> None:
+        self._calls.pop(_response_key(call), None)
+        if not call.keys:
+            self._no_longer_unread(call)
+
+    async def flush(self) -> None:
+        """Store now what has ended, unless the store fails."""
+        if self._storing is not None:
+            await self._storing.flush()
+
+    async def settled(self) -> None:
+        """Wait until no process that goes on with the log would take up what was stored or deleted."""
+        await self._engine.settled()
 
     async def drop(self, call: Call) -> None:
-        """It is deleted before it is in the store."""
+        """A response is deleted before it is in the store."""
+        assert self._storing is not None
         call.is_stored = False
         call.cancel()
-        if call.storing is not None:
-            call.storing.cancel()
-            await asyncio.wait([call.storing])
+        await call.records[0].over()
+        await self._storing.drop(call)
+        self._no_longer_unread(call)
         self._forget(call)
-
     def _forget_orphans(self) -> None:
         orphans, self._orphans = self._orphans, []
         for one in self._engine.left():
             self._engine.give_up(one.request_id)
         if orphans:
             operator_log.info("nobody asked for calls of the process before", calls=len(orphans))
+
+
+def _response_key(call: Call) -> Key:
+    return call.asked.envelope.owner, RESPONSE, call.asked.request_id
+
+
+async def _unless_it_fails(work: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await work()
+    except MMEngineError as error:  # a later process tries again
+        operator_log.warning("the store keeps what belongs to no response", reason=str(error))
 
 
 def _as_accepted(asked: Asked, request_id: str, envelope: Envelope) -> Asked:
@@ -270,7 +252,8 @@ def _as_accepted(asked: Asked, request_id: str, envelope: Envelope) -> Asked:
 
 def other_body(key: Key) -> ApiError:
     """The same key came with another body."""
-    text = f"another body came with this {key[1]} before; send each of your own, or the same body again"
+    what = "another body, or another Idempotency-Key," if key[1] == ITS_ID else "another body"
+    text = f"{what} came with this {key[1]} before; send each of your own, or the same call again"
     return ApiError(422, text, key[1], "key_reused", {"x-should-retry": "false"})
 
 

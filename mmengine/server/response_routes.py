@@ -13,8 +13,9 @@ from mmengine.serve.record import News, Reader, Record
 from mmengine.server.admission import OWNER
 from mmengine.server.answering import Answering
 from mmengine.server.asked import Envelope, Json
-from mmengine.server.calls import Call, Calls
+from mmengine.server.calls import Calls
 from mmengine.server.errors import ApiError, api_error
+from mmengine.server.kept_call import Call
 from mmengine.server.orphans import asked_before
 from mmengine.server.responses.frames import ResponsesFrames
 from mmengine.server.responses.kept import KeptResponses
@@ -84,6 +85,7 @@ class ResponseRoutes:
         if found.call is not None:
             found.call.cancel()
             await found.record.over()
+            await self._calls.flush()  # or the next process would know nothing of it
         return _json(await self._object(found))
 
     async def delete(self, request: Request) -> ASGIApp:
@@ -93,6 +95,7 @@ class ResponseRoutes:
             await self._calls.drop(call)
         if not await self._kept.delete(owner, request_id) and call is None:
             raise _none(request_id)
+        await self._calls.settled()
         said = {"id": f"{ID_PREFIX}{request_id}", "object": "response", "deleted": True}
         return _json(msgspec.json.encode(said))
 
@@ -175,6 +178,8 @@ class ResponseRoutes:
             return await answering.whole()
         except Exception as error:
             return response.failed(api_error(error))
+        finally:
+            answering.close()
 
 
 class _Output(msgspec.Struct):

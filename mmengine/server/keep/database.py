@@ -186,16 +186,18 @@ class Database:
     # The thread that writes
 
     def _run(self) -> None:
-        goes_on = True
-        while goes_on:
-            first = self._queue.get()
-            found = [first]
-            while len(found) < MAX_TOGETHER and not self._queue.empty():
-                found.append(self._queue.get())
-            goes_on = None not in found
-            writes = [each for each in found if each is not None]
-            if writes:
-                self._commit(writes)
+        while self._turn():
+            pass  # nothing of the last writes stays in memory while the next are waited for
+
+    def _turn(self) -> bool:
+        """Write what waits, once something does. Gives whether more may come."""
+        found = [self._queue.get()]
+        while len(found) < MAX_TOGETHER and not self._queue.empty():
+            found.append(self._queue.get())
+        writes = [each for each in found if each is not None]
+        if writes:
+            self._commit(writes)
+        return None not in found
 
     def _commit(self, writes: list[_Write]) -> None:
         try:

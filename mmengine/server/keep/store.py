@@ -3,7 +3,7 @@ room is needed, or they are deleted."""
 
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -13,10 +13,13 @@ from mmengine.server.keep.database import Database
 
 SWEEP_S = 30.0  # between two looks for what is too old
 _SWEPT_AT_ONCE = 256  # answers that one commit removes
+_ROWS_AT_ONCE = (64, 16, 4, 1)  # of one statement: threads take turns behind each
+_UNFINISHED = "SELECT id FROM responses WHERE answer IS NULL ORDER BY id"
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """`created`: Unix time in seconds. `answer`: None until it is finished. `media`: SHA-256 in hex."""
+    """`created`: Unix time in seconds. `answer`: None until it is finished. `media`: SHA-256 in hex.
+    `keeps_envelope`: one that is there already stays."""
 
     response_id: str
     owner: str
@@ -24,6 +27,7 @@ class Kept(msgspec.Struct, frozen=True):
     envelope: bytes
     answer: bytes | None
     media: tuple[str, ...] = ()
+    keeps_envelope: bool = False
 
 
 class Store:
@@ -38,6 +42,7 @@ class Store:
     ):
         self._database, self._ttl_s, self._max_bytes, self._clock = database, ttl_s, max_bytes, clock
         self.num_bytes = database.now(_num_bytes)
+        self.begun_before = database.now(partial(_ids, _UNFINISHED))  # by the process before
 
     async def begin(
         self, response_id: str, owner: str, created: int, envelope: bytes, media: Mapping[str, bytes]
@@ -60,6 +65,11 @@ class Store:
         Once more is no error, and takes the place of the answer before. Raises InvalidRequest for an id that
         is another owner's."""
         await self._keep(Kept(response_id, owner, created, envelope, answer), media or {})
+
+    async def put_all(self, made: Callable[[], Sequence[Kept]]) -> None:
+        """The same, of several at once; what has another owner's id is left out. `made`: gives them, on the
+        thread that writes."""
+        self.num_bytes = await self._database.write(lambda connection: self._keep_all(connection, made()))
 
     async def get(self, response_id: str, owner: str) -> Kept | None:
         """None where there is none, or it is another owner's."""
@@ -103,9 +113,17 @@ class Store:
 
     async def unfinished(self) -> list[str]:
         """Ids of those that have no answer yet."""
-        return await self._database.read(
-            partial(_ids, "SELECT id FROM responses WHERE answer IS NULL ORDER BY id")
-        )
+        return await self._database.read(partial(_ids, _UNFINISHED))
+
+    async def drop_unfinished(self, names: Sequence[str]) -> None:
+        """Those of them that have no answer, whoever's they are."""
+
+        def job(connection: sqlite3.Connection) -> int:
+            rows = [(name,) for name in names]
+            connection.executemany("DELETE FROM responses WHERE id=? AND answer IS NULL", rows)
+            return _num_bytes(connection)
+
+        self.num_bytes = await self._database.write(job, scrub=True)
 
     async def sweep(self) -> int:
         """Remove answers whose time is over; how many."""
@@ -132,21 +150,32 @@ class Store:
 
     async def _keep(self, kept: Kept, media: Mapping[str, bytes]) -> None:
         def job(connection: sqlite3.Connection) -> int:
-            _insert(connection, kept, media, self._clock())
-            return self._make_room(connection, kept)
+            if not _insert(connection, [kept], self._clock()):
+                raise InvalidRequest(f"the response id {kept.response_id!r} is in use; ids must differ")
+            _hold(connection, kept.response_id, media)
+            return self._make_room(connection, [kept])
 
         self.num_bytes = await self._database.write(job)
 
-    def _make_room(self, connection: sqlite3.Connection, kept: Kept) -> int:
-        """Bytes of all, after the oldest answers went. Raises QueueFull."""
+    def _keep_all(self, connection: sqlite3.Connection, answers: Sequence[Kept]) -> int:
+        now = self._clock()
+        plain = [kept for kept in answers if not kept.keeps_envelope]
+        others = [[kept] for kept in answers if kept.keeps_envelope]
+        for some in (*_chunks(plain), *others):
+            _insert(connection, some, now)
+        return self._make_room(connection, answers)
+
+    def _make_room(self, connection: sqlite3.Connection, answers: Sequence[Kept]) -> int:
+        """Bytes of all, after the oldest but these went. Raises QueueFull."""
         total = _num_bytes(connection)
+        names = {kept.response_id for kept in answers}
         while total > self._max_bytes:
-            row = connection.execute(
-                "SELECT id FROM responses WHERE answer IS NOT NULL AND id != ? ORDER BY kept LIMIT 1",
-                (kept.response_id,),
-            ).fetchone()
+            oldest = connection.execute(
+                "SELECT id FROM responses WHERE answer IS NOT NULL ORDER BY kept LIMIT ?", (len(names) + 1,)
+            )
+            row = next((row for row in oldest.fetchall() if row[0] not in names), None)
             if row is None:
-                if kept.answer is not None:  # it was accepted, and so it is kept
+                if answers[0].answer is not None:  # it was accepted, and so it is kept
                     return total
                 raise QueueFull(
                     f"answers and their media have {self._max_bytes} bytes (--store-bytes), and none is "
@@ -157,20 +186,40 @@ class Store:
         return total
 
 
-def _insert(connection: sqlite3.Connection, kept: Kept, media: Mapping[str, bytes], now: float) -> None:
-    """Raises InvalidRequest for an id that is another owner's."""
-    row = kept.response_id, kept.owner, kept.created, now, kept.envelope, kept.answer
+def _chunks(answers: Sequence[Kept]) -> Iterator[Sequence[Kept]]:
+    """Of a few sizes alone, so that SQLite has their statements ready."""
+    at = 0
+    while at < len(answers):
+        size = next(size for size in _ROWS_AT_ONCE if size <= len(answers) - at)
+        yield answers[at : at + size]
+        at += size
+
+
+def _insert(connection: sqlite3.Connection, answers: Sequence[Kept], now: float) -> int:
+    """By one statement, of answers with the same `keeps_envelope`. Gives how many are there: all but those
+    whose id is another owner's."""
+    rows = ", ".join(["(?, ?, ?, ?, ?, ?)"] * len(answers))
+    envelope = "responses.envelope" if answers[0].keeps_envelope else "excluded.envelope"
     found = connection.execute(
-        "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT(id) DO UPDATE SET "
-        "envelope=excluded.envelope, kept=iif(answer IS NULL, excluded.kept, kept), "
-        "answer=coalesce(excluded.answer, answer) WHERE owner=excluded.owner",
-        row,
+        f"INSERT INTO responses VALUES {rows} ON CONFLICT(id) DO UPDATE SET envelope={envelope}, "
+        "kept=iif(answer IS NULL, excluded.kept, kept), answer=coalesce(excluded.answer, answer) "
+        "WHERE owner=excluded.owner",
+        [
+            value
+            for kept in answers
+            for value in (
+                *(kept.response_id, kept.owner, kept.created, now),
+                *(kept.envelope, kept.answer),
+            )
+        ],
     )
-    if not found.rowcount:
-        raise InvalidRequest(f"the response id {kept.response_id!r} is in use; ids must differ")
+    return found.rowcount
+
+
+def _hold(connection: sqlite3.Connection, response_id: str, media: Mapping[str, bytes]) -> None:
     for sha, data in media.items():
         connection.execute("INSERT OR IGNORE INTO media VALUES (?, ?)", (sha, data))
-        connection.execute("INSERT OR IGNORE INTO holders VALUES (?, ?)", (kept.response_id, sha))
+        connection.execute("INSERT OR IGNORE INTO holders VALUES (?, ?)", (response_id, sha))
 
 
 def _ids(statement: str, connection: sqlite3.Connection) -> list[str]:

@@ -1,6 +1,6 @@
 """Responses in the store beside the log, and the conversations that they continue."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -9,9 +9,11 @@ from mmengine.errors import CorruptLog
 from mmengine.serve.record import Whole
 from mmengine.server.asked import Envelope
 from mmengine.server.asking import log_id
-from mmengine.server.keep.store import Store
+from mmengine.server.keep.store import Kept, Store
 
 LARGE_ENVELOPE = 2**18  # bytes; what is larger stands in the store alone, and not in the log
+_SMALL_INPUT = LARGE_ENVELOPE // 2  # bytes of what a call brings, with which its envelope is not large
+_JSON_BYTES = 6  # of a character at most: \u0000
 _encode, _pack = msgspec.json.encode, msgspec.msgpack.encode
 _decode_envelope = msgspec.json.Decoder(Envelope).decode
 _decode_whole = msgspec.msgpack.Decoder(Whole).decode
@@ -24,14 +26,26 @@ class KeptResponse(NamedTuple):
     answer: Whole | None
 
 
+class Answered(NamedTuple):
+    """A response that ended. `told`: its envelope as the log has it."""
+
+    envelope: Envelope
+    request_id: str
+    told: bytes
+    answer: Whole
+
+
 class KeptResponses:
     """By owner and request id; see Store for what its methods raise."""
 
     def __init__(self, store: Store):
         self._store = store
+        self.begun_before = store.begun_before  # ids, as the log knows them, of what has no answer
 
     async def begin(self, envelope: Envelope, request_id: str, media: Mapping[str, bytes]) -> Envelope:
         """Keep what a response was asked, where the log is no place for it. Gives the log's envelope."""
+        if not media and _num_bytes(envelope) <= _SMALL_INPUT:
+            return envelope
         data = _encode(envelope)
         if not media and len(data) <= LARGE_ENVELOPE:
             return envelope
@@ -47,13 +61,14 @@ class KeptResponses:
         """What `begin` kept belongs to no request."""
         await self._store.delete(log_id(envelope, request_id, 0), envelope.owner)
 
-    async def put(self, envelope: Envelope, request_id: str, answer: Whole) -> None:
-        """Its answer is on the disk when this returns."""
-        if envelope.responses is not None and envelope.responses.is_begun:
-            before = await self.get(envelope.owner, request_id)
-            envelope = before.envelope if before is not None else envelope
-        name = log_id(envelope, request_id, 0)
-        await self._store.put(name, envelope.owner, envelope.created, _encode(envelope), _pack(answer))
+    async def put_all(self, some: Sequence[Callable[[], Answered]]) -> None:
+        """What they give, on the thread that writes, is on the disk when this returns."""
+        await self._store.put_all(lambda: [_as_kept(*each()) for each in some])
+
+    async def drop_unasked(self, asked: Container[str]) -> None:
+        """Remove what was begun before, and belongs to no request. `asked`: ids of those that the log has."""
+        if names := [name for name in self.begun_before if name not in asked]:
+            await self._store.drop_unfinished(names)
 
     async def get(self, owner: str, request_id: str) -> KeptResponse | None:
         """None where there is none of this owner. Raises CorruptLog for what cannot be read."""
@@ -73,3 +88,18 @@ class KeptResponses:
 
     async def media(self, sha: str) -> bytes | None:
         return await self._store.media(sha)
+
+
+def _as_kept(envelope: Envelope, request_id: str, told: bytes, answer: Whole) -> Kept:
+    is_begun = envelope.responses is not None and envelope.responses.is_begun
+    name = log_id(envelope, request_id, 0)
+    return Kept(name, envelope.owner, envelope.created, told, _pack(answer), keeps_envelope=is_begun)
+
+
+def _num_bytes(envelope: Envelope) -> int:
+    """Of what a call may make large, as JSON."""
+    asked = envelope.responses
+    if asked is None:
+        return 0
+    texts = len(asked.instructions or "") * _JSON_BYTES
+    return texts + len(asked.input) + len(asked.tools) + len(asked.text) + len(asked.tool_choice)

@@ -1,0 +1,241 @@
+"""Responses on their way into the store: what comes twice, is refused, deleted or cut off meanwhile."""
+
+import asyncio
+import base64
+import gc
+import shutil
+import threading
+import weakref
+
+import openai
+import pytest
+
+from mmengine.errors import KeepFailed
+from mmengine.events import vocabulary as ev
+from mmengine.replay.checked import CheckedLog
+from mmengine.server import storing
+from mmengine.server.kept_call import Call
+from tests.pictures import data_url
+from tests.server.running import served, wait_for
+from tests.server.test_server_reattach import Leaving
+from tests.server.test_server_responses_kept import PATH, TEXT, begun, ended, going_on, look, text_of
+
+PICTURE = {"type": "input_image", "image_url": data_url()}
+
+
+def with_picture(text="what?"):
+    return [{"role": "user", "content": [PICTURE, {"type": "input_text", "text": text}]}]
+
+
+@pytest.fixture
+def log(tmp_path):
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def one(log):
+    with served(executor_class=Leaving, engine_options={"log": log}, keep={"log": log}) as server:
+        yield server
+
+
+def in_store(server, what="SELECT id FROM responses"):
+    """Rows of what is on the disk now."""
+    return asyncio.run(server.keep._database.read(lambda connection: connection.execute(what).fetchall()))
+
+
+def unfinished(server):
+    return in_store(server, "SELECT id FROM responses WHERE answer IS NULL")
+
+
+class Store:
+    """The store of a server, which fails or waits as it is told."""
+
+    def __init__(self, server, monkeypatch):
+        self.fails, self.tries, self.may_begin = False, 0, threading.Event()
+        self.may_begin.set()
+        kept = server.keep.answers
+        put_all, begin = kept.put_all, kept.begin
+
+        async def put(made):
+            self.tries += 1
+            if self.fails:
+                raise KeepFailed("the disk is full")
+            await put_all(made)
+
+        async def begun(*given):
+            while not self.may_begin.is_set():
+                await asyncio.sleep(0.005)
+            await begin(*given)
+
+        monkeypatch.setattr(kept, "put_all", put)
+        monkeypatch.setattr(kept, "begin", begun)
+
+
+def test_answers_that_end_together_share_a_write(one, monkeypatch):
+    store = Store(one, monkeypatch)
+    names = [one.call(PATH, {"input": f"a{number}"})[2]["id"] for number in range(8)]
+    wait_for(lambda: len(in_store(one)) == 8)
+    assert store.tries < 8 and all(look(one, name)[0] == 200 for name in names)
+
+
+def test_a_stored_response_is_not_kept_in_memory(one, monkeypatch):
+    made = []
+    before = Call.__init__
+
+    def init(self, *given):
+        before(self, *given)
+        made.append(weakref.ref(self))
+
+    monkeypatch.setattr(Call, "__init__", init)
+    gc.disable()  # nothing waits for it: no cycle holds them
+    try:
+        for number in range(5):
+            one.call(PATH, {"input": f"a{number}", "stream": number % 2 == 0})
+        wait_for(lambda: len(made) == 5 and not any(call() for call in made))
+    finally:
+        gc.enable()
+    assert not one.app.calls._unread and not one.app.calls._num_unread
+
+
+def test_what_a_call_brings_takes_room_of_what_is_kept(one):
+    for number in range(3):
+        call = {"input": [{"role": "user", "content": "x" * 100_000}, {"role": "user", "content": "a"}]}
+        assert one.call(PATH, {**call, "request_id": f"large{number}"})[0] == 200
+    wait_for(lambda: len(one.app.calls._unread) == 3)
+    assert one.app.calls._num_unread > 3 * 100_000 / 256
+
+
+def test_the_same_call_has_its_answer_from_the_store(log):
+    body = {"input": "hi", "request_id": "mine"}
+    with served(executor_class=Leaving, engine_options={"log": log}, keep={"log": log}) as server:
+        first = server.call(PATH, body)[2]
+    with going_on(log) as server:
+        assert server.call(PATH, body)[2] == first
+        computed = server.engine.stats().num_output_tokens
+        status, _, other = server.call(PATH, {**body, "input": "other"})
+        assert (status, other["error"]["code"]) == (422, "key_reused")
+        assert look(server, "resp_mine")[2] == first
+        assert server.engine.stats().num_output_tokens == computed == 0, "nothing was computed again"
+
+
+def test_one_id_with_two_keys_is_refused(one):
+    body = {"input": TEXT, "background": True}
+    first = one.call(PATH, body, {"Idempotency-Key": "a", "X-Request-Id": "x"})
+    assert first[0] == 200
+    assert one.call(PATH, body, {"Idempotency-Key": "a", "X-Request-Id": "y"})[2]["id"] == first[2]["id"]
+    assert one.call(PATH, body, {"X-Request-Id": "x"})[2]["id"] == first[2]["id"]
+    status, _, found = one.call(PATH, body, {"Idempotency-Key": "b", "X-Request-Id": "x"})
+    assert (status, found["error"]["code"]) == (422, "key_reused")
+    assert "Idempotency-Key" in found["error"]["message"]
+
+
+@pytest.mark.parametrize("headers", [{"Idempotency-Key": "k"}, {"X-Request-Id": "x"}])
+def test_of_a_call_that_comes_twice_at_once_one_is_kept(one, monkeypatch, headers):
+    store = Store(one, monkeypatch)
+    store.may_begin.clear()
+    found = []
+
+    def ask():
+        found.append(one.call(PATH, {"input": with_picture(TEXT)}, headers))
+
+    callers = [threading.Thread(target=ask) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    wait_for(lambda: one.app.admission.shares.num_open == 3 or len(found) == 2)
+    store.may_begin.set()
+    for caller in callers:
+        caller.join()
+    assert sorted(status for status, _, _ in found) == [200, 409, 409]
+    wait_for(lambda: not unfinished(one))
+    assert len(in_store(one)) == 1 and len(in_store(one, "SELECT sha FROM media")) == 1
+
+
+def test_a_response_that_is_refused_leaves_nothing(one):
+    for fields in ({"input": with_picture("bad")}, {"input": with_picture("a" * 9000)}):
+        assert one.call(PATH, fields)[0] == 400
+    wait_for(lambda: not in_store(one) and not in_store(one, "SELECT sha FROM media"))
+
+
+def test_what_was_begun_and_never_accepted_is_gone_with_the_next_server(log, one):
+    held = {"aa": b"bytes"}
+    asyncio.run(one.keep.answers.begin("left", "", 1, b"{}", held))
+    name = begun(one, input=with_picture(TEXT)).removeprefix("resp_")
+    one.close()
+    with going_on(log) as server:
+        wait_for(lambda: ("left",) not in in_store(server))
+        assert len(in_store(server, "SELECT sha FROM media")) == 1
+        assert text_of(ended(server, f"resp_{name}")) == TEXT.upper()
+
+
+def test_a_large_input_outlives_a_server_that_ends(log):
+    text = "y" * 300_000
+    items = [{"role": "user", "content": text}, {"role": "user", "content": TEXT}]
+    with served(executor_class=Leaving, drain_s=0, engine_options={"log": log}, keep={"log": log}) as server:
+        name = begun(server, input=items)
+    with going_on(log) as server:
+        assert text_of(ended(server, name)) == TEXT.upper()
+        wait_for(lambda: server.app.calls.response("", name.removeprefix("resp_")) is None)
+        found = look(server, name, "/input_items?order=asc")[2]["data"]
+        assert found[0]["content"][0]["text"] == text
+
+
+def test_a_store_that_fails_is_tried_again(one, monkeypatch):
+    monkeypatch.setattr(storing, "AGAIN_S", 0.05)
+    monkeypatch.setattr(storing, "MAX_WAITING", 2)
+    store = Store(one, monkeypatch)
+    store.fails = True
+    names = [one.call(PATH, {"input": "hi"})[2]["id"] for _ in range(2)]
+    wait_for(lambda: store.tries >= 2)
+    status, headers, body = one.call(PATH, {"input": "hi"})
+    assert status == 503 and "the disk is full" in body["error"]["message"], "nothing piles up behind it"
+    assert one.chat("hi")[0] == 200 and one.call(PATH, {"input": "hi", "store": False})[0] == 200
+    assert [look(one, name)[2]["status"] for name in names] == ["completed"] * 2
+    assert one.call(f"{PATH}/{names[0]}", method="DELETE")[0] == 200
+    store.fails = False
+    wait_for(lambda: in_store(one) == [(names[1].removeprefix("resp_"),)])
+    assert one.call(PATH, {"input": "hi"})[0] == 200
+
+
+def test_what_was_cancelled_or_deleted_stays_so_behind_a_kill(one, log, tmp_path):
+    """A copy of log and store, made when the server said so, is what a kill then would leave."""
+    cancelled, deleted = begun(one), begun(one)
+    assert one.call(f"{PATH}/{cancelled}/cancel", {})[2]["status"] == "cancelled"
+    assert one.call(f"{PATH}/{deleted}", method="DELETE")[0] == 200
+    copy = shutil.copytree(log, tmp_path / "copy")
+    with going_on(copy) as server:
+        assert look(server, cancelled)[2]["status"] == "cancelled"
+        assert look(server, deleted)[0] == 404
+        wait_for(lambda: not server.engine.left())
+        assert look(server, deleted)[0] == 404
+
+
+def test_what_was_deleted_before_it_was_stored_stays_so_behind_a_kill(one, log, tmp_path):
+    for number in range(5):
+        name = one.call(PATH, {"input": "hi"})[2]["id"]
+        assert one.call(f"{PATH}/{name}", method="DELETE")[0] == 200
+        shutil.copytree(log, tmp_path / f"copy{number}")
+    for number in range(5):
+        events = [record.event for record in CheckedLog(tmp_path / f"copy{number}")]
+        counts = [sum(isinstance(event, kind) for event in events) for kind in (ev.Queued, ev.Delivered)]
+        assert counts == [number + 1] * 2
+
+
+def test_images_of_a_response_go_with_it(one, log):
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{one.port}/v1", api_key="none", max_retries=0)
+    file = client.files.create(file=("a.png", b"of an upload"), purpose="vision")
+    parts = [PICTURE, {"type": "input_image", "file_id": file.id}, {"type": "input_text", "text": "a"}]
+    first = one.call(PATH, {"input": [{"role": "user", "content": parts}]})[2]["id"]
+    wait_for(lambda: not one.app.calls.kept())
+    one.close()
+    with going_on(log) as server:
+        second = server.call(PATH, {"input": "more", "previous_response_id": first})[2]
+        assert text_of(second) == "MORE"
+        told = look(server, first, "/input_items")[2]["data"][0]["content"]
+        assert told[0]["image_url"].startswith("sha256:") and told[1]["file_id"] == file.id
+        ((data,),) = in_store(server, "SELECT data FROM media")
+        assert PICTURE["image_url"].endswith(base64.b64encode(data).decode())
+        for name in (second["id"], first):
+            assert server.call(f"{PATH}/{name}", method="DELETE")[0] == 200
+        assert not in_store(server, "SELECT sha FROM media")
+        for path in (log / "store").glob("answers.db*"):
+            assert data[100:164] not in path.read_bytes(), path
