@@ -225,6 +225,7 @@ class Calls:
         await self._storing.drop(call)
         self._no_longer_unread(call)
         self._forget(call)
+
     def _forget_orphans(self) -> None:
         orphans, self._orphans = self._orphans, []
         for one in self._engine.left():

@@ -104,7 +104,8 @@ def test_each_flag_is_a_variable_and_a_line_of_a_file_too(started, tmp_path, mon
         "--grammar-backend": "xgrammar",
         "--set": ["max_num_seqs=3", "token_budget=64"],
         "--log": tmp_path / "log",
-        **{"--log-bytes": 10**9, "--log-days": 2.5},
+        "--log-bytes": 10**9,
+        "--log-days": 2.5,
         "--tensor-parallel": 2,
     }
     for flag, option in OPTIONS.items():
