@@ -104,15 +104,13 @@ def test_each_flag_is_a_variable_and_a_line_of_a_file_too(started, tmp_path, mon
         "--grammar-backend": "xgrammar",
         "--set": ["max_num_seqs=3", "token_budget=64"],
         "--log": tmp_path / "log",
-        "--log-bytes": 10**9,
-        "--log-days": 2.5,
         "--tensor-parallel": 2,
     }
     for flag, option in OPTIONS.items():
         if isinstance(option.default, bool):
             given[flag] = not option.default
         elif flag not in given:
-            given[flag] = option.default + 1  # a number
+            given[flag] = (option.default or 0) + 1  # a number
 
     def words(value):
         return [str(each) for each in (value if isinstance(value, list) else [value])]
