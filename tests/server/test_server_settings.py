@@ -79,8 +79,7 @@ def test_each_flag_is_a_variable_and_a_line_of_a_file_too(started, tmp_path, mon
     for name in ("keys", "template"):
         (tmp_path / name).write_text("a")
     given = {
-        "--host": "localhost",
-        "--health-host": "localhost",
+        **dict.fromkeys(("--host", "--health-host"), "localhost"),
         "--health-port": 8002,
         "--port": 8001,
         "--served-model-name": ["one", "two"],
