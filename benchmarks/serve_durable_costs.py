@@ -8,10 +8,8 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median, stdev
 
 import uvloop
 from serve_clients import Load, load
@@ -24,21 +22,30 @@ from mmengine.server.asked import Asked
 from mmengine.server.asking import ask, options_of
 from mmengine.server.auth import ApiKeys
 from mmengine.server.keep.everything import Keep
-from mmengine.server.lifecycle import keep_for_good, listen, web_server
+from mmengine.server.lifecycle import keep_for_good, web_server
+from mmengine.server.listening import listen
 from mmengine.server.settings import ServerSettings
 
 AT_ONCE, TOKENS = 16, 1
 PAUSE_S = 0.001  # of the clients: none of them sleeps on a socket, or waking it would be measured
-SIDES = {
-    "chat, without an envelope": (False, Load(0, AT_ONCE, TOKENS, False)),
-    "chat": (True, Load(0, AT_ONCE, TOKENS, False)),
-    "response, without an envelope, store false": (
-        False,
-        Load(0, AT_ONCE, TOKENS, False, (("store", False),), is_response=True),
-    ),
-    "response, store false": (True, Load(0, AT_ONCE, TOKENS, False, (("store", False),), is_response=True)),
-    "response, stored": (True, Load(0, AT_ONCE, TOKENS, False, is_response=True)),
+PLAIN, KEPT = "chat, no envelope", "chat"
+PLAIN_RESPONSE, RESPONSE, STORED_RESPONSE = (
+    "response, no envelope, store false",
+    "response, store false",
+    "response, stored",
+)
+_CHAT = Load(0, AT_ONCE, TOKENS, False)
+_STORED = replace(_CHAT, is_response=True)
+_UNSTORED = replace(_STORED, more=(("store", False),))
+SIDES = {  # whether the log has an envelope, and what is asked
+    PLAIN: (False, _CHAT),
+    KEPT: (True, _CHAT),
+    PLAIN_RESPONSE: (False, _UNSTORED),
+    RESPONSE: (True, _UNSTORED),
+    STORED_RESPONSE: (True, _STORED),
 }
+ENVELOPES = {"envelope, chat": (KEPT, PLAIN), "envelope, response": (RESPONSE, PLAIN_RESPONSE)}
+STORED = {"envelope and store": (STORED_RESPONSE, PLAIN_RESPONSE)}
 
 
 def _ask_without(engine: AsyncEngine, asked: Asked, *, hold: bool = False) -> list[Stream]:
@@ -96,9 +103,3 @@ async def _spent(app: App, port: int, asked: Load) -> float:
 
 def kept_costs(log: Path, rounds: int, requests: int) -> dict[str, list[float]]:
     return uvloop.run(_cpu_us(log, rounds, requests))
-
-
-def more(found: dict[str, list[float]], name: str, than: str) -> tuple[float, float]:
-    """What a side costs more than another, the median of rounds, and the error of that."""
-    each: Sequence[float] = [one - other for one, other in zip(found[name], found[than], strict=True)]
-    return median(each), 1.25 * stdev(each) / len(each) ** 0.5

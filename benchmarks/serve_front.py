@@ -18,6 +18,7 @@ from mmengine.models.registry import plugin_for
 from mmengine.request import SamplingParams
 from mmengine.serve.answers import Choice, Completion, RequestOutput
 from mmengine.serve.health import Readiness
+from mmengine.serve.left import Left
 from mmengine.serve.options import SubmitOptions, make_options
 from mmengine.serve.prompts import Prompt
 from mmengine.serve.stream import Channel, Stream, put_all
@@ -62,7 +63,12 @@ class ScriptedEngine:
     def metrics_text(self) -> str:
         return ""
 
-    def stream(self, prompt: Prompt, sampling: SamplingParams, **options: SubmitOptions) -> Stream:
+    def left(self) -> list[Left]:
+        return []
+
+    def stream(
+        self, prompt: Prompt, sampling: SamplingParams, *, hold: bool = False, **options: SubmitOptions
+    ) -> Stream:
         asked = make_options(sampling, options)
         prepared = Prompt.of(prompt).prepare(self.processor, asked.cache_salt)
         channel = Channel(asked, AnswerTexts(self.processor.tokenizer, sampling))
@@ -70,7 +76,7 @@ class ScriptedEngine:
         if not self._speaking:
             asyncio.get_running_loop().call_soon(self._step)
         self._speaking.append(_Speaking(channel, prepared.prompt_token_ids, sampling.max_tokens))
-        return Stream(channel, lambda channel: None)
+        return Stream(channel, lambda channel: None, lambda channels: None)
 
     def _step(self) -> None:
         news = []
