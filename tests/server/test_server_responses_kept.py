@@ -10,6 +10,7 @@ import pytest
 from mmengine.core.resume import Resume
 from mmengine.serve.async_engine import AsyncEngine
 from tests.serve.serve_fakes import builder
+from tests.server.responses_answers import check_events
 from tests.server.running import served, wait_for
 from tests.server.test_server_reattach import Leaving
 from tests.server.test_server_shutdown import ends
@@ -53,6 +54,8 @@ def text_of(body):
 def events(server, name, after=-1):
     status, headers, text = look(server, name, f"?stream=true&starting_after={after}")
     assert (status, headers["content-type"].partition(";")[0]) == (200, "text/event-stream")
+    if after == -1:
+        check_events(text)
     return text
 
 
@@ -83,6 +86,13 @@ def test_events_come_again_from_any_of_them_on(one):
     connection.request("GET", f"{PATH}/{name}?stream=true&starting_after={len(numbers(live)) - 1}")
     assert connection.getresponse().read() == b"", "nothing is behind the last"
     connection.close()
+
+
+def test_a_stream_comes_again_byte_for_byte(one):
+    first = one.call(PATH, {"input": TEXT, "stream": True, "request_id": "again"})[2]
+    assert events(one, "resp_again") == first
+    wait_for(lambda: one.app.calls.response("", "again") is None)
+    assert events(one, "resp_again") == first
 
 
 def test_a_stream_that_is_left_runs_on_and_is_stored(one):

@@ -88,7 +88,7 @@ class ResponsesReader:
             uploads=[each._replace(where=upload_place(each.where, said.places)) for each in asked.uploads],
         )
         told = _told(body, asked, said.items, self._is_kept and body.store is not False)
-        envelope = msgspec.structs.replace(asked.envelope, responses=told)
+        envelope = msgspec.structs.replace(asked.envelope, usage_frames="last", responses=told)
         return msgspec.structs.replace(asked, envelope=envelope)
 
     def _check(self, body: ResponsesBody, before: Sequence[Json]) -> None:

@@ -1,0 +1,169 @@
+"""A server is killed while it answers, and its clients have their answers whole.
+
+Starts `mmengine serve --log`, opens streams of the Responses API with OpenAI's client, kills the engine with
+SIGKILL, and watches them finish. What a client needs for that are the five lines in `events_of`. The package
+openai must be there, version 3 or newer.
+
+python examples/killed_server.py
+python examples/killed_server.py --streams 50 --kills 2 --model Qwen/Qwen3-VL-2B-Instruct
+"""
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+
+ASKED = "Describe a picture of a red circle, a blue square and a green star, at length."
+BROKEN = (openai.APIConnectionError, openai.InternalServerError)
+PATIENCE_S = 300.0  # for a server to load, and for all answers
+
+
+def events_of(client: openai.OpenAI, name: str, breaks: list[float], **asked: str) -> Iterator[object]:
+    """All events of one response, however often its connection breaks."""
+    headers, last = {"X-Request-Id": name}, None  # the same call again is the same response
+    while last is None or not last.type.startswith(("response.completed", "response.incomplete")):
+        try:
+            if last is None:
+                events = client.responses.create(**asked, stream=True, extra_headers=headers)
+            else:
+                after = last.sequence_number
+                events = client.responses.retrieve(f"resp_{name}", stream=True, starting_after=after)
+            for last in events:
+                yield last
+        except BROKEN:
+            breaks.append(time.monotonic())
+            time.sleep(0.2)
+
+
+class Reader(threading.Thread):
+    """Reads one response to its end."""
+
+    def __init__(self, client: openai.OpenAI, number: int, model: str):
+        super().__init__(daemon=True)
+        self._client, self.name = client, f"star-{number}"
+        self._asked = {"model": model, "input": f"{number}. {ASKED}"}
+        self.numbers: list[int] = []
+        self.text = ""
+        self.breaks: list[float] = []
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            for event in events_of(self._client, self.name, self.breaks, **self._asked):
+                self.numbers.append(event.sequence_number)
+                self.text += event.delta if event.type == "response.output_text.delta" else ""
+        except Exception as error:  # told at the end, by whoever waits
+            self.error = error
+
+    def is_whole(self) -> bool:
+        """Whether each event came once, and they say what the server keeps."""
+        kept = self._client.responses.retrieve(f"resp_{self.name}")
+        return self.numbers == list(range(len(self.numbers))) and self.text == kept.output_text
+
+
+def engine_of(supervisor: subprocess.Popen) -> int:
+    """The process with the model: the child of the one that holds the socket."""
+    found = subprocess.run(["pgrep", "-P", str(supervisor.pid)], capture_output=True, text=True, check=False)
+    return int(found.stdout.split()[0]) if found.stdout.split() else 0
+
+
+def await_server(server: subprocess.Popen, port: int, said: Path) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end and server.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=PATIENCE_S):
+                return
+        except OSError:
+            time.sleep(0.1)
+    raise SystemExit(f"the server does not start:\n{said.read_text().strip()[-2000:]}")
+
+
+def watch(server: subprocess.Popen, readers: list[Reader], kills: int) -> None:
+    """Kill the engine whenever another share of the events has come, and wait for the ends."""
+    end, due = time.monotonic() + PATIENCE_S, [20 * len(readers) * (each + 1) for each in range(kills)]
+    while any(reader.is_alive() for reader in readers):
+        count = sum(len(reader.numbers) for reader in readers)
+        if due and count >= due[0] and (engine := engine_of(server)):
+            open_ones = sum(reader.is_alive() for reader in readers)
+            due.pop(0)
+            os.kill(engine, signal.SIGKILL)
+            print(f"kill -9 {engine}: {open_ones} streams were open, {count} events had come", flush=True)
+        if server.poll() is not None or time.monotonic() > end:
+            raise SystemExit("the server ended, or the answers do not come")
+        time.sleep(0.01)
+
+
+def run(options: argparse.Namespace, folder: Path) -> bool:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    model = ["--model", options.model] if options.model else []
+    command = [str(Path(sys.executable).with_name("mmengine")), "serve", *model, "--log", str(folder / "log")]
+    said = folder / "server.txt"
+    with said.open("w") as file:
+        server = subprocess.Popen(
+            [*command, "--port", str(port), "--no-request-log"],
+            stdout=file,
+            stderr=file,
+            start_new_session=True,  # Ctrl-C is this script's alone
+        )
+    try:
+        await_server(server, port, said)
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
+        (model, *_) = client.models.list()
+        readers = [Reader(client, number, model.id) for number in range(options.streams)]
+        begun = time.monotonic()
+        for reader in readers:
+            reader.start()
+        print(f"{len(readers)} responses are streamed from port {port}", flush=True)
+        watch(server, readers, options.kills)
+        return told(readers, time.monotonic() - begun)
+    finally:
+        server.terminate()
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def told(readers: list[Reader], seconds: float) -> bool:
+    for reader in readers:
+        if reader.error is not None:
+            print(f"{reader.name}: {reader.error}")
+    whole = sum(reader.error is None and reader.is_whole() for reader in readers)
+    broken = sum(bool(reader.breaks) for reader in readers)
+    events = sum(len(reader.numbers) for reader in readers)
+    print(f"{broken} streams broke and went on; {whole} of {len(readers)} answers are whole, each event once")
+    print(f"{events} events in {seconds:.1f} s; the first answer: {readers[0].text[:60]!r} …")
+    return whole == len(readers)
+
+
+def main() -> int:
+    about, _, usage = __doc__.partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=about, epilog=usage, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--streams", type=int, default=20, help="responses at once (%(default)s)")
+    parser.add_argument("--kills", type=int, default=1, help="how often the engine is killed (%(default)s)")
+    parser.add_argument("--model", help="another one than the embedded checkpoint")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            return 0 if run(options, Path(folder)) else 1
+        except KeyboardInterrupt:
+            print("ended; the server too", file=sys.stderr)
+            return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
