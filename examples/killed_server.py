@@ -25,13 +25,15 @@ import openai
 
 ASKED = "Describe a picture of a red circle, a blue square and a green star, at length."
 BROKEN = (openai.APIConnectionError, openai.InternalServerError)
+MAX_TOKENS = 1000
+ENDS = ("response.completed", "response.incomplete", "response.failed")
 PATIENCE_S = 300.0  # for a server to load, and for all answers
 
 
-def events_of(client: openai.OpenAI, name: str, breaks: list[float], **asked: str) -> Iterator[object]:
+def events_of(client: openai.OpenAI, name: str, breaks: list[float], **asked: object) -> Iterator[object]:
     """All events of one response, however often its connection breaks."""
     headers, last = {"X-Request-Id": name}, None  # the same call again is the same response
-    while last is None or not last.type.startswith(("response.completed", "response.incomplete")):
+    while last is None or last.type not in ENDS:
         try:
             if last is None:
                 events = client.responses.create(**asked, stream=True, extra_headers=headers)
@@ -51,7 +53,7 @@ class Reader(threading.Thread):
     def __init__(self, client: openai.OpenAI, number: int, model: str):
         super().__init__(daemon=True)
         self._client, self.name = client, f"star-{number}"
-        self._asked = {"model": model, "input": f"{number}. {ASKED}"}
+        self._asked = {"model": model, "input": f"{number}. {ASKED}", "max_output_tokens": MAX_TOKENS}
         self.numbers: list[int] = []
         self.text = ""
         self.breaks: list[float] = []
@@ -67,8 +69,11 @@ class Reader(threading.Thread):
 
     def is_whole(self) -> bool:
         """Whether each event came once, and they say what the server keeps."""
+        if self.error is not None:
+            return False
         kept = self._client.responses.retrieve(f"resp_{self.name}")
-        return self.numbers == list(range(len(self.numbers))) and self.text == kept.output_text
+        is_numbered = self.numbers == list(range(len(self.numbers)))
+        return is_numbered and self.text == kept.output_text and kept.status in ("completed", "incomplete")
 
 
 def engine_of(supervisor: subprocess.Popen) -> int:
@@ -114,7 +119,6 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
             [*command, "--port", str(port), "--no-request-log"],
             stdout=file,
             stderr=file,
-            start_new_session=True,  # Ctrl-C is this script's alone
         )
     try:
         await_server(server, port, said)
@@ -140,7 +144,7 @@ def told(readers: list[Reader], seconds: float) -> bool:
     for reader in readers:
         if reader.error is not None:
             print(f"{reader.name}: {reader.error}")
-    whole = sum(reader.error is None and reader.is_whole() for reader in readers)
+    whole = sum(reader.is_whole() for reader in readers)
     broken = sum(bool(reader.breaks) for reader in readers)
     events = sum(len(reader.numbers) for reader in readers)
     print(f"{broken} streams broke and went on; {whole} of {len(readers)} answers are whole, each event once")
@@ -157,6 +161,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=1, help="how often the engine is killed (%(default)s)")
     parser.add_argument("--model", help="another one than the embedded checkpoint")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as folder:
         try:
             return 0 if run(options, Path(folder)) else 1

@@ -105,7 +105,6 @@ class Calls:
                 mine, theirs = call.asked.envelope, asked.envelope
                 if mine.digest != theirs.digest or (key[1] == ITS_ID and theirs.key not in ("", mine.key)):
                     raise other_body(key)
-                self._no_longer_unread(call)
                 return _as_accepted(asked, call.asked.request_id, call.asked.envelope), call.readers()
         orphan = next((one for one in self._orphans if one.is_of(asked.envelope, keys, caller)), None)
         if orphan is None:
@@ -159,7 +158,7 @@ class Calls:
 
     def _expire(self, call: Call) -> None:
         """Nobody came again for it."""
-        self._no_longer_unread(call)
+        self.attended(call)
         for key in call.keys:
             self._calls.pop(key, None)
         call.keys = []
@@ -172,7 +171,8 @@ class Calls:
         if call.is_stored and call.is_refused:
             self._refused(call.asked)
 
-    def _no_longer_unread(self, call: Call) -> None:
+    def attended(self, call: Call) -> None:
+        """It waits for no client any more."""
         self._num_unread -= self._unread.pop(call, 0)
         if call.timer is not None:
             call.timer.cancel()
@@ -205,7 +205,7 @@ class Calls:
     def _stored(self, call: Call) -> None:
         self._calls.pop(_response_key(call), None)
         if not call.keys:
-            self._no_longer_unread(call)
+            self.attended(call)
 
     async def flush(self) -> None:
         """Store now what has ended, unless the store fails."""
@@ -223,7 +223,7 @@ class Calls:
         call.cancel()
         await call.records[0].over()
         await self._storing.drop(call)
-        self._no_longer_unread(call)
+        self.attended(call)
         self._forget(call)
 
     def _forget_orphans(self) -> None:

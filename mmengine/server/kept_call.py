@@ -15,7 +15,10 @@ _BYTES_OF_AN_OUTPUT = 256  # as many of a call's envelope take its room
 
 
 class Keeper(Protocol):
-    """`unattended`: the last client of a call left. `over`: all of its answer has come."""
+    """`attended`: a client reads a call. `unattended`: the last one left. `over`: all of its answer has
+    come."""
+
+    def attended(self, call: "Call") -> None: ...
 
     def unattended(self, call: "Call") -> None: ...
 
@@ -75,6 +78,7 @@ class Call:
         return self.is_accepted and not any(record.error for record in self.records)
 
     def readers(self) -> list[News]:
+        self._keeper.attended(self)
         self._num_readers += len(self.records)
         return [Reader(record, self._left) for record in self.records]
 

@@ -3,9 +3,12 @@
 import asyncio
 import base64
 import gc
+import http.client
+import json
 import shutil
 import threading
 import weakref
+from contextlib import nullcontext
 
 import openai
 import pytest
@@ -18,7 +21,7 @@ from mmengine.server.kept_call import Call
 from tests.pictures import data_url
 from tests.server.running import served, wait_for
 from tests.server.test_server_reattach import Leaving
-from tests.server.test_server_responses_kept import PATH, TEXT, begun, ended, going_on, look, text_of
+from tests.server.test_server_responses_kept import PATH, TEXT, begun, ended, events, going_on, look, text_of
 
 PICTURE = {"type": "input_image", "image_url": data_url()}
 
@@ -218,6 +221,22 @@ def test_what_was_deleted_before_it_was_stored_stays_so_behind_a_kill(one, log, 
         events = [record.event for record in CheckedLog(tmp_path / f"copy{number}")]
         counts = [sum(isinstance(event, kind) for event in events) for kind in (ev.Queued, ev.Delivered)]
         assert counts == [number + 1] * 2
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_who_reads_a_response_again_has_it_to_its_end(one, log, goes_on):
+    """However long it takes behind the time for which one waits that nobody reads."""
+    connection = http.client.HTTPConnection("127.0.0.1", one.port, timeout=20)
+    connection.request("POST", PATH, json.dumps({"input": TEXT, "stream": True, "request_id": "slow"}))
+    connection.getresponse().readline()
+    if goes_on:
+        one.close()
+    connection.close()
+    with going_on(log, reattach_s=0.3) if goes_on else nullcontext(one) as server:
+        server.app.calls._reattach_s = 0.3
+        server.executor.pause_s = 0.02
+        wait_for(lambda: all(not call.is_live for call in server.app.calls.kept()))
+        assert '"type":"response.completed"' in events(server, "resp_slow")
 
 
 def test_images_of_a_response_go_with_it(one, log):
