@@ -94,15 +94,16 @@ def await_server(server: subprocess.Popen, port: int, said: Path) -> None:
 
 
 def watch(server: subprocess.Popen, readers: list[Reader], kills: int) -> None:
-    """Kill the engine whenever another share of the events has come, and wait for the ends."""
-    end, due = time.monotonic() + PATIENCE_S, [20 * len(readers) * (each + 1) for each in range(kills)]
+    """Kill the engine whenever each stream has some events more, and wait for the ends."""
+    end, share, killed = time.monotonic() + PATIENCE_S, 20 * len(readers), 0
+    due = share
     while any(reader.is_alive() for reader in readers):
         count = sum(len(reader.numbers) for reader in readers)
-        if due and count >= due[0] and (engine := engine_of(server)):
+        if kills and count >= due and (engine := engine_of(server)) not in (0, killed):
             open_ones = sum(reader.is_alive() for reader in readers)
-            due.pop(0)
             os.kill(engine, signal.SIGKILL)
             print(f"kill -9 {engine}: {open_ones} streams were open, {count} events had come", flush=True)
+            kills, killed, due = kills - 1, engine, count + share
         if server.poll() is not None or time.monotonic() > end:
             raise SystemExit("the server ended, or the answers do not come")
         time.sleep(0.01)

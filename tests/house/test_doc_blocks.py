@@ -46,6 +46,7 @@ RUN_ELSEWHERE = {
 ITSELF = "it sets up the checkout, and runs all tests, this one too; that the target is there is tested"
 TRAINING = "it takes an hour; that the module is there is tested"
 SERVES = "it runs until it is ended; tests/server/test_server_command.py starts it"
+KILLS = "it takes half a minute; tests/durable/test_durable_example.py runs it"
 A_GPU = "it needs a GPU"
 # The others by how they begin: a command by its line, a block that holds none by its first line.
 NOT_RUN = {
@@ -54,11 +55,13 @@ NOT_RUN = {
     ("CONTRIBUTING.md", "make test"): ITSELF,
     ("README.md", "make demo"): "tests/cli/test_cli_run.py runs `mmengine demo`; the target is tested",
     ("README.md", "make test"): ITSELF,
+    ("README.md", "python examples/killed_server.py"): KILLS,
     ("README.md", "mmengine serve"): SERVES,
     ("README.md", "pip install ."): "it fetches a gigabyte; what it installs is what all tests use",
     ("benchmarks/results/report_page.md", "102493 steps"): "what the benchmark above it printed",
     ("docs/architecture.md", "messages, images, video"): "a drawing",
     ("docs/architecture.md", "core/     decide/"): "a drawing",
+    ("docs/crash.md", "python examples/killed_server.py"): KILLS,
     ("docs/cpu.md", "CPU kernels"): "it differs by CPU; that `mmengine env` has the line is tested",
     ("docs/gpu.md", 'pip install ".[cuda]"'): "it fetches gigabytes",
     ("docs/gpu.md", "mmengine run --device cuda"): A_GPU,
@@ -91,6 +94,7 @@ EXAMPLES = {
     "receipts.py": "tests/test_readme.py",
     "shortest_remaining.py": "tests/core/test_policies.py",
     "planted.py": "tests/test_debugging.py",
+    "killed_server.py": "tests/durable/test_durable_example.py",
     "chat_image_schema.py": "tests/server/test_server_command.py",
     "tool_loop.py": "tests/server/test_server_tools.py",
 }
