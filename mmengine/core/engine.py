@@ -191,7 +191,7 @@ class EngineCore:
         """Write what was delivered and a last digest, and close the log and the executor. Raises LogError
         when the log could not be written to its end."""
         try:
-            for asked in self._source.drain():  # of the rest, who goes on with the log knows nothing
+            for asked in self.inbox.drain():  # of the rest, who goes on with the log knows nothing
                 if isinstance(asked, ev.Delivered):
                     self._emit(asked)
             self.checkpoint()

@@ -3,7 +3,6 @@ what its schema describes, whatever the weights, the temperature, the batch and 
 
 import itertools
 import json
-import shutil
 
 import jsonschema
 import pytest
@@ -16,6 +15,7 @@ from mmengine.serve.engine import Engine
 from mmengine.serve.options import Options, make_sampling
 from mmengine.structured_output.request.spec import grammar_of
 from tests.cli.cli_process import call_cli
+from tests.log_copies import copied
 from tests.serve.test_serve_structured import (
     FORMATS,
     QUESTIONS,
@@ -247,7 +247,7 @@ def test_another_process_goes_on_to_the_same_end(tmp_path):
             if engine.is_idle:
                 break
             if engine.stats().num_output_tokens >= (8, 40, 70, 10**9)[len(folders)]:
-                folders[step] = shutil.copytree(tmp_path / "log", tmp_path / f"log{step}")
+                folders[step] = copied(tmp_path / "log", tmp_path / f"log{step}")
     assert len(folders) == 3
     for folder in folders.values():
         with Engine(log=folder, resume=Resume()) as engine:

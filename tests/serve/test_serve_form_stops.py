@@ -4,7 +4,6 @@ is completed (on_truncation "close"); whatever the batch, drafts and what interr
 import itertools
 import json
 import random
-import shutil
 
 import jsonschema
 import pytest
@@ -17,6 +16,7 @@ from mmengine.serve.answers import CUT_AT_STOP
 from mmengine.serve.engine import Engine
 from mmengine.serve.options import Options, make_sampling
 from mmengine.structured_output.request.spec import grammar_of
+from tests.log_copies import copied
 from tests.serve.test_serve_closing import LONG, closing
 from tests.serve.test_serve_structured import FORMATS, QUESTIONS, RECORD, SMALL, TREE, answers, form
 
@@ -158,7 +158,7 @@ def test_another_process_goes_on_closing(tmp_path):
             if engine.is_idle:
                 break
             if step % 5 == 0:
-                folders[step] = shutil.copytree(tmp_path / "log", tmp_path / f"log{step}")
+                folders[step] = copied(tmp_path / "log", tmp_path / f"log{step}")
     assert {name: answer.text for name, answer in wanted.items()} == news
     assert {answer.choices[0].detail for answer in wanted.values()} == {"closed"}
     for folder in folders.values():

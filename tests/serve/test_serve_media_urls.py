@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 import struct
 import time
 import zlib
@@ -21,6 +20,7 @@ from mmengine.serve.media_names import replaced, replaced_items
 from mmengine.serve.media_urls import door_of
 from mmengine.serve.pipeline import Pipeline
 from mmengine.serve.prompts import Prompt
+from tests.log_copies import copied
 from tests.pictures import scene
 from tests.processing.internet import Internet, answer, png
 
@@ -248,7 +248,7 @@ def test_what_was_accepted_is_never_fetched_again(net, picture, tmp_path):
     first.submit(Prompt(ask(image(net.url("/a.png"))), media_options={"urls": net.door()}), **options)
     for _ in range(3):
         first.step()
-    shutil.copytree(tmp_path / "log", tmp_path / "killed")
+    copied(tmp_path / "log", tmp_path / "killed")
     first.close()
     num_fetched = len(net.heads)
     with Engine(log=tmp_path / "killed", resume=Resume()) as second:

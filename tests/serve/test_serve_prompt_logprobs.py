@@ -1,7 +1,5 @@
 """Logprobs of prompts' tokens: the model's own, whatever chunks, caches, neighbours and ends do."""
 
-import shutil
-
 import numpy as np
 import pytest
 import torch
@@ -19,6 +17,7 @@ from mmengine.replay.verify import verify
 from mmengine.request import Request, SamplingParams
 from mmengine.serve.engine import Engine
 from mmengine.serve.prompts import Prompt
+from tests.log_copies import copied
 
 TEXT = "The red triangle is small, the star to its left is large; nothing is behind them. "
 PROMPTS = [Prompt(text=TEXT * 3), Prompt(text="What is a star?"), Prompt(text="a"), Prompt(text=TEXT * 5)]
@@ -119,7 +118,7 @@ def test_another_process_finds_them_in_the_log_or_computes_them(reference, tmp_p
         for step in range(14):
             engine.step(received=False)
             if step % 3 == 1:
-                folders.append(shutil.copytree(tmp_path / "log", tmp_path / f"log{step}"))
+                folders.append(copied(tmp_path / "log", tmp_path / f"log{step}"))
     for folder in folders:
         with Engine(log=folder, resume=Resume()) as engine:
             found = {name: engine.requests.take_up(name) for name in "abc"}

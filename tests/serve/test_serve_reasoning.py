@@ -25,6 +25,7 @@ from mmengine.serve.prompts import Prompt
 from mmengine.serve.reasoning import Reasoning
 from mmengine.structured_output.opening import end_of
 from mmengine.structured_output.request.spec import grammar_of
+from tests.log_copies import copied
 from tests.serve.reasoning_jobs import QUESTIONS, RECORD, answers, check, jobs
 from tests.structured.strategies import random_schemas
 from tests.structured.test_partial_json import goes_on
@@ -268,7 +269,7 @@ def test_another_process_goes_on_in_the_middle_of_the_reasoning(random_weights, 
             if one.is_idle:
                 break
             if one.stats().num_output_tokens >= (20, 90, 300, 10**9)[len(folders)]:
-                folders[step] = shutil.copytree(tmp_path / "log", tmp_path / f"log{step}")
+                folders[step] = copied(tmp_path / "log", tmp_path / f"log{step}")
     assert len(folders) == 3
     num_reasoning = 0
     for folder in folders.values():

@@ -4,7 +4,6 @@ describes, whatever the weights, the temperature, the batch and what interrupts 
 import asyncio
 import itertools
 import json
-import shutil
 import threading
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -29,6 +28,7 @@ from mmengine.serve.pipeline import Pipeline
 from mmengine.serve.prompts import Prompt
 from mmengine.structured_output.request.spec import grammar_of
 from tests.cli.cli_process import run_cli
+from tests.log_copies import copied
 from tests.serve.at_once import answers_at_once
 from tests.structured.strategies import random_schemas
 
@@ -348,7 +348,7 @@ def test_another_process_goes_on_in_the_middle_of_an_answer(tmp_path):
             if engine.is_idle:
                 break
             if engine.stats().num_output_tokens >= (0, 20, 50, 10**9)[len(folders)]:
-                folders[step] = shutil.copytree(tmp_path / "log", tmp_path / f"log{step}")
+                folders[step] = copied(tmp_path / "log", tmp_path / f"log{step}")
                 begins.set()
     kinds = [type(record.event) for record in LogReader(folders[0])]
     assert ev.Queued in kinds and ev.GrammarReady not in kinds
@@ -375,7 +375,7 @@ def test_a_grammar_that_cannot_be_had_again_ends_its_request(tmp_path):
         while not any(output.request_id == "bad" for output in engine.step(received=False)):
             pass  # whichever grammar is there first
         assert "bad" in engine.requests
-        shutil.copytree(tmp_path / "log", tmp_path / "copy")
+        copied(tmp_path / "log", tmp_path / "copy")
         while not engine.is_idle:
             engine.step()
 

@@ -3,7 +3,6 @@ describes, whatever the weights, the batch and what interrupts it."""
 
 import asyncio
 import json
-import shutil
 
 import jsonschema
 import pytest
@@ -18,6 +17,7 @@ from mmengine.serve.pipeline import Pipeline
 from mmengine.serve.prompts import Prompt
 from mmengine.structured_output.request.spec import grammar_of
 from tests.cli.cli_process import call_cli
+from tests.log_copies import copied
 from tests.serve.at_once import answers_at_once
 
 pytest.importorskip("mmengine_shapes")
@@ -192,7 +192,7 @@ def test_another_process_goes_on_inside_a_tag(tmp_path):
             for output in engine.step(received=False):
                 wanted[output.request_id] = output.completion
             if engine.stats().num_output_tokens >= (40, 150, 10**9)[len(folders)]:
-                folders.append(shutil.copytree(tmp_path / "log", tmp_path / f"log{len(folders)}"))
+                folders.append(copied(tmp_path / "log", tmp_path / f"log{len(folders)}"))
     assert len(folders) == 2
     for folder in folders:
         with Engine(log=folder, resume=Resume()) as engine:

@@ -5,7 +5,6 @@ import asyncio
 import io
 import itertools
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from mmengine.serve.batchfile import RequestFile
 from mmengine.serve.batching import run_batch
 from mmengine.structured_output.opening import end_of
 from tests.cli.cli_process import call_cli
+from tests.log_copies import copied
 from tests.serve.test_serve_structured import RECORD, SMALL, form
 
 pytest.importorskip("mmengine_shapes")
@@ -136,7 +136,7 @@ def test_another_process_ends_reasoning_where_this_one_would(tmp_path):
             if engine.is_idle:
                 break
             if step in (3, 9, 16):
-                folders[step] = shutil.copytree(tmp_path / "log", tmp_path / f"log{step}")
+                folders[step] = copied(tmp_path / "log", tmp_path / f"log{step}")
     for folder in folders.values():
         with Engine(log=folder, resume=Resume()) as engine:
             found = {name: engine.requests.take_up(name) for name in wanted}

@@ -5,7 +5,6 @@ import base64
 import gc
 import http.client
 import json
-import shutil
 import threading
 import weakref
 from contextlib import nullcontext
@@ -18,6 +17,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
 from mmengine.server import storing
 from mmengine.server.kept_call import Call
+from tests.log_copies import copied
 from tests.pictures import data_url
 from tests.server.running import served, wait_for
 from tests.server.test_server_reattach import Leaving
@@ -204,7 +204,7 @@ def test_what_was_cancelled_or_deleted_stays_so_behind_a_kill(one, log, tmp_path
     cancelled, deleted = begun(one), begun(one)
     assert one.call(f"{PATH}/{cancelled}/cancel", {})[2]["status"] == "cancelled"
     assert one.call(f"{PATH}/{deleted}", method="DELETE")[0] == 200
-    copy = shutil.copytree(log, tmp_path / "copy")
+    copy = copied(log, tmp_path / "copy")
     with going_on(copy) as server:
         assert look(server, cancelled)[2]["status"] == "cancelled"
         assert look(server, deleted)[0] == 404
@@ -216,7 +216,7 @@ def test_what_was_deleted_before_it_was_stored_stays_so_behind_a_kill(one, log, 
     for number in range(5):
         name = one.call(PATH, {"input": "hi"})[2]["id"]
         assert one.call(f"{PATH}/{name}", method="DELETE")[0] == 200
-        shutil.copytree(log, tmp_path / f"copy{number}")
+        copied(log, tmp_path / f"copy{number}")
     for number in range(5):
         events = [record.event for record in CheckedLog(tmp_path / f"copy{number}")]
         counts = [sum(isinstance(event, kind) for event in events) for kind in (ev.Queued, ev.Delivered)]

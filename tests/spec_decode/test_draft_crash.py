@@ -1,6 +1,5 @@
 """A process that ends while drafts are on their way: another one goes on, and says the same."""
 
-import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +12,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.replay.verify import verify
 from mmengine.serve.engine import Engine
+from tests.log_copies import copied
 from tests.spec_decode.equality import Asked, Scripted, answers, assert_same, drawn_alike, known_as, mixed
 from tests.spec_decode.steering import Clock
 
@@ -37,7 +37,7 @@ def copies_of_a_run(asked, folder, config, count):
             engine.step(received=False)
             due = engine.stats().num_output_tokens >= 12 * (len(copies) + 1)
             if due and len(copies) < count and drafts_in_flight(folder / "log"):
-                copies.append(shutil.copytree(folder / "log", folder / f"copy{len(copies)}"))
+                copies.append(copied(folder / "log", folder / f"copy{len(copies)}"))
     return copies
 
 

@@ -2,7 +2,6 @@
 where nobody drafts."""
 
 import random
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from mmengine.runtime import reading
 from mmengine.runtime.sampling import grammar_rows as forms
 from mmengine.serve.engine import Engine
 from mmengine_shapes import draft_head_path
+from tests.log_copies import copied
 from tests.spec_decode.equality import Asked, answers, assert_same, drawn_alike, mixed
 from tests.spec_decode.steering import Clock, LaunchedAhead
 from tests.spec_decode.test_draft_crash import gone_on
@@ -82,7 +82,7 @@ def test_who_goes_on_after_a_crash_says_the_same(wanted, tmp_path):
             state, later = engine.built.core.state, engine.stats().num_output_tokens > 300
             name = f"{len(state.flights)}, {'drafts' if state.scheduled_drafts.any() else 'none'}, {later}"
             if name not in copies:
-                copies[name] = shutil.copytree(tmp_path / "log", tmp_path / f"copy{len(copies)}")
+                copies[name] = copied(tmp_path / "log", tmp_path / f"copy{len(copies)}")
     assert {"1, drafts, True", "2, none, True"} <= copies.keys()
     for copy in copies.values():
         assert_same(gone_on(asked, copy, config), want)
