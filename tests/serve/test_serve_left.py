@@ -121,3 +121,23 @@ def test_nothing_is_left_without_a_log():
                 engine.attach("x")
 
     run(main)
+
+
+def test_what_was_left_with_the_same_form_has_that_form(tmp_path):
+    """The log has a form that several ask for once."""
+    properties = {f"property{number}": {"type": "string"} for number in range(20)}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"properties": properties}}}
+    with Engine(builder=builder(executor_class=Leaving), log=tmp_path / "log") as engine:
+        for name in ("one", "two"):
+            engine.submit(LONG, request_id=name, max_tokens=50, response_format=form)
+        for _ in range(6):
+            engine.step(received=False)
+
+    async def main():
+        async with taking_up(tmp_path / "log") as engine:
+            one, two = (left.queued.grammar for left in engine.left())
+            assert one == two and "property19" in one.source
+            for left in engine.left():
+                engine.give_up(left.request_id)
+
+    run(main)
