@@ -1,0 +1,97 @@
+"""Where an engine's process may be killed: before and after each write of its log, its store and its files,
+and in the middle of one.
+
+A point is `WHERE SIDE NUMBER`: which write, as the function that writes calls it; `before`, `in` or `after`; and
+the how many of them it is, from 1, since the process began or the plan was written. The process reads the first
+point of `FOLDER/plan`, removes it there when it is about to die at it, and notes in `FOLDER/points` what it did
+otherwise.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+SYSTEM = ("write", "replace", "ftruncate", "fsync", "fdatasync")
+IN_A_WRITE = "in"
+
+
+class Faults:
+    """Of this process. `install` once, before anything is written."""
+
+    def __init__(self, folder):
+        self._plan, self._points = folder / "plan", folder / "points"
+        self._counts = Counter()
+        self._written_ns = None  # of the plan, when it was read
+        self._point = None
+        self._lock = threading.Lock()
+
+    def install(self):
+        for name in SYSTEM:
+            setattr(os, name, self._watched(getattr(os, name), name))
+        from mmengine.serve.batch_progress import AnswerFile
+        from mmengine.server.keep import database
+
+        AnswerFile.write = self._watched(AnswerFile.write, "batch line")
+        database._transaction.__exit__ = self._watched(database._transaction.__exit__, "store commit")
+
+    def _watched(self, call, name):
+        def watched(*given, **options):
+            where = name if " " in name else _place(name)
+            if where is None:
+                return call(*given, **options)
+            with self._lock:
+                side = self._reached(where)
+            if side == "before":
+                self._die()
+            if side == IN_A_WRITE:
+                call(given[0], given[1][: len(given[1]) // 2])
+                self._die()
+            result = call(*given, **options)
+            if side == "after":
+                self._die()
+            return result
+
+        return watched
+
+    def _reached(self, where):
+        """On which side of this write to die; None: on neither."""
+        try:
+            written_ns = self._plan.stat().st_mtime_ns
+        except FileNotFoundError:
+            return None
+        if written_ns != self._written_ns:
+            self._written_ns = written_ns
+            self._counts.clear()
+            lines = self._plan.read_text().splitlines()
+            self._point = tuple(lines[0].rsplit(" ", 2)) if lines else None
+        self._counts[where] += 1
+        if self._point is not None and where == self._point[0] and self._counts[where] == int(self._point[2]):
+            return self._point[1]
+        return None
+
+    def _die(self):
+        _, *rest = self._plan.read_text().splitlines()
+        self._plan.write_text("\n".join(rest))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def note(self):
+        """What could have been reached."""
+        lines = [f"{where} {count}" for where, count in sorted(self._counts.items())]
+        Path(self._points).write_text("\n".join(lines))
+
+
+def _place(name):
+    """Which write of ours this is: of the function that called for it, and of who called that where it writes
+    for others. None: another's."""
+    frame, found = sys._getframe(2), []
+    while frame is not None and len(found) < 2:
+        path = frame.f_code.co_filename
+        if "/mmengine/" in path:
+            found.append(f"{path.rpartition('/')[2].removesuffix('.py')}.{frame.f_code.co_name}")
+        elif "/pathlib" not in path and "<frozen" not in path:
+            break
+        frame = frame.f_back
+    return f"{name} of {' below '.join(found)}" if found else None

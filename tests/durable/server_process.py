@@ -1,0 +1,168 @@
+"""`python -m tests.durable.server_process FOLDER ENGINE ARGUMENTS`: `mmengine serve` as it is, but that an engine
+takes 5 ms for a step, dies where faults.py says, and writes down that it began, in FOLDER.
+
+ENGINE is `embedded`, each life a process as people start it, or `echo`: the real core, log, store and server
+over an executor that says what it is told, each life forked off a process that has all modules (a life of its
+own takes a second, which a thousand kills do not have).
+"""
+
+import atexit
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+STEP_S = 0.005
+CLOCK = "DURABLE_CLOCK"  # environment: a file with the seconds by which the time of day is wrong
+SEGMENT_BYTES = 2**17
+
+
+def begin(folder, engine):
+    """In a process of an engine, before anything else."""
+    from tests.durable.faults import Faults
+
+    faults = Faults(folder)
+    faults.install()
+    atexit.register(faults.note)
+    if CLOCK in os.environ:
+        _set_clock(Path(os.environ[CLOCK]))
+    life = len(list(folder.glob("life-*")))
+    (folder / f"life-{life}.new").write_text(str(os.getpid()))
+    (folder / f"life-{life}.new").rename(folder / f"life-{life}")
+    (_echo if engine == "echo" else _paced)()
+
+
+def _set_clock(path):
+    told = time.time
+
+    def wrong():
+        return told() + float(path.read_text())
+
+    time.time = wrong
+    time.time_ns = lambda: int(wrong() * 1e9)
+
+
+def _paced():
+    from mmengine.serve.engine import Engine
+
+    step = Engine.step
+
+    def paced(self, **options):
+        time.sleep(STEP_S)
+        return step(self, **options)
+
+    Engine.step = paced
+
+
+def _echo():
+    from mmengine.cli import serve, supervisor
+    from mmengine.core.resume import Resume
+    from mmengine.serve.async_engine import AsyncEngine
+    from tests.serve import serve_fakes as fakes
+
+    class Saying(fakes.EchoExecutor):
+        """Says the prompt as it is, with logprobs where they are wanted."""
+
+        def answer_to(self, prompt):
+            return prompt
+
+        def dispatch(self, plan):
+            super().dispatch(plan)
+            result, rows = self._results[-1], plan.rows[plan.sample].tolist()
+            wanted = [self._rows[row].sampling.logprobs is not None for row in rows]
+            result.logprobs = tuple(
+                (index, [(token, -0.5), ((token ^ 1) % 256, -1.5)])
+                for index, token in enumerate(result.token_ids.tolist())
+                if wanted[index]
+            )
+
+        def collect(self):
+            time.sleep(STEP_S)
+            return super().collect()
+
+        def close(self):
+            """What is left in the log stays there."""
+
+    def engine(model, log, config, beats=None):
+        build = fakes.builder(
+            executor_class=Saying,
+            log_options={"segment_bytes": SEGMENT_BYTES},
+            max_num_seqs=96,
+            num_blocks=4000,
+            max_model_len=600,
+            max_waiting=300,
+            snapshot_bytes=SEGMENT_BYTES,
+        )
+        told = build if beats is None else serve.then(build, beats.tell_built)
+        resume = Resume(mode=log.recovery, force=log.force_resume, cause=supervisor.ended_by())
+        return AsyncEngine(builder=told, log=log.log, resume=resume)
+
+    serve._engine = engine
+
+
+class Forked:
+    """In place of subprocess.Popen for the supervisor: a process that has its modules already."""
+
+    def __init__(self, command, env, pass_fds, process_group):
+        self.returncode = None
+        self.pid = os.fork()
+        if self.pid:
+            return
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.setpgid(0, 0)
+            last = 2
+            for fd in [*sorted(pass_fds), os.sysconf("SC_OPEN_MAX")]:
+                os.closerange(last + 1, fd)
+                last = fd
+            os.environ.clear()
+            os.environ.update(env)
+            _, folder, engine, *sys.argv[1:] = command
+            begin(Path(folder), engine)
+            code = _run()
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+            code = 1
+        atexit._run_exitfuncs()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _run():
+    from mmengine.cli.main import main
+
+    try:
+        main()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+def main():
+    folder, engine, *arguments = sys.argv[1:]
+    from mmengine.cli import supervisor
+
+    sys.argv = ["mmengine", *arguments]
+    if supervisor.is_supervised():
+        begin(Path(folder), engine)
+    elif engine == "echo":
+        import mmengine.server.lifecycle
+        import mmengine.server.media
+        import tests.serve.serve_fakes  # noqa: F401  (each life has them)
+
+        supervisor.COMMAND = ("forked", folder, engine)
+        supervisor.subprocess = SimpleNamespace(Popen=Forked)
+    else:
+        supervisor.COMMAND = (sys.executable, "-m", "tests.durable.server_process", folder, engine)
+    sys.exit(_run())
+
+
+if __name__ == "__main__":
+    main()

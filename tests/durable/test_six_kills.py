@@ -1,0 +1,23 @@
+"""The little version of what `make soak-durable` does: fifty open calls of all kinds, and a server that is
+killed six times."""
+
+import time
+
+from tests.durable.matrix import at_points, at_random, check_log, matrix, seeded, tell
+
+STORED = "store commit"
+WRITTEN = "write of writer._write below writer._store"
+
+
+def test_fifty_calls_of_all_kinds_survive_six_kills(tmp_path):
+    chance, begun = seeded(6), time.monotonic()
+    with matrix(tmp_path, "echo") as one:
+        one.round()
+        one.round(at_random(one, chance, 0.4))
+        one.round(at_points(one, [f"{WRITTEN} in 40", f"{STORED} before 3"]))
+        one.round(at_points(one, [f"{STORED} after 8", f"{WRITTEN} after 5"]))
+        one.end()
+    unfinished = check_log(tmp_path)
+    tell("six kills", one, unfinished, time.monotonic() - begun)
+    without = [count for each in one.rounds for count in each.open]
+    assert len(without) == 6 and min(without) >= 40
