@@ -1,8 +1,11 @@
 """A call becomes requests of the engine, one for each prompt."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.left import Left
 from mmengine.serve.options import SubmitOptions
 from mmengine.serve.stream import Stream
 from mmengine.server.asked import Asked, Envelope
@@ -16,13 +19,18 @@ def log_id(envelope: Envelope, request_id: str, place: int) -> str:
     return f"{envelope.owner}:{name}" if envelope.owner else name
 
 
-def ask(engine: AsyncEngine, asked: Asked, *, hold: bool = False) -> list[Stream]:
-    """A stream for each prompt; `hold` as for `AsyncEngine.stream`. Raises InvalidRequest, QueueFull; nothing
-    runs then."""
+def ask(
+    engine: AsyncEngine, asked: Asked, *, hold: bool = False, left: Mapping[int, Left] | None = None
+) -> list[Stream]:
+    """A stream for each prompt; `hold` as for `AsyncEngine.stream`. `left`: those that the process before has
+    begun, by their places, which go on. Raises InvalidRequest, QueueFull; nothing runs then."""
     streams: list[Stream] = []
     envelope, several = asked.envelope, len(asked.prompts)
     try:
         for place, prompt in enumerate(asked.prompts):
+            if left is not None and place in left:
+                streams.append(engine.attach(left[place].request_id, hold=hold))
+                continue
             if several > 1:
                 envelope = msgspec.structs.replace(envelope, num_prompts=several, place=place)
             options = options_of(asked, log_id(envelope, asked.request_id, place))

@@ -112,8 +112,8 @@ class Calls:
         if orphan.envelope.digest != asked.envelope.digest:
             raise other_body(keys[0])
         self._orphans.remove(orphan)
-        asked = _as_accepted(asked, orphan.request_id, orphan.envelope)
-        streams = [self._engine.attach(one.request_id, hold=bool(keys)) for one in orphan.left]
+        asked = msgspec.structs.replace(asked, request_id=orphan.request_id, envelope=orphan.envelope)
+        streams = ask(self._engine, asked, hold=bool(keys), left=orphan.left)
         return asked, self._keep(asked, streams, keys, False).readers() if keys else streams
 
     def response(self, owner: str, request_id: str) -> Call | None:
@@ -138,7 +138,7 @@ class Calls:
 
     def _take_up(self, orphan: Orphan) -> None:
         """A response that the process before was to store."""
-        streams = [self._engine.attach(one.request_id, hold=True) for one in orphan.left]
+        streams = [self._engine.attach(one.request_id, hold=True) for one in orphan.left.values()]
         asked = asked_before(orphan.request_id, orphan.envelope, streams[0].sampling)
         keys = orphan.keys()
         self.unattended(self._keep(asked, streams, keys, True))

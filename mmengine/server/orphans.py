@@ -13,11 +13,12 @@ from mmengine.server.callers import IDEMPOTENCY_KEY, ITS_ID, Caller, Key
 
 
 class Orphan(NamedTuple):
-    """A call of the process before. `left`: its prompts in order."""
+    """A call of the process before. `left`: those of its prompts that the log has, by their places. Nobody
+    was told that a call was accepted which lacks one; still, what is there has its ids."""
 
     envelope: Envelope
     request_id: str
-    left: list[Left]
+    left: dict[int, Left]
 
     def keys(self) -> list[Key]:
         mine = self.envelope
@@ -37,8 +38,8 @@ class Orphan(NamedTuple):
 
 
 def orphans_of(left: Iterable[Left]) -> list[Orphan]:
-    """The calls that are whole: nobody was told that one was accepted which lacks a prompt."""
-    found: dict[str, dict[int, tuple[Envelope, Left]]] = {}
+    """Calls of which something is left."""
+    found: dict[str, Orphan] = {}
     for one in left:
         try:
             envelope = msgspec.json.decode(one.envelope, type=Envelope)
@@ -49,14 +50,9 @@ def orphans_of(left: Iterable[Left]) -> list[Orphan]:
         if envelope.num_prompts > 1:
             name = name.removesuffix(f"-{envelope.place}")
         if log_id(envelope, name, envelope.place) == one.request_id:
-            found.setdefault(f"{prefix}{name}", {})[envelope.place] = envelope, one
-    orphans = []
-    for name, places in found.items():
-        envelope = next(iter(places.values()))[0]
-        if len(places) == envelope.num_prompts:
-            request_id = name.removeprefix(f"{envelope.owner}:") if envelope.owner else name
-            orphans.append(Orphan(envelope, request_id, [places[place][1] for place in sorted(places)]))
-    return orphans
+            orphan = found.setdefault(f"{prefix}{name}", Orphan(envelope, name, {}))
+            orphan.left[envelope.place] = one
+    return list(found.values())
 
 
 def asked_before(request_id: str, envelope: Envelope, sampling: SamplingParams) -> Asked:

@@ -2,12 +2,15 @@
 
 import http.client
 import json
+import shutil
 import threading
 import time
 
 import pytest
 
 from mmengine.core.resume import Resume
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import LogReader
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.server import calls
 from tests.serve.serve_fakes import builder
@@ -239,3 +242,27 @@ def test_an_engine_that_stops_is_told_to_who_has_read_all_there_is(stream, monke
         connection.close()
     assert response.status == (200 if stream else 503)
     assert '"code":"engine_failed"' in (events_of(text)[-2] if stream else text)
+
+
+def test_a_call_of_which_the_log_has_one_prompt_is_asked_for_the_other(tmp_path, monkeypatch):
+    """The process died between the two: what it wrote goes on, under the ids that the call has again."""
+    body, headers = {"prompt": ["x" * 100, "y" * 100], "max_tokens": 300}, {"x-request-id": "mine"}
+    submit, died = AsyncEngine._submit, tmp_path / "died"
+
+    def first_alone(self, request, result):
+        if request.channel.options.request_id != "mine-1":
+            submit(self, request, result)
+
+    with served(executor_class=Leaving, drain_s=0, engine_options={"log": tmp_path / "log"}) as server:
+        monkeypatch.setattr(AsyncEngine, "_submit", first_alone)
+        asking = threading.Thread(target=server.call, args=("/v1/completions", body, headers))
+        asking.start()
+        wait_for(lambda: server.engine.stats().num_output_tokens > 10)
+        shutil.copytree(tmp_path / "log", died)
+    asking.join()
+    monkeypatch.undo()
+    with going_on(died) as server:
+        answer = server.call("/v1/completions", body, {**headers, **RETRY})[2]
+    assert [choice["text"] for choice in answer["choices"]] == ["X" * 100, "Y" * 100]
+    queued = [one.event.request_id for one in LogReader(died) if isinstance(one.event, ev.Queued)]
+    assert queued == ["mine-0", "mine-1"], "each once"
