@@ -192,3 +192,18 @@ def test_a_stored_response_that_nobody_asks_for_is_cancelled_in_time(tmp_path):
         name = begun(server)
         time.sleep(0.2)
         assert ended(server, name)["status"] == "completed", "who runs in the background is finished"
+
+
+@pytest.mark.parametrize("key", ["X-Request-Id", "Idempotency-Key"])
+def test_the_same_key_finds_what_the_store_has_behind_a_death(tmp_path, key):
+    """Its client did not hear that it ended, and the process before had no other need of it."""
+    log, headers, body = tmp_path / "log", {key: "mine"}, {"input": TEXT}
+    with served(executor_class=Leaving, engine_options={"log": log}, keep={"log": log}) as server:
+        first = server.call(PATH, body, headers)[2]
+        wait_for(lambda: server.app.calls.response("", first["id"].removeprefix("resp_")) is None)
+    with going_on(log) as server:
+        assert server.call(PATH, body, headers)[2] == first
+        streamed = server.call(PATH, {**body, "stream": True}, headers)
+        assert (streamed[0], streamed[2]["error"]["code"]) == (422, "key_reused")
+        assert server.call(PATH, body)[2]["id"] != first["id"]
+    assert len(ends(log)) == 2
