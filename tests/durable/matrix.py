@@ -166,7 +166,7 @@ def check_log(folder):
     for record in LogReader(folder / "log"):
         event = record.event
         if isinstance(event, ev.Queued):
-            assert event.request_id not in live and event.request_id not in ended
+            assert event.request_id not in live and event.request_id not in ended, event.request_id
             live[event.request_id] = call_of(event)
         elif isinstance(event, ev.Finished):
             del live[event.request_id]

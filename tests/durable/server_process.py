@@ -21,8 +21,10 @@ SEGMENT_BYTES = 2**17
 
 def begin(folder, engine):
     """In a process of an engine, before anything else."""
+    from tests.durable import full_disk
     from tests.durable.faults import Faults
 
+    full_disk.install(folder)
     faults = Faults(folder)
     faults.install()
     atexit.register(faults.note)

@@ -1,8 +1,11 @@
 """Other ways in which a server's life goes wrong, with fifty calls open."""
 
+import http.client
+import json
 import os
 import signal
 import time
+from collections import Counter
 
 import pytest
 
@@ -103,3 +106,48 @@ def test_the_time_of_day_is_set_back_and_forth(tmp_path):
             one.round(disturb(seconds))
         one.end()
     tell("clock", one, check_log(tmp_path), time.monotonic() - begun)
+
+
+@pytest.mark.parametrize("how", ["but for its reserve", "wholly"])
+def test_a_disk_that_is_full_while_it_serves(tmp_path, how):
+    """What was accepted is answered, new calls are refused, and all goes on when there is room: also behind a
+    death without room."""
+    chance, begun, told = seeded(26), time.monotonic(), []
+    full = tmp_path / "full"
+
+    def disturb(dies):
+        def fill():
+            time.sleep(chance.uniform(0.05, 0.3))
+            full.write_text(how)
+            kills = at_random(one, chance, 0.3, 1)() if dies else []
+            end = time.monotonic() + 1.5
+            while time.monotonic() < end:
+                told.append(status_of(one.port))
+                time.sleep(0.1)
+            full.unlink()
+            return kills
+
+        return fill
+
+    with matrix(tmp_path, "echo") as one:
+        one.round()
+        for dies in (False, True, False, True):
+            one.round(disturb(dies))
+            assert status_of(one.port) == 200
+        one.end()
+    print(f"{how}: answers to new calls: {Counter(told)}")
+    assert set(told) <= {200, 503, 507, None} and told.count(503) + told.count(507) > 10
+    tell("full disk", one, check_log(tmp_path), time.monotonic() - begun)
+
+
+def status_of(port):
+    """Of a new call; None: nothing came of it for a second."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
+    body = json.dumps({"messages": [{"role": "user", "content": "hello"}]})
+    try:
+        connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
