@@ -193,13 +193,17 @@ class EngineCore:
         try:
             for asked in self.inbox.drain():  # of the rest, who goes on with the log knows nothing
                 if isinstance(asked, ev.Delivered):
-                    self._emit(asked)
+                    self.note(asked)
             self.checkpoint()
             if self._snapshots is not None and not self.stalled:
                 self._flush(self._snapshots)
             self.sink.close()
         finally:
             self.executor.close()
+
+    def note(self, delivered: ev.Delivered) -> None:
+        """Write that an answer was delivered; no decision depends on it, and steps may be on their way."""
+        self._emit(delivered)
 
     # The loop
 

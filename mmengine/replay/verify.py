@@ -339,6 +339,8 @@ def _advance(core: EngineCore, coming: ev.Event) -> None:
             core.checkpoint()
         case ev.Recovered():
             core.recover(coming)
+        case ev.Delivered():  # who closes writes it with no step behind it
+            core.note(coming)
         case _:
             core.step()
 

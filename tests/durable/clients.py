@@ -18,6 +18,7 @@ from tests.pictures import scene
 
 PATIENCE_S = 90.0
 POLL_S = 0.15
+SHUTDOWN = "the server is shutting down"  # said in a stream that a server leaves which is told to end
 OVER = ("completed", "incomplete", "failed", "cancelled")
 
 
@@ -79,7 +80,9 @@ class Round:
             try:
                 async for event in await api.create(**body, stream=True, extra_headers=self._headers(call)):
                     events.append(event.to_dict())
-            except openai.APIConnectionError as error:
+            except openai.APIError as error:
+                if not isinstance(error, openai.APIConnectionError) and SHUTDOWN not in str(error):
+                    raise
                 is_broken = True
                 found["breaks"].append(f"{type(error).__name__} {len(events)}")
             if events:
@@ -135,6 +138,11 @@ class Round:
                 is_broken = True
                 found["breaks"].append(f"{type(error).__name__} {len(came)}")
             came = came[: len(came) - came[::-1].index("")] if "" in came else []  # events that are whole
+            if "event: error" in came:
+                if SHUTDOWN not in came[came.index("event: error") + 1]:
+                    raise Told(f"an error: {came[-3:]}")
+                came, is_broken = came[: came.index("event: error")], True
+                found["breaks"].append("shutdown")
             lines += came
             data = [line for line in came if line.startswith("data: {")]
             if data:

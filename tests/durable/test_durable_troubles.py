@@ -63,7 +63,8 @@ def test_killed_twice_more_while_it_takes_up_what_was_left(tmp_path):
     tell("in recovery", one, check_log(tmp_path), time.monotonic() - begun)
 
 
-def test_told_to_end_with_a_short_drain(tmp_path):
+@pytest.mark.parametrize("drain_s", [0, 1])
+def test_told_to_end_with_a_short_drain(tmp_path, drain_s):
     """What is not finished then is finished by the next."""
     chance, begun = seeded(24), time.monotonic()
 
@@ -76,7 +77,7 @@ def test_told_to_end_with_a_short_drain(tmp_path):
         one.wait_for_life(life)
         return [killed]
 
-    with matrix(tmp_path, "echo", "--drain-s", "0.2", keeps_socket=True) as one:
+    with matrix(tmp_path, "echo", "--drain-s", str(drain_s), keeps_socket=True) as one:
         one.round()
         for _ in range(5):
             one.round(disturb)

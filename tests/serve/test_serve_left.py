@@ -6,6 +6,8 @@ import pytest
 
 from mmengine.core.resume import Resume
 from mmengine.errors import InvalidRequest
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import LogReader
 from mmengine.replay import verify
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.engine import Engine
@@ -141,3 +143,21 @@ def test_what_was_left_with_the_same_form_has_that_form(tmp_path):
                 engine.give_up(left.request_id)
 
     run(main)
+
+
+def test_what_is_delivered_while_others_are_on_their_way_verifies_behind_the_end(tmp_path):
+    with Engine(builder=builder(executor_class=Leaving), log=tmp_path / "log") as engine:
+        for name in ("hi", LONG):
+            engine.submit(name, request_id=name, max_tokens=50)
+        for _ in range(8):
+            engine.step(received=False)
+        engine.requests.delivered("hi")
+    names = [type(record.event) for record in LogReader(tmp_path / "log")]
+    assert (
+        names[-2:] == [ev.Delivered, ev.Checkpoint] and ev.Executed not in names[names.index(ev.Delivered) :]
+    )
+    assert verify(tmp_path / "log").ok
+    with Engine(builder=builder(executor_class=Leaving), log=tmp_path / "log", resume=Resume()) as engine:
+        for _ in range(30):
+            engine.step(received=False)
+    assert verify(tmp_path / "log").ok
