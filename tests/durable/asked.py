@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from tests.pictures import scene
 
+LONG = {"type": "string", "minLength": 400, "maxLength": 500}  # so that no form is complete at once
 TOOLS = [
     {
         "type": "function",
@@ -14,7 +15,7 @@ TOOLS = [
             "description": "Of a shape.",
             "parameters": {
                 "type": "object",
-                "properties": {"note": {"type": "string"}},
+                "properties": {"note": LONG},
                 "required": ["note"],
             },
         },
@@ -26,14 +27,14 @@ SHAPE = {
         "name": "note",
         "schema": {
             "type": "object",
-            "properties": {"note": {"type": "string", "maxLength": 150}},
+            "properties": {"note": LONG},
             "required": ["note"],
             "additionalProperties": False,
         },
     },
 }
 CHAT, COMPLETIONS, RESPONSES, BATCHES = "chat", "completions", "responses", "batches"
-MAX_TOKENS = {True: 260, False: 100}  # of the echo, and of the embedded checkpoint
+MAX_TOKENS = {True: 260, False: 200}  # of the echo, and of the embedded checkpoint
 SHORT = {
     4,
     10,
@@ -117,6 +118,8 @@ def calls(echo):
     url = "data:image/png;base64," + base64.b64encode(scene()).decode()
     image = {"type": "image_url", "image_url": {"url": url}}
     uploaded = {"type": "image_url", "image_url": {"url": "UPLOADED"}}
+    # The echo chooses to call; the embedded checkpoint does it where it must.
+    tools = {"tools": TOOLS} if echo else {"tools": TOOLS, "tool_choice": "required"}
     chat, add, message = made.chat, made.add, made.message
     add(7, CHAT, chat, stream=True)
     add(5, CHAT, chat)
@@ -129,13 +132,19 @@ def calls(echo):
         return {"input": made.text(number), "max_output_tokens": made.num_tokens(number), **fields}
 
     add(6, RESPONSES, response, stream=True)
-    add(1, RESPONSES, lambda n: response(n, input=made.said(n, formed), text=_text_format()), stream=True)
+    add(
+        1,
+        RESPONSES,
+        lambda n: response(n, input=made.said(n, formed), text=_text_format()),
+        stream=True,
+        is_long=False,
+    )
     add(4, RESPONSES, response, background=True)
     add(1, RESPONSES, response, background=True, stream=True)
     add(1, RESPONSES, response)
     add(1, BATCHES, lambda n: {"lines": [chat(LINES + place) for place in range(NUM_LINES)]}, is_long=False)
     add(2, CHAT, lambda n: chat(n, called, tools=TOOLS, tool_choice="required"), kind="tools", is_long=False)
-    add(2, CHAT, lambda n: chat(n, called, tools=TOOLS), kind="tools", stream=True)
+    add(2, CHAT, lambda n: chat(n, called, **tools), kind="tools", stream=True, is_long=False)
     add(2, CHAT, lambda n: chat(n, formed, response_format=SHAPE), kind="form", is_long=False)
     add(1, CHAT, lambda n: chat(n, formed, response_format=SHAPE), kind="form", stream=True, is_long=False)
     add(2, CHAT, lambda n: chat(n, n=3), kind="several")
@@ -145,8 +154,9 @@ def calls(echo):
     files = lambda n: chat(n) | {"messages": message(n, image=uploaded)}  # noqa: E731
     add(1, CHAT, files, kind="file", uploads=True)
     add(1, CHAT, files, kind="file", uploads=True, stream=True)
-    add(2, CHAT, lambda n: chat(n, thought, tools=TOOLS), kind="reasoning")
-    add(1, CHAT, lambda n: chat(n, thought, tools=TOOLS), kind="reasoning", stream=True)
+    reasons = lambda n: chat(n, thought, **tools)  # noqa: E731
+    add(2, CHAT, reasons, kind="reasoning", is_long=False)
+    add(1, CHAT, reasons, kind="reasoning", stream=True, is_long=False)
     add(1, CHAT, lambda n: chat(n, logprobs=True, top_logprobs=1), kind="logprobs")
     add(1, CHAT, lambda n: chat(n, logprobs=True, top_logprobs=1), kind="logprobs", stream=True)
     assert len(made.calls) == 50, len(made.calls)

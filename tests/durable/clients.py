@@ -1,6 +1,6 @@
 """`python -m tests.durable.clients PORT ENGINE`: OpenAI's client, unchanged, with fifty calls at once whose
-server dies. A line on stdin is the name of a round; one on stdout says when all are on their way, and one what
-came of each.
+server dies. A line on stdin is the name of a round; one on stdout says when all are on their way, and one
+what came of each.
 
 A call that raises what it must not, or gives what it must not, says so in its `error`.
 """
@@ -18,6 +18,9 @@ from tests.pictures import scene
 
 PATIENCE_S = 90.0
 POLL_S = 0.15
+EXTRA = ("ignore_eos", "seed")  # fields that the client knows no name for, the second in responses
+BY_CHANCE = ("created", "created_at", "completed_at", "cached_tokens", "accepted_prediction_tokens")
+BY_CHANCE += ("rejected_prediction_tokens",)
 SHUTDOWN = "the server is shutting down"  # said in a stream that a server leaves which is told to end
 OVER = ("completed", "incomplete", "failed", "cancelled")
 
@@ -183,7 +186,7 @@ class Round:
 
 def _named(body):
     """What the client knows by name, and the rest as it takes that."""
-    extra = {name: body[name] for name in ("ignore_eos",) if name in body}
+    extra = {name: body[name] for name in EXTRA if name in body and (name != "seed" or "input" in body)}
     rest = {name: value for name, value in body.items() if name not in extra}
     return {"model": "mmengine-shapes", **rest, **({"extra_body": extra} if extra else {})}
 
@@ -196,8 +199,8 @@ def _first_other(one, two):
 
 
 def _by_choice(events, is_same):
-    """Events by the choice that they tell of: in which order those of several come is chance. `is_same`: their
-    names and times are the same, too."""
+    """Events by the choice that they tell of: in which order those of several come is chance. `is_same`:
+    their names and times are the same, too."""
     found = {}
     for event in events:
         index = event["choices"][0]["index"] if event["choices"] else -1
@@ -206,13 +209,13 @@ def _by_choice(events, is_same):
 
 
 def _same(answer, name):
-    """What does not say when it was asked, and under which name; the last bits of a logprob say with whom a row
-    was computed, and what of a prompt was cached is chance."""
+    """What does not say when it was asked, and under which name. What the last bits of a logprob are says
+    with whom a row was computed, and what of a prompt was cached, or drafted of an answer, is chance."""
     text = json.dumps(answer, sort_keys=True)
     text = text.replace(name.partition("_")[2] or name, "ID").replace(name.removeprefix("chatcmpl-"), "ID")
-    text = re.sub(r'(\\?"(?:created|created_at|completed_at|cached_tokens)\\?": ?)[0-9.]+', r"\1 0", text)
+    text = re.sub(rf'(\\?"(?:{"|".join(BY_CHANCE)})\\?": ?)[0-9.]+', r"\1 0", text)
     text = re.sub(r"call_[0-9a-f]{24}", "CALL", text)  # of the request's name
-    return re.sub(r"(-?\d+\.\d\d)\d+", r"\1", text)
+    return re.sub(r"-?\d+\.\d+(e-?\d+)?|-?\d+e-\d+", "FLOAT", text)
 
 
 async def main():

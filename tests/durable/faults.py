@@ -1,10 +1,10 @@
 """Where an engine's process may be killed: before and after each write of its log, its store and its files,
 and in the middle of one.
 
-A point is `WHERE SIDE NUMBER`: which write, as the function that writes calls it; `before`, `in` or `after`; and
-the how many of them it is, from 1, since the process began or the plan was written. The process reads the first
-point of `FOLDER/plan`, removes it there when it is about to die at it, and notes in `FOLDER/points` what it did
-otherwise.
+A point is `WHERE SIDE NUMBER`: which write, as the function that writes calls it; `before`, `in` or `after`;
+and the how many of them it is, from 1, since the process began or the plan was written. The process reads
+the first point of `FOLDER/plan`, removes it there when it is about to die at it, and notes in `FOLDER/points`
+what it did otherwise.
 """
 
 import os

@@ -1,5 +1,6 @@
-"""A disk that is full while there is a file `FOLDER/full`: for the log as the system says it, for the store as
-SQLite does, for files in between. What the log held back is there for it, unless the file says "wholly"."""
+"""A disk that is full while there is a file `FOLDER/full`: for the log as the system says it, for the store
+as SQLite does, for files in between. What the log held back is there for it, unless the file says "wholly".
+"""
 
 import errno
 import os

@@ -23,6 +23,7 @@ from tests.server.guarded import AS_SYSTEMD, free_port
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 100
+EMBEDDED = ("--chat-template", str(ROOT / "examples" / "tool_calls.jinja"), "--set", "max_num_seqs=96")
 ENV = {"PYTHONPATH": f"{ROOT}:{ROOT / 'plugins'}", "OMP_NUM_THREADS": "1"}
 
 
@@ -41,8 +42,8 @@ class Round(NamedTuple):
 
 
 class Matrix:
-    """A server below its supervisor, and clients in another process. `keeps_socket`: it is not the supervisor's
-    own, as under systemd."""
+    """A server below its supervisor, and clients in another process. `keeps_socket`: it is not the
+    supervisor's own, as under systemd."""
 
     def __init__(self, folder, engine, *options, environment=None, keeps_socket=False):
         self.folder, self.engine, self._environment = folder, engine, environment or {}
@@ -51,6 +52,8 @@ class Matrix:
         self.port = free_port() if self._bound is None else self._bound.getsockname()[1]
         self._options = ["--port", str(self.port), "--log", str(folder / "log"), *options]
         folder.mkdir(exist_ok=True)
+        if engine == "embedded":
+            self._options += EMBEDDED
         self.start()
         self.wait_for_life(0)
         self._clients = subprocess.Popen(
@@ -106,9 +109,9 @@ class Matrix:
         name = f"round{len(self.rounds)}"
         self._clients.stdin.write(name + "\n")
         self._clients.stdin.flush()
-        assert self._line()["sent"] >= 50
+        are_sent = self._line()["sent"] >= 50
         before = self.num_lives
-        kills = (disturb or (lambda: None))() or []
+        kills = disturb() if disturb is not None and are_sent else []
         told = self._line()
         one = Round(name, told["calls"], told["retries"], kills)
         self.rounds.append(one)
@@ -125,7 +128,7 @@ class Matrix:
 
     def _check(self, one, num_kills):
         errors = {name: call["error"] for name, call in one.calls.items() if "error" in call}
-        assert not errors, (one.name, len(errors), list(errors.items())[:3])
+        assert not errors, (one.name, list(errors), list(errors.items())[:3])
         found = {name: call["text"] for name, call in one.calls.items()}
         if self._expected is None:
             assert not num_kills
@@ -159,7 +162,8 @@ def matrix(folder, engine, *options, **more):
 
 
 def check_log(folder):
-    """It verifies, nothing is lost, and each request ends once; how many calls were unfinished at each death."""
+    """It verifies, nothing is lost, and each request ends once. Gives how many calls were unfinished at each
+    death."""
     report = verify(folder / "log")
     assert report.ok, report
     live, ended, unfinished = {}, Counter(), []
@@ -189,9 +193,9 @@ def tell(what, one, unfinished, seconds):
     breaks = sum(len(call["breaks"]) for each in one.rounds for call in each.calls.values())
     without = [count for each in one.rounds for count in each.open]
     print(
-        f"{what}: {len(without)} kills in {len(one.rounds)} rounds, {seconds:.0f} s; calls without an answer at "
-        f"each: {_least(without)}; of these in the log: {_least(unfinished)}; {retries} retries of the client, "
-        f"{breaks} streams that broke and came again or went on"
+        f"{what}: {len(without)} kills in {len(one.rounds)} rounds, {seconds:.0f} s; calls without an answer "
+        f"at each: {_least(without)}; of these in the log: {_least(unfinished)}; {retries} retries of the "
+        f"client, {breaks} streams that broke and came again or went on"
     )
 
 
@@ -199,13 +203,13 @@ def _least(counts):
     return f"{min(counts)} at least, {statistics.median(counts):g} in the median" if counts else "-"
 
 
-def at_random(one, chance, longest_s, count=2):
-    """`count` kills, each within `longest_s` of when calls are on their way, or of the next life's begin."""
+def at_random(one, chance, *longest_s):
+    """Kills, each within its time of when calls are on their way, or of the next life's begin."""
 
     def disturb():
         kills = []
-        for _ in range(count):
-            time.sleep(chance.uniform(0.0, longest_s))
+        for longest in longest_s:
+            time.sleep(chance.uniform(0.0, longest))
             life = one.num_lives
             kills.append(time.monotonic())
             one.kill()

@@ -1,5 +1,6 @@
-"""`python -m tests.durable.server_process FOLDER ENGINE ARGUMENTS`: `mmengine serve` as it is, but that an engine
-takes 5 ms for a step, dies where faults.py says, and writes down that it began, in FOLDER.
+"""`python -m tests.durable.server_process FOLDER ENGINE ARGUMENTS`: `mmengine serve` as it is, but that an
+engine takes 5 ms for a step, dies where faults.py says, has the disk of full_disk.py, and notes in FOLDER
+that it began.
 
 ENGINE is `embedded`, each life a process as people start it, or `echo`: the real core, log, store and server
 over an executor that says what it is told, each life forked off a process that has all modules (a life of its
@@ -28,8 +29,6 @@ def begin(folder, engine):
     faults = Faults(folder)
     faults.install()
     atexit.register(faults.note)
-    if CLOCK in os.environ:
-        _set_clock(Path(os.environ[CLOCK]))
     life = len(list(folder.glob("life-*")))
     (folder / f"life-{life}.new").write_text(str(os.getpid()))
     (folder / f"life-{life}.new").rename(folder / f"life-{life}")
@@ -152,12 +151,14 @@ def main():
     from mmengine.cli import supervisor
 
     sys.argv = ["mmengine", *arguments]
+    if CLOCK in os.environ:  # before somebody takes the clock as a default
+        _set_clock(Path(os.environ[CLOCK]))
     if supervisor.is_supervised():
         begin(Path(folder), engine)
     elif engine == "echo":
         import mmengine.server.lifecycle
-        import mmengine.server.media
-        import tests.serve.serve_fakes  # noqa: F401  (each life has them)
+        import mmengine.server.media  # noqa: F401  (each life has them)
+        import tests.serve.serve_fakes  # noqa: F401
 
         supervisor.COMMAND = ("forked", folder, engine)
         supervisor.subprocess = SimpleNamespace(Popen=Forked)

@@ -97,7 +97,7 @@ def test_the_time_of_day_is_set_back_and_forth(tmp_path):
     def disturb(seconds):
         def both():
             set_by(seconds)
-            return at_random(one, chance, 0.4)()
+            return at_random(one, chance, 0.4, 0.4)()
 
         return both
 
@@ -120,7 +120,7 @@ def test_a_disk_that_is_full_while_it_serves(tmp_path, how):
         def fill():
             time.sleep(chance.uniform(0.05, 0.3))
             full.write_text(how)
-            kills = at_random(one, chance, 0.3, 1)() if dies else []
+            kills = at_random(one, chance, 0.3)() if dies else []
             end = time.monotonic() + 1.5
             while time.monotonic() < end:
                 told.append(status_of(one.port))
