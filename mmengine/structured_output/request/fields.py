@@ -55,6 +55,9 @@ def truncation_of(where: str, given: Mapping[str, Any]) -> tuple[dict[str, Any],
             raise InvalidRequest(f"{where}.on_truncation must be length or close, not {shown(found)}")
 
 
+msgspec.json.Decoder(Bounds)  # one thread learns the type: two that are the first to use it crash
+
+
 def bounds_of(where: str, given: object) -> Bounds:
     """None: the default ones; False: none; an object: those of bounds.py that it names."""
     if given is False:

@@ -85,6 +85,9 @@ def draft_grammars_of(grammar: GrammarRequest) -> tuple[GrammarRequest, ...]:
     return tuple(made)
 
 
+_decode_tag = msgspec.json.Decoder(StructuralTag).decode  # by one thread, see tool_calls.py
+
+
 def read_grammar(grammar: GrammarRequest) -> Grammar:
     """What a request's grammar says. Raises InvalidRequest for one that `grammar_of` did not make."""
     source = grammar.source
@@ -99,7 +102,7 @@ def read_grammar(grammar: GrammarRequest) -> Grammar:
             case "lark":
                 return Lark(source)
             case "structural_tag":
-                return msgspec.json.decode(source, type=StructuralTag)
+                return _decode_tag(source)
             case "tool_calls":
                 return read_tool_calls(source)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:

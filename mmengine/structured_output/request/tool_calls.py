@@ -213,10 +213,14 @@ def _resolved(schema: Json, definitions: Json) -> Json:
     return schema
 
 
+# Made here: two threads that are the first to decode a type crash in msgspec, which learns it then.
+_decode_calls = msgspec.json.Decoder(ToolCalls).decode
+
+
 @lru_cache(maxsize=64)
 def read_tool_calls(source: str) -> ToolCalls:
     """What `tool_calls` wrote. Raises msgspec.MsgspecError."""
-    return msgspec.json.decode(source, type=ToolCalls)
+    return _decode_calls(source)
 
 
 def calls_of(grammar: GrammarRequest | None) -> ToolCalls | None:

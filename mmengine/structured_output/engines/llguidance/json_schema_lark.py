@@ -29,6 +29,9 @@ class _Schema(msgspec.Struct):
     options: dict[str, str | bool] = msgspec.field(default_factory=dict, name="x-guidance")
 
 
+_decode_schema = msgspec.json.Decoder(_Schema).decode  # by one thread: two that are the first crash in it
+
+
 def schema_grammar(text: str) -> str:
     """What `gate` made of a schema, in llguidance's own form."""
     lark = lark_of(text)
@@ -40,7 +43,7 @@ def schema_grammar(text: str) -> str:
 def _in_lark(text: str) -> str:
     """JSON Schema as the one part of a Lark grammar, which llguidance reads without the interpreter's lock;
     JSON Schema alone it parses with it, 18 ms a megabyte, in which no other thread runs."""
-    head = _head(msgspec.json.decode(text, type=_Schema).options)
+    head = _head(_decode_schema(text).options)
     return "\n".join([*head, f"start: %json {text}\n"])
 
 
