@@ -15,7 +15,7 @@ def test_fifty_calls_of_all_kinds_survive_six_kills(tmp_path):
         one.round()
         one.round(at_random(one, chance, 0.4, 0.4))
         one.round(at_points(one, [f"{WRITTEN} in 40", f"{STORED} before 3"]))
-        one.round(at_points(one, [f"{STORED} after 8", f"{WRITTEN} after 5"]))
+        one.round(at_points(one, [f"{STORED} after 3", f"{WRITTEN} after 5"]))
         one.end()
     unfinished = check_log(tmp_path)
     tell("six kills", one, unfinished, time.monotonic() - begun)
