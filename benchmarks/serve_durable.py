@@ -1,6 +1,6 @@
 """What it costs that a server can be killed: log, envelope and store, beside a server that keeps nothing.
 
-python benchmarks/serve_durable.py --out benchmarks/results/serve_durable.md    # all of it, ten minutes
+python benchmarks/serve_durable.py --out benchmarks/results/serve_durable.md    # all of it, some ten minutes
 python benchmarks/serve_durable.py --quick --part costs                         # one part, half a minute
 
 What is compared runs in turns, in an order drawn anew each time, and is told as the median of differences
