@@ -133,7 +133,7 @@ def _costs(log: Path, quick: bool) -> Part:
             targets.append(Target(f"CPU us a request, {name}", median(each), WANTED_US, most=True))
     more.notes.append(
         f"All threads of the process that serves, its writes included; {rounds} rounds of {requests} "
-        f"requests a side, {AT_ONCE} at once. Without an envelope the log has what it had before there was one."
+        f"requests a side, {AT_ONCE} at once. Without one the log has what it had before there were any."
     )
     return Part([table, more], targets)
 

@@ -6,6 +6,7 @@ import gc
 import http.client
 import json
 import threading
+import time
 import weakref
 from contextlib import nullcontext
 
@@ -224,6 +225,16 @@ def test_what_was_deleted_before_it_was_stored_stays_so_behind_a_kill(one, log, 
         events = [record.event for record in CheckedLog(tmp_path / f"copy{number}")]
         counts = [sum(isinstance(event, kind) for event in events) for kind in (ev.Queued, ev.Delivered)]
         assert counts == [number + 1] * 2
+
+
+@pytest.mark.parametrize("headers", [{"Idempotency-Key": "k"}, {"X-Request-Id": "x"}])
+def test_what_runs_in_the_background_is_known_by_its_key_as_long_as_it_runs(one, headers):
+    one.app.calls._reattach_s, one.executor.pause_s = 0.05, 0.02
+    body = {"input": TEXT, "background": True}
+    first = one.call(PATH, body, headers)[2]
+    time.sleep(0.3)
+    assert one.call(PATH, body, headers)[2]["id"] == first["id"]
+    assert one.engine.stats().num_running == 1
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
