@@ -18,6 +18,7 @@ _ENDS = {
 CUT = "the answer was cut at max_tokens, or where the model's length ends: its form is not complete"
 CUT_AT_STOP = "a stop string cut the answer: its form is not complete"
 CLOSED = "closed"  # detail of an answer that was completed because its budget ended
+PIECE = 64  # tokens of news that came at once
 Logprobs = list[tuple[tuple[int, float], ...]]
 
 
@@ -165,6 +166,32 @@ class RequestOutput(msgspec.Struct, frozen=True, eq=False):
     logprobs: Logprobs | None = None
     detail: str = ""
     prompt_scores: PromptLogprobs | None = None
+
+
+def in_pieces(output: RequestOutput) -> list[RequestOutput]:
+    """News without a text, of so few tokens each that whoever takes them does not keep others waiting."""
+    ids, scores = output.token_ids, output.logprobs
+    if len(ids) <= PIECE:
+        return [output]
+    pieces = [
+        RequestOutput(
+            output.request_id,
+            output.index,
+            "",
+            ids[at : at + PIECE],
+            after=output.after,
+            logprobs=None if scores is None else scores[at : at + PIECE],
+        )
+        for at in range(0, len(ids), PIECE)
+    ]
+    pieces[0] = msgspec.structs.replace(pieces[0], prompt_scores=output.prompt_scores)
+    pieces[-1] = msgspec.structs.replace(
+        pieces[-1],
+        finish_reason=output.finish_reason,
+        completion=output.completion,
+        detail=output.detail,
+    )
+    return pieces
 
 
 def entries_of(scores: PromptLogprobs) -> list[tuple[tuple[int, float], ...]]:

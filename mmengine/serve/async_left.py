@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from mmengine.errors import InvalidRequest, MMEngineError
-from mmengine.serve.answers import RequestOutput, engine_failed
+from mmengine.serve.answers import RequestOutput, engine_failed, in_pieces
 from mmengine.serve.engine import Engine
 from mmengine.serve.left import Left
 from mmengine.serve.options import Options
@@ -90,7 +90,8 @@ class AsyncLeft(Protocol):
     def _attach(self, channel: Channel, left: Left) -> None:
         channel.request_id = left.request_id
         self._running[channel.request_id] = channel
-        self._deliver(self._engine.requests.take_up_whole(left.request_id, left.num_choices))
+        news = self._engine.requests.take_up_whole(left.request_id, left.num_choices)
+        self._deliver([piece for each in news for piece in in_pieces(each)])
         if channel.closed:
             self._cancel(channel)
 

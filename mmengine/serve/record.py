@@ -9,7 +9,7 @@ import numpy as np
 
 from mmengine.errors import MMEngineError
 from mmengine.request import GrammarRequest, SamplingParams
-from mmengine.serve.answers import Choice, Completion, Logprobs, RequestOutput
+from mmengine.serve.answers import Choice, Completion, Logprobs, RequestOutput, in_pieces
 from mmengine.serve.reasoning import ReasoningTokens
 from mmengine.serve.stream import TAKEN_AT_ONCE, Stream
 
@@ -187,7 +187,13 @@ class Reader:
         self._record.listen(self, listener)
 
     def take(self) -> list[RequestOutput]:
-        found = self._record.items[self._at : self._at + TAKEN_AT_ONCE]
+        found: list[RequestOutput] = []
+        num_tokens = 0
+        for item in self._record.items[self._at : self._at + TAKEN_AT_ONCE]:
+            found.append(item)
+            num_tokens += len(item.token_ids)
+            if num_tokens >= TAKEN_AT_ONCE:
+                break
         self._at += len(found)
         if self.is_over or self._at < len(self._record.items) or not self._record.is_over:
             return found
@@ -274,4 +280,4 @@ def _outputs(whole: Whole) -> list[RequestOutput]:
         for said in whole.said
     ]
     outputs[-1] = msgspec.structs.replace(outputs[-1], completion=completion)
-    return outputs
+    return [piece for output in outputs for piece in in_pieces(output)]

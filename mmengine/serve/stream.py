@@ -16,7 +16,7 @@ from mmengine.serve.reasoning import NO_REASONING, Reasoning, ReasoningTokens
 from mmengine.serve.texts import AnswerTexts
 
 LISTENERS_AT_ONCE = 32  # that are called before the event loop looks at its sockets again
-TAKEN_AT_ONCE = 128  # outputs that are taken of a stream before others have their turn
+TAKEN_AT_ONCE = 128  # outputs, or tokens, that are taken of a stream before others have their turn
 
 
 class Channel:
@@ -167,10 +167,12 @@ class Stream:
         does, behind what came before."""
         items = self._channel.items
         found: list[RequestOutput] = []
-        while items and not self.is_over and len(found) < TAKEN_AT_ONCE:
+        num_tokens = 0
+        while items and not self.is_over and len(found) < TAKEN_AT_ONCE and num_tokens < TAKEN_AT_ONCE:
             item = items.popleft()
             if isinstance(item, RequestOutput):
                 found.append(item)
+                num_tokens += len(item.token_ids)
                 if item.completion is not None:
                     self.completion = item.completion
             elif item is None:

@@ -26,6 +26,7 @@ from mmengine.server.responses.kept import KeptResponses
 from mmengine.server.storing import Storing
 
 MAX_KEPT_OUTPUTS = 2**18  # of answers that nobody reads any more; the oldest go
+_LOOK_AGAIN_S = 1.0  # whether what runs in the background is over
 RESPONSE = "response"  # the kind of key that a stored response has
 
 
@@ -159,6 +160,10 @@ class Calls:
     def _expire(self, call: Call) -> None:
         """Nobody came again for it."""
         self.attended(call)
+        if self._reattach_s and call.stays and call.is_good and not call.is_over:
+            later = max(self._reattach_s, _LOOK_AGAIN_S)
+            call.timer = asyncio.get_running_loop().call_later(later, self._expire, call)
+            return
         for key in call.keys:
             self._calls.pop(key, None)
         call.keys = []

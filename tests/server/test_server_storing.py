@@ -6,6 +6,7 @@ import gc
 import http.client
 import json
 import threading
+import time
 import weakref
 from contextlib import nullcontext
 
@@ -15,6 +16,9 @@ import pytest
 from mmengine.errors import KeepFailed
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
+from mmengine.request import SamplingParams
+from mmengine.serve.reasoning import NO_REASONING
+from mmengine.serve.record import Reader, Record, Said, Whole
 from mmengine.server import storing
 from mmengine.server.kept_call import Call
 from tests.log_copies import copied
@@ -223,6 +227,16 @@ def test_what_was_deleted_before_it_was_stored_stays_so_behind_a_kill(one, log, 
         assert counts == [number + 1] * 2
 
 
+@pytest.mark.parametrize("headers", [{"Idempotency-Key": "k"}, {"X-Request-Id": "x"}])
+def test_what_runs_in_the_background_is_known_by_its_key_as_long_as_it_runs(one, headers):
+    one.app.calls._reattach_s, one.executor.pause_s = 0.05, 0.02
+    body = {"input": TEXT, "background": True}
+    first = one.call(PATH, body, headers)[2]
+    time.sleep(0.3)
+    assert one.call(PATH, body, headers)[2]["id"] == first["id"]
+    assert one.engine.stats().num_running == 1
+
+
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_who_reads_a_response_again_has_it_to_its_end(one, log, goes_on):
     """However long it takes behind the time for which one waits that nobody reads."""
@@ -237,6 +251,28 @@ def test_who_reads_a_response_again_has_it_to_its_end(one, log, goes_on):
         server.executor.pause_s = 0.02
         wait_for(lambda: all(not call.is_live for call in server.app.calls.kept()))
         assert '"type":"response.completed"' in events(server, "resp_slow")
+
+
+@pytest.mark.parametrize("scores", [False, True])
+def test_a_long_answer_is_read_a_little_at_a_time(scores):
+    """Or whoever looks at one would keep all others waiting."""
+    tokens = list(range(5000))
+    logprobs = [((token, -1.0),) for token in tokens] if scores else None
+    sampling, asked = SamplingParams(max_tokens=5000), ("a", NO_REASONING, None, {}, 3)
+    said = [Said(0, tokens, "stop", "eos", logprobs), Said(1, [7], "length")]
+    reader, found = Reader(Record(Whole(asked[0], sampling, *asked[1:], said))), []
+    while not reader.is_over:
+        some = reader.take()
+        assert sum(len(output.token_ids) for output in some) < 256
+        found += some
+    first = [output for output in found if output.index == 0]
+    assert [token for output in first for token in output.token_ids] == tokens
+    assert [(output.finish_reason, output.detail) for output in first if output.finish_reason] == [
+        ("stop", "eos")
+    ]
+    assert first[-1].finish_reason and found[-1].completion is reader.completion
+    if scores:
+        assert [entry for output in first for entry in output.logprobs] == logprobs
 
 
 def test_images_of_a_response_go_with_it(one, log):
