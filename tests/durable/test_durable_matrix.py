@@ -9,7 +9,7 @@ from tests.durable.matrix import at_points, at_random, check_log, matrix, seeded
 
 pytestmark = pytest.mark.soak
 NUM_RANDOM = 200
-MOST_OF_A_KIND = 12  # points before, in or after writes of one kind that are tried
+MOST_OF_A_KIND = 8  # points before, in or after writes of one kind that are tried
 LATE = 0.75  # of the writes of a round: behind that, too many calls have their answers
 RECORDS = "write of writer._write below writer._store"
 
