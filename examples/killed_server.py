@@ -1,7 +1,7 @@
 """A server is killed while it answers, and its clients have their answers whole.
 
 Starts `mmengine serve --log`, opens streams of the Responses API with OpenAI's client, kills the engine with
-SIGKILL, and watches them finish. What a client needs for that are the five lines in `events_of`. The package
+SIGKILL, and watches them finish. What a client needs for that is the loop of five lines in `events_of`. The package
 openai must be there, version 3 or newer.
 
 python examples/killed_server.py
@@ -19,6 +19,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import openai
@@ -30,21 +31,14 @@ ENDS = ("response.completed", "response.incomplete", "response.failed")
 PATIENCE_S = 300.0  # for a server to load, and for all answers
 
 
-def events_of(client: openai.OpenAI, name: str, breaks: list[float], **asked: object) -> Iterator[object]:
+def events_of(client: openai.OpenAI, name: str) -> Iterator[object]:
     """All events of one response, however often its connection breaks."""
-    headers, last = {"X-Request-Id": name}, None  # the same call again is the same response
+    last, after = None, -1
     while last is None or last.type not in ENDS:
-        try:
-            if last is None:
-                events = client.responses.create(**asked, stream=True, extra_headers=headers)
-            else:
-                after = last.sequence_number
-                events = client.responses.retrieve(f"resp_{name}", stream=True, starting_after=after)
-            for last in events:
+        with suppress(*BROKEN):
+            for last in client.responses.retrieve(name, stream=True, starting_after=after):
                 yield last
-        except BROKEN:
-            breaks.append(time.monotonic())
-            time.sleep(0.2)
+                after = last.sequence_number
 
 
 class Reader(threading.Thread):
@@ -54,14 +48,17 @@ class Reader(threading.Thread):
         super().__init__(daemon=True)
         self._client, self.name = client, f"star-{number}"
         self._asked = {"model": model, "input": f"{number}. {ASKED}", "max_output_tokens": MAX_TOKENS}
+        self.id = ""
         self.numbers: list[int] = []
         self.text = ""
-        self.breaks: list[float] = []
+        self.was_broken = False
         self.error: Exception | None = None
 
     def run(self) -> None:
+        key = {"Idempotency-Key": self.name}  # asked again with it, a response is the same one
         try:
-            for event in events_of(self._client, self.name, self.breaks, **self._asked):
+            self.id = self._client.responses.create(**self._asked, background=True, extra_headers=key).id
+            for event in events_of(self._client, self.id):
                 self.numbers.append(event.sequence_number)
                 self.text += event.delta if event.type == "response.output_text.delta" else ""
         except Exception as error:  # told at the end, by whoever waits
@@ -71,7 +68,7 @@ class Reader(threading.Thread):
         """Whether each event came once, and they say what the server keeps."""
         if self.error is not None:
             return False
-        kept = self._client.responses.retrieve(f"resp_{self.name}")
+        kept = self._client.responses.retrieve(self.id)
         is_numbered = self.numbers == list(range(len(self.numbers)))
         return is_numbered and self.text == kept.output_text and kept.status in ("completed", "incomplete")
 
@@ -100,9 +97,13 @@ def watch(server: subprocess.Popen, readers: list[Reader], kills: int) -> None:
     while any(reader.is_alive() for reader in readers):
         count = sum(len(reader.numbers) for reader in readers)
         if kills and count >= due and (engine := engine_of(server)) not in (0, killed):
-            open_ones = sum(reader.is_alive() for reader in readers)
+            open_ones = [reader for reader in readers if reader.is_alive()]
             os.kill(engine, signal.SIGKILL)
-            print(f"kill -9 {engine}: {open_ones} streams were open, {count} events had come", flush=True)
+            print(
+                f"kill -9 {engine}: {len(open_ones)} streams were open, {count} events had come", flush=True
+            )
+            for reader in open_ones:
+                reader.was_broken = True
             kills, killed, due = kills - 1, engine, count + share
         if server.poll() is not None or time.monotonic() > end:
             raise SystemExit("the server ended, or the answers do not come")
@@ -146,7 +147,7 @@ def told(readers: list[Reader], seconds: float) -> bool:
         if reader.error is not None:
             print(f"{reader.name}: {reader.error}")
     whole = sum(reader.is_whole() for reader in readers)
-    broken = sum(bool(reader.breaks) for reader in readers)
+    broken = sum(reader.was_broken for reader in readers)
     events = sum(len(reader.numbers) for reader in readers)
     print(f"{broken} streams broke and went on; {whole} of {len(readers)} answers are whole, each event once")
     print(f"{events} events in {seconds:.1f} s; the first answer: {readers[0].text[:60]!r} …")

@@ -43,6 +43,7 @@ class Calls:
         self._beginning: set[tuple[str, str]] = set()  # responses of which the store hears before the log
         self._background: set[asyncio.Task[None]] = set()  # so that nobody collects them
         self._orphans: list[Orphan] = []
+        self._taken_up: list[tuple[Orphan, Call]] = []  # orphans that go into the store, whoever asks
         self._storing = Storing(kept, self._stored) if kept is not None else None
         left = engine.left()
         if kept is not None and kept.begun_before:
@@ -78,13 +79,12 @@ class Calls:
     async def _stored_sources(
         self, asked: Asked, caller: Caller, keys: list[Key], kept: KeptResponses
     ) -> tuple[Asked, Sequence[News]]:
-        if caller.names_itself:
-            before = await kept.get(asked.envelope.owner, asked.request_id)
+        for key in keys:
+            before = await kept.of(key)
             if before is not None and before.answer is not None:
-                if before.envelope.digest != asked.envelope.digest:
-                    raise other_body((asked.envelope.owner, ITS_ID, asked.request_id))
+                _check_same(key, before.envelope, asked.envelope)
                 found = Reader(Record(before.answer))
-                return _as_accepted(asked, asked.request_id, before.envelope), [found]
+                return _as_accepted(asked, before.request_id, before.envelope), [found]
         envelope = await kept.begin(asked.envelope, asked.request_id, asked.media)
         try:
             if (again := self._again(asked, keys, caller)) is not None:  # the same key came twice at once
@@ -103,19 +103,27 @@ class Calls:
             if (call := self._calls.get(key)) is not None:
                 if call.is_live:
                     raise in_use(key)
-                mine, theirs = call.asked.envelope, asked.envelope
-                if mine.digest != theirs.digest or (key[1] == ITS_ID and theirs.key not in ("", mine.key)):
-                    raise other_body(key)
+                _check_same(key, call.asked.envelope, asked.envelope)
                 return _as_accepted(asked, call.asked.request_id, call.asked.envelope), call.readers()
         orphan = next((one for one in self._orphans if one.is_of(asked.envelope, keys, caller)), None)
         if orphan is None:
-            return None
+            return self._tried_again(asked, keys, caller)
         if orphan.envelope.digest != asked.envelope.digest:
             raise other_body(keys[0])
         self._orphans.remove(orphan)
         asked = msgspec.structs.replace(asked, request_id=orphan.request_id, envelope=orphan.envelope)
         streams = ask(self._engine, asked, hold=bool(keys), left=orphan.left)
         return asked, self._keep(asked, streams, keys, False).readers() if keys else streams
+
+    def _tried_again(
+        self, asked: Asked, keys: list[Key], caller: Caller
+    ) -> tuple[Asked, Sequence[News]] | None:
+        """Those of a response of the process before, of which its client did not hear; once."""
+        for orphan, call in self._taken_up if caller.tries_again else ():
+            if call.keys and not call.is_live and orphan.is_of(asked.envelope, keys, caller):
+                self._taken_up.remove((orphan, call))
+                return _as_accepted(asked, orphan.request_id, call.asked.envelope), call.readers()
+        return None
 
     def response(self, owner: str, request_id: str) -> Call | None:
         """One that is stored, and not in the store yet."""
@@ -141,8 +149,9 @@ class Calls:
         """A response that the process before was to store."""
         streams = [self._engine.attach(one.request_id, hold=True) for one in orphan.left.values()]
         asked = asked_before(orphan.request_id, orphan.envelope, streams[0].sampling)
-        keys = orphan.keys()
-        self.unattended(self._keep(asked, streams, keys, True))
+        call = self._keep(asked, streams, orphan.keys(), True)
+        self._taken_up.append((orphan, call))
+        self.unattended(call)
 
     def unattended(self, call: Call) -> None:
         """Its client left, with or without its answer."""
@@ -232,7 +241,7 @@ class Calls:
         self._forget(call)
 
     def _forget_orphans(self) -> None:
-        orphans, self._orphans = self._orphans, []
+        orphans, self._orphans, self._taken_up = self._orphans, [], []
         for one in self._engine.left():
             self._engine.give_up(one.request_id)
         if orphans:
@@ -254,6 +263,12 @@ def _as_accepted(asked: Asked, request_id: str, envelope: Envelope) -> Asked:
     """A call that came again, with the id, the time and the model's name that it had first."""
     asked.prompts.clear()
     return msgspec.structs.replace(asked, request_id=request_id, envelope=envelope)
+
+
+def _check_same(key: Key, mine: Envelope, theirs: Envelope) -> None:
+    """Raises ApiError where this key came with another call before."""
+    if mine.digest != theirs.digest or (key[1] == ITS_ID and theirs.key not in ("", mine.key)):
+        raise other_body(key)
 
 
 def other_body(key: Key) -> ApiError:

@@ -25,7 +25,7 @@ class Walked:
     def __init__(self, folder, ttl_s=100.0, max_bytes=LARGE):
         self.folder, self.ttl_s, self.max_bytes = folder, ttl_s, max_bytes
         self.now = 1000.0
-        self.rows = {}  # id -> [owner, created, envelope, answer, media, kept]
+        self.rows = {}  # id -> [owner, created, envelope, answer, media, kept, key]
         self.open()
 
     def open(self):
@@ -36,8 +36,8 @@ class Walked:
         self.database.close()
         self.open()
 
-    def begin(self, name, owner, envelope, media):
-        row = self.rows.setdefault(name, [owner, int(self.now), envelope, None, {}, self.now])
+    def begin(self, name, owner, envelope, media, key=""):
+        row = self.rows.setdefault(name, [owner, int(self.now), envelope, None, {}, self.now, key])
         row[2] = envelope
         row[4] |= media
 
@@ -64,12 +64,14 @@ class Walked:
         assert await self.store.ids() == sorted(self.rows)
         assert await self.store.unfinished() == sorted(n for n, row in self.rows.items() if row[3] is None)
         shas = set()
-        for name, (owner, created, envelope, answer, media, kept) in self.rows.items():
+        for name, (owner, created, envelope, answer, media, kept, key) in self.rows.items():
             held = tuple(sorted(media))
             expired = answer is not None and kept <= self.now - self.ttl_s
-            found = None if expired else Kept(name, owner, created, envelope, answer, held)
+            found = None if expired else Kept(name, owner, created, envelope, answer, held, key)
             assert await self.store.get(name, owner) == found
             assert await self.store.get(name, owner + "x") is None
+            assert await self.store.of_key(key, owner) == (found if key else None)
+            assert await self.store.of_key(key, owner + "x") is None
             for sha, data in media.items():
                 assert await self.store.media(sha) == data
             shas |= set(media)
@@ -87,12 +89,13 @@ async def walk(folder, seed, steps):
     chosen, it = random.Random(seed), Walked(folder)
     try:
         for _ in range(steps):
-            name, owner = f"resp_{chosen.randrange(8)}", "a"
+            number = chosen.randrange(8)
+            name, owner, key = f"resp_{number}", "a", ("", f"key of {number}")[number % 2]
             envelope, media = chosen.randbytes(20), some_media(chosen)
             match chosen.randrange(8):
                 case 0 | 1:
-                    await it.store.begin(name, owner, int(it.now), envelope, media)
-                    it.begin(name, owner, envelope, media)
+                    await it.store.begin(name, owner, int(it.now), envelope, media, key)
+                    it.begin(name, owner, envelope, media, key)
                 case 2 | 3:
                     answer = chosen.randbytes(chosen.choice([10, 9000]))
                     await it.store.put(name, owner, int(it.now), envelope, answer, media)

@@ -163,5 +163,26 @@ def test_what_is_damaged_or_newer_is_refused_in_a_sentence(tmp_path):
     Database(tmp_path).close()  # none of them kept the lock
 
 
+def test_tables_without_keys_get_them(tmp_path):
+    """As the program before wrote them."""
+    Database(tmp_path).close()
+    with sqlite3.connect(tmp_path / NAME) as connection:
+        connection.execute("DROP INDEX responses_by_key")
+        connection.execute("ALTER TABLE responses DROP COLUMN key")
+        connection.execute("INSERT INTO responses VALUES ('old', 'a', 1, 0.0, x'', x'00')")
+        connection.execute("PRAGMA user_version=1")
+    connection.close()
+    database = Database(tmp_path)
+    store = Store(database, 100.0, LARGE, lambda: 1.0)
+
+    async def go():
+        assert (await store.get("old", "a")).key == ""
+        await store.begin("new", "a", 1, b"", {}, "mine")
+        return await store.of_key("mine", "a")
+
+    assert asyncio.run(go()).response_id == "new"
+    database.close()
+
+
 def test_what_was_acknowledged_outlives_a_kill(tmp_path):
     killed_in_puts(tmp_path, random.Random(1), 2)

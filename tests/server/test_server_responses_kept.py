@@ -12,7 +12,7 @@ from mmengine.serve.async_engine import AsyncEngine
 from tests.serve.serve_fakes import builder
 from tests.server.responses_answers import check_events
 from tests.server.running import served, wait_for
-from tests.server.test_server_reattach import Leaving
+from tests.server.test_server_reattach import RETRY, Leaving
 from tests.server.test_server_shutdown import ends
 
 PATH = "/v1/responses"
@@ -206,3 +206,34 @@ def test_the_same_request_id_finds_what_the_store_has_behind_a_death(tmp_path):
         assert (streamed[0], streamed[2]["error"]["code"]) == (422, "key_reused")
         assert server.call(PATH, body)[2]["id"] != first["id"]
     assert len(ends(log)) == 2
+
+
+def test_its_key_does_so_too(tmp_path):
+    log, headers, body = tmp_path / "log", {"Idempotency-Key": "order 7"}, {"input": TEXT}
+    with served(executor_class=Leaving, engine_options={"log": log}, keep={"log": log}) as server:
+        server.call(PATH, {"input": "another"}, {"Idempotency-Key": "order 6"})
+        first = server.call(PATH, body, headers)[2]
+        wait_for(lambda: server.app.calls.response("", first["id"].removeprefix("resp_")) is None)
+    with going_on(log) as server:
+        assert server.call(PATH, body, headers)[2] == first
+        other = server.call(PATH, {"input": "another"}, headers)
+        assert (other[0], other[2]["error"]["code"]) == (422, "key_reused")
+        named = {**headers, "X-Request-Id": first["id"].removeprefix("resp_")}
+        assert server.call(PATH, body, named)[2] == first
+        other = server.call(PATH, body, {**named, "Idempotency-Key": "order 8"})
+        assert (other[0], other[2]["error"]["code"]) == (422, "key_reused")
+        server.call(f"{PATH}/{first['id']}", method="DELETE")
+        assert server.call(PATH, body, headers)[2]["id"] != first["id"], "what is deleted is asked anew"
+    assert len(ends(log)) == 3
+
+
+def test_a_client_that_tries_again_has_the_response_that_was_begun(tmp_path):
+    """Without a key, and though the server went on with it by itself."""
+    log, body = tmp_path / "log", {"input": TEXT, "background": True}
+    with served(executor_class=Leaving, drain_s=0, engine_options={"log": log}, keep={"log": log}) as server:
+        name = begun(server)
+    with going_on(log) as server:
+        assert server.call(PATH, body)[2]["id"] != name, "a first try is another call"
+        assert server.call(PATH, body, RETRY)[2]["id"] == name
+        assert server.call(PATH, body, RETRY)[2]["id"] != name, "once"
+        assert text_of(ended(server, name)) == TEXT.upper()

@@ -21,7 +21,7 @@ from mmengine.events.lock import lock
 from mmengine.serve.operators import operator_log
 
 NAME = "answers.db"
-VERSION = 1  # of the tables
+VERSION = 2  # of the tables; those of 1 had no keys
 MAX_TOGETHER = 256  # writes of one commit
 MAX_CHECKED_BYTES = 64 * 2**20  # of a database that is looked through as it is opened
 VACUUMED_PAGES = 1024  # that a scrub gives back to the disk at most
@@ -40,6 +40,10 @@ def _counted(table: str, size: str) -> tuple[str, ...]:
     )
 
 
+_KEYS = (
+    "ALTER TABLE responses ADD COLUMN key TEXT NOT NULL DEFAULT ''",
+    "CREATE INDEX responses_by_key ON responses(key, owner) WHERE key != ''",
+)
 _TABLES = (
     """CREATE TABLE responses(
         id TEXT PRIMARY KEY, owner TEXT NOT NULL, created INTEGER NOT NULL, kept REAL NOT NULL,
@@ -62,6 +66,7 @@ _TABLES = (
         f"CREATE TABLE {table}(number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, state BLOB)"
         for table in ("files", "batches")
     ),
+    *_KEYS,
 )
 _R = TypeVar("_R")
 Job = Callable[[sqlite3.Connection], _R]
@@ -297,8 +302,8 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             said = found.fetchone()[0]
         if said != "ok":
             raise sqlite3.DatabaseError(said)
-    if not version:
+    if version < VERSION:
         with _transaction(connection):
-            for statement in _TABLES:
+            for statement in _KEYS if version else _TABLES:
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version={VERSION}")

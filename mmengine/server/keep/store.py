@@ -19,7 +19,7 @@ _UNFINISHED = "SELECT id FROM responses WHERE answer IS NULL ORDER BY id"
 
 class Kept(msgspec.Struct, frozen=True):
     """`created`: Unix time in seconds. `answer`: None until it is finished. `media`: SHA-256 in hex.
-    `keeps_envelope`: one that is there already stays."""
+    `key`: by which its owner may ask for it, too. `keeps_envelope`: one that is there already stays."""
 
     response_id: str
     owner: str
@@ -27,6 +27,7 @@ class Kept(msgspec.Struct, frozen=True):
     envelope: bytes
     answer: bytes | None
     media: tuple[str, ...] = ()
+    key: str = ""
     keeps_envelope: bool = False
 
 
@@ -45,12 +46,18 @@ class Store:
         self.begun_before = database.now(partial(_ids, _UNFINISHED))  # by the process before
 
     async def begin(
-        self, response_id: str, owner: str, created: int, envelope: bytes, media: Mapping[str, bytes]
+        self,
+        response_id: str,
+        owner: str,
+        created: int,
+        envelope: bytes,
+        media: Mapping[str, bytes],
+        key: str = "",
     ) -> None:
         """Keep what was accepted and has no answer yet. `media`: by their SHA-256 in hex. Once more is no
         error. Raises QueueFull where there is no room beside what is not finished either, InvalidRequest for
         an id that is another owner's."""
-        await self._keep(Kept(response_id, owner, created, envelope, None), media)
+        await self._keep(Kept(response_id, owner, created, envelope, None, key=key), media)
 
     async def put(
         self,
@@ -73,18 +80,24 @@ class Store:
 
     async def get(self, response_id: str, owner: str) -> Kept | None:
         """None where there is none, or it is another owner's."""
+        return await self._find("id=?", response_id, owner)
 
+    async def of_key(self, key: str, owner: str) -> Kept | None:
+        """The last that came with this key. None where there is none of this owner."""
+        return await self._find("key=? AND key != ''", key, owner)
+
+    async def _find(self, asked: str, value: str, owner: str) -> Kept | None:
         def job(connection: sqlite3.Connection) -> Kept | None:
             row = connection.execute(
-                "SELECT id, owner, created, envelope, answer FROM responses WHERE id=? AND owner=? "
-                "AND (answer IS NULL OR kept > ?)",
-                (response_id, owner, self._clock() - self._ttl_s),
+                "SELECT id, owner, created, envelope, answer, key FROM responses "
+                f"WHERE {asked} AND owner=? AND (answer IS NULL OR kept > ?) ORDER BY kept DESC LIMIT 1",
+                (value, owner, self._clock() - self._ttl_s),
             ).fetchone()
             if row is None:
                 return None
-            held = connection.execute("SELECT sha FROM holders WHERE response=? ORDER BY sha", (response_id,))
-            name, whose, created, envelope, answer = row
-            return Kept(name, whose, created, envelope, answer, tuple(sha for (sha,) in held))
+            name, whose, created, envelope, answer, key = row
+            held = connection.execute("SELECT sha FROM holders WHERE response=? ORDER BY sha", (name,))
+            return Kept(name, whose, created, envelope, answer, tuple(sha for (sha,) in held), key)
 
         return await self._database.read(job)
 
@@ -198,7 +211,7 @@ def _chunks(answers: Sequence[Kept]) -> Iterator[Sequence[Kept]]:
 def _insert(connection: sqlite3.Connection, answers: Sequence[Kept], now: float) -> int:
     """By one statement, of answers with the same `keeps_envelope`. Gives how many are there: all but those
     whose id is another owner's."""
-    rows = ", ".join(["(?, ?, ?, ?, ?, ?)"] * len(answers))
+    rows = ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * len(answers))
     envelope = "responses.envelope" if answers[0].keeps_envelope else "excluded.envelope"
     found = connection.execute(
         f"INSERT INTO responses VALUES {rows} ON CONFLICT(id) DO UPDATE SET envelope={envelope}, "
@@ -209,7 +222,7 @@ def _insert(connection: sqlite3.Connection, answers: Sequence[Kept], now: float)
             for kept in answers
             for value in (
                 *(kept.response_id, kept.owner, kept.created, now),
-                *(kept.envelope, kept.answer),
+                *(kept.envelope, kept.answer, kept.key),
             )
         ],
     )

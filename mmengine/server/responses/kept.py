@@ -9,6 +9,7 @@ from mmengine.errors import CorruptLog
 from mmengine.serve.record import Whole
 from mmengine.server.asked import Envelope
 from mmengine.server.asking import log_id
+from mmengine.server.callers import ITS_ID, Key
 from mmengine.server.keep.store import Kept, Store
 
 LARGE_ENVELOPE = 2**18  # bytes; what is larger stands in the store alone, and not in the log
@@ -22,6 +23,7 @@ _decode_whole = msgspec.msgpack.Decoder(Whole).decode
 class KeptResponse(NamedTuple):
     """`answer`: None of one that was begun, and has none yet."""
 
+    request_id: str
     envelope: Envelope
     answer: Whole | None
 
@@ -50,7 +52,7 @@ class KeptResponses:
         if not media and len(data) <= LARGE_ENVELOPE:
             return envelope
         name = log_id(envelope, request_id, 0)
-        await self._store.begin(name, envelope.owner, envelope.created, data, media)
+        await self._store.begin(name, envelope.owner, envelope.created, data, media, envelope.key)
         if len(data) <= LARGE_ENVELOPE:
             return envelope
         assert envelope.responses is not None
@@ -72,28 +74,42 @@ class KeptResponses:
 
     async def get(self, owner: str, request_id: str) -> KeptResponse | None:
         """None where there is none of this owner. Raises CorruptLog for what cannot be read."""
-        name = f"{owner}:{request_id}" if owner else request_id
-        kept = await self._store.get(name, owner)
-        if kept is None:
-            return None
-        try:
-            answer = None if kept.answer is None else _decode_whole(kept.answer)
-            return KeptResponse(_decode_envelope(kept.envelope), answer)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise CorruptLog(f"response {request_id} in the store cannot be read: {error}") from None
+        return _read(await self._store.get(_in_log(owner, request_id), owner))
+
+    async def of(self, key: Key) -> KeptResponse | None:
+        """The same, by what a caller gave a call."""
+        owner, kind, name = key
+        return await self.get(owner, name) if kind == ITS_ID else _read(await self._store.of_key(name, owner))
 
     async def delete(self, owner: str, request_id: str) -> bool:
         """Whether there was one."""
-        return await self._store.delete(f"{owner}:{request_id}" if owner else request_id, owner)
+        return await self._store.delete(_in_log(owner, request_id), owner)
 
     async def media(self, sha: str) -> bytes | None:
         return await self._store.media(sha)
 
 
+def _in_log(owner: str, request_id: str) -> str:
+    """A response's id there, and in the store."""
+    return f"{owner}:{request_id}" if owner else request_id
+
+
+def _read(kept: Kept | None) -> KeptResponse | None:
+    if kept is None:
+        return None
+    request_id = kept.response_id.removeprefix(f"{kept.owner}:" if kept.owner else "")
+    try:
+        answer = None if kept.answer is None else _decode_whole(kept.answer)
+        return KeptResponse(request_id, _decode_envelope(kept.envelope), answer)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptLog(f"response {request_id} in the store cannot be read: {error}") from None
+
+
 def _as_kept(envelope: Envelope, request_id: str, told: bytes, answer: Whole) -> Kept:
     is_begun = envelope.responses is not None and envelope.responses.is_begun
     name = log_id(envelope, request_id, 0)
-    return Kept(name, envelope.owner, envelope.created, told, _pack(answer), keeps_envelope=is_begun)
+    mine = name, envelope.owner, envelope.created, told, _pack(answer)
+    return Kept(*mine, key=envelope.key, keeps_envelope=is_begun)
 
 
 def _num_bytes(envelope: Envelope) -> int:
