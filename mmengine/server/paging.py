@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
+from mmengine.errors import shown
 from mmengine.server.asked import Json
 from mmengine.server.errors import ApiError
 
@@ -15,7 +16,7 @@ def page(
     request: Request,
     items: Sequence[_T],
     id_of: Callable[[_T], str],
-    shown: Callable[[_T], Json],
+    told: Callable[[_T], Json],
     *,
     most: int,
     by_itself: int,
@@ -25,23 +26,23 @@ def page(
     asked = request.query_params
     limit = asked.get("limit") or str(by_itself)
     if not (limit.isascii() and limit.isdigit() and len(limit) < 9 and 1 <= int(limit) <= most):
-        raise ApiError(400, f"limit must lie in 1 to {most}", "limit")
+        raise ApiError(400, f"limit must lie in 1 to {most}, not {shown(limit)}", "limit")
     order = asked.get("order") or "desc"
     if order not in ("asc", "desc"):
-        raise ApiError(400, "order must be asc or desc", "order")
+        raise ApiError(400, f"order must be asc or desc, not {shown(order)}", "order")
     ids = [id_of(item) for item in items]
     if order == "desc":
         items, ids = items[::-1], ids[::-1]
     begin = 0
     if after := asked.get("after"):
         if after not in ids:
-            raise ApiError(400, "after names nothing that is in this list", "after")
+            raise ApiError(400, f"after, {shown(after)}, names nothing that is in this list", "after")
         begin = ids.index(after) + 1
     end = begin + int(limit)
     found = items[begin:end]
     return {
         "object": "list",
-        "data": [shown(item) for item in found],
+        "data": [told(item) for item in found],
         "first_id": id_of(found[0]) if found else None,
         "last_id": id_of(found[-1]) if found else None,
         "has_more": end < len(items),

@@ -1,5 +1,6 @@
 """Responses behind their creation: looked at, streamed again, cancelled, deleted, and gone on with."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -17,15 +18,18 @@ from mmengine.server.calls import Calls
 from mmengine.server.errors import ApiError, api_error
 from mmengine.server.kept_call import Call
 from mmengine.server.orphans import asked_before
+from mmengine.server.paging import page
 from mmengine.server.responses.frames import ResponsesFrames
 from mmengine.server.responses.kept import KeptResponses
-from mmengine.server.responses.listing import page
 from mmengine.server.responses.parts import REFERENCE
 from mmengine.server.responses.response import ID_PREFIX
 from mmengine.server.token_texts import TokenTexts
 
 MAX_CHAIN = 1000  # responses that one goes on with, the one before the other
 MAX_BEFORE_BYTES = 256 * 2**20  # of their items and media
+MAX_LISTED = 100  # items of one page
+_LISTED = 20  # of a page for which no limit is asked
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
 _CANCELLED = "cancelled"
 _NOT_FOUND = "previous_response_not_found"
 _Streamed = Callable[[Answering, str], ASGIApp]
@@ -103,7 +107,15 @@ class ResponseRoutes:
         """Media that came as data stand there by their hash."""
         found = await self._found(request)
         items = await self._input(request.scope[OWNER], found)
-        return _json(page(items, request.query_params))
+        said = page(
+            request,
+            items,
+            lambda item: str(item["id"]),
+            lambda item: item,
+            most=MAX_LISTED,
+            by_itself=_LISTED,
+        )
+        return _json(msgspec.json.encode(said))
 
     async def before(self, owner: str, response_id: str | None) -> Before:
         """What a response goes on with. Raises ApiError where one of them is not there, or has no end yet."""
@@ -193,7 +205,7 @@ def _request_id(request: Request) -> str:
 def _after(request: Request) -> int:
     """The number of the last event that a reader has. Raises ApiError."""
     given = request.query_params.get("starting_after", "-1")
-    if not given.lstrip("-").isdecimal() or len(given) > 18:
+    if not _NUMBER.fullmatch(given):
         raise ApiError(400, "starting_after must be the sequence_number of an event", "starting_after")
     return int(given)
 

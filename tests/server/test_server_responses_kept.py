@@ -144,6 +144,35 @@ def test_a_response_goes_on_with_another(one):
     )
 
 
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("?stream=true&starting_after=--1", "starting_after"),
+        ("?stream=true&starting_after=a", "starting_after"),
+        ("/input_items?limit=0", "limit"),
+        ("/input_items?limit=101", "limit"),
+        ("/input_items?limit=0000000201009999", "limit"),  # of which the first digits would do
+        (f"/input_items?limit=000000001{'0' * 5000}", "limit"),
+        ("/input_items?order=up", "order"),
+        ("/input_items?after=msg_none", "after"),
+    ],
+)
+def test_what_a_look_asks_for_is_checked(one, query, param):
+    name = one.call(PATH, {"input": "hi"})[2]["id"]
+    status, _, body = look(one, name, query)
+    assert (status, body["error"]["param"]) == (400, param)
+
+
+def test_input_items_turn_their_pages(one):
+    given = [{"role": "user", "content": text} for text in "abc"]
+    name = one.call(PATH, {"input": given})[2]["id"]
+    pages = [look(one, name, f"/input_items?{query}")[2] for query in ("limit=2", "order=asc&limit=2")]
+    texts = [[item["content"][0]["text"] for item in page["data"]] for page in pages]
+    assert texts == [["c", "b"], ["a", "b"]] and all(page["has_more"] for page in pages)
+    last = look(one, name, f"/input_items?after={pages[0]['last_id']}")[2]
+    assert [item["id"] for item in last["data"]] == [pages[1]["first_id"]] and not last["has_more"]
+
+
 def test_store_false_keeps_nothing(one):
     body = one.call(PATH, {"input": "hi", "store": False})[2]
     assert not body["store"] and look(one, body["id"])[0] == 404
