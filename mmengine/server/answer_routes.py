@@ -211,9 +211,9 @@ class AnswerRoutes:
             data.clear()
             request.scope[REQUEST_ID] = asked.request_id
             caller = Caller.of(request, asked.envelope, asked.request_id != new_id)
+            fill = partial(self.uploads.fill, add=partial(self._admission.bodies.add, held))
             try:
-                await self.uploads.fill(asked, partial(self._admission.bodies.add, held))
-                asked, sources = await self.calls.sources(asked, caller)
+                asked, sources = await self.calls.sources(asked, caller, fill)
             except Exception as error:
                 raise self.told(error, asked) from error
             request.scope[REQUEST_ID] = asked.request_id  # as it was accepted first

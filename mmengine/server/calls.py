@@ -28,6 +28,7 @@ from mmengine.server.storing import Storing
 MAX_KEPT_OUTPUTS = 2**18  # of answers that nobody reads any more; the oldest go
 _LOOK_AGAIN_S = 1.0  # whether what runs in the background is over
 RESPONSE = "response"  # the kind of key that a stored response has
+_Fill = Callable[[Asked], Awaitable[None]]
 
 
 class Calls:
@@ -56,13 +57,18 @@ class Calls:
         if left:
             asyncio.get_running_loop().call_later(reattach_s, self._forget_orphans)
 
-    async def sources(self, asked: Asked, caller: Caller) -> tuple[Asked, Sequence[News]]:
-        """Where the answers to a call come from, and the call as it was accepted first. Raises ApiError where
-        its key is taken, and InvalidRequest, QueueFull, KeepFailed."""
+    async def sources(self, asked: Asked, caller: Caller, fill: _Fill) -> tuple[Asked, Sequence[News]]:
+        """Where the answers to a call come from, and the call as it was accepted first. `fill`: gives its
+        prompts what they lack, unless there is an answer that needs none of it. Raises ApiError where its key
+        is taken, what `fill` does, and InvalidRequest, QueueFull, KeepFailed."""
         keys = caller.keys(asked.envelope.owner, asked.request_id)
         if (again := self._again(asked, keys, caller)) is not None:
             return again
         if not self._stores(asked.envelope):
+            if asked.uploads:
+                await fill(asked)
+                if (again := self._again(asked, keys, caller)) is not None:  # the same key came meanwhile
+                    return again
             streams = ask(self._engine, asked, hold=bool(keys))
             return asked, self._keep(asked, streams, keys, False).readers() if keys else streams
         assert self._kept_responses is not None and self._storing is not None
@@ -72,12 +78,12 @@ class Calls:
             raise in_use((asked.envelope.owner, ITS_ID, asked.request_id))
         self._beginning.add(name)
         try:
-            return await self._stored_sources(asked, caller, keys, self._kept_responses)
+            return await self._stored_sources(asked, caller, keys, self._kept_responses, fill)
         finally:
             self._beginning.discard(name)
 
     async def _stored_sources(
-        self, asked: Asked, caller: Caller, keys: list[Key], kept: KeptResponses
+        self, asked: Asked, caller: Caller, keys: list[Key], kept: KeptResponses, fill: _Fill
     ) -> tuple[Asked, Sequence[News]]:
         for key in keys:
             before = await kept.of(key)
@@ -85,6 +91,7 @@ class Calls:
                 _check_same(key, before.envelope, asked.envelope)
                 found = Reader(Record(before.answer))
                 return _as_accepted(asked, before.request_id, before.envelope), [found]
+        await fill(asked)
         envelope = await kept.begin(asked.envelope, asked.request_id, asked.media)
         try:
             if (again := self._again(asked, keys, caller)) is not None:  # the same key came twice at once

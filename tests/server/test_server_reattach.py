@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from openai import OpenAI
 
 from mmengine.core.resume import Resume
 from mmengine.events import vocabulary as ev
@@ -266,3 +267,22 @@ def test_a_call_of_which_the_log_has_one_prompt_is_asked_for_the_other(tmp_path,
     assert [choice["text"] for choice in answer["choices"]] == ["X" * 100, "Y" * 100]
     queued = [one.event.request_id for one in LogReader(died) if isinstance(one.event, ev.Queued)]
     assert queued == ["mine-0", "mine-1"], "each once"
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
+@pytest.mark.parametrize("headers", [{"Idempotency-Key": "k"}, {"X-Request-Id": "mine"}])
+def test_a_call_comes_again_though_the_image_that_it_names_is_gone(tmp_path, headers, path):
+    log = tmp_path / "log"
+    with served(executor_class=Leaving, engine_options={"log": log}, keep={"log": log}) as one:
+        with OpenAI(base_url=f"http://127.0.0.1:{one.port}/v1", api_key="none", max_retries=0) as client:
+            file = client.files.create(file=("a.png", b"of an image"), purpose="vision")
+            parts = [{"type": "file", "file": {"file_id": file.id}}, {"type": "text", "text": "a"}]
+            if path != CHAT:
+                parts = [{"type": "input_image", "file_id": file.id}, {"type": "input_text", "text": "a"}]
+            body = {"messages" if path == CHAT else "input": [{"role": "user", "content": parts}]}
+            first = one.call(path, body, headers)
+            assert first[0] == 200, first
+            assert client.files.delete(file.id).deleted
+        assert one.call(path, body, headers)[2] == first[2]
+        status, _, told = one.call(path, body)
+        assert (status, told["error"]["code"]) == (404, "file_not_found"), "another call has no such image"
