@@ -18,6 +18,7 @@ from mmengine.serve.tools import ToolLimits
 from mmengine.server.admission import OWNER, Admission
 from mmengine.server.answering import Answering
 from mmengine.server.asked import Asked, Defaults
+from mmengine.server.bodies import Held
 from mmengine.server.callers import Caller, identified
 from mmengine.server.calls import Calls
 from mmengine.server.chat_request import ChatReader, Pixels, Tools
@@ -53,12 +54,12 @@ class Reader(Protocol):
 
 
 class Api(NamedTuple):
-    """How bodies of a route are read, and answers written. `going_on`: gives, of a body's pieces, its length
+    """How bodies of a route are read, and answers written. `going_on`: gives, of a body's pieces, its room
     and its owner, another reader where it goes on with what was said before."""
 
     reader: Reader
     frames: Callable[[Asked], Frames]
-    going_on: Callable[[list[bytes], int, str], Awaitable[Reader]] | None = None
+    going_on: Callable[[list[bytes], Held, str], Awaitable[Reader]] | None = None
 
 
 class AnswerRoutes:
@@ -112,7 +113,9 @@ class AnswerRoutes:
         tokenizer = self._processor.tokenizer
         self.kept_responses: ResponseRoutes | None = None
         if kept is not None:
-            self.kept_responses = ResponseRoutes(kept, self.calls, tokenizer, texts, self.stream_again)
+            self.kept_responses = ResponseRoutes(
+                kept, self.calls, self._parsers, tokenizer, texts, self.stream_again
+            )
 
     def _tools(self, engine: AsyncEngine, settings: ServerSettings) -> Tools:
         limits = ToolLimits(settings.max_tools, settings.max_tool_bytes, settings.strict_tools)
@@ -128,12 +131,13 @@ class AnswerRoutes:
         api = Api(self._responses_reader, self._responses_frames, self._going_on)
         return await self._answer(request, api)
 
-    async def _going_on(self, data: list[bytes], num_bytes: int, owner: str) -> Reader:
-        """What reads a response, which may go on with others. Raises ApiError."""
-        previous = await self._parsers.run(num_bytes, lambda: previous_of(b"".join(data)))
+    async def _going_on(self, data: list[bytes], held: Held, owner: str) -> Reader:
+        """What reads a response, which may go on with others: those take room, too. Raises ApiError."""
+        previous = await self._parsers.run(held.num_bytes, lambda: previous_of(b"".join(data)))
         if self.kept_responses is None or previous is None:
             return self._responses_reader
-        return GoingOn(self._responses_reader, *await self.kept_responses.before(owner, previous))
+        add = partial(self._admission.bodies.add_before, held)
+        return GoingOn(self._responses_reader, *await self.kept_responses.before(owner, previous, add))
 
     def stream_again(self, answering: Answering, owner: str) -> ASGIApp:
         """The stream of a response that was created before."""
@@ -206,7 +210,7 @@ class AnswerRoutes:
                 request.scope[REQUEST_ID] = given  # in errors, unless the body has another one
             reader = api.reader
             if api.going_on is not None:
-                reader = await api.going_on(data, held.num_bytes, owner)
+                reader = await api.going_on(data, held, owner)
             asked = await self._parsers.run(held.num_bytes, partial(self._read, reader, data, given, request))
             data.clear()
             request.scope[REQUEST_ID] = asked.request_id

@@ -26,7 +26,7 @@ class Bodies:
 
     def add(self, held: "Held", count: int) -> None:
         """Raises ApiError where that is more than fits."""
-        if held.num_bytes + count > self._max_body:
+        if held.num_bytes - held.num_before + count > self._max_body:
             raise ApiError(
                 413,
                 f"the body has more than {self._max_body} bytes (max_body_bytes); send smaller images, or "
@@ -34,6 +34,14 @@ class Bodies:
                 code="request_too_large",
                 headers={"connection": "close"},
             )
+        self._take(held, count)
+
+    def add_before(self, held: "Held", count: int) -> None:
+        """Of what a body goes on with, and does not bring. Raises ApiError where that is more than fits."""
+        self._take(held, count)
+        held.num_before += count
+
+    def _take(self, held: "Held", count: int) -> None:
         if self.num_bytes + count > self.max_bytes:
             raise ApiError(
                 429,
@@ -80,10 +88,11 @@ class Bodies:
 
 
 class Held:
-    """What one body takes, until nobody needs it: to its release, or the end of its `with`."""
+    """What one body takes, until nobody needs it: to its release, or the end of its `with`. `num_before`: of
+    its bytes those that it goes on with."""
 
     def __init__(self, bodies: Bodies, added: Callable[[int], None]):
-        self.num_bytes = 0
+        self.num_bytes = self.num_before = 0
         self._bodies, self.added = bodies, added
 
     def __enter__(self) -> "Held":
@@ -94,6 +103,6 @@ class Held:
 
     def release(self) -> None:
         """What was read has become a request, which the engine counts."""
-        count, self.num_bytes = self.num_bytes, 0
+        count, self.num_bytes, self.num_before = self.num_bytes, 0, 0
         self._bodies.num_bytes -= count
         self.added(-count)

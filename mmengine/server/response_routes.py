@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -19,6 +20,7 @@ from mmengine.server.errors import ApiError, api_error
 from mmengine.server.kept_call import Call
 from mmengine.server.orphans import asked_before
 from mmengine.server.paging import page
+from mmengine.server.parsers import Parsers
 from mmengine.server.responses.frames import ResponsesFrames
 from mmengine.server.responses.kept import KeptResponses
 from mmengine.server.responses.parts import REFERENCE
@@ -60,10 +62,16 @@ class ResponseRoutes:
     """`streamed`: how a stream is answered, to this owner."""
 
     def __init__(
-        self, kept: KeptResponses, calls: Calls, tokenizer: Tokenizer, texts: TokenTexts, streamed: _Streamed
+        self,
+        kept: KeptResponses,
+        calls: Calls,
+        parsers: Parsers,
+        tokenizer: Tokenizer,
+        texts: TokenTexts,
+        streamed: _Streamed,
     ):
-        self._kept, self._calls, self._tokenizer, self._texts = kept, calls, tokenizer, texts
-        self._streamed = streamed
+        self._kept, self._calls, self._parsers = kept, calls, parsers
+        self._tokenizer, self._texts, self._streamed = tokenizer, texts, streamed
 
     async def get(self, request: Request) -> ASGIApp:
         found = await self._found(request)
@@ -106,19 +114,12 @@ class ResponseRoutes:
     async def input_items(self, request: Request) -> ASGIApp:
         """Media that came as data stand there by their hash."""
         found = await self._found(request)
-        items = await self._input(request.scope[OWNER], found)
-        said = page(
-            request,
-            items,
-            lambda item: str(item["id"]),
-            lambda item: item,
-            most=MAX_LISTED,
-            by_itself=_LISTED,
-        )
-        return _json(msgspec.json.encode(said))
+        given = await self._input(request.scope[OWNER], found)
+        return _json(await self._parsers.run(len(given), partial(_page, request, given)))
 
-    async def before(self, owner: str, response_id: str | None) -> Before:
-        """What a response goes on with. Raises ApiError where one of them is not there, or has no end yet."""
+    async def before(self, owner: str, response_id: str | None, add: Callable[[int], None]) -> Before:
+        """What a response goes on with. `add`: told of its bytes as they come; it may refuse them. Raises
+        ApiError where one of them is not there, or has no end yet."""
         chain: list[list[Json]] = []
         num_bytes = 0
         while response_id is not None:
@@ -131,11 +132,12 @@ class ResponseRoutes:
                 raise ApiError(400, text, "previous_response_id", "previous_response_not_finished")
             asked = found.envelope.responses
             assert asked is not None
-            body = await self._object(found)
-            num_bytes += len(body) + len(asked.input)
-            output = msgspec.json.decode(body, type=_Output).output
-            chain.append([*await self._input(owner, found), *output])
-            _check_room(len(chain), num_bytes)
+            body, given = await self._object(found), await self._input(owner, found)
+            more = len(body) + len(given)
+            num_bytes += more
+            _check_room(len(chain) + 1, num_bytes)
+            add(more)
+            chain.append(await self._parsers.run(more, partial(_items, given, body)))
             response_id = asked.previous_response_id
         items = [item for part in reversed(chain) for item in part]
         media: dict[str, bytes] = {}
@@ -145,6 +147,7 @@ class ResponseRoutes:
                 media[name] = data
                 num_bytes += len(data)
                 _check_room(len(chain), num_bytes)
+                add(len(data))
         return Before(items, media)
 
     async def _found(self, request: Request) -> Found:
@@ -164,12 +167,13 @@ class ResponseRoutes:
             return None
         return Found(request_id, kept.envelope, Record(kept.answer), None)
 
-    async def _input(self, owner: str, found: Found) -> list[Json]:
+    async def _input(self, owner: str, found: Found) -> msgspec.Raw:
+        """Its items, as a JSON list."""
         asked = found.envelope.responses
         assert asked is not None
         if asked.is_begun and (kept := await self._kept.get(owner, found.request_id)) is not None:
             asked = kept.envelope.responses or asked
-        return msgspec.json.decode(asked.input, type=list[Json])
+        return asked.input
 
     def _answering(self, found: Found, readers: Sequence[News], after: int = -1) -> Answering:
         asked = asked_before(found.request_id, found.envelope, readers[0].sampling)
@@ -196,6 +200,28 @@ class ResponseRoutes:
 
 class _Output(msgspec.Struct):
     output: list[Json]
+
+
+_decode_items, _decode_output = msgspec.json.Decoder(list[Json]).decode, msgspec.json.Decoder(_Output).decode
+
+
+def _items(given: msgspec.Raw, body: bytes) -> list[Json]:
+    """Those of a response's input, and of its output, which is in its body."""
+    return [*_decode_items(given), *_decode_output(body).output]
+
+
+def _page(request: Request, given: msgspec.Raw) -> bytes:
+    """Raises ApiError."""
+    items = _decode_items(given)
+    said = page(
+        request,
+        items,
+        lambda item: str(item["id"]),
+        lambda item: item,
+        most=MAX_LISTED,
+        by_itself=_LISTED,
+    )
+    return msgspec.json.encode(said)
 
 
 def _request_id(request: Request) -> str:

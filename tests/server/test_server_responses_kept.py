@@ -3,15 +3,19 @@ the server's death too."""
 
 import http.client
 import json
+import threading
 import time
 
 import pytest
 
 from mmengine.core.resume import Resume
 from mmengine.serve.async_engine import AsyncEngine
+from mmengine.server import response_routes
+from mmengine.server.parsers import SMALL_BODY
+from mmengine.server.responses.reading import GoingOn
 from tests.serve.serve_fakes import builder
 from tests.server.responses_answers import check_events
-from tests.server.running import served, wait_for
+from tests.server.running import is_empty, served, wait_for
 from tests.server.test_server_reattach import RETRY, Leaving
 from tests.server.test_server_shutdown import ends
 
@@ -171,6 +175,41 @@ def test_input_items_turn_their_pages(one):
     assert texts == [["c", "b"], ["a", "b"]] and all(page["has_more"] for page in pages)
     last = look(one, name, f"/input_items?after={pages[0]['last_id']}")[2]
     assert [item["id"] for item in last["data"]] == [pages[1]["first_id"]] and not last["has_more"]
+
+
+def long_input(num_chars):
+    return [{"role": "user", "content": text} for text in ("x" * num_chars, "a")]
+
+
+def test_what_a_response_goes_on_with_is_read_beside_the_event_loop(one, monkeypatch):
+    """However short the call is that names it."""
+    threads = []
+    for owner, name in ((GoingOn, "read"), (response_routes, "_items"), (response_routes, "_page")):
+        old = getattr(owner, name)
+
+        def noted(*given, old=old, name=name):
+            threads.append((name, threading.current_thread() is one._thread))
+            return old(*given)
+
+        monkeypatch.setattr(owner, name, noted)
+    for given, on_loop in (("a", True), (long_input(SMALL_BODY), False)):
+        name = one.call(PATH, {"input": given})[2]["id"]
+        assert text_of(one.call(PATH, {"input": "b", "previous_response_id": name})[2]) == "B"
+        assert look(one, name, "/input_items")[0] == 200
+        assert threads == [("_items", on_loop), ("read", on_loop), ("_page", on_loop)]
+        threads.clear()
+
+
+def test_what_a_response_goes_on_with_takes_room_of_bodies(tmp_path):
+    log, room = tmp_path / "log", {"max_body_bytes": 12_000, "max_bodies_bytes": 25_000}
+    with served(engine_options={"log": log}, keep={"log": log}, **room) as server:
+        name = server.call(PATH, {"input": long_input(10_000)})[2]["id"]
+        second = {"input": long_input(10_000), "previous_response_id": name}
+        status, _, body = server.call(PATH, second)
+        assert status == 200, "more than one body may bring"
+        status, _, told = server.call(PATH, {"input": long_input(10_000), "previous_response_id": body["id"]})
+        assert (status, told["error"]["code"]) == (429, "bodies_full")
+        wait_for(lambda: is_empty(server))
 
 
 def test_store_false_keeps_nothing(one):

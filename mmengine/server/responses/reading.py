@@ -9,7 +9,7 @@ from mmengine.errors import shown
 from mmengine.server.asked import Asked, Json
 from mmengine.server.chat_request import ChatBody, ChatReader
 from mmengine.server.errors import ApiError, decoded
-from mmengine.server.payloads import MIN_CHARS, NO_PAYLOADS, Payloads, take_out
+from mmengine.server.payloads import MIN_CHARS, NO_PAYLOADS, Payloads, cut_short, take_out
 from mmengine.server.responses.body import AS_CHAT, LOGPROBS, ResponsesBody, ResponsesStreamOptions, decode
 from mmengine.server.responses.chat_shapes import chat_choice, chat_form, chat_tools, told_text, told_tools
 from mmengine.server.responses.conversation import Conversation
@@ -30,7 +30,7 @@ _decode_previous = msgspec.json.Decoder(_Previous).decode
 
 def previous_of(data: bytes) -> str | None:
     """The response that a body goes on with. Raises ApiError for what is no JSON object."""
-    return decoded(data, _decode_previous).previous_response_id
+    return decoded(cut_short(data), _decode_previous).previous_response_id
 
 
 def _none_kept(name: str) -> bytes | None:
