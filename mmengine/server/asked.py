@@ -39,15 +39,14 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class Body(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that both routes have. None: left out, or null."""
+class SharedBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that all routes of answers have. None: left out, or null."""
 
     model: str | None = None
     temperature: float | None = None
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    n: int | None = None
     stream: bool | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -58,8 +57,6 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     logit_bias: dict[str, float] | None = None
-    stream_options: StreamOptions | None = None
-    response_format: dict[str, msgspec.Raw] | None = None
     structured_outputs: dict[str, msgspec.Raw] | None = None
     thinking_token_budget: int | None = None
     priority: int | None = None
@@ -67,6 +64,14 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     deadline_s: Annotated[float, Meta(gt=0)] | None = None
     mm_processor_kwargs: Annotated[Json, Meta(max_length=MAX_ITEM_KWARGS)] | None = None
+
+
+class Body(SharedBody, frozen=True, kw_only=True):
+    """Those that chat and completions have."""
+
+    n: int | None = None
+    stream_options: StreamOptions | None = None
+    response_format: dict[str, msgspec.Raw] | None = None
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from mmengine.server.asked import MAX_ITEM_KWARGS, Body, Json
+from mmengine.server.asked import Json, SharedBody
 
 MAX_METADATA = 16  # pairs of it
 MAX_METADATA_NAME = 64  # characters of each one's name
@@ -37,11 +37,10 @@ class ReasoningAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
+class ResponsesBody(SharedBody, frozen=True, kw_only=True):
     """None: left out, or null."""
 
     input: str | Annotated[list[Json], Meta(min_length=1)]
-    model: str | None = None
     instructions: str | None = None
     previous_response_id: _Named | None = None
     tools: list[Json] | None = None
@@ -51,43 +50,21 @@ class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
     max_tool_calls: int | None = None
     text: TextAsked | None = None
     reasoning: ReasoningAsked | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: int | None = None
     include: Annotated[list[str], Meta(max_length=MAX_INCLUDE)] | None = None
     metadata: Annotated[Metadata, Meta(max_length=MAX_METADATA)] | None = None
-    stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
     background: bool | None = None
     store: bool | None = None
     user: _Named | None = None
     safety_identifier: Annotated[str, Meta(max_length=MAX_SAFETY_CHARS)] | None = None
     prompt_cache_key: _Named | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    stop_token_ids: list[int] | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    top_k: int | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    logit_bias: dict[str, float] | None = None
-    structured_outputs: dict[str, msgspec.Raw] | None = None
-    thinking_token_budget: int | None = None
-    priority: int | None = None
-    request_id: str | None = None
-    cache_salt: str | None = None
-    deadline_s: Annotated[float, Meta(gt=0)] | None = None
-    mm_processor_kwargs: Annotated[Json, Meta(max_length=MAX_ITEM_KWARGS)] | None = None
     chat_template_kwargs: Json | None = None
     include_reasoning: bool | None = None
 
 
-AS_CHAT = tuple(  # fields that chat has too, and reads the same
-    name
-    for name in (*Body.__struct_fields__, "chat_template_kwargs", "include_reasoning", "parallel_tool_calls")
-    if name in ResponsesBody.__struct_fields__ and name != "stream_options"
+AS_CHAT = (  # fields that chat has too, and reads the same
+    *SharedBody.__struct_fields__,
+    *("chat_template_kwargs", "include_reasoning", "parallel_tool_calls"),
 )
 decode = msgspec.json.Decoder(ResponsesBody).decode

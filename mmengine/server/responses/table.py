@@ -1,14 +1,12 @@
 """What becomes of each field of a body of /v1/responses."""
 
 from mmengine.server.fields import CHAT, Field, Fields
+from mmengine.server.responses.body import AS_CHAT
 
 _CHATS = {field.name: field for field in CHAT}
-_AS_CHAT = (
-    *("model", "temperature", "top_p", "presence_penalty", "frequency_penalty", "stream", "min_p"),
-    *("repetition_penalty", "stop_token_ids", "min_tokens", "ignore_eos", "top_k", "seed", "stop"),
-    *("logit_bias", "structured_outputs", "thinking_token_budget", "priority", "request_id", "cache_salt"),
-    *("deadline_s", "mm_processor_kwargs", "chat_template_kwargs", "include_reasoning"),
-    *("parallel_tool_calls", "prompt_cache_retention", "prompt_cache_options", "service_tier"),
+_AS_CHATS = (
+    *AS_CHAT,
+    *("prompt_cache_retention", "prompt_cache_options", "service_tier"),
     *("allowed_token_ids", "bad_words", "logits_processors", "skip_special_tokens", "kv_transfer_params"),
     *("vllm_xargs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "chat_template"),
     *("moderation", "rid"),
@@ -54,7 +52,7 @@ RESPONSES = (
     Field("user", "taken", "repeated, up to 256 characters"),
     Field("safety_identifier", "taken", "repeated, up to 128 characters"),
     Field("prompt_cache_key", "taken", "repeated, up to 256 characters; prefixes are found by their content"),
-    *(_CHATS[name] for name in _AS_CHAT),
+    *(_CHATS[name] for name in _AS_CHATS),
     Field("truncation", "refused", "no input is cut; send a shorter one", ("disabled",)),
     Field("conversation", "refused", "conversations are not kept; use previous_response_id"),
     Field("prompt", "refused", "there are no templates of prompts; send instructions and input"),
