@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -29,7 +30,7 @@ from mmengine.server.asked import (
 from mmengine.server.errors import ApiError, api_error, decoded
 from mmengine.server.fields import CHAT, Fields
 from mmengine.server.media import check_url
-from mmengine.server.payloads import FILE_ID, MIN_CHARS, NO_PAYLOADS, Payloads, Uploaded, take_out
+from mmengine.server.payloads import FILE_ID, NO_PAYLOADS, Payloads, Uploaded, read_apart
 from mmengine.server.settings import ServerSettings
 
 LOW_DETAIL_PIXELS = 512 * 512  # what OpenAI's detail "low" looks at, at most
@@ -108,9 +109,7 @@ class ChatReader:
 
     def read(self, data: bytes, request_id: str) -> Asked:
         """A body of any size. `request_id`: unless the body has one. Raises ApiError."""
-        small, payloads = take_out(data) if len(data) > MIN_CHARS else (data, NO_PAYLOADS)
-        asked = self._read(small, payloads, request_id)
-        return asked if payloads.are_all_used else self._read(data, NO_PAYLOADS, request_id)
+        return read_apart(data, partial(self._read, request_id=request_id))
 
     def _read(self, data: bytes, payloads: Payloads, request_id: str) -> Asked:
         dropped = FIELDS.check(data, ignore_unknown=self._ignore_unknown)

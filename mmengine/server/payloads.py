@@ -8,8 +8,8 @@ place. Whoever finds that word where no media stand parses the whole body instea
 import binascii
 import re
 import secrets
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeVar
 
 MIN_CHARS = 2**15  # of base64 that is taken out
 FILE_ID = re.compile(r"file-[0-9a-f]{24}")  # of an uploaded file
@@ -19,6 +19,7 @@ _LOOKED_THROUGH = 2**20  # bytes in one search
 _BEGIN, _HEAD, _END = b'"data:', b";base64,", b'"'
 _MAX_HEAD = 128  # bytes from the one to the other
 _MAX_HEADS = 4096  # that are looked at
+_T = TypeVar("_T")
 
 
 class Uploaded(NamedTuple):
@@ -58,6 +59,14 @@ class Payloads:
 
 
 NO_PAYLOADS = Payloads()
+
+
+def read_apart(body: bytes, read: Callable[[bytes, Payloads], _T]) -> _T:
+    """What `read` makes of the body without its payloads, and of these; of the whole body where it did not
+    find all of them."""
+    small, payloads = take_out(body) if len(body) > MIN_CHARS else (body, NO_PAYLOADS)
+    made = read(small, payloads)
+    return made if payloads.are_all_used else read(body, NO_PAYLOADS)
 
 
 def take_out(body: bytes) -> tuple[bytes, Payloads]:

@@ -46,7 +46,7 @@ def test_what_takes_long_runs_beside_the_event_loop(monkeypatch):
     with served() as one:
         assert len(found.pop("vocabulary")) == 1  # before it listens, and once
         watch(chat_request.ChatReader, "read", "read")
-        watch(chat_request, "take_out", "payloads")
+        watch(payloads, "take_out", "payloads")
         watch(other_routes, "document", "openapi")
         watch(ChatFrames, "whole", "whole")
         watch(CompletionReader, "_text_of", "echo")

@@ -11,7 +11,7 @@ from mmengine.errors import shown
 from mmengine.server.asked import Json, without_nulls
 from mmengine.server.errors import ApiError
 from mmengine.server.payloads import Payloads
-from mmengine.server.responses.parts import Parts
+from mmengine.server.responses.parts import Parts, text_of
 
 MAX_ARGUMENT_CHARS = 2**20  # of one call that comes back
 _ROLES = ("user", "system", "developer", "assistant")
@@ -115,7 +115,7 @@ class Conversation:
         return self.messages[-1]
 
     def _call(self, where: str, item: Json) -> Json:
-        name, call, arguments = (_text(where, item, each) for each in ("name", "call_id", "arguments"))
+        name, call, arguments = (text_of(where, item, each) for each in ("name", "call_id", "arguments"))
         if len(arguments) > MAX_ARGUMENT_CHARS:
             text = f"{where}.arguments has more than {MAX_ARGUMENT_CHARS} characters"
             raise ApiError(400, text, f"{where}.arguments")
@@ -132,7 +132,7 @@ class Conversation:
         return {**told, "name": name, "arguments": arguments}
 
     def _output(self, where: str, item: Json) -> Json:
-        call = _text(where, item, "call_id")
+        call = text_of(where, item, "call_id")
         content, told = self._parts.read(f"{where}.output", item.get("output"))
         self._add(where, {"role": "tool", "tool_call_id": call, "content": content})
         output = item["output"] if isinstance(content, str) else told
@@ -159,10 +159,3 @@ class Conversation:
 
 def _status(item: Json) -> str:
     return "incomplete" if item.get("status") == "incomplete" else "completed"
-
-
-def _text(where: str, item: Json, name: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise ApiError(400, f"{where}.{name} must be a string, not {shown(value)}", f"{where}.{name}")
-    return value

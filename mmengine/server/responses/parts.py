@@ -40,7 +40,7 @@ class Parts:
     def _part(self, where: str, part: Json) -> tuple[Json, Json]:
         kind = part.get("type")
         if kind == "input_text":
-            text = _text(where, part, "text")
+            text = text_of(where, part, "text")
             return {"type": "text", "text": text}, {"type": kind, "text": text}
         if isinstance(kind, str) and kind in _MEDIA:
             return self._medium(where, kind, _MEDIA[kind], part)
@@ -63,7 +63,7 @@ class Parts:
             source = reference = _file_id(where, kind, part)
         else:
             given = name
-            source, reference = self._source(f"{where}.{name}", _text(where, part, name))
+            source, reference = self._source(f"{where}.{name}", text_of(where, part, name))
         read: Json = {"type": name, name: {"url": source, **options}}
         return read, {"type": kind, **options, "detail": detail, given: reference}
 
@@ -95,7 +95,7 @@ class Parts:
             if name is None:
                 text = f"{place} is of the type {shown(kind)}, which a model does not say; send output_text"
                 raise ApiError(400, text, f"{place}.type", "unsupported_content")
-            texts.append(_text(place, part, name))
+            texts.append(text_of(place, part, name))
             more: Json = {"annotations": [], "logprobs": []} if name == "text" else {}
             told.append({"type": kind, name: texts[-1], **more})
         return "".join(texts), told
@@ -110,7 +110,7 @@ class Parts:
             if part.get("type") != kind:
                 text = f"{place}.type must be {kind}, not {shown(part.get('type'))}"
                 raise ApiError(400, text, f"{place}.type")
-            told.append({"type": kind, "text": _text(place, part, "text")})
+            told.append({"type": kind, "text": text_of(place, part, "text")})
         return told
 
 
@@ -126,7 +126,8 @@ def _list(where: str, given: object) -> Sequence[Json]:
     return given
 
 
-def _text(where: str, part: Json, name: str) -> str:
+def text_of(where: str, part: Json, name: str) -> str:
+    """A field of a part, or of an item. Raises ApiError."""
     value = part.get(name)
     if not isinstance(value, str):
         raise ApiError(400, f"{where}.{name} must be a string, not {shown(value)}", f"{where}.{name}")
@@ -135,7 +136,7 @@ def _text(where: str, part: Json, name: str) -> str:
 
 def _file_id(where: str, kind: str, part: Json) -> str:
     """Of an uploaded image."""
-    value = _text(where, part, "file_id")
+    value = text_of(where, part, "file_id")
     if kind != "input_image" or "image_url" in part or not FILE_ID.fullmatch(value):
         text = (
             f"{where}.file_id, {shown(value)}, must be that of an uploaded image, and stand without image_url"

@@ -6,11 +6,11 @@ from functools import partial
 import msgspec
 
 from mmengine.errors import shown
-from mmengine.server.asked import Asked, Json
+from mmengine.server.asked import Asked, Json, StreamOptions
 from mmengine.server.chat_request import ChatBody, ChatReader
 from mmengine.server.errors import ApiError, decoded
-from mmengine.server.payloads import MIN_CHARS, NO_PAYLOADS, Payloads, cut_short, take_out
-from mmengine.server.responses.body import AS_CHAT, LOGPROBS, ResponsesBody, ResponsesStreamOptions, decode
+from mmengine.server.payloads import Payloads, cut_short, read_apart
+from mmengine.server.responses.body import AS_CHAT, LOGPROBS, ResponsesBody, decode
 from mmengine.server.responses.chat_shapes import chat_choice, chat_form, chat_tools, told_text, told_tools
 from mmengine.server.responses.conversation import Conversation
 from mmengine.server.responses.table import FIELDS
@@ -53,10 +53,7 @@ class ResponsesReader:
         """A body of any size. `request_id`: unless the body has one. `before`: the items of the response that
         it goes on with, those of its input and then its output. `kept`: the bytes of their images and videos,
         by the hex that stands for them. Raises ApiError."""
-        small, payloads = take_out(data) if len(data) > MIN_CHARS else (data, NO_PAYLOADS)
-        read = partial(self._read, request_id=request_id, before=before, kept=kept)
-        asked = read(small, payloads)
-        return asked if payloads.are_all_used else read(data, NO_PAYLOADS)
+        return read_apart(data, partial(self._read, request_id=request_id, before=before, kept=kept))
 
     def _read(
         self,
@@ -103,8 +100,6 @@ class ResponsesReader:
         if name is not None and not before:
             text = f"there is no response {shown(name)} to go on with; send its items as input"
             raise ApiError(400, text, "previous_response_id", "previous_response_not_found")
-        if body.stream_options is not None:
-            _check_stream(bool(body.stream), body.stream_options)
         most = self._chat.max_messages
         if not isinstance(body.input, str) and len(body.input) > most:
             text = f"input has {len(body.input)} items; at most {most} are taken (max_messages)"
@@ -117,22 +112,17 @@ class ResponsesReader:
             raise ApiError(400, f"top_logprobs needs {LOGPROBS} in include", "top_logprobs")
 
 
-def _check_stream(is_stream: bool, options: ResponsesStreamOptions) -> None:
-    if not is_stream:
-        raise ApiError(400, "stream_options goes with stream true alone", "stream_options")
-    if options.include_obfuscation:
-        place = "stream_options.include_obfuscation"
-        raise ApiError(400, f"{place} is not supported; leave it out", place, "unsupported_parameter")
-
-
 def _as_chat(body: ResponsesBody, messages: list[Json], tools: list[Json] | None) -> ChatBody:
     """Raises ApiError."""
-    logprobs = LOGPROBS in (body.include or ())
+    logprobs, stream_options = LOGPROBS in (body.include or ()), None
+    if body.stream_options is not None:
+        stream_options = StreamOptions(include_obfuscation=body.stream_options.include_obfuscation)
     return ChatBody(
         messages=messages,
         tools=tools,
         tool_choice=chat_choice(body.tool_choice),
         response_format=chat_form(body.text),
+        stream_options=stream_options,
         max_completion_tokens=body.max_output_tokens,
         reasoning_effort=body.reasoning.effort if body.reasoning is not None else None,
         logprobs=logprobs,
