@@ -222,6 +222,13 @@ class Version(Said):
     version: str
 
 
+class Page(Said):
+    object: Literal["list"]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 class Refusal(Said):
     """Any status but 200, and an event in the middle of a stream."""
 

@@ -2,16 +2,11 @@
 
 from typing import Literal
 
-import msgspec
-
+from mmengine.server.answer_shapes import Page, Said
 from mmengine.server.asked import Json
 
 
-class _Said(msgspec.Struct, forbid_unknown_fields=True):
-    pass
-
-
-class FileObject(_Said):
+class FileObject(Said):
     id: str
     object: Literal["file"]
     bytes: int
@@ -23,24 +18,17 @@ class FileObject(_Said):
     status_details: None
 
 
-class FileDeleted(_Said):
+class FileDeleted(Said):
     id: str
     object: Literal["file"]
     deleted: bool
 
 
-class _List(_Said):
-    object: Literal["list"]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
-class FileObjects(_List):
+class FileObjects(Page):
     data: list[FileObject]
 
 
-class BatchError(_Said):
+class BatchError(Said):
     """`line`: of the file, from 1."""
 
     code: str
@@ -49,18 +37,18 @@ class BatchError(_Said):
     param: str | None
 
 
-class BatchErrors(_Said):
+class BatchErrors(Said):
     object: Literal["list"]
     data: list[BatchError]
 
 
-class RequestCounts(_Said):
+class RequestCounts(Said):
     total: int
     completed: int
     failed: int
 
 
-class BatchObject(_Said):
+class BatchObject(Said):
     id: str
     object: Literal["batch"]
     endpoint: str
@@ -92,11 +80,11 @@ class BatchObject(_Said):
     metadata: dict[str, str] | None
 
 
-class BatchObjects(_List):
+class BatchObjects(Page):
     data: list[BatchObject]
 
 
-class Upload(_Said):
+class Upload(Said):
     """The parts of an upload."""
 
     file: str

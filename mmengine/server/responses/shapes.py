@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from mmengine.server.answer_shapes import ArgumentFault, Said, Token
+from mmengine.server.answer_shapes import ArgumentFault, Page, Said, Token
 from mmengine.server.errors import ErrorBody
 
 _Json = dict[str, object]
@@ -227,11 +227,7 @@ class ResponseDeleted(Said):
     deleted: Literal[True]
 
 
-class InputItems(Said):
+class InputItems(Page):
     """Media that came as data stand in them as sha256: and their hash."""
 
-    object: Literal["list"]
     data: list[_Json]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
