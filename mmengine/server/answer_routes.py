@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 from starlette.requests import Request
@@ -19,8 +19,8 @@ from mmengine.server.admission import OWNER, Admission
 from mmengine.server.answering import Answering
 from mmengine.server.asked import Asked, Defaults
 from mmengine.server.bodies import Held
-from mmengine.server.callers import Caller, identified
-from mmengine.server.calls import Calls
+from mmengine.server.callers import ITS_ID, Caller, identified, tries_again
+from mmengine.server.calls import Calls, in_use
 from mmengine.server.chat_request import ChatReader, Pixels, Tools
 from mmengine.server.completion_frames import CompletionFrames
 from mmengine.server.completion_request import CompletionReader
@@ -53,13 +53,8 @@ class Reader(Protocol):
     def read(self, data: bytes, request_id: str) -> Asked: ...
 
 
-class Api(NamedTuple):
-    """How bodies of a route are read, and answers written. `going_on`: gives, of a body's pieces, its room
-    and its owner, another reader where it goes on with what was said before."""
-
-    reader: Reader
-    frames: Callable[[Asked], Frames]
-    going_on: Callable[[list[bytes], Held, str], Awaitable[Reader]] | None = None
+# Gives, of a body's pieces, its room and its owner, what reads it where it goes on with what was said before.
+_GoingOn = Callable[[list[bytes], Held, str], Awaitable[Reader]]
 
 
 class AnswerRoutes:
@@ -122,14 +117,13 @@ class AnswerRoutes:
         return Tools(self._processor, limits, (engine.config.reasoning_start, engine.config.reasoning_end))
 
     async def chat(self, request: Request) -> ASGIApp:
-        return await self._answer(request, Api(self.reader, self._chat_frames))
+        return await self._answer(request, self.reader)
 
     async def completions(self, request: Request) -> ASGIApp:
-        return await self._answer(request, Api(self._completion_reader, self._completion_frames))
+        return await self._answer(request, self._completion_reader)
 
     async def responses(self, request: Request) -> ASGIApp:
-        api = Api(self._responses_reader, self._responses_frames, self._going_on)
-        return await self._answer(request, api)
+        return await self._answer(request, self._responses_reader, self._going_on)
 
     async def _going_on(self, data: list[bytes], held: Held, owner: str) -> Reader:
         """What reads a response, which may go on with others: those take room, too. Raises ApiError."""
@@ -160,46 +154,29 @@ class AnswerRoutes:
         return asked
 
     def frames_of(self, asked: Asked) -> Frames:
-        match asked.envelope.api:
+        """How the answer to a call is written."""
+        name, envelope, texts = asked.request_id, asked.envelope, self._texts if asked.logprobs else None
+        match envelope.api:
             case "chat":
-                return self._chat_frames(asked)
+                twice = self._settings.reasoning_fields == "both"
+                return ChatFrames(name, envelope, texts, asked.usage_frames, names_reasoning_twice=twice)
             case "responses":
-                return self._responses_frames(asked)
-        return self._completion_frames(asked)
+                return ResponsesFrames(name, envelope, texts)
+        return CompletionFrames(name, envelope, texts, asked.usage_frames, asked.echoed, asked.sampling.n)
 
-    def _chat_frames(self, asked: Asked) -> Frames:
-        texts = self._texts if asked.logprobs else None
-        return ChatFrames(
-            asked.request_id,
-            asked.envelope,
-            texts,
-            asked.usage_frames,
-            names_reasoning_twice=self._settings.reasoning_fields == "both",
-        )
-
-    def _completion_frames(self, asked: Asked) -> Frames:
-        texts = self._texts if asked.logprobs else None
-        return CompletionFrames(
-            asked.request_id, asked.envelope, texts, asked.usage_frames, asked.echoed, asked.sampling.n
-        )
-
-    def _responses_frames(self, asked: Asked) -> Frames:
-        texts = self._texts if asked.logprobs else None
-        return ResponsesFrames(asked.request_id, asked.envelope, texts)
-
-    async def _answer(self, request: Request, api: Api) -> ASGIApp:
+    async def _answer(self, request: Request, reader: Reader, going_on: _GoingOn | None = None) -> ASGIApp:
         owner = request.scope[OWNER]
         self._admission.take(owner)
         streams = False
         try:
-            answer = await self._read_and_answer(request, api)
+            answer = await self._read_and_answer(request, reader, going_on)
             streams = isinstance(answer, EventStream)
             return answer
         finally:
             if not streams:  # a stream gives it back when it ends
                 self._admission.give(owner)
 
-    async def _read_and_answer(self, request: Request, api: Api) -> ASGIApp:
+    async def _read_and_answer(self, request: Request, reader: Reader, going_on: _GoingOn | None) -> ASGIApp:
         owner = request.scope[OWNER]
         with self._admission.holding(owner) as held:
             data = await self._admission.bodies.read(request.scope, request.receive, held)
@@ -208,20 +185,19 @@ class AnswerRoutes:
             given = request.headers.get(ID_HEADER, "") or new_id
             if _is_id(given):
                 request.scope[REQUEST_ID] = given  # in errors, unless the body has another one
-            reader = api.reader
-            if api.going_on is not None:
-                reader = await api.going_on(data, held, owner)
+            if going_on is not None:
+                reader = await going_on(data, held, owner)
             asked = await self._parsers.run(held.num_bytes, partial(self._read, reader, data, given, request))
             data.clear()
             request.scope[REQUEST_ID] = asked.request_id
-            caller = Caller.of(request, asked.envelope, asked.request_id != new_id)
+            caller = Caller(asked.request_id != new_id, tries_again(request))
             fill = partial(self.uploads.fill, add=partial(self._admission.bodies.add, held))
             try:
                 asked, sources = await self.calls.sources(asked, caller, fill)
             except Exception as error:
                 raise self.told(error, asked) from error
             request.scope[REQUEST_ID] = asked.request_id  # as it was accepted first
-            frames = api.frames(asked)
+            frames = self.frames_of(asked)
             answering = Answering(asked, frames, sources, self._processor.tokenizer)
             try:
                 with unless_gone(request.scope):
@@ -280,8 +256,7 @@ class AnswerRoutes:
             return error
         found = api_error(error, asked.params, self._admission.rate.retry_after_s())
         if found.body.code == "request_id_in_use":  # in the engine's words it has the owner
-            text = f"a request with the id {asked.request_id!r} is running; ids must differ"
-            return ApiError(409, text, found.body.param, found.body.code, found.headers)
+            return in_use((asked.envelope.owner, ITS_ID, asked.request_id))
         found = _in_their_words(found, asked)
         return reworded(found, asked.places) if asked.places else found
 

@@ -19,20 +19,17 @@ Key = tuple[str, str, str]  # whose, which of the two, the key
 
 
 class Caller(NamedTuple):
-    """`key`: its Idempotency-Key. `names_itself`: its request id is its caller's own. `tries_again`: it says
-    that an earlier try of it broke."""
+    """`names_itself`: its request id is its caller's own. `tries_again`: it says that an earlier try of it
+    broke."""
 
-    key: str
     names_itself: bool
     tries_again: bool
 
-    @classmethod
-    def of(cls, request: Request, envelope: Envelope, names_itself: bool) -> "Caller":
-        return cls(envelope.key, names_itself, tries_again(request))
 
-    def keys(self, owner: str, request_id: str) -> list[Key]:
-        found = [(owner, IDEMPOTENCY_KEY, self.key)] if self.key else []
-        return [*found, (owner, ITS_ID, request_id)] if self.names_itself else found
+def keys_of(envelope: Envelope, request_id: str, *, names_itself: bool = True) -> list[Key]:
+    """By which a call is known when it comes again. `names_itself`: see Caller."""
+    found = [(envelope.owner, IDEMPOTENCY_KEY, envelope.key)] if envelope.key else []
+    return [*found, (envelope.owner, ITS_ID, request_id)] if names_itself else found
 
 
 def tries_again(request: Request) -> bool:

@@ -18,7 +18,7 @@ from mmengine.serve.record import News, Reader, Record
 from mmengine.serve.stream import Stream, all_delivered
 from mmengine.server.asked import Asked, Envelope
 from mmengine.server.asking import ask
-from mmengine.server.callers import ITS_ID, Caller, Key
+from mmengine.server.callers import ITS_ID, Caller, Key, keys_of
 from mmengine.server.errors import ApiError
 from mmengine.server.kept_call import Call
 from mmengine.server.orphans import Orphan, asked_before, orphans_of
@@ -61,7 +61,7 @@ class Calls:
         """Where the answers to a call come from, and the call as it was accepted first. `fill`: gives its
         prompts what they lack, unless there is an answer that needs none of it. Raises ApiError where its key
         is taken, what `fill` does, and InvalidRequest, QueueFull, KeepFailed."""
-        keys = caller.keys(asked.envelope.owner, asked.request_id)
+        keys = keys_of(asked.envelope, asked.request_id, names_itself=caller.names_itself)
         if (again := self._again(asked, keys, caller)) is not None:
             return again
         if not self._stores(asked.envelope):

@@ -9,7 +9,7 @@ from mmengine.request import SamplingParams
 from mmengine.serve.left import Left
 from mmengine.server.asked import Asked, Envelope
 from mmengine.server.asking import log_id
-from mmengine.server.callers import IDEMPOTENCY_KEY, ITS_ID, Caller, Key
+from mmengine.server.callers import Caller, Key, keys_of
 
 
 class Orphan(NamedTuple):
@@ -21,9 +21,7 @@ class Orphan(NamedTuple):
     left: dict[int, Left]
 
     def keys(self) -> list[Key]:
-        mine = self.envelope
-        found = [(mine.owner, IDEMPOTENCY_KEY, mine.key)] if mine.key else []
-        return [*found, (mine.owner, ITS_ID, self.request_id)]
+        return keys_of(self.envelope, self.request_id)
 
     def is_of(self, envelope: Envelope, keys: list[Key], caller: Caller) -> bool:
         """Whether a call with this envelope, of this caller, may have it."""
