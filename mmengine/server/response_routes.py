@@ -24,7 +24,7 @@ from mmengine.server.parsers import Parsers
 from mmengine.server.responses.frames import ResponsesFrames
 from mmengine.server.responses.kept import KeptResponses
 from mmengine.server.responses.parts import REFERENCE
-from mmengine.server.responses.response import ID_PREFIX
+from mmengine.server.responses.response import ID_PREFIX, ResponseObject
 from mmengine.server.token_texts import TokenTexts
 
 MAX_CHAIN = 1000  # responses that one goes on with, the one before the other
@@ -183,12 +183,12 @@ class ResponseRoutes:
 
     async def _object(self, found: Found) -> bytes:
         """The response as it is now."""
-        answering = self._answering(found, [Reader(found.record)])
-        response = ResponsesFrames(found.request_id, found.envelope, None).response
+        response = ResponseObject(found.request_id, found.envelope)
         if not found.record.is_over:
             return response.of("in_progress" if found.record.items else "queued")
         if found.was_cancelled:
             return response.of(_CANCELLED)
+        answering = self._answering(found, [Reader(found.record)])
         try:
             await answering.open()
             return await answering.whole()
