@@ -289,8 +289,9 @@ def test_images_of_a_response_go_with_it(one, log):
         assert told[0]["image_url"].startswith("sha256:") and told[1]["file_id"] == file.id
         ((data,),) = in_store(server, "SELECT data FROM media")
         assert PICTURE["image_url"].endswith(base64.b64encode(data).decode())
-        for name in (second["id"], first):
-            assert server.call(f"{PATH}/{name}", method="DELETE")[0] == 200
+        assert server.call(f"{PATH}/{first}", method="DELETE")[0] == 200
+        assert look(server, second["id"])[0] == 200, "which goes on with it, and has no image of its own"
         assert not in_store(server, "SELECT sha FROM media")
+        assert server.call(f"{PATH}/{second['id']}", method="DELETE")[0] == 200
         for path in (log / "store").glob("answers.db*"):
             assert data[100:164] not in path.read_bytes(), path

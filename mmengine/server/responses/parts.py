@@ -19,7 +19,7 @@ _SAID = {"output_text": "text", "refusal": "refusal"}
 
 class Parts:
     """`kept`: the bytes of media of an earlier response, by hex. `are_kept`: those are read. `media`: what
-    was read, by the hex of its sha256."""
+    came as data, by the hex of its sha256."""
 
     def __init__(self, payloads: Payloads, kept: Callable[[str], bytes | None]):
         self._payloads, self._kept = payloads, kept
@@ -74,7 +74,8 @@ class Parts:
             if data is None:
                 text = f"{where} refers to data that are not kept; send them as a data: URL"
                 raise ApiError(400, text, where, "media_not_kept")
-        elif url[:8].lower().startswith(_DATA):
+            return data, url
+        if url[:8].lower().startswith(_DATA):
             data = self._payloads.of(url) or _data_of(where, url)
         elif "://" in url[:16] or url[:5].lower() == "file:":
             return url, url  # chat knows which of them are read
