@@ -13,10 +13,15 @@ from mmengine.server.asked import Asked, Envelope
 _encode = msgspec.json.Encoder().encode
 
 
+def in_log(owner: str, name: str) -> str:
+    """An id as the log and the store have it: behind its owner's, so that those of two keys never meet."""
+    return f"{owner}:{name}" if owner else name
+
+
 def log_id(envelope: Envelope, request_id: str, place: int) -> str:
     """By which the log knows the prompt at this place of a call."""
     name = f"{request_id}-{place}" if envelope.num_prompts > 1 else request_id
-    return f"{envelope.owner}:{name}" if envelope.owner else name
+    return in_log(envelope.owner, name)
 
 
 def ask(

@@ -8,7 +8,7 @@ import msgspec
 from mmengine.request import SamplingParams
 from mmengine.serve.left import Left
 from mmengine.server.asked import Asked, Envelope
-from mmengine.server.asking import log_id
+from mmengine.server.asking import in_log, log_id
 from mmengine.server.callers import Caller, Key, keys_of
 
 
@@ -43,7 +43,7 @@ def orphans_of(left: Iterable[Left]) -> list[Orphan]:
             envelope = msgspec.json.decode(one.envelope, type=Envelope)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             continue
-        prefix = f"{envelope.owner}:" if envelope.owner else ""
+        prefix = in_log(envelope.owner, "")
         name = one.request_id.removeprefix(prefix)
         if envelope.num_prompts > 1:
             name = name.removesuffix(f"-{envelope.place}")

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.stream import Stream
+from mmengine.server.asking import in_log
 from mmengine.server.keep.batches import Batches
 
 _ROW = re.compile(r"(?:(?P<owner>[^:]*):)?(?P<batch>batch_[0-9a-f]{24})-\d+(?:-\d+)?")  # ids in the log
@@ -38,7 +39,7 @@ class RowsLeft:
 
     def drop(self, owner: str, batch_id: str) -> None:
         """The batch has ended: nobody needs what is still there of it."""
-        begin = f"{owner}:{batch_id}-" if owner else f"{batch_id}-"
+        begin = in_log(owner, f"{batch_id}-")
         for row in self.pop([name for name in self._rows if name.startswith(begin)]):
             let_go(row.stream)
 

@@ -8,7 +8,7 @@ import msgspec
 from mmengine.errors import CorruptLog
 from mmengine.serve.record import Whole
 from mmengine.server.asked import Envelope
-from mmengine.server.asking import log_id
+from mmengine.server.asking import in_log, log_id
 from mmengine.server.callers import ITS_ID, Key
 from mmengine.server.keep.store import Kept, Store
 
@@ -74,7 +74,7 @@ class KeptResponses:
 
     async def get(self, owner: str, request_id: str) -> KeptResponse | None:
         """None where there is none of this owner. Raises CorruptLog for what cannot be read."""
-        return _read(await self._store.get(_in_log(owner, request_id), owner))
+        return _read(await self._store.get(in_log(owner, request_id), owner))
 
     async def of(self, key: Key) -> KeptResponse | None:
         """The same, by what a caller gave a call."""
@@ -83,21 +83,16 @@ class KeptResponses:
 
     async def delete(self, owner: str, request_id: str) -> bool:
         """Whether there was one."""
-        return await self._store.delete(_in_log(owner, request_id), owner)
+        return await self._store.delete(in_log(owner, request_id), owner)
 
     async def media(self, sha: str) -> bytes | None:
         return await self._store.media(sha)
 
 
-def _in_log(owner: str, request_id: str) -> str:
-    """A response's id there, and in the store."""
-    return f"{owner}:{request_id}" if owner else request_id
-
-
 def _read(kept: Kept | None) -> KeptResponse | None:
     if kept is None:
         return None
-    request_id = kept.response_id.removeprefix(f"{kept.owner}:" if kept.owner else "")
+    request_id = kept.response_id.removeprefix(in_log(kept.owner, ""))
     try:
         answer = None if kept.answer is None else _decode_whole(kept.answer)
         return KeptResponse(request_id, _decode_envelope(kept.envelope), answer)
