@@ -249,7 +249,6 @@ def _medium(where: str, part: Json, names: tuple[str, str], media: _Media) -> Js
         if isinstance(given, str):
             check_url(f"{where}.{name}", given, door)
             if FILE_ID.fullmatch(given):
-                in_mapping = True
                 part = {**part, name: _uploaded(f"{where}.{name}", given, uploads)}
                 continue
             given = payloads.of(given) or given

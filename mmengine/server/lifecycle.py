@@ -213,9 +213,8 @@ async def _warm_up(engine: AsyncEngine, chat_template: str) -> None:
 
 
 async def _warm_up_meanwhile(engine: AsyncEngine, chat_template: str) -> None:
-    with suppress(
-        MMEngineError
-    ):  # the queue is full, or the server ends: callers hear of it, where it matters
+    # The queue is full, or the server ends: callers hear of it, where it matters.
+    with suppress(MMEngineError):
         await _warm_up(engine, chat_template)
 
 
