@@ -1,8 +1,8 @@
 """A server is killed while it answers, and its clients have their answers whole.
 
 Starts `mmengine serve --log`, opens streams of the Responses API with OpenAI's client, kills the engine with
-SIGKILL, and watches them finish. What a client needs for that is the loop of five lines in `events_of`. The package
-openai must be there, version 3 or newer.
+SIGKILL, and watches them finish. What a client needs for that is the loop of five lines in `events_of`.
+The package openai must be there, version 3 or newer.
 
 python examples/killed_server.py
 python examples/killed_server.py --streams 50 --kills 2 --model Qwen/Qwen3-VL-2B-Instruct

@@ -93,7 +93,7 @@ class LineAnswers:
             raise told from error
         except asyncio.CancelledError:
             for stream in streams:
-                if self.leaves and stream.is_accepted:
+                if self.leaves:  # the log may have it though nobody heard so yet
                     stream.leave()
                 else:
                     let_go(stream)

@@ -9,6 +9,7 @@ from mmengine.core.resume import Resume
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
 from mmengine.serve.batch_progress import AnswerFile
+from mmengine.serve.stream import Stream
 from mmengine.server import batch_run, batch_runner
 from tests.pictures import scene
 from tests.server.batching import CHAT, Failing, batching, begun, ended, line, lines_in
@@ -67,9 +68,14 @@ def test_a_store_that_fails_for_a_while_holds_a_batch_up(tmp_path, monkeypatch):
         assert len(failed) >= 5 and len(lines_in(client, found.output_file_id)) == 1
 
 
-@pytest.mark.parametrize("url", [CHAT, "/v1/responses"], ids=["chat", "responses"])
-def test_a_batch_goes_on_where_the_server_ended(tmp_path, url):
-    """Told to end, it leaves what runs in the log; the next one takes that up, and answers each line once."""
+@pytest.mark.parametrize(
+    ("url", "is_heard"),
+    [(CHAT, True), (CHAT, False), ("/v1/responses", True)],
+    ids=["chat", "unheard", "responses"],
+)
+def test_a_batch_goes_on_where_the_server_ended(tmp_path, url, is_heard, monkeypatch):
+    """Told to end, it leaves what runs in the log; the next one takes that up, and answers each line once.
+    `is_heard`: whether the batch knew by then that the log has its requests."""
 
     def lines_of(rows):
         if url == CHAT:
@@ -85,7 +91,10 @@ def test_a_batch_goes_on_where_the_server_ended(tmp_path, url):
         rows = [("a" * (5 + 2 * n), f"{n}") for n in range(20)]
         batch = begun(client, lines_of(rows), url)
         wait_for(lambda: client.batches.retrieve(batch.id).request_counts.completed >= 5)
+        if not is_heard:
+            monkeypatch.setattr(Stream, "is_accepted", property(lambda stream: False))
         client.close()
+    monkeypatch.undo()
     resumed = {"engine_options": {"resume": Resume()}, **options}
     with batching(folder, **resumed) as (server, client):
         found = client.batches.retrieve(batch.id)
