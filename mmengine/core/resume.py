@@ -118,8 +118,8 @@ def _read_whole(folder: Path, resume: Resume) -> ResumeState:
     else:
         state, body = base
         started, records = body.started, iter(LogReader(folder, resume.mode, body.sequence + 1))
-    unreceived = Unreceived(resume.wanted)
-    _fold(state, unreceived, _without_gap(records, 1 if base is None else body.sequence + 1))
+    unreceived = Unreceived()
+    _fold(state, unreceived, _without_gap(records, 1 if base is None else body.sequence + 1), resume.wanted)
     return _resumed(started, state, unreceived, survey.fingerprints, resume, survey.cuts)
 
 
@@ -156,7 +156,7 @@ def _survey(folder: Path, resume: Resume) -> _Survey:
     for record in reader:
         survey.last = record.sequence
         match record.event:
-            case ev.Delivered(request_id=name) if wanted is not None and wanted(name):
+            case ev.Delivered() as delivered if _is_wanted(delivered, wanted):
                 pass
             case ev.Queued() | ev.Finished() | ev.Delivered():
                 survey.undelivered.see(record.event, record.sequence)
@@ -164,6 +164,10 @@ def _survey(folder: Path, resume: Resume) -> _Survey:
                 survey.fingerprints = fingerprints
     survey.cuts = reader.recovery.cuts
     return survey
+
+
+def _is_wanted(delivered: ev.Delivered, wanted: Callable[[str], bool] | None) -> bool:
+    return wanted is not None and wanted(delivered.request_id)
 
 
 def _without_gap(records: Iterator[Record], expected: int) -> Iterator[Record]:
@@ -178,11 +182,20 @@ def _without_gap(records: Iterator[Record], expected: int) -> Iterator[Record]:
         yield record
 
 
-def _fold(state: State, unreceived: Unreceived, records: Iterator[Record]) -> None:
+def _fold(
+    state: State,
+    unreceived: Unreceived,
+    records: Iterator[Record],
+    wanted: Callable[[str], bool] | None = None,
+) -> None:
+    """Answers that are `wanted` count as not delivered yet; whoever goes on delivers them again."""
     for record in records:
         event = record.event
         try:
-            unreceived.fold(state, event, record.sequence)
+            if isinstance(event, ev.Delivered) and _is_wanted(event, wanted):
+                evolve(state, event)
+            else:
+                unreceived.fold(state, event, record.sequence)
         except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
             raise CorruptLog(
                 f"record {record.sequence} (step {record.step}, {type(event).__name__}) cannot follow what "

@@ -4,7 +4,6 @@ A reader of a log makes it, and a live engine goes on with it, so that a snapsho
 from there needs no record of before.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -82,15 +81,14 @@ class _Ended:
 
 
 class Unreceived:
-    """`undelivered`: whose answers are needed: all that were not delivered, and those that are `wanted`
-    though they were. `lacking`: requests whose logprobs are not known from their first token on, because the
-    snapshot with which it began left them out. `fingerprints`: of the last RECOVERED."""
+    """`undelivered`: whose answers are needed. `lacking`: requests whose logprobs are not known from their
+    first token on, because the snapshot with which it began left them out. `fingerprints`: of the last
+    RECOVERED."""
 
-    def __init__(self, wanted: Callable[[str], bool] | None = None) -> None:
+    def __init__(self) -> None:
         self.undelivered = Undelivered()
         self.lacking: set[str] = set()
         self.fingerprints: dict[str, str] = {}
-        self._wanted = wanted
         self._ended: dict[str, _Ended] = {}
         self._scores: dict[str, _Scores] = {}  # of live requests that asked for them
 
@@ -110,7 +108,7 @@ class Unreceived:
                     self._ended[name] = _ended(state, req_state, event, self._scores.pop(name, _Scores()))
                     self.undelivered.see(event, sequence)
             case ev.Delivered(request_id=name):
-                if name in self.undelivered.ended and not (self._wanted is not None and self._wanted(name)):
+                if name in self.undelivered.ended:
                     self._forget(name)
                     self.undelivered.see(event, sequence)
             case ev.Recovered(fingerprints=fingerprints):

@@ -294,3 +294,33 @@ def test_many_that_come_and_go_behind_one_that_stays_take_no_room():
         ):
             undelivered.see(event, number + 1)
     assert undelivered.oldest == 0 and len(undelivered._order) < 100 and not undelivered.ended
+
+
+def test_what_was_wanted_again_is_forgotten_when_it_is_delivered_again(tmp_path):
+    """A batch that goes on wants all that its file lacks, what it has yet to ask as well."""
+    folder = tmp_path / "log"
+    core = long_run(folder, every_bytes=10**9)
+    names = [f"r{number}" for number in range(8)]
+    while core.has_work:
+        core.step()
+    for name in names:
+        core.delivered(name)
+    core.step()
+    core.sink.close()
+    resumed = read_resume_state(folder, Resume(wanted=lambda name: True))
+    assert list(resumed.answers) == names
+    config, writer = core.config, LogWriter(folder, reopen="tail", reserve_bytes=0)
+    options = {"started": resumed.started, "state": resumed.state, "unreceived": resumed.unreceived}
+    core = EngineCore(
+        config, Scoring(config), sink=writer, snapshots=SnapshotFolder(folder, 10**9), **options
+    )
+    core.recover(resumed.recovered(()))
+    core.submit(request("new", 5, max_tokens=4))
+    while core.has_work:
+        core.step()
+    for name in [*names, "new"]:
+        core.delivered(name)
+    core.step()
+    saved = core._unreceived.saved(core.state)
+    writer.close()
+    assert not saved.begins and not saved.answers
