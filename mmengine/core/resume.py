@@ -85,15 +85,14 @@ def read_resume_state(folder: Path, resume: Resume) -> ResumeState:
         while (base := _newest_known(folder, before)) is not None:
             state, body, unreceived = base
             reader = LogReader(folder, resume.mode, body.sequence + 1)
-            if body.sequence + 1 >= reader.first_sequence:
-                _fold(state, unreceived, _without_gap(iter(reader), body.sequence + 1))
-                lacks = [unreceived.undelivered.begins[name] for name in unreceived.lacking]
-                if reader.recovery.next_sequence > body.sequence and not lacks:
-                    cuts = reader.recovery.cuts
-                    return _resumed(body.started, state, unreceived, unreceived.fingerprints, resume, cuts)
-                before = min([*lacks, body.sequence])
-            else:  # records behind it are gone
-                break
+            if body.sequence + 1 < reader.first_sequence:
+                break  # records behind it are gone
+            _fold(state, unreceived, _without_gap(iter(reader), body.sequence + 1))
+            lacks = [unreceived.undelivered.begins[name] for name in unreceived.lacking]
+            if reader.recovery.next_sequence > body.sequence and not lacks:
+                cuts = reader.recovery.cuts
+                return _resumed(body.started, state, unreceived, unreceived.fingerprints, resume, cuts)
+            before = min([*lacks, body.sequence])
     return _read_whole(folder, resume)
 
 
