@@ -148,7 +148,7 @@ class FullSegments:
         delivered began with. `open_bytes`: of the segment that is written. Raises OSError, LogError."""
         self._take_in()
         gone: list[_Full] = []
-        covered = NO_SNAPSHOT if self._kept and self._kept[0].behind > needed_from else None
+        covered: int | None = None
         while self._kept and self._goes(oldest := self._kept[0], open_bytes) and oldest.behind <= needed_from:
             if covered is None:
                 before = (number for number in snapshot_sequences(self._folder) if number < needed_from)
