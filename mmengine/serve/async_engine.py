@@ -67,7 +67,9 @@ class AsyncEngine(AsyncForms, AsyncLeft):
         self._num_hangs = 0  # in a row: 0 again when a step comes back
         self._is_stuck = False  # the engine's thread hangs, and no other engine takes over
         self._engine = self._make_engine()
-        self._left = left_of(self._engine.requests.resumed)
+        self._left, nobodys = left_of(self._engine.requests.resumed)
+        for core_id in nobodys:  # else the log kept it for ever
+            self._engine.requests.drop_resumed(core_id)
         self.config = self._engine.config
         self._limit = self.config.max_waiting + self.config.max_num_seqs
         workers = media_workers(self.config.media_workers)

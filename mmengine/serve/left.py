@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from mmengine.core.unreceived import ResumedAnswer
 from mmengine.events.vocabulary import Queued
+from mmengine.serve.prompts import core_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +25,21 @@ class Left:
         return self.queued.envelope
 
 
-def left_of(resumed: Mapping[str, ResumedAnswer]) -> dict[str, Left]:
-    """By request id; `resumed` is by core id. Those that were given up are nobody's."""
-    choices: dict[str, list[ResumedAnswer]] = {}  # by the core id of the first
+def left_of(resumed: Mapping[str, ResumedAnswer]) -> tuple[dict[str, Left], list[str]]:
+    """By request id; `resumed` is by core id. The second: core ids of what is nobody's, because its request
+    was given up, or lacks a choice that was delivered or given up."""
+    choices: dict[str, dict[str, ResumedAnswer]] = {}  # by the core id of the first
     for name, answer in resumed.items():
-        if not answer.was_given_up:
-            choices.setdefault(answer.queued.group or name, []).append(answer)
-    out = {}
+        choices.setdefault(answer.queued.group or name, {})[name] = answer
+    out: dict[str, Left] = {}
+    nobodys: list[str] = []
     for first, answers in choices.items():
         request_id = first.removesuffix("/0") if len(answers) > 1 else first
-        queued = min((answer.queued for answer in answers), key=lambda each: each.sample_index)
-        tokens = sum(len(answer.token_ids) for answer in answers)
-        ended = all(answer.reason for answer in answers)
-        out[request_id] = Left(request_id, len(answers), queued, tokens, ended)
-    return out
+        names = core_ids(request_id, len(answers))
+        if answers.keys() != set(names) or any(answer.was_given_up for answer in answers.values()):
+            nobodys += answers
+            continue
+        tokens = sum(len(answer.token_ids) for answer in answers.values())
+        ended = all(answer.reason for answer in answers.values())
+        out[request_id] = Left(request_id, len(answers), answers[names[0]].queued, tokens, ended)
+    return out, nobodys

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from mmengine.core.resume import Resume
+from mmengine.core.resume import Resume, read_resume_state
 from mmengine.errors import InvalidRequest
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
@@ -113,6 +113,50 @@ def test_what_nobody_takes_up_is_there_for_the_next(tmp_path):
             assert texts == {0: LONG.upper()}
 
     run(main)
+
+
+def undelivered(log):
+    return set(read_resume_state(log, Resume()).answers)
+
+
+def test_what_was_given_up_before_it_was_told_is_nobodys_and_leaves_the_log(tmp_path):
+    leave(tmp_path / "log")
+    assert "gone" in undelivered(tmp_path / "log")
+
+    async def main():
+        async with taking_up(tmp_path / "log") as engine:
+            assert "gone" not in {each.request_id for each in engine.left()}
+            await engine.generate("meanwhile", max_tokens=50)
+
+    run(main)
+    assert undelivered(tmp_path / "log") == {"short", "long", "both/0", "both/1"}
+    assert verify(tmp_path / "log").ok
+
+
+@pytest.mark.parametrize(("how", "choice"), [("given up", 0), ("given up", 1), ("delivered", 0)])
+def test_choices_whose_request_is_not_whole_any_more_are_nobodys(tmp_path, how, choice):
+    """Another choice was delivered, or given up, when the process ended."""
+    with Engine(builder=builder(executor_class=Leaving), log=tmp_path / "log") as engine:
+        engine.submit(LONG, request_id="both", max_tokens=50, n=2)
+        for _ in range(6):
+            engine.step(received=False)
+        engine._core.cancel(f"both/{choice}")
+        engine.step(received=False)
+        if how == "delivered":
+            engine.requests.delivered("both")
+        engine.step(received=False)
+    assert len(undelivered(tmp_path / "log")) == (1 if how == "delivered" else 2)
+
+    async def main():
+        async with taking_up(tmp_path / "log") as engine:
+            for left in engine.left():
+                await all_of(engine.attach(left.request_id))
+            assert (await engine.generate("meanwhile", max_tokens=50)).text == "MEANWHILE"
+            assert engine.left() == [] and not engine._engine.requests.resumed
+
+    run(main)
+    assert not undelivered(tmp_path / "log")
+    assert verify(tmp_path / "log").ok
 
 
 def test_nothing_is_left_without_a_log():
