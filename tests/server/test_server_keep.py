@@ -6,12 +6,15 @@ import random
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from mmengine.errors import ConfigError, InvalidRequest, KeepFailed, QueueFull
 from mmengine.server.keep.database import NAME, Database
+from mmengine.server.keep.files import FileLimits, Files
 from mmengine.server.keep.store import Store
 from tests.server.keep_model import LARGE, killed_in_puts, walk
 
@@ -186,3 +189,25 @@ def test_tables_without_keys_get_them(tmp_path):
 
 def test_what_was_acknowledged_outlives_a_kill(tmp_path):
     killed_in_puts(tmp_path, random.Random(1), 2)
+
+
+def test_bytes_of_a_file_go_beside_the_event_loop(tmp_path, monkeypatch):
+    """Those of a large one take a tenth of a second."""
+    threads, unlink = [], Path.unlink
+    monkeypatch.setattr(
+        Path, "unlink", lambda self, **how: threads.append(threading.get_ident()) or unlink(self, **how)
+    )
+
+    async def go():
+        database = Database(tmp_path)
+        files = Files(database, FileLimits(100, 100, 100))
+        incoming = files.incoming("a")
+        incoming.write(b"all of it")
+        incoming.finish()
+        file = await files.add(incoming, "name", "batch")
+        assert await files.delete(file.file_id, "a") and not files.path(file.file_id).exists()
+        assert len(threads) == 1 and threading.get_ident() not in threads
+        files.close()
+        database.close()
+
+    asyncio.run(go())

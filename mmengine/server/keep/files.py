@@ -4,6 +4,7 @@ A file is whole on the disk before its row is, and its row is gone before its by
 leaves is removed at the next start.
 """
 
+import asyncio
 import os
 import secrets
 import sqlite3
@@ -156,8 +157,8 @@ class Files:
             self._taken[owner] -= file.num_bytes
         if not self._owners[owner]:
             del self._owners[owner]
-        with suppress(OSError):  # else at the next start
-            self.path(file_id).unlink()
+        # Not here: a large file takes a tenth of a second.
+        await asyncio.get_running_loop().run_in_executor(self.threads, _remove, self.path(file_id))
         return True
 
     def added(self, file: StoredFile) -> None:
@@ -227,8 +228,7 @@ class Incoming:
             if self._file is not None:
                 self._file.close()
         for path in (self._part, self._files.path(self.file_id)):
-            with suppress(OSError):
-                path.unlink()
+            _remove(path)
         self.release()
 
 
@@ -255,6 +255,11 @@ def insert(connection: sqlite3.Connection, file: StoredFile) -> None:
 
 def _delete(connection: sqlite3.Connection, file_id: str) -> None:
     connection.execute("DELETE FROM files WHERE id=?", (file_id,))
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):  # it is not there, or goes at the next start
+        path.unlink()
 
 
 def _failed(error: OSError) -> KeepFailed:
