@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from mmengine.errors import ConfigError, InvalidRequest, KeepFailed, QueueFull
+from mmengine.server.keep import batches as batches_module
+from mmengine.server.keep.batches import Batch, Batches, Counts
 from mmengine.server.keep.database import NAME, Database
 from mmengine.server.keep.files import FileLimits, Files
 from mmengine.server.keep.store import Store
@@ -208,6 +210,47 @@ def test_bytes_of_a_file_go_beside_the_event_loop(tmp_path, monkeypatch):
         assert await files.delete(file.file_id, "a") and not files.path(file.file_id).exists()
         assert len(threads) == 1 and threading.get_ident() not in threads
         files.close()
+        database.close()
+
+    asyncio.run(go())
+
+
+def a_batch(number, status="validating"):
+    return Batch(
+        batch_id=f"batch_{number}",
+        owner="a",
+        endpoint="/v1/chat/completions",
+        input_file_id=f"file-{number}",
+        completion_window="24h",
+        created=number,
+        expires_at=10**6,
+        status=status,
+    )
+
+
+def test_batches_are_bounded_however_many_come_at_once(tmp_path, monkeypatch):
+    """Live ones are refused, and those that ended go, the oldest first."""
+    monkeypatch.setattr(batches_module, "MAX_LIVE_BATCHES", 5)
+    monkeypatch.setattr(batches_module, "MAX_BATCHES", 8)
+
+    async def go():
+        database = Database(tmp_path)
+        batches = Batches(database)
+        found = await asyncio.gather(
+            *(batches.create(a_batch(number)) for number in range(20)), return_exceptions=True
+        )
+        assert [type(each) for each in found] == [type(None)] * 5 + [QueueFull] * 15
+        for number in range(5):
+            await batches.save(a_batch(number, "completed"))
+        assert not batches.live() and not batches.inputs()
+        await asyncio.gather(*(batches.create(a_batch(number)) for number in range(20, 25)))
+        with pytest.raises(QueueFull, match="5 batches"):
+            await batches.create(a_batch(30))
+        batches.count("batch_22", Counts(3, 2, 1))
+        for those in (batches, Batches(database)):
+            assert [each.created for each in those.listed("a")] == [2, 3, 4, *range(20, 25)]
+            assert [each.created for each in those.live()] == [*range(20, 25)]
+        assert batches.live()[2].counts == Counts(3, 2, 1)
         database.close()
 
     asyncio.run(go())

@@ -4,6 +4,7 @@ import hashlib
 import secrets
 import sqlite3
 from collections.abc import Iterable, Mapping
+from itertools import islice
 
 import msgspec
 
@@ -71,10 +72,18 @@ class Batches:
     def __init__(self, database: Database):
         self._database = database
         self._batches: dict[str, Batch] = {}  # in the order they came
+        self._live: dict[str, Batch] = {}  # those of them that are; they are looked for twice a second
+        self._num_coming = 0  # that are written, and not among them yet
         rows = database.now(lambda it: it.execute("SELECT state FROM batches ORDER BY number").fetchall())
         for (state,) in rows:
-            batch = msgspec.json.decode(state, type=Batch)
-            self._batches[batch.batch_id] = batch
+            self._put(msgspec.json.decode(state, type=Batch))
+
+    def _put(self, batch: Batch) -> None:
+        self._batches[batch.batch_id] = batch
+        if batch.is_live:
+            self._live[batch.batch_id] = batch
+        else:
+            self._live.pop(batch.batch_id, None)
 
     @staticmethod
     def new_id() -> str:
@@ -100,7 +109,7 @@ class Batches:
 
     def live(self) -> list[Batch]:
         """Those that have not ended, the oldest first."""
-        return [batch for batch in list(self._batches.values()) if batch.is_live]
+        return list(self._live.values())
 
     def spared(self) -> set[str]:
         """Ids of files that are written by those that are live."""
@@ -112,29 +121,33 @@ class Batches:
 
     async def create(self, batch: Batch) -> None:
         """It is on the disk when this returns. Raises QueueFull, KeepFailed."""
-        if len(self.live()) >= MAX_LIVE_BATCHES:
+        if len(self._live) + self._num_coming >= MAX_LIVE_BATCHES:
             raise QueueFull(f"{MAX_LIVE_BATCHES} batches run or wait already; try again later")
-        gone = [each.batch_id for each in self._batches.values() if not each.is_live]
-        gone = gone[: max(0, len(self._batches) + 1 - MAX_BATCHES)]
+        ended = (each.batch_id for each in self._batches.values() if not each.is_live)
+        gone = list(islice(ended, max(0, len(self._batches) + self._num_coming + 1 - MAX_BATCHES)))
 
         def job(connection: sqlite3.Connection) -> None:
             _save(connection, batch)
             connection.executemany("DELETE FROM batches WHERE id=?", [(name,) for name in gone])
 
-        await self._database.write(job)
+        self._num_coming += 1
+        try:
+            await self._database.write(job)
+        finally:
+            self._num_coming -= 1
         for name in gone:
             self._batches.pop(name, None)
-        self._batches[batch.batch_id] = batch
+        self._put(batch)
 
     async def save(self, batch: Batch) -> None:
         """It goes on as this. Raises KeepFailed."""
         await self._database.write(lambda connection: _save(connection, batch))
         counts = self._batches[batch.batch_id].counts
-        self._batches[batch.batch_id] = msgspec.structs.replace(batch, counts=counts)
+        self._put(msgspec.structs.replace(batch, counts=counts))
 
     def count(self, batch_id: str, counts: Counts) -> None:
         """How far it is now, which the next start finds in its files."""
-        self._batches[batch_id] = msgspec.structs.replace(self._batches[batch_id], counts=counts)
+        self._put(msgspec.structs.replace(self._batches[batch_id], counts=counts))
 
     async def end(self, batch: Batch, written: Iterable[StoredFile], files: Files) -> None:
         """It has ended, and its files are there from now on. Once more is no error. Raises KeepFailed."""
@@ -148,7 +161,7 @@ class Batches:
         await self._database.write(job)
         for file in made:
             files.added(file)
-        self._batches[batch.batch_id] = batch
+        self._put(batch)
 
 
 def _save(connection: sqlite3.Connection, batch: Batch) -> None:
