@@ -148,17 +148,7 @@ class Record:
         """Of a stream that is over, with an answer."""
         stream, completion = self.source, self.completion
         assert isinstance(stream, Stream) and completion is not None
-        said: dict[int, Said] = {}
-        for item in self.items:
-            before = said.get(item.index)
-            if before is None:
-                before = said[item.index] = Said(
-                    item.index, [], logprobs=None if item.logprobs is None else []
-                )
-            before.token_ids.extend(item.token_ids)
-            if before.logprobs is not None:
-                before.logprobs.extend(item.logprobs or ())
-            before.finish_reason, before.detail = item.finish_reason, item.detail
+        details = {item.index: item.detail for item in self.items if item.finish_reason is not None}
         return Whole(
             stream.request_id,
             stream.sampling,
@@ -166,7 +156,16 @@ class Record:
             stream.grammar,
             stream.num_embeds,
             stream.num_prompt_tokens,
-            [said[index] for index in sorted(said)],
+            [
+                Said(
+                    choice.index,
+                    choice.token_ids,
+                    choice.finish_reason,
+                    details.get(choice.index, ""),
+                    choice.logprobs,
+                )
+                for choice in completion.choices
+            ],
             completion.num_cached_tokens,
             completion.num_drafts,
             completion.num_accepted,
