@@ -87,12 +87,12 @@ class Undelivered:
         self.oldest = order[0][0] if order else self.NONE
 
 
-def pack(path: Path) -> None:
-    """Replace a full segment by its zstd. A process killed meanwhile leaves the segment as it was, or
-    both. Raises OSError, and then the segment stays as it is."""
+def pack(path: Path) -> Path:
+    """Replace a full segment by its zstd, and give that; a huge one stays. A process killed meanwhile leaves
+    the segment as it was, or both. Raises OSError, and then the segment stays as it is."""
     written = path.stat()
     if not 0 < written.st_size <= MAX_UNPACKED_BYTES:
-        return
+        return path
     packer = zstandard.ZstdCompressor(PACK_LEVEL, write_checksum=True, write_content_size=True)
     target = path.with_name(path.stem + PACKED_SUFFIX)
     part = target.with_name(target.name + ".part")
@@ -108,7 +108,8 @@ def pack(path: Path) -> None:
             part.unlink()
         raise
     sync_folder(path.parent)
-    path.unlink()
+    path.unlink(missing_ok=True)
+    return target
 
 
 @dataclass(slots=True)
@@ -191,12 +192,10 @@ class FullSegments:
         while self._to_pack and self._to_pack[0].is_gone:
             self._to_pack.popleft()
         if self._to_pack:
-            full = self._to_pack[0]
-            pack(full.path)
-            packed = full.path.with_name(full.path.stem + PACKED_SUFFIX)
-            if packed.exists():  # a huge one is not packed
-                full.path, before = packed, full.size
-                full.size = packed.stat().st_size
+            full, before = self._to_pack[0], self._to_pack[0].size
+            with suppress(FileNotFoundError):  # somebody else took it away
+                full.path = pack(full.path)
+                full.size = full.path.stat().st_size
                 self._num_bytes += full.size - before
             self._to_pack.popleft()
 

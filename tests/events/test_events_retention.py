@@ -240,6 +240,20 @@ def test_segments_that_were_not_packed_are_packed_after_a_restart(tmp_path):
     assert len(list(folder.glob("*.zst"))) > 5 and len(read_events(folder)) == 20
 
 
+def test_a_segment_that_somebody_took_away_does_not_keep_others_from_being_packed(tmp_path):
+    days = Days(tmp_path / "log", Retention())
+    days.fill(20)
+    days.writer._tidy_at = 0.0
+    days.writer.tidy()
+    first, *rest, last = sorted(days.folder.glob("*.mmlog"))
+    assert len(rest) > 1
+    first.unlink()
+    days.tidy()
+    assert list(days.folder.glob("*.mmlog")) == [last]
+    assert len(list(days.folder.glob("*.zst"))) == 1 + len(rest)
+    days.writer.close()
+
+
 def test_a_disk_that_has_no_room_to_pack_keeps_what_is_there(days, monkeypatch):
     days.fill(12)
     monkeypatch.setattr(module.os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "planted")))
