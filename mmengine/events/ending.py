@@ -38,17 +38,15 @@ def log_end(folder: Path, had_writer: bool = False) -> LogEnd:
         return LogEnd(error.kind, str(error))
 
 
-def check_end(path: Path, walk: Walk) -> None:
-    """Raise CorruptLog where segments are known to be missing behind the last one: records that somebody was
-    told of. The caller holds the lock, and walked over it."""
-    folder = path.parent
-    if not path.stat().st_size:  # it says nothing; the one before it may
-        filled = [one for one in segment_paths(folder) if one.stat().st_size]
+def check_end(walk: Walk) -> None:
+    """Raise CorruptLog where segments are known to be missing behind the last one, which was walked over:
+    records that somebody was told of. The caller holds the lock."""
+    if not walk.path.stat().st_size:  # it says nothing; the one before it may
+        filled = [one for one in segment_paths(walk.path.parent) if one.stat().st_size]
         if not filled:
             return
-        path = filled[-1]
-        walk = walked(path)
-    if (lost := _lost(path, walk)) is not None:
+        walk = walked(filled[-1])
+    if (lost := _lost(walk)) is not None:
         raise CorruptLog(f"{lost.text}; bring it back, or go on without it in the mode salvage", MISSING)
 
 
@@ -58,7 +56,7 @@ def _end(folder: Path) -> LogEnd:
     if not filled:
         return LogEnd(MISSING, "the end is missing: no segment has a byte in it")
     walk = walked(filled[-1])
-    lost = _lost(filled[-1], walk)
+    lost = _lost(walk)
     if lost is not None:
         return lost
     if filled[-1] != paths[-1]:
@@ -66,13 +64,13 @@ def _end(folder: Path) -> LogEnd:
     return _how_it_ends(walk)
 
 
-def _lost(path: Path, walk: Walk) -> LogEnd | None:
+def _lost(walk: Walk) -> LogEnd | None:
     """What shows that the log went on behind its last segment; None: nothing does."""
-    folder = path.parent
+    folder = walk.path.parent
     snapshots, behind = snapshot_sequences(folder), walk.recovery.next_sequence
     last = behind - 1
     if walk.scan.follows is Follows.SEGMENT and not part_of(folder, behind).exists():
-        what = f"{path.name} says that another segment follows it, behind record {last}"
+        what = f"{walk.path.name} says that another segment follows it, behind record {last}"
     elif snapshots and snapshots[-1] > last:
         what = f"a snapshot holds the state behind record {snapshots[-1]}"
     else:

@@ -57,14 +57,14 @@ class Cut:
 class Recovery:
     """What a reader skipped, or a writer cut. `torn`: the one of the cuts that is a torn tail.
     `next_sequence`: of the record to be appended next. `is_closed`: the log ends with a footer, as one
-    does whose writer closed it. `tail`: of a writer, the last segment."""
+    does whose writer closed it. `tail`: of a writer, the walk over the last segment."""
 
     mode: Mode
     cuts: list[Cut] = field(default_factory=list)
     torn: Cut | None = None
     next_sequence: int = 0
     is_closed: bool = False
-    tail: "Tail | None" = None
+    tail: "Walk | None" = None
 
     @property
     def num_bytes(self) -> int:
@@ -82,13 +82,13 @@ def check_mode(mode: str) -> None:
 
 
 class Walk:
-    """Iterates over a segment's whole frames, in the mode of `recovery` and into it. `end`: where the
-    last of them ended. Raises CorruptLog for what the mode does not forgive."""
+    """Iterates over whole frames of the segment at `path`, in the mode of `recovery` and into it. `end`:
+    where the last of them ended. Raises CorruptLog for what the mode does not forgive."""
 
     def __init__(self, path: Path, data: bytes | mmap.mmap, recovery: Recovery, *, is_last: bool):
         self.scan = Scan(data)
         self.end = 0
-        self._path, self.recovery, self._is_last = path, recovery, is_last
+        self.path, self.recovery, self._is_last = path, recovery, is_last
         self._skipped: Cut | None = None  # what the next frame tells the loss of
 
     def __iter__(self) -> Iterator[Frame]:
@@ -103,14 +103,14 @@ class Walk:
                     yield frame
                 break
             except UnknownRecord as error:
-                raise CorruptLog(f"{self._path.name}: {error}", error.kind) from None
+                raise CorruptLog(f"{self.path.name}: {error}", error.kind) from None
             except (TornRecord, DamagedRecord) as error:
                 jump_to = self._skip(error)
                 if jump_to is None:
                     break
         recovery.is_closed = self.scan.is_closed
         if not self._is_last and recovery.mode == "strict" and self.scan.header and not self.scan.is_closed:
-            raise CorruptLog(f"{self._path.name} has no footer: it is not known to be whole", "truncated")
+            raise CorruptLog(f"{self.path.name} has no footer: it is not known to be whole", "truncated")
 
     def _skip(self, error: TornRecord | DamagedRecord) -> int | None:
         """Where to go on behind damage; None: nothing whole follows in the segment."""
@@ -119,14 +119,14 @@ class Walk:
         try:
             behind = find_whole(data, place + 1)
         except CorruptLog as made:
-            raise CorruptLog(f"{self._path.name}: {made}", made.kind) from None
+            raise CorruptLog(f"{self.path.name}: {made}", made.kind) from None
         torn = behind is None and self._is_last
         if recovery.mode == "strict" or recovery.mode == "tail" and not torn:
             kind = "length" if behind is not None else "truncated"
-            raise CorruptLog(f"{self._path.name}: {error}", getattr(error, "kind", kind)) from None
+            raise CorruptLog(f"{self.path.name}: {error}", getattr(error, "kind", kind)) from None
         size = (len(data) if behind is None else behind) - place
         kind = getattr(error, "kind", "truncated" if behind is None else "length")
-        cut = Cut(self._path, place, size, kind, str(error), recovery.next_sequence)
+        cut = Cut(self.path, place, size, kind, str(error), recovery.next_sequence)
         recovery.cuts.append(cut)
         if torn:
             recovery.torn = cut
@@ -143,22 +143,14 @@ class Walk:
             "missing, or not in order"
         )
         if recovery.mode != "salvage":
-            raise CorruptLog(f"{self._path.name}, byte {frame.offset}: {what}", "gap")
+            raise CorruptLog(f"{self.path.name}, byte {frame.offset}: {what}", "gap")
         size = 0 if missing > 0 else frame.end - frame.offset
         cut = self._skipped
         if cut is None or missing < 0:
-            cut = Cut(self._path, frame.offset, size, "gap", what, recovery.next_sequence)
+            cut = Cut(self.path, frame.offset, size, "gap", what, recovery.next_sequence)
             recovery.cuts.append(cut)
         cut.num_lost, self._skipped = max(0, missing), None
         return missing > 0
-
-
-@dataclass(frozen=True, slots=True)
-class Tail:
-    """The last segment of a log, and a walk over all of it."""
-
-    path: Path
-    walk: Walk
 
 
 def walked(path: Path) -> Walk:
@@ -171,7 +163,7 @@ def walked(path: Path) -> Walk:
     return walk
 
 
-def repair_tail(folder: Path, mode: Mode, check: Callable[[Path, Walk], None] | None = None) -> Recovery:
+def repair_tail(folder: Path, mode: Mode, check: Callable[[Walk], None] | None = None) -> Recovery:
     """Make a log ready to be continued in another segment: cut what is torn off its last one, close
     that with a footer, and say what is gone.
 
@@ -194,7 +186,7 @@ def repair_tail(folder: Path, mode: Mode, check: Callable[[Path, Walk], None] | 
         torn = bytes(data[walk.end : walk.end + MAX_KEPT_BYTES]) if recovery.torn else b""
     walk.scan.data = b""  # its file is closed
     if check is not None:
-        check(path, walk)
+        check(walk)
     header = walk.scan.header
     begun = part_of(folder, recovery.next_sequence)  # that the footer promises, and no more
     is_open = not walk.scan.is_closed or walk.scan.follows is Follows.SEGMENT and begun.exists()
@@ -210,17 +202,17 @@ def repair_tail(folder: Path, mode: Mode, check: Callable[[Path, Walk], None] | 
             _write_end(path, walk.end or HEADER_SIZE, walk.scan.footer.pack(follows) if closes else b"")
     except OSError as error:
         raise LogError(f"{path} cannot be repaired: {error.strerror}") from None
-    recovery.tail = Tail(path, walk)
+    recovery.tail = walk
     return recovery
 
 
-def say_goes_on(path: Path, tail: Tail | None) -> None:
+def say_goes_on(path: Path, tail: Walk | None) -> None:
     """Let the footer of a segment that another process wrote say that another one follows; write one where
     there is none. `tail`: of the repair, so that one that it walked over is not read again. Segments of older
     formats cannot say it, and packed ones said it before they were packed. Raises OSError, CorruptLog."""
     if path.name.endswith(PACKED_SUFFIX):
         return
-    walk = tail.walk if tail is not None and tail.path == path else walked(path)
+    walk = tail if tail is not None and tail.path == path else walked(path)
     header, scan = walk.scan.header, walk.scan
     is_whole = len(walk.recovery.cuts) <= (walk.recovery.torn is not None)  # what was torn is cut off
     if is_whole and header is not None and header.format > 2 and scan.follows is not Follows.SEGMENT:
