@@ -200,6 +200,8 @@ def repair_tail(folder: Path, mode: Mode, check: Callable[[Walk], None] | None =
             path.unlink()
         elif torn or closes:
             _write_end(path, walk.end or HEADER_SIZE, walk.scan.footer.pack(follows) if closes else b"")
+            if closes:
+                walk.scan.follows = follows  # what `say_goes_on` finds
     except OSError as error:
         raise LogError(f"{path} cannot be repaired: {error.strerror}") from None
     recovery.tail = walk

@@ -15,7 +15,8 @@ from mmengine.events import vocabulary as ev
 from mmengine.events import writer as writer_module
 from mmengine.events.fsck import fsck
 from mmengine.events.log import LogReader, LogWriter
-from mmengine.events.segment import FOOTER_SIZE
+from mmengine.events.recovery import walked
+from mmengine.events.segment import FOOTER_SIZE, Follows, part_of
 from mmengine.replay import verify
 from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
 from tests.core.small_engine import request, settings_of
@@ -344,3 +345,21 @@ def test_who_goes_on_reads_the_last_segment_once(tmp_path, monkeypatch, is_kille
     writer.close()
     assert opened == [last]
     assert len(read_events(folder)) == 36 and fsck(folder).exit_code == 0
+
+
+def test_a_footer_promises_again_what_a_repair_took_back(tmp_path):
+    """A writer was killed when it had promised a segment and not begun it."""
+    folder = write_log(tmp_path / "log", [ev.Failed(f"number {n}") for n in range(35)], segment_bytes=600)
+    *_, before, last = segments(folder)
+    last.rename(part_of(folder, int(last.stem)))
+    assert walked(before).scan.follows is Follows.SEGMENT
+    writer = LogWriter(folder, reopen="tail")
+    assert walked(before).scan.follows is Follows.REPAIRED
+    writer.append(ev.Failed("more"), 0, 10**9)
+    assert writer.commit()
+    writer.close()
+    assert walked(before).scan.follows is Follows.SEGMENT
+    assert fsck(folder).exit_code == 0
+    segments(folder)[-1].unlink()
+    with pytest.raises(LogError, match="says that another segment follows"):
+        LogWriter(folder, reopen="tail")
