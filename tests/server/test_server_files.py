@@ -96,6 +96,7 @@ def test_wrong_uploads_are_told_and_leave_nothing(tmp_path):
             (form(*good, part("expires_after[anchor]", b"created_at")), "seconds must lie"),
             (form(*good, part("expires_after[seconds]", b"3600")), "anchor must be"),
             (b"--xyz\r\nno header\r\n\r\n\r\n", "invalid character 32"),
+            (b"--xyz\r\n" + b"x: %s\r\n" % (b"a" * 4000) * 3, "headers of a part"),
             (b"--xyz\r\n\r\nno name\r\n--xyz--\r\n", "no name"),
         ):
             status, said = sent(server, body)

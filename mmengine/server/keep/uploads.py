@@ -10,6 +10,7 @@ from mmengine.server.keep.files import Incoming
 
 MAX_FIELD_BYTES = 1024  # of one field beside the file
 MAX_FIELDS = 16
+MAX_HEADER_BYTES = 8192  # of one part; older parsers have no bound
 MAX_FILENAME_CHARS = 255  # the rest is cut
 _TAKEN = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # the app says what there is to say
@@ -30,6 +31,7 @@ class Upload:
         self._is_over = self._in_file = False
         self._name, self._value = "", bytearray()
         self._header, self._header_value = bytearray(), bytearray()
+        self._num_header_bytes = 0  # of the part that is read
         self._disposition = b""
         self._num_parts = 0
         try:
@@ -68,12 +70,19 @@ class Upload:
             raise InvalidRequest(f"the body has more than {MAX_FIELDS} parts; send one file and its purpose")
         self._disposition, self._name, self._in_file = b"", "", False
         self._value.clear()
+        self._num_header_bytes = 0
 
     def _on_header(self, data: bytes, start: int, end: int) -> None:
-        self._header += data[start:end]
+        self._header += self._bounded(data[start:end])
 
     def _on_header_value(self, data: bytes, start: int, end: int) -> None:
-        self._header_value += data[start:end]
+        self._header_value += self._bounded(data[start:end])
+
+    def _bounded(self, data: bytes) -> bytes:
+        self._num_header_bytes += len(data)
+        if self._num_header_bytes > MAX_HEADER_BYTES:
+            raise InvalidRequest(f"the headers of a part have more than {MAX_HEADER_BYTES} bytes")
+        return data
 
     def _header_end(self) -> None:
         if self._header.lower() == b"content-disposition":
