@@ -9,6 +9,7 @@ from functools import partial
 from typing import Protocol
 
 import msgspec
+import numpy as np
 
 from mmengine.errors import InvalidRequest, MMEngineError
 from mmengine.serve.answers import RequestOutput, engine_failed, in_pieces
@@ -55,7 +56,9 @@ class AsyncLeft(Protocol):
             texts = AnswerTexts(self._engine.processor.tokenizer, sampling)
             texts.grammar = left.queued.grammar
             channel = Channel(options, texts, hold)
-            channel.take_up(left.queued, self._engine.reasoning)
+            prompt = np.frombuffer(left.queued.prompt, np.int32)
+            channel.take_prompt(prompt, left.queued.media, self._engine.reasoning)
+            channel.accepted.set()  # the log has it already
             self._open.add(channel)
         self._commands.put(lambda: self._attach(channel, left))
         return Stream(channel, self._close_channel, self.let_go)

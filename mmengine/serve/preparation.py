@@ -197,11 +197,8 @@ class Preparation:
         channel = request.channel
         prepared = request.prompt.prepare(engine.processor, channel.options.cache_salt)
         engine.media_memory.hold(channel, prepared.media)
-        channel.reasoning = engine.reasoning.tokens(channel.options, prepared.prompt_token_ids)
-        channel.num_prompt_tokens = len(prepared.prompt_token_ids)
-        for media in prepared.media:
-            kind = media.item.modality
-            channel.num_embeds[kind] = channel.num_embeds.get(kind, 0) + media.item.num_embeds
+        items = (media.item for media in prepared.media)
+        channel.take_prompt(prepared.prompt_token_ids, items, engine.reasoning)
         return prepared
 
     def _end(self, request: Preparing, result: Prepared | Exception) -> None:

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from mmengine.errors import MMEngineError
-from mmengine.events.vocabulary import Queued
-from mmengine.request import GrammarRequest, SamplingParams
+from mmengine.request import GrammarRequest, MediaItem, SamplingParams
 from mmengine.serve.answers import Completion, RequestOutput
 from mmengine.serve.options import Options
 from mmengine.serve.reasoning import NO_REASONING, Reasoning, ReasoningTokens
@@ -41,14 +40,13 @@ class Channel:
         self.num_embeds: dict[str, int] = {}  # embeddings by modality
         self.num_prompt_tokens = 0
 
-    def take_up(self, queued: Queued, reasoning: Reasoning) -> None:
-        """It is of a request that the log has already."""
-        prompt = np.frombuffer(queued.prompt, np.int32)
-        self.num_prompt_tokens = len(prompt)
-        self.reasoning = reasoning.tokens(self.options, prompt)
-        for item in queued.media:
+    def take_prompt(self, token_ids: np.ndarray, media: Iterable[MediaItem], reasoning: Reasoning) -> None:
+        """Note what is told of its prompt (int32 [n]), which is known now. Raises what `Reasoning.tokens`
+        raises."""
+        self.reasoning = reasoning.tokens(self.options, token_ids)
+        self.num_prompt_tokens = len(token_ids)
+        for item in media:
             self.num_embeds[item.modality] = self.num_embeds.get(item.modality, 0) + item.num_embeds
-        self.accepted.set()
 
     @property
     def age_s(self) -> float:
