@@ -18,7 +18,7 @@ import msgspec
 from mmengine.errors import InvalidRequest, LogError
 from mmengine.events.files import sync_data, write_whole
 from mmengine.events.segment import segment_paths
-from mmengine.serve.batchfile import bounded_lines
+from mmengine.serve.batchfile import numbered_lines
 from mmengine.serve.request_lines import custom_id_of, head_of
 
 MANIFEST = "batch.json"
@@ -42,10 +42,9 @@ class RequestIndex:
         self.custom_ids: list[str | None] = []
         digest = hashlib.sha256()
         with path.open("rb") as file:
-            for number, line in enumerate(bounded_lines(_Hashing(file, digest)), 1):
-                if line is None or line.strip():
-                    self.numbers.append(number)
-                    self.custom_ids.append(custom_id(line))
+            for number, line in numbered_lines(_Hashing(file, digest)):
+                self.numbers.append(number)
+                self.custom_ids.append(custom_id(line))
         self.sha256 = digest.hexdigest()
 
     def __len__(self) -> int:

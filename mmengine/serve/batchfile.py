@@ -50,10 +50,7 @@ class RequestFile:
         self.custom_ids: dict[int, str | None] = {}
 
     def __iter__(self) -> Iterator[Job | MMEngineError | Answered]:
-        index = 0
-        for number, line in enumerate(bounded_lines(self._file), 1):
-            if line is not None and not line.strip():
-                continue
+        for index, (number, line) in enumerate(numbered_lines(self._file)):
             self.custom_ids[index] = custom_id_of(line)
             try:
                 job = self._job(index, line)
@@ -63,7 +60,6 @@ class RequestFile:
             else:
                 done = index in self._answered
                 yield Answered(job[1].request_id, job[1].sampling.n) if done else job
-            index += 1
 
     def _job(self, index: int, line: bytes | None) -> Job:
         custom_id = self.custom_ids[index]
@@ -99,8 +95,15 @@ class LineSource(Protocol):
     def readline(self, limit: int, /) -> bytes: ...
 
 
-def bounded_lines(file: LineSource) -> Iterator[bytes | None]:
-    """Lines without their ends; None stands for one that is too long, and is not kept in memory."""
+def numbered_lines(file: LineSource) -> Iterator[tuple[int, bytes | None]]:
+    """Lines that are not blank, without their ends, and their numbers in the file, from 1. None stands for
+    one that is too long, and is not kept in memory."""
+    for number, line in enumerate(_bounded_lines(file), 1):
+        if line is None or line.strip():
+            yield number, line
+
+
+def _bounded_lines(file: LineSource) -> Iterator[bytes | None]:
     while line := file.readline(MAX_LINE_BYTES + 1):
         if line.endswith(b"\n") or len(line) <= MAX_LINE_BYTES:
             yield line.removesuffix(b"\n")

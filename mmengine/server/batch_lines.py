@@ -12,7 +12,7 @@ import msgspec
 
 from mmengine.errors import in_one_line
 from mmengine.serve.batch_progress import RequestIndex
-from mmengine.serve.batchfile import bounded_lines
+from mmengine.serve.batchfile import numbered_lines
 from mmengine.serve.options import MAX_ID_CHARS
 from mmengine.serve.request_lines import MAX_LINE_BYTES, custom_id_of
 from mmengine.server.keep.batches import LineError
@@ -50,9 +50,7 @@ def checked(path: Path, endpoint: str, max_lines: int) -> Checked:
     errors: list[LineError] = []
     seen: set[str] = set()
     with path.open("rb") as file:
-        for number, line in enumerate(bounded_lines(file), 1):
-            if line is not None and not line.strip():
-                continue
+        for number, line in numbered_lines(file):
             error = _error(number, line, endpoint, seen)
             if error is not None:
                 errors.append(error)
@@ -68,12 +66,8 @@ def index_of(path: Path) -> RequestIndex:
 
 def lines_of(path: Path, index: RequestIndex, answered: set[int]) -> Iterator[Line]:
     """Those of a file that was checked, but for the places that are answered; blocks. Raises OSError."""
-    place = -1
     with path.open("rb") as file:
-        for number, line in enumerate(bounded_lines(file), 1):
-            if line is not None and not line.strip():
-                continue
-            place += 1
+        for place, (number, line) in enumerate(numbered_lines(file)):
             if line is not None and place not in answered:
                 body = _decode_body(line).body
                 yield Line(place, number, index.custom_ids[place] or "", bytes(body))
