@@ -267,6 +267,8 @@ class _HeldBody:
 def _some(lines: Iterator[Line]) -> list[Line]:
     """The next ones; large ones one by one."""
     found: list[Line] = []
-    while sum(len(line.body) for line in found) < _BYTES_AT_ONCE and (line := next(lines, None)) is not None:
+    num_bytes = 0
+    while num_bytes < _BYTES_AT_ONCE and (line := next(lines, None)) is not None:
         found.append(line)
+        num_bytes += len(line.body)
     return found
