@@ -19,7 +19,7 @@ from typing import NamedTuple
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.replay.verify import verify
-from tests.server.guarded import AS_SYSTEMD, free_port
+from tests.server.guarded import as_systemd, free_port
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 100
@@ -65,16 +65,11 @@ class Matrix:
         )
 
     def start(self):
-        command = [sys.executable, "-m", "tests.durable.server_process", str(self.folder), self.engine]
-        fds = ()
-        if self._bound is not None:
-            fds = (self._bound.fileno(),)
-            command = [sys.executable, "-c", AS_SYSTEMD, str(*fds), *command]
+        words = ["-m", "tests.durable.server_process", str(self.folder), self.engine, "serve", *self._options]
+        command, fds = as_systemd([sys.executable, *words], self._bound)
         env = {**os.environ, **ENV, **self._environment}
         with (self.folder / "err").open("a") as err:
-            self.process = subprocess.Popen(
-                [*command, "serve", *self._options], stderr=err, env=env, pass_fds=fds
-            )
+            self.process = subprocess.Popen(command, stderr=err, env=env, pass_fds=fds)
 
     @property
     def said(self):

@@ -20,7 +20,7 @@ import pytest
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.replay.verify import verify
-from tests.server.guarded import free_port
+from tests.server.guarded import as_systemd, free_port
 
 pytestmark = pytest.mark.soak
 ROOT = Path(__file__).parents[2]
@@ -80,10 +80,7 @@ from mmengine.cli.main import main
 main()
 """
 SUPERVISOR = """
-import os, sys
-if {fd!r} is not None:  # as systemd has it
-    os.dup2({fd!r}, 3)
-    os.environ |= dict(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1")
+import sys
 from mmengine.cli import supervisor
 supervisor.COMMAND = (sys.executable, "-c", {server!r})
 sys.argv = ["mmengine", *{arguments!r}]
@@ -96,11 +93,11 @@ main()
 def serving(folder, port, server=PACED, given=None):
     """The supervisor's process. `server`: what the engine's runs. `given`: a socket for it."""
     arguments = ["serve", "--port", str(port), "--log", str(folder / "log")]
-    fd = None if given is None else given.fileno()
-    command = [sys.executable, "-c", SUPERVISOR.format(server=server, arguments=arguments, fd=fd)]
+    script = SUPERVISOR.format(server=server, arguments=arguments)
+    command, fds = as_systemd([sys.executable, "-c", script], given)
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'plugins'}"}
     with (folder / "err").open("a") as err:
-        process = subprocess.Popen(command, stderr=err, env=env, pass_fds=() if fd is None else (fd,))
+        process = subprocess.Popen(command, stderr=err, env=env, pass_fds=fds)
     try:
         yield process
     finally:

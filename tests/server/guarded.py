@@ -98,6 +98,14 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
+def as_systemd(command, given):
+    """A command that finds a listening socket as systemd hands it down, and the descriptors that it is to
+    inherit. `given`: the socket; None: there is none."""
+    if given is None:
+        return command, ()
+    return [sys.executable, "-c", AS_SYSTEMD, str(given.fileno()), *command], (given.fileno(),)
+
+
 class Guarded:
     """A supervisor, in a process of its own."""
 
@@ -108,13 +116,7 @@ class Guarded:
         )
         self.path = folder / "err"
         env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'plugins'}"}
-        command = [sys.executable, "-c", script]
-        fds = ()
-        if given is not None:
-            command, fds = (
-                [sys.executable, "-c", AS_SYSTEMD, str(given.fileno()), *command],
-                (given.fileno(),),
-            )
+        command, fds = as_systemd([sys.executable, "-c", script], given)
         with self.path.open("w") as err:
             self.process = subprocess.Popen(command, stderr=err, env=env, pass_fds=fds)
 
