@@ -46,14 +46,7 @@ def test_killed_twice_more_while_it_takes_up_what_was_left(tmp_path):
 
     def disturb():
         time.sleep(chance.uniform(0.1, 0.4))
-        kills = []
-        for longest_s in (0.0, 0.1, 0.1):
-            time.sleep(chance.uniform(0.0, longest_s))
-            life = one.num_lives
-            kills.append(time.monotonic())
-            one.kill()
-            one.wait_for_life(life)
-        return kills
+        return at_random(one, chance, 0.0, 0.1, 0.1)()
 
     with matrix(tmp_path, "echo") as one:
         one.round()
