@@ -130,22 +130,7 @@ class Round:
                 asked = api.with_streaming_response.retrieve(
                     found["ids"][-1], stream=True, starting_after=told["sequence_number"]
                 )
-            came, is_broken = [], False
-            try:
-                async with asked as response:
-                    async for line in response.iter_lines():
-                        came.append(line)
-            except Exception as error:
-                if not isinstance(error, openai.APIConnectionError) and "httpx" not in type(error).__module__:
-                    raise
-                is_broken = True
-                found["breaks"].append(f"{type(error).__name__} {len(came)}")
-            came = came[: len(came) - came[::-1].index("")] if "" in came else []  # events that are whole
-            if "event: error" in came:
-                if SHUTDOWN not in came[came.index("event: error") + 1]:
-                    raise Told(f"an error: {came[-3:]}")
-                came, is_broken = came[: came.index("event: error")], True
-                found["breaks"].append("shutdown")
+            came, is_broken = await _heard(asked, found)
             lines += came
             data = [line for line in came if line.startswith("data: {")]
             if data:
@@ -154,9 +139,10 @@ class Round:
                     found["ids"].append(json.loads(data[0].removeprefix("data: "))["response"]["id"])
             if not is_broken and told.get("type") not in ("response.completed", "response.incomplete"):
                 raise Told(f"a clean end behind {told}")
-        again = api.with_streaming_response.retrieve(found["ids"][-1], stream=True)
-        async with again as response:
-            whole = [line async for line in response.iter_lines()]
+        is_broken = True
+        while is_broken:  # this one may be broken off, too
+            again = api.with_streaming_response.retrieve(found["ids"][-1], stream=True)
+            whole, is_broken = await _heard(again, found)
         if whole != lines:
             raise Told(f"other lines than all of it, {_first_other(lines, whole)}")
         return _same(lines, found["ids"][-1])
@@ -189,6 +175,27 @@ def _named(body):
     extra = {name: body[name] for name in EXTRA if name in body and (name != "seed" or "input" in body)}
     rest = {name: value for name, value in body.items() if name not in extra}
     return {"model": "mmengine-shapes", **rest, **({"extra_body": extra} if extra else {})}
+
+
+async def _heard(asked, found):
+    """Lines of the events of a response that came whole, and whether the stream broke."""
+    came, is_broken = [], False
+    try:
+        async with asked as response:
+            async for line in response.iter_lines():
+                came.append(line)
+    except Exception as error:
+        if not isinstance(error, openai.APIConnectionError) and "httpx" not in type(error).__module__:
+            raise
+        is_broken = True
+        found["breaks"].append(f"{type(error).__name__} {len(came)}")
+    came = came[: len(came) - came[::-1].index("")] if "" in came else []
+    if "event: error" in came:
+        if SHUTDOWN not in came[came.index("event: error") + 1]:
+            raise Told(f"an error: {came[-3:]}")
+        came, is_broken = came[: came.index("event: error")], True
+        found["breaks"].append("shutdown")
+    return came, is_broken
 
 
 def _first_other(one, two):
