@@ -3,8 +3,8 @@ and in the middle of one.
 
 A point is `WHERE SIDE NUMBER`: which write, as the function that writes calls it; `before`, `in` or `after`;
 and the how many of them it is, from 1, since the process began or the plan was written. The process reads
-the first point of `FOLDER/plan`, removes it there when it is about to die at it, and notes in `FOLDER/points`
-what it did otherwise.
+the first point of `FOLDER/plan`, removes it there when it is about to die at it, and notes in `FOLDER/trail`
+all that it comes by, a line for each.
 """
 
 import os
@@ -12,18 +12,19 @@ import signal
 import sys
 import threading
 from collections import Counter
-from pathlib import Path
 
 SYSTEM = ("write", "replace", "ftruncate", "fsync", "fdatasync")
 IN_A_WRITE = "in"
+_note = os.write  # as the system has it
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
 
 class Faults:
     """Of this process. `install` once, before anything is written."""
 
     def __init__(self, folder):
-        self._plan, self._points = folder / "plan", folder / "points"
-        self._counts = Counter()
+        self._plan, self._path = folder / "plan", folder / "trail"
+        self._counts, self._trail = Counter(), None
         self._written_ns = None  # of the plan, when it was read
         self._point = None
         self._lock = threading.Lock()
@@ -65,9 +66,11 @@ class Faults:
         if written_ns != self._written_ns:
             self._written_ns = written_ns
             self._counts.clear()
+            self._trail = os.open(self._path, _NEW)
             lines = self._plan.read_text().splitlines()
             self._point = tuple(lines[0].rsplit(" ", 2)) if lines else None
         self._counts[where] += 1
+        _note(self._trail, f"{where}\n".encode())
         if self._point is not None and where == self._point[0] and self._counts[where] == int(self._point[2]):
             return self._point[1]
         return None
@@ -76,11 +79,6 @@ class Faults:
         _, *rest = self._plan.read_text().splitlines()
         self._plan.write_text("\n".join(rest))
         os.kill(os.getpid(), signal.SIGKILL)
-
-    def note(self):
-        """What could have been reached."""
-        lines = [f"{where} {count}" for where, count in sorted(self._counts.items())]
-        Path(self._points).write_text("\n".join(lines))
 
 
 def _place(name):

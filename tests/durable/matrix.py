@@ -79,6 +79,17 @@ class Matrix:
     def num_lives(self):
         return len([path for path in self.folder.glob("life-*") if path.suffix != ".new"])
 
+    def plan(self, points):
+        """From now on lives die at these, one after the other."""
+        new = self.folder / "plan.new"
+        new.write_text("\n".join(points))
+        new.rename(self.folder / "plan")
+
+    @property
+    def trail(self):
+        """What the life at hand wrote since then, in order."""
+        return (self.folder / "trail").read_text().splitlines()
+
     def kill(self):
         """The engine that lives, if there is one."""
         with suppress(ProcessLookupError, FileNotFoundError):
@@ -219,9 +230,7 @@ def at_points(one, points):
 
     def disturb():
         life, kills = one.num_lives, []
-        new = one.folder / "plan.new"
-        new.write_text("\n".join(points))
-        new.rename(one.folder / "plan")
+        one.plan(points)
         while len(kills) < len(points) and not one.is_answered:
             if one.num_lives > life:
                 life += 1

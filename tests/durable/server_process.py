@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 STEP_S = 0.005
 CLOCK = "DURABLE_CLOCK"  # environment: a file with the seconds by which the time of day is wrong
-SEGMENT_BYTES = 2**17
+SEGMENT_BYTES = SNAPSHOT_BYTES = 2**16  # so little that each round begins a segment, and takes a snapshot
 
 
 def begin(folder, engine):
@@ -26,9 +26,7 @@ def begin(folder, engine):
     from tests.durable.faults import Faults
 
     full_disk.install(folder)
-    faults = Faults(folder)
-    faults.install()
-    atexit.register(faults.note)
+    Faults(folder).install()
     life = len(list(folder.glob("life-*")))
     (folder / f"life-{life}.new").write_text(str(os.getpid()))
     (folder / f"life-{life}.new").rename(folder / f"life-{life}")
@@ -94,7 +92,7 @@ def _echo():
             num_blocks=4000,
             max_model_len=600,
             max_waiting=300,
-            snapshot_bytes=SEGMENT_BYTES,
+            snapshot_bytes=SNAPSHOT_BYTES,
         )
         told = build if beats is None else serve.then(build, beats.tell_built)
         resume = Resume(mode=log.recovery, force=log.force_resume, cause=supervisor.ended_by())

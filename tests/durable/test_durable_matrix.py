@@ -1,17 +1,18 @@
 """Fifty open calls of all kinds, and a server that is killed at any instant, and at any write."""
 
+import random
+import signal
 import time
-from itertools import zip_longest
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.durable.matrix import at_points, at_random, check_log, matrix, seeded, tell
+from tests.durable.points import EARLY, chosen, paired
 
 pytestmark = pytest.mark.soak
 NUM_RANDOM = 200
-MOST_OF_A_KIND = 8  # points before, in or after writes of one kind that are tried
-LATE = 0.75  # of the writes of a round: behind that, too many calls have their answers
-RECORDS = "write of writer._write below writer._store"
+PARTS, AT_ONCE = 4, 2
 
 
 def check_open(one, least=40):
@@ -19,15 +20,27 @@ def check_open(one, least=40):
     assert min(without) >= least, without
 
 
+def side_by_side(folder, parts, run):
+    """What `run` gives of a folder and each of the parts, which have logs of their own: calls that wait for
+    their clients do so anew in each life, so a log of all of them would grow."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(run, [folder / str(number) for number in range(len(parts))], parts))
+
+
 def test_killed_at_random_instants(tmp_path):
-    chance, begun = seeded(19), time.monotonic()
-    with matrix(tmp_path, "echo") as one:
-        one.round()
-        for _ in range(NUM_RANDOM // 2):
-            one.round(at_random(one, chance, 0.5, 0.5))
-        one.end()
-    tell("at random", one, check_log(tmp_path), time.monotonic() - begun)
-    check_open(one)
+    def killed(folder, chance):
+        begun = time.monotonic()
+        with matrix(folder, "echo") as one:
+            one.round()
+            for _ in range(NUM_RANDOM // 2 // PARTS):
+                one.round(at_random(one, chance, 0.5, 0.5))
+            one.end()
+        tell(f"at random, part {folder.name}", one, check_log(folder), time.monotonic() - begun)
+        check_open(one)
+        return sum(len(each.kills) for each in one.rounds)
+
+    kills = side_by_side(tmp_path, [seeded(190 + part) for part in range(PARTS)], killed)
+    assert sum(kills) == NUM_RANDOM
 
 
 def test_killed_at_random_instants_with_a_model(tmp_path):
@@ -42,50 +55,91 @@ def test_killed_at_random_instants_with_a_model(tmp_path):
     check_open(one, 30)
 
 
-def counted(folder, *before):
-    """How often a life writes where, from the beginning of a round on, or after it died at these points."""
+def trail(one, *before):
+    """What a life writes in a round, in order. `before`: points at which those before it die in it."""
+    one.round(at_points(one, [*before]))
+    return one.trail
+
+
+def tried(folder, rounds):
+    """Rounds with deaths at points. Which were reached by the first life of a round, and by the second."""
+    begun, reached = time.monotonic(), (set(), set())
     with matrix(folder, "echo") as one:
         one.round()
-        one.round(at_points(one, [*before]))
+        for points in rounds:
+            found = one.round(at_points(one, points))
+            for of_life, point, _ in zip(reached, points, found.kills, strict=False):
+                of_life.add(point)
+            (folder / "plan").unlink(missing_ok=True)
         one.end()
-    lines = (folder / "points").read_text().splitlines()
-    return {where: int(count) for where, count in (line.rsplit(" ", 1) for line in lines)}
-
-
-def chosen(counts, chance):
-    """Points to try, and of each kind how many of how many."""
-    points, told = [], {}
-    for where, count in counts.items():
-        sides = ("before", "after", "in") if where == RECORDS else ("before", "after")
-        for side in sides:
-            late = max(1, int(count * LATE)) if count > MOST_OF_A_KIND else count
-            some = range(1, late + 1)
-            if late > MOST_OF_A_KIND:
-                some = sorted(chance.sample(some, MOST_OF_A_KIND))
-            points += [f"{where} {side} {number}" for number in some]
-            told[f"{side} {where}"] = f"{len(some)} of {count}"
-    chance.shuffle(points)
-    return points, told
+    tell(f"at writes, part {folder.name}", one, check_log(folder), time.monotonic() - begun)
+    return reached
 
 
 def test_killed_before_and_after_each_kind_of_write(tmp_path):
     """The first of a round dies in what it does anyhow, the second as it takes up what was left, or later."""
-    chance, begun = seeded(21), time.monotonic()
-    first, of_first = chosen(counted(tmp_path / "first"), chance)
-    second, of_second = chosen(counted(tmp_path / "second", f"{RECORDS} after 60"), chance)
-    reached = [0, 0]
-    with matrix(tmp_path / "all", "echo") as one:
+    chance = seeded(21)
+    with matrix(tmp_path / "trails", "echo") as one:
         one.round()
-        for points in zip_longest(first, second, fillvalue=f"{RECORDS} after 50"):
-            found = one.round(at_points(one, points))
-            for number, of_kind in enumerate((first, second)):
-                reached[number] += len(found.kills) > number and points[number] in of_kind
-            (tmp_path / "all" / "plan").unlink(missing_ok=True)
+        calm = [trail(one) for _ in range(3)]
+        behind = [trail(one, EARLY) for _ in range(3)]
         one.end()
-    unfinished = check_log(tmp_path / "all")
-    for what, some in ("anew", of_first), ("behind a death", of_second):
-        for where, count in some.items():
-            print(f"{what}, {where}: {count}")
-    print(f"reached {reached[0]} of {len(first)} and {reached[1]} of {len(second)}")
-    tell("at writes", one, unfinished, time.monotonic() - begun)
-    assert reached[0] >= 0.9 * len(first) and reached[1] >= 0.9 * len(second)
+    first, of_first = chosen(calm, chance)
+    second, of_second = chosen(behind, chance)
+    rounds = paired(first, second, calm[-1], behind[-1])
+    chance.shuffle(rounds)
+    reached = side_by_side(tmp_path, [rounds[part::PARTS] for part in range(PARTS)], tried)
+    told = ("anew", first, of_first), ("behind a death", second, of_second)
+    for (what, points, of_kinds), by_part in zip(told, zip(*reached, strict=True), strict=True):
+        missed = set(points).difference(*by_part)
+        for where, (some, count) in of_kinds.items():
+            print(f"{what}, {where}: {some} of {count}")
+        print(
+            f"{what}: {len(points)} of {sum(count for _, count in of_kinds.values())}; not reached: {missed}"
+        )
+        assert len(missed) <= 0.1 * len(points)
+
+
+def told_to_end(one, chance, *points):
+    """It is told to end, and started again when it has. Gives what it wrote meanwhile, and its exit code."""
+    found = []
+
+    def disturb():
+        time.sleep(chance.uniform(0.1, 0.4))
+        one.plan(points)
+        life, told = one.num_lives, time.monotonic()
+        one.process.send_signal(signal.SIGTERM)
+        found.extend([one.process.wait(30), one.trail])
+        (one.folder / "plan").unlink()
+        one.start()
+        one.wait_for_life(life)
+        return [told]
+
+    one.round(disturb)
+    return found
+
+
+def test_killed_before_and_after_each_write_of_its_end(tmp_path):
+    """It is told to end while calls are open, and dies before it has."""
+    chance, options = seeded(27), ("--drain-s", "0")
+    with matrix(tmp_path / "trails", "echo", *options, keeps_socket=True) as one:
+        one.round()
+        ended = [told_to_end(one, chance) for _ in range(3)]
+        one.end()
+    points, of_kinds = chosen([trail for _, trail in ended], chance)
+
+    def died(folder, points):
+        begun = time.monotonic()
+        with matrix(folder, "echo", *options, keeps_socket=True) as one:
+            one.round()
+            codes = {point: told_to_end(one, random.Random(point), point)[0] for point in points}
+            one.end()
+        tell(f"at its end, part {folder.name}", one, check_log(folder), time.monotonic() - begun)
+        check_open(one)
+        return [point for point, code in codes.items() if code != 128 + signal.SIGKILL]
+
+    missed = sum(side_by_side(tmp_path, [points[part::PARTS] for part in range(PARTS)], died), [])
+    for where, (some, count) in of_kinds.items():
+        print(f"told to end, {where}: {some} of {count}")
+    print(f"told to end: {len(points)}; not reached: {missed}")
+    assert {code for code, _ in ended} == {0} and len(missed) <= 0.1 * len(points)
