@@ -19,9 +19,9 @@ class Bodies:
         self._rate = rate
         self.num_bytes = 0
 
-    def holding(self, added: Callable[[int], None] = lambda count: None) -> "Held":
-        """Room for one body. `added`: told of bytes that come, and of those that go, as less than none; it
-        may refuse them with an ApiError."""
+    def holding(self, added: Callable[[int, int], None] = lambda held, count: None) -> "Held":
+        """Room for one body. `added`: told of the bytes that it has and of those that come, or go, as less
+        than none; it may refuse them with an ApiError."""
         return Held(self, added)
 
     def add(self, held: "Held", count: int) -> None:
@@ -50,7 +50,7 @@ class Bodies:
                 code="bodies_full",
                 headers={"retry-after": str(self._rate.retry_after_s()), "connection": "close"},
             )
-        held.added(count)
+        held.added(held.num_bytes, count)
         held.num_bytes += count
         self.num_bytes += count
 
@@ -91,7 +91,7 @@ class Held:
     """What one body takes, until nobody needs it: to its release, or the end of its `with`. `num_before`: of
     its bytes those that it goes on with."""
 
-    def __init__(self, bodies: Bodies, added: Callable[[int], None]):
+    def __init__(self, bodies: Bodies, added: Callable[[int, int], None]):
         self.num_bytes = self.num_before = 0
         self._bodies, self.added = bodies, added
 
@@ -105,4 +105,4 @@ class Held:
         """What was read has become a request, which the engine counts."""
         count, self.num_bytes, self.num_before = self.num_bytes, 0, 0
         self._bodies.num_bytes -= count
-        self.added(-count)
+        self.added(count, -count)

@@ -1,6 +1,7 @@
 """A fair share for each API key: one key's calls, and their bodies, leave room for those of others."""
 
 from collections import Counter
+from functools import partial
 
 from mmengine.server.bodies import Bodies, Held
 from mmengine.server.drain_rate import DrainRate
@@ -36,21 +37,20 @@ class Shares:
 
     def holding(self, owner: str, *, is_alone: bool) -> Held:
         """Room for a body of this key, as `Bodies.holding`. The first one always has room."""
+        return self._bodies.holding(partial(self._added, owner, is_alone))
 
-        def added(count: int) -> None:
-            others = self._held[owner] - held.num_bytes
-            if count > 0 and not is_alone and others and self._held[owner] + count > self._most_bytes:
-                raise self._refused(
-                    owner,
-                    f"this API key has bodies of {self._held[owner]} bytes on their way, and its share is "
-                    f"{self._most_bytes} (key_share); try again later",
-                )
-            self._held[owner] += count
-            if not self._held[owner]:
-                del self._held[owner]
-
-        held = self._bodies.holding(added)
-        return held
+    def _added(self, owner: str, is_alone: bool, held: int, count: int) -> None:
+        """To a body that has `held` bytes of those of its key."""
+        others = self._held[owner] - held
+        if count > 0 and not is_alone and others and self._held[owner] + count > self._most_bytes:
+            raise self._refused(
+                owner,
+                f"this API key has bodies of {self._held[owner]} bytes on their way, and its share is "
+                f"{self._most_bytes} (key_share); try again later",
+            )
+        self._held[owner] += count
+        if not self._held[owner]:
+            del self._held[owner]
 
     def _refused(self, owner: str, text: str) -> ApiError:
         num_others = self._rate.num_open / max(1, self._open[owner])  # calls that end for each of its own

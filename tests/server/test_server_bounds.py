@@ -1,8 +1,10 @@
 """What one caller may take, and when one that was refused is told to come again."""
 
+import gc
 import hmac
 import socket
 import threading
+import weakref
 
 import msgspec
 import pytest
@@ -11,7 +13,9 @@ from mmengine.errors import QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
 from mmengine.server.auth import ApiKeys
+from mmengine.server.bodies import Bodies
 from mmengine.server.drain_rate import LONGEST_S, MEASURED, DrainRate
+from mmengine.server.shares import Shares
 from tests.server.running import LONG_CONTEXT, Lasting, SlowEcho, opened, served, wait_for
 
 SHORT = {"messages": [{"role": "user", "content": "a"}]}
@@ -243,3 +247,20 @@ def test_not_ready_is_503_with_the_reasons(server, monkeypatch):
     for path in ("/health", "/health/ready"):
         assert server.call(path)[::2] == (503, {"status": "not ready", "reasons": ["the disk is full"]})
     assert server.call("/health/live")[0] == 200
+
+
+def test_room_for_a_body_is_gone_with_its_call():
+    """Without the garbage collector, which would have to look at each call's otherwise."""
+    rate = DrainRate()
+    bodies = Bodies(100, 100, 1.0, rate)
+    shares = Shares(4, 0.5, bodies, rate)
+    gc.disable()
+    try:
+        with shares.holding("one", is_alone=False) as held:
+            bodies.add(held, 50)
+            gone = weakref.ref(held)
+            assert shares.num_bytes == 50
+        del held
+        assert gone() is None and shares.num_bytes == 0
+    finally:
+        gc.enable()
