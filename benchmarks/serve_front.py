@@ -17,11 +17,12 @@ from mmengine.models.loader import resolve_folder
 from mmengine.models.registry import plugin_for
 from mmengine.request import SamplingParams
 from mmengine.serve.answers import Choice, Completion, RequestOutput
+from mmengine.serve.channel import Channel, put_all
 from mmengine.serve.health import Readiness
 from mmengine.serve.left import Left
 from mmengine.serve.options import SubmitOptions, make_options
 from mmengine.serve.prompts import Prompt
-from mmengine.serve.stream import Channel, Stream, put_all
+from mmengine.serve.stream import Stream
 from mmengine.serve.texts import AnswerTexts
 from mmengine.server.app import App
 from mmengine.server.auth import ApiKeys

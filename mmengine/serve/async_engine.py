@@ -14,7 +14,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from mmengine.request import SamplingParams
 from mmengine.serve.answers import RequestOutput, ended, engine_failed, unbegun
 from mmengine.serve.async_forms import AsyncForms
 from mmengine.serve.async_left import AsyncLeft
+from mmengine.serve.channel import Channel, deliver, tell_accepted
 from mmengine.serve.engine import Engine
 from mmengine.serve.health import Readiness
 from mmengine.serve.left import left_of
@@ -37,7 +37,7 @@ from mmengine.serve.operators import operator_log
 from mmengine.serve.options import FORM, SubmitOptions, make_options
 from mmengine.serve.preparation import FORM_WORKERS, Preparation, Preparing
 from mmengine.serve.prompts import Prompt, Prompted
-from mmengine.serve.stream import Channel, Stream, deliver
+from mmengine.serve.stream import Stream
 from mmengine.serve.structured import response_format_of
 from mmengine.serve.texts import AnswerTexts
 
@@ -321,12 +321,10 @@ class AsyncEngine(AsyncForms, AsyncLeft):
     def _acknowledge(self, engine: Engine) -> None:
         """Tell the callers whose requests a step wrote down."""
         waiting, self._unwritten = self._unwritten, []
+        written: list[Channel] = []
         for channel in waiting:
-            if not engine.is_on_disk(channel.request_id):
-                self._unwritten.append(channel)
-                continue
-            with suppress(RuntimeError):  # the caller's loop is closed
-                channel.loop.call_soon_threadsafe(channel.accepted.set)
+            (written if engine.is_on_disk(channel.request_id) else self._unwritten).append(channel)
+        tell_accepted(written)
 
     def _cancel(self, channel: Channel) -> None:
         request = self._preparing.pop(channel, None)

@@ -13,10 +13,11 @@ import numpy as np
 
 from mmengine.errors import InvalidRequest, MMEngineError
 from mmengine.serve.answers import RequestOutput, engine_failed, in_pieces
+from mmengine.serve.channel import Channel
 from mmengine.serve.engine import Engine
 from mmengine.serve.left import Left
 from mmengine.serve.options import Options
-from mmengine.serve.stream import Channel, Stream
+from mmengine.serve.stream import Stream
 from mmengine.serve.texts import AnswerTexts
 
 _SETTLED_S = 10.0  # that is waited for an engine, which may have ended
@@ -100,9 +101,11 @@ class AsyncLeft(Protocol):
 
     def _let_go(self, channels: list[Channel]) -> None:
         """After a hang the engine may have them as those of the process before."""
+        requests = self._engine.requests
         for channel in channels:
-            self._engine.requests.delivered(channel.request_id)
-            self._engine.requests.drop_resumed(channel.request_id, channel.options.sampling.n)
+            requests.delivered(channel.request_id)
+            if requests.resumed:
+                requests.drop_resumed(channel.request_id, channel.options.sampling.n)
 
 
 def _tell(loop: asyncio.AbstractEventLoop, done: asyncio.Event) -> None:

@@ -15,11 +15,11 @@ from typing import NamedTuple
 from mmengine.errors import RequestFailed
 from mmengine.models.plugin import Prepared
 from mmengine.processing.attempt import GIVEN_UP, Attempt, AttemptOver
+from mmengine.serve.channel import Channel
 from mmengine.serve.engine import Engine
 from mmengine.serve.lanes import Lane
 from mmengine.serve.media_urls import PromptMedia, names_urls
 from mmengine.serve.prompts import Prompt
-from mmengine.serve.stream import Channel
 from mmengine.serve.structured import ResponseFormat
 from mmengine.structured_output.request.fields import WorkOut, large_schemas_by
 

@@ -1,6 +1,5 @@
 """The answer to one request, kept for readers that come and go: each has it from the first token on."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
@@ -10,6 +9,7 @@ import numpy as np
 from mmengine.errors import MMEngineError
 from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.answers import Choice, Completion, Logprobs, RequestOutput, in_pieces
+from mmengine.serve.once import Once
 from mmengine.serve.reasoning import ReasoningTokens
 from mmengine.serve.stream import TAKEN_AT_ONCE, Stream
 
@@ -86,7 +86,7 @@ class Record:
         self.error: MMEngineError | None = None
         self.is_over = False
         self._ended: Callable[[], None] | None = None
-        self._over: asyncio.Event | None = None  # made where somebody waits: most records have nobody
+        self._over = Once()
         self._listeners: dict[Reader, Callable[[], None]] = {}
         self.source = source
         if not isinstance(source, Stream):
@@ -95,7 +95,6 @@ class Record:
     async def over(self) -> None:
         """Wait for its end."""
         if not self.is_over:
-            self._over = self._over or asyncio.Event()
             await self._over.wait()
 
     def begin(self, ended: Callable[[], None]) -> None:
@@ -103,7 +102,8 @@ class Record:
         assert isinstance(self.source, Stream)
         self._ended = ended
         self.source.listen(self._take)
-        self._take()
+        if self.source.backlog:
+            self._take()
 
     def _take(self) -> None:
         stream = self.source
@@ -112,7 +112,7 @@ class Record:
             return
         try:
             self.items += stream.take()
-            while stream.backlog:
+            while not stream.is_over and stream.backlog:
                 self.items += stream.take()
         except MMEngineError as error:
             self.error = error
@@ -122,8 +122,7 @@ class Record:
         if self.is_over:
             stream.listen(None)  # so that no cycle of references keeps it in memory
             ended, self._ended = self._ended, None
-            if self._over is not None:
-                self._over.set()
+            self._over.set()
             if ended is not None:
                 ended()
 
@@ -132,6 +131,16 @@ class Record:
             self._listeners.pop(reader, None)
         else:
             self._listeners[reader] = listener
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether it is in the log."""
+        return not isinstance(self.source, Stream) or self.source.is_accepted
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it is in the log, and did not fail."""
+        return self.error is None and self.is_accepted
 
     @property
     def num_tokens(self) -> int:
@@ -232,7 +241,7 @@ class Reader:
 
     @property
     def is_accepted(self) -> bool:
-        return not isinstance(self._source, Stream) or self._source.is_accepted
+        return self._record.is_accepted
 
     async def accepted(self) -> None:
         if isinstance(self._source, Stream):
@@ -240,7 +249,7 @@ class Reader:
 
     def leave(self) -> None:
         """Twice is no error."""
-        self.listen(None)
+        self._record.listen(self, None)
         left, self._left = self._left, _nothing
         left()
 

@@ -1,0 +1,27 @@
+"""What happens once, and who waits for it."""
+
+import asyncio
+
+from mmengine.serve.once import Once
+
+
+def test_all_who_wait_hear_of_it():
+    async def run():
+        once, heard = Once(), []
+
+        async def wait(name):
+            await once.wait()
+            heard.append(name)
+
+        waiting = [asyncio.create_task(wait(name)) for name in "abc"]
+        await asyncio.sleep(0)
+        waiting[1].cancel()
+        await asyncio.sleep(0)
+        assert not once.is_set and heard == []
+        once.set()
+        once.set()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await wait("late")  # at once
+        return once.is_set, heard
+
+    assert asyncio.run(run()) == (True, ["a", "c", "late"])
