@@ -20,14 +20,13 @@ from mmengine.server.asked import Asked, Envelope
 from mmengine.server.asking import ask
 from mmengine.server.callers import ITS_ID, Caller, Key, keys_of
 from mmengine.server.errors import ApiError
-from mmengine.server.kept_call import Call
+from mmengine.server.kept_call import RESPONSE, Call
 from mmengine.server.orphans import Orphan, asked_before, orphans_of
 from mmengine.server.responses.kept import KeptResponses
 from mmengine.server.storing import Storing
 
 MAX_KEPT_OUTPUTS = 2**18  # of answers that nobody reads any more; the oldest go
 _LOOK_AGAIN_S = 1.0  # whether what runs in the background is over
-RESPONSE = "response"  # the kind of key that a stored response has
 _Fill = Callable[[Asked], Awaitable[None]]
 
 
@@ -73,6 +72,8 @@ class Calls:
             return asked, self._keep(asked, streams, keys, False).readers() if keys else streams
         assert self._kept_responses is not None and self._storing is not None
         self._storing.check_room()
+        if not (keys or asked.uploads) and self._kept_responses.fits_log(asked.envelope, asked.media):
+            return asked, self._keep(asked, ask(self._engine, asked, hold=True), keys, True).readers()
         name = asked.envelope.owner, asked.request_id
         if name in self._beginning:  # it came twice at once
             raise in_use((asked.envelope.owner, ITS_ID, asked.request_id))
@@ -112,6 +113,8 @@ class Calls:
                     raise in_use(key)
                 _check_same(key, call.asked.envelope, asked.envelope)
                 return _as_accepted(asked, call.asked.request_id, call.asked.envelope), call.readers()
+        if not (self._orphans or self._taken_up):
+            return None
         orphan = next((one for one in self._orphans if one.is_of(asked.envelope, keys, caller)), None)
         if orphan is None:
             return self._tried_again(asked, keys, caller)
@@ -147,9 +150,10 @@ class Calls:
 
     def _keep(self, asked: Asked, streams: Sequence[Stream], keys: list[Key], is_stored: bool) -> Call:
         call = Call(asked, streams, self, keys, is_stored)
-        self._calls.update(dict.fromkeys(keys, call))
+        for key in keys:
+            self._calls[key] = call
         if is_stored:
-            self._calls[_response_key(call)] = call
+            self._calls[call.name] = call
         return call
 
     def _take_up(self, orphan: Orphan) -> None:
@@ -162,11 +166,11 @@ class Calls:
 
     def unattended(self, call: Call) -> None:
         """Its client left, with or without its answer."""
+        if not call.keys and (call.is_answered or (call.is_over and call.is_good)):
+            return  # nobody asks for it before it is stored
         if not call.is_good or not self._reattach_s:
             self._expire(call)
             return
-        if call.is_over and not call.keys:
-            return  # nobody asks for it before it is stored
         call.timer = asyncio.get_running_loop().call_later(self._reattach_s, self._expire, call)
         self._unread[call] = call.size
         self._num_unread += self._unread[call]
@@ -211,21 +215,21 @@ class Calls:
 
     def _forget(self, call: Call) -> None:
         all_delivered(call.streams)
-        for key in (*call.keys, _response_key(call)):
+        for key in (*call.keys, call.name):
             if self._calls.get(key) is call:
                 del self._calls[key]
 
     def over(self, call: Call) -> None:
         """All of its answer has come."""
-        if not call.is_good:
+        if not call.is_answered:
             if not call.is_live:
                 self._expire(call)
         elif call.is_stored and self._storing is not None:
             self._storing.put(call)
 
     def _stored(self, call: Call) -> None:
-        self._calls.pop(_response_key(call), None)
-        if not call.keys:
+        self._calls.pop(call.name, None)
+        if not call.keys and call.timer is not None:
             self.attended(call)
 
     async def flush(self) -> None:
@@ -253,10 +257,6 @@ class Calls:
             self._engine.give_up(one.request_id)
         if orphans:
             operator_log.info("nobody asked for calls of the process before", calls=len(orphans))
-
-
-def _response_key(call: Call) -> Key:
-    return call.asked.envelope.owner, RESPONSE, call.asked.request_id
 
 
 async def _unless_it_fails(work: Callable[[], Awaitable[None]]) -> None:

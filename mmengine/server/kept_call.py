@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Protocol
 
 from mmengine.serve.record import News, Reader, Record
@@ -12,6 +13,8 @@ from mmengine.server.responses.kept import Answered
 
 _OUTPUTS_OF_A_CALL = 16  # as many as a call takes beside them
 _BYTES_OF_AN_OUTPUT = 256  # as many of a call's envelope take its room
+RESPONSE = "response"  # the kind of key that a stored response has
+_IS_OVER, _IS_GOOD = attrgetter("is_over"), attrgetter("is_good")  # generators cost more than these
 
 
 class Keeper(Protocol):
@@ -34,9 +37,11 @@ class Call:
     ):
         self.asked, self.keys, self._keeper, self.is_stored = asked, keys, keeper, is_stored
         self.streams = streams
-        self.records = [Record(stream) for stream in streams]
+        self.records = list(map(Record, streams))
+        self.name: Key = asked.envelope.owner, RESPONSE, asked.request_id
+        self.is_answered = False  # all of it has come, its keeper was told so, and it is good
         self._num_readers = 0
-        self.timer: asyncio.TimerHandle | None = None
+        self.timer: asyncio.TimerHandle | None = None  # None: it never waited for a client
         for record in self.records:
             record.begin(self._ended)
 
@@ -53,7 +58,7 @@ class Call:
 
     @property
     def is_over(self) -> bool:
-        return all(record.is_over for record in self.records)
+        return all(map(_IS_OVER, self.records))
 
     @property
     def size(self) -> int:
@@ -75,10 +80,11 @@ class Call:
     @property
     def is_good(self) -> bool:
         """Whether it was accepted, and did not fail."""
-        return self.is_accepted and not any(record.error for record in self.records)
+        return all(map(_IS_GOOD, self.records))
 
     def readers(self) -> list[News]:
-        self._keeper.attended(self)
+        if self.timer is not None:
+            self._keeper.attended(self)
         self._num_readers += len(self.records)
         return [Reader(record, self._left) for record in self.records]
 
@@ -89,6 +95,7 @@ class Call:
 
     def _ended(self) -> None:
         if self.is_over:
+            self.is_answered = self.is_good
             self._keeper.over(self)
 
     def cancel(self) -> None:

@@ -44,9 +44,19 @@ class KeptResponses:
         self._store = store
         self.begun_before = store.begun_before  # ids, as the log knows them, of what has no answer
 
+    def fits_log(self, envelope: Envelope, media: Mapping[str, bytes]) -> bool:
+        """Whether `begin` would keep nothing of it for sure."""
+        if media:
+            return False
+        if (asked := envelope.responses) is None:
+            return True
+        texts = len(asked.instructions or "") * _JSON_BYTES
+        others = len(asked.input) + len(asked.tools) + len(asked.text) + len(asked.tool_choice)
+        return texts + others <= _SMALL_INPUT
+
     async def begin(self, envelope: Envelope, request_id: str, media: Mapping[str, bytes]) -> Envelope:
         """Keep what a response was asked, where the log is no place for it. Gives the log's envelope."""
-        if not media and _num_bytes(envelope) <= _SMALL_INPUT:
+        if self.fits_log(envelope, media):
             return envelope
         data = _encode(envelope)
         if not media and len(data) <= LARGE_ENVELOPE:
@@ -105,12 +115,3 @@ def _as_kept(envelope: Envelope, request_id: str, told: bytes, answer: Whole) ->
     name = log_id(envelope, request_id, 0)
     mine = name, envelope.owner, envelope.created, told, _pack(answer)
     return Kept(*mine, key=envelope.key, keeps_envelope=is_begun)
-
-
-def _num_bytes(envelope: Envelope) -> int:
-    """Of what a call may make large, as JSON."""
-    asked = envelope.responses
-    if asked is None:
-        return 0
-    texts = len(asked.instructions or "") * _JSON_BYTES
-    return texts + len(asked.input) + len(asked.tools) + len(asked.text) + len(asked.tool_choice)
