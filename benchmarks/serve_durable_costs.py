@@ -1,16 +1,22 @@
 """What a call costs that is kept: CPU microseconds beside the same call in a log without envelopes and no
 store, all threads of the process that serves.
 
-Clients run in processes of their own; the sides come in turns, in an order drawn anew each round.
+Clients are a process of their own. Sides come in turns, in an order drawn anew each round and then the same
+order backwards: a machine that gets slower meanwhile is as much slower for each of them.
 """
 
 import asyncio
+import gc
 import os
 import random
+import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import uvloop
 from serve_clients import Load, load
 
@@ -56,7 +62,45 @@ def _ask_without(engine: AsyncEngine, asked: Asked, *, hold: bool = False) -> li
     return streams
 
 
-async def _cpu_us(log: Path, rounds: int, requests: int) -> dict[str, list[float]]:
+class _Clients:
+    """A process that asks. It is forked once, before there is an engine: a fork in the midst of a turn would
+    be among the costs, and so would be each page that is written behind it."""
+
+    def __init__(self) -> None:
+        self._ours, theirs = socket.socketpair()
+        self._pid = os.fork()
+        if not self._pid:
+            self._ours.close()
+            with theirs, theirs.makefile("rb") as lines:
+                for line in lines:
+                    load(*msgspec.json.decode(line, type=tuple[int, Load]))
+                    theirs.sendall(b".")
+            os._exit(0)
+        theirs.close()
+        self._ours.setblocking(False)
+
+    async def ask(self, port: int, asked: Load) -> None:
+        """Until all answers are there. Raises RuntimeError."""
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(self._ours, msgspec.json.encode((port, asked)) + b"\n")
+        if not await loop.sock_recv(self._ours, 1):
+            raise RuntimeError("the clients got no answer")
+
+    def close(self) -> None:
+        self._ours.close()
+        os.waitpid(self._pid, 0)
+
+
+@contextmanager
+def _clients() -> Iterator[_Clients]:
+    found = _Clients()
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+async def _cpu_us(log: Path, clients: _Clients, rounds: int, requests: int) -> dict[str, list[float]]:
     """CPU microseconds a request, by side, of each round."""
     settings = ServerSettings(port=0)
     engine, keep = AsyncEngine(device="cpu", log=log), Keep(log, settings)
@@ -68,17 +112,19 @@ async def _cpu_us(log: Path, rounds: int, requests: int) -> dict[str, list[float
         await asyncio.sleep(0.01)
     keep_for_good()
     found: dict[str, list[float]] = {name: [] for name in SIDES}
-    chance, start = random.Random(19), 0
+    chance, start, port = random.Random(19), 0, bound.getsockname()[1]
     for place in range(rounds + 1):
-        for name in chance.sample(list(SIDES), len(SIDES)):
+        order = chance.sample(list(SIDES), len(SIDES))
+        spent = dict.fromkeys(order, 0.0)
+        for name in (*order, *reversed(order)):
             has_envelope, kind = SIDES[name]
             calls.ask = ask if has_envelope else _ask_without
             start += requests
-            spent = await _spent(
-                app, bound.getsockname()[1], replace(kind, requests=requests, start=start, pause_s=PAUSE_S)
+            spent[name] += await _spent(
+                app, clients, port, replace(kind, requests=requests, start=start, pause_s=PAUSE_S)
             )
-            if place:  # the first one warms up
-                found[name].append(spent / requests * 1e6)
+        for name, seconds in spent.items() if place else ():  # the first one warms up
+            found[name].append(seconds / (2 * requests) * 1e6)
     calls.ask = ask
     server.should_exit = True
     await serving
@@ -87,19 +133,16 @@ async def _cpu_us(log: Path, rounds: int, requests: int) -> dict[str, list[float
     return found
 
 
-async def _spent(app: App, port: int, asked: Load) -> float:
+async def _spent(app: App, clients: _Clients, port: int, asked: Load) -> float:
     """CPU seconds of this process until all answers are there, and stored."""
+    gc.collect()  # nobody pays for what the side before left
     begun = time.process_time()
-    child = os.fork()
-    if not child:
-        load(port, asked)
-        os._exit(0)
-    while os.waitpid(child, os.WNOHANG) == (0, 0):
-        await asyncio.sleep(0.01)
+    await clients.ask(port, asked)
     await app.calls.flush()
     await asyncio.sleep(0.02)  # what the log has behind the answers
     return time.process_time() - begun
 
 
 def kept_costs(log: Path, rounds: int, requests: int) -> dict[str, list[float]]:
-    return uvloop.run(_cpu_us(log, rounds, requests))
+    with _clients() as clients:
+        return uvloop.run(_cpu_us(log, clients, rounds, requests))

@@ -2,15 +2,17 @@
 
 import http.client
 import json
+import os
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from serve_clients import Answer, Load, load
 
@@ -25,10 +27,37 @@ class NoAnswer(Exception):
     """A server does not start, or does not answer."""
 
 
+class Running(NamedTuple):
+    """A server. `pid`: of the process that was started; it may have others below it."""
+
+    port: int
+    pid: int
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of all its processes so far, as far as Linux tells of them (in ticks of 10 ms)."""
+        parents, ticks = {}, {}
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):  # it ended meanwhile
+                words = stat.read_text().rpartition(")")[2].split()
+                pid = int(stat.parent.name)
+                parents[pid], ticks[pid] = int(words[1]), int(words[11]) + int(words[12])
+        mine = {self.pid}
+        while more := {pid for pid, parent in parents.items() if parent in mine} - mine:
+            mine |= more
+        return sum(ticks[pid] for pid in mine) / os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
-def ours(folder: Path | None, log: Path | None = None) -> Iterator[int]:
-    """The port of `mmengine serve`, which tells of no request. `log`: the folder of its log, if it has
-    one."""
+def ours(folder: Path | None) -> Iterator[int]:
+    """The port of `mmengine serve`, which tells of no request."""
+    with serving(folder) as server:
+        yield server.port
+
+
+@contextmanager
+def serving(folder: Path | None, log: Path | None = None) -> Iterator[Running]:
+    """`mmengine serve`, which tells of no request. `log`: the folder of its log, if it has one."""
     model = [] if folder is None else ["--model", str(folder)]
     kept = [] if log is None else ["--log", str(log)]
     words = [
@@ -40,8 +69,8 @@ def ours(folder: Path | None, log: Path | None = None) -> Iterator[int]:
         "cpu",
         "--no-request-log",
     ]
-    with _running(words, "/health/ready") as port:
-        yield port
+    with _running(words, "/health/ready") as server:
+        yield server
 
 
 @contextmanager
@@ -49,12 +78,12 @@ def theirs(python: str, folder: Path, words: Sequence[str]) -> Iterator[int]:
     """The port of `transformers serve`. Raises NoAnswer."""
     program = "from transformers.cli.transformers import main; main()"
     command = [python, "-c", program, "serve", str(folder), "--device", "cpu", *words]
-    with _running(command, "/health") as port:
-        yield port
+    with _running(command, "/health") as server:
+        yield server.port
 
 
 @contextmanager
-def _running(command: list[str], health: str) -> Iterator[int]:
+def _running(command: list[str], health: str) -> Iterator[Running]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with tempfile.TemporaryFile("w+") as said:
@@ -63,7 +92,7 @@ def _running(command: list[str], health: str) -> Iterator[int]:
         )
         try:
             _await(process, port, health, said)
-            yield port
+            yield Running(port, process.pid)
         finally:
             process.terminate()
             try:
