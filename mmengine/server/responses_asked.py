@@ -2,6 +2,17 @@
 
 import msgspec
 
+NOTHING = msgspec.Raw(b"[]")
+ANY_TOOL = msgspec.Raw(b'"auto"')
+PLAIN_TEXT = msgspec.Raw(b'{"format":{"type":"text"},"verbosity":"medium"}')
+NO_REASONING = msgspec.Raw(b'{"effort":null,"summary":null}')
+
+
+def told(value: object, default: msgspec.Raw) -> msgspec.Raw:
+    """As JSON. The default itself where it says the same: msgspec leaves out no other that is equal to it."""
+    data = msgspec.Raw(msgspec.json.encode(value))
+    return default if data == default else data
+
 
 class ResponsesAsked(msgspec.Struct, frozen=True, omit_defaults=True):
     """All that a response object repeats of its call, beside what the envelope has. JSON stands as it goes
@@ -10,11 +21,11 @@ class ResponsesAsked(msgspec.Struct, frozen=True, omit_defaults=True):
     bytes hash to."""
 
     instructions: str | None = None
-    tools: msgspec.Raw = msgspec.Raw(b"[]")
-    tool_choice: msgspec.Raw = msgspec.Raw(b'"auto"')
+    tools: msgspec.Raw = NOTHING
+    tool_choice: msgspec.Raw = ANY_TOOL
     parallel_tool_calls: bool = True
-    text: msgspec.Raw = msgspec.Raw(b'{"format":{"type":"text"},"verbosity":"medium"}')
-    reasoning: msgspec.Raw = msgspec.Raw(b'{"effort":null,"summary":null}')
+    text: msgspec.Raw = PLAIN_TEXT
+    reasoning: msgspec.Raw = NO_REASONING
     temperature: float = 1.0
     top_p: float = 1.0
     max_output_tokens: int | None = None
@@ -27,5 +38,5 @@ class ResponsesAsked(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_cache_key: str | None = None
     background: bool = False
     store: bool = True
-    input: msgspec.Raw = msgspec.Raw(b"[]")
+    input: msgspec.Raw = NOTHING
     is_begun: bool = False  # the input is too large for the log, and stands in the store

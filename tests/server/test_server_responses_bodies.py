@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 
+import msgspec
 import pytest
 
 from mmengine.request import SamplingParams
@@ -12,6 +13,7 @@ from mmengine.server.chat_request import ChatReader, Pixels
 from mmengine.server.errors import ApiError
 from mmengine.server.payloads import MIN_CHARS
 from mmengine.server.responses.reading import ResponsesReader, previous_of
+from mmengine.server.responses.response import ResponseObject
 from mmengine.server.responses.table import RESPONSES
 from tests.serve.test_serve_chat import SHAPES
 from tests.server.openai_answers import check
@@ -349,3 +351,19 @@ def test_null_is_absence():
     nulls = {field.name: None for field in RESPONSES if field.name != "input"}
     asked = read(of_user({**PICTURE, "detail": None, "file_id": None}), **nulls)
     assert asked.envelope.responses.temperature == 1.0 and not asked.stream
+
+
+def test_what_a_call_leaves_open_takes_no_room_in_the_log():
+    """Said as it is by default it takes none either, and each answer repeats it all the same."""
+    said = {"tool_choice": "auto", "tools": [], "text": {"format": {"type": "text"}}, "reasoning": {}}
+    for asked in (read(), read(**said)):
+        kept = json.loads(msgspec.json.encode(echo(asked)))
+        assert kept.keys() <= {"temperature", "top_p", "input"}
+        body = json.loads(ResponseObject("r", asked.envelope).of("queued"))
+        assert {name: body[name] for name in said} == {
+            **said,
+            "text": {"format": {"type": "text"}, "verbosity": "medium"},
+            "reasoning": {"effort": None, "summary": None},
+        }
+    kept = json.loads(msgspec.json.encode(echo(read(tool_choice="none", reasoning={"effort": "low"}))))
+    assert (kept["tool_choice"], kept["reasoning"]["effort"]) == ("none", "low")

@@ -8,6 +8,7 @@ import msgspec
 from mmengine.server.asked import Json
 from mmengine.server.errors import ApiError
 from mmengine.server.responses.body import TextAsked
+from mmengine.server.responses_asked import NOTHING, PLAIN_TEXT, told
 
 _SCHEMA_FIELDS = ("name", "description", "schema", "strict")
 _encode = msgspec.json.encode
@@ -32,7 +33,7 @@ def _tool(where: str, tool: Json) -> Json:
 
 def told_tools(tools: Sequence[Json]) -> msgspec.Raw:
     """With the fields that a response always has."""
-    return msgspec.Raw(_encode([{"parameters": None, "strict": None, **tool} for tool in tools]))
+    return told([{"parameters": None, "strict": None, **tool} for tool in tools], NOTHING)
 
 
 def chat_choice(given: str | Json | None) -> str | Json | None:
@@ -69,6 +70,8 @@ def chat_form(text: TextAsked | None) -> dict[str, msgspec.Raw] | None:
 
 
 def told_text(text: TextAsked | None) -> msgspec.Raw:
-    form = text.format if text is not None else None
     verbosity = text.verbosity if text is not None else None
-    return msgspec.Raw(_encode({"format": form or {"type": "text"}, "verbosity": verbosity or "medium"}))
+    said: Json = {"format": {"type": "text"}, "verbosity": verbosity or "medium"}
+    if text is not None and text.format:
+        said["format"] = text.format
+    return told(said, PLAIN_TEXT)

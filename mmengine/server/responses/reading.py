@@ -15,10 +15,9 @@ from mmengine.server.responses.chat_shapes import chat_choice, chat_form, chat_t
 from mmengine.server.responses.conversation import Conversation
 from mmengine.server.responses.table import FIELDS
 from mmengine.server.responses.wording import reworded, upload_place
-from mmengine.server.responses_asked import ResponsesAsked
+from mmengine.server.responses_asked import ANY_TOOL, NO_REASONING, NOTHING, ResponsesAsked, told
 
 _INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
-_encode = msgspec.json.encode
 
 
 class _Previous(msgspec.Struct, frozen=True):
@@ -136,10 +135,10 @@ def _told(body: ResponsesBody, asked: Asked, items: list[Json], is_stored: bool)
     return ResponsesAsked(
         instructions=body.instructions,
         tools=told_tools(body.tools or ()),
-        tool_choice=msgspec.Raw(_encode(body.tool_choice or "auto")),
+        tool_choice=told(body.tool_choice or "auto", ANY_TOOL),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         text=told_text(body.text),
-        reasoning=msgspec.Raw(_encode({"effort": effort, "summary": None})),
+        reasoning=told({"effort": effort, "summary": None}, NO_REASONING),
         temperature=asked.sampling.temperature,
         top_p=asked.sampling.top_p,
         max_output_tokens=body.max_output_tokens,
@@ -152,7 +151,7 @@ def _told(body: ResponsesBody, asked: Asked, items: list[Json], is_stored: bool)
         prompt_cache_key=body.prompt_cache_key,
         background=bool(body.background),
         store=is_stored,
-        input=msgspec.Raw(_encode(items)) if is_stored else msgspec.Raw(b"[]"),
+        input=told(items, NOTHING) if is_stored else NOTHING,
     )
 
 
