@@ -13,7 +13,7 @@ from report import Part, Table, Target
 from sections import ONE_BY_ONE, OURS
 from workload import one_image
 
-from mmengine_qwen3_vl.model import Qwen3VL
+from mmengine.models.network import Network
 from mmengine_shapes.scenes import random_scene
 
 QUESTIONS = 16
@@ -125,14 +125,14 @@ class ImageFileRun:
 @contextmanager
 def count_images() -> Iterator[list[int]]:
     """Counts, in a list of one number, what really reaches the vision tower."""
-    seen, encode = [0], Qwen3VL.encode
+    seen, encode = [0], Network.encode
 
     def counted(self, patches, grids):
         seen[0] += len(grids)
         return encode(self, patches, grids)
 
-    Qwen3VL.encode = counted
+    Network.encode = counted
     try:
         yield seen
     finally:
-        Qwen3VL.encode = encode
+        Network.encode = encode

@@ -9,11 +9,12 @@ from gpu_kernels import forward_rows
 from gpu_shapes import SHAPES, RandomWeights, reduced
 from gpu_tokens import Verdict
 
+from mmengine.models.config import make_spec
+from mmengine.models.network import text_decoder
 from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.device.registry import open_device
 from mmengine.runtime.kv.pool import KVPool
 from mmengine_qwen3_vl.config import ModelConfig
-from mmengine_qwen3_vl.model import make_spec, text_decoder
 
 Steps = list[list[tuple[int, int]]]  # rows of a step, and how many tokens of each
 DRAFTED = 4  # tokens at the end of each row that are decoded, or verified as drafts

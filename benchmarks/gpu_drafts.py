@@ -11,6 +11,7 @@ from gpu_graphs import BLOCK_SIZE, MAX_ROWS, make_recorder
 from gpu_shapes import SHAPES, reduced
 from gpu_tokens import Verdict
 
+from mmengine.checkpoint.rope import RopeConfig
 from mmengine.errors import ConfigError
 from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.device.placement import Placement
@@ -22,7 +23,6 @@ from mmengine.runtime.drafting.eagle3.head import DraftHead, HeadLayer, HeadWeig
 from mmengine.runtime.drafting.eagle3.linears import gated, linear_of, scores_of
 from mmengine.runtime.kv.pool import KVPool
 from mmengine.spec_decode.eagle3.config import MAX_DRAFTS, HeadConfig
-from mmengine.spec_decode.eagle3.rope import RopeConfig
 from mmengine_qwen3_vl.config import ModelConfig
 
 DRAFT_VOCAB = 32_000  # as of published heads

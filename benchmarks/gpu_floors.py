@@ -8,7 +8,9 @@ from statistics import median
 
 import torch
 
-from mmengine_qwen3_vl.config import ModelConfig, TextConfig, VisionConfig
+from mmengine.models.decoder.config import DecoderConfig
+from mmengine.models.vision.config import VisionConfig
+from mmengine_qwen3_vl.config import ModelConfig
 
 BYTES = 2  # of a value in bfloat16
 WARM_S = 0.3  # an idle GPU's clocks need some time to rise
@@ -87,7 +89,7 @@ def timed(run: Callable[[], object], device: str, repeats: int = 10) -> float:
     return median(seconds)
 
 
-def layer_weights(c: TextConfig) -> int:
+def layer_weights(c: DecoderConfig) -> int:
     """Weights of the matrices of one decoder layer."""
     attention = c.hidden_size * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads)
     return attention + 3 * c.hidden_size * c.intermediate_size

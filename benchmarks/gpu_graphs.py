@@ -11,6 +11,7 @@ from gpu_tokens import Verdict
 
 from mmengine.errors import ConfigError
 from mmengine.gpu.vision_ops import VisionOps, attend_by_frames, rotate
+from mmengine.models.network import Network
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
 from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.device.port import Recorder
@@ -21,7 +22,6 @@ from mmengine.runtime.graphs.decode import DecodeGraphs
 from mmengine.runtime.graphs.encoder import EncoderGraphs
 from mmengine.runtime.graphs.encoder_sizes import encoder_sizes
 from mmengine.runtime.kv.pool import KVPool
-from mmengine_qwen3_vl.model import Qwen3VL
 
 MAX_ROWS, BLOCK_SIZE, LONGEST = 9, 16, 20  # blocks a row at most
 
@@ -72,7 +72,7 @@ def compare_encoder_graphs(device: str, dtype: torch.dtype, most_embeds: int) ->
     return _verdict("images captured beside launched", gaps, dtype)
 
 
-def _encoder_gaps(model: Qwen3VL, recorder: Recorder, most_embeds: int) -> list[float]:
+def _encoder_gaps(model: Network, recorder: Recorder, most_embeds: int) -> list[float]:
     sizes = encoder_sizes(most_embeds, model.spec.merge_size)
     encoder = model.capturable_encoder(sizes[-1])
     if encoder is None:

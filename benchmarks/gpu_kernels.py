@@ -10,6 +10,10 @@ from gpu_tokens import Verdict
 
 from mmengine.core.executor import Admission
 from mmengine.gpu.text_ops import text_ops
+from mmengine.models.config import make_spec
+from mmengine.models.decoder.fused_text import FusedTextDecoder
+from mmengine.models.decoder.text import TextDecoder
+from mmengine.models.network import AnyTextDecoder
 from mmengine.request import Request, SamplingParams
 from mmengine.runtime.attention.base import AttentionBackend, AttentionMeta
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
@@ -18,9 +22,6 @@ from mmengine.runtime.kv.pool import KVPool
 from mmengine.runtime.rows import RowColumns
 from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.runtime.sampling.sampler import Sampler
-from mmengine_qwen3_vl.fused_text import FusedTextDecoder
-from mmengine_qwen3_vl.model import AnyTextDecoder, make_spec
-from mmengine_qwen3_vl.text import TextDecoder
 
 SAMPLINGS = (
     {"temperature": 0.7, "top_p": 0.8, "top_k": 20},

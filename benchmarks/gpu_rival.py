@@ -37,8 +37,8 @@ def rival_model(shape: ModelConfig, device: str, dtype: torch.dtype) -> Referenc
             "max_position_embeddings": text.max_positions,
             "rope_parameters": {
                 "rope_type": "default",
-                "rope_theta": text.rope_theta,
-                "mrope_section": list(text.mrope_section),
+                "rope_theta": text.rope.theta,
+                "mrope_section": list(text.rope.sections),
                 "mrope_interleaved": True,
             },
         },

@@ -4,24 +4,30 @@ from dataclasses import replace
 
 import torch
 
-from mmengine_qwen3_vl.config import ModelConfig, TextConfig, VisionConfig
-from mmengine_qwen3_vl.loading import expected_tensors
-from mmengine_qwen3_vl.model import Qwen3VL, text_decoder
-from mmengine_qwen3_vl.vision import VisionTower
+from mmengine.checkpoint.rope import RopeConfig
+from mmengine.models.decoder.config import DecoderConfig
+from mmengine.models.network import Network, text_decoder
+from mmengine.models.vision.config import VisionConfig
+from mmengine.models.vision.tower import VisionTower
+from mmengine.models.weights import expected_tensors
+from mmengine_qwen3_vl.config import ModelConfig
+
+
+def _rope(*sections: int) -> RopeConfig:
+    return RopeConfig(5e6, sections=sections, interleaved=True)
 
 
 def _shape(text: dict[str, object], vision: dict[str, object]) -> ModelConfig:
     """What all sizes share, with what they do not."""
     return ModelConfig(
-        text=TextConfig(
+        text=DecoderConfig(
             vocab_size=151_936,
             num_kv_heads=8,
             head_dim=128,
             max_positions=262_144,
             rms_norm_eps=1e-6,
-            attention_bias=False,
-            rope_theta=5e6,
-            mrope_section=(24, 20, 20),
+            rope=_rope(24, 20, 20),
+            qk_norm=True,
             **text,
         ),
         vision=VisionConfig(
@@ -33,6 +39,7 @@ def _shape(text: dict[str, object], vision: dict[str, object]) -> ModelConfig:
             merge_size=2,
             num_positions=2304,
             rope_theta=10_000.0,
+            norm_eps=1e-6,
             gelu="tanh",
             **vision,
         ),
@@ -70,7 +77,7 @@ SHAPES = {
 def reduced(shape: ModelConfig) -> ModelConfig:
     """The same parts, few and narrow: for a dry run."""
     narrow = {"hidden_size": 64, "intermediate_size": 128}
-    heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "mrope_section": (6, 5, 5)}
+    heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "rope": _rope(6, 5, 5)}
     text = replace(shape.text, vocab_size=512, num_layers=2, **heads, **narrow)
     vision = replace(
         shape.vision, depth=3, num_heads=4, out_hidden_size=64, deepstack_layers=(0, 1), **narrow
@@ -81,7 +88,7 @@ def reduced(shape: ModelConfig) -> ModelConfig:
 def wide_shape(num_heads: int) -> ModelConfig:
     """A small model whose heads are as wide as real ones, two of K and V."""
     shape = reduced(SHAPES["2B"])
-    wide = {"num_heads": num_heads, "num_kv_heads": 2, "head_dim": 128, "mrope_section": (24, 20, 20)}
+    wide = {"num_heads": num_heads, "num_kv_heads": 2, "head_dim": 128, "rope": _rope(24, 20, 20)}
     return replace(shape, text=replace(shape.text, **wide))
 
 
@@ -109,10 +116,10 @@ class RandomWeights:
 
 def random_model(
     shape: ModelConfig, device: str, dtype: torch.dtype, *, batch_invariant: bool = False
-) -> Qwen3VL:
+) -> Network:
     where = torch.device(device)
     with torch.inference_mode():
         weights = RandomWeights(shape, where, dtype)
         text = text_decoder(shape.text, weights, where, dtype, batch_invariant=batch_invariant)
         vision = VisionTower(shape.vision, weights, where)
-    return Qwen3VL(shape, text, vision, where, dtype)
+    return Network(shape, text, vision, where, dtype)

@@ -11,6 +11,8 @@ from gpu_tokens import Verdict
 
 from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
+from mmengine.models.config import make_spec
+from mmengine.models.decoder.text import TextDecoder
 from mmengine.request import Request, SamplingParams
 from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
@@ -20,8 +22,6 @@ from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.kv.pool import KVPool
 from mmengine_qwen3_vl import plugin
 from mmengine_qwen3_vl.config import ModelConfig
-from mmengine_qwen3_vl.model import make_spec
-from mmengine_qwen3_vl.text import TextDecoder
 
 LONGEST, NUM_NEW = 512, 24  # tokens of a prompt, and of an answer
 ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 0.02}  # of a logprob

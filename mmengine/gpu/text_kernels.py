@@ -57,7 +57,7 @@ def _rotate_kernel(
 
 def norm_rotate(
     qkv: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     cos: torch.Tensor,
     sin: torch.Tensor,
     eps: float,
@@ -71,7 +71,7 @@ def norm_rotate(
     _rotate_kernel[(num_tokens, num_heads + num_kv_heads if cache is None else num_all)](
         qkv,
         qkv.stride(0),
-        weight,
+        qkv if weight is None else weight,  # without a norm it is not touched
         cos,
         sin,
         head_dim // 2,
@@ -83,7 +83,7 @@ def norm_rotate(
         HEAD_DIM=head_dim,
         BLOCK_SIZE=1 if cache is None else blocks.shape[2],
         LANES=triton.next_power_of_2(head_dim // 2),
-        NORMS=True,
+        NORMS=weight is not None,
         APPENDS=cache is not None,
         num_warps=1,
     )

@@ -34,9 +34,10 @@ class TextOps:
 
     silu_mul(gate_up [t, 2 * i]) to [t, i]: silu of the first half times the second.
 
-    norm_rotate(qkv [t, heads + 2 * kv_heads, d], weight [heads + kv_heads, d], cos, sin, eps, heads, cache):
-    norms each head of q and k and rotates it, in place; cos and sin float32 [t, d / 2] without gaps. `cache`:
-    KV blocks [n, 2, block_size, kv_heads, d] and slots int64 [t], where k and v are stored as well; or None.
+    norm_rotate(qkv [t, heads + 2 * kv_heads, d], weight [heads + kv_heads, d] or None, cos, sin, eps, heads,
+    cache): norms each head of q and k, where there is a weight for it, and rotates it, in place; cos and sin
+    float32 [t, d / 2] without gaps. `cache`: KV blocks [n, 2, block_size, kv_heads, d] and slots int64 [t],
+    where k and v are stored as well; or None.
 
     `by`: who does each. `batch_invariant`: a row's bits depend on that row alone.
     """
@@ -45,7 +46,7 @@ class TextOps:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     silu_mul: Callable[[Tensor], Tensor]
-    norm_rotate: Callable[[Tensor, Tensor, Tensor, Tensor, float, int, Cache | None], None]
+    norm_rotate: Callable[[Tensor, Tensor | None, Tensor, Tensor, float, int, Cache | None], None]
     by: dict[str, str] = field(default_factory=dict)
     batch_invariant: bool = False
 
@@ -65,10 +66,18 @@ def _silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def _norm_rotate(
-    qkv: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float, num_heads: int, cache: Cache | None
+    qkv: Tensor,
+    weight: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    num_heads: int,
+    cache: Cache | None,
 ) -> None:
-    num_qk, head_dim = weight.shape
-    qk = F.rms_norm(qkv[:, :num_qk].float(), (head_dim,), None, eps) * weight.float()
+    num_qk = (qkv.shape[1] + num_heads) // 2
+    qk = qkv[:, :num_qk].float()
+    if weight is not None:
+        qk = F.rms_norm(qk, qk.shape[-1:], None, eps) * weight.float()
     low, high = qk.chunk(2, -1)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     qkv[:, :num_qk] = torch.cat((low * cos - high * sin, high * cos + low * sin), -1).to(qkv.dtype)
@@ -167,7 +176,9 @@ def _example(ops: TextOps, device: torch.device, dtype: torch.dtype) -> list[Ten
     blocks = torch.zeros(2, 2, 4, 1, 64, device=device, dtype=dtype)
     slots = torch.tensor([4, 5, 6, 7, 2], device=device)
     ops.norm_rotate(qkv, weight[:192].view(3, 64), angles.cos(), angles.sin(), 1e-6, 2, (blocks, slots))
-    return [each.float() for each in (*found, qkv, blocks)]
+    rotated = x.clone().view(5, 4, 64)
+    ops.norm_rotate(rotated, None, angles.cos(), angles.sin(), 1e-6, 2, None)
+    return [each.float() for each in (*found, qkv, blocks, rotated)]
 
 
 def _keeps_bits(ops: TextOps, device: torch.device, dtype: torch.dtype) -> bool:

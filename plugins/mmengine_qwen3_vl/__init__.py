@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mmengine.checkpoint.fingerprint import fingerprint
 from mmengine.request import MediaItem
-from mmengine_qwen3_vl.config import ARCHITECTURE
+from mmengine_qwen3_vl.config import ARCHITECTURE, read_config
+from mmengine_qwen3_vl.names import NAMES
 from mmengine_qwen3_vl.positions import rope_positions
-from mmengine_qwen3_vl.weights import fingerprint
 
 if TYPE_CHECKING:  # heavy: see Qwen3VLPlugin
+    from mmengine.models.network import Network
     from mmengine.models.plugin import Processor
     from mmengine.models.sharding import Shard
-    from mmengine_qwen3_vl.model import Qwen3VL
 
 
 class Qwen3VLPlugin:
@@ -35,13 +36,21 @@ class Qwen3VLPlugin:
         dtype: str,
         shard: "Shard | None" = None,
         batch_invariant: bool = False,
-    ) -> "Qwen3VL":
-        from mmengine_qwen3_vl.model import load_model
+    ) -> "Network":
+        from mmengine.models.network import load_network
 
-        return load_model(folder, device=device, dtype=dtype, shard=shard, batch_invariant=batch_invariant)
+        return load_network(
+            folder,
+            read_config(folder),
+            NAMES,
+            device=device,
+            dtype=dtype,
+            shard=shard,
+            batch_invariant=batch_invariant,
+        )
 
     def fingerprint(self, folder: Path) -> str:
-        return fingerprint(folder)
+        return fingerprint(folder, NAMES)
 
     def positions(self, prompt_token_ids: np.ndarray, media: Sequence[MediaItem]) -> tuple[np.ndarray, int]:
         return rope_positions(len(prompt_token_ids), media)

@@ -10,6 +10,10 @@ from pathlib import Path
 
 from mmengine.checkpoint.fields import Fields
 from mmengine.checkpoint.files import read_json
+from mmengine.checkpoint.rope import RopeConfig
+from mmengine.models.config import NetworkConfig
+from mmengine.models.decoder.config import DecoderConfig
+from mmengine.models.vision.config import VisionConfig
 
 ARCHITECTURE = "Qwen3VLForConditionalGeneration"
 VISION_ACTIVATIONS = {"gelu_pytorch_tanh": "tanh", "gelu": "none"}  # name to F.gelu's `approximate`
@@ -17,50 +21,7 @@ _ROPE_TYPES = ("default", "mrope")  # the second is an old name of the first
 
 
 @dataclass(frozen=True, slots=True)
-class TextConfig:
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_positions: int
-    rms_norm_eps: float
-    attention_bias: bool
-    rope_theta: float
-    mrope_section: tuple[int, int, int]  # frequencies of time, height, width; sum is head_dim / 2
-    tied: bool  # the head is the embedding
-
-
-@dataclass(frozen=True, slots=True)
-class VisionConfig:
-    depth: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    out_hidden_size: int
-    in_channels: int
-    patch_size: int
-    temporal_patch_size: int
-    merge_size: int
-    num_positions: int  # learned position embeddings, a square
-    rope_theta: float
-    gelu: str  # `approximate` of F.gelu in the blocks; the mergers' is exact
-    deepstack_layers: tuple[int, ...]  # blocks tapped; item i belongs to deepstack merger i
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
-
-    @property
-    def patch_width(self) -> int:
-        return self.in_channels * self.temporal_patch_size * self.patch_size**2
-
-
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    text: TextConfig
+class ModelConfig(NetworkConfig):
     vision: VisionConfig
     image_token_id: int
     video_token_id: int
@@ -106,7 +67,7 @@ def _refuse(root: Fields) -> None:
             root.fail(f"{fields.prefix}auto_map asks for code of the model's own, which is never run")
 
 
-def _text_config(root: Fields) -> TextConfig:
+def _text_config(root: Fields) -> DecoderConfig:
     text = root.child("text_config")
     num_heads = text.integer("num_attention_heads", 1, 1024)
     num_kv_heads = text.integer("num_key_value_heads", 1, 1024, num_heads)
@@ -117,8 +78,8 @@ def _text_config(root: Fields) -> TextConfig:
         root.fail(
             f"text_config.hidden_act {repr(text.values['hidden_act'])[:60]} is not supported, only silu"
         )
-    theta, section = _text_rope(text, head_dim)
-    return TextConfig(
+    biased = text.flag("attention_bias", False)
+    return DecoderConfig(
         vocab_size=text.integer("vocab_size", 1, 2**22),
         hidden_size=text.integer("hidden_size", 1, 2**17),
         intermediate_size=text.integer("intermediate_size", 1, 2**20),
@@ -128,15 +89,16 @@ def _text_config(root: Fields) -> TextConfig:
         head_dim=head_dim,
         max_positions=text.integer("max_position_embeddings", 1, 2**24),
         rms_norm_eps=text.number("rms_norm_eps", 1e-6),
-        attention_bias=text.flag("attention_bias", False),
-        rope_theta=theta,
-        mrope_section=section,
+        rope=_text_rope(text, head_dim),
+        qkv_bias=biased,
+        out_bias=biased,
+        qk_norm=True,
         tied=root.flag("tie_word_embeddings", text.flag("tie_word_embeddings", False)),
     )
 
 
-def _text_rope(text: Fields, head_dim: int) -> tuple[float, tuple[int, int, int]]:
-    """rope_theta and the M-RoPE sections, from either style of config."""
+def _text_rope(text: Fields, head_dim: int) -> RopeConfig:
+    """From either style of config."""
     modern = text.values.get("rope_parameters") is not None
     rope = text.child("rope_parameters" if modern else "rope_scaling", optional=True)
     kind = rope.values.get("rope_type", rope.values.get("type", "default"))
@@ -151,7 +113,8 @@ def _text_rope(text: Fields, head_dim: int) -> tuple[float, tuple[int, int, int]
             f"of head_dim {head_dim}"
         )
     theta_fields = rope if "rope_theta" in rope.values else text
-    return theta_fields.number("rope_theta", 500000.0), section
+    theta = theta_fields.number("rope_theta", 500000.0)
+    return RopeConfig(theta, sections=section, interleaved=True)
 
 
 def _vision_config(vision: Fields) -> VisionConfig:
@@ -187,6 +150,7 @@ def _vision_config(vision: Fields) -> VisionConfig:
         merge_size=vision.integer("spatial_merge_size", 1, 16, 2),
         num_positions=num_positions,
         rope_theta=rope.number("rope_theta", 10000.0),
+        norm_eps=1e-6,  # not in the file
         gelu=VISION_ACTIVATIONS[activation],
         deepstack_layers=layers,
     )

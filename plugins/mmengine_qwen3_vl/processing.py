@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mmengine.checkpoint.files import read_json
+from mmengine.checkpoint.fingerprint import fingerprint
 from mmengine.errors import InvalidMedia, InvalidRequest, ModelError
 from mmengine.models.decoding import DecoderRecipe, MediaDecoder
 from mmengine.models.plugin import MediaInput, MediaSource, Prepared
@@ -18,12 +19,12 @@ from mmengine_qwen3_vl.config import ModelConfig, read_config
 from mmengine_qwen3_vl.decoder import check_length, recipe
 from mmengine_qwen3_vl.media import MediaLoader
 from mmengine_qwen3_vl.messages import MAX_TEXT_CHARS, MediaPart, fill, read_messages, read_variables
+from mmengine_qwen3_vl.names import NAMES
 from mmengine_qwen3_vl.settings import PatchSettings, Settings, read_settings
 from mmengine_qwen3_vl.sources import Access
 from mmengine_qwen3_vl.template import ChatTemplate
 from mmengine_qwen3_vl.token_writer import TokenWriter
 from mmengine_qwen3_vl.tokens import QwenTokenizer
-from mmengine_qwen3_vl.weights import vision_fingerprint
 
 VERSION = "qwen3-vl-processing-1"  # changes when the same input would give other pixels or tokens
 GENERATION_NAMES = (
@@ -50,7 +51,7 @@ def load_processor(folder: Path) -> "Qwen3VLProcessor":
         tokenizer=tokenizer,
         template=ChatTemplate.of_folder(folder, tokenizer),
         generation=_generation(folder),
-        vision=vision_fingerprint(folder),
+        vision=fingerprint(folder, NAMES, prefix="visual."),
     )
 
 

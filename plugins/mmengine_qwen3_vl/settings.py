@@ -10,7 +10,7 @@ from typing import Any
 
 from mmengine.checkpoint.files import read_json
 from mmengine.errors import ModelError
-from mmengine_qwen3_vl.config import VisionConfig
+from mmengine.models.vision.config import VisionConfig
 
 # What the vision tower is fed: (x / 255 - 0.5) / 0.5, done on the device. Nothing else is served.
 _NORMALISATION = {

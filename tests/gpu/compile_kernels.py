@@ -91,6 +91,7 @@ KERNELS = [
     ),
     (text_kernels._rotate_kernel, ROTATE, SIZES | {"NORMS": True, "APPENDS": True}, 1),
     (text_kernels._rotate_kernel, ROTATE, SIZES | {"NORMS": True, "APPENDS": False}, 1),
+    (text_kernels._rotate_kernel, ROTATE, SIZES | {"NORMS": False, "APPENDS": True}, 1),
     (text_kernels._rotate_kernel, ROTATE, SIZES | {"HEAD_DIM": 72, "NORMS": False, "APPENDS": False}, 1),
     (
         sampling_kernels._draw_kernel,

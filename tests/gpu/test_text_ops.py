@@ -110,10 +110,11 @@ def test_flashinfers_functions_are_called_as_they_are_declared(monkeypatch):
     block_size=st.sampled_from([1, 4, 16]),
     dtype=st.sampled_from([torch.float32, torch.float16]),
     cached=st.booleans(),
+    normed=st.booleans(),
     seed=st.integers(0, 9),
 )
 def test_the_rotation_is_torchs(
-    kernel_device, tokens, heads, kv_heads, half, block_size, dtype, cached, seed
+    kernel_device, tokens, heads, kv_heads, half, block_size, dtype, cached, normed, seed
 ):
     """Also of a part of a wider matrix, and what it does not name stays as it was, to the bit."""
     _, functions = text_ops.our_rotation()
@@ -135,7 +136,7 @@ def test_the_rotation_is_torchs(
         mine, kept = wide.clone().to(device), blocks.clone().to(device)
         cache = (kept, slots.to(device)) if cached else None
         weights, cos, sin = (each.to(device) for each in (weight, angles.cos(), angles.sin()))
-        function(mine[:, :-1], weights, cos, sin, 1e-6, heads, cache)
+        function(mine[:, :-1], weights if normed else None, cos, sin, 1e-6, heads, cache)
         found.append((mine.cpu(), kept.cpu()))
     (mine, kept), (wanted, wanted_kept) = found
     bound = {torch.float32: 1e-5, torch.float16: 4e-3}[dtype]

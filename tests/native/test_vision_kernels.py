@@ -5,9 +5,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mmengine.models.vision.segments import Rotation, attend_native, attend_torch
+from mmengine.models.vision.tower import normalise
 from mmengine.native.vision import VisionKernels, vision_kernels
-from mmengine_qwen3_vl.segments import Rotation, attend_native, attend_torch
-from mmengine_qwen3_vl.vision import normalise
 
 DTYPES = (torch.float32, torch.bfloat16)
 HEADS = ((4, 24), (2, 64), (3, 72), (1, 80), (2, 8), (1, 256))

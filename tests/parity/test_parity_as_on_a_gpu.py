@@ -7,11 +7,11 @@ import pytest
 from parity_cases import Runner
 
 from mmengine.gpu import text_ops, vision_ops
+from mmengine.models import network
+from mmengine.models.decoder.fused_text import FusedTextDecoder
+from mmengine.models.vision import tower
 from mmengine.request import SamplingParams
 from mmengine.runtime.sampling import masking, sampler
-from mmengine_qwen3_vl import model as model_module
-from mmengine_qwen3_vl import vision
-from mmengine_qwen3_vl.fused_text import FusedTextDecoder
 
 SAMPLED = SamplingParams(seed=7, temperature=4.0, top_k=30, top_p=0.95, min_p=0.001)
 BY_MASS = SamplingParams(seed=8, temperature=5.0, top_p=0.9)
@@ -20,10 +20,10 @@ BY_MASS = SamplingParams(seed=8, temperature=5.0, top_p=0.9)
 def make_runner(patch):
     """A runner whose model is built as for a GPU."""
     packed = vision_ops.VisionOps(vision_ops.rotate, vision_ops.attend_by_frames)
-    patch.setattr(vision, "vision_kernels", lambda *of: None)
-    patch.setattr(vision, "vision_ops", lambda *of: packed)
+    patch.setattr(tower, "vision_kernels", lambda *of: None)
+    patch.setattr(tower, "vision_ops", lambda *of: packed)
     ops = text_ops.torch_ops()
-    patch.setattr(model_module, "text_decoder", lambda *of: FusedTextDecoder(*of[:3], ops))
+    patch.setattr(network, "text_decoder", lambda *of: FusedTextDecoder(*of[:3], ops))
     runner = Runner(attention="torch")
     assert type(runner.network._text) is FusedTextDecoder
     return runner

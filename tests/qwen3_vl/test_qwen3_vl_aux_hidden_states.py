@@ -15,12 +15,12 @@ from qwen3_vl_reference import (
     run_rows,
 )
 
+from mmengine.models.decoder.native_text import NativeTextDecoder
+from mmengine.models.decoder.text import TextDecoder
 from mmengine.models.plugin import AuxHiddenStates
 from mmengine.native.decoder import Decoder
 from mmengine.runtime.attention.native_paged import NativePagedAttention
 from mmengine_qwen3_vl import plugin
-from mmengine_qwen3_vl.native_text import NativeTextDecoder
-from mmengine_qwen3_vl.text import TextDecoder
 
 NUM_LAYERS, HIDDEN = 4, 48
 DEEPSTACK = [2, 0, 1]  # added behind layers 0, 1 and 2
@@ -82,7 +82,7 @@ class AuxRecording:
 
 def load(folder, library, dtype="float32"):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mmengine_qwen3_vl.model.native.load", lambda: library)
+        patch.setattr("mmengine.models.network.native.load", lambda: library)
         model = plugin.load_model(folder, device="cpu", dtype=dtype)
     assert type(model._text) is (TextDecoder if library is None else NativeTextDecoder)
     return model

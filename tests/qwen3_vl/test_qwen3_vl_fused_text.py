@@ -16,13 +16,13 @@ from qwen3_vl_reference import (
 )
 
 from mmengine.gpu import text_ops
+from mmengine.models import network
+from mmengine.models.decoder.fused_text import FusedTextDecoder
+from mmengine.models.decoder.text import TextDecoder
 from mmengine.models.plugin import AuxHiddenStates
 from mmengine.runtime.attention import registry
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
-from mmengine_qwen3_vl import model as model_module
 from mmengine_qwen3_vl import plugin
-from mmengine_qwen3_vl.fused_text import FusedTextDecoder
-from mmengine_qwen3_vl.text import TextDecoder
 
 PARTS = ([17], [3, ("image", (4, 6)), 5], [2, ("image", (2, 8)), 1, ("video", (3, 4, 4)), 6], [1])
 
@@ -38,7 +38,7 @@ def folders(tmp_path_factory):
 def load(folder, dtype, make):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            model_module, "text_decoder", lambda config, weights, where, *_: make(config, weights, where)
+            network, "text_decoder", lambda config, weights, where, *_: make(config, weights, where)
         )
         return plugin.load_model(folder, device="cpu", dtype=dtype)
 

@@ -14,11 +14,12 @@ from qwen3_vl_reference import (
     whole_steps,
 )
 
+from mmengine.models.decoder.native_text import NativeTextDecoder
+from mmengine.models.decoder.tensors import HEAD
+from mmengine.models.decoder.text import TextDecoder
 from mmengine.native import library
 from mmengine_qwen3_vl import plugin
-from mmengine_qwen3_vl.loading import HEAD
-from mmengine_qwen3_vl.native_text import NativeTextDecoder
-from mmengine_qwen3_vl.text import TextDecoder
+from mmengine_qwen3_vl.config import read_config
 
 TOLERANCE = 1e-4
 PARTS = {
@@ -60,7 +61,7 @@ def decoder(request):
     """Which of the two decoders a model is loaded with."""
     if request.param == "torch":
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("mmengine_qwen3_vl.model.native.load", lambda: None)
+            patch.setattr("mmengine.models.network.native.load", lambda: None)
             yield TextDecoder
         return
     if library.load() is None:
@@ -198,7 +199,8 @@ def test_the_embedded_checkpoint():
     model = plugin.load_model(folder, device="cpu", dtype="float32")
     rng = np.random.default_rng(9)
     prompts = [make_prompt(parts, rng, patch_width=model.spec.patch_width) for parts in PARTS.values()]
+    config = read_config(folder)
     for prompt in prompts:
-        prompt.ids[prompt.types == 1] = model.config.image_token_id
-        prompt.ids[prompt.types == 2] = model.config.video_token_id
+        prompt.ids[prompt.types == 1] = config.image_token_id
+        prompt.ids[prompt.types == 2] = config.video_token_id
     assert largest_difference(model, reference, prompts, ragged_steps(prompts, rng, 12)) < TOLERANCE

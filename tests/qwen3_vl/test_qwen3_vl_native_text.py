@@ -13,12 +13,12 @@ from qwen3_vl_reference import (
     whole_steps,
 )
 
+from mmengine.models.decoder.native_text import NativeTextDecoder
+from mmengine.models.decoder.text import TextDecoder
 from mmengine.native.rotary import RotaryTable
 from mmengine.runtime.attention.native_paged import NativePagedAttention
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine_qwen3_vl import plugin
-from mmengine_qwen3_vl.native_text import NativeTextDecoder
-from mmengine_qwen3_vl.text import TextDecoder
 
 # Largest and mean difference of logits of about +-7. In bfloat16 the decoder rounds where torch does, and
 # sums in other orders: now and then a value falls to its other neighbour, and that runs through all layers.
@@ -52,7 +52,7 @@ def folders(tmp_path_factory):
 
 def load(folder, dtype, library):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mmengine_qwen3_vl.model.native.load", lambda: library)
+        patch.setattr("mmengine.models.network.native.load", lambda: library)
         model = plugin.load_model(folder, device="cpu", dtype=dtype)
     assert type(model._text) is (TextDecoder if library is None else NativeTextDecoder)
     return model
@@ -177,7 +177,7 @@ def test_inputs_are_left_as_they_are(folders, library):
 
 def test_torch_computes_what_the_kernels_do_not_know(folders, library):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mmengine_qwen3_vl.model.native.load", lambda: library)
+        patch.setattr("mmengine.models.network.native.load", lambda: library)
         model = plugin.load_model(folders["tied"], device="cpu", dtype="float16")
     assert type(model._text) is TextDecoder
 

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from qwen3_vl_reference import make_reference
 from safetensors.torch import load_file, save_file
 
+from mmengine.checkpoint.fingerprint import fingerprint as fingerprint_of
 from mmengine.errors import ConfigError, ModelError
 from mmengine_qwen3_vl import plugin
 from mmengine_qwen3_vl.config import read_config
-from mmengine_qwen3_vl.weights import canonical_name, fingerprint, vision_fingerprint
+from mmengine_qwen3_vl.names import NAMES
 
 EMBEDDING = "model.language_model.embed_tokens.weight"
 Q_PROJ = "model.language_model.layers.0.self_attn.q_proj.weight"
@@ -33,6 +34,14 @@ def pristine(tmp_path_factory):
 def folder(pristine, tmp_path):
     shutil.copytree(pristine, tmp_path / "model")
     return tmp_path / "model"
+
+
+def fingerprint(folder):
+    return plugin.fingerprint(folder)
+
+
+def vision_fingerprint(folder):
+    return fingerprint_of(folder, NAMES, prefix="visual.")
 
 
 def load(folder, **options):
@@ -154,7 +163,7 @@ def test_the_public_4b_config_in_the_style_of_the_hub(tmp_path):
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     read = read_config(tmp_path)
-    assert (read.text.rope_theta, read.text.mrope_section, read.text.tied) == (5e6, (24, 20, 20), True)
+    assert (read.text.rope.theta, read.text.rope.sections, read.text.tied) == (5e6, (24, 20, 20), True)
     assert (read.vision.head_dim, read.vision.patch_width, read.vision.rope_theta) == (64, 1536, 1e4)
 
 
@@ -306,7 +315,7 @@ def test_a_config_that_asks_for_more_than_the_file_holds_allocates_nothing(folde
     ],
 )
 def test_names_in_the_wild(stored, canonical):
-    assert canonical_name(stored) == canonical
+    assert NAMES.canonical(stored) == canonical
 
 
 def shard(folder, rename=lambda name: name):

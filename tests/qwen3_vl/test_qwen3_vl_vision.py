@@ -8,8 +8,9 @@ import torch
 from qwen3_vl_reference import make_reference, reference_pixels
 
 from mmengine.gpu.vision_ops import VisionOps, attend_by_frames, rotate
+from mmengine.models.vision import tower as vision
 from mmengine.native.library import describe
-from mmengine_qwen3_vl import plugin, vision
+from mmengine_qwen3_vl import plugin
 
 GRIDS = [(1, 4, 6), (3, 2, 4), (1, 8, 2), (1, 6, 4), (2, 4, 4), (1, 2, 2)]
 

@@ -15,6 +15,8 @@ from mmengine import build
 from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError
 from mmengine.gpu import text_ops
+from mmengine.models import network
+from mmengine.models.decoder.fused_text import FusedTextDecoder
 from mmengine.native import library
 from mmengine.runtime.attention import registry, triton_paged
 from mmengine.runtime.device import invariant
@@ -22,8 +24,6 @@ from mmengine.runtime.device.cuda import CudaDevice
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.sampling import masking, sampler
 from mmengine.serve.engine import Engine
-from mmengine_qwen3_vl import model as model_module
-from mmengine_qwen3_vl.fused_text import FusedTextDecoder
 from tests.spec_decode.equality import Asked, drawn_alike, mixed
 
 ALONE = {"max_num_seqs": 1, "enable_prefix_caching": False, "spec": "none"}
@@ -99,7 +99,7 @@ def test_company_changes_no_bit_as_on_a_gpu(asked, kernel_device, dots_in_order,
     from mmengine.gpu import sampling_kernels
 
     ops = text_ops.text_ops(kernel_device, torch.float32, batch_invariant=True)
-    monkeypatch.setattr(model_module, "text_decoder", lambda *of: FusedTextDecoder(*of[:3], ops))
+    monkeypatch.setattr(network, "text_decoder", lambda *of: FusedTextDecoder(*of[:3], ops))
     for module in (sampler, masking):
         monkeypatch.setattr(module, "sampling_kernels", lambda device: sampling_kernels)
     found = {}
@@ -172,7 +172,7 @@ def test_on_a_gpu_what_samples_must_be_ours_too(monkeypatch):
 @pytest.mark.parametrize("wanted", [False, True])
 def test_on_a_gpu_the_decoder_is_of_our_kernels(wanted, monkeypatch):
     made = []
-    monkeypatch.setattr(model_module, "text_ops", lambda *of, **options: made.append(options))
-    monkeypatch.setattr(model_module, "FusedTextDecoder", lambda *of: of)
-    model_module.text_decoder(None, None, torch.device("cuda"), torch.bfloat16, None, wanted)
+    monkeypatch.setattr(network, "text_ops", lambda *of, **options: made.append(options))
+    monkeypatch.setattr(network, "FusedTextDecoder", lambda *of: of)
+    network.text_decoder(None, None, torch.device("cuda"), torch.bfloat16, None, wanted)
     assert made == [{"batch_invariant": wanted}]

@@ -13,6 +13,7 @@ from taping import TapeRecorder
 from mmengine.core.executor import EncodeItem
 from mmengine.gpu.vision_ops import VisionOps, attend_by_frames, gives_known_numbers, rotate
 from mmengine.models.plugin import EncoderSize, MediaInput
+from mmengine.models.vision import tower
 from mmengine.request import MediaItem, Request, SamplingParams
 from mmengine.runtime.features import FeatureStore, encode
 from mmengine.runtime.graphs import capture as capture_module
@@ -27,7 +28,7 @@ from mmengine.runtime.graphs.encoder_sizes import (
     encoder_sizes,
     size_of,
 )
-from mmengine_qwen3_vl import plugin, vision
+from mmengine_qwen3_vl import plugin
 from tests.qwen3_vl.qwen3_vl_reference import make_reference
 
 CPU = torch.device("cpu")
@@ -80,8 +81,8 @@ def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tower")
     make_reference(folder, seed=4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vision, "vision_kernels", lambda *of: None)
-        patch.setattr(vision, "vision_ops", lambda *of: VisionOps(rotate, attend_masked))
+        patch.setattr(tower, "vision_kernels", lambda *of: None)
+        patch.setattr(tower, "vision_ops", lambda *of: VisionOps(rotate, attend_masked))
         return plugin.load_model(folder, device="cpu", dtype="float32")
 
 

@@ -10,13 +10,13 @@ from repeater import Repeater, let_backends_capture
 from mmengine import build
 from mmengine.config import EngineConfig
 from mmengine.gpu.vision_ops import VisionOps, attend_by_frames, rotate
+from mmengine.models.vision import tower
 from mmengine.runtime import runner as running
 from mmengine.runtime.attention.flashinfer_paged import FlashInferAttention
 from mmengine.runtime.drafting.eagle3 import drafter as drafting
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.serve.engine import Engine
 from mmengine.serve.prompts import Prompt
-from mmengine_qwen3_vl import vision
 from tests.spec_decode.equality import Asked, answers, assert_same, mixed
 
 SMALL = {"max_num_seqs": 6, "token_budget": 96, "max_model_len": 400}
@@ -76,7 +76,7 @@ def test_prompts_are_scored_as_in_steps_launched_anew(recorder):
 @pytest.fixture
 def packed(monkeypatch):
     """Frames of any lengths are attended in one call, as on a GPU, so the encoder is captured as well."""
-    monkeypatch.setattr(vision, "vision_ops", lambda *of: VisionOps(rotate, attend_by_frames))
+    monkeypatch.setattr(tower, "vision_ops", lambda *of: VisionOps(rotate, attend_by_frames))
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_in_flight": 2, "encoder_cache_size": 64}])

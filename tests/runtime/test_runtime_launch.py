@@ -17,6 +17,9 @@ from runtime_toy import VOCAB, Driver, ToyModel, positions_of, toy_request
 from mmengine.config import EngineConfig
 from mmengine.core.executor import PENDING
 from mmengine.gpu import text_ops, vision_ops
+from mmengine.models import network as networks
+from mmengine.models.decoder.fused_text import FusedTextDecoder
+from mmengine.models.vision import tower
 from mmengine.request import Request, SamplingParams
 from mmengine.runtime import runner as running
 from mmengine.runtime.attention.flashinfer_paged import FlashInferAttention
@@ -31,9 +34,7 @@ from mmengine.runtime.sampling.sampler import Sampled
 from mmengine.spec_decode.eagle3.config import Target
 from mmengine.spec_decode.eagle3.loading import open_head
 from mmengine.structured_output.request.spec import grammar_of
-from mmengine_qwen3_vl import model as model_module
-from mmengine_qwen3_vl import plugin, vision
-from mmengine_qwen3_vl.fused_text import FusedTextDecoder
+from mmengine_qwen3_vl import plugin
 from mmengine_shapes import checkpoint_path, draft_head_path
 from mmengine_shapes.scenes import random_scene
 
@@ -289,8 +290,8 @@ def fused(monkeypatch):
     def make(*of):
         return FusedTextDecoder(*of[:3], text_ops.torch_ops())
 
-    monkeypatch.setattr(model_module, "text_decoder", make)
-    monkeypatch.setattr(vision, "vision_ops", lambda *of: vision_ops.VisionOps(vision_ops.rotate, attend))
+    monkeypatch.setattr(networks, "text_decoder", make)
+    monkeypatch.setattr(tower, "vision_ops", lambda *of: vision_ops.VisionOps(vision_ops.rotate, attend))
 
 
 @pytest.mark.parametrize("kind", ["plain", "fused"])

@@ -252,6 +252,6 @@ def test_weights_that_do_not_fit_are_refused(monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda device: (GIB, 80 * GIB))
-    monkeypatch.setattr("mmengine_qwen3_vl.model.text_decoder", full)
+    monkeypatch.setattr("mmengine.models.network.text_decoder", full)
     with pytest.raises(ModelError, match=r"do not fit cpu of 80\.0 GiB; take a GPU with more memory"):
         plugin.load_model(checkpoint_path(), device="cpu", dtype="float32")

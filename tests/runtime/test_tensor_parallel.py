@@ -16,7 +16,10 @@ from mmengine.errors import ConfigError, ExecutorFailed, ExecutorLost, ModelErro
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.gpu.vision_ops import VisionOps, attend_by_frames, rotate
+from mmengine.models.decoder.sharding import PLAN, axis_of, check_plan
 from mmengine.models.sharding import COLUMNS, ROWS, Shard
+from mmengine.models.vision import tower
+from mmengine.models.weights import open_weights
 from mmengine.replay import verify
 from mmengine.runtime.device.cuda import CudaDevice
 from mmengine.runtime.graphs import capture
@@ -24,10 +27,9 @@ from mmengine.runtime.parallel import followers, leader
 from mmengine.runtime.parallel.channel import Channel, Closed, Kind
 from mmengine.runtime.parallel.followers import Followers
 from mmengine.serve.engine import Engine
-from mmengine_qwen3_vl import plugin, vision
+from mmengine_qwen3_vl import plugin
 from mmengine_qwen3_vl.config import read_config
-from mmengine_qwen3_vl.loading import open_weights
-from mmengine_qwen3_vl.sharding import PLAN, axis_of, check_plan
+from mmengine_qwen3_vl.names import NAMES
 from mmengine_shapes import checkpoint_path
 from tests.spec_decode.equality import answers, assert_same, mixed
 
@@ -89,7 +91,7 @@ def test_two_processes_give_the_tokens_of_one(
     """A step fails on rank 0, and one on rank 1 where steps are replayed: the other one replays it. Images
     are encoded on rank 0, and replayed there as well."""
     recorder, seen = captured(step=30) if replays else None, []
-    monkeypatch.setattr(vision, "vision_ops", lambda *of: VisionOps(rotate, attend_by_frames))
+    monkeypatch.setattr(tower, "vision_ops", lambda *of: VisionOps(rotate, attend_by_frames))
 
     def steer(executor):
         fail_once(executor)
@@ -225,9 +227,9 @@ def test_ranks_read_parts_that_make_up_the_whole():
         return Shard(rank, 2, lambda x: x)
 
     with (
-        open_weights(checkpoint_path(), config, device, torch.float32) as whole,
-        open_weights(checkpoint_path(), config, device, torch.float32, shard(0)) as first,
-        open_weights(checkpoint_path(), config, device, torch.float32, shard(1)) as second,
+        open_weights(checkpoint_path(), NAMES, config, device, torch.float32) as whole,
+        open_weights(checkpoint_path(), NAMES, config, device, torch.float32, shard(0)) as first,
+        open_weights(checkpoint_path(), NAMES, config, device, torch.float32, shard(1)) as second,
     ):
         for module, axis in PLAN.items():
             name = f"text.layers.1.{module}.weight"

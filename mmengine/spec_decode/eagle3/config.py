@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from mmengine.spec_decode.eagle3.rope import RopeConfig
+from mmengine.checkpoint.rope import RopeConfig
 
 MAX_DRAFTS = 7
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from mmengine.checkpoint.fields import Fields
 from mmengine.checkpoint.files import read_json
+from mmengine.checkpoint.rope import read_rope
 from mmengine.checkpoint.tensors import TensorEntry, check_tensors
 from mmengine.errors import ConfigError, shown
 from mmengine.spec_decode.eagle3.aux_layers import aux_layers
@@ -25,7 +26,6 @@ from mmengine.spec_decode.eagle3.evidence import (
     query_shape,
 )
 from mmengine.spec_decode.eagle3.families import Family, recognise
-from mmengine.spec_decode.eagle3.rope import read_rope
 from mmengine.spec_decode.eagle3.tensors import (
     EMBEDDING,
     TO_DRAFT,

@@ -50,10 +50,10 @@ def layer_config(head: DraftHead) -> dict[str, Any]:
         "rms_norm_eps": config.rms_norm_eps,
         "rope_scaling": {
             "mrope_interleaved": True,
-            "mrope_section": list(config.mrope_section),
+            "mrope_section": list(config.rope.sections or ()),
             "rope_type": "default",
         },
-        "rope_theta": config.rope_theta,
+        "rope_theta": config.rope.theta,
         "tie_word_embeddings": False,
         "vocab_size": config.vocab_size,
     }

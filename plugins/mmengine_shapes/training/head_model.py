@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmengine_qwen3_vl.config import TextConfig
-from mmengine_qwen3_vl.text import Rotary
+from mmengine.models.decoder.config import DecoderConfig
+from mmengine.models.decoder.rotary import Rotary
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class HeadBatch:
 class DraftAttention(nn.Module):
     """The projections; q, k and v read the embedding and the hidden state side by side."""
 
-    def __init__(self, config: TextConfig) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.q_proj = nn.Linear(2 * config.hidden_size, q_size, bias=False)
@@ -69,7 +69,7 @@ class DraftMLP(nn.Module):
 class DraftLayer(nn.Module):
     """The one decoder layer."""
 
-    def __init__(self, config: TextConfig, intermediate_size: int) -> None:
+    def __init__(self, config: DecoderConfig, intermediate_size: int) -> None:
         super().__init__()
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = nn.RMSNorm(hidden, eps)
@@ -84,7 +84,7 @@ class DraftHead(nn.Module):
 
     embedding: Tensor
 
-    def __init__(self, config: TextConfig, shape: HeadShape, embedding: Tensor) -> None:
+    def __init__(self, config: DecoderConfig, shape: HeadShape, embedding: Tensor) -> None:
         super().__init__()
         self.config, self.shape = config, shape
         hidden, eps = config.hidden_size, config.rms_norm_eps
@@ -94,7 +94,7 @@ class DraftHead(nn.Module):
         self.norm = nn.RMSNorm(hidden, eps)
         self.lm_head = nn.Linear(hidden, shape.draft_vocab_size, bias=False)
         self.register_buffer("embedding", embedding, persistent=False)
-        self._rotary = Rotary(config, embedding.device)
+        self._rotary = Rotary(config.rope, config.head_dim, embedding.device)
 
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
         """[..., levels, hidden] to [..., hidden]: what stands in for the target's hidden state."""

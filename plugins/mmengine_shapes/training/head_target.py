@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmengine.models.plugin import AuxHiddenStates
+from mmengine.models.weights import open_weights
 from mmengine_qwen3_vl import plugin
 from mmengine_qwen3_vl.config import read_config
-from mmengine_qwen3_vl.loading import open_weights
+from mmengine_qwen3_vl.names import NAMES
 from mmengine_shapes.training.head_data import Conversation, Sample
 
 PAD = 0
@@ -45,7 +46,8 @@ class DenseAttention:
 
 def stored(folder: Path, *names: str) -> list[Tensor]:
     """Weights of the checkpoint by their canonical names, in float32."""
-    with open_weights(folder, read_config(folder), torch.device("cpu"), torch.float32) as weights:
+    config = read_config(folder)
+    with open_weights(folder, NAMES, config, torch.device("cpu"), torch.float32) as weights:
         return [weights.read(name) for name in names]
 
 

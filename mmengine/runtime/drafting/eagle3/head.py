@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mmengine.core.executor import NO_DRAFT
+from mmengine.models.decoder.operations import norm_and_rotate, rms_norm_of
+from mmengine.models.decoder.rotary import Rotary
 from mmengine.models.plugin import AttentionPort, ModelSpec
 from mmengine.native.linear import PackedLinear
 from mmengine.runtime.attention.base import AttentionBackend
@@ -21,7 +22,6 @@ from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.device.upload import upload
 from mmengine.runtime.drafting.eagle3.chain_rows import ChainRows
 from mmengine.runtime.drafting.eagle3.linears import Linear
-from mmengine.runtime.drafting.eagle3.rotary import Rotary
 from mmengine.spec_decode.eagle3.config import HeadConfig
 
 
@@ -76,9 +76,8 @@ class DraftHead:
         self.config, self.placement = config, placement
         self.device, self.dtype = placement.device.torch_device, placement.dtype
         self._weights = weights
-        self._rotary = Rotary(config, self.device)
-        # Rounds where the reference rounds: below float32 that is before the norm's weight.
-        self._rms_norm = _rms_norm if self.dtype == torch.float32 else _rms_norm_rounded
+        self._rotary = Rotary(config.rope, config.head_dim, self.device)
+        self._rms_norm = rms_norm_of(self.dtype)
 
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
         """The target's states, [t, aux_layers * target_hidden_size], to what `forward` takes, [t, h]."""
@@ -137,10 +136,7 @@ class DraftHead:
         c = self.config
         qkv = layer.qkv(inputs).view(len(inputs), -1, c.head_dim)
         num_qk = c.num_heads + c.num_kv_heads
-        qk = qkv[:, :num_qk]
-        if layer.qk_norm is not None:
-            qk = F.rms_norm(qk, (c.head_dim,), None, c.rms_norm_eps) * layer.qk_norm
-        qk = qk * cos + qk.roll(c.head_dim // 2, -1) * sin
+        qk = norm_and_rotate(qkv[:, :num_qk], layer.qk_norm, cos, sin, c.rms_norm_eps)
         attention.append(number, qk[:, c.num_heads :], qkv[:, num_qk:])
         mixed = attention.run(number, qk[:, : c.num_heads])
         return layer.out(mixed.reshape(len(inputs), -1))
@@ -189,11 +185,3 @@ class DraftHead:
         whole = logits.new_full((len(logits), self.config.vocab_size), float("-inf"))
         whole[:, ids] = logits
         return whole
-
-
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return F.rms_norm(x, weight.shape, weight, eps)
-
-
-def _rms_norm_rounded(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return F.rms_norm(x, weight.shape, None, eps) * weight

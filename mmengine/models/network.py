@@ -7,32 +7,34 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mmengine.checkpoint.names import TensorNames
 from mmengine.errors import ConfigError, ModelError
 from mmengine.gpu.text_ops import text_ops
-from mmengine.models.plugin import AttentionPort, AuxHiddenStates, EncoderSize, ModelSpec
+from mmengine.models.config import NetworkConfig, make_spec
+from mmengine.models.decoder.config import DecoderConfig
+from mmengine.models.decoder.fused_text import FusedTextDecoder
+from mmengine.models.decoder.native_text import NativeTextDecoder, fits
+from mmengine.models.decoder.sharding import cut_config
+from mmengine.models.decoder.text import TextDecoder
+from mmengine.models.plugin import AttentionPort, AuxHiddenStates, EncoderSize
 from mmengine.models.reader import WeightReader
 from mmengine.models.sharding import Shard
+from mmengine.models.vision.captured import CapturedVision
+from mmengine.models.vision.tower import VisionTower
+from mmengine.models.weights import open_weights
 from mmengine.native import library as native
-from mmengine_qwen3_vl.captured_vision import CapturedVision
-from mmengine_qwen3_vl.config import ModelConfig, TextConfig, read_config
-from mmengine_qwen3_vl.fused_text import FusedTextDecoder
-from mmengine_qwen3_vl.loading import open_weights
-from mmengine_qwen3_vl.native_text import NativeTextDecoder, fits
-from mmengine_qwen3_vl.sharding import cut_config
-from mmengine_qwen3_vl.text import TextDecoder
-from mmengine_qwen3_vl.vision import VisionTower
 
 AnyTextDecoder = TextDecoder | NativeTextDecoder  # FusedTextDecoder is a TextDecoder
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class Qwen3VL:
-    """Vision tower (None where another rank has it) and text decoder. `device` and `dtype` are those of
-    weights and hidden states."""
+class Network:
+    """Text decoder, and vision tower: None where the model has none, or another rank has it. `device` and
+    `dtype` are those of weights and hidden states. A VisionLanguageModel."""
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: NetworkConfig,
         text: AnyTextDecoder,
         vision: VisionTower | None,
         device: torch.device,
@@ -45,7 +47,11 @@ class Qwen3VL:
 
     def encode(self, patches: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
         if self._vision is None:
-            raise ModelError("the vision tower is on rank 0, not on this one")
+            raise ModelError(
+                "this model has no vision tower"
+                if self.config.vision is None
+                else "the vision tower is on rank 0, not on this one"
+            )
         return self._vision.encode(patches, grids)
 
     def capturable_encoder(self, largest: EncoderSize) -> CapturedVision | None:
@@ -71,11 +77,18 @@ class Qwen3VL:
         return self._text.logits(hidden)
 
 
-def load_model(
-    folder: Path, *, device: str, dtype: str, shard: Shard | None = None, batch_invariant: bool = False
-) -> Qwen3VL:
-    """The model of `folder`, weights cast to `dtype` ("float32", "bfloat16", "float16"). `shard`: the part
-    of one rank. `batch_invariant`: on a GPU, by kernels that are.
+def load_network(
+    folder: Path,
+    whole: NetworkConfig,
+    names: TensorNames,
+    *,
+    device: str,
+    dtype: str,
+    shard: Shard | None = None,
+    batch_invariant: bool = False,
+) -> Network:
+    """The model `whole` from the weights of `folder`, cast to `dtype` ("float32", "bfloat16", "float16").
+    `shard`: the part of one rank. `batch_invariant`: on a GPU, by kernels that are.
 
     Raises ModelError for a folder that cannot be served, ConfigError for a device or dtype that
     cannot be used, kernels that do not run there, and a number of ranks that cannot share the model.
@@ -88,30 +101,31 @@ def load_model(
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"device {device!r} cannot be used here: {reason}") from None
-    whole = read_config(folder)
     config = whole if shard is None else replace(whole, text=cut_config(whole.text, shard))
+    leads = shard is None or shard.leads
+    opened = open_weights(folder, names, whole, where, DTYPES[dtype], shard)
     try:
-        with torch.inference_mode(), open_weights(folder, whole, where, DTYPES[dtype], shard) as weights:
+        with torch.inference_mode(), opened as weights:
             text = text_decoder(config.text, weights, where, DTYPES[dtype], shard, batch_invariant)
-            vision = VisionTower(config.vision, weights, where) if shard is None or shard.leads else None
+            vision = VisionTower(config.vision, weights, where) if config.vision and leads else None
     except torch.OutOfMemoryError:
         total = torch.accelerator.get_memory_info(where)[1] / 2**30
         raise ModelError(
             f"the weights of {folder} in {dtype} do not fit {device} of {total:.1f} GiB; take a GPU with "
             "more memory or with nothing else on it, or cut the model over several (tensor_parallel)"
         ) from None
-    return Qwen3VL(config, text, vision, where, DTYPES[dtype])
+    return Network(config, text, vision, where, DTYPES[dtype])
 
 
 def text_decoder(
-    config: TextConfig,
+    config: DecoderConfig,
     weights: WeightReader,
     device: torch.device,
     dtype: torch.dtype,
     shard: Shard | None = None,
     batch_invariant: bool = False,
 ) -> AnyTextDecoder:
-    """See load_model."""
+    """See load_network."""
     if device.type != "cpu":
         ops = text_ops(device, dtype, batch_invariant=batch_invariant)
         return FusedTextDecoder(config, weights, device, ops, shard)
@@ -120,20 +134,3 @@ def text_decoder(
     if library is None:
         return TextDecoder(config, weights, device, shard)
     return NativeTextDecoder(config, weights, library)
-
-
-def make_spec(config: ModelConfig) -> ModelSpec:
-    """The sizes that the runtime and the scheduler need."""
-    text, vision = config.text, config.vision
-    return ModelSpec(
-        num_layers=text.num_layers,
-        num_heads=text.num_heads,
-        num_kv_heads=text.num_kv_heads,
-        head_dim=text.head_dim,
-        hidden_size=text.hidden_size,
-        vocab_size=text.vocab_size,
-        max_model_len=text.max_positions,
-        num_deepstack=len(vision.deepstack_layers),
-        patch_width=vision.patch_width,
-        merge_size=vision.merge_size,
-    )

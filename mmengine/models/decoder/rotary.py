@@ -1,20 +1,19 @@
-"""Rotation of a draft head's q and k: plain, scaled, and by three positions a token."""
+"""Cosines and sines by which q and k are rotated: plain, scaled, and by three positions a token."""
 
 import math
 
 import torch
 from torch import Tensor
 
-from mmengine.spec_decode.eagle3.config import HeadConfig
-from mmengine.spec_decode.eagle3.rope import RopeConfig
+from mmengine.checkpoint.rope import RopeConfig
 
 
 class Rotary:
-    """`axis` [head_dim / 2]: the row of positions that each frequency follows."""
+    """`axis` int64 [head_dim / 2]: the row of positions that each frequency follows."""
 
-    def __init__(self, config: HeadConfig, device: torch.device) -> None:
-        self._inv_freq = inverse_frequencies(config.rope, config.head_dim).to(device)
-        self.axis = axes(config.rope, config.head_dim).to(device)
+    def __init__(self, rope: RopeConfig, head_dim: int, device: torch.device) -> None:
+        self._inv_freq = inverse_frequencies(rope, head_dim).to(device)
+        self.axis = axes(rope, head_dim).to(device)
 
     def rows(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """int64 [3, t] to cos and sin, [t, 1, head_dim] each, computed in float32. sin's first half is
@@ -29,9 +28,9 @@ class Rotary:
 
 
 def axes(rope: RopeConfig, head_dim: int) -> Tensor:
-    """int64 [head_dim / 2]. Interleaved (Qwen3-VL): frequency i follows the height where i % 3 == 1, the
-    width where i % 3 == 2, each below three times its section. Else (Qwen2.5-VL) the sections follow one
-    another. Without sections all follow row 0."""
+    """int64 [head_dim / 2]. Interleaved: frequency i follows the height where i % 3 == 1, the width where
+    i % 3 == 2, each below three times its section, else the time. Else the sections follow one another.
+    Without sections all follow row 0."""
     axis = torch.zeros(head_dim // 2, dtype=torch.long)
     if rope.sections is None:
         return axis
@@ -43,8 +42,9 @@ def axes(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """float32 [head_dim / 2]. "linear" divides all by the factor; "llama3" divides those whose wave is
-    longer than the first training's context, and eases in between (as transformers' `rope_utils`)."""
+    """float32 [head_dim / 2], to the bit transformers' (`modeling_rope_utils`). "linear" divides all by the
+    factor; "llama3" divides those whose wave is longer than the first training's context, and eases in
+    between."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim
     plain = 1.0 / rope.theta**exponents
     if rope.kind == "default":
@@ -52,7 +52,9 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     divided = plain / rope.factor
     if rope.kind == "linear":
         return divided
-    waves = rope.original_positions * plain / (2 * math.pi)  # that fit the original context
-    ease = (waves - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    ease = ease.clamp(0, 1)
-    return (1 - ease) * divided + ease * plain
+    low, high = rope.low_freq_factor, rope.high_freq_factor
+    waves = 2 * math.pi / plain  # tokens of each
+    ease = (rope.original_positions / waves - low) / (high - low)
+    eased = (1 - ease) * plain / rope.factor + ease * plain
+    scaled = torch.where(waves > rope.original_positions / low, divided, eased)
+    return torch.where(waves < rope.original_positions / high, plain, scaled)

@@ -1,4 +1,4 @@
-"""The vision tower of Qwen3-VL over all images and videos of a step at once.
+"""The vision tower, over all images and videos of a step at once.
 
 A patch attends to the patches of its own frame (an image is one frame, a video one a temporal patch).
 With the CPU kernels, and on a GPU in 16 bits, attention is one call a layer, whatever the frames' lengths;
@@ -17,20 +17,19 @@ from torch import Tensor
 
 from mmengine.gpu.vision_ops import vision_ops
 from mmengine.models.reader import WeightReader
-from mmengine.native.library import load
-from mmengine.native.linear import PackedLinear
-from mmengine.native.vision import vision_kernels
-from mmengine_qwen3_vl.config import VisionConfig
-from mmengine_qwen3_vl.grid_positions import interpolation, patch_coordinates
-from mmengine_qwen3_vl.segments import (
+from mmengine.models.vision.config import VisionConfig
+from mmengine.models.vision.grid_positions import interpolation, patch_coordinates
+from mmengine.models.vision.segments import (
     Rotation,
     attend_native,
     attend_packed,
     attend_torch,
     upload,
 )
+from mmengine.native.library import load
+from mmengine.native.linear import PackedLinear
+from mmengine.native.vision import vision_kernels
 
-_EPS = 1e-6  # of every layer norm here
 _WIDE = 512  # hidden size from which torch's float32 products of many rows are faster than packed ones
 _MAX_CACHED_PATCHES = 16384  # grids whose position tables are kept, by patches of one frame
 
@@ -39,9 +38,10 @@ _MAX_CACHED_PATCHES = 16384  # grids whose position tables are kept, by patches 
 class _Norm:
     weight: Tensor
     bias: Tensor
+    eps: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.bias.shape, self.weight, self.bias, _EPS)
+        return F.layer_norm(x, self.bias.shape, self.weight, self.bias, self.eps)
 
 
 @dataclass(slots=True)
@@ -102,7 +102,8 @@ class VisionTower:
         self._kernels = vision_kernels(config.num_heads, config.head_dim, self.dtype) if on_cpu else None
         self.ops = vision_ops(device, self.dtype, config.head_dim)
         pays = config.hidden_size < _WIDE or self.dtype == torch.bfloat16
-        read = _Reader(weights, load() if self._kernels is not None and pays else None)
+        library = load() if self._kernels is not None and pays else None
+        read = _Reader(weights, library, config.norm_eps)
         self._patch = read.linear("visual.patch_embed.proj")  # a convolution whose stride is its kernel
         self._blocks = [read.block(i) for i in range(config.depth)]
         self._merger = read.merger("visual.merger", norm_after_join=False)
@@ -253,8 +254,8 @@ def normalise(pixels: Tensor) -> Tensor:
 class _Reader:
     """Layers by their canonical names; `library` None: torch's linears."""
 
-    def __init__(self, weights: WeightReader, library: ctypes.CDLL | None) -> None:
-        self._weights, self._library = weights, library
+    def __init__(self, weights: WeightReader, library: ctypes.CDLL | None, norm_eps: float) -> None:
+        self._weights, self._library, self._norm_eps = weights, library, norm_eps
 
     def linear(self, name: str) -> _Linear:
         weight = self._weights.read(f"{name}.weight").flatten(1)
@@ -264,7 +265,8 @@ class _Reader:
         return PackedLinear(self._library, weight, bias)
 
     def norm(self, name: str) -> _Norm:
-        return _Norm(self._weights.read(f"{name}.weight"), self._weights.read(f"{name}.bias"))
+        weight, bias = self._weights.read(f"{name}.weight"), self._weights.read(f"{name}.bias")
+        return _Norm(weight, bias, self._norm_eps)
 
     def block(self, index: int) -> _Block:
         name = f"visual.blocks.{index}"

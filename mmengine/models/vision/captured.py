@@ -15,8 +15,8 @@ from torch import Tensor
 
 from mmengine.gpu.vision_ops import VisionOps
 from mmengine.models.plugin import EncoderSize
-from mmengine_qwen3_vl.segments import RotationThere, attend_packed, upload_into
-from mmengine_qwen3_vl.vision import VisionTower
+from mmengine.models.vision.segments import RotationThere, attend_packed, upload_into
+from mmengine.models.vision.tower import VisionTower
 
 
 class CapturedVision:

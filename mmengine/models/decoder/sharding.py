@@ -1,12 +1,13 @@
-"""How the text decoder of a Qwen3-VL is cut over ranks. What PLAN does not name is whole on each rank that
+"""How a text decoder is cut over ranks. What PLAN does not name is whole on each rank that
 has it: norms and the embedding everywhere, the head and the vision tower on rank 0."""
 
 from collections.abc import Container
 from dataclasses import replace
 
 from mmengine.errors import ModelError
+from mmengine.models.decoder.config import DecoderConfig
+from mmengine.models.decoder.tensors import layer_name
 from mmengine.models.sharding import COLUMNS, ROWS, Shard
-from mmengine_qwen3_vl.config import TextConfig
 
 PLAN = {
     "self_attn.q_proj": COLUMNS,
@@ -30,7 +31,7 @@ def axis_of(name: str) -> int | None:
     return axis if kind == "weight" or axis == COLUMNS else None
 
 
-def cut_config(config: TextConfig, shard: Shard) -> TextConfig:
+def cut_config(config: DecoderConfig, shard: Shard) -> DecoderConfig:
     """The decoder of one rank. Raises ConfigError where heads or the MLP's middle cannot be cut."""
     return replace(
         config,
@@ -40,10 +41,10 @@ def cut_config(config: TextConfig, shard: Shard) -> TextConfig:
     )
 
 
-def check_plan(config: TextConfig, names: Container[str]) -> None:
+def check_plan(config: DecoderConfig, names: Container[str]) -> None:
     """Raise ModelError where a part of the plan names nothing, and each rank would hold that whole."""
     for layer in range(config.num_layers):
         for module in PLAN:
-            name = f"text.layers.{layer}.{module}.weight"
+            name = f"{layer_name(layer)}.{module}.weight"
             if name not in names or axis_of(name) is None:
                 raise ModelError(f"the weights hold no {name} to cut over ranks; use tensor_parallel 1")

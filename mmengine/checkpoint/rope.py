@@ -1,4 +1,4 @@
-"""How a head rotates q and k, as its config says it."""
+"""How q and k are rotated, as a config.json says it."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,9 @@ PLAIN = ("default", "mrope")  # the second is an old name for the first with sec
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """`sections`: frequencies that follow a token's time, height and width, their sum half of head_dim;
-    None where the head knows one position a token, which is the time row."""
+    """`kind`: how frequencies are scaled. `sections`: how many of them follow a token's time, height and
+    width, their sum half of head_dim; None where a token has one position, which all rows have and the time
+    row is read for. `interleaved`: they take turns; else the sections follow one another."""
 
     theta: float
     kind: str = "default"  # or linear, llama3
@@ -24,7 +25,8 @@ class RopeConfig:
 
 
 def read_rope(layer: Fields, head_dim: int) -> RopeConfig:
-    """From `rope_parameters` (transformers 5) or `rope_scaling` beside `rope_theta`. ModelError."""
+    """From `rope_parameters` (transformers 5) or `rope_scaling` beside `rope_theta`. ModelError, for a kind
+    of scaling that is not known too."""
     modern = layer.values.get("rope_parameters") is not None
     rope = layer.child("rope_parameters" if modern else "rope_scaling", optional=True)
     kind = rope.values.get("rope_type", rope.values.get("type", "default"))

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from mmengine.gpu.text_ops import TextOps
+from mmengine.models.decoder.config import DecoderConfig
+from mmengine.models.decoder.layers import Layer
+from mmengine.models.decoder.prepacked import Linear
+from mmengine.models.decoder.text import TextDecoder, aux_layer
 from mmengine.models.plugin import AttentionPort, AuxHiddenStates
 from mmengine.models.reader import WeightReader
 from mmengine.models.sharding import Shard
-from mmengine_qwen3_vl.config import TextConfig
-from mmengine_qwen3_vl.text import Layer, TextDecoder, aux_layer
 
 
 class FusedTextDecoder(TextDecoder):
@@ -21,7 +23,7 @@ class FusedTextDecoder(TextDecoder):
 
     def __init__(
         self,
-        config: TextConfig,
+        config: DecoderConfig,
         weights: WeightReader,
         device: torch.device,
         ops: TextOps,
@@ -63,7 +65,7 @@ class FusedTextDecoder(TextDecoder):
     def _mix(
         self,
         index: int,
-        layer: Layer,
+        layer: Layer[Linear],
         normed: Tensor,
         angles: tuple[Tensor, Tensor],
         attention: AttentionPort,

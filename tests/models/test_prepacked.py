@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mmengine_qwen3_vl import prepacked
-from mmengine_qwen3_vl.prepacked import linear_of
+from mmengine.models.decoder import prepacked
+from mmengine.models.decoder.prepacked import linear_of
 
 
 @pytest.fixture(autouse=True)

@@ -4,11 +4,16 @@ Weights are packed one tensor at a time while they are read; what stays in memor
 """
 
 import ctypes
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmengine.models.decoder.config import DecoderConfig
+from mmengine.models.decoder.layers import Layer, is_tied, read_layer
+from mmengine.models.decoder.rotary import Rotary
+from mmengine.models.decoder.tensors import EMBEDDING, HEAD, NORM
 from mmengine.models.plugin import AttentionPort, AuxHiddenStates
 from mmengine.models.reader import WeightReader
 from mmengine.native.decoder import Decoder
@@ -16,12 +21,9 @@ from mmengine.native.decoder_weights import MAX_HEAD_DIM, LayerWeights, Sizes
 from mmengine.native.dtypes import DTYPES
 from mmengine.native.linear import PackedLinear
 from mmengine.native.rotary import RotaryTable
-from mmengine_qwen3_vl.config import TextConfig
-from mmengine_qwen3_vl.loading import HEAD
-from mmengine_qwen3_vl.text import Rotary
 
 
-def fits(config: TextConfig, device: torch.device, dtype: torch.dtype) -> bool:
+def fits(config: DecoderConfig, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernels compute this decoder."""
     heads_fit = config.head_dim % 8 == 0 and config.head_dim <= MAX_HEAD_DIM
     return device.type == "cpu" and dtype in DTYPES and heads_fit
@@ -32,11 +34,16 @@ class NativeTextDecoder:
 
     batch_invariant = True
 
-    def __init__(self, config: TextConfig, weights: WeightReader, library: ctypes.CDLL) -> None:
-        layers = [_read_layer(config, weights, library, i) for i in range(config.num_layers)]
-        norm = weights.read("text.norm.weight")
-        embedding = weights.read("text.embed_tokens.weight")
-        tied = HEAD not in weights or (config.tied and weights.same(HEAD, "text.embed_tokens.weight"))
+    def __init__(self, config: DecoderConfig, weights: WeightReader, library: ctypes.CDLL) -> None:
+        pack = partial(PackedLinear, library)
+        pack_gate_up = partial(PackedLinear, library, gate_up=True)
+        layers = [
+            _in_kernels(config, read_layer(config, weights, i, pack, pack_gate_up))
+            for i in range(config.num_layers)
+        ]
+        norm = weights.read(NORM)
+        embedding = weights.read(EMBEDDING)
+        tied = is_tied(config, weights)
         # The matrix is not kept twice: a tied embedding is read back out of the packed head.
         self._head = PackedLinear(library, embedding if tied else weights.read(HEAD))
         self._embedding = None if tied else embedding
@@ -49,7 +56,7 @@ class NativeTextDecoder:
             eps=config.rms_norm_eps,
         )
         self._decoder = Decoder(library, sizes, norm.dtype, layers, norm)
-        rotary = Rotary(config, torch.device("cpu"))
+        rotary = Rotary(config.rope, config.head_dim, torch.device("cpu"))
         self._rotary = RotaryTable(library, rotary.axis, rotary.halves, norm.dtype)
 
     def embed(self, input_ids: Tensor) -> Tensor:
@@ -77,22 +84,15 @@ class NativeTextDecoder:
         return self._decoder.forward(embeds, deepstack, cos, sin, attention, aux_rows)
 
 
-def _read_layer(config: TextConfig, weights: WeightReader, library: ctypes.CDLL, index: int) -> LayerWeights:
-    def read(*names: str) -> Tensor:
-        return weights.read(*(f"text.layers.{index}.{name}" for name in names))
-
-    def pack(*names: str, biased: bool = False) -> PackedLinear:
-        bias = read(*(f"{name}.bias" for name in names)) if biased else None
-        return PackedLinear(library, read(*(f"{name}.weight" for name in names)), bias)
-
-    projections = [f"self_attn.{name}_proj" for name in ("q", "k", "v")]
+def _in_kernels(config: DecoderConfig, layer: Layer[PackedLinear]) -> LayerWeights:
+    norms = layer.qk_norm
     return LayerWeights(
-        input_norm=read("input_layernorm.weight"),
-        q_norm=read("self_attn.q_norm.weight"),
-        k_norm=read("self_attn.k_norm.weight"),
-        post_norm=read("post_attention_layernorm.weight"),
-        qkv=pack(*projections, biased=config.attention_bias),
-        out=pack("self_attn.o_proj", biased=config.attention_bias),
-        gate_up=PackedLinear(library, read("mlp.gate_proj.weight", "mlp.up_proj.weight"), gate_up=True),
-        down=pack("mlp.down_proj"),
+        input_norm=layer.input_norm,
+        q_norm=None if norms is None else norms[0],
+        k_norm=None if norms is None else norms[config.num_heads],
+        post_norm=layer.post_norm,
+        qkv=layer.qkv,
+        out=layer.out,
+        gate_up=layer.gate_up,
+        down=layer.down,
     )

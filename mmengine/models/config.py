@@ -1,0 +1,30 @@
+"""What the networks of a model are: plain data, which a plugin reads out of config.json."""
+
+from dataclasses import dataclass
+
+from mmengine.models.decoder.config import DecoderConfig
+from mmengine.models.plugin import ModelSpec
+from mmengine.models.vision.config import VisionConfig
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkConfig:
+    text: DecoderConfig
+    vision: VisionConfig | None  # None: a model of text alone
+
+
+def make_spec(config: NetworkConfig) -> ModelSpec:
+    """The sizes that the runtime and the scheduler need."""
+    text, vision = config.text, config.vision
+    return ModelSpec(
+        num_layers=text.num_layers,
+        num_heads=text.num_heads,
+        num_kv_heads=text.num_kv_heads,
+        head_dim=text.head_dim,
+        hidden_size=text.hidden_size,
+        vocab_size=text.vocab_size,
+        max_model_len=text.max_positions,
+        num_deepstack=len(vision.deepstack_layers) if vision else 0,
+        patch_width=vision.patch_width if vision else 0,
+        merge_size=vision.merge_size if vision else 1,
+    )

@@ -1,0 +1,116 @@
+"""The text decoder in torch, over a ragged batch: t tokens of any rows, one after the other.
+
+Which tokens see which is the attention port's business; here every token is alone but for that
+call. On small models a decode step is mostly the cost of launching operations, so q, k and v are
+one matmul, gate and up another, and both norms and the rotation run on q and k together.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mmengine.models.decoder.config import DecoderConfig
+from mmengine.models.decoder.layers import Layer, is_tied, read_layer
+from mmengine.models.decoder.operations import norm_and_rotate, rms_norm_of
+from mmengine.models.decoder.prepacked import Linear, MakeLinear, linear_of
+from mmengine.models.decoder.rotary import Rotary
+from mmengine.models.decoder.tensors import EMBEDDING, HEAD, NORM
+from mmengine.models.plugin import AttentionPort, AuxHiddenStates
+from mmengine.models.reader import WeightReader
+from mmengine.models.sharding import Shard
+
+
+class TextDecoder:
+    """Embedding, layers, final norm and head. Keeps no state between calls. With a `shard`: the part of one
+    rank, whose sizes `config` tells; the head is rank 0's."""
+
+    batch_invariant = False  # torch chooses its products by the number of rows
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: WeightReader,
+        device: torch.device,
+        shard: Shard | None = None,
+        make_linear: MakeLinear = linear_of,
+    ) -> None:
+        self.config = config
+        leads = shard is None or shard.leads
+        self._sum = shard.all_reduce if shard is not None else _unsplit
+        self._layers = [
+            read_layer(config, weights, i, make_linear, make_linear, adds_bias=leads)
+            for i in range(config.num_layers)
+        ]
+        self._norm = weights.read(NORM)
+        self._embedding = weights.read(EMBEDDING)
+        self._rotary = Rotary(config.rope, config.head_dim, device)
+        self._rms_norm = rms_norm_of(self._norm.dtype)
+        self._head: Linear | None = None
+        if leads:
+            head = self._embedding if is_tied(config, weights) else weights.read(HEAD)
+            self._head = make_linear(head, None)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """int64 [t] to [t, hidden]."""
+        return F.embedding(input_ids, self._embedding)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Normed hidden states [s, hidden] to float32 [s, vocab]. Rank 0's business."""
+        assert self._head is not None
+        return self._head(hidden).float()
+
+    def forward(
+        self,
+        embeds: Tensor,
+        deepstack: Tensor | None,
+        positions: Tensor,
+        attention: AttentionPort,
+        aux_hidden_states: AuxHiddenStates | None = None,
+    ) -> Tensor:
+        """embeds [t, hidden], deepstack [n, t, hidden] (zero at text) or None, positions int64 [3, t]
+        to normed hidden states [t, hidden]. q, k and v reach the port as views of one tensor. Fills the
+        rows of `aux_hidden_states`."""
+        cos, sin = self._rotary.rows(positions, embeds.dtype)
+        eps = self.config.rms_norm_eps
+        hidden = embeds
+        for index, layer in enumerate(self._layers):
+            if aux_hidden_states is not None:
+                aux_layer(aux_hidden_states, index, hidden)
+            normed = self._rms_norm(hidden, layer.input_norm, eps)
+            hidden = hidden + self._attend(index, layer, normed, cos, sin, attention)
+            normed = self._rms_norm(hidden, layer.post_norm, eps)
+            gate, up = layer.gate_up(normed).chunk(2, -1)
+            hidden = hidden + self._sum(layer.down(F.silu(gate) * up))
+            if deepstack is not None and index < len(deepstack):
+                hidden = hidden + deepstack[index]
+        if aux_hidden_states is not None:
+            aux_layer(aux_hidden_states, len(self._layers), hidden)
+        return self._rms_norm(hidden, self._norm, eps)
+
+    def _attend(
+        self,
+        index: int,
+        layer: Layer[Linear],
+        normed: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        attention: AttentionPort,
+    ) -> Tensor:
+        c = self.config
+        qkv = layer.qkv(normed).view(len(normed), -1, c.head_dim)
+        num_qk = c.num_heads + c.num_kv_heads
+        qk = norm_and_rotate(qkv[:, :num_qk], layer.qk_norm, cos, sin, c.rms_norm_eps)
+        attention.append(index, qk[:, c.num_heads :], qkv[:, num_qk:])
+        mixed = attention.run(index, qk[:, : c.num_heads])
+        return self._sum(layer.out(mixed.reshape(len(normed), -1)))
+
+
+def aux_layer(aux_hidden_states: AuxHiddenStates, layer: int, hidden: Tensor) -> None:
+    for place, aux_rows in enumerate(aux_hidden_states.layers):
+        if aux_rows == layer:
+            aux_hidden_states.rows[:, place * hidden.shape[1] :][:, : hidden.shape[1]] = hidden
+
+
+def _unsplit(x: Tensor) -> Tensor:
+    """The sum over one rank."""
+    return x

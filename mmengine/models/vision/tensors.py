@@ -1,0 +1,38 @@
+"""Which tensors a vision tower has, by canonical name."""
+
+from mmengine.models.vision.config import VisionConfig
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def vision_tensors(c: VisionConfig) -> Shapes:
+    """Their shapes; linear weights are [out, in]."""
+    merged = c.hidden_size * c.merge_size**2
+    patch = (c.in_channels, c.temporal_patch_size, c.patch_size, c.patch_size)
+    shapes: Shapes = {
+        "visual.patch_embed.proj.weight": (c.hidden_size, *patch),
+        "visual.patch_embed.proj.bias": (c.hidden_size,),
+        "visual.pos_embed.weight": (c.num_positions, c.hidden_size),
+    }
+    block = (
+        _affine("norm1", c.hidden_size)
+        | _affine("norm2", c.hidden_size)
+        | _affine("attn.qkv", 3 * c.hidden_size, c.hidden_size)
+        | _affine("attn.proj", c.hidden_size, c.hidden_size)
+        | _affine("mlp.linear_fc1", c.intermediate_size, c.hidden_size)
+        | _affine("mlp.linear_fc2", c.hidden_size, c.intermediate_size)
+    )
+    for i in range(c.depth):
+        shapes |= {f"visual.blocks.{i}.{name}": shape for name, shape in block.items()}
+    mergers = [("visual.merger", c.hidden_size)]
+    mergers += [(f"visual.deepstack_merger_list.{i}", merged) for i in range(len(c.deepstack_layers))]
+    for name, norm_size in mergers:
+        shapes |= _affine(f"{name}.norm", norm_size)
+        shapes |= _affine(f"{name}.linear_fc1", merged, merged)
+        shapes |= _affine(f"{name}.linear_fc2", c.out_hidden_size, merged)
+    return shapes
+
+
+def _affine(name: str, out: int, *inputs: int) -> Shapes:
+    """A weight with its bias: of a linear layer, or of a layer norm (no `inputs`)."""
+    return {f"{name}.weight": (out, *inputs), f"{name}.bias": (out,)}

@@ -1,0 +1,43 @@
+"""The tensors of a model: which there must be, and a reader of them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from mmengine.checkpoint.names import TensorNames
+from mmengine.checkpoint.tensors import check_tensors
+from mmengine.models.config import NetworkConfig
+from mmengine.models.decoder.sharding import axis_of, check_plan
+from mmengine.models.decoder.tensors import HEAD, decoder_tensors
+from mmengine.models.reader import WHOLE, Part, WeightReader, open_reader
+from mmengine.models.sharding import Shard
+from mmengine.models.vision.tensors import vision_tensors
+
+
+@contextmanager
+def open_weights(
+    folder: Path,
+    names: TensorNames,
+    config: NetworkConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    shard: Shard | None = None,
+) -> Iterator[WeightReader]:
+    """A reader of the folder's weights, after every name and shape was found right. ModelError. With a
+    `shard` it reads that rank's part; `config` is of the whole model."""
+    entries = names.entries(folder)
+    check_tensors(folder, entries, expected_tensors(config), optional=[HEAD] if config.text.tied else [])
+    part = WHOLE
+    if shard is not None:
+        check_plan(config.text, entries)
+        part = Part(shard.rank, shard.size, axis_of)
+    with open_reader(entries, device, dtype, part) as reader:
+        yield reader
+
+
+def expected_tensors(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor of the model, by canonical name. Linear weights are [out, in]."""
+    shapes = decoder_tensors(config.text)
+    return shapes if config.vision is None else shapes | vision_tensors(config.vision)
