@@ -45,7 +45,6 @@ def _shape(text: dict[str, object], vision: dict[str, object]) -> ModelConfig:
         ),
         image_token_id=151_655,
         video_token_id=151_656,
-        dtype="bfloat16",
     )
 
 

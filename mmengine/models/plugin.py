@@ -112,8 +112,8 @@ class Processor(Protocol):
         cache_salt: str = "",
         template_options: Mapping[str, Any] | None = None,
     ) -> Prepared:
-        """Chat messages (OpenAI's or qwen_vl_utils' shape). `images` and `videos` fill, in order,
-        placeholder parts that carry no data. Relative paths are read under `base_folder`. What
+        """Chat messages, in OpenAI's shape or with parts `image` and `video`. `images` and `videos` fill, in
+        order, placeholder parts that carry no data. Relative paths are read under `base_folder`. What
         `media_cache` holds is found by the same `cache_salt` only. `template_options`: variables of the chat
         template beside the messages (`tools`, `documents`, …), and as `chat_template` another one than the
         model's. Raises InvalidRequest, InvalidMedia."""
@@ -149,8 +149,12 @@ class ModelSpec:
     vocab_size: int
     max_model_len: int
     num_deepstack: int  # encoder features a media token: (1 + num_deepstack) * hidden_size
-    patch_width: int  # values of one patch row
+    patch_width: int  # values of one patch row; 0: the model takes no media, and is never asked to encode
     merge_size: int = 2  # patches that a side of one embedding stands for
+
+    @property
+    def has_encoder(self) -> bool:
+        return self.patch_width > 0
 
 
 class AttentionPort(Protocol):

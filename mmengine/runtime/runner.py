@@ -69,7 +69,7 @@ class ModelRunner:
         self._kv = pool_of(spec, config, placement)
         self._attention = make_backend(placement.attention, spec, self._kv, batch_invariant=invariant)
         self._features = FeatureStore(spec.hidden_size, spec.num_deepstack, config.encoder_cache_size)
-        if placement.device.has_own_memory:
+        if placement.device.has_own_memory and spec.has_encoder:
             self._features.hold_all(placement.dtype, device)
         self._rows = RowColumns(config.max_num_seqs, spec.vocab_size, config.eos_token_ids, positions_of)
         self._sampler = Sampler(self._rows, config.max_num_seqs, spec.vocab_size, device)

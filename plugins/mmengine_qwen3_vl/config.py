@@ -25,7 +25,6 @@ class ModelConfig(NetworkConfig):
     vision: VisionConfig
     image_token_id: int
     video_token_id: int
-    dtype: str  # what the file says its weights are, "" where it says nothing
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -42,13 +41,11 @@ def read_config(folder: Path) -> ModelConfig:
         )
     if len(vision.deepstack_layers) > text.num_layers:
         root.fail("vision_config.deepstack_visual_indexes has more entries than the text model has layers")
-    dtype = root.values.get("dtype") or root.values.get("torch_dtype") or ""
     return ModelConfig(
         text=text,
         vision=vision,
         image_token_id=root.integer("image_token_id", 0, text.vocab_size - 1, 151655),
         video_token_id=root.integer("video_token_id", 0, text.vocab_size - 1, 151656),
-        dtype=dtype if isinstance(dtype, str) else "",
     )
 
 

@@ -1,5 +1,6 @@
 """What a device has room for: the sums, the pass that measures them, and the refusals that show them."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmengine.config import EngineConfig
+from mmengine.config import ENCODER_CACHE, EngineConfig
 from mmengine.errors import ConfigError, ModelError
 from mmengine.models.plugin import ModelSpec
 from mmengine.runtime.device import cpu
@@ -148,6 +149,20 @@ def test_what_is_captured_is_run_once_too():
     assert counting.asked["tapped"] == (8 * 4, 2 * SPEC.hidden_size)
 
 
+class WithoutEncoder(Counting):
+    spec = replace(SPEC, num_deepstack=0, patch_width=0)
+
+    def encode(self, patches, grids):
+        raise AssertionError("a model of text is never asked to encode")
+
+
+def test_a_model_of_text_is_measured_without_an_encoder():
+    counting = WithoutEncoder(peaks=(300, 20))
+    config = EngineConfig(token_budget=256, max_num_seqs=8)
+    peaks = profile.measure(counting, config, torch.device("cpu"), counting, captures=True)
+    assert (peaks.encoder, peaks.graphs) == (0, 20) and counting.asked["computed"] == 256
+
+
 @pytest.mark.parametrize(
     ("where", "setting"), [("encoder", "encoder_budget 512"), ("layers", "token_budget 128")]
 )
@@ -198,6 +213,18 @@ def test_a_gpu_is_shared_out_by_what_was_measured(monkeypatch):
     )
     with pytest.raises(ConfigError, match=shown):
         resolve(EngineConfig(num_blocks=20 * gib // block), eos_token_ids=(1,))
+
+
+@pytest.mark.parametrize("asked", [0, 7])
+def test_nothing_is_set_aside_for_the_features_of_a_model_of_text(monkeypatch, asked):
+    a_gpu(monkeypatch, profile.Peaks(GIB, 0), free=10 * GIB)
+    config = EngineConfig(max_num_seqs=4096, token_budget=8192, encoder_cache_size=asked)
+    resolved = sizing.resolve(config, WithoutEncoder(), None, CUDA, (1,))
+    block = 2 * 2 * 16 * 2 * 16 * 2  # layers, K and V, tokens, KV heads, head_dim, bytes
+    assert resolved.num_blocks == (10 - 1 - 8) * GIB // block
+    resolved.check_resolved()
+    on_cpu = sizing.resolve(config, WithoutEncoder(), None, ON_CPU, (1,))
+    assert on_cpu.encoder_cache_size == resolved.encoder_cache_size == (asked or ENCODER_CACHE)
 
 
 @settings(max_examples=60)

@@ -1,5 +1,5 @@
-// All layers of a decoder of the Qwen3 family: RMS norm, fused q, k and v, a norm and a rotation of each
-// head of q and k, paged attention, SwiGLU, residuals. Every token is alone but for attention.
+// All layers of a text decoder: RMS norm, fused q, k and v, a norm (or none) and a rotation of each head of
+// q and k, paged attention, SwiGLU, residuals. Every token is alone but for attention.
 //
 // Rounding, where the model is bfloat16, is that of the same steps as separate bfloat16 operations: a norm
 // rounds before its weight and after it, a rotation after each product and their sum. A row's result depends

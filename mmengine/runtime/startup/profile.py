@@ -47,19 +47,21 @@ def measure(
     `aux_hidden_states`: the layers that a draft head reads. Raises ConfigError where one does not fit by
     itself."""
     budget, rows = config.token_budget, config.max_num_seqs * (1 + config.num_draft_tokens)
-    sampled, graphs = min(rows, budget), 0
+    sampled, graphs, encoder = min(rows, budget), 0, 0
     with torch.inference_mode():
-        encoder = _peak(
-            meter, config, "encoder_budget", lambda: _encode(model, config, config.encoder_budget, device)
-        )
+        if model.spec.has_encoder:
+            encoder = _peak(
+                meter, config, "encoder_budget", lambda: _encode(model, config, config.encoder_budget, device)
+            )
         layers = _peak(
             meter, config, "token_budget", lambda: _layers(model, budget, sampled, device, aux_hidden_states)
         )
         if captures:
-            embeds = min(config.encoder_budget, MOST_EMBEDS)
             graphs = _peak(
                 meter, config, "max_num_seqs", lambda: _layers(model, rows, 0, device, aux_hidden_states)
             )
+        if captures and model.spec.has_encoder:
+            embeds = min(config.encoder_budget, MOST_EMBEDS)
             graphs += _peak(meter, config, "encoder_budget", lambda: _encode(model, config, embeds, device))
     return Peaks(layers + SAMPLING_COPIES * 4 * sampled * model.spec.vocab_size, encoder, graphs)
 

@@ -43,7 +43,7 @@ def resolve(
     stored = FP8 if config.kv_dtype == "fp8" else dtype
     block_bytes = bytes_per_block(specs, stored, size)
     needed = -(-config.max_model_len // size) + 1  # for one request, where a length was asked for
-    embed_bytes = (1 + spec.num_deepstack) * spec.hidden_size * dtype.itemsize
+    embed_bytes = (1 + spec.num_deepstack) * spec.hidden_size * dtype.itemsize if spec.has_encoder else 0
     meter = placement.device.meter()
     if meter is not None:
         memory = _measured(model, config, head, placement, meter)
@@ -120,8 +120,9 @@ def _with_cache(
     config: EngineConfig, memory: Memory, embed_bytes: int, kv_bytes: int, longest: int
 ) -> tuple[int, Memory]:
     """How many embeddings a GPU keeps, and the memory with them in it. Where nobody says it, as many as all
-    that a step encodes beside the largest item, which another row reads in chunks, or more."""
-    cached = config.encoder_cache_size
+    that a step encodes beside the largest item, which another row reads in chunks, or more. Without an
+    encoder (`embed_bytes` 0) it is a number that nothing is set aside for."""
+    cached = config.encoder_cache_size or (0 if embed_bytes else ENCODER_CACHE)
     if cached:
         return cached, dataclasses.replace(memory, features=cached * embed_bytes)
     item = max(1, min(config.largest_item, longest - 1))

@@ -1,0 +1,150 @@
+"""Random checkpoints of text models with transformers' model beside them, described for the floor without a
+plugin: what the tests of the text decoder are measured with."""
+
+import json
+import re
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from mmengine.checkpoint.fields import Fields
+from mmengine.checkpoint.names import TensorNames
+from mmengine.checkpoint.rope import read_rope
+from mmengine.models.config import NetworkConfig
+from mmengine.models.decoder.config import DecoderConfig
+from mmengine.models.network import Network
+
+NAMES = TensorNames(((re.compile(r"model\."), "text."),))
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "tie_word_embeddings": False,
+}
+# Waves of 6, 20, 63, 199 and more tokens: one stays, one is eased, the others are divided.
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+class Kind(NamedTuple):
+    """A model: transformers' name of its architecture, and what differs from SIZES."""
+
+    architecture: str = "Llama"
+    sizes: dict = {}
+
+
+KINDS = {
+    "plain": Kind(),
+    "tied": Kind(sizes={"tie_word_embeddings": True}),
+    "llama3": Kind(sizes={"rope_parameters": LLAMA3}),
+    "linear": Kind(sizes={"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 4.0}}),
+    "all biases": Kind(sizes={"attention_bias": True, "mlp_bias": True}),
+    "biases of attention": Kind(sizes={"attention_bias": True}),
+    "biases of q, k and v": Kind("Qwen2"),
+    "norms of q and k": Kind("Qwen3"),
+    "norms of q and k, biases": Kind("Qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
+    "odd sizes, one key-value head": Kind(
+        sizes={
+            "hidden_size": 40,
+            "intermediate_size": 72,
+            "head_dim": 24,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "mlp_bias": True,
+        }
+    ),
+}
+
+
+def make_reference(folder, kind=KINDS["plain"], seed=0):
+    """Write a lively random checkpoint to `folder`; gives transformers' model of it, float32.
+
+    Plain initialisation makes greedy text repeat one token, and norms of one and biases of zero would hide a
+    wrong name, so every parameter is drawn, and the outputs of each part are made loud.
+    """
+    import transformers
+
+    config = getattr(transformers, f"{kind.architecture}Config")(**SIZES | kind.sizes)
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{kind.architecture}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name:
+                weight.copy_(1 + 0.3 * torch.randn_like(weight))
+                if "q_norm" in name or "k_norm" in name:
+                    weight.mul_(2)
+            elif name.endswith("bias"):
+                weight.copy_(0.3 * torch.randn_like(weight))
+            elif "embed_tokens" in name:
+                weight.copy_(0.25 * torch.randn_like(weight))  # tied, this scales the logits
+            else:
+                weight.copy_(torch.randn_like(weight) / weight[0].numel() ** 0.5)
+    model.save_pretrained(folder)
+    return model
+
+
+def described(folder):
+    """The description of a folder that `make_reference` wrote."""
+    path = folder / "config.json"
+    fields = Fields(json.loads(path.read_text()), path, "")
+    hidden, heads = fields.integer("hidden_size", 1, 2**17), fields.integer("num_attention_heads", 1, 1024)
+    head_dim = fields.integer("head_dim", 2, 1024, hidden // heads)
+    kind, biased = fields.values["model_type"], fields.flag("attention_bias", False)
+    text = DecoderConfig(
+        vocab_size=fields.integer("vocab_size", 1, 2**22),
+        hidden_size=hidden,
+        intermediate_size=fields.integer("intermediate_size", 1, 2**20),
+        num_layers=fields.integer("num_hidden_layers", 1, 1024),
+        num_heads=heads,
+        num_kv_heads=fields.integer("num_key_value_heads", 1, 1024, heads),
+        head_dim=head_dim,
+        max_positions=fields.integer("max_position_embeddings", 1, 2**24),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        rope=read_rope(fields, head_dim),
+        qkv_bias=biased or kind == "qwen2",
+        out_bias=biased,
+        mlp_bias=fields.flag("mlp_bias", False),
+        qk_norm=kind == "qwen3",
+        tied=fields.flag("tie_word_embeddings", False),
+    )
+    return NetworkConfig(text, None)
+
+
+def make_prompts(seed, lengths=(17, 1, 70, 33)):
+    rng = np.random.default_rng(seed)
+    return [torch.from_numpy(rng.integers(0, SIZES["vocab_size"], length)) for length in lengths]
+
+
+def reference_logits(model, ids):
+    with torch.inference_mode():
+        return model(ids[None], attention_mask=torch.ones_like(ids)[None], use_cache=False).logits[0].float()
+
+
+def run_prompts(model: Network, prompts, steps, attention):
+    """Logits [n, vocab] of every token of every prompt, computed in `steps`: lists of (row, tokens)."""
+    done = [0] * len(prompts)
+    logits = [[] for _ in prompts]
+    for rows in steps:
+        attention.begin(rows)
+        ids = torch.cat([prompts[row][done[row] :][:count] for row, count in rows])
+        places = torch.cat([torch.arange(done[row], done[row] + count) for row, count in rows])
+        with torch.inference_mode():
+            hidden = model.forward(model.embed(ids), None, places.expand(3, -1), attention)
+            found = model.logits(hidden).split([count for _, count in rows])
+        for (row, count), part in zip(rows, found, strict=True):
+            logits[row].append(part)
+            done[row] += count
+    return [torch.cat(parts) for parts in logits]
