@@ -13,6 +13,7 @@ from mmengine.checkpoint.files import read_json
 from mmengine.checkpoint.rope import RopeConfig
 from mmengine.models.config import NetworkConfig
 from mmengine.models.decoder.config import DecoderConfig
+from mmengine.models.reading import check_served, read_decoder
 from mmengine.models.vision.config import VisionConfig
 
 ARCHITECTURE = "Qwen3VLForConditionalGeneration"
@@ -31,7 +32,7 @@ def read_config(folder: Path) -> ModelConfig:
     """Sizes and constants of the model in `folder`. ModelError names the file and the field."""
     path = folder / "config.json"
     root = Fields(read_json(path), path, "")
-    _refuse(root)
+    check_served(root, (ARCHITECTURE,), ("text_config", "vision_config"))
     text = _text_config(root)
     vision = _vision_config(root.child("vision_config"))
     if vision.out_hidden_size != text.hidden_size:
@@ -49,48 +50,17 @@ def read_config(folder: Path) -> ModelConfig:
     )
 
 
-def _refuse(root: Fields) -> None:
-    architectures = root.values.get("architectures")
-    if not isinstance(architectures, list) or ARCHITECTURE not in architectures:
-        root.fail(f"architectures is {repr(architectures)[:200]}; this plugin serves {ARCHITECTURE}")
-    for name in ("", "text_config", "vision_config"):
-        fields = root.child(name) if name else root
-        if fields.values.get("quantization_config") is not None:
-            root.fail(
-                f"{fields.prefix}quantization_config: quantized weights are not supported; use the "
-                "model's bfloat16 version"
-            )
-        if fields.values.get("auto_map") is not None:
-            root.fail(f"{fields.prefix}auto_map asks for code of the model's own, which is never run")
-
-
 def _text_config(root: Fields) -> DecoderConfig:
     text = root.child("text_config")
-    num_heads = text.integer("num_attention_heads", 1, 1024)
-    num_kv_heads = text.integer("num_key_value_heads", 1, 1024, num_heads)
-    head_dim = text.integer("head_dim", 2, 1024, 128)
-    if num_heads % num_kv_heads:
-        root.fail(f"text_config: {num_heads} heads cannot be shared by {num_kv_heads} key-value heads")
-    if text.values.get("hidden_act", "silu") != "silu":
-        root.fail(
-            f"text_config.hidden_act {repr(text.values['hidden_act'])[:60]} is not supported, only silu"
-        )
     biased = text.flag("attention_bias", False)
-    return DecoderConfig(
-        vocab_size=text.integer("vocab_size", 1, 2**22),
-        hidden_size=text.integer("hidden_size", 1, 2**17),
-        intermediate_size=text.integer("intermediate_size", 1, 2**20),
-        num_layers=text.integer("num_hidden_layers", 1, 1024),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        max_positions=text.integer("max_position_embeddings", 1, 2**24),
-        rms_norm_eps=text.number("rms_norm_eps", 1e-6),
-        rope=_text_rope(text, head_dim),
+    return read_decoder(
+        text,
+        tied=root.flag("tie_word_embeddings", text.flag("tie_word_embeddings", False)),
+        head_dim=128,
+        rope=_text_rope,
         qkv_bias=biased,
         out_bias=biased,
         qk_norm=True,
-        tied=root.flag("tie_word_embeddings", text.flag("tie_word_embeddings", False)),
     )
 
 

@@ -1,6 +1,7 @@
 """The text decoder behind its description, in its three forms: transformers' logits, whatever biases, norms
 and rotary it has, whole and in chunks."""
 
+import json
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -25,9 +26,11 @@ from mmengine.models.sharding import Shard
 from mmengine.native import library
 from mmengine.runtime.attention.native_paged import NativePagedAttention
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
+from tests.models.config_fields import Noted, ignored
 from tests.models.text_reference import (
     KINDS,
     NAMES,
+    describe,
     described,
     make_prompts,
     make_reference,
@@ -206,6 +209,33 @@ def test_what_a_model_of_text_says_of_itself(made):
     assert (model.spec.patch_width, model.spec.num_deepstack, model.spec.has_encoder) == (0, 0, False)
     with pytest.raises(ModelError, match="no vision tower"):
         model.encode(torch.zeros(4, 0, dtype=torch.uint8), [(1, 2, 2)])
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"num_key_value_heads": 3}, "config.json: 4 heads cannot be shared by 3 key-value heads"),
+        ({"head_dim": 15}, "head_dim 15 is odd"),
+        ({"head_dim": None, "hidden_size": 4}, "head_dim is 1; it must be an integer from 2"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported, only silu"),
+        ({"layer_types": ["chunked_attention"] * 3}, "layer_types is ['chunked_attention'"),
+        ({"layer_types": "full_attention"}, "layer_types is 'full_attention'"),
+        ({"use_sliding_window": True}, "sliding windows are not supported"),
+    ],
+)
+def test_a_config_that_no_description_holds(made, change, words):
+    path = made["plain"][0] / "config.json"
+    with pytest.raises(ModelError) as refused:
+        describe(Fields(json.loads(path.read_text()) | change, path, ""))
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["all biases", "biases of q, k and v", "norms of q and k"])
+def test_no_field_is_ignored_that_transformers_reads(made, kind):
+    path, asked = made[kind][0] / "config.json", set()
+    describe(Fields(Noted(json.loads(path.read_text()), asked), path, ""))
+    # `layer_types` follows from whether there are sliding windows, which are refused.
+    assert ignored(KINDS[kind].architecture.lower(), asked) <= {"sliding_window"}
 
 
 def test_a_tensor_that_the_description_does_not_have_is_refused(made):

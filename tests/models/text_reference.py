@@ -10,10 +10,9 @@ import torch
 
 from mmengine.checkpoint.fields import Fields
 from mmengine.checkpoint.names import TensorNames
-from mmengine.checkpoint.rope import read_rope
 from mmengine.models.config import NetworkConfig
-from mmengine.models.decoder.config import DecoderConfig
 from mmengine.models.network import Network
+from mmengine.models.reading import read_decoder
 
 NAMES = TensorNames(((re.compile(r"model\."), "text."),))
 SIZES = {
@@ -99,26 +98,18 @@ def make_reference(folder, kind=KINDS["plain"], seed=0):
 def described(folder):
     """The description of a folder that `make_reference` wrote."""
     path = folder / "config.json"
-    fields = Fields(json.loads(path.read_text()), path, "")
-    hidden, heads = fields.integer("hidden_size", 1, 2**17), fields.integer("num_attention_heads", 1, 1024)
-    head_dim = fields.integer("head_dim", 2, 1024, hidden // heads)
+    return describe(Fields(json.loads(path.read_text()), path, ""))
+
+
+def describe(fields):
     kind, biased = fields.values["model_type"], fields.flag("attention_bias", False)
-    text = DecoderConfig(
-        vocab_size=fields.integer("vocab_size", 1, 2**22),
-        hidden_size=hidden,
-        intermediate_size=fields.integer("intermediate_size", 1, 2**20),
-        num_layers=fields.integer("num_hidden_layers", 1, 1024),
-        num_heads=heads,
-        num_kv_heads=fields.integer("num_key_value_heads", 1, 1024, heads),
-        head_dim=head_dim,
-        max_positions=fields.integer("max_position_embeddings", 1, 2**24),
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope=read_rope(fields, head_dim),
+    text = read_decoder(
+        fields,
+        tied=fields.flag("tie_word_embeddings", False),
         qkv_bias=biased or kind == "qwen2",
         out_bias=biased,
         mlp_bias=fields.flag("mlp_bias", False),
         qk_norm=kind == "qwen3",
-        tied=fields.flag("tie_word_embeddings", False),
     )
     return NetworkConfig(text, None)
 

@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from mmengine.checkpoint.fingerprint import fingerprint as fingerprint_of
 from mmengine.errors import ConfigError, ModelError
-from mmengine_qwen3_vl import plugin
+from mmengine_qwen3_vl import config, plugin
 from mmengine_qwen3_vl.config import read_config
 from mmengine_qwen3_vl.names import NAMES
+from tests.models.config_fields import Noted, ignored
 
 EMBEDDING = "model.language_model.embed_tokens.weight"
 Q_PROJ = "model.language_model.layers.0.self_attn.q_proj.weight"
@@ -94,6 +95,9 @@ def edit_weights(folder, change):
         ("text_config.rope_parameters.mrope_section", [8], "mrope_section"),
         ("text_config.rope_parameters.mrope_interleaved", False, "mrope_interleaved"),
         ("text_config.rope_parameters", [1], "rope_parameters"),
+        ("text_config.head_dim", 15, "mrope_section"),
+        ("text_config.layer_types", ["full_attention", "sliding_attention"], "sliding_attention"),
+        ("text_config.use_sliding_window", True, "use_sliding_window is true"),
         ("vision_config.hidden_size", 34, "multiple of 4"),
         ("vision_config.hidden_act", "quick_gelu", "quick_gelu"),
         ("vision_config.num_position_embeddings", 26, "square"),
@@ -111,6 +115,13 @@ def test_a_config_that_cannot_be_served(folder, path, value, words):
     with pytest.raises(ModelError) as error:
         read_config(folder)
     assert words in str(error.value) and str(folder / "config.json") in str(error.value)
+
+
+def test_no_field_is_ignored_that_transformers_reads(folder, monkeypatch):
+    asked = set()
+    monkeypatch.setattr(config, "read_json", lambda path: Noted(json.loads(path.read_text()), asked))
+    read_config(folder)
+    assert not ignored("qwen3_vl", asked)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "[" * 10**5, "\x00", '"x"'])

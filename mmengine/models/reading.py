@@ -1,0 +1,78 @@
+"""What plugins read of a config.json by the names that transformers gives it, and refuse. No torch here."""
+
+from collections.abc import Callable, Iterable
+
+from mmengine.checkpoint.fields import Fields
+from mmengine.checkpoint.rope import RopeConfig, read_rope
+from mmengine.models.decoder.config import DecoderConfig
+
+
+def check_served(root: Fields, architectures: tuple[str, ...], parts: Iterable[str] = ()) -> None:
+    """ModelError for another architecture than the plugin's, for quantized weights, and for code of the
+    model's own; the last two also in the objects `parts` of the file."""
+    found = root.values.get("architectures")
+    if not isinstance(found, list) or not any(name in found for name in architectures):
+        root.fail(f"architectures is {repr(found)[:200]}; this plugin serves {', '.join(architectures)}")
+    for fields in (root, *(root.child(part) for part in parts)):
+        if fields.values.get("quantization_config") is not None:
+            root.fail(
+                f"{fields.prefix}quantization_config: quantized weights are not supported; use the "
+                "model's bfloat16 version"
+            )
+        if fields.values.get("auto_map") is not None:
+            root.fail(f"{fields.prefix}auto_map asks for code of the model's own, which is never run")
+
+
+def read_decoder(
+    fields: Fields,
+    *,
+    tied: bool,
+    head_dim: int | None = None,
+    rope: Callable[[Fields, int], RopeConfig] = read_rope,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+) -> DecoderConfig:
+    """Sizes from the file, what it does not tell from the plugin. `head_dim`: where the file has none; None:
+    hidden_size over the heads. `rope`: of the fields and head_dim. ModelError names the field."""
+    hidden_size = fields.integer("hidden_size", 1, 2**17)
+    num_heads = fields.integer("num_attention_heads", 1, 1024)
+    num_kv_heads = fields.integer("num_key_value_heads", 1, 1024, num_heads)
+    head_dim = fields.integer("head_dim", 2, 1024, head_dim or hidden_size // num_heads)
+    if num_heads % num_kv_heads:
+        where = f"{fields.prefix.removesuffix('.')}: " if fields.prefix else ""
+        fields.fail(f"{where}{num_heads} heads cannot be shared by {num_kv_heads} key-value heads")
+    if fields.values.get("hidden_act", "silu") != "silu":
+        activation = repr(fields.values["hidden_act"])[:60]
+        fields.fail(f"{fields.prefix}hidden_act {activation} is not supported, only silu")
+    rotary = rope(fields, head_dim)
+    if head_dim % 2:
+        fields.fail(f"{fields.prefix}head_dim {head_dim} is odd; halves of a head are rotated")
+    _refuse_windows(fields)
+    return DecoderConfig(
+        vocab_size=fields.integer("vocab_size", 1, 2**22),
+        hidden_size=hidden_size,
+        intermediate_size=fields.integer("intermediate_size", 1, 2**20),
+        num_layers=fields.integer("num_hidden_layers", 1, 1024),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_positions=fields.integer("max_position_embeddings", 1, 2**24),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        rope=rotary,
+        qkv_bias=qkv_bias,
+        out_bias=out_bias,
+        mlp_bias=mlp_bias,
+        qk_norm=qk_norm,
+        tied=tied,
+    )
+
+
+def _refuse_windows(fields: Fields) -> None:
+    """What layers may be beside attention over all tokens before."""
+    kinds = fields.values.get("layer_types")
+    if kinds is not None and (not isinstance(kinds, list) or any(one != "full_attention" for one in kinds)):
+        fields.fail(f"{fields.prefix}layer_types is {repr(kinds)[:100]}; only full_attention is supported")
+    if fields.flag("use_sliding_window", False):
+        fields.fail(f"{fields.prefix}use_sliding_window is true; sliding windows are not supported")
