@@ -74,5 +74,9 @@ def _refuse_windows(fields: Fields) -> None:
     kinds = fields.values.get("layer_types")
     if kinds is not None and (not isinstance(kinds, list) or any(one != "full_attention" for one in kinds)):
         fields.fail(f"{fields.prefix}layer_types is {repr(kinds)[:100]}; only full_attention is supported")
-    if fields.flag("use_sliding_window", False):
-        fields.fail(f"{fields.prefix}use_sliding_window is true; sliding windows are not supported")
+    window = fields.values.get("sliding_window")
+    if fields.flag("use_sliding_window", window is not None):  # who has the flag has a size beside it, too
+        shown = repr(window)[:60]
+        fields.fail(
+            f"{fields.prefix}sliding_window {shown} asks for sliding windows, which are not supported"
+        )

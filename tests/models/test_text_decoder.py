@@ -220,7 +220,8 @@ def test_what_a_model_of_text_says_of_itself(made):
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported, only silu"),
         ({"layer_types": ["chunked_attention"] * 3}, "layer_types is ['chunked_attention'"),
         ({"layer_types": "full_attention"}, "layer_types is 'full_attention'"),
-        ({"use_sliding_window": True}, "sliding windows are not supported"),
+        ({"use_sliding_window": True, "sliding_window": 64}, "sliding_window 64 asks"),
+        ({"sliding_window": 4096}, "sliding_window 4096 asks"),
     ],
 )
 def test_a_config_that_no_description_holds(made, change, words):
@@ -234,8 +235,13 @@ def test_a_config_that_no_description_holds(made, change, words):
 def test_no_field_is_ignored_that_transformers_reads(made, kind):
     path, asked = made[kind][0] / "config.json", set()
     describe(Fields(Noted(json.loads(path.read_text()), asked), path, ""))
-    # `layer_types` follows from whether there are sliding windows, which are refused.
-    assert ignored(KINDS[kind].architecture.lower(), asked) <= {"sliding_window"}
+    assert not ignored(KINDS[kind].architecture.lower(), asked)
+
+
+def test_a_window_that_is_not_used_is_none(made):
+    path = made["plain"][0] / "config.json"
+    unused = json.loads(path.read_text()) | {"use_sliding_window": False, "sliding_window": 4096}
+    assert describe(Fields(unused, path, "")) == described(path.parent)
 
 
 def test_a_tensor_that_the_description_does_not_have_is_refused(made):

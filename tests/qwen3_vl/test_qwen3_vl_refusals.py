@@ -97,7 +97,7 @@ def edit_weights(folder, change):
         ("text_config.rope_parameters", [1], "rope_parameters"),
         ("text_config.head_dim", 15, "mrope_section"),
         ("text_config.layer_types", ["full_attention", "sliding_attention"], "sliding_attention"),
-        ("text_config.use_sliding_window", True, "use_sliding_window is true"),
+        ("text_config.use_sliding_window", True, "text_config.sliding_window None asks"),
         ("vision_config.hidden_size", 34, "multiple of 4"),
         ("vision_config.hidden_act", "quick_gelu", "quick_gelu"),
         ("vision_config.num_position_embeddings", 26, "square"),
