@@ -13,13 +13,14 @@ from gpu_tokens import Verdict
 
 from mmengine.checkpoint.rope import RopeConfig
 from mmengine.errors import ConfigError
+from mmengine.native.decoder_weights import LayerWeights
 from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.device.registry import open_device
 from mmengine.runtime.device.upload import fetch
 from mmengine.runtime.drafting.eagle3.chain_rows import ChainRows
 from mmengine.runtime.drafting.eagle3.graphs import ChainGraphs
-from mmengine.runtime.drafting.eagle3.head import DraftHead, HeadLayer, HeadWeights, kv_spec
+from mmengine.runtime.drafting.eagle3.head import DraftHead, HeadWeights, kv_spec
 from mmengine.runtime.drafting.eagle3.linears import gated, linear_of, scores_of
 from mmengine.runtime.kv.pool import KVPool
 from mmengine.spec_decode.eagle3.config import MAX_DRAFTS, HeadConfig
@@ -67,19 +68,19 @@ def random_head(shape: ModelConfig, device: str, dtype: torch.dtype) -> DraftHea
         num_drafts=MAX_DRAFTS,
     )
     heads = c.num_heads * c.head_dim
-    layer = HeadLayer(
+    layer = LayerWeights(
         input_norm=ones,
-        hidden_norm=ones,
         qkv=linear_of(drawn(heads + 2 * c.num_kv_heads * c.head_dim, 2 * width)),
         qk_norm=None,
         out=linear_of(drawn(width, heads)),
         post_norm=ones,
-        gated=gated(drawn(2 * c.intermediate_size, width)),
+        gate_up=gated(drawn(2 * c.intermediate_size, width)),
         down=linear_of(drawn(width, c.intermediate_size)),
     )
     weights = HeadWeights(
         fc=linear_of(drawn(width, 3 * width)),
         fc_norms=(),
+        hidden_norm=ones,
         layers=[layer],
         norm=ones,
         scores=scores,

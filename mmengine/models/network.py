@@ -13,7 +13,7 @@ from mmengine.gpu.text_ops import text_ops
 from mmengine.models.config import NetworkConfig, make_spec
 from mmengine.models.decoder.config import DecoderConfig
 from mmengine.models.decoder.fused_text import FusedTextDecoder
-from mmengine.models.decoder.native_text import NativeTextDecoder, fits
+from mmengine.models.decoder.native_text import NativeTextDecoder
 from mmengine.models.decoder.sharding import cut_config
 from mmengine.models.decoder.text import TextDecoder
 from mmengine.models.plugin import AttentionPort, AuxHiddenStates, EncoderSize
@@ -23,6 +23,7 @@ from mmengine.models.vision.captured import CapturedVision
 from mmengine.models.vision.tower import VisionTower
 from mmengine.models.weights import open_weights
 from mmengine.native import library as native
+from mmengine.native.decoder_weights import fits
 
 AnyTextDecoder = TextDecoder | NativeTextDecoder  # FusedTextDecoder is a TextDecoder
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -130,7 +131,7 @@ def text_decoder(
         ops = text_ops(device, dtype, batch_invariant=batch_invariant)
         return FusedTextDecoder(config, weights, device, ops, shard)
     # The kernels compute whole layers in one call, ranks must add up in their middle.
-    library = native.load() if shard is None and fits(config, device, dtype) else None
+    library = native.load() if shard is None and fits(config.head_dim, device, dtype) else None
     if library is None:
         return TextDecoder(config, weights, device, shard)
     return NativeTextDecoder(config, weights, library)

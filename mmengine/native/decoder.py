@@ -9,13 +9,19 @@ import torch
 from torch import Tensor
 
 from mmengine.native.decoder_weights import DecoderWeights, LayerWeights, Scratch, Sizes, StepStruct
+from mmengine.native.linear import PackedLinear
 
 
 class Decoder:
     """Runs steps, one at a time: scratch memory belongs to the decoder and grows with the largest step."""
 
     def __init__(
-        self, library: ctypes.CDLL, sizes: Sizes, dtype: torch.dtype, layers: list[LayerWeights], norm: Tensor
+        self,
+        library: ctypes.CDLL,
+        sizes: Sizes,
+        dtype: torch.dtype,
+        layers: list[LayerWeights[PackedLinear]],
+        norm: Tensor,
     ) -> None:
         self._weights = DecoderWeights(sizes, dtype, layers, norm)
         self._library, self._sizes = declared(library), sizes

@@ -2,6 +2,7 @@
 
 import ctypes
 from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -9,7 +10,14 @@ from torch import Tensor
 from mmengine.native.dtypes import DTYPES
 from mmengine.native.linear import Linear, PackedLinear
 
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 256  # of what the kernels compute; torch computes beyond it
+L = TypeVar("L")
+
+
+def fits(head_dim: int, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernels compute such a decoder."""
+    heads_fit = head_dim % 8 == 0 and 8 <= head_dim <= MAX_HEAD_DIM
+    return device.type == "cpu" and dtype in DTYPES and heads_fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +32,17 @@ class Sizes:
     eps: float
 
 
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """Norms are vectors of any float dtype; `gate_up` is packed as such."""
+class LayerWeights(NamedTuple, Generic[L]):
+    """A layer, whatever L it is that multiplies with a matrix; for the kernels it is packed, `gate_up` as
+    such. Norms are of any float dtype."""
 
     input_norm: Tensor  # [hidden]
-    q_norm: Tensor | None  # [head_dim]; None for both: rotation alone
-    k_norm: Tensor | None
+    qkv: L  # hidden to (heads + 2 * kv_heads) * head_dim
+    qk_norm: Tensor | None  # [heads + kv_heads, head_dim]: q's weight on each head, then k's; None: no norm
+    out: L  # heads * head_dim to hidden
     post_norm: Tensor  # [hidden]
-    qkv: PackedLinear
-    out: PackedLinear
-    gate_up: PackedLinear
-    down: PackedLinear
+    gate_up: L  # hidden to 2 * intermediate, gate's and then up's
+    down: L  # intermediate to hidden
 
 
 class _Layer(ctypes.Structure):
@@ -98,9 +105,11 @@ class DecoderWeights:
     """`c`: the structure of a decoder, good for as long as this lives. ValueError for shapes and dtypes that
     the kernels do not know."""
 
-    def __init__(self, sizes: Sizes, dtype: torch.dtype, layers: list[LayerWeights], norm: Tensor) -> None:
+    def __init__(
+        self, sizes: Sizes, dtype: torch.dtype, layers: list[LayerWeights[PackedLinear]], norm: Tensor
+    ) -> None:
         s = sizes
-        if dtype not in DTYPES or s.head_dim % 8 or not 8 <= s.head_dim <= MAX_HEAD_DIM:
+        if not fits(s.head_dim, norm.device, dtype):
             raise ValueError(f"no kernel for heads of {s.head_dim} in {dtype}")
         self.sizes, self.dtype, self.num_layers = s, dtype, len(layers)
         self._weights = layers
@@ -119,8 +128,10 @@ class DecoderWeights:
             self._layers,
         )
 
-    def _layer(self, w: LayerWeights) -> _Layer:
-        norms = (w.input_norm, w.post_norm, w.q_norm, w.k_norm)
+    def _layer(self, w: LayerWeights[PackedLinear]) -> _Layer:
+        qk = w.qk_norm
+        q_norm, k_norm = (None, None) if qk is None else (qk[0], qk[self.sizes.num_heads])
+        norms = (w.input_norm, w.post_norm, q_norm, k_norm)
         return _Layer(*map(self._address, norms), *(p.c for p in (w.qkv, w.out, w.gate_up, w.down)))
 
     def _address(self, norm: Tensor | None) -> int | None:

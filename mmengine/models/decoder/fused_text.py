@@ -10,12 +10,12 @@ from torch import Tensor
 
 from mmengine.gpu.text_ops import TextOps
 from mmengine.models.decoder.config import DecoderConfig
-from mmengine.models.decoder.layers import Layer
 from mmengine.models.decoder.prepacked import Linear
 from mmengine.models.decoder.text import TextDecoder, aux_layer
 from mmengine.models.plugin import AttentionPort, AuxHiddenStates
 from mmengine.models.reader import WeightReader
 from mmengine.models.sharding import Shard
+from mmengine.native.decoder_weights import LayerWeights
 
 
 class FusedTextDecoder(TextDecoder):
@@ -65,7 +65,7 @@ class FusedTextDecoder(TextDecoder):
     def _mix(
         self,
         index: int,
-        layer: Layer[Linear],
+        layer: LayerWeights[Linear],
         normed: Tensor,
         angles: tuple[Tensor, Tensor],
         attention: AttentionPort,

@@ -1,7 +1,7 @@
 """The weights of a decoder's layers, read in the order of their names, for whoever multiplies with them."""
 
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -9,19 +9,10 @@ from torch import Tensor
 from mmengine.models.decoder.config import DecoderConfig
 from mmengine.models.decoder.tensors import EMBEDDING, HEAD, layer_name
 from mmengine.models.reader import WeightReader
+from mmengine.native.decoder_weights import LayerWeights
 
 L = TypeVar("L")
 Make = Callable[[Tensor, Tensor | None], L]  # of a weight [out, in] and a bias
-
-
-class Layer(NamedTuple, Generic[L]):
-    input_norm: Tensor  # [hidden]
-    qkv: L  # hidden to (heads + 2 * kv_heads) * head_dim
-    qk_norm: Tensor | None  # [heads + kv_heads, head_dim]: q's weight on each head, then k's
-    out: L  # heads * head_dim to hidden
-    post_norm: Tensor  # [hidden]
-    gate_up: L  # hidden to 2 * intermediate
-    down: L  # intermediate to hidden
 
 
 def read_layer(
@@ -32,7 +23,7 @@ def read_layer(
     make_gate_up: Make[L],
     *,
     adds_bias: bool = True,
-) -> Layer[L]:
+) -> LayerWeights[L]:
     """`adds_bias`: whether this rank adds the biases of which there is one for all ranks' sum."""
 
     def read(*names: str) -> Tensor:
@@ -47,7 +38,7 @@ def read_layer(
         q_norm, k_norm = read("self_attn.q_norm.weight"), read("self_attn.k_norm.weight")
         qk_norm = torch.cat((q_norm.expand(config.num_heads, -1), k_norm.expand(config.num_kv_heads, -1)))
     projections = [f"self_attn.{name}_proj" for name in ("q", "k", "v")]
-    return Layer(
+    return LayerWeights(
         input_norm=read("input_layernorm.weight"),
         qkv=linear(*projections, biased=config.qkv_bias),
         qk_norm=qk_norm,

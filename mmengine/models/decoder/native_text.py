@@ -11,22 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmengine.models.decoder.config import DecoderConfig
-from mmengine.models.decoder.layers import Layer, is_tied, read_layer
+from mmengine.models.decoder.layers import is_tied, read_layer
 from mmengine.models.decoder.rotary import Rotary
 from mmengine.models.decoder.tensors import EMBEDDING, HEAD, NORM
 from mmengine.models.plugin import AttentionPort, AuxHiddenStates
 from mmengine.models.reader import WeightReader
 from mmengine.native.decoder import Decoder
-from mmengine.native.decoder_weights import MAX_HEAD_DIM, LayerWeights, Sizes
-from mmengine.native.dtypes import DTYPES
+from mmengine.native.decoder_weights import Sizes
 from mmengine.native.linear import PackedLinear
 from mmengine.native.rotary import RotaryTable
-
-
-def fits(config: DecoderConfig, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels compute this decoder."""
-    heads_fit = config.head_dim % 8 == 0 and config.head_dim <= MAX_HEAD_DIM
-    return device.type == "cpu" and dtype in DTYPES and heads_fit
 
 
 class NativeTextDecoder:
@@ -37,10 +30,7 @@ class NativeTextDecoder:
     def __init__(self, config: DecoderConfig, weights: WeightReader, library: ctypes.CDLL) -> None:
         pack = partial(PackedLinear, library)
         pack_gate_up = partial(PackedLinear, library, gate_up=True)
-        layers = [
-            _in_kernels(config, read_layer(config, weights, i, pack, pack_gate_up))
-            for i in range(config.num_layers)
-        ]
+        layers = [read_layer(config, weights, i, pack, pack_gate_up) for i in range(config.num_layers)]
         norm = weights.read(NORM)
         embedding = weights.read(EMBEDDING)
         tied = is_tied(config, weights)
@@ -82,17 +72,3 @@ class NativeTextDecoder:
         cos, sin = self._rotary.rows(positions)
         aux_rows = None if aux_hidden_states is None else (aux_hidden_states.layers, aux_hidden_states.rows)
         return self._decoder.forward(embeds, deepstack, cos, sin, attention, aux_rows)
-
-
-def _in_kernels(config: DecoderConfig, layer: Layer[PackedLinear]) -> LayerWeights:
-    norms = layer.qk_norm
-    return LayerWeights(
-        input_norm=layer.input_norm,
-        q_norm=None if norms is None else norms[0],
-        k_norm=None if norms is None else norms[config.num_heads],
-        post_norm=layer.post_norm,
-        qkv=layer.qkv,
-        out=layer.out,
-        gate_up=layer.gate_up,
-        down=layer.down,
-    )

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmengine.models.decoder.config import DecoderConfig
-from mmengine.models.decoder.layers import Layer, is_tied, read_layer
+from mmengine.models.decoder.layers import is_tied, read_layer
 from mmengine.models.decoder.operations import norm_and_rotate, rms_norm_of
 from mmengine.models.decoder.prepacked import Linear, MakeLinear, linear_of
 from mmengine.models.decoder.rotary import Rotary
@@ -18,6 +18,7 @@ from mmengine.models.decoder.tensors import EMBEDDING, HEAD, NORM
 from mmengine.models.plugin import AttentionPort, AuxHiddenStates
 from mmengine.models.reader import WeightReader
 from mmengine.models.sharding import Shard
+from mmengine.native.decoder_weights import LayerWeights
 
 
 class TextDecoder:
@@ -90,7 +91,7 @@ class TextDecoder:
     def _attend(
         self,
         index: int,
-        layer: Layer[Linear],
+        layer: LayerWeights[Linear],
         normed: Tensor,
         cos: Tensor,
         sin: Tensor,

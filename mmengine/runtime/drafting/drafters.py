@@ -10,9 +10,9 @@ from mmengine.errors import ConfigError
 from mmengine.models.loader import resolve_folder
 from mmengine.models.plugin import ModelSpec
 from mmengine.native import library as native
+from mmengine.native.decoder_weights import fits
 from mmengine.registry import entry_points
 from mmengine.runtime.device.placement import Placement
-from mmengine.runtime.drafting.eagle3.native_head import fits
 from mmengine.spec_decode.base import Drafter
 from mmengine.spec_decode.eagle3.config import MAX_DRAFTS, Target
 from mmengine.spec_decode.eagle3.loading import HeadFolder, open_head
@@ -62,7 +62,8 @@ def _taken_head(config: EngineConfig, target: Target, model: Path, placement: Pl
         if folder is None or native.load() is None:
             return None
         head = open_head(folder, target, num_drafts=min(config.num_draft_tokens or MAX_DRAFTS, MAX_DRAFTS))
-        return head if fits(head.config, placement) else None
+        device = placement.device.torch_device
+        return head if fits(head.config.head_dim, device, placement.dtype) else None
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"[:300]
         log.warning("the checkpoint's draft head is left out; spec auto goes on without", reason=reason)

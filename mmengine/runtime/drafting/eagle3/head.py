@@ -16,6 +16,7 @@ from mmengine.core.executor import NO_DRAFT
 from mmengine.models.decoder.operations import norm_and_rotate, rms_norm_of
 from mmengine.models.decoder.rotary import Rotary
 from mmengine.models.plugin import AttentionPort, ModelSpec
+from mmengine.native.decoder_weights import LayerWeights
 from mmengine.native.linear import PackedLinear
 from mmengine.runtime.attention.base import AttentionBackend
 from mmengine.runtime.device.placement import Placement
@@ -26,27 +27,15 @@ from mmengine.spec_decode.eagle3.config import HeadConfig
 
 
 @dataclass(slots=True)
-class HeadLayer:
-    """`hidden_norm`: of the first layer alone, which reads embeddings too."""
-
-    input_norm: Tensor  # [embed_size] in the first layer, else [h]
-    hidden_norm: Tensor | None  # [h]
-    qkv: Linear  # embed_size + h, or h, to (heads + 2 * kv_heads) * head_dim
-    qk_norm: Tensor | None  # [heads + kv_heads, head_dim]: q's weight on each head, then k's
-    out: Linear  # heads * head_dim to h
-    post_norm: Tensor  # [h]
-    gated: Linear  # h to intermediate
-    down: Linear  # intermediate to h
-
-
-@dataclass(slots=True)
 class HeadWeights:
-    """`fc_norms`: none, one over all auxiliary states, or one for each. `target_ids` int64
-    [draft_vocab_size], or None where both have the same tokens."""
+    """`fc_norms`: none, one over all auxiliary states, or one for each. `layers`: the first reads embeddings
+    too, and its `qkv` takes embed_size + h, its `input_norm` has embed_size. `hidden_norm`: the first layer's
+    of what else it reads. `target_ids` int64 [draft_vocab_size], or None where both have the same tokens."""
 
     fc: Linear
     fc_norms: tuple[Tensor, ...]
-    layers: list[HeadLayer]
+    hidden_norm: Tensor  # [h]
+    layers: list[LayerWeights[Linear]]
     norm: Tensor  # [h]
     scores: Linear  # h to float32 [draft_vocab_size]
     packed_scores: PackedLinear | None  # the same matrix, where it is the head's own and packed
@@ -113,21 +102,21 @@ class DraftHead:
         cos, sin = self._rotary.rows(positions, hidden.dtype)
         stream = hidden
         for index, layer in enumerate(self._weights.layers):
-            if layer.hidden_norm is None:
+            if index:
                 residual, inputs = stream, self._rms_norm(stream, layer.input_norm, eps)
             else:
-                normed = self._rms_norm(stream, layer.hidden_norm, eps)
+                normed = self._rms_norm(stream, self._weights.hidden_norm, eps)
                 residual = normed if c.norm_before_residual else stream
                 inputs = torch.cat((self._rms_norm(next_embeds, layer.input_norm, eps), normed), -1)
             stream = residual + self._attend(first_layer + index, layer, inputs, cos, sin, attention)
-            stream = stream + layer.down(layer.gated(self._rms_norm(stream, layer.post_norm, eps)))
+            stream = stream + layer.down(layer.gate_up(self._rms_norm(stream, layer.post_norm, eps)))
         z = self._rms_norm(stream, self._weights.norm, eps)
         return z, (z if c.norm_output else stream)
 
     def _attend(
         self,
         number: int,
-        layer: HeadLayer,
+        layer: LayerWeights[Linear],
         inputs: Tensor,
         cos: Tensor,
         sin: Tensor,

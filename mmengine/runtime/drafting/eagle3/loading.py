@@ -10,10 +10,11 @@ from mmengine.errors import ModelError
 from mmengine.models.plugin import VisionLanguageModel
 from mmengine.models.reader import WeightReader, open_reader
 from mmengine.native import library as native
+from mmengine.native.decoder_weights import LayerWeights, fits
 from mmengine.runtime.device.placement import Placement
-from mmengine.runtime.drafting.eagle3.head import DraftHead, HeadLayer, HeadWeights
+from mmengine.runtime.drafting.eagle3.head import DraftHead, HeadWeights
 from mmengine.runtime.drafting.eagle3.linears import Linear, gated, linear_of, scores_of
-from mmengine.runtime.drafting.eagle3.native_head import NativeDraftHead, fits
+from mmengine.runtime.drafting.eagle3.native_head import NativeDraftHead
 from mmengine.spec_decode.eagle3.config import HeadConfig
 from mmengine.spec_decode.eagle3.loading import HeadFolder
 from mmengine.spec_decode.eagle3.tensors import EMBEDDING, FC, FC_BIAS, HEAD, INPUT_NORM, NORM, QKV, fc_norm
@@ -28,7 +29,7 @@ def load_head(folder: HeadFolder, model: VisionLanguageModel, placement: Placeme
     try:
         with torch.inference_mode(), open_reader(folder.entries, device, placement.dtype) as weights:
             parts = _read(folder, weights, model, device)
-            library = native.load() if fits(folder.config, placement) else None
+            library = native.load() if fits(folder.config.head_dim, device, placement.dtype) else None
             if library is None:
                 return DraftHead(folder.config, parts, placement)
             return NativeDraftHead(folder.config, parts, placement, library)
@@ -51,6 +52,7 @@ def _read(
     return HeadWeights(
         fc=linear_of(weights.read(FC), weights.read(FC_BIAS) if FC_BIAS in weights else None),
         fc_norms=tuple(weights.read(name) for name in fc_norms),
+        hidden_norm=weights.read("layers.0.hidden_norm.weight"),
         layers=[_layer(config, weights, index) for index in range(config.num_layers)],
         norm=weights.read(NORM),
         scores=scores,
@@ -76,7 +78,7 @@ def _embedding(
     return None
 
 
-def _layer(config: HeadConfig, weights: WeightReader, index: int) -> HeadLayer:
+def _layer(config: HeadConfig, weights: WeightReader, index: int) -> LayerWeights[Linear]:
     prefix = f"layers.{index}."
 
     def read(*names: str) -> Tensor:
@@ -93,14 +95,13 @@ def _layer(config: HeadConfig, weights: WeightReader, index: int) -> HeadLayer:
         q_norm, k_norm = read("self_attn.q_norm.weight"), read("self_attn.k_norm.weight")
         qk_norm = torch.cat((q_norm.expand(config.num_heads, -1), k_norm.expand(config.num_kv_heads, -1)))
     out_bias = read("self_attn.o_proj.bias") if stored("self_attn.o_proj.bias") else None
-    return HeadLayer(
+    return LayerWeights(
         input_norm=read("input_layernorm.weight"),
-        hidden_norm=read("hidden_norm.weight") if index == 0 else None,
         qkv=linear_of(_weights(read, projections), _biases(read, projections, config.attention_bias)),
         qk_norm=qk_norm,
         out=linear_of(read("self_attn.o_proj.weight"), out_bias),
         post_norm=read("post_attention_layernorm.weight"),
-        gated=gated(_weights(read, wide)),
+        gate_up=gated(_weights(read, wide)),
         down=linear_of(read("mlp.down_proj.weight")),
     )
 

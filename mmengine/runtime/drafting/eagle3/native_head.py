@@ -8,26 +8,19 @@ import torch
 from torch import Tensor
 
 from mmengine.models.plugin import AttentionPort
-from mmengine.native.decoder_weights import MAX_HEAD_DIM, DecoderWeights, LayerWeights, Sizes
+from mmengine.native.decoder_weights import DecoderWeights, LayerWeights, Sizes
 from mmengine.native.draft_head import ChainPlaces, HeadParts, NativeHead
-from mmengine.native.dtypes import DTYPES
 from mmengine.native.linear import PackedLinear
 from mmengine.native.rotary import RotaryTable
 from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.drafting.eagle3.chain_rows import ChainRows
-from mmengine.runtime.drafting.eagle3.head import DraftHead, HeadLayer, HeadWeights
+from mmengine.runtime.drafting.eagle3.head import DraftHead, HeadWeights
 from mmengine.runtime.drafting.eagle3.linears import Linear
 from mmengine.spec_decode.eagle3.config import HeadConfig
 
 # An embedding up to this size is kept once more for chains in one call; with a larger one, a pass takes so
 # long that it does not matter who asks for the next.
 MAX_EMBEDDING_BYTES = 64 * 2**20
-
-
-def fits(config: HeadConfig, placement: Placement) -> bool:
-    """Whether the kernels compute this head."""
-    heads_fit = config.head_dim % 8 == 0 and config.head_dim <= MAX_HEAD_DIM
-    return placement.device.torch_device.type == "cpu" and placement.dtype in DTYPES and heads_fit
 
 
 class NativeDraftHead(DraftHead):
@@ -51,9 +44,7 @@ class NativeDraftHead(DraftHead):
             head_dim=config.head_dim,
             eps=config.rms_norm_eps,
         )
-        layers = [_layer(config, layer) for layer in weights.layers]
-        first = weights.layers[0]
-        assert first.hidden_norm is not None
+        layers = [_layer(layer) for layer in weights.layers]
         parts = HeadParts(
             embed_size=config.embed_size,
             aux_size=config.target_hidden_size,
@@ -61,8 +52,8 @@ class NativeDraftHead(DraftHead):
             norm_output=config.norm_output,
             fc=_in_kernels(weights.fc),
             fc_norms=weights.fc_norms,
-            embed_norm=first.input_norm,
-            hidden_norm=first.hidden_norm,
+            embed_norm=layers[0].input_norm,
+            hidden_norm=weights.hidden_norm,
             scores=weights.packed_scores,
             embedding=_small_embedding(config, weights, dtype),
             target_ids=weights.target_ids,
@@ -110,19 +101,15 @@ def _rows_packed(table: np.ndarray) -> np.ndarray:
     return table if table.dtype == np.int32 and table.strides[1] == 4 else _packed(table)
 
 
-def _layer(config: HeadConfig, layer: HeadLayer) -> LayerWeights:
-    q_norm = k_norm = None
-    if layer.qk_norm is not None:
-        q_norm, k_norm = layer.qk_norm[0], layer.qk_norm[config.num_heads]
+def _layer(layer: LayerWeights[Linear]) -> LayerWeights[PackedLinear]:
     return LayerWeights(
-        input_norm=layer.input_norm,
-        q_norm=q_norm,
-        k_norm=k_norm,
-        post_norm=layer.post_norm,
-        qkv=_in_kernels(layer.qkv),
-        out=_in_kernels(layer.out),
-        gate_up=_in_kernels(layer.gated),
-        down=_in_kernels(layer.down),
+        layer.input_norm,
+        _in_kernels(layer.qkv),
+        layer.qk_norm,
+        _in_kernels(layer.out),
+        layer.post_norm,
+        _in_kernels(layer.gate_up),
+        _in_kernels(layer.down),
     )
 
 
