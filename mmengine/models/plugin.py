@@ -77,7 +77,7 @@ class Processor(Protocol):
 
     @property
     def max_image_pixels(self) -> int:
-        """What an image is resized to at most, where nobody asks for another size."""
+        """What an image is resized to at most, where nobody asks for another size; 0: it takes none."""
 
     @property
     def media_cache(self) -> MediaCache[Any] | None:
@@ -112,7 +112,7 @@ class Processor(Protocol):
         cache_salt: str = "",
         template_options: Mapping[str, Any] | None = None,
     ) -> Prepared:
-        """Chat messages (OpenAI's or qwen_vl_utils' shape). `images` and `videos` fill, in order,
+        """Chat messages (OpenAI's shape or transformers'). `images` and `videos` fill, in order,
         placeholder parts that carry no data. Relative paths are read under `base_folder`. What
         `media_cache` holds is found by the same `cache_salt` only. `template_options`: variables of the chat
         template beside the messages (`tools`, `documents`, …), and as `chat_template` another one than the

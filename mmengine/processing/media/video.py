@@ -1,6 +1,6 @@
 """A video from a file or from frames: which frames are taken, their pixels, and their times.
 
-Sampling and timestamps are those of transformers' Qwen3VLVideoProcessor and Qwen3VLProcessor. Only
+Sampling and timestamps are those of transformers' video processors that take frames by their rate. Only
 the frames that are taken are decoded to pixels, and each is resized as soon as it is.
 """
 
@@ -12,14 +12,14 @@ import numpy as np
 from PIL import Image
 
 from mmengine.errors import InvalidMedia
-from mmengine_qwen3_vl.image_headers import MAX_DECODED_PIXELS
-from mmengine_qwen3_vl.images import array_to_rgb, load_rgb, to_array, to_uint8
-from mmengine_qwen3_vl.options import VideoOptions
-from mmengine_qwen3_vl.patches import patchify, video_size
-from mmengine_qwen3_vl.resample import resize
-from mmengine_qwen3_vl.settings import PatchSettings, VideoSettings
-from mmengine_qwen3_vl.sources import Access, is_source
-from mmengine_qwen3_vl.video_file import VideoFile
+from mmengine.processing.media.image_headers import MAX_DECODED_PIXELS
+from mmengine.processing.media.images import array_to_rgb, load_rgb, to_array, to_uint8
+from mmengine.processing.media.options import VideoOptions
+from mmengine.processing.media.patches import patchify, video_size
+from mmengine.processing.media.resample import resize
+from mmengine.processing.media.settings import PatchSettings, VideoSettings
+from mmengine.processing.media.sources import Access, is_source
+from mmengine.processing.media.video_file import VideoFile
 
 DEFAULT_SOURCE_FPS = 24.0  # what transformers assumes when nobody knows
 MAX_LISTED_FRAMES = 2**16

@@ -1,9 +1,9 @@
-"""tokenizer.json, read twice: with its special tokens, and with them as ordinary text."""
+"""A tokenizer, read twice: with its special tokens, and with them as ordinary text."""
 
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
@@ -11,23 +11,22 @@ import tokenizers
 
 from mmengine.checkpoint.files import read_json
 from mmengine.errors import ModelError
+from mmengine.processing.chat.text_length import exceeds
 from mmengine.request import check_unicode
-from mmengine_qwen3_vl.text_length import exceeds
 
 SHORT_CHARS = 16  # of texts whose tokens are kept: templates write the same ones into every prompt
 NUM_SHORT = 1024  # that are kept
 
 
-class QwenTokenizer:
+class ChatTokenizer:
     """Implements the Tokenizer of mmengine.models.plugin. Thread-safe.
 
     `special` maps the text of each special token to its id. Added tokens that the file does not
     call special (such as <think> or <tool_call>) are ordinary text with an id of their own.
     """
 
-    def __init__(self, folder: Path) -> None:
-        path = folder / "tokenizer.json"
-        data = read_json(path)
+    def __init__(self, data: dict, origin: object) -> None:
+        """`data`: what tokenizer.json holds. `origin`: in errors, where it is from. Raises ModelError."""
         try:
             added = data.get("added_tokens") or []
             self._full = _build(data)
@@ -37,8 +36,8 @@ class QwenTokenizer:
             self._added = {int(token["id"]): token["content"] for token in added}
             self._joins_bytes = (data.get("decoder") or {}).get("type") == "ByteLevel"
         except Exception as error:  # tokenizers raises bare Exception for a damaged file
-            raise ModelError(f"{path} is no tokenizer that can be read") from error
-        self._check(path, added)
+            raise ModelError(f"{origin} is no tokenizer that can be read") from error
+        self._check(data["model"], added, origin)
         self._short = lru_cache(NUM_SHORT)(partial(self._encode, self._plain))
         self.digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
         self.special_ids = frozenset(self.special.values())
@@ -46,14 +45,46 @@ class QwenTokenizer:
         names = sorted(self.special, key=len, reverse=True)
         self._special_pattern = re.compile("(" + "|".join(map(re.escape, names)) + ")")
 
-    def _check(self, path: Path, added: list[dict]) -> None:
+    @classmethod
+    def of_folder(cls, folder: Path) -> "ChatTokenizer":
+        path = folder / "tokenizer.json"
+        return cls(read_json(path), path)
+
+    @classmethod
+    def of_object(
+        cls, tokenizer: tokenizers.Tokenizer, special: Iterable[str], origin: object
+    ) -> "ChatTokenizer":
+        """Of a tokenizer that was made elsewhere, from which nothing is taken but its description. `special`:
+        tokens of its vocabulary that are special beside those it calls so. Raises ModelError."""
+        data = json.loads(tokenizer.to_str())
+        added = {token["content"]: token for token in data["added_tokens"]}
+        for name in special:
+            token = tokenizer.token_to_id(name)
+            if token is None:
+                raise ModelError(f"{origin}: the special token {name!r} is not in its vocabulary")
+            flags = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False)
+            added[name] = {**added.get(name, {"id": token, "content": name, **flags}), "special": True}
+        data["added_tokens"] = sorted(added.values(), key=lambda token: int(token["id"]))
+        return cls(data, origin)
+
+    def _check(self, model: dict, added: list[dict], origin: object) -> None:
         if not self.special:
-            raise ModelError(f"{path} names no special tokens; a chat model has some")
-        if self.special.keys() & self._plain.get_vocab(with_added_tokens=False).keys():
-            raise ModelError(f"{path}: a special token is also an ordinary one, so text could become it")
+            raise ModelError(f"{origin} names no special tokens; a chat model has some")
+        ordinary = self.special.keys() & self._plain.get_vocab(with_added_tokens=False).keys()
+        if ordinary and _reached(ordinary, model):
+            raise ModelError(f"{origin}: a special token is also an ordinary one, so text could become it")
         for token in added:
             if token["special"] and any(token.get(flag) for flag in ("lstrip", "rstrip", "single_word")):
-                raise ModelError(f"{path}: {token['content']!r} strips its neighbours; that is not supported")
+                raise ModelError(
+                    f"{origin}: {token['content']!r} strips its neighbours; that is not supported"
+                )
+
+    @cached_property
+    def text_prefix(self) -> tuple[int, ...]:
+        """What the tokenizer's own post-processor puts before a text, such as a BOS token."""
+        bare, framed = (self._full.encode("a", add_special_tokens=framed).ids for framed in (False, True))
+        places = range(len(framed) - len(bare) + 1)
+        return tuple(framed[: next((i for i in places if framed[i : i + len(bare)] == bare), 0)])
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         """Token ids. Without `allow_special` no text whatever becomes a special token."""
@@ -122,6 +153,15 @@ def _spelled_bytes() -> dict[int, int]:
 
 
 _BYTE_OF = _spelled_bytes()
+
+
+def _reached(names: set[str], model: dict) -> bool:
+    """Whether text can become one of these entries of a vocabulary: byte-level BPE comes to an entry of
+    several characters by a merge, so one that no merge makes only stands there."""
+    if model.get("type") != "BPE" or model.get("ignore_merges") or model.get("unk_token") in names:
+        return True
+    merged = {"".join(pair.split(" ") if isinstance(pair, str) else pair) for pair in model["merges"]}
+    return any(len(name) == 1 or name in merged for name in names)
 
 
 def _build(data: dict) -> tokenizers.Tokenizer:
