@@ -29,6 +29,9 @@ MAX_TEMPLATE_BYTES = 2**20
 _FIRST_MARK = 0xDC00
 _MAX_MARKS = 0x400
 _CUT = "\ud800"  # where continue_final_message ends the text: a high surrogate, no mark
+NO_TEMPLATE = (  # of a model that was not made to chat
+    "{{ raise_exception('it has none; give one as chat_template, or ask with a text that is no chat') }}"
+)
 _PROBE = "probe text"
 _NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -71,10 +74,23 @@ class ChatTemplate:
 
     @classmethod
     def of_folder(
-        cls, folder: Path, tokenizer: ChatTokenizer, modalities: Sequence[str] = ()
+        cls,
+        folder: Path,
+        tokenizer: ChatTokenizer,
+        modalities: Sequence[str] = (),
+        *,
+        optional: bool = False,
     ) -> "ChatTemplate":
-        template = cls(_find_source(folder), _named_tokens(folder), tokenizer, f"in {folder}", modalities)
-        template.check()
+        """`optional`: a folder without one is no error; then chats are refused, until one is given."""
+        source = _find_source(folder)
+        if source is None and not optional:
+            raise ModelError(
+                f"{folder} has no chat template (chat_template.jinja, chat_template.json or "
+                "tokenizer_config.json)"
+            )
+        template = cls(source or NO_TEMPLATE, _named_tokens(folder), tokenizer, f"in {folder}", modalities)
+        if source is not None:
+            template.check()
         return template
 
     def with_source(self, source: str) -> "ChatTemplate":
@@ -225,7 +241,7 @@ def _cut(rendered: str) -> str:
     return kept if rendered[end + 1 : end + 2] == " " else kept.rstrip()
 
 
-def _find_source(folder: Path) -> str:
+def _find_source(folder: Path) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
         data = path.read_bytes()
@@ -243,9 +259,7 @@ def _find_source(folder: Path) -> str:
             found = named.get("default")
         if isinstance(found, str):
             return found
-    raise ModelError(
-        f"{folder} has no chat template (chat_template.jinja, chat_template.json or tokenizer_config.json)"
-    )
+    return None
 
 
 def _named_tokens(folder: Path) -> dict[str, str]:

@@ -37,7 +37,7 @@ class ChatTokenizer:
             self._joins_bytes = (data.get("decoder") or {}).get("type") == "ByteLevel"
         except Exception as error:  # tokenizers raises bare Exception for a damaged file
             raise ModelError(f"{origin} is no tokenizer that can be read") from error
-        self._check(data["model"], added, origin)
+        self._check(data, added, origin)
         self._short = lru_cache(NUM_SHORT)(partial(self._encode, self._plain))
         self.digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
         self.special_ids = frozenset(self.special.values())
@@ -67,11 +67,13 @@ class ChatTokenizer:
         data["added_tokens"] = sorted(added.values(), key=lambda token: int(token["id"]))
         return cls(data, origin)
 
-    def _check(self, model: dict, added: list[dict], origin: object) -> None:
+    def _check(self, data: dict, added: list[dict], origin: object) -> None:
         if not self.special:
             raise ModelError(f"{origin} names no special tokens; a chat model has some")
-        ordinary = self.special.keys() & self._plain.get_vocab(with_added_tokens=False).keys()
-        if ordinary and _reached(ordinary, model):
+        ordinary = self._plain.get_vocab(with_added_tokens=False)
+        bytes_of = _SPELLED if self._joins_bytes else _FALLBACKS
+        knows_all = bytes_of <= ordinary.keys() and (self._joins_bytes or data["model"].get("byte_fallback"))
+        if _reached(self.special.keys() & ordinary.keys(), data["model"], knows_all):
             raise ModelError(f"{origin}: a special token is also an ordinary one, so text could become it")
         for token in added:
             if token["special"] and any(token.get(flag) for flag in ("lstrip", "rstrip", "single_word")):
@@ -143,22 +145,24 @@ class ChatTokenizer:
         return found
 
 
-def _spelled_bytes() -> dict[int, int]:
-    """Code points to bytes as byte-level BPE spells them (Radford et al., GPT-2, 2019): a byte that prints
-    in Latin-1 is itself, the others follow from 256 on. What spells none goes where Latin-1 has nothing."""
-    prints = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in prints]
-    table = dict.fromkeys(others, 65535)
-    return table | {256 + place: byte for place, byte in enumerate(others)}
+# Code points to bytes as byte-level BPE spells them (Radford et al., GPT-2, 2019): a byte that prints in
+# Latin-1 is itself, the others follow from 256 on. What spells none goes where Latin-1 has nothing.
+_PRINTS = (*range(33, 127), *range(161, 173), *range(174, 256))
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTS]
+_BYTE_OF = dict.fromkeys(_OTHERS, 65535) | {256 + place: byte for place, byte in enumerate(_OTHERS)}
+_SPELLED = {chr(point) for point in (*_PRINTS, *range(256, 256 + len(_OTHERS)))}
+_FALLBACKS = {f"<0x{byte:02X}>" for byte in range(256)}
 
 
-_BYTE_OF = _spelled_bytes()
-
-
-def _reached(names: set[str], model: dict) -> bool:
-    """Whether text can become one of these entries of a vocabulary: byte-level BPE comes to an entry of
-    several characters by a merge, so one that no merge makes only stands there."""
-    if model.get("type") != "BPE" or model.get("ignore_merges") or model.get("unk_token") in names:
+def _reached(names: set[str], model: dict, knows_all: bool) -> bool:
+    """Whether text can become one of these entries of a vocabulary: BPE comes to an entry of several
+    characters by a merge, so one that no merge makes only stands there, unless it stands for the unknown.
+    `knows_all`: nothing is, each byte has an entry."""
+    if not names:
+        return False
+    if model.get("type") != "BPE" or model.get("ignore_merges"):
+        return True
+    if model.get("unk_token") in names and not knows_all:
         return True
     merged = {"".join(pair.split(" ") if isinstance(pair, str) else pair) for pair in model["merges"]}
     return any(len(name) == 1 or name in merged for name in names)

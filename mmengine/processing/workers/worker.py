@@ -1,6 +1,6 @@
 """A process that decodes images and videos of strangers: `python -m mmengine.processing.workers.worker FD`.
 
-It is started by `processing/workers/process.py` with one end of a socket, and decodes one item after the other
+It is started by `process.py` beside it with one end of a socket, and decodes one item after the other
 within limits of memory and processor time. Whatever an item does to it, nobody else is in it. It goes when
 the other end of its socket does.
 """
