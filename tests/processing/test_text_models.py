@@ -1,5 +1,6 @@
 """Models of text alone: no media, templates that know of no parts, tokenizers that were made elsewhere."""
 
+import json
 import shutil
 
 import numpy as np
@@ -34,8 +35,8 @@ TEXTS = ["the cat sat on the mat", "what is the time, the end", "start and begin
 
 
 def trained(texts=TEXTS):
-    """Byte-level BPE whose vocabulary has its special tokens among the ordinary ones, as GGUF files list
-    them, and a BOS token before a text."""
+    """Byte-level BPE whose vocabulary has its special tokens among the ordinary ones, and a BOS token before
+    a text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -51,12 +52,9 @@ def trained(texts=TEXTS):
     return tokenizer
 
 
-def bare(tokenizer):
-    """The same vocabulary with nothing said of special tokens."""
-    again = Tokenizer(tokenizer.model)
-    again.pre_tokenizer, again.decoder = tokenizer.pre_tokenizer, tokenizer.decoder
-    again.post_processor = tokenizer.post_processor
-    return again
+def made(tokenizer):
+    """As a plugin makes it of a tokenizer that comes without a file."""
+    return ChatTokenizer(json.loads(tokenizer.to_str()), "model.gguf")
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +64,11 @@ def reference():
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return ChatTokenizer.of_object(bare(trained()), SPECIALS, "model.gguf")
+    return made(trained())
 
 
 def processor_of(tokenizer, source=TEMPLATE, **fields):
-    template = ChatTemplate(source, NAMES, tokenizer, "in model.gguf")
+    template = ChatTemplate.of_source(source, NAMES, tokenizer, "in model.gguf")
     end = tokenizer.special["<|end|>"]
     described = {"version": "1", "max_positions": 200, "generation": {}, "eos_token_ids": (end,)}
     return ChatProcessor(Description(tokenizer=tokenizer, template=template, **{**described, **fields}))
@@ -178,7 +176,7 @@ def test_what_ends_an_answer(tokenizer):
 
 
 def test_fingerprints_tell_versions_templates_and_tokenizers_apart(tokenizer):
-    other = ChatTokenizer.of_object(bare(trained(TEXTS[:1] * 3)), SPECIALS, "model.gguf")
+    other = made(trained(TEXTS[:1] * 3))
     told_apart = [(tokenizer, "1", TEMPLATE), (tokenizer, "2", TEMPLATE), (other, "1", TEMPLATE)]
     told_apart.append((tokenizer, "1", TEMPLATE + " "))
     prints = [processor_of(*each[::2], version=each[1]).fingerprint for each in told_apart]
@@ -186,7 +184,7 @@ def test_fingerprints_tell_versions_templates_and_tokenizers_apart(tokenizer):
     assert processor_of(tokenizer).fingerprint == prints[0]
 
 
-def test_a_tokenizer_from_elsewhere_is_the_file_it_would_be(tokenizer, tmp_path):
+def test_a_tokenizer_without_a_file_is_the_one_that_its_file_would_be(tokenizer, tmp_path):
     trained().save(str(tmp_path / "tokenizer.json"))
     stored = ChatTokenizer.of_folder(tmp_path)
     assert stored.special == tokenizer.special and stored.digest == tokenizer.digest
@@ -194,24 +192,26 @@ def test_a_tokenizer_from_elsewhere_is_the_file_it_would_be(tokenizer, tmp_path)
     assert tokenizer.vocab_size == len(tokenizer.token_bytes()) == len(tokenizer.text_bytes)
 
 
-def test_a_special_token_must_be_known_and_out_of_reach():
-    with pytest.raises(ModelError, match=r"model.gguf: the special token '<\|gone\|>' is not in its vocab"):
-        ChatTokenizer.of_object(trained(), ["<|gone|>"], "model.gguf")
-    reached = "a special token is also an ordinary one"
-    with pytest.raises(ModelError, match=reached):  # a merge makes it
-        ChatTokenizer.of_object(trained(), ["the"], "model.gguf")
-    with pytest.raises(ModelError, match=reached):  # it is a byte
-        ChatTokenizer.of_object(trained(), ["!"], "model.gguf")
-    whole = bare(trained())
-    whole.model.ignore_merges = True
-    with pytest.raises(ModelError, match=reached):  # a word of the vocabulary is taken as it stands
-        ChatTokenizer.of_object(whole, SPECIALS, "model.gguf")
-    unknown = bare(trained())
+def refused(tokenizer):
+    with pytest.raises(ModelError, match="model.gguf: a special token is also an ordinary one"):
+        made(tokenizer)
+
+
+def test_a_special_token_of_the_vocabulary_must_be_out_of_reach():
+    for reached in ("the", "!"):  # what a merge makes, and what a byte is
+        tokenizer = trained()
+        tokenizer.add_special_tokens([reached])
+        refused(tokenizer)
+    whole = trained()
+    whole.model.ignore_merges = True  # a word of the vocabulary is taken as it stands
+    refused(whole)
+    unknown = trained()
     unknown.model.unk_token = "<|end|>"
-    ChatTokenizer.of_object(unknown, SPECIALS, "model.gguf")  # each byte has a token, so none is unknown
+    made(unknown)  # each byte has a token, so none is unknown
     unknown.decoder = decoders.Fuse()
-    with pytest.raises(ModelError, match=reached):
-        ChatTokenizer.of_object(unknown, SPECIALS, "model.gguf")
+    refused(unknown)
+    unknown.model.byte_fallback = True  # whose tokens are not there
+    refused(unknown)
 
 
 def test_a_model_that_was_not_made_to_chat(folder, tmp_path):

@@ -81,15 +81,30 @@ class ChatTemplate:
         *,
         optional: bool = False,
     ) -> "ChatTemplate":
-        """`optional`: a folder without one is no error; then chats are refused, until one is given."""
+        """`optional`: a folder without one is no error."""
         source = _find_source(folder)
         if source is None and not optional:
             raise ModelError(
                 f"{folder} has no chat template (chat_template.jinja, chat_template.json or "
                 "tokenizer_config.json)"
             )
-        template = cls(source or NO_TEMPLATE, _named_tokens(folder), tokenizer, f"in {folder}", modalities)
-        if source is not None:
+        path = folder / "tokenizer_config.json"
+        config = read_json(path) if path.is_file() else {}
+        return cls.of_source(source, config, tokenizer, f"in {folder}", modalities)
+
+    @classmethod
+    def of_source(
+        cls,
+        source: str | None,
+        config: Mapping[str, object],
+        tokenizer: ChatTokenizer,
+        origin: str,
+        modalities: Sequence[str] = (),
+    ) -> "ChatTemplate":
+        """Checked. None: chats are refused, until a template is given. `config`: what tokenizer_config.json
+        holds, or would, which names tokens; the rest is as above. Raises ModelError."""
+        template = cls(source or NO_TEMPLATE, _named_tokens(config), tokenizer, origin, modalities)
+        if source:
             template.check()
         return template
 
@@ -262,10 +277,8 @@ def _find_source(folder: Path) -> str | None:
     return None
 
 
-def _named_tokens(folder: Path) -> dict[str, str]:
+def _named_tokens(config: Mapping[str, object]) -> dict[str, str]:
     """The variables eos_token, pad_token and so on that a template may use."""
-    path = folder / "tokenizer_config.json"
-    config = read_json(path) if path.is_file() else {}
     names = {}
     for name in _NAMED_TOKENS:
         value = config.get(name)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
@@ -26,11 +26,12 @@ class ChatTokenizer:
     """
 
     def __init__(self, data: dict, origin: object) -> None:
-        """`data`: what tokenizer.json holds. `origin`: in errors, where it is from. Raises ModelError."""
+        """`data`: what tokenizer.json holds, or would. `origin`: in errors, where it is from. Raises
+        ModelError."""
         try:
             added = data.get("added_tokens") or []
-            self._full = _build(data)
-            self._plain = _build(data)
+            text = json.dumps(data)
+            self._full, self._plain = _build(text), _build(text)
             self._plain.encode_special_tokens = True  # meaning: as the text that they look like
             self.special = {token["content"]: int(token["id"]) for token in added if token["special"]}
             self._added = {int(token["id"]): token["content"] for token in added}
@@ -49,23 +50,6 @@ class ChatTokenizer:
     def of_folder(cls, folder: Path) -> "ChatTokenizer":
         path = folder / "tokenizer.json"
         return cls(read_json(path), path)
-
-    @classmethod
-    def of_object(
-        cls, tokenizer: tokenizers.Tokenizer, special: Iterable[str], origin: object
-    ) -> "ChatTokenizer":
-        """Of a tokenizer that was made elsewhere, from which nothing is taken but its description. `special`:
-        tokens of its vocabulary that are special beside those it calls so. Raises ModelError."""
-        data = json.loads(tokenizer.to_str())
-        added = {token["content"]: token for token in data["added_tokens"]}
-        for name in special:
-            token = tokenizer.token_to_id(name)
-            if token is None:
-                raise ModelError(f"{origin}: the special token {name!r} is not in its vocabulary")
-            flags = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False)
-            added[name] = {**added.get(name, {"id": token, "content": name, **flags}), "special": True}
-        data["added_tokens"] = sorted(added.values(), key=lambda token: int(token["id"]))
-        return cls(data, origin)
 
     def _check(self, data: dict, added: list[dict], origin: object) -> None:
         if not self.special:
@@ -168,8 +152,8 @@ def _reached(names: set[str], model: dict, knows_all: bool) -> bool:
     return any(len(name) == 1 or name in merged for name in names)
 
 
-def _build(data: dict) -> tokenizers.Tokenizer:
-    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(data))
+def _build(text: str) -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer.from_str(text)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
