@@ -100,8 +100,7 @@ class MediaLoader:
             return DecodedMedia(*self._image(part, image_options(given, part.where), access))
         options = video_options(given, part.where)
         settings = self._settings
-        video = load_video(part.source, options, settings.video, settings.patches, access, part.where)
-        return DecodedMedia(video.patches, video.grid, video.timestamps)
+        return load_video(part.source, options, settings.video, settings.patches, access, part.where)
 
     def _image(self, part: MediaPart, options: ImageOptions, access: Access) -> tuple[np.ndarray, tuple]:
         patches = self._settings.patches

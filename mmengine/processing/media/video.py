@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from mmengine.errors import InvalidMedia
+from mmengine.models.decoding import DecodedMedia
 from mmengine.processing.media.image_headers import MAX_DECODED_PIXELS
 from mmengine.processing.media.images import array_to_rgb, load_rgb, to_array, to_uint8
 from mmengine.processing.media.options import VideoOptions
@@ -38,15 +39,6 @@ class Clip(Protocol):
         """uint8 [h, w, 3] of each index; indices ascend."""
 
 
-@dataclass(frozen=True, slots=True)
-class VideoPatches:
-    """Rows of the encoder, their grid, and the time in seconds of each temporal patch."""
-
-    patches: np.ndarray
-    grid: tuple[int, int, int]
-    timestamps: tuple[float, ...]
-
-
 def load_video(
     source: Any,
     options: VideoOptions,
@@ -54,7 +46,7 @@ def load_video(
     patches: PatchSettings,
     access: Access,
     where: str,
-) -> VideoPatches:
+) -> DecodedMedia:
     """Raises InvalidMedia."""
     clip, indices = _open(source, access, where)
     try:
@@ -71,7 +63,7 @@ def _take(
     settings: VideoSettings,
     patches: PatchSettings,
     where: str,
-) -> VideoPatches:
+) -> DecodedMedia:
     """`indices` says which frames of the original a clip that was sampled before holds."""
     fps = options.source_fps or clip.fps or DEFAULT_SOURCE_FPS
     sampled = options.sampled if options.sampled is not None else not settings.do_sample_frames
@@ -99,7 +91,7 @@ def _take(
     frames[len(wanted) :] = frames[len(wanted) - 1]
     rows, grid = patchify(frames, patches)
     times = np.concatenate([times, np.repeat(times[-1:], padding)]).reshape(-1, temporal)
-    return VideoPatches(rows, grid, tuple(((times[:, 0] + times[:, -1]) / 2).tolist()))
+    return DecodedMedia(rows, grid, tuple(((times[:, 0] + times[:, -1]) / 2).tolist()))
 
 
 def sample(
