@@ -112,8 +112,8 @@ class Processor(Protocol):
         cache_salt: str = "",
         template_options: Mapping[str, Any] | None = None,
     ) -> Prepared:
-        """Chat messages (OpenAI's shape or transformers'). `images` and `videos` fill, in order,
-        placeholder parts that carry no data. Relative paths are read under `base_folder`. What
+        """Chat messages, in OpenAI's shape or with parts `image` and `video`. `images` and `videos` fill, in
+        order, placeholder parts that carry no data. Relative paths are read under `base_folder`. What
         `media_cache` holds is found by the same `cache_salt` only. `template_options`: variables of the chat
         template beside the messages (`tools`, `documents`, …), and as `chat_template` another one than the
         model's. Raises InvalidRequest, InvalidMedia."""
