@@ -70,7 +70,7 @@ def tokenizer():
 def processor_of(tokenizer, source=TEMPLATE, **fields):
     template = ChatTemplate.of_source(source, NAMES, tokenizer, "in model.gguf")
     end = tokenizer.special["<|end|>"]
-    described = {"version": "1", "max_positions": 200, "generation": {}, "eos_token_ids": (end,)}
+    described = {"version": "1", "max_positions": 4000, "generation": {}, "eos_token_ids": (end,)}
     return ChatProcessor(Description(tokenizer=tokenizer, template=template, **{**described, **fields}))
 
 
@@ -163,8 +163,8 @@ def test_nothing_of_media_is_there(processor):
 
 
 def test_a_long_prompt_is_refused_as_any_other(processor):
-    with pytest.raises(InvalidRequest, match="tokens or more, the model takes at most 200"):
-        processor.prepare([{"role": "user", "content": "mat " * 300}])
+    with pytest.raises(InvalidRequest, match="tokens or more, the model takes at most 4000"):
+        processor.prepare([{"role": "user", "content": "mat " * 5000}])
 
 
 def test_what_ends_an_answer(tokenizer):
