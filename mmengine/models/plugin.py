@@ -77,7 +77,7 @@ class Processor(Protocol):
 
     @property
     def max_image_pixels(self) -> int:
-        """What an image is resized to at most, where nobody asks for another size."""
+        """What an image is resized to at most, where nobody asks for another size; 0: it takes none."""
 
     @property
     def media_cache(self) -> MediaCache[Any] | None:

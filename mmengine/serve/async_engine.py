@@ -23,7 +23,7 @@ from mmengine.core.outputs import Stats
 from mmengine.core.resume import Resume
 from mmengine.errors import ExecutorFailed, InvalidRequest, MMEngineError, QueueFull, RequestFailed
 from mmengine.models.plugin import Prepared, Processor
-from mmengine.processing.attempt import GIVEN_UP, AttemptOver
+from mmengine.processing.workers.attempt import GIVEN_UP, AttemptOver
 from mmengine.request import SamplingParams
 from mmengine.serve.answers import RequestOutput, ended, engine_failed, unbegun
 from mmengine.serve.async_forms import AsyncForms

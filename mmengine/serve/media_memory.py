@@ -7,8 +7,8 @@ import numpy as np
 
 from mmengine.config import EngineConfig
 from mmengine.models.plugin import MediaInput, Processor
-from mmengine.processing.decoders import Decoders
-from mmengine.processing.schemas import SchemaProcesses
+from mmengine.processing.workers.decoders import Decoders
+from mmengine.processing.workers.schemas import SchemaProcesses
 from mmengine.runtime.device.threads import usable_cores
 
 MOST_WORKERS = 4

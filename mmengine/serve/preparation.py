@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from mmengine.errors import RequestFailed
 from mmengine.models.plugin import Prepared
-from mmengine.processing.attempt import GIVEN_UP, Attempt, AttemptOver
+from mmengine.processing.workers.attempt import GIVEN_UP, Attempt, AttemptOver
 from mmengine.serve.channel import Channel
 from mmengine.serve.engine import Engine
 from mmengine.serve.lanes import Lane

@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import pytest
 
-from mmengine.processing.attempt import AttemptOver
 from mmengine.processing.fetch.refusals import REASONS, FetchRefused
+from mmengine.processing.workers.attempt import AttemptOver
 from tests.processing.internet import NAME, OTHER, Internet, answer, fetch, png, redirect
 
 

@@ -12,7 +12,7 @@ from PIL import Image, ImageCms
 from test_images import encoded, load, picture
 
 from mmengine.errors import InvalidMedia
-from mmengine_qwen3_vl import images
+from mmengine.processing.media import images
 
 SIZE = 2 * 2**20
 SENTENCES = {
@@ -75,8 +75,8 @@ def test_frames_are_never_counted(form, monkeypatch):
 
 OTHER_PLUGINS = """
 import io, sys
-from mmengine_qwen3_vl.images import Image, load_rgb
-from mmengine_qwen3_vl.sources import Access
+from mmengine.processing.media.images import Image, load_rgb
+from mmengine.processing.media.sources import Access
 for form in ("TIFF", "WEBP"):
     file = io.BytesIO()
     Image.new("RGB", (4, 4)).save(file, form)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mmengine.errors import InvalidMedia
-from mmengine_qwen3_vl import video_file, video_headers
-from mmengine_qwen3_vl.sources import Access
-from mmengine_qwen3_vl.video_file import VideoFile
+from mmengine.processing.media import video_file, video_headers
+from mmengine.processing.media.sources import Access
+from mmengine.processing.media.video_file import VideoFile
 
 SIZE = 2**20
 SENTENCES = {

@@ -10,9 +10,9 @@ import torch
 from PIL import Image, ImageOps
 
 from mmengine.errors import InvalidMedia
-from mmengine_qwen3_vl import images as images_module
-from mmengine_qwen3_vl.images import load_rgb
-from mmengine_qwen3_vl.sources import Access
+from mmengine.processing.media import images as images_module
+from mmengine.processing.media.images import load_rgb
+from mmengine.processing.media.sources import Access
 
 SIZES = np.random.default_rng(7).integers(1, 700, (46, 2)).tolist()
 SIZES += [[1, 1], [2, 300], [199, 1], [1024, 768]]

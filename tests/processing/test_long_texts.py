@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from mmengine.errors import InvalidRequest
-from mmengine_qwen3_vl import text_length
-from mmengine_qwen3_vl.text_length import exceeds
+from mmengine.processing.chat import text_length
+from mmengine.processing.chat.text_length import exceeds
 
 CHARS = 2_000_000
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmengine_qwen3_vl.resample import resize
+from mmengine.processing.media.resample import resize
 
 
 @pytest.mark.parametrize("seed", range(60))

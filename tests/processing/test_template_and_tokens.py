@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from transformers.utils import chat_template_utils
 
 from mmengine.errors import InvalidRequest, ModelError
-from mmengine_qwen3_vl.messages import read_messages
+from mmengine.processing.chat.messages import read_messages
+from mmengine.processing.chat.template import ChatTemplate
+from mmengine.processing.chat.tokens import ChatTokenizer
 from mmengine_qwen3_vl.processing import load_processor
-from mmengine_qwen3_vl.template import ChatTemplate
-from mmengine_qwen3_vl.tokens import QwenTokenizer
 
 SPECIALS = [
     "<|im_start|>",
@@ -98,7 +98,7 @@ def rich(folder, tmp_path_factory):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(folder / name, target)
     (target / "chat_template.json").write_text(json.dumps({"chat_template": RICH_TEMPLATE}))
-    return ChatTemplate.of_folder(target, QwenTokenizer(target))
+    return ChatTemplate.of_folder(target, ChatTokenizer.of_folder(target), ("image", "video"))
 
 
 @quick

@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 
 from mmengine.errors import InvalidMedia, InvalidRequest
-from mmengine_qwen3_vl import video_file
-from mmengine_qwen3_vl.options import video_options
-from mmengine_qwen3_vl.sources import Access
-from mmengine_qwen3_vl.video import sample
-from mmengine_qwen3_vl.video_file import VideoFile
+from mmengine.processing.media import video_file
+from mmengine.processing.media.options import video_options
+from mmengine.processing.media.sources import Access
+from mmengine.processing.media.video import sample
+from mmengine.processing.media.video_file import VideoFile
 
 PLACE = "<|vision_start|><|video_pad|><|vision_end|>"
 NUM_FRAMES = 40
@@ -169,7 +169,7 @@ def test_one_frame_is_shown_twice(processor):
 
 def indices(processor, total, rate, **options):
     chosen = video_options(options, "video 0")
-    return sample(total, rate, chosen, processor.settings.video, "video 0").tolist()
+    return sample(total, rate, chosen, processor.media.settings.video, "video 0").tolist()
 
 
 def test_sampling(processor):

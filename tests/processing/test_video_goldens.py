@@ -12,21 +12,22 @@ import torch
 from PIL import Image
 from video_cases import CASES, PROMPT, draw
 
-from mmengine_qwen3_vl.media import MediaLoader
-from mmengine_qwen3_vl.processing import Qwen3VLProcessor
+from mmengine.processing.media.loader import MediaLoader
+from mmengine.processing.processor import ChatProcessor
 
 GOLDENS = json.loads((Path(__file__).parent / "video_goldens.json").read_text())
 
 
-def configured(processor: Qwen3VLProcessor, case) -> Qwen3VLProcessor:
-    video = dataclasses.replace(processor.settings.video, cap_pixels_per_frame=case.cap)
+def configured(processor: ChatProcessor, case) -> ChatProcessor:
+    settings = processor.media.settings
+    video = dataclasses.replace(settings.video, cap_pixels_per_frame=case.cap)
     if case.size:
         video = dataclasses.replace(video, min_pixels=case.size[0], max_pixels=case.size[1])
-    own = object.__new__(Qwen3VLProcessor)
+    own = object.__new__(ChatProcessor)
     own.__dict__.update(processor.__dict__)
-    own.settings = dataclasses.replace(processor.settings, video=video)
+    own.media = dataclasses.replace(processor.media, settings=dataclasses.replace(settings, video=video))
     own.max_positions = 10**6
-    own._loader = MediaLoader(own.settings, b"", own._check_length)
+    own._loader = MediaLoader(own.media.settings, b"", own._check_length)
     return own
 
 

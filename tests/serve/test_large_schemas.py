@@ -11,7 +11,7 @@ import pytest
 from llguidance import LLMatcher
 
 from mmengine.errors import InvalidRequest, QueueFull
-from mmengine.processing.schemas import SchemaProcesses
+from mmengine.processing.workers.schemas import SchemaProcesses
 from mmengine.request import GrammarRequest
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.server.asked import Body, form_of
@@ -106,7 +106,7 @@ def test_where_no_process_starts_large_schemas_are_refused_for_now(monkeypatch: 
     def fails(*given: Any) -> Any:
         raise OSError("no more")
 
-    monkeypatch.setattr("mmengine.processing.decoders.DecoderProcess", fails)
+    monkeypatch.setattr("mmengine.processing.workers.decoders.DecoderProcess", fails)
     none = SchemaProcesses(1, 2**24, 20)
     with pytest.raises(QueueFull, match="no more"):
         none.gated(b"{}", Bounds(), b"{}", False)

@@ -10,10 +10,10 @@ import pytest
 
 from mmengine.errors import InvalidMedia, MMEngineError, QueueFull, RequestFailed
 from mmengine.models.decoding import DecoderRecipe, EncodedMedia
-from mmengine.processing import decoders as decoders_module
-from mmengine.processing.attempt import Attempt
-from mmengine.processing.decoders import Decoders
-from mmengine.processing.messages import MAX_INLINE
+from mmengine.processing.workers import decoders as decoders_module
+from mmengine.processing.workers.attempt import Attempt
+from mmengine.processing.workers.decoders import Decoders
+from mmengine.processing.workers.messages import MAX_INLINE
 from tests.serve import hostile_decoder
 
 RECIPE = DecoderRecipe(hostile_decoder.__name__, b"")

@@ -11,7 +11,7 @@ import pytest
 
 from mmengine.errors import ConfigError, InvalidMedia, InvalidRequest, RequestFailed
 from mmengine.models.decoding import EncodedMedia
-from mmengine.processing.decoders import Decoders
+from mmengine.processing.workers.decoders import Decoders
 from mmengine.serve import preparation
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.engine import Engine

@@ -8,7 +8,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from mmengine.processing.attempt import AttemptOver
 from mmengine.processing.fetch.addresses import AddressPolicy, is_public
 from mmengine.processing.fetch.fetching import Fetching, Wanted
 from mmengine.processing.fetch.limits import FetchLimits
@@ -19,6 +18,7 @@ from mmengine.processing.fetch.transfer import Redirect, get
 from mmengine.processing.fetch.urls import Url, parse_url
 from mmengine.processing.fetch.watch import Watch
 from mmengine.processing.fetch.wire import Wire
+from mmengine.processing.workers.attempt import AttemptOver
 
 _IDLE_S = 10.0  # after which a thread without work goes
 _LOCAL = ""  # in place of a host, for files

@@ -4,9 +4,9 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mmengine.processing.attempt import GIVEN_UP, AttemptOver
 from mmengine.processing.fetch.limits import FetchLimits
 from mmengine.processing.fetch.refusals import refused
+from mmengine.processing.workers.attempt import GIVEN_UP, AttemptOver
 
 URL_HEADS = ("http://", "https://")
 _POLL_S = 0.1  # how soon one that waits hears that nobody wants it

@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from mmengine.processing.attempt import GIVEN_UP, AttemptOver
 from mmengine.processing.fetch.refusals import refused
+from mmengine.processing.workers.attempt import GIVEN_UP, AttemptOver
 
 _POLL_S = 0.1  # how soon a fetch that waits hears that it was given up
 

@@ -1,11 +1,22 @@
 """Prompt ids, written piece by piece."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 
 from mmengine.errors import InvalidRequest
-from mmengine_qwen3_vl.tokens import QwenTokenizer
+from mmengine.processing.chat.tokens import ChatTokenizer
+
+
+class Run(NamedTuple):
+    """`length` times a placeholder, each of which an embedding comes to stand at."""
+
+    token: int
+    length: int
+
+
+Piece = str | int | Run  # text, a special token, placeholders
 
 
 class TokenWriter:
@@ -15,7 +26,7 @@ class TokenWriter:
     reached, before more work is done, and raises where it is above the limit.
     """
 
-    def __init__(self, tokenizer: QwenTokenizer, limit: int, check_length: Callable[[int], None]) -> None:
+    def __init__(self, tokenizer: ChatTokenizer, limit: int, check_length: Callable[[int], None]) -> None:
         self._tokenizer, self._limit, self._check_length = tokenizer, limit, check_length
         self._text: list[str] = []  # not yet tokenized
         self._ids: list[int] = []
@@ -34,6 +45,16 @@ class TokenWriter:
         self._check(start + times)
         self._ids += [token_id] * times
         return start, times
+
+    def write(self, pieces: Iterable[Piece]) -> tuple[tuple[int, int], ...]:
+        """Gives the runs (start, length) of placeholders among `pieces`."""
+        runs = []
+        for piece in pieces:
+            if isinstance(piece, Run):
+                runs.append(self.repeat(piece.token, piece.length))
+            else:
+                self.add(piece)
+        return tuple(runs)
 
     def finish(self) -> np.ndarray:
         """int32 [n]."""

@@ -10,7 +10,7 @@ import struct
 from contextlib import suppress
 from typing import BinaryIO
 
-from mmengine_qwen3_vl.tiff_headers import HeaderError
+from mmengine.processing.media.tiff_headers import HeaderError
 
 MAX_BOXES = 2**17  # of an MP4; a fragment has nine
 MAX_DEPTH = 12

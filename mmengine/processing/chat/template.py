@@ -6,32 +6,33 @@ door. So in what comes out such a code point was written by the template, and an
 looks like a special token, however it was put together, came from a message and stays text.
 """
 
-import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import jinja2
-import jinja2.ext
 import jinja2.meta
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mmengine.checkpoint.files import read_json
 from mmengine.errors import InvalidRequest, ModelError
+from mmengine.processing.chat.call_formats import call_format_of
+from mmengine.processing.chat.environment import chat_environment
+from mmengine.processing.chat.tokens import ChatTokenizer
 from mmengine.request import CallFormat, check_unicode
-from mmengine_qwen3_vl.call_formats import call_format_of
-from mmengine_qwen3_vl.tokens import QwenTokenizer
 
 MAX_RENDERED_CHARS = 2**24
 MAX_TEMPLATE_BYTES = 2**20
 _FIRST_MARK = 0xDC00
 _MAX_MARKS = 0x400
 _CUT = "\ud800"  # where continue_final_message ends the text: a high surrogate, no mark
+NO_TEMPLATE = (  # of a model that was not made to chat
+    "{{ raise_exception('it has none; give one as chat_template, or ask with a text that is no chat') }}"
+)
+_PROBE = "probe text"
 _NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -39,10 +40,18 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 class ChatTemplate:
     """Compiled once; `render` is thread-safe."""
 
-    def __init__(self, source: str, names: Mapping[str, str], tokenizer: QwenTokenizer, origin: str) -> None:
+    def __init__(
+        self,
+        source: str,
+        names: Mapping[str, str],
+        tokenizer: ChatTokenizer,
+        origin: str,
+        modalities: Sequence[str] = (),
+    ) -> None:
         """`names`: the special tokens that are variables, as eos_token. `origin`: in errors, where the source
-        is from."""
-        self.source, self._names, self._tokenizer = source, names, tokenizer
+        is from. `modalities`: of the media that the model takes. Raises ModelError; `check` finds more."""
+        self.source, self._names, self._tokenizer, self._origin = source, names, tokenizer, origin
+        self._modalities = modalities
         written = [token for token in tokenizer.special if token in self.source or token in names.values()]
         if len(written) > _MAX_MARKS:
             raise ModelError(f"the chat template {origin} names {len(written)} special tokens, too many")
@@ -55,7 +64,7 @@ class ChatTemplate:
         for token, mark in self._marks.items():
             marked = marked.replace(token, mark)
         self._variables = {name: self._marks.get(token, token) for name, token in names.items()}
-        environment = _environment()
+        environment = chat_environment()
         try:
             self._template = environment.from_string(marked)
             self._template.globals = dict(self._template.globals)  # each rendering copies them
@@ -64,10 +73,39 @@ class ChatTemplate:
             raise ModelError(f"the chat template {origin} does not compile: {str(error)[:300]}") from None
 
     @classmethod
-    def of_folder(cls, folder: Path, tokenizer: QwenTokenizer) -> "ChatTemplate":
-        origin = f"in {folder}"
-        template = cls(_find_source(folder), _named_tokens(folder), tokenizer, origin)
-        template._check(origin)
+    def of_folder(
+        cls,
+        folder: Path,
+        tokenizer: ChatTokenizer,
+        modalities: Sequence[str] = (),
+        *,
+        optional: bool = False,
+    ) -> "ChatTemplate":
+        """`optional`: a folder without one is no error."""
+        source = _find_source(folder)
+        if source is None and not optional:
+            raise ModelError(
+                f"{folder} has no chat template (chat_template.jinja, chat_template.json or "
+                "tokenizer_config.json)"
+            )
+        path = folder / "tokenizer_config.json"
+        config = read_json(path) if path.is_file() else {}
+        return cls.of_source(source, config, tokenizer, f"in {folder}", modalities)
+
+    @classmethod
+    def of_source(
+        cls,
+        source: str | None,
+        config: Mapping[str, object],
+        tokenizer: ChatTokenizer,
+        origin: str,
+        modalities: Sequence[str] = (),
+    ) -> "ChatTemplate":
+        """Checked. None: chats are refused, until a template is given. `config`: what tokenizer_config.json
+        holds, or would, which names tokens; the rest is as above. Raises ModelError."""
+        template = cls(source or NO_TEMPLATE, _named_tokens(config), tokenizer, origin, modalities)
+        if source:
+            template.check()
         return template
 
     def with_source(self, source: str) -> "ChatTemplate":
@@ -75,11 +113,11 @@ class ChatTemplate:
         if len(source) > MAX_TEMPLATE_BYTES:
             raise InvalidRequest(f"chat_template is longer than {MAX_TEMPLATE_BYTES} characters")
         check_unicode("chat_template", source)
-        origin = "that was given"
         try:
-            template = ChatTemplate(source, self._names, self._tokenizer, origin)
+            origin = "that was given"
+            template = ChatTemplate(source, self._names, self._tokenizer, origin, self._modalities)
             with suppress(InvalidRequest):  # it may want other messages than the probe
-                template._check(origin)
+                template.check()
         except ModelError as error:
             raise InvalidRequest(str(error)) from None
         return template
@@ -108,8 +146,27 @@ class ChatTemplate:
         variables: Mapping[str, Any] = _NO_VARIABLES,
     ) -> str:
         """The prompt with marks in place of special tokens. Messages and variables: plain, checked data."""
+        if any(_is_text_in_parts(message) for message in messages) and not self.reads_parts:
+            messages = [_joined(message) if _is_text_in_parts(message) else message for message in messages]
         if continue_final_message:
             messages = _with_cut(messages)
+        rendered = self._rendered(messages, add_generation_prompt, variables)
+        return _cut(rendered) if continue_final_message else rendered
+
+    @cached_property
+    def reads_parts(self) -> bool:
+        """Whether a message's content may be a list of parts: a template for text alone prints the list as it
+        is, leaves it out, or fails. Whoever asks in parts all the same is answered as if in one text."""
+        content = [{"type": "text", "text": _PROBE}]
+        try:
+            rendered = self._rendered([{"role": "user", "content": content}], False, _NO_VARIABLES)
+        except InvalidRequest:
+            return False
+        return _PROBE in rendered and not re.search(f"{_PROBE}[\"']", rendered)
+
+    def _rendered(
+        self, messages: list[dict[str, Any]], add_generation_prompt: bool, variables: Mapping[str, Any]
+    ) -> str:
         parts, length = [], 0
         try:
             for part in self._stream(messages, add_generation_prompt, variables):
@@ -129,8 +186,7 @@ class ChatTemplate:
                 "the model's chat template cannot render these messages; check that each has a role and "
                 "content of the usual shape"
             ) from None
-        rendered = "".join(parts)
-        return _cut(rendered) if continue_final_message else rendered
+        return "".join(parts)
 
     def _stream(
         self, messages: list[dict[str, Any]], add_generation_prompt: bool, variables: Mapping[str, Any]
@@ -149,21 +205,29 @@ class ChatTemplate:
         pieces = self._mark_pattern.split(rendered, max_special)
         return [self._ids[piece] if i % 2 else piece for i, piece in enumerate(pieces) if piece]
 
-    def _check(self, origin: str) -> None:
-        """A template that builds special tokens from pieces would silently lose them: refuse it."""
+    def check(self) -> None:
+        """A template that builds special tokens from pieces would silently lose them: ModelError. Raises
+        InvalidRequest where it refuses the messages that it is tried with."""
+        media = [{"type": modality} for modality in self._modalities]
         probe = [
-            {
-                "role": "user",
-                "content": [{"type": "image"}, {"type": "video"}, {"type": "text", "text": "a"}],
-            },
+            {"role": "user", "content": [*media, {"type": "text", "text": "a"}]},
             {"role": "assistant", "content": [{"type": "text", "text": "b"}]},
             {"role": "user", "content": [{"type": "text", "text": "c"}]},
         ]
         rendered = self.render(probe, add_generation_prompt=True, continue_final_message=False)
         if self.split(rendered) != self._tokenizer.split(self.readable(rendered)):
             raise ModelError(
-                f"the chat template {origin} builds special tokens from pieces, which is not supported"
+                f"the chat template {self._origin} builds special tokens from pieces, which is not supported"
             )
+
+
+def _is_text_in_parts(message: Mapping[str, object]) -> bool:
+    content = message.get("content")
+    return isinstance(content, list) and all("text" in part for part in content)
+
+
+def _joined(message: dict) -> dict:
+    return {**message, "content": "\n".join(part["text"] for part in message["content"])}
 
 
 def _with_cut(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -192,7 +256,7 @@ def _cut(rendered: str) -> str:
     return kept if rendered[end + 1 : end + 2] == " " else kept.rstrip()
 
 
-def _find_source(folder: Path) -> str:
+def _find_source(folder: Path) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
         data = path.read_bytes()
@@ -210,15 +274,11 @@ def _find_source(folder: Path) -> str:
             found = named.get("default")
         if isinstance(found, str):
             return found
-    raise ModelError(
-        f"{folder} has no chat template (chat_template.jinja, chat_template.json or tokenizer_config.json)"
-    )
+    return None
 
 
-def _named_tokens(folder: Path) -> dict[str, str]:
+def _named_tokens(config: Mapping[str, object]) -> dict[str, str]:
     """The variables eos_token, pad_token and so on that a template may use."""
-    path = folder / "tokenizer_config.json"
-    config = read_json(path) if path.is_file() else {}
     names = {}
     for name in _NAMED_TOKENS:
         value = config.get(name)
@@ -227,41 +287,3 @@ def _named_tokens(folder: Path) -> dict[str, str]:
         if isinstance(value, str):
             names[name] = value
     return names
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    """Settings and functions that chat templates are written for, as transformers gives them."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
-
-
-class _Generation(jinja2.ext.Extension):
-    """{% generation %} marks what training learns; here it is only its content."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own filter escapes for HTML, which prompts are not."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from mmengine.errors import InvalidMedia
-from mmengine_qwen3_vl import sources
+from mmengine.processing.media import sources
 
 
 def whole(text):

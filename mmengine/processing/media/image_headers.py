@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 
-from mmengine_qwen3_vl.tiff_headers import HeaderError, check_exif, check_tiff, is_tiff
+from mmengine.processing.media.tiff_headers import HeaderError, check_exif, check_tiff, is_tiff
 
 MAX_DECODED_PIXELS = 64 * 2**20
 MAX_METADATA_BYTES = 16 * 2**20  # profiles, texts, EXIF, small pictures

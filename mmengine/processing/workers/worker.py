@@ -1,6 +1,6 @@
-"""A process that decodes images and videos of strangers: `python -m mmengine.processing.worker FD`.
+"""A process that decodes images and videos of strangers: `python -m mmengine.processing.workers.worker FD`.
 
-It is started by `processing/process.py` with one end of a socket, and decodes one item after the other
+It is started by `process.py` beside it with one end of a socket, and decodes one item after the other
 within limits of memory and processor time. Whatever an item does to it, nobody else is in it. It goes when
 the other end of its socket does.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mmengine.errors import InvalidMedia, InvalidRequest
 from mmengine.models.decoding import DecodedMedia, Encoded, EncodedMedia, FrameTimes, MediaDecoder
-from mmengine.processing.messages import (
+from mmengine.processing.workers.messages import (
     MAX_INLINE,
     MAX_PIXEL_BYTES,
     READY,
@@ -134,7 +134,7 @@ def _for_memory(error: BaseException | None) -> bool:
 
 def _send(wire: Wire, found: DecodedMedia) -> None:
     rows = found.patches
-    shape, pixels = (rows.shape[0], rows.shape[1]), memoryview(rows.reshape(-1))
+    shape, pixels = (rows.shape[0], rows.shape[1]), rows.reshape(-1).data
     if rows.nbytes <= MAX_INLINE or not hasattr(os, "memfd_create"):
         wire.send(Done(shape, found.grid, found.timestamps, True))
         wire.send_bytes(pixels)

@@ -7,9 +7,8 @@ from typing import Any
 from PIL import Image
 
 from mmengine.errors import InvalidRequest, shown
-from mmengine_qwen3_vl.messages import MAX_MEDIA
-from mmengine_qwen3_vl.options import NAMES
-from mmengine_qwen3_vl.sources import Access
+from mmengine.processing.media.options import NAMES
+from mmengine.processing.media.sources import MAX_MEDIA, Access
 
 
 def read_arguments(
@@ -54,7 +53,7 @@ def _sized(options: dict[str, Any], least: str, most: str) -> dict[str, Any]:
 
 
 def for_item(options: dict[str, Any], number: int, where: str) -> dict[str, Any]:
-    """`fps` may be a list with one value a video, as qwen_vl_utils returns it."""
+    """`fps` may be a list with one value a video, as who samples frames returns it."""
     fps = options.get("fps")
     if isinstance(fps, (list, tuple)):
         if number >= len(fps):

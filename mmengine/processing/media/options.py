@@ -1,4 +1,4 @@
-"""Options of one image or video, in the names of qwen_vl_utils and transformers, checked."""
+"""Options of one image or video, in the names that transformers and its users' scripts have, checked."""
 
 import math
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ class ImageOptions:
 
 @dataclass(frozen=True, slots=True)
 class VideoOptions(ImageOptions):
-    """`min_pixels` and `max_pixels` count a frame's pixels, as in qwen_vl_utils."""
+    """`min_pixels` and `max_pixels` count a frame's pixels."""
 
     total_pixels: int | None = None  # of all frames, at most
     total_min_pixels: int | None = None
@@ -79,7 +79,7 @@ def video_options(values: Mapping[str, Any], where: str) -> VideoOptions:
     keep = options.get("do_sample_frames")
     source_fps = options.get("raw_fps", options.get("sample_fps"))
     fps = options.get("fps")
-    if keep is False and fps is not None:  # what qwen_vl_utils says about frames that it sampled
+    if keep is False and fps is not None:  # what is said of frames that were sampled before
         source_fps, fps = source_fps or fps, None
     return VideoOptions(
         **_common(options, where),

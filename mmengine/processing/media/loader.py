@@ -20,21 +20,21 @@ from mmengine.errors import InvalidMedia
 from mmengine.models.decoding import DecodedMedia, Encoded, EncodedMedia, FrameTimes, MediaDecoder
 from mmengine.models.media_cache import MediaCache
 from mmengine.models.plugin import MediaSource
-from mmengine_qwen3_vl.images import load_rgb
-from mmengine_qwen3_vl.messages import MediaPart
-from mmengine_qwen3_vl.options import NAMES as OPTION_NAMES
-from mmengine_qwen3_vl.options import ImageOptions, image_options, video_options
-from mmengine_qwen3_vl.patches import image_size, patchify
-from mmengine_qwen3_vl.settings import ImageSettings, PatchSettings, Settings
-from mmengine_qwen3_vl.sources import (
+from mmengine.processing.media.images import load_rgb
+from mmengine.processing.media.options import NAMES as OPTION_NAMES
+from mmengine.processing.media.options import ImageOptions, image_options, video_options
+from mmengine.processing.media.patches import image_size, patchify
+from mmengine.processing.media.settings import ImageSettings, PatchSettings, Settings
+from mmengine.processing.media.sources import (
     MAX_IMAGE_BYTES,
     MAX_VIDEO_BYTES,
     Access,
+    MediaPart,
     is_source,
     keepable,
     read_source,
 )
-from mmengine_qwen3_vl.video import MAX_LISTED_FRAMES, load_video
+from mmengine.processing.media.video import MAX_LISTED_FRAMES, load_video
 
 MAX_RESIZED_PIXELS = 2**24  # one image, 16384 embeddings
 _ENTRY_BYTES = 1024  # of the cache, beside the rows
@@ -100,8 +100,7 @@ class MediaLoader:
             return DecodedMedia(*self._image(part, image_options(given, part.where), access))
         options = video_options(given, part.where)
         settings = self._settings
-        video = load_video(part.source, options, settings.video, settings.patches, access, part.where)
-        return DecodedMedia(video.patches, video.grid, video.timestamps)
+        return load_video(part.source, options, settings.video, settings.patches, access, part.where)
 
     def _image(self, part: MediaPart, options: ImageOptions, access: Access) -> tuple[np.ndarray, tuple]:
         patches = self._settings.patches

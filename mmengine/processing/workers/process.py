@@ -14,8 +14,8 @@ import numpy as np
 
 from mmengine.errors import InvalidMedia, InvalidRequest, RequestFailed
 from mmengine.models.decoding import DecodedMedia, DecoderRecipe, Encoded, EncodedMedia
-from mmengine.processing import worker
-from mmengine.processing.messages import (
+from mmengine.processing.workers import worker
+from mmengine.processing.workers.messages import (
     MAX_PIXEL_BYTES,
     Done,
     Hello,

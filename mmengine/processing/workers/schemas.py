@@ -10,7 +10,7 @@ import numpy as np
 
 from mmengine.errors import InvalidMedia, InvalidRequest
 from mmengine.models.decoding import DecodedMedia, DecoderRecipe, EncodedMedia, MediaDecoder
-from mmengine.processing.decoders import Decoders
+from mmengine.processing.workers.decoders import Decoders
 from mmengine.structured_output.json_schema.bounds import Bounds
 from mmengine.structured_output.json_schema.gate import gate
 from mmengine.structured_output.json_schema.notes import Gated

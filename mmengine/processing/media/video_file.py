@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmengine.errors import InvalidMedia
-from mmengine_qwen3_vl.sources import MAX_VIDEO_BYTES, Access, open_source
-from mmengine_qwen3_vl.tiff_headers import HeaderError
-from mmengine_qwen3_vl.video_headers import MAX_SAMPLES, container_of
+from mmengine.processing.media.sources import MAX_VIDEO_BYTES, Access, open_source
+from mmengine.processing.media.tiff_headers import HeaderError
+from mmengine.processing.media.video_headers import MAX_SAMPLES, container_of
 
 if TYPE_CHECKING:  # lazy: FFmpeg, which images do not need
     from av.container import InputContainer

@@ -6,10 +6,9 @@ import msgspec
 
 from mmengine.errors import InvalidRequest
 from mmengine.models.decoding import DecodedMedia, DecoderRecipe, EncodedMedia, MediaDecoder
-from mmengine_qwen3_vl.media import MediaLoader
-from mmengine_qwen3_vl.messages import MediaPart
-from mmengine_qwen3_vl.settings import Settings
-from mmengine_qwen3_vl.sources import Access
+from mmengine.processing.media.loader import MediaLoader
+from mmengine.processing.media.settings import Settings
+from mmengine.processing.media.sources import Access, MediaPart
 
 
 class _Recipe(msgspec.Struct, frozen=True):

@@ -1,26 +1,19 @@
-"""preprocessor_config.json and video_preprocessor_config.json of a Qwen3-VL, checked.
+"""preprocessor_config.json and video_preprocessor_config.json, checked, over the defaults of a family.
 
 Newer folders keep both in processor_config.json, as `image_processor` and `video_processor`.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from mmengine.checkpoint.files import read_json
 from mmengine.errors import ModelError
-from mmengine.models.vision.config import VisionConfig
 
-# What the vision tower is fed: (x / 255 - 0.5) / 0.5, done on the device. Nothing else is served.
-_NORMALISATION = {
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
-    "do_normalize": True,
-    "do_rescale": True,
-    "do_resize": True,
-    "resample": 3,
-}
+# Pixels are resized here, bicubically; encoders scale and normalise them on their device.
+_DONE = {"do_normalize": True, "do_rescale": True, "do_resize": True, "resample": 3}
 MAX_PIXELS = 2**28
 
 
@@ -34,6 +27,10 @@ class PatchSettings:
     def factor(self) -> int:
         """Sides of a resized frame are multiples of it, in pixels."""
         return self.patch_size * self.merge_size
+
+    def embeds(self, grid: tuple[int, int, int]) -> int:
+        """Of one temporal patch of `grid`."""
+        return grid[1] * grid[2] // self.merge_size**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,31 +62,32 @@ class Settings:
         return json.dumps(asdict(self), sort_keys=True)
 
 
-def read_settings(folder: Path, vision: VisionConfig) -> Settings:
-    """Raises ModelError naming the file and the field."""
-    patches = PatchSettings(vision.patch_size, vision.temporal_patch_size, vision.merge_size)
+def read_settings(folder: Path, defaults: Settings, normalisation: Mapping[str, object]) -> Settings:
+    """What the files say, and `defaults` where they are silent, whose patches they may not contradict.
+    `normalisation`: fields such as image_mean, with the only values that the model's encoder computes with.
+    Raises ModelError naming the file and the field."""
+    constants = {**normalisation, **_DONE, **asdict(defaults.patches)}
     image, image_path = _section(folder, "image_processor", "preprocessor_config.json")
     video, video_path = _section(folder, "video_processor", "video_preprocessor_config.json", optional=True)
-    image_defaults = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
-    video_defaults = {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768}
     for values, path in ((image, image_path), (video, video_path)):
-        _check_constants(values, path, patches)
-    image_range = _pixel_range(image, image_path, image_defaults)
-    video_range = _pixel_range(video, video_path, video_defaults)
-    fps = video.get("fps", 2)
+        _check_constants(values, path, constants)
+    image_range = _pixel_range(image, image_path, defaults.image)
+    video_range = _pixel_range(video, video_path, defaults.video)
+    fps = video.get("fps", defaults.video.fps)
     if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps <= 1000:
         raise ModelError(f"{video_path}: fps is {repr(fps)[:60]}; it must be a number up to 1000")
     return Settings(
-        patches=patches,
+        patches=defaults.patches,
         image=ImageSettings(*image_range),
         video=VideoSettings(
             *video_range,
-            min_frames=_integer(video, video_path, "min_frames", 4),
-            max_frames=_integer(video, video_path, "max_frames", 768),
+            min_frames=_integer(video, video_path, "min_frames", defaults.video.min_frames),
+            max_frames=_integer(video, video_path, "max_frames", defaults.video.max_frames),
             fps=float(fps),
-            do_sample_frames=video.get("do_sample_frames", True) is not False,
-            cap_pixels_per_frame=video.get("cap_pixels_per_frame") is True,
-            max_video_tokens=_integer(video, video_path, "max_video_tokens", 768),
+            do_sample_frames=video.get("do_sample_frames", defaults.video.do_sample_frames) is not False,
+            cap_pixels_per_frame=video.get("cap_pixels_per_frame", defaults.video.cap_pixels_per_frame)
+            is True,
+            max_video_tokens=_integer(video, video_path, "max_video_tokens", defaults.video.max_video_tokens),
         ),
     )
 
@@ -106,21 +104,22 @@ def _section(folder: Path, key: str, name: str, *, optional: bool = False) -> tu
     return read_json(path), path
 
 
-def _check_constants(values: dict[str, Any], path: Path, patches: PatchSettings) -> None:
-    expected = {**_NORMALISATION, **asdict(patches)}
-    for name, wanted in expected.items():
+def _check_constants(values: dict[str, Any], path: Path, constants: Mapping[str, object]) -> None:
+    for name, wanted in constants.items():
         if (value := values.get(name, wanted)) != wanted:
             raise ModelError(f"{path}: {name} is {repr(value)[:60]}; only {wanted} is supported here")
 
 
-def _pixel_range(values: dict[str, Any], path: Path, defaults: dict[str, int]) -> tuple[int, int]:
+def _pixel_range(
+    values: dict[str, Any], path: Path, defaults: ImageSettings | VideoSettings
+) -> tuple[int, int]:
     size = values.get("size")
-    size = dict(size) if isinstance(size, dict) else dict(defaults)
+    size = dict(size) if isinstance(size, dict) else {}
     for name, old_name in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
         if values.get(old_name) is not None:  # an older spelling, which wins where both are given
             size[name] = values[old_name]
-    low = _integer(size, path, "shortest_edge", defaults["shortest_edge"], MAX_PIXELS)
-    high = _integer(size, path, "longest_edge", defaults["longest_edge"], MAX_PIXELS)
+    low = _integer(size, path, "shortest_edge", defaults.min_pixels, MAX_PIXELS)
+    high = _integer(size, path, "longest_edge", defaults.max_pixels, MAX_PIXELS)
     if low > high:
         raise ModelError(f"{path}: the smallest size {low} is larger than the largest {high}")
     return low, high

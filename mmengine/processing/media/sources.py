@@ -4,7 +4,7 @@ import base64
 import binascii
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 from mmengine.errors import InvalidMedia
 
+MAX_MEDIA = 1024  # images and videos of one request
 MAX_IMAGE_BYTES = 64 * 2**20
 MAX_VIDEO_BYTES = 2**30
 MAX_PATH_CHARS = 4096
@@ -26,6 +27,17 @@ _BASE64_HEADS = (
     "SUkq",
     "TU0A",
 )  # of the formats' first bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPart:
+    """An image or video of a prompt; `source` None is a placeholder yet to be filled. `where`: how errors
+    call it."""
+
+    modality: str
+    source: Any
+    options: Mapping[str, Any]
+    where: str
 
 
 @dataclass(frozen=True, slots=True)

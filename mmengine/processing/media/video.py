@@ -1,6 +1,6 @@
 """A video from a file or from frames: which frames are taken, their pixels, and their times.
 
-Sampling and timestamps are those of transformers' Qwen3VLVideoProcessor and Qwen3VLProcessor. Only
+Sampling and timestamps are those of transformers' video processors that take frames by their rate. Only
 the frames that are taken are decoded to pixels, and each is resized as soon as it is.
 """
 
@@ -12,14 +12,15 @@ import numpy as np
 from PIL import Image
 
 from mmengine.errors import InvalidMedia
-from mmengine_qwen3_vl.image_headers import MAX_DECODED_PIXELS
-from mmengine_qwen3_vl.images import array_to_rgb, load_rgb, to_array, to_uint8
-from mmengine_qwen3_vl.options import VideoOptions
-from mmengine_qwen3_vl.patches import patchify, video_size
-from mmengine_qwen3_vl.resample import resize
-from mmengine_qwen3_vl.settings import PatchSettings, VideoSettings
-from mmengine_qwen3_vl.sources import Access, is_source
-from mmengine_qwen3_vl.video_file import VideoFile
+from mmengine.models.decoding import DecodedMedia
+from mmengine.processing.media.image_headers import MAX_DECODED_PIXELS
+from mmengine.processing.media.images import array_to_rgb, load_rgb, to_array, to_uint8
+from mmengine.processing.media.options import VideoOptions
+from mmengine.processing.media.patches import patchify, video_size
+from mmengine.processing.media.resample import resize
+from mmengine.processing.media.settings import PatchSettings, VideoSettings
+from mmengine.processing.media.sources import Access, is_source
+from mmengine.processing.media.video_file import VideoFile
 
 DEFAULT_SOURCE_FPS = 24.0  # what transformers assumes when nobody knows
 MAX_LISTED_FRAMES = 2**16
@@ -38,15 +39,6 @@ class Clip(Protocol):
         """uint8 [h, w, 3] of each index; indices ascend."""
 
 
-@dataclass(frozen=True, slots=True)
-class VideoPatches:
-    """Rows of the encoder, their grid, and the time in seconds of each temporal patch."""
-
-    patches: np.ndarray
-    grid: tuple[int, int, int]
-    timestamps: tuple[float, ...]
-
-
 def load_video(
     source: Any,
     options: VideoOptions,
@@ -54,7 +46,7 @@ def load_video(
     patches: PatchSettings,
     access: Access,
     where: str,
-) -> VideoPatches:
+) -> DecodedMedia:
     """Raises InvalidMedia."""
     clip, indices = _open(source, access, where)
     try:
@@ -71,7 +63,7 @@ def _take(
     settings: VideoSettings,
     patches: PatchSettings,
     where: str,
-) -> VideoPatches:
+) -> DecodedMedia:
     """`indices` says which frames of the original a clip that was sampled before holds."""
     fps = options.source_fps or clip.fps or DEFAULT_SOURCE_FPS
     sampled = options.sampled if options.sampled is not None else not settings.do_sample_frames
@@ -99,7 +91,7 @@ def _take(
     frames[len(wanted) :] = frames[len(wanted) - 1]
     rows, grid = patchify(frames, patches)
     times = np.concatenate([times, np.repeat(times[-1:], padding)]).reshape(-1, temporal)
-    return VideoPatches(rows, grid, tuple(((times[:, 0] + times[:, -1]) / 2).tolist()))
+    return DecodedMedia(rows, grid, tuple(((times[:, 0] + times[:, -1]) / 2).tolist()))
 
 
 def sample(

@@ -1,6 +1,6 @@
 """An image from anywhere to RGB, checked; the same pixels that transformers' Pillow backend sees.
 
-What is decided here: transparency is laid on white (as transformers and qwen_vl_utils do), EXIF
+What is decided here: transparency is laid on white (as transformers does), EXIF
 rotation is applied, 16-bit grey is scaled and not clipped, CMYK is converted by Pillow, and an
 animation is refused, because taking one frame of it in silence would answer about something else.
 """
@@ -25,9 +25,9 @@ from PIL import (
 )
 
 from mmengine.errors import InvalidMedia
-from mmengine_qwen3_vl.image_headers import MAX_DECODED_PIXELS, check_headers
-from mmengine_qwen3_vl.sources import MAX_IMAGE_BYTES, Access, is_source, read_source
-from mmengine_qwen3_vl.tiff_headers import HeaderError, check_exif
+from mmengine.processing.media.image_headers import MAX_DECODED_PIXELS, check_headers
+from mmengine.processing.media.sources import MAX_IMAGE_BYTES, Access, is_source, read_source
+from mmengine.processing.media.tiff_headers import HeaderError, check_exif
 
 # Imported by name, so that Pillow never looks for the plugins of other formats.
 PLUGINS = (

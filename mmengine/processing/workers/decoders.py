@@ -7,8 +7,8 @@ import time
 
 from mmengine.errors import InvalidMedia, QueueFull
 from mmengine.models.decoding import DecodedMedia, DecoderRecipe, EncodedMedia
-from mmengine.processing.attempt import Attempt, current_attempt
-from mmengine.processing.process import DecoderLost, DecoderProcess
+from mmengine.processing.workers.attempt import Attempt, current_attempt
+from mmengine.processing.workers.process import DecoderLost, DecoderProcess
 
 _POLL_S = 0.05  # how soon one that waits for a process hears that its request was given up
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0  # before another start, when processes do not start

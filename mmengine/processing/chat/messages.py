@@ -1,22 +1,21 @@
 """Chat messages of three dialects to plain data for the template, and the media they hold.
 
-Read are OpenAI's parts (`image_url`, `text`), qwen_vl_utils' (`image`, `video` with options beside
-them) and transformers' (`image` or `video` with `url`, `path` or `base64`).
+Read are OpenAI's parts (`image_url`, `text`), those that carry their options (`image` or `video`, and beside
+it `max_pixels`, `fps` and so on) and transformers' (`image` or `video` with `url`, `path` or `base64`).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mmengine.errors import InvalidRequest
+from mmengine.processing.media.options import NAMES
+from mmengine.processing.media.sources import MAX_IMAGE_BYTES, MAX_MEDIA, MediaPart, decode_base64
 from mmengine.request import check_unicode
-from mmengine_qwen3_vl.options import NAMES
-from mmengine_qwen3_vl.sources import MAX_IMAGE_BYTES, decode_base64
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
 MAX_ALL_PARTS = 2**16  # of all messages together
-MAX_MEDIA = 1024
 MAX_TEXT_CHARS = 2**23
 MAX_DEPTH = 32
 _VALUE_CHARS = 8  # that a number or an entry counts for
@@ -26,16 +25,6 @@ _KEYS = {
 }
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # one thing under three names
 _TYPES = {"image": "image", "image_url": "image", "video": "video", "video_url": "video", "text": "text"}
-
-
-@dataclass(frozen=True, slots=True)
-class MediaPart:
-    """An image or video of a prompt; `source` None is a placeholder yet to be filled."""
-
-    modality: str
-    source: Any
-    options: Mapping[str, Any]
-    where: str
 
 
 def read_messages(messages: Any) -> tuple[list[dict[str, Any]], list[MediaPart]]:
@@ -51,10 +40,12 @@ def read_messages(messages: Any) -> tuple[list[dict[str, Any]], list[MediaPart]]
     return [reader.message(i, message) for i, message in enumerate(messages)], reader.media
 
 
-def fill(parts: list[MediaPart], images: Sequence[Any], videos: Sequence[Any]) -> list[MediaPart]:
+def fill(parts: list[MediaPart], beside: list[MediaPart]) -> list[MediaPart]:
     """Give the parts without data the images and videos passed beside the messages, in order."""
-    given = {"image": iter(images), "video": iter(videos)}
-    for modality, items in (("image", images), ("video", videos)):
+    given: dict[str, Iterator[Any]] = {}
+    for modality in ("image", "video"):
+        items = [part.source for part in beside if part.modality == modality]
+        given[modality] = iter(items)
         empty = sum(part.modality == modality and part.source is None for part in parts)
         if empty != len(items):
             raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""tokenizer.json, read twice: with its special tokens, and with them as ordinary text."""
+"""A tokenizer, read twice: with its special tokens, and with them as ordinary text."""
 
 import hashlib
 import json
@@ -11,34 +11,34 @@ import tokenizers
 
 from mmengine.checkpoint.files import read_json
 from mmengine.errors import ModelError
+from mmengine.processing.chat.text_length import exceeds
 from mmengine.request import check_unicode
-from mmengine_qwen3_vl.text_length import exceeds
 
 SHORT_CHARS = 16  # of texts whose tokens are kept: templates write the same ones into every prompt
 NUM_SHORT = 1024  # that are kept
 
 
-class QwenTokenizer:
+class ChatTokenizer:
     """Implements the Tokenizer of mmengine.models.plugin. Thread-safe.
 
     `special` maps the text of each special token to its id. Added tokens that the file does not
     call special (such as <think> or <tool_call>) are ordinary text with an id of their own.
     """
 
-    def __init__(self, folder: Path) -> None:
-        path = folder / "tokenizer.json"
-        data = read_json(path)
+    def __init__(self, data: dict, origin: object) -> None:
+        """`data`: what tokenizer.json holds, or would. `origin`: in errors, where it is from. Raises
+        ModelError."""
         try:
             added = data.get("added_tokens") or []
-            self._full = _build(data)
-            self._plain = _build(data)
+            text = json.dumps(data)
+            self._full, self._plain = _build(text), _build(text)
             self._plain.encode_special_tokens = True  # meaning: as the text that they look like
             self.special = {token["content"]: int(token["id"]) for token in added if token["special"]}
             self._added = {int(token["id"]): token["content"] for token in added}
             self._joins_bytes = (data.get("decoder") or {}).get("type") == "ByteLevel"
         except Exception as error:  # tokenizers raises bare Exception for a damaged file
-            raise ModelError(f"{path} is no tokenizer that can be read") from error
-        self._check(path, added)
+            raise ModelError(f"{origin} is no tokenizer that can be read") from error
+        self._check(data, added, origin)
         self._short = lru_cache(NUM_SHORT)(partial(self._encode, self._plain))
         self.digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
         self.special_ids = frozenset(self.special.values())
@@ -46,14 +46,31 @@ class QwenTokenizer:
         names = sorted(self.special, key=len, reverse=True)
         self._special_pattern = re.compile("(" + "|".join(map(re.escape, names)) + ")")
 
-    def _check(self, path: Path, added: list[dict]) -> None:
+    @classmethod
+    def of_folder(cls, folder: Path) -> "ChatTokenizer":
+        path = folder / "tokenizer.json"
+        return cls(read_json(path), path)
+
+    def _check(self, data: dict, added: list[dict], origin: object) -> None:
         if not self.special:
-            raise ModelError(f"{path} names no special tokens; a chat model has some")
-        if self.special.keys() & self._plain.get_vocab(with_added_tokens=False).keys():
-            raise ModelError(f"{path}: a special token is also an ordinary one, so text could become it")
+            raise ModelError(f"{origin} names no special tokens; a chat model has some")
+        ordinary = self._plain.get_vocab(with_added_tokens=False)
+        bytes_of = _SPELLED if self._joins_bytes else _FALLBACKS
+        knows_all = bytes_of <= ordinary.keys() and (self._joins_bytes or data["model"].get("byte_fallback"))
+        if _reached(self.special.keys() & ordinary.keys(), data["model"], knows_all):
+            raise ModelError(f"{origin}: a special token is also an ordinary one, so text could become it")
         for token in added:
             if token["special"] and any(token.get(flag) for flag in ("lstrip", "rstrip", "single_word")):
-                raise ModelError(f"{path}: {token['content']!r} strips its neighbours; that is not supported")
+                raise ModelError(
+                    f"{origin}: {token['content']!r} strips its neighbours; that is not supported"
+                )
+
+    @cached_property
+    def text_prefix(self) -> tuple[int, ...]:
+        """What the tokenizer's own post-processor puts before a text, such as a BOS token."""
+        bare, framed = (self._full.encode("a", add_special_tokens=framed).ids for framed in (False, True))
+        places = range(len(framed) - len(bare) + 1)
+        return tuple(framed[: next((i for i in places if framed[i : i + len(bare)] == bare), 0)])
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         """Token ids. Without `allow_special` no text whatever becomes a special token."""
@@ -112,20 +129,31 @@ class QwenTokenizer:
         return found
 
 
-def _spelled_bytes() -> dict[int, int]:
-    """Code points to bytes as byte-level BPE spells them (Radford et al., GPT-2, 2019): a byte that prints
-    in Latin-1 is itself, the others follow from 256 on. What spells none goes where Latin-1 has nothing."""
-    prints = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in prints]
-    table = dict.fromkeys(others, 65535)
-    return table | {256 + place: byte for place, byte in enumerate(others)}
+# Code points to bytes as byte-level BPE spells them (Radford et al., GPT-2, 2019): a byte that prints in
+# Latin-1 is itself, the others follow from 256 on. What spells none goes where Latin-1 has nothing.
+_PRINTS = (*range(33, 127), *range(161, 173), *range(174, 256))
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTS]
+_BYTE_OF = dict.fromkeys(_OTHERS, 65535) | {256 + place: byte for place, byte in enumerate(_OTHERS)}
+_SPELLED = {chr(point) for point in (*_PRINTS, *range(256, 256 + len(_OTHERS)))}
+_FALLBACKS = {f"<0x{byte:02X}>" for byte in range(256)}
 
 
-_BYTE_OF = _spelled_bytes()
+def _reached(names: set[str], model: dict, knows_all: bool) -> bool:
+    """Whether text can become one of these entries of a vocabulary: BPE comes to an entry of several
+    characters by a merge, so one that no merge makes only stands there, unless it stands for the unknown.
+    `knows_all`: nothing is, each byte has an entry."""
+    if not names:
+        return False
+    if model.get("type") != "BPE" or model.get("ignore_merges"):
+        return True
+    if model.get("unk_token") in names and not knows_all:
+        return True
+    merged = {"".join(pair.split(" ") if isinstance(pair, str) else pair) for pair in model["merges"]}
+    return any(len(name) == 1 or name in merged for name in names)
 
 
-def _build(data: dict) -> tokenizers.Tokenizer:
-    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(data))
+def _build(text: str) -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer.from_str(text)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -1,6 +1,7 @@
 """Sizes of resized frames, and frames cut into the rows that the vision encoder reads.
 
-The size rules are those of transformers' Qwen2VLImageProcessor and Qwen3VLVideoProcessor.
+The size rule is the one that transformers calls smart resize: sides are multiples of what one embedding
+stands for, the ratio stays, and the number of pixels comes to lie in a range.
 """
 
 import math
@@ -8,7 +9,7 @@ import math
 import numpy as np
 
 from mmengine.errors import InvalidMedia
-from mmengine_qwen3_vl.settings import PatchSettings
+from mmengine.processing.media.settings import PatchSettings
 
 MAX_RATIO = 200  # long side over short side
 

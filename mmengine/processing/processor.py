@@ -1,0 +1,263 @@
+"""Messages and media to prompt tokens and patches, as a plugin describes them. numpy, Pillow, PyAV,
+tokenizers."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmengine.errors import InvalidMedia, InvalidRequest, ModelError
+from mmengine.models.decoding import DecoderRecipe, MediaDecoder
+from mmengine.models.media_cache import MediaCache
+from mmengine.models.plugin import MediaInput, MediaSource, Prepared
+from mmengine.processing.chat.messages import MAX_TEXT_CHARS, fill, read_messages, read_variables
+from mmengine.processing.chat.template import ChatTemplate
+from mmengine.processing.chat.token_writer import TokenWriter
+from mmengine.processing.description import Description, MediaDescription
+from mmengine.processing.media.arguments import as_images, as_videos, for_item, read_arguments
+from mmengine.processing.media.decoder import check_length, recipe
+from mmengine.processing.media.loader import LoadedMedia, MediaLoader
+from mmengine.processing.media.sources import Access, MediaPart
+from mmengine.request import CallFormat, MediaItem
+
+GENERATION_NAMES = (
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "max_new_tokens",
+    "max_length",
+    "min_new_tokens",
+)
+
+
+class ChatProcessor:
+    """Implements the Processor of mmengine.models.plugin. Holds nothing that changes but its cache. Raises
+    ModelError for a description that its tokenizer does not bear out."""
+
+    def __init__(self, described: Description) -> None:
+        tokenizer, media = described.tokenizer, described.media
+        self.tokenizer, self.media = tokenizer, media
+        self.max_positions = self.max_prompt_tokens = described.max_positions
+        self._template = described.template
+        self._last_given: ChatTemplate | None = None
+        self._pads = media.placeholders if media is not None else {}
+        self._names = {token: name for name, token in tokenizer.special.items()}
+        if not self._pads.keys() <= self._names.keys():
+            fields = " or ".join(f"{modality}_token_id" for modality in self._pads.values())
+            raise ModelError(f"config.json's {fields} is no special token of tokenizer.json")
+        self.eos_token_ids = _eos_token_ids(described)
+        said = described.generation
+        self.generation_defaults = {n: said[n] for n in GENERATION_NAMES if said.get(n) is not None}
+        self._loader: MediaLoader | None = None
+        self.media_cache: MediaCache[LoadedMedia] | None = None
+        if media is not None:
+            self._loader = MediaLoader(media.settings, _hash_key(described, media), self._check_length)
+            self.media_cache = self._loader.cache
+        seen = ("", "") if media is None else (media.settings.describe(), media.encoder)
+        parts = (described.version, seen[0], tokenizer.digest, self._template.source, seen[1])
+        self.fingerprint = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    def prepare(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        images: Sequence[Any] = (),
+        videos: Sequence[Any] = (),
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        base_folder: Path | None = None,
+        media_options: dict[str, Any] | None = None,
+        cache_salt: str = "",
+        template_options: Mapping[str, Any] | None = None,
+    ) -> Prepared:
+        """See Processor. `continue_final_message` leaves the last message open and so wins over
+        `add_generation_prompt`. `media_options` hold for every image and video that does not say
+        otherwise; beside the names of a part it knows `local_files` (True; False refuses paths, as strangers'
+        messages need) and `video_metadata` (a list, one entry for each of `videos`)."""
+        options, access, metadata = read_arguments(media_options, base_folder)
+        plain, parts = read_messages(messages)
+        beside = _beside(images, videos, metadata)
+        self._check_taken(parts, beside)
+        parts = fill(parts, beside)
+        template, variables = self._template_of(template_options)
+        rendered = template.render(
+            plain,
+            add_generation_prompt=add_generation_prompt and not continue_final_message,
+            continue_final_message=continue_final_message,
+            variables=variables,
+        )
+        pieces = template.split(rendered, self._limit + 1)
+        ids, media = self._build(pieces, parts, options, access, cache_salt)
+        return Prepared(ids, media, template.readable(rendered))
+
+    @property
+    def max_image_pixels(self) -> int:
+        return 0 if self.media is None else self.media.settings.image.max_pixels
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        return self._template.variables
+
+    def call_format(self, template_options: Mapping[str, Any] | None = None) -> CallFormat | None:
+        """See Processor."""
+        return self._template_of(template_options)[0].call_format
+
+    def _template_of(self, options: Mapping[str, Any] | None) -> tuple[ChatTemplate, dict[str, Any]]:
+        """The template to render with, and its variables."""
+        variables = dict(options or {})
+        source = variables.pop("chat_template", None)
+        if source is None:
+            return self._template, read_variables(variables)
+        if not isinstance(source, str):
+            raise InvalidRequest(f"chat_template must be a Jinja template, not a {type(source).__name__}")
+        last = self._last_given
+        if last is None or last.source != source:  # a server gives the same one each time
+            last = self._last_given = self._template.with_source(source)
+        return last, read_variables(variables)
+
+    def prepare_text(
+        self,
+        text: str,
+        *,
+        images: Sequence[Any] = (),
+        videos: Sequence[Any] = (),
+        media_options: dict[str, Any] | None = None,
+        cache_salt: str = "",
+    ) -> Prepared:
+        """See Processor. Special tokens in `text` count: it is the developer's, not a user's. What the
+        tokenizer itself puts before a text, such as a BOS token, stands before it."""
+        if not isinstance(text, str):
+            raise InvalidRequest(f"the prompt must be a string, not a {type(text).__name__}")
+        if len(text) > MAX_TEXT_CHARS:
+            raise InvalidRequest(f"the prompt has more than {MAX_TEXT_CHARS} characters; shorten it")
+        options, access, metadata = read_arguments(media_options, None)
+        parts = _beside(images, videos, metadata)
+        self._check_taken(parts)
+        pieces = [*self.tokenizer.text_prefix, *self.tokenizer.split(text, self._limit + 1)]
+        ids, media = self._build(pieces, parts, options, access, cache_salt)
+        return Prepared(ids, media, text)
+
+    def _build(
+        self,
+        pieces: list[str | int],
+        parts: list[MediaPart],
+        options: Mapping[str, dict[str, Any]],
+        access: Access,
+        cache_salt: str,
+    ) -> tuple[np.ndarray, tuple[MediaInput, ...]]:
+        """Load the media and put their tokens where the placeholders stand in `pieces`: int32 [n], and what
+        was loaded."""
+        self._check_length(sum(isinstance(piece, int) for piece in pieces))
+        self._check_counts(pieces, parts)
+        waiting = {m: iter([p for p in parts if p.modality == m]) for m in self._pads.values()}
+        numbers: Counter[str] = Counter()
+        tokens = TokenWriter(self.tokenizer, self._limit, self._check_length)
+        media = []
+        for piece in pieces:
+            if not isinstance(piece, int) or piece not in self._pads:
+                tokens.add(piece)
+                continue
+            described, loader = self._of_media
+            part = next(waiting[self._pads[piece]])
+            given = for_item({**options[part.modality], **part.options}, numbers[part.modality], part.where)
+            numbers[part.modality] += 1
+            loaded, source = loader.load(part, given, access, cache_salt)
+            runs = tokens.write(described.tokens(piece, loaded))
+            item = MediaItem(loaded.mm_hash, part.modality, runs, loaded.grid)
+            media.append(MediaInput(item, loaded.patches, source))
+        return tokens.finish(), tuple(media)
+
+    def count_images(self, text: str) -> int:
+        return sum(text.count(self._names[token]) for token, kind in self._pads.items() if kind == "image")
+
+    def restore(self, item: MediaItem, source: MediaSource) -> MediaInput:
+        media = self._of_media[1].restore(item.modality, source)
+        if media.mm_hash != item.mm_hash:
+            raise InvalidMedia(
+                f"the stored {item.modality} gives other pixels than before; was a library that decodes it "
+                "changed?"
+            )
+        return MediaInput(item, media.patches, source)
+
+    @property
+    def _of_media(self) -> tuple[MediaDescription, MediaLoader]:
+        """Raises InvalidMedia where the model takes none."""
+        if self.media is None or self._loader is None:
+            raise InvalidMedia("this model reads text alone, no images and no videos")
+        return self.media, self._loader
+
+    @property
+    def media_decoder(self) -> MediaDecoder | None:
+        return None if self._loader is None else self._loader.decoder
+
+    @media_decoder.setter
+    def media_decoder(self, decoder: MediaDecoder | None) -> None:
+        if self._loader is not None:
+            self._loader.decoder = decoder
+
+    @property
+    def decoder_recipe(self) -> DecoderRecipe | None:
+        return None if self.media is None else recipe(self.media.settings, self._limit, self._limiter)
+
+    def _check_taken(self, *parts: Sequence[MediaPart]) -> None:
+        for part in (each for given in parts for each in given):
+            if part.modality not in self._pads.values():
+                kinds = " and ".join(["text", *(f"{modality}s" for modality in self._pads.values())])
+                raise InvalidRequest(
+                    f"{part.where} cannot be taken: this model reads {kinds}, no {part.modality}s; leave it "
+                    "out, or ask another model"
+                )
+
+    def _check_counts(self, pieces: list[str | int], parts: list[MediaPart]) -> None:
+        for pad, modality in self._pads.items():
+            places = pieces.count(pad)
+            items = sum(part.modality == modality for part in parts)
+            if places != items:
+                raise InvalidRequest(
+                    f"the prompt has {places} {modality} placeholders, but {items} {modality}s were given"
+                )
+
+    @property
+    def _limit(self) -> int:
+        return min(self.max_positions, self.max_prompt_tokens)
+
+    @property
+    def _limiter(self) -> str:
+        return "the model" if self.max_positions <= self.max_prompt_tokens else "this engine"
+
+    def _check_length(self, length: int) -> None:
+        check_length(length, self._limit, self._limiter)
+
+
+def _beside(images: object, videos: object, metadata: object) -> list[MediaPart]:
+    """What was passed beside a prompt."""
+    given = {"image": as_images(images), "video": as_videos(videos, metadata)}
+    return [MediaPart(m, item, {}, f"{m} {i}") for m, items in given.items() for i, item in enumerate(items)]
+
+
+def _hash_key(described: Description, media: MediaDescription) -> bytes:
+    """What beside the pixels decides what the encoder makes of them."""
+    patches = json.dumps(astuple(media.settings.patches))
+    return f"{described.version} {media.encoder} {patches}".encode()
+
+
+def _eos_token_ids(described: Description) -> tuple[int, ...]:
+    found = described.generation.get("eos_token_id")
+    ids = found if isinstance(found, list) else [found]
+    if found is None:
+        ids = list(described.eos_token_ids)
+    if not ids or not all(
+        type(token) is int and 0 <= token < described.tokenizer.vocab_size for token in ids
+    ):
+        raise ModelError(
+            f"generation_config.json: eos_token_id is {repr(found)[:60]}; it must name known token ids"
+        )
+    return tuple(ids)
