@@ -45,7 +45,9 @@ def test_arrays_stay_in_the_file_until_asked_for(opened):
     ]
     found = opened(keys).metadata
     assert found["words"].as_strings() == ["a", "", "π"] and found["after"] == 7
-    assert found["bytes"].as_integers().tolist() == [-1, 2] and found["longs"].as_integers().tolist() == [2**62]
+    assert found["bytes"].as_integers().tolist() == [-1, 2] and found["longs"].as_integers().tolist() == [
+        2**62
+    ]
     assert repr(found["words"]) == "an array of 3"
     for key, what in (
         ("words", "integers"),

@@ -128,14 +128,14 @@ def byte_characters() -> list[str]:
     return [chr(byte if byte in printing else next(others)) for byte in range(256)]
 
 
-def vocabulary(pre: str = "smollm", **more: tuple[int, Any]) -> list[tuple[str, int, Any]]:
+def vocabulary(cut: str = "smollm", **more: tuple[int, Any]) -> list[tuple[str, int, Any]]:
     """Keys of a small vocabulary: two special tokens, bytes, three merges, an added token and one that fills
     up. `more`: others, or others in their place, by what follows `tokenizer.ggml.`."""
     tokens = ["<|start|>", "<|end|>", *byte_characters(), "he", "ll", "hell", "<think>", "[PAD262]"]
     types = [3, 3, *[1] * 259, 4, 5]
     keys: dict[str, tuple[int, Any]] = {
         "model": (STRING, "gpt2"),
-        "pre": (STRING, pre),
+        "pre": (STRING, cut),
         "tokens": (ARRAY, (STRING, tokens)),
         "token_type": (ARRAY, (INT32, types)),
         "merges": (ARRAY, (STRING, ["h e", "l l", "he ll"])),
