@@ -152,7 +152,7 @@ def _metadata(source: Source, num_keys: int) -> dict[str, Value]:
 def _name(source: Source, of: str) -> str:
     name = source.text(f"the name of {of}", MAX_NAME_BYTES)
     if not name.isprintable():  # it will be shown
-        source.fail(f"the name of {of} is {name!r}, which cannot be printed; the file is damaged")
+        source.fail(f"the name of {of} is {name[:60]!r}, which cannot be printed")
     return name
 
 

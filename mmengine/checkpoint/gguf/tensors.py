@@ -75,7 +75,8 @@ class GGUFEntry(TensorEntry):
             raise ModelError(f"cannot read {self.path}: {error.strerror or error}") from None
         if len(stored) != num_bytes:
             raise ModelError(f"{self.path}: tensor {self.stored_name} was cut short while it was read")
-        return self.type.decode(stored.reshape(-1, self.type.bytes)).reshape(-1)
+        with np.errstate(over="ignore", invalid="ignore"):  # a damaged scale is what it is, without a warning
+            return self.type.decode(stored.reshape(-1, self.type.bytes)).reshape(-1)
 
 
 def tensor_entries(
