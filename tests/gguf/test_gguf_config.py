@@ -1,6 +1,8 @@
 """What a GGUF file says of its model becomes transformers' config, and what nobody here knows is refused."""
 
+import numpy as np
 import pytest
+import transformers
 
 from mmengine.checkpoint.gguf.model import GGUFModel
 from mmengine.errors import ModelError
@@ -13,7 +15,6 @@ from tests.gguf.writing import (
     UINT32,
     Tensor,
     model,
-    tensor,
     vocabulary,
     weights,
     write,
@@ -34,6 +35,7 @@ SMALL = {
     "rope_parameters": {"rope_theta": 5000.0, "rope_type": "default"},
     "hidden_act": "silu",
     "attention_bias": False,
+    "mlp_bias": False,
     "tie_word_embeddings": True,
     "bos_token_id": 0,
     "eos_token_id": 1,
@@ -96,14 +98,55 @@ def test_rope_scaling_is_said_for_who_reads_it(opened):
     rope |= {"rope_type": "yarn", "original_max_position_embeddings": 64}
     assert opened(**yarn).file("config.json")["rope_parameters"] == rope
     assert opened(**{"rope.scaling.type": (STRING, "none")}).file("config.json") == SMALL
-    told = opened(tensors=[*weights("F16"), tensor("rope_freqs.weight", "F32", (8,))])
-    assert told.file("config.json")["rope_parameters"]["rope_type"] == "llama3"
-    assert told.tensors(lambda name: name)["rope_freqs.weight"].shape == (8,)
+
+
+def as_llama_cpp_writes(theta: float, head_dim: int, scaling: dict) -> np.ndarray:
+    """Plain frequencies over those of transformers' llama3, float32 [head_dim / 2]."""
+    fields = {"rope_type": "llama3", "rope_theta": theta, **scaling}
+    config = transformers.LlamaConfig(
+        head_dim=head_dim, hidden_size=head_dim, num_attention_heads=1, rope_parameters=fields
+    )
+    scaled, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    return (theta ** -(np.arange(0, head_dim, 2) / head_dim) / scaled.numpy()).astype(np.float32)
+
+
+@pytest.mark.parametrize(("factor", "head_dim"), [(8.0, 128), (32.0, 64)])
+def test_the_frequencies_of_llama_3_are_found_in_their_factors(opened, factor, head_dim):
+    scaling = {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling["original_max_position_embeddings"] = 8192
+    factors = as_llama_cpp_writes(500000.0, head_dim, scaling)
+    assert factors.min() == pytest.approx(1) and factors.max() == pytest.approx(factor)
+    lengths = {f"attention.{name}_length": (UINT32, head_dim) for name in ("key", "value")}
+    lengths["rope.freq_base"] = (FLOAT32, 500000.0)
+    stored = [*weights("F16"), Tensor("rope_freqs.weight", "F32", factors.shape, factors.tobytes())]
+    told = opened(tensors=stored, **lengths)
+    found = told.file("config.json")["rope_parameters"]
+    assert found == {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        **scaling,
+        "factor": pytest.approx(factor),
+    }
+    assert "rope_freqs.weight" not in told.tensors(lambda name: name)
+    with pytest.raises(ModelError, match="rope_freqs.weight scales frequencies in another way"):
+        opened(tensors=stored, **lengths | {"rope.freq_base": (FLOAT32, 10000.0)}).file("config.json")
+    with pytest.raises(ModelError, match=r"rope_freqs.weight has shape \[.*\]; 8 are wanted"):
+        opened(tensors=stored).file("config.json")
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+def test_factors_that_are_none(opened, value):
+    factors = np.full(8, value, np.float32)
+    stored = [*weights("F16"), Tensor("rope_freqs.weight", "F32", (8,), factors.tobytes())]
+    with pytest.raises(ModelError, match="rope_freqs.weight scales frequencies in another way"):
+        opened(tensors=stored).file("config.json")
 
 
 def test_biases_and_windows(opened):
     bias = Tensor("blk.0.attn_q.bias", "F32", (64,), bytes(256))
-    assert opened(tensors=[*weights("F16"), bias]).file("config.json")["attention_bias"] is True
+    assert opened(tensors=[*weights("F16"), bias]).file("config.json") == SMALL | {"attention_bias": True}
+    bias = Tensor("blk.1.ffn_up.bias", "F32", (96,), bytes(384))
+    assert opened(tensors=[*weights("F16"), bias]).file("config.json") == SMALL | {"mlp_bias": True}
     assert opened(**{"attention.sliding_window": (UINT32, 32)}).file("config.json")["sliding_window"] == 32
 
 

@@ -26,6 +26,7 @@ CONFIG = {
     "rope_parameters": {"rope_theta": 100000.0, "rope_type": "default"},
     "hidden_act": "silu",
     "attention_bias": False,
+    "mlp_bias": False,
     "tie_word_embeddings": True,
     "bos_token_id": 1,
     "eos_token_id": 2,

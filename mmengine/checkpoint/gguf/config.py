@@ -3,13 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from mmengine.checkpoint.fields import Fields
 from mmengine.checkpoint.gguf.container import Container
+from mmengine.checkpoint.gguf.tensors import ROPE_FACTORS, tensor_entry
 from mmengine.checkpoint.gguf.tokenizer import end_ids, num_tokens, token_ids
 
-ROPE_FACTORS = "rope_freqs.weight"  # a tensor by which the rotary frequencies of Llama 3.1 are divided
 OUTPUT = "output.weight"
 MAX_HEADS = 1024  # of queries, and of keys and values
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _INTEGERS = {  # that must be there, by key: the field of config.json, and the most that is read
     "context_length": ("max_position_embeddings", 2**24),
     "embedding_length": ("hidden_size", 2**17),
@@ -57,20 +60,22 @@ def model_config(container: Container) -> dict[str, object]:
     """config.json of a text model, as transformers writes it. Raises ModelError for sizes that are missing or
     wild, and naming whatever else the file says of its architecture."""
     found, fields = architecture_of(container), _fields(container)
-    for name in fields.values.keys() - _READ:
+    for name in sorted(fields.values.keys() - _READ):
         shown = repr(fields.values[name])[:60]
         fields.fail(f"{fields.prefix}{name} is {shown}, and what it asks for is not known here")
     sizes = {name: fields.integer(key, 1, most) for key, (name, most) in _INTEGERS.items()}
     config: dict[str, object] = {"architectures": [found.name], "model_type": found.model_type, **sizes}
     config["num_key_value_heads"] = _num_kv_heads(fields)
-    config["head_dim"] = _head_dim(fields, sizes["hidden_size"] // sizes["num_attention_heads"])
+    head_dim = _head_dim(fields, sizes["hidden_size"] // sizes["num_attention_heads"])
+    config["head_dim"] = head_dim
     config["vocab_size"] = fields.integer("vocab_size", 1, 2**22, num_tokens(container))
     config["rms_norm_eps"] = fields.number("attention.layer_norm_rms_epsilon", 0)
-    config["rope_parameters"] = _rope(fields, container)
+    config["rope_parameters"] = _rope(fields, container, head_dim)
     if "attention.sliding_window" in fields.values:
         config["sliding_window"] = fields.integer("attention.sliding_window", 1, 2**24)
     config["hidden_act"] = "silu"
-    config["attention_bias"] = any(name.endswith("attn_q.bias") for name in container.tensors)
+    config["attention_bias"] = any(name.endswith(".attn_q.bias") for name in container.tensors)
+    config["mlp_bias"] = any(name.endswith(".ffn_up.bias") for name in container.tensors)
     config["tie_word_embeddings"] = OUTPUT not in container.tensors
     ids = token_ids(container)
     for name, key in (("bos", "bos_token_id"), ("eos", "eos_token_id"), ("pad", "padding_token_id")):
@@ -115,16 +120,36 @@ def _head_dim(fields: Fields, default: int) -> int:
     return head_dim
 
 
-def _rope(fields: Fields, container: Container) -> dict[str, object]:
-    rope: dict[str, object] = {"rope_theta": fields.number("rope.freq_base", 10000.0), "rope_type": "default"}
+def _rope(fields: Fields, container: Container, head_dim: int) -> dict[str, object]:
+    theta = fields.number("rope.freq_base", 10000.0)
     kind = fields.values.get("rope.scaling.type", "none")
     if not isinstance(kind, str):
         fields.fail(f"{fields.prefix}rope.scaling.type is {repr(kind)[:60]}; it must be a name")
+    if ROPE_FACTORS in container.tensors:
+        return {"rope_theta": theta} | _llama3(container, theta, head_dim)
+    rope: dict[str, object] = {"rope_theta": theta, "rope_type": "default"}
     if kind != "none":
         rope |= {"rope_type": kind, "factor": fields.number("rope.scaling.factor", 1.0)}
     if kind == "yarn":
         length = fields.integer("rope.scaling.original_context_length", 1, 2**24)
         rope["original_max_position_embeddings"] = length
-    if ROPE_FACTORS in container.tensors:
-        rope["rope_type"] = "llama3"  # whose factors stand in the tensor, and not what they are made of
     return rope
+
+
+def _llama3(container: Container, theta: float, head_dim: int) -> dict[str, object]:
+    """What the factors in the file were made of, by which frequencies are divided: waves up to a quarter of
+    8,192 positions by 1, those above all of them by the last factor, and between them by one between."""
+    entry = tensor_entry(container, container.tensors[ROPE_FACTORS])
+    if entry.shape != (head_dim // 2,):
+        container.fields.fail(f"{ROPE_FACTORS} has shape {list(entry.shape)}; {head_dim // 2} are wanted")
+    ((_, factors),) = entry.pieces(0, head_dim // 2)
+    factor = float(factors.max())
+    waves = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+    ease = np.clip((LLAMA3["original_max_position_embeddings"] / waves - 1) / 3, 0, 1)
+    with np.errstate(all="ignore"):
+        made = 1 / ((1 - ease) / factor + ease)
+    if not factor >= 1 or not np.allclose(factors, made, rtol=1e-4):
+        container.fields.fail(
+            f"{ROPE_FACTORS} scales frequencies in another way than Llama 3.1, and is not read"
+        )
+    return {"rope_type": "llama3", "factor": factor, **LLAMA3}

@@ -11,6 +11,9 @@ from mmengine.checkpoint.gguf.types import StoredType
 from mmengine.checkpoint.tensors import TensorEntry
 from mmengine.errors import ModelError
 
+ROPE_FACTORS = (
+    "rope_freqs.weight"  # of rotary frequencies, which a config says and no network has a place for
+)
 PIECE_VALUES = 2**20  # that are decoded at once: 4 MiB of float32
 # What the file calls a layer's parts; a name that is not here stays as it is.
 _PARTS = {
@@ -88,13 +91,13 @@ def tensor_entries(
     entries: dict[str, GGUFEntry] = {}
     for tensor in container.tensors.values():
         name = plain_name(tensor.name)
-        canonical = canonical_name(name)
+        canonical = None if name == ROPE_FACTORS else canonical_name(name)
         if canonical is None:
             continue
         if canonical in entries:
             other = entries[canonical].stored_name
             raise ModelError(f"{container.path}: {tensor.name} and {other} are the same tensor")
-        entries[canonical] = _entry(container, tensor, paired_heads(name))
+        entries[canonical] = tensor_entry(container, tensor, paired_heads(name))
     if not entries:
         raise ModelError(f"{container.path} holds no tensors, only a vocabulary; choose a file with weights")
     return entries
@@ -109,7 +112,8 @@ def plain_name(stored: str) -> str:
     return f"{_WHOLE[whole]}.{kind}" if whole in _WHOLE else stored
 
 
-def _entry(container: Container, tensor: StoredTensor, paired_heads: int) -> GGUFEntry:
+def tensor_entry(container: Container, tensor: StoredTensor, paired_heads: int = 0) -> GGUFEntry:
+    """Raises ModelError when heads cannot share the rows."""
     if paired_heads and tensor.shape[0] % (2 * paired_heads):
         raise ModelError(
             f"{container.path}: tensor {tensor.name} has {tensor.shape[0]} rows, which {paired_heads} heads "
