@@ -8,7 +8,7 @@ from mmengine.checkpoint.gguf.container import Container, open_container
 from mmengine.checkpoint.gguf.tensors import GGUFEntry, tensor_entries
 from mmengine.checkpoint.gguf.tokenizer import tokenizer_config, tokenizer_json
 
-_FILES: dict[str, Callable[[Container], dict[str, object]]] = {
+FILES: dict[str, Callable[[Container], dict[str, object]]] = {
     "config.json": model_config,
     "generation_config.json": generation_config,
     "tokenizer.json": tokenizer_json,
@@ -25,7 +25,7 @@ class GGUFModel:
     def file(self, name: str) -> dict[str, object]:
         """What a folder's file of that name would hold: config.json, generation_config.json, tokenizer.json
         or tokenizer_config.json, which has the chat template. ModelError as their readers raise it."""
-        return _FILES[name](self.container)
+        return FILES[name](self.container)
 
     def tensors(self, canonical_name: Callable[[str], str | None]) -> dict[str, GGUFEntry]:
         """As `open_tensors` gives those of a folder: `canonical_name` gets their names. ModelError."""

@@ -8,7 +8,7 @@ from mmengine.errors import ModelError
 
 MAX_METADATA_BYTES = 128 * 2**20  # before the weights; a vocabulary of 262,144 tokens takes 16 MB
 MAX_STRING_BYTES = 16 * 2**20  # of one value; chat templates have up to 100 kB
-MAX_STRINGS = 2**22  # in all arrays together: the largest vocabulary has a fifth of it, with its merges
+MAX_STRINGS = 2**21  # in all arrays together: the largest vocabulary and its merges are 777,000
 
 
 class Source:
