@@ -225,10 +225,10 @@ def _tensor(source: Source) -> tuple[str, StoredType, tuple[int, ...], int]:
         known = ", ".join(each.name for each in TYPES.values())
         stored = OTHER_TYPES.get(number, f"type {number}, which is unknown here")
         source.fail(f"tensor {name} is stored as {stored}; {known} are read: choose a file of such a type")
-    if not all(0 < size <= source.num_bytes for size in shape) or shape[-1] % kind.values:
+    if not all(0 < size <= 2 * source.num_bytes for size in shape) or shape[-1] % kind.values:
         blocks = f", the last a multiple of {kind.values}" if kind.values > 1 else ""
         source.fail(
-            f"tensor {name} of type {kind.name} has shape {list(shape)}; sizes must be from 1 to the "
-            f"{source.num_bytes} bytes of the file{blocks}"
+            f"tensor {name} of type {kind.name} has shape {list(shape)}; sizes must be from 1 to what "
+            f"{source.num_bytes} bytes hold{blocks}"
         )
     return name, kind, shape, offset
