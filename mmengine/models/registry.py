@@ -6,11 +6,12 @@ The models that come with mmengine are found through the same door as a stranger
 from functools import lru_cache
 from pathlib import Path
 
-from mmengine.checkpoint.files import read_json
+from mmengine.checkpoint.model_files import has_model_file, read_model_json
 from mmengine.errors import ModelError
 from mmengine.models.plugin import ModelPlugin
 from mmengine.registry import Registry
 
+CONFIG = "config.json"
 PLUGINS: Registry[ModelPlugin] = Registry(
     "mmengine.models",
     "model plugin",
@@ -22,7 +23,7 @@ PLUGINS: Registry[ModelPlugin] = Registry(
 
 
 def plugin_for(folder: Path) -> ModelPlugin:
-    """The plugin that serves the model in `folder`, chosen by `architectures` in its config.json.
+    """The plugin that serves the model in `folder`, or in a GGUF file, by `architectures` in its config.json.
 
     Raises ModelError for a folder that is missing or holds no model, a broken config.json, and an
     architecture that no installed plugin serves.
@@ -62,12 +63,14 @@ def load_plugins() -> dict[str, ModelPlugin]:
 
 
 def _architectures(folder: Path) -> tuple[str, ...]:
-    if not folder.is_dir():
+    if not folder.exists():
         raise ModelError(f"there is no model folder {folder}")
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ModelError(f"{folder} is no model folder: it has no config.json")
-    names = read_json(path).get("architectures")
+    path = folder / CONFIG
+    if not has_model_file(folder, CONFIG):
+        packed = min((each.name for each in folder.glob("*.gguf")), default=None)
+        advice = f"; give one of its GGUF files, such as {packed}" if packed else ""
+        raise ModelError(f"{folder} is no model folder: it has no config.json{advice}")
+    names = read_model_json(folder, CONFIG).get("architectures")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
         raise ModelError(f'{path} names no architecture: "architectures" must be a list of names')
     return tuple(name[:100] for name in names[:8])

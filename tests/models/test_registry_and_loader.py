@@ -11,6 +11,7 @@ import pytest
 from mmengine import registry as registries
 from mmengine.errors import ModelError
 from mmengine.models import loader, registry
+from tests.gguf.writing import model, vocabulary, weights, write
 
 
 @pytest.fixture
@@ -95,6 +96,28 @@ def test_folders_that_are_no_models(install, tmp_path):
         registry.plugin_for(tmp_path / "gone")
 
 
+def small_gguf(path, architecture="llama"):
+    path.write_bytes(write(model(architecture) + vocabulary(), weights()).data)
+    return path
+
+
+def test_a_gguf_file_is_a_folder_of_its_architecture(install, tmp_path):
+    install(
+        "[mmengine.models]\nllama = fake_one:plugin\n", fake_one=FAKE.replace("FakeModel", "LlamaForCausalLM")
+    )
+    path = small_gguf(tmp_path / "model.gguf")
+    assert registry.plugin_for(path).architectures == ("LlamaForCausalLM",)
+    with pytest.raises(ModelError, match="is a Qwen3ForCausalLM; mmengine serves LlamaForCausalLM"):
+        registry.plugin_for(small_gguf(tmp_path / "qwen.gguf", "qwen3"))
+    with pytest.raises(ModelError, match="general.architecture is 'gemma3'"):
+        registry.plugin_for(small_gguf(tmp_path / "gemma.gguf", "gemma3"))
+    with pytest.raises(ModelError, match="no config.json; give one of its GGUF files, such as gemma.gguf"):
+        registry.plugin_for(tmp_path)
+    path.write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match="model.gguf: it is no GGUF file, or cut short"):
+        registry.plugin_for(path)
+
+
 def test_plugins_that_cannot_be_used(install, tmp_path):
     folder = model_folder(tmp_path / "model", {"architectures": ["FakeModel"]})
     install("")
@@ -157,6 +180,15 @@ def test_names_that_can_be_nothing(monkeypatch, name, words):
     with pytest.raises(ModelError, match=words) as error:
         loader.resolve_folder(name)
     assert len(str(error.value)) < 500
+
+
+def test_a_gguf_file_is_taken_as_it_is(tmp_path, monkeypatch):
+    """A hub's cache has links to files without a suffix."""
+    small_gguf(tmp_path / "blob")
+    path = tmp_path / "model.gguf"
+    path.symlink_to(tmp_path / "blob")
+    monkeypatch.chdir(tmp_path)
+    assert loader.resolve_folder("model.gguf") == loader.resolve_folder(path) == path
 
 
 def test_a_file_is_not_a_folder(tmp_path):

@@ -1,0 +1,155 @@
+"""What config.json and generation_config.json would say of the model in a GGUF file."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from mmengine.checkpoint.fields import Fields
+from mmengine.checkpoint.gguf.container import Container
+from mmengine.checkpoint.gguf.tensors import ROPE_FACTORS, tensor_entry
+from mmengine.checkpoint.gguf.tokenizer import end_ids, num_tokens, token_ids
+
+OUTPUT = "output.weight"
+MAX_HEADS = 1024  # of queries, and of keys and values
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_INTEGERS = {  # that must be there, by key: the field of config.json, and the most that is read
+    "context_length": ("max_position_embeddings", 2**24),
+    "embedding_length": ("hidden_size", 2**17),
+    "feed_forward_length": ("intermediate_size", 2**20),
+    "block_count": ("num_hidden_layers", 1024),
+    "attention.head_count": ("num_attention_heads", MAX_HEADS),
+}
+_READ = frozenset(
+    (*_INTEGERS, "attention.head_count_kv", "attention.key_length", "attention.value_length")
+    + ("attention.layer_norm_rms_epsilon", "attention.sliding_window", "rope.dimension_count")
+    + ("rope.freq_base", "rope.scaling.type", "rope.scaling.factor", "vocab_size")
+    + ("rope.scaling.original_context_length", "rope.scaling.finetuned")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """`pairs_rows`: the rows of q and k are stored in pairs, as ggml's rotary embedding wants them there."""
+
+    name: str  # as transformers has it
+    model_type: str
+    pairs_rows: bool = False
+
+
+ARCHITECTURES = {
+    "llama": Architecture("LlamaForCausalLM", "llama", pairs_rows=True),
+    "qwen2": Architecture("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": Architecture("Qwen3ForCausalLM", "qwen3"),
+}
+
+
+def architecture_of(container: Container) -> Architecture:
+    """Raises ModelError naming one that is not read, and for a file that is one of several parts."""
+    fields = container.fields
+    kind = fields.values.get("general.architecture")
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
+        shown = "missing" if kind is None else repr(kind)[:60]
+        fields.fail(f"general.architecture is {shown}; {', '.join(ARCHITECTURES)} are read from GGUF files")
+    if fields.values.get("split.count", 1) not in (0, 1):
+        fields.fail("it is one of several parts; join them with llama-gguf-split --merge")
+    return ARCHITECTURES[kind]
+
+
+def model_config(container: Container) -> dict[str, object]:
+    """config.json of a text model, as transformers writes it. Raises ModelError for sizes that are missing or
+    wild, and naming whatever else the file says of its architecture."""
+    found, fields = architecture_of(container), _fields(container)
+    for name in sorted(fields.values.keys() - _READ):
+        shown = repr(fields.values[name])[:60]
+        fields.fail(f"{fields.prefix}{name} is {shown}, and what it asks for is not known here")
+    sizes = {name: fields.integer(key, 1, most) for key, (name, most) in _INTEGERS.items()}
+    config: dict[str, object] = {"architectures": [found.name], "model_type": found.model_type, **sizes}
+    config["num_key_value_heads"] = _num_kv_heads(fields)
+    head_dim = _head_dim(fields, sizes["hidden_size"] // sizes["num_attention_heads"])
+    config["head_dim"] = head_dim
+    config["vocab_size"] = fields.integer("vocab_size", 1, 2**22, num_tokens(container))
+    config["rms_norm_eps"] = fields.number("attention.layer_norm_rms_epsilon", 0)
+    config["rope_parameters"] = _rope(fields, container, head_dim)
+    if "attention.sliding_window" in fields.values:
+        config["sliding_window"] = fields.integer("attention.sliding_window", 1, 2**24)
+    config["hidden_act"] = "silu"
+    config["attention_bias"] = any(name.endswith(".attn_q.bias") for name in container.tensors)
+    config["mlp_bias"] = any(name.endswith(".ffn_up.bias") for name in container.tensors)
+    config["tie_word_embeddings"] = OUTPUT not in container.tensors
+    ids = token_ids(container)
+    for name, key in (("bos", "bos_token_id"), ("eos", "eos_token_id"), ("pad", "padding_token_id")):
+        config[f"{name}_token_id"] = ids.get(key)
+    return config
+
+
+def generation_config(container: Container) -> dict[str, object]:
+    """generation_config.json: what ends an answer."""
+    return {"eos_token_id": end_ids(container)}
+
+
+def paired_heads(container: Container) -> Callable[[str], int]:
+    """Of a tensor by its name in transformers: `GGUFEntry.paired_heads`. Raises ModelError."""
+    if not architecture_of(container).pairs_rows:
+        return lambda name: 0
+    fields = _fields(container)
+    heads = {".self_attn.q_proj.": fields.integer("attention.head_count", 1, MAX_HEADS)}
+    heads[".self_attn.k_proj."] = _num_kv_heads(fields)
+    return lambda name: next((count for part, count in heads.items() if part in name), 0)
+
+
+def _fields(container: Container) -> Fields:
+    """Those of the architecture, without its name in front."""
+    prefix = f"{container.metadata['general.architecture']}."
+    own = {key: value for key, value in container.metadata.items() if key.startswith(prefix)}
+    return Fields({key.removeprefix(prefix): value for key, value in own.items()}, container.path, prefix)
+
+
+def _num_kv_heads(fields: Fields) -> int:
+    num_heads = fields.integer("attention.head_count", 1, MAX_HEADS)
+    return fields.integer("attention.head_count_kv", 1, MAX_HEADS, num_heads)
+
+
+def _head_dim(fields: Fields, default: int) -> int:
+    head_dim = fields.integer("attention.key_length", 2, 1024, default)
+    for name in ("attention.value_length", "rope.dimension_count"):
+        if (other := fields.integer(name, 1, 1024, head_dim)) != head_dim:
+            fields.fail(
+                f"{fields.prefix}{name} is {other}, and a head has {head_dim}; only equal ones are read"
+            )
+    return head_dim
+
+
+def _rope(fields: Fields, container: Container, head_dim: int) -> dict[str, object]:
+    theta = fields.number("rope.freq_base", 10000.0)
+    kind = fields.values.get("rope.scaling.type", "none")
+    if not isinstance(kind, str):
+        fields.fail(f"{fields.prefix}rope.scaling.type is {repr(kind)[:60]}; it must be a name")
+    if ROPE_FACTORS in container.tensors:
+        return {"rope_theta": theta} | _llama3(container, theta, head_dim)
+    rope: dict[str, object] = {"rope_theta": theta, "rope_type": "default"}
+    if kind != "none":
+        rope |= {"rope_type": kind, "factor": fields.number("rope.scaling.factor", 1.0)}
+    if kind == "yarn":
+        length = fields.integer("rope.scaling.original_context_length", 1, 2**24)
+        rope["original_max_position_embeddings"] = length
+    return rope
+
+
+def _llama3(container: Container, theta: float, head_dim: int) -> dict[str, object]:
+    """What the factors in the file were made of, by which frequencies are divided: waves up to a quarter of
+    8,192 positions by 1, those above all of them by the last factor, and between them by one between."""
+    entry = tensor_entry(container, container.tensors[ROPE_FACTORS])
+    if entry.shape != (head_dim // 2,):
+        container.fields.fail(f"{ROPE_FACTORS} has shape {list(entry.shape)}; {head_dim // 2} are wanted")
+    ((_, factors),) = entry.pieces(0, head_dim // 2)
+    factor = float(factors.max())
+    waves = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+    ease = np.clip((LLAMA3["original_max_position_embeddings"] / waves - 1) / 3, 0, 1)
+    with np.errstate(all="ignore"):
+        made = 1 / ((1 - ease) / factor + ease)
+    if not factor >= 1 or not np.allclose(factors, made, rtol=1e-4):
+        container.fields.fail(
+            f"{ROPE_FACTORS} scales frequencies in another way than Llama 3.1, and is not read"
+        )
+    return {"rope_type": "llama3", "factor": factor, **LLAMA3}

@@ -1,0 +1,32 @@
+"""A GGUF file as the model folder that it stands for."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from mmengine.checkpoint.gguf.config import generation_config, model_config, paired_heads
+from mmengine.checkpoint.gguf.container import Container, open_container
+from mmengine.checkpoint.gguf.tensors import GGUFEntry, tensor_entries
+from mmengine.checkpoint.gguf.tokenizer import tokenizer_config, tokenizer_json
+
+FILES: dict[str, Callable[[Container], dict[str, object]]] = {
+    "config.json": model_config,
+    "generation_config.json": generation_config,
+    "tokenizer.json": tokenizer_json,
+    "tokenizer_config.json": tokenizer_config,
+}
+
+
+class GGUFModel:
+    """A text model in one file. Making one reads the metadata, and nothing else. ModelError."""
+
+    def __init__(self, path: Path) -> None:
+        self.container = open_container(path)
+
+    def file(self, name: str) -> dict[str, object]:
+        """What a folder's file of that name would hold: config.json, generation_config.json, tokenizer.json
+        or tokenizer_config.json, which has the chat template. ModelError as their readers raise it."""
+        return FILES[name](self.container)
+
+    def tensors(self, canonical_name: Callable[[str], str | None]) -> dict[str, GGUFEntry]:
+        """As `open_tensors` gives those of a folder: `canonical_name` gets their names. ModelError."""
+        return tensor_entries(self.container, canonical_name, paired_heads(self.container))

@@ -1,0 +1,57 @@
+"""How a text is cut before byte pairs are joined, by the name that a GGUF file has for it
+(`tokenizer.ggml.pre`): as the tokenizer.json of the model has it that the name was made for."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """`pattern`: of the pieces, "" for GPT-2's own. `ignore_merges`: a piece that is a token is that token,
+    whatever its merges say. `adds_bos`: in front of a text, where the file does not say."""
+
+    pattern: str = ""
+    single_digits: bool = False
+    normalizes: bool = False  # to NFC
+    ignore_merges: bool = False
+    adds_bos: bool = False
+
+    def as_json(self) -> dict[str, object]:
+        """What tokenizer.json says of it."""
+        steps: list[dict[str, object]] = []
+        if self.single_digits:
+            steps.append({"type": "Digits", "individual_digits": True})
+        if self.pattern:
+            steps.append(_split(self.pattern))
+        steps.append(byte_level(use_regex=not self.pattern))
+        return {"type": "Sequence", "pretokenizers": steps}
+
+
+def byte_level(use_regex: bool) -> dict[str, object]:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+
+
+def _split(pattern: str) -> dict[str, object]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def _words(digits: str) -> str:
+    """Contractions, letters with one character before them, numbers, the rest of a line, spaces."""
+    return (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+        + digits
+        + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+
+
+_QWEN2 = PreTokenizer(_words(r"\p{N}"), normalizes=True)
+_LLAMA3 = PreTokenizer(_words(r"\p{N}{1,3}"), ignore_merges=True, adds_bos=True)
+_SMOLLM = PreTokenizer(single_digits=True)
+PRE_TOKENIZERS = {
+    "gpt-2": PreTokenizer(),
+    "llama-bpe": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama3": _LLAMA3,
+    "qwen2": _QWEN2,
+    "smollm": _SMOLLM,
+    "starcoder": _SMOLLM,
+}

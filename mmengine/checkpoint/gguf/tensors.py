@@ -1,0 +1,131 @@
+"""The tensors of a GGUF file, under the names that transformers has for them, as rows of float32."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from mmengine.checkpoint.gguf.container import Container, StoredTensor
+from mmengine.checkpoint.gguf.types import StoredType
+from mmengine.checkpoint.tensors import TensorEntry
+from mmengine.errors import ModelError
+
+ROPE_FACTORS = (
+    "rope_freqs.weight"  # of rotary frequencies, which a config says and no network has a place for
+)
+PIECE_VALUES = 2**20  # that are decoded at once: 4 MiB of float32
+# What the file calls a layer's parts; a name that is not here stays as it is.
+_PARTS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFEntry(TensorEntry):
+    """A tensor that decodes itself. `paired_heads`: heads whose rows the file has in pairs (0, d/2, 1,
+    d/2 + 1, …) and who reads them gets in halves, as safetensors have them; 0 where they already are."""
+
+    type: StoredType
+    paired_heads: int = 0
+
+    def pieces(self, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Rows begin to end of the first dimension, a piece at a time: its place behind `begin`, and its
+        values, float32 [n, *shape[1:]]. Raises ModelError where the file cannot be read."""
+        row_values = self.num_values // self.shape[0]
+        if row_values % self.type.values:  # a vector of blocks: its rows are single values
+            yield 0, self._read(0, self.num_values)[self._order()[begin:end]]
+            return
+        step, order = max(1, PIECE_VALUES // row_values), self._order()
+        for first in range(begin, end, step):
+            stored = order[first : min(first + step, end)]
+            low, high = int(stored.min()), int(stored.max()) + 1
+            rows = self._read(low * row_values, high * row_values).reshape(high - low, *self.shape[1:])
+            yield first - begin, rows[stored - low] if self.paired_heads else rows
+
+    @property
+    def num_values(self) -> int:
+        return self.num_bytes // self.type.bytes * self.type.values
+
+    def _order(self) -> np.ndarray:
+        """Which stored row is each row, int64 [rows]."""
+        places = np.arange(self.shape[0])
+        return (
+            places.reshape(self.paired_heads, -1, 2).swapaxes(1, 2).reshape(-1)
+            if self.paired_heads
+            else places
+        )
+
+    def _read(self, begin: int, end: int) -> np.ndarray:
+        """Values begin to end, whole blocks, float32 [end - begin]."""
+        start = self.start + begin // self.type.values * self.type.bytes
+        num_bytes = (end - begin) // self.type.values * self.type.bytes
+        try:
+            stored = np.fromfile(self.path, np.uint8, num_bytes, offset=start)
+        except OSError as error:
+            raise ModelError(f"cannot read {self.path}: {error.strerror or error}") from None
+        if len(stored) != num_bytes:
+            raise ModelError(f"{self.path}: tensor {self.stored_name} was cut short while it was read")
+        with np.errstate(over="ignore", invalid="ignore"):  # a damaged scale is what it is, without a warning
+            return self.type.decode(stored.reshape(-1, self.type.bytes)).reshape(-1)
+
+
+def tensor_entries(
+    container: Container, canonical_name: Callable[[str], str | None], paired_heads: Callable[[str], int]
+) -> dict[str, GGUFEntry]:
+    """Every tensor by its canonical name, as `open_tensors` gives those of a folder. `canonical_name` is
+    asked for transformers' names (`model.layers.0.self_attn.q_proj.weight`), and `paired_heads` for the heads
+    of such a one. Raises ModelError when heads cannot share the rows."""
+    entries: dict[str, GGUFEntry] = {}
+    for tensor in container.tensors.values():
+        name = plain_name(tensor.name)
+        canonical = None if name == ROPE_FACTORS else canonical_name(name)
+        if canonical is None:
+            continue
+        if canonical in entries:
+            other = entries[canonical].stored_name
+            raise ModelError(f"{container.path}: {tensor.name} and {other} are the same tensor")
+        entries[canonical] = tensor_entry(container, tensor, paired_heads(name))
+    if not entries:
+        raise ModelError(f"{container.path} holds no tensors, only a vocabulary; choose a file with weights")
+    return entries
+
+
+def plain_name(stored: str) -> str:
+    """What transformers calls a tensor of a text model."""
+    if found := _LAYER.fullmatch(stored):
+        layer, part, kind = found.groups()
+        return f"model.layers.{layer}.{_PARTS[part]}.{kind}" if part in _PARTS else stored
+    whole, _, kind = stored.partition(".")
+    return f"{_WHOLE[whole]}.{kind}" if whole in _WHOLE else stored
+
+
+def tensor_entry(container: Container, tensor: StoredTensor, paired_heads: int = 0) -> GGUFEntry:
+    """Raises ModelError when heads cannot share the rows."""
+    if paired_heads and tensor.shape[0] % (2 * paired_heads):
+        raise ModelError(
+            f"{container.path}: tensor {tensor.name} has {tensor.shape[0]} rows, which {paired_heads} heads "
+            "cannot share"
+        )
+    return GGUFEntry(
+        path=container.path,
+        stored_name=tensor.name,
+        dtype=tensor.type.name,
+        shape=tensor.shape,
+        start=tensor.start,
+        num_bytes=tensor.num_bytes,
+        type=tensor.type,
+        paired_heads=paired_heads,
+    )

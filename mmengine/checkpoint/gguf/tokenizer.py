@@ -1,0 +1,155 @@
+"""What tokenizer.json and tokenizer_config.json would say of the vocabulary in a GGUF file: byte-level BPE.
+
+Tokens stand in one list with a type each. Those at its end that no text is made of are added tokens here, as
+in tokenizer.json; ids that only fill the list up (`[PAD151646]`) are left out, so that no text becomes one.
+"""
+
+from mmengine.checkpoint.gguf.container import Container, StoredArray
+from mmengine.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer, byte_level
+from mmengine.errors import ModelError
+
+_PREFIX = "tokenizer.ggml."
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # types; all others are pieces of texts
+_SPECIAL = (_UNKNOWN, _CONTROL)
+_NAMED = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
+_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")  # of a text, a turn, a message
+
+
+def tokenizer_json(container: Container) -> dict[str, object]:
+    """tokenizer.json. Raises ModelError for another model than byte-level BPE, a way to cut texts that is not
+    known here, tokens that are there twice, and merges that join no tokens."""
+    pre = _pre_tokenizer(container)
+    tokens, types = _tokens(container)
+    added = [place for place, kind in enumerate(types) if kind in (*_SPECIAL, _USER_DEFINED)]
+    pieces = [place for place, kind in enumerate(types) if kind not in (*_SPECIAL, _USER_DEFINED)]
+    num_pieces = 1 + max(pieces, default=-1)
+    vocab = {token: place for place, token in enumerate(tokens[:num_pieces])}
+    special = {tokens[place] for place in added if types[place] in _SPECIAL}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_added(place, tokens[place], types[place] in _SPECIAL) for place in added],
+        "normalizer": {"type": "NFC"} if pre.normalizes else None,
+        "pre_tokenizer": pre.as_json(),
+        "post_processor": _begins_with(container, tokens) if _adds_bos(container, pre) else None,
+        "decoder": byte_level(use_regex=True),
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": pre.ignore_merges,
+            "vocab": vocab,
+            "merges": _merges(container, vocab, special),
+        },
+    }
+
+
+def tokenizer_config(container: Container) -> dict[str, object]:
+    """tokenizer_config.json: named tokens, whether a text begins with one, and the chat template."""
+    tokens, _ = _tokens(container)
+    ids = token_ids(container)
+    config: dict[str, object] = {
+        f"{name}_token": tokens[ids[key]] for name, key in _NAMED.items() if key in ids
+    }
+    config["add_bos_token"] = _adds_bos(container, _pre_tokenizer(container))
+    template = container.metadata.get("tokenizer.chat_template")
+    if isinstance(template, str):
+        config["chat_template"] = template
+    return config
+
+
+def token_ids(container: Container) -> dict[str, int]:
+    """The ids that the file names, by their keys (`eos_token_id`, …). ModelError where one is no token."""
+    fields, last = container.fields, num_tokens(container) - 1
+    names = dict.fromkeys((*_NAMED.values(), *_ENDS))
+    return {
+        name: fields.integer(_PREFIX + name, 0, last) for name in names if _PREFIX + name in fields.values
+    }
+
+
+def end_ids(container: Container) -> list[int]:
+    """The tokens that end an answer, the end of a text first."""
+    ids = token_ids(container)
+    return list(dict.fromkeys(ids[name] for name in _ENDS if name in ids))
+
+
+def num_tokens(container: Container) -> int:
+    """Those that fill the list up included: rows of the embedding."""
+    return _array(container, "tokens").count
+
+
+def _pre_tokenizer(container: Container) -> PreTokenizer:
+    fields = container.fields
+    model, name = fields.values.get(f"{_PREFIX}model"), fields.values.get(f"{_PREFIX}pre")
+    if model != "gpt2":
+        fields.fail(f"{_PREFIX}model is {repr(model)[:60]}; gpt2, byte-level BPE, is read")
+    if not isinstance(name, str) or name not in PRE_TOKENIZERS:
+        fields.fail(f"{_PREFIX}pre is {repr(name)[:60]}; {', '.join(PRE_TOKENIZERS)} are read")
+    return PRE_TOKENIZERS[name]
+
+
+def _array(container: Container, name: str) -> StoredArray:
+    value = container.metadata.get(_PREFIX + name)
+    if not isinstance(value, StoredArray):
+        raise ModelError(f"{container.path}: {_PREFIX}{name} is missing or no array")
+    return value
+
+
+def _tokens(container: Container) -> tuple[list[str], list[int]]:
+    """Tokens and their types, without those at the end that fill the list up."""
+    tokens = _array(container, "tokens").as_strings()
+    types = _array(container, "token_type").as_integers().tolist()
+    if len(tokens) != len(types):
+        raise ModelError(f"{container.path}: it has {len(tokens)} tokens and types for {len(types)}")
+    for place, token in enumerate(tokens):
+        if not token:
+            tokens[place], types[place] = f"[EMPTY_{place}]", _UNUSED
+        elif types[place] == _USER_DEFINED and token == f"[PAD{place}]":
+            types[place] = _UNUSED
+    if len(set(tokens)) != len(tokens):
+        raise ModelError(f"{container.path}: {_PREFIX}tokens has a token twice; the file is damaged")
+    while types and types[-1] == _UNUSED:
+        tokens.pop()
+        types.pop()
+    return tokens, types
+
+
+def _added(place: int, token: str, special: bool) -> dict[str, object]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": place, "content": token, **flags, "special": special}
+
+
+def _merges(container: Container, vocab: dict[str, int], special: set[str]) -> list[tuple[str, str]]:
+    merges = []
+    for text in _array(container, "merges").as_strings():
+        left, _, right = text.partition(" ")
+        joined = left + right
+        if left not in vocab or right not in vocab or joined not in vocab or joined in special:
+            raise ModelError(
+                f"{container.path}: the merge {text[:60]!r} makes no token of two; the file is damaged"
+            )
+        merges.append((left, right))
+    return merges
+
+
+def _adds_bos(container: Container, pre: PreTokenizer) -> bool:
+    fields = container.fields
+    return fields.flag(f"{_PREFIX}add_bos_token", pre.adds_bos) and f"{_PREFIX}bos_token_id" in fields.values
+
+
+def _begins_with(container: Container, tokens: list[str]) -> dict[str, object]:
+    bos = token_ids(container)["bos_token_id"]
+    token = tokens[bos]
+    first = [{"SpecialToken": {"id": token, "type_id": 0}}]
+    text, pair = ({"Sequence": {"id": name, "type_id": place}} for place, name in enumerate("AB"))
+    return {
+        "type": "TemplateProcessing",
+        "single": [*first, text],
+        "pair": [*first, text, {"SpecialToken": {"id": token, "type_id": 1}}, pair],
+        "special_tokens": {token: {"id": token, "ids": [bos], "tokens": [token]}},
+    }

@@ -1,0 +1,84 @@
+"""How GGUF stores values: plain, or in blocks of 32 with a scale. Each becomes float32 by the arithmetic of
+ggml's reference, so that the bits are those that everybody gets."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class StoredType:
+    """`values` a block, which takes `bytes`. `decode`: uint8 [blocks, bytes] to float32 [blocks, values]."""
+
+    name: str
+    values: int
+    bytes: int
+    decode: Callable[[np.ndarray], np.ndarray]
+
+    def num_bytes(self, shape: tuple[int, ...]) -> int:
+        """Of a tensor whose last dimension is whole blocks."""
+        return math.prod(shape) // self.values * self.bytes
+
+
+def _half(blocks: np.ndarray, start: int) -> np.ndarray:
+    """A half of each block as float32 [blocks, 1]."""
+    return np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2").astype(np.float32)
+
+
+def _nibbles(packed: np.ndarray) -> np.ndarray:
+    """uint8 [blocks, 16] to float32 [blocks, 32]: the low halves of all bytes, then the high ones."""
+    out = np.empty((len(packed), 32), np.float32)
+    out[:, :16] = packed & 15
+    out[:, 16:] = packed >> 4
+    return out
+
+
+def _f32(blocks: np.ndarray) -> np.ndarray:
+    return blocks.view("<f4")
+
+
+def _f16(blocks: np.ndarray) -> np.ndarray:
+    return blocks.view("<f2").astype(np.float32)
+
+
+def _bf16(blocks: np.ndarray) -> np.ndarray:
+    return (blocks.view("<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+def _q8_0(blocks: np.ndarray) -> np.ndarray:
+    """A scale, 32 signed bytes."""
+    return _half(blocks, 0) * blocks[:, 2:].view(np.int8)
+
+
+def _q4_0(blocks: np.ndarray) -> np.ndarray:
+    """A scale, 32 nibbles of which 8 is zero."""
+    out = _nibbles(blocks[:, 2:])
+    out -= 8
+    out *= _half(blocks, 0)
+    return out
+
+
+def _q4_1(blocks: np.ndarray) -> np.ndarray:
+    """A scale, what is added, 32 nibbles. Product and sum are each rounded."""
+    out = _nibbles(blocks[:, 4:])
+    out *= _half(blocks, 0)
+    out += _half(blocks, 2)
+    return out
+
+
+TYPES = {
+    0: StoredType("F32", 1, 4, _f32),
+    1: StoredType("F16", 1, 2, _f16),
+    30: StoredType("BF16", 1, 2, _bf16),
+    8: StoredType("Q8_0", 32, 34, _q8_0),
+    2: StoredType("Q4_0", 32, 18, _q4_0),
+    3: StoredType("Q4_1", 32, 20, _q4_1),
+}
+OTHER_TYPES = (
+    {6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K"}
+    | {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S"}
+    | {23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0"}
+    | {35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0", 42: "Q2_0"}
+)  # ggml's numbers for what is not read

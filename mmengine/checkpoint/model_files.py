@@ -1,0 +1,29 @@
+"""The files of a model: those of its folder, or of the folder that a GGUF file stands for."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from mmengine.checkpoint.files import read_json
+from mmengine.checkpoint.gguf.model import FILES, GGUFModel
+from mmengine.checkpoint.tensors import TensorEntry, open_tensors
+
+GGUF_SUFFIX = ".gguf"
+
+
+def is_gguf(model: Path) -> bool:
+    return model.suffix == GGUF_SUFFIX and model.is_file()
+
+
+def has_model_file(model: Path, name: str) -> bool:
+    """Whether a model has a file of that name, such as config.json."""
+    return name in FILES if is_gguf(model) else (model / name).is_file()
+
+
+def read_model_json(model: Path, name: str) -> dict[str, object]:
+    """The JSON object in a model's file. Raises ModelError when it is missing or damaged."""
+    return GGUFModel(model).file(name) if is_gguf(model) else read_json(model / name)
+
+
+def model_tensors(model: Path, canonical_name: Callable[[str], str | None]) -> Mapping[str, TensorEntry]:
+    """Every tensor of a model's weights by its canonical name. Raises ModelError as `open_tensors` does."""
+    return GGUFModel(model).tensors(canonical_name) if is_gguf(model) else open_tensors(model, canonical_name)

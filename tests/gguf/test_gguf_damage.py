@@ -1,0 +1,192 @@
+"""Damaged files: cut off anywhere, any field of the header written over, bytes changed at random. Each is
+refused in a sentence, or it is sound: whatever it says lies in the file. Nothing else is raised, and nothing
+takes more memory than a small file can ask for."""
+
+import random
+import struct
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from mmengine.checkpoint.gguf.model import GGUFModel
+from mmengine.errors import ModelError
+from tests.gguf.writing import ARRAY, STRING, UINT32, Written, model, vocabulary, weights, write
+
+FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+MEMORY = 4 * 2**20  # of a file of 0.1 MB, whose vocabulary and tensors are read whole when they are sound
+WILD = {
+    1: (0, 1, 7, 127, 128, 255),
+    4: (0, 1, 3, 8, 9, 31, 33, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1),
+    8: (0, 1, 7, 8, 31, 33, 255, 2**16, 2**20, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1),
+}
+
+
+def sound() -> Written:
+    keys = [("general.alignment", UINT32, 32), *model(), *vocabulary()]
+    keys += [
+        ("tokenizer.chat_template", STRING, "{{ messages }}"),
+        ("general.tags", ARRAY, (STRING, ["a", "b"])),
+    ]
+    return write(keys, weights("Q4_1"))
+
+
+SOUND = sound()
+
+
+def refused(path, measures: bool = True) -> bool:
+    """`measures`: the memory, which takes longer."""
+    if not measures:
+        return read(path)
+    tracemalloc.start()
+    try:
+        found = read(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < MEMORY, f"{peak} bytes"
+    return found
+
+
+def read(path) -> bool:
+    """Everything that the file says; whether it was refused. It is sound where it was not."""
+    try:
+        opened = GGUFModel(path)
+        for name in FILES:
+            opened.file(name)
+        entries = opened.tensors(lambda name: name)
+        ends = [0]
+        for entry in sorted(entries.values(), key=lambda entry: entry.start):
+            assert ends[-1] <= entry.start and entry.start + entry.num_bytes <= path.stat().st_size
+            ends.append(entry.start + entry.num_bytes)
+            pieces = [values.shape for _, values in entry.pieces(0, entry.shape[0])]
+            assert sum(shape[0] for shape in pieces) == entry.shape[0]
+    except ModelError as error:
+        assert str(error).startswith(str(path)) and "\n" not in str(error) and len(str(error)) < 600
+        return True
+    return False
+
+
+@pytest.fixture
+def path(tmp_path):
+    found = tmp_path / "model.gguf"
+    found.write_bytes(SOUND.data)
+    return found
+
+
+def test_the_sound_one_is_read(path):
+    assert not refused(path)
+
+
+def test_cut_off_anywhere(path):
+    """At every byte of the header, where only the end of a tensor can tell, and at each 97th of the data."""
+    header = max(start + size for _, start, size in SOUND.spans)
+    places = [*range(header + 40), *range(header + 40, len(SOUND.data), 97), len(SOUND.data) - 1]
+    rng = random.Random(1)
+    for number, place in enumerate(sorted(rng.sample(places, 600))):
+        path.write_bytes(SOUND.data[:place])
+        assert refused(path, measures=number % 5 == 0), place
+
+
+def written_over(name: str, start: int, size: int, rng: random.Random) -> list[bytes]:
+    if size in WILD and not name.startswith(("key ", "name of ")):
+        return [value.to_bytes(size, "little") for value in (*WILD[size], rng.randrange(256**size))]
+    return [rng.randbytes(size), bytes(size), b"\xff" * size] if size else []
+
+
+def each_field() -> list[tuple[str, int, int]]:
+    """Of the header; of long lists the first two and the last entries."""
+    found, seen = [], {}
+    for name, start, size in SOUND.spans:
+        family = name.rsplit(" ", 1)[0] if name[-1].isdigit() else name
+        seen[family] = seen.get(family, 0) + 1
+        if seen[family] <= 2 or name.endswith((" 262", "260")):
+            found.append((name, start, size))
+    return found
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_every_field_of_the_header_written_over(path, part):
+    rng, count, tried = random.Random(f"field {part}"), 0, 0
+    for name, start, size in each_field()[part::4]:
+        for value in written_over(name, start, size, rng):
+            data = bytearray(SOUND.data)
+            data[start : start + size] = value
+            path.write_bytes(data)
+            count += refused(path, measures=rng.random() < 0.15)
+            tried += 1
+    assert tried > 300 and tried // 2 < count < tried, f"{count} of {tried}"
+
+
+def damaged(rng: random.Random, header: int) -> bytes:
+    """Some bytes changed, moved, doubled or taken out, most of them in the header."""
+    data = bytearray(SOUND.data)
+    for _ in range(rng.choice((1, 1, 2, 5, 40))):
+        place = rng.randrange(header if rng.random() < 0.9 else len(data))
+        kind = rng.randrange(5)
+        if kind == 0:
+            data[place] = rng.randrange(256)
+        elif kind == 1:
+            data[place] ^= 1 << rng.randrange(8)
+        elif kind == 2:
+            struct.pack_into("<Q", data, min(place, len(data) - 8), rng.choice(WILD[8]))
+        elif kind == 3:
+            del data[place : place + rng.randrange(1, 20)]
+        else:
+            data[place:place] = data[place : place + rng.randrange(1, 20)]
+    return bytes(data)
+
+
+def damage_at_random(path, count: int, seed: int) -> None:
+    header, rng = max(start + size for _, start, size in SOUND.spans), random.Random(seed)
+    found = 0
+    for number in range(count):
+        path.write_bytes(damaged(rng, header))
+        found += refused(path, measures=number % 5 == 0)
+    assert 0.3 * count < found < count
+
+
+def test_damage_at_random(path):
+    damage_at_random(path, 250, 1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(2, 10))
+def test_much_damage_at_random(path, seed):
+    damage_at_random(path, 4_000, seed)
+
+
+def test_what_is_no_gguf_at_all(path):
+    rng = random.Random(4)
+    for size in (0, 1, 3, 4, 23, 24, 100, 4096):
+        for beginning in (b"", b"GGUF", b"GGUF\3\0\0\0"):
+            for rest in (rng.randbytes(size), bytes(size)):
+                path.write_bytes((beginning + rest)[:size])
+                assert refused(path)
+
+
+def test_overlaps_of_any_two_tensors_are_refused(path):
+    """Every tensor moved over every other one: to its beginning, into it, or so that it ends in it."""
+    offsets = {
+        name.removeprefix("offset of "): at for name, at, _ in SOUND.spans if name.startswith("offset of ")
+    }
+    tensors = GGUFModel(path).container.tensors
+    base = min(tensor.start for tensor in tensors.values())
+    rng, size = np.random.default_rng(2), len(SOUND.data)
+    names = list(offsets)
+    for _ in range(200):
+        moved, over = rng.choice(names, 2, replace=False)
+        target, own = tensors[over], tensors[moved].num_bytes
+        low, high = max(base, target.start - own + 1), target.start + target.num_bytes
+        places = [
+            at
+            for at in range(-(-low // 32) * 32, high, 32)
+            if at + own <= size and at != tensors[moved].start
+        ]
+        if not places:
+            continue
+        data = bytearray(SOUND.data)
+        struct.pack_into("<Q", data, offsets[moved], int(rng.choice(places)) - base)
+        path.write_bytes(data)
+        with pytest.raises(ModelError, match="overlap"):
+            GGUFModel(path)

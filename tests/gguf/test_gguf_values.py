@@ -1,0 +1,209 @@
+"""What a GGUF file's tensors become: values to the bit, rows as transformers has them, in little memory."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+
+from mmengine.checkpoint.gguf import tensors as tensors_module
+from mmengine.checkpoint.gguf.container import open_container
+from mmengine.checkpoint.gguf.model import GGUFModel
+from mmengine.checkpoint.gguf.tensors import plain_name, tensor_entries
+from mmengine.checkpoint.gguf.types import TYPES
+from mmengine.errors import ModelError
+from mmengine.models.reader import Part, open_reader
+from tests.gguf.writing import BLOCKS, Tensor, model, packed, tensor, vocabulary, weights, write
+
+QUANTIZED = ("Q8_0", "Q4_0", "Q4_1")
+
+
+def decoded(kind: str, data: bytes) -> np.ndarray:
+    number, _, size = BLOCKS[kind]
+    return TYPES[number].decode(np.frombuffer(data, np.uint8).reshape(-1, size)).reshape(-1)
+
+
+def half(value: float) -> bytes:
+    return np.float16(value).tobytes()
+
+
+def test_values_by_hand():
+    assert decoded("F32", np.float32([1.5, -0.0]).tobytes()).tolist() == [1.5, -0.0]
+    assert decoded("F16", half(-2.5)).tolist() == [-2.5]
+    assert decoded("BF16", bytes([0x80, 0x3F, 0x20, 0xC1])).tolist() == [1.0, -10.0]
+    nibbles = bytes(low | (15 - low) << 4 for low in range(16))
+    assert decoded("Q4_0", half(0.5) + nibbles).tolist() == [
+        *((low - 8) * 0.5 for low in range(16)),
+        *((7 - low) * 0.5 for low in range(16)),
+    ]
+    assert decoded("Q4_1", half(0.25) + half(-3) + nibbles).tolist() == [
+        *(low * 0.25 - 3 for low in range(16)),
+        *((15 - low) * 0.25 - 3 for low in range(16)),
+    ]
+    steps = np.arange(-128, 128, 8, dtype=np.int8)
+    assert decoded("Q8_0", half(0.125) + steps.tobytes()).tolist() == [
+        step * 0.125 for step in range(-128, 128, 8)
+    ]
+
+
+def test_a_product_and_a_sum_are_each_rounded():
+    scale, least, nibble = 0.1, 1000.3, 13
+    found = decoded("Q4_1", half(scale) + half(least) + bytes([nibble] * 16))[0]
+    product = np.float32(np.float16(scale)) * np.float32(nibble)
+    assert found == product + np.float32(np.float16(least))
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_blocks_are_to_the_bit_what_transformers_makes_of_them(kind):
+    dequant = pytest.importorskip("transformers.integrations.gguf.dequant")
+    data = packed(kind, (4096, 32), seed=3)
+    theirs = dequant.dequantize(torch.frombuffer(bytearray(data), dtype=torch.uint8), BLOCKS[kind][0])
+    assert (decoded(kind, data).view(np.uint32) == theirs.numpy().view(np.uint32)).all()
+
+
+@pytest.fixture
+def opened(tmp_path):
+    def put(tensors, heads=None, keys=()):
+        path = tmp_path / "model.gguf"
+        path.write_bytes(write(list(keys), tensors).data)
+        paired = heads or {}
+        return tensor_entries(open_container(path), lambda name: name, lambda name: paired.get(name, 0))
+
+    return put
+
+
+def whole(entry) -> np.ndarray:
+    return np.concatenate([values for _, values in entry.pieces(0, entry.shape[0])])
+
+
+def as_llama_cpp_stores(rows: np.ndarray, heads: int) -> np.ndarray:
+    """The converter's permutation of a matrix or a bias: halves of a head become pairs."""
+    split = rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:])
+    return split.swapaxes(1, 2).reshape(rows.shape)
+
+
+@pytest.mark.parametrize("shape", [(24, 6), (24,)])
+def test_rows_in_pairs_are_put_right(opened, shape):
+    rows = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    stored = as_llama_cpp_stores(rows, 3)
+    assert stored.tolist() != rows.tolist()
+    entries = opened(
+        [Tensor("q", "F32", shape, stored.tobytes()), Tensor("v", "F32", shape, rows.tobytes())], {"q": 3}
+    )
+    assert whole(entries["q"]).tolist() == rows.tolist() == whole(entries["v"]).tolist()
+
+
+def test_a_vector_of_blocks_is_put_right(opened):
+    data = packed("Q8_0", (64,), 1)
+    entries = opened([Tensor("q", "Q8_0", (64,), data), Tensor("v", "Q8_0", (64,), data)], {"q": 2})
+    plain = decoded("Q8_0", data)
+    assert whole(entries["v"]).tolist() == plain.tolist()
+    assert as_llama_cpp_stores(whole(entries["q"]), 2).tolist() == plain.tolist()
+    ((place, part),) = entries["v"].pieces(8, 24)
+    assert place == 0 and part.tolist() == plain[8:24].tolist()
+
+
+@pytest.mark.parametrize("piece", [1, 64, 100, 2**20])
+@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("heads", [0, 4])
+def test_pieces_of_any_size_make_the_same_rows(opened, monkeypatch, kind, heads, piece):
+    (entry,) = opened([tensor("q", kind, (48, 64))], {"q": heads}).values()
+    expected = whole(entry)
+    monkeypatch.setattr(tensors_module, "PIECE_VALUES", piece)
+    pieces = list(entry.pieces(5, 43))
+    assert [place for place, _ in pieces] == list(range(0, 38, max(1, piece // 64)))
+    assert (np.concatenate([values for _, values in pieces]) == expected[5:43]).all()
+
+
+def test_a_tensor_of_experts_is_cut_along_its_first_dimension(opened):
+    (entry,) = opened([tensor("blk.0.ffn_gate_exps.weight", "Q4_0", (6, 3, 64))]).values()
+    ((_, part),) = entry.pieces(2, 4)
+    assert part.shape == (2, 3, 64) and (part == whole(entry)[2:4]).all()
+
+
+def test_heads_that_cannot_share_the_rows(opened):
+    with pytest.raises(ModelError, match="tensor q has 24 rows, which 5 heads cannot share"):
+        opened([tensor("q", "F32", (24, 2))], {"q": 5})
+
+
+def test_two_tensors_of_one_name(opened):
+    with pytest.raises(ModelError, match="model.norm.weight and output_norm.weight are the same tensor"):
+        opened([tensor("output_norm.weight", "F32", (2,)), tensor("model.norm.weight", "F32", (2,))])
+
+
+def test_a_vocabulary_alone_has_no_tensors(opened):
+    with pytest.raises(ModelError, match="holds no tensors, only a vocabulary"):
+        opened([])
+
+
+def test_a_file_that_is_cut_off_before_its_tensors_are_read(opened):
+    (entry,) = opened([tensor("a", "Q8_0", (4, 32))]).values()
+    entry.path.write_bytes(entry.path.read_bytes()[:-1])
+    with pytest.raises(ModelError, match="tensor a was cut short while it was read"):
+        whole(entry)
+    entry.path.unlink()
+    with pytest.raises(ModelError, match="cannot read .*: No such file"):
+        whole(entry)
+
+
+def test_names_are_those_of_transformers():
+    assert plain_name("blk.11.attn_q.bias") == "model.layers.11.self_attn.q_proj.bias"
+    assert plain_name("output.weight") == "lm_head.weight"
+    for name in ("blk.0.ffn_gate_inp.weight", "rope_freqs.weight", "output_extra", "blk.x.attn_q.weight"):
+        assert plain_name(name) == name
+
+
+@pytest.fixture
+def small(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(write(model() + vocabulary(), weights("Q4_1", head=True)).data)
+    return GGUFModel(path).tensors(lambda name: name)
+
+
+Q, K, V = (f"model.layers.1.self_attn.{name}_proj.weight" for name in "qkv")
+DOWN = "model.layers.0.mlp.down_proj.weight"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_reader_joins_and_casts(small, dtype):
+    with open_reader(small, torch.device("cpu"), dtype) as reader:
+        joined = reader.read(Q, K, V)
+        assert reader.same(Q, Q) and not reader.same(K, V)
+    expected = np.concatenate([whole(small[name]) for name in (Q, K, V)])
+    assert joined.dtype == dtype and joined.shape == (128, 64)
+    assert torch.equal(joined, torch.from_numpy(expected).to(dtype))
+
+
+@pytest.mark.parametrize(("name", "axis"), [(Q, 0), (DOWN, 1)])
+def test_a_reader_cuts_for_ranks(small, name, axis):
+    parts = []
+    for rank in range(2):
+        part = Part(rank, 2, {name: axis}.get)
+        with open_reader(small, torch.device("cpu"), torch.float32, part) as reader:
+            parts.append(reader.read(name))
+    assert torch.equal(torch.cat(parts, axis), torch.from_numpy(whole(small[name])))
+
+
+def test_llama_is_put_right_and_qwen_is_not(tmp_path):
+    """The same bytes under two architectures: q and k of one are permuted, and nothing else."""
+    found = {}
+    for architecture in ("llama", "qwen3"):
+        path = tmp_path / f"{architecture}.gguf"
+        path.write_bytes(write(model(architecture) + vocabulary(), weights("F16")).data)
+        found[architecture] = GGUFModel(path).tensors(lambda name: name)
+    for name, entry in found["qwen3"].items():
+        llama, qwen = whole(found["llama"][name]), whole(entry)
+        heads = 4 if ".q_proj" in name else 2 if ".k_proj" in name else 0
+        assert (qwen == (as_llama_cpp_stores(llama, heads) if heads else llama)).all(), name
+        assert (llama != qwen).any() == bool(heads)
+
+
+def test_a_large_tensor_is_read_in_little_memory(opened):
+    """16 million values stand in the file; the reader's own 64 MiB are torch's."""
+    (entry,) = opened([Tensor("q", "Q8_0", (4096, 4096), bytes(4096 * 4096 // 32 * 34))], {"q": 32}).values()
+    with open_reader({"q": entry}, torch.device("cpu"), torch.float32) as reader:
+        tracemalloc.start()
+        reader.read("q")
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 24 * 2**20, f"{peak / 2**20:.0f} MiB beside the model"

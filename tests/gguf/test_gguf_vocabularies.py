@@ -1,0 +1,112 @@
+"""The real vocabularies of Qwen, Llama 3, StarCoder and GPT-2: llama.cpp's own cases, which the models' own
+tokenizers made, and random texts beside transformers' reading of the same file."""
+
+import json
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import tokenizers
+
+from mmengine.checkpoint.gguf.model import GGUFModel
+from tests.gguf.fetched import SMOLLM2, VOCABULARIES, fetched
+from tests.gguf.texts import texts
+
+COUNTS = {"qwen2": 10_000, "llama-bpe": 2_000, "smollm": 2_000}
+DOCS = Path(__file__).parents[2] / "docs"
+SEPARATOR = "\n__ggml_vocab_test__\n"
+LOWEST_UNSPELLED = 0x40000  # first bytes of what is above are no tokens of the small vocabularies
+
+
+def path_of(name):
+    return fetched(SMOLLM2 if name == "smollm" else f"ggml-vocab-{name}.gguf")
+
+
+@lru_cache
+def ours(name) -> tuple[tokenizers.Tokenizer, dict]:
+    data = GGUFModel(path_of(name)).file("tokenizer.json")
+    return tokenizers.Tokenizer.from_str(json.dumps(data)), data
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_llama_cpps_own_cases(name):
+    tokenizer, _ = ours(name)
+    said = fetched(f"ggml-vocab-{name}.gguf.out").read_text().splitlines()
+    given = fetched(f"ggml-vocab-{name}.gguf.inp").read_text().split(SEPARATOR)
+    assert len(said) == 46 and given[46:] == [""]
+    for text, ids in zip(given, said):
+        assert tokenizer.encode(text, add_special_tokens=False).ids == [
+            int(token) for token in ids.split()
+        ], text
+
+
+def theirs(name) -> tokenizers.Tokenizer:
+    """What AutoTokenizer.from_pretrained(gguf_file=) makes of the file, and what it leaves out of it, so that
+    it fails two of llama.cpp's cases: digits are cut first, a piece that is a token is not merged."""
+    integration = pytest.importorskip("transformers.integrations.gguf")
+    architecture, found, _ = integration.get_gguf_tokenizer(str(path_of(name)))
+    tokenizer, _ = integration.convert_gguf_tokenizer(architecture, found)
+    if name in ("smollm", "starcoder"):
+        digits = tokenizers.pre_tokenizers.Digits(individual_digits=True)
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([digits, tokenizer.pre_tokenizer])
+    if name == "llama-bpe":
+        tokenizer.model.ignore_merges = True
+    return tokenizer
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_random_texts_beside_transformers(name):
+    """Ids, and round trips. Qwen's tokenizer.json composes a text (NFC), which no GGUF says."""
+    (tokenizer, data), other = ours(name), theirs(name)
+    compose = tokenizers.normalizers.NFC().normalize_str if name == "qwen2" else str
+    given = [
+        compose(text) for text in texts(COUNTS[name], 1, LOWEST_UNSPELLED if name == "smollm" else 0x110000)
+    ]
+    given += [compose(page.read_text()) for page in sorted(DOCS.glob("*.md"))]
+    found = tokenizer.encode_batch(given, add_special_tokens=False)
+    expected = other.encode_batch(given, add_special_tokens=False)
+    for text, mine, its in zip(given, found, expected, strict=True):
+        assert mine.ids == its.ids, text
+    assert tokenizer.decode_batch([each.ids for each in found], skip_special_tokens=False) == given
+    used = {token for each in found for token in each.ids}
+    assert len(used) > 3_500 and max(used) < len(data["model"]["vocab"])
+
+
+def test_qwens_texts_are_composed_first():
+    tokenizer, _ = ours("qwen2")
+    compose = tokenizers.normalizers.NFC().normalize_str
+    changed = 0
+    for text in texts(2_000, 2):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert ids == tokenizer.encode(compose(text), add_special_tokens=False).ids
+        assert tokenizer.decode(ids, skip_special_tokens=False) == compose(text)
+        changed += compose(text) != text
+    assert changed > 20
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "special"),
+    [
+        ("qwen2", 151_646, {"<|endoftext|>": 151_643, "<|im_start|>": 151_644, "<|im_end|>": 151_645}),
+        ("llama-bpe", 128_256, {"<|begin_of_text|>": 128_000, "<|eot_id|>": 128_009}),
+        ("smollm", 49_152, {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}),
+    ],
+)
+def test_special_tokens(name, count, special):
+    tokenizer, _ = ours(name)
+    assert tokenizer.get_vocab_size(with_added_tokens=True) == count
+    for token, place in special.items():
+        tokenizer.encode_special_tokens = False
+        assert tokenizer.encode(f"a{token}b", add_special_tokens=False).ids[1] == place
+        tokenizer.encode_special_tokens = True  # meaning: as the text that they look like
+        assert place not in tokenizer.encode(f"a{token}b", add_special_tokens=False).ids
+    tokenizer.encode_special_tokens = False
+    assert [tokenizer.id_to_token(place) for place in special.values()] == list(special)
+
+
+def test_qwens_ids_without_a_token():
+    """A converter wrote names for 290 rows of the embedding that have none; no text is one of them."""
+    tokenizer, _ = ours("qwen2")
+    assert tokenizer.id_to_token(151_646) is None
+    ids = tokenizer.encode("[PAD151646]", add_special_tokens=False).ids
+    assert len(ids) > 3 and tokenizer.decode(ids) == "[PAD151646]"
