@@ -175,6 +175,10 @@ def test_tables_without_keys_get_them(tmp_path):
         connection.execute("DROP INDEX responses_by_key")
         connection.execute("ALTER TABLE responses DROP COLUMN key")
         connection.execute("INSERT INTO responses VALUES ('old', 'a', 1, 0.0, x'', x'00')")
+        connection.execute(
+            "CREATE TRIGGER responses_come AFTER INSERT ON responses "
+            "BEGIN UPDATE totals SET num_bytes = num_bytes + 1; END"
+        )
         connection.execute("PRAGMA user_version=1")
     connection.close()
     database = Database(tmp_path)
@@ -182,7 +186,9 @@ def test_tables_without_keys_get_them(tmp_path):
 
     async def go():
         assert (await store.get("old", "a")).key == ""
-        await store.begin("new", "a", 1, b"", {}, "mine")
+        before = store.num_bytes
+        await store.begin("new", "a", 1, b"asked", {}, "mine")
+        assert store.num_bytes == before + 5, "a new row counts once"
         return await store.of_key("mine", "a")
 
     assert asyncio.run(go()).response_id == "new"

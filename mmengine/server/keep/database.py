@@ -21,7 +21,7 @@ from mmengine.events.lock import lock
 from mmengine.serve.operators import operator_log
 
 NAME = "answers.db"
-VERSION = 2  # of the tables; those of 1 had no keys
+VERSION = 2  # of the tables; those of 1 had no keys, and a trigger for each new row
 MAX_TOGETHER = 256  # writes of one commit
 MAX_CHECKED_BYTES = 64 * 2**20  # of a database that is looked through as it is opened
 VACUUMED_PAGES = 1024  # that a scrub gives back to the disk at most
@@ -30,17 +30,18 @@ _FULL = ("database or disk is full", "disk I/O error")
 
 
 def _counted(table: str, size: str) -> tuple[str, ...]:
-    """Triggers that keep the bytes of a table's rows in `totals`."""
+    """Triggers that keep the bytes of a table's rows in `totals`, but for those of new rows."""
     new, old = size.format(row="NEW"), size.format(row="OLD")
     change = "BEGIN UPDATE totals SET num_bytes = num_bytes {change}; END"
     return (
-        f"CREATE TRIGGER {table}_come AFTER INSERT ON {table} {change.format(change=f'+ {new}')}",
         f"CREATE TRIGGER {table}_go AFTER DELETE ON {table} {change.format(change=f'- ({old})')}",
         f"CREATE TRIGGER {table}_change AFTER UPDATE ON {table} {change.format(change=f'+ {new} - ({old})')}",
     )
 
 
-_KEYS = (
+_SINCE_1 = (  # behind what tables of version 1 have
+    "DROP TRIGGER IF EXISTS responses_come",
+    "DROP TRIGGER IF EXISTS media_come",
     "ALTER TABLE responses ADD COLUMN key TEXT NOT NULL DEFAULT ''",
     "CREATE INDEX responses_by_key ON responses(key, owner) WHERE key != ''",
 )
@@ -66,7 +67,7 @@ _TABLES = (
         f"CREATE TABLE {table}(number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, state BLOB)"
         for table in ("files", "batches")
     ),
-    *_KEYS,
+    *_SINCE_1,
 )
 _R = TypeVar("_R")
 Job = Callable[[sqlite3.Connection], _R]
@@ -232,6 +233,8 @@ class Database:
                     write.run(connection)
                     errors.append(None)
                 except (sqlite3.DatabaseError, MMEngineError) as error:
+                    if not connection.in_transaction:  # a full disk may take back what the others wrote, too
+                        raise
                     errors.append(_told(error))
                     connection.execute("ROLLBACK TO one")
                 connection.execute("RELEASE one")
@@ -304,6 +307,6 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             raise sqlite3.DatabaseError(said)
     if version < VERSION:
         with _transaction(connection):
-            for statement in _KEYS if version else _TABLES:
+            for statement in _SINCE_1 if version else _TABLES:
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version={VERSION}")

@@ -163,7 +163,7 @@ class Store:
 
     async def _keep(self, kept: Kept, media: Mapping[str, bytes]) -> None:
         def job(connection: sqlite3.Connection) -> int:
-            if not _insert(connection, [kept], self._clock()):
+            if not _put(connection, [kept], self._clock()):
                 raise InvalidRequest(f"the response id {kept.response_id!r} is in use; ids must differ")
             _hold(connection, kept.response_id, media)
             return self._make_room(connection, [kept])
@@ -172,10 +172,8 @@ class Store:
 
     def _keep_all(self, connection: sqlite3.Connection, answers: Sequence[Kept]) -> int:
         now = self._clock()
-        plain = [kept for kept in answers if not kept.keeps_envelope]
-        others = [[kept] for kept in answers if kept.keeps_envelope]
-        for some in (*_chunks(plain), *others):
-            _insert(connection, some, now)
+        for some in _chunks(answers):
+            _put(connection, some, now)
         return self._make_room(connection, answers)
 
     def _make_room(self, connection: sqlite3.Connection, answers: Sequence[Kept]) -> int:
@@ -208,30 +206,41 @@ def _chunks(answers: Sequence[Kept]) -> Iterator[Sequence[Kept]]:
         at += size
 
 
-def _insert(connection: sqlite3.Connection, answers: Sequence[Kept], now: float) -> int:
-    """By one statement, of answers with the same `keeps_envelope`. Gives how many are there: all but those
-    whose id is another owner's."""
+def _put(connection: sqlite3.Connection, answers: Sequence[Kept], now: float) -> int:
+    """By one statement where none of them is there. Gives how many are there then: all but those whose id is
+    another owner's."""
     rows = ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * len(answers))
-    envelope = "responses.envelope" if answers[0].keeps_envelope else "excluded.envelope"
-    found = connection.execute(
-        f"INSERT INTO responses VALUES {rows} ON CONFLICT(id) DO UPDATE SET envelope={envelope}, "
-        "kept=iif(answer IS NULL, excluded.kept, kept), answer=coalesce(excluded.answer, answer) "
-        "WHERE owner=excluded.owner",
-        [
-            value
-            for kept in answers
-            for value in (
-                *(kept.response_id, kept.owner, kept.created, now),
-                *(kept.envelope, kept.answer, kept.key),
-            )
-        ],
-    )
-    return found.rowcount
+    values: list[object] = []
+    for kept in answers:
+        values += (kept.response_id, kept.owner, kept.created, now, kept.envelope, kept.answer, kept.key)
+    try:
+        connection.execute(f"INSERT INTO responses VALUES {rows}", values)
+    except sqlite3.IntegrityError:
+        if len(answers) > 1:
+            return sum(_put(connection, [kept], now) for kept in answers)
+        return _change(connection, answers[0], now)
+    _count(connection, sum(len(kept.envelope) + len(kept.answer or b"") for kept in answers))
+    return len(answers)
+
+
+def _change(connection: sqlite3.Connection, kept: Kept, now: float) -> int:
+    """What is there already. Gives 0 where it is another owner's."""
+    return connection.execute(
+        "UPDATE responses SET envelope=iif(?, envelope, ?), kept=iif(answer IS NULL, ?, kept), "
+        "answer=coalesce(?, answer) WHERE id=? AND owner=?",
+        (kept.keeps_envelope, kept.envelope, now, kept.answer, kept.response_id, kept.owner),
+    ).rowcount
+
+
+def _count(connection: sqlite3.Connection, num_bytes: int) -> None:
+    """Of new rows: a trigger for each would cost as much as the row."""
+    connection.execute("UPDATE totals SET num_bytes = num_bytes + ?", (num_bytes,))
 
 
 def _hold(connection: sqlite3.Connection, response_id: str, media: Mapping[str, bytes]) -> None:
     for sha, data in media.items():
-        connection.execute("INSERT OR IGNORE INTO media VALUES (?, ?)", (sha, data))
+        if connection.execute("INSERT OR IGNORE INTO media VALUES (?, ?)", (sha, data)).rowcount:
+            _count(connection, len(data))
         connection.execute("INSERT OR IGNORE INTO holders VALUES (?, ?)", (response_id, sha))
 
 
