@@ -15,8 +15,8 @@ TOKENIZER = plugin_for(FOLDER).load_processor(FOLDER).tokenizer
 class Damaged(type(TOKENIZER)):
     """With an added token whose letters the decoder reads as bytes."""
 
-    def __init__(self, folder):
-        super().__init__(folder)
+    def __init__(self, data, origin):
+        super().__init__(data, origin)
         self._full.add_tokens(["é"])
         token = self._full.token_to_id("é")
         self._added[token], self.vocab_size = "é", max(self.vocab_size, token + 1)
@@ -52,7 +52,7 @@ def test_a_character_comes_with_its_last_byte(pieces, text):
 
 
 def test_a_decoder_that_reads_an_added_token_as_bytes_is_not_taken_for_one_that_joins():
-    damaged = Damaged(FOLDER)
+    damaged = Damaged.of_folder(FOLDER)
     token = damaged._full.token_to_id("é")
     if damaged.decode([token]) == "é":
         pytest.skip("this decoder spells it as it is")
