@@ -8,11 +8,10 @@ from mmengine.errors import ModelError
 from mmengine.models.registry import plugin_for
 from mmengine_llama import config, plugin
 from mmengine_llama.config import KINDS, read_config
+from tests.llama.tiny import MODELS
 from tests.models.config_fields import Noted, ignored
 from tests.models.text_reference import SIZES
 from tests.processing.test_text_models import NAMES, TEMPLATE, trained
-
-MODELS = {"Llama": {}, "Qwen2": {}, "Qwen3": {}, "Mistral": {"sliding_window": None}}
 
 
 def written(folder, architecture, **fields):
