@@ -1,5 +1,6 @@
 """A model of text behind all that users reach: engine, the server's three APIs, pipeline, a GGUF file."""
 
+import asyncio
 import json
 
 import pytest
@@ -11,6 +12,7 @@ from mmengine.errors import InvalidRequest
 from mmengine.events.log import LogReader
 from mmengine.events.vocabulary import Started
 from mmengine.replay import verify
+from mmengine.server import lifecycle
 from tests.gguf.writing import STRING, model, vocabulary, weights, write
 from tests.llama.tiny import make_tiny
 from tests.pictures import data_url
@@ -71,6 +73,17 @@ def test_forms_and_tools_of_the_server(server):
     assert said["shape"] in ("square", "circle") and 1 <= said["side"] <= 9
     status, _, answer = server.chat("the cat", tools=TOOLS, tool_choice="required")
     assert status == 400 and "tools" in answer["error"]["message"]
+
+
+def test_the_first_steps_of_a_server_are_without_an_image(folder):
+    async def warmed_up():
+        engine = AsyncEngine(folder, dtype="float32")
+        await lifecycle._warm_up(engine, "")
+        finished = engine.stats().num_finished
+        await engine.close()
+        return finished
+
+    assert asyncio.run(warmed_up()) == 2
 
 
 @pytest.mark.parametrize("spec", ["none", "ngram", "suffix", "grammar"])
