@@ -10,7 +10,8 @@ def of(required, **properties):
     }
 
 
-TEXT, COUNT, TRUTH = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "boolean"}
+TEXT = {"type": "string", "maxLength": 40}  # a small model may not find the end of one
+COUNT, TRUTH = {"type": "integer", "minimum": 0}, {"type": "boolean"}
 DATE = {"type": "string", "format": "date"}
 PERSON = of(None, name=TEXT, age={"type": "integer", "minimum": 0, "maximum": 130}, city=TEXT)
 CONTACT = of(None, name=TEXT, email={"type": "string", "format": "email"})

@@ -9,6 +9,8 @@ from tests.llama.forms import CASES
 from tests.llama.smollm2 import chat, open_engine, prompts
 
 SPECS = ("none", "ngram", "suffix", "grammar")
+MAX_TOKENS = 256  # all that the texts' lengths in the schemas leave room for
+ROWS = 8  # so that most are asked when others were answered, which the suffix drafter reads
 LEAST_RIGHT = 12  # of 40: what is said here is that forms do not keep the model from what it knows
 
 
@@ -17,7 +19,7 @@ def filled(engine):
     ids = {}
     for number, (text, schema, _) in enumerate(CASES):
         form = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema, "strict": True}}
-        ids[engine.submit(chat(text), max_tokens=128, temperature=0, response_format=form)] = number
+        ids[engine.submit(chat(text), max_tokens=MAX_TOKENS, temperature=0, response_format=form)] = number
     answers = {}
     while engine.has_work:
         for output in engine.step():
@@ -41,7 +43,8 @@ def test_there_are_forty():
 def test_forms_validate_and_drafts_change_no_answer(capsys):
     said, lines = {}, []
     for spec in SPECS:
-        with open_engine(spec=spec, draft_policy="auto" if spec == "none" else "all") as engine:
+        policy = "auto" if spec == "none" else "all"
+        with open_engine(spec=spec, draft_policy=policy, max_num_seqs=ROWS) as engine:
             forms = filled(engine)
             texts = engine.generate(map(chat, prompts(200)[::10]), max_tokens=48, temperature=0)
         said[spec] = [answer.token_ids for answer in (*forms, *texts)]
