@@ -54,6 +54,8 @@ limits: .venv/.ready
 soak: .venv/.ready
 	@$(MAKE) --no-print-directory build/torchvision/.ready || { rm -rf build/torchvision; \
 		echo "torchvision cannot be had here: the comparison with transformers' own pipeline is skipped"; }
+	@$(MAKE) --no-print-directory build/smollm2/.ready || { rm -rf build/smollm2; \
+		echo "SmolLM2 cannot be had here: the tests with real weights are skipped"; }
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m soak --timeout 3600
 
 soak-schemas: .venv/.ready

@@ -48,6 +48,7 @@ TOGETHER = {
     "tests/gguf/test_gguf_vocabularies.py": "vocabularies",
     "tests/house/test_docs_run.py": "docs",
     "tests/house/test_limits_page.py": "limits page",
+    "tests/llama/test_smollm2_answers.py": "smollm2",
     "tests/parity/test_parity.py": "parity",
     "tests/parity/test_parity_as_on_a_gpu.py": "parity",
     "tests/server/test_server_command.py": "server",

@@ -19,6 +19,11 @@ def has_model_file(model: Path, name: str) -> bool:
     return name in FILES if is_gguf(model) else (model / name).is_file()
 
 
+def model_file(model: Path, name: str) -> Path:
+    """What errors name: the file of a folder, or the GGUF file that says the same."""
+    return model if is_gguf(model) else model / name
+
+
 def read_model_json(model: Path, name: str) -> dict[str, object]:
     """The JSON object in a model's file. Raises ModelError when it is missing or damaged."""
     return GGUFModel(model).file(name) if is_gguf(model) else read_json(model / name)

@@ -4,7 +4,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmengine.checkpoint.tensors import TensorEntry, open_tensors
+from mmengine.checkpoint.model_files import model_tensors
+from mmengine.checkpoint.tensors import TensorEntry
 
 _DERIVED = re.compile(r"rotary(?:_pos)?_emb\.inv_freq$")  # old files store this constant
 
@@ -26,5 +27,6 @@ class TensorNames:
         return stored
 
     def entries(self, folder: Path) -> dict[str, TensorEntry]:
-        """Every tensor of the folder's weights by its canonical name. ModelError as of `open_tensors`."""
-        return open_tensors(folder, self.canonical)
+        """Every tensor of the weights in a folder or a GGUF file by its canonical name. ModelError as of
+        `open_tensors`."""
+        return dict(model_tensors(folder, self.canonical))

@@ -66,6 +66,7 @@ def check_tensors(
 ) -> None:
     """ModelError naming the first tensor that is missing, misshapen, or that the model has no place for."""
     allowed_missing = frozenset(optional)
+    config = "config.json" if folder.is_dir() else "its metadata"
     for name, shape in expected.items():
         if name not in entries:
             if name in allowed_missing:
@@ -74,13 +75,13 @@ def check_tensors(
         entry = entries[name]
         if entry.shape != shape:
             raise ModelError(
-                f"{entry.path}: tensor {entry.stored_name} has shape {list(entry.shape)}; config.json "
+                f"{entry.path}: tensor {entry.stored_name} has shape {list(entry.shape)}; {config} "
                 f"asks for {list(shape)}"
             )
     for name, entry in entries.items():
         if name not in expected:
             raise ModelError(
-                f"{entry.path}: tensor {entry.stored_name} has no place in the model of config.json"
+                f"{entry.path}: tensor {entry.stored_name} has no place in the model of {config}"
             )
 
 

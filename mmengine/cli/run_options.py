@@ -114,7 +114,8 @@ class Model:
     model: Annotated[
         str | None,
         typer.Option(
-            rich_help_panel=MODEL, help="A folder or a hub id; without one, the embedded checkpoint."
+            rich_help_panel=MODEL,
+            help="A folder, a hub id or a GGUF file; without one, the embedded checkpoint.",
         ),
     ] = None
     device: Annotated[str, typer.Option(rich_help_panel=MODEL, help="auto, cpu, cuda or cuda:N.")] = "auto"

@@ -49,12 +49,14 @@ def check(
         bool, typer.Option("--strict-keywords", help="Refuse keywords that no draft knows.")
     ] = False,
     tokenizer: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A model's folder: times masks for its tokenizer.")
+        Path | None,
+        typer.Option(metavar="DIR", help="A model's folder or GGUF file: times masks for its tokenizer."),
     ] = None,
     grammar_backend: Annotated[
         str, typer.Option(help="What enforces it: llguidance, or a plugin's name.")
     ] = "llguidance",
 ) -> None:
+    from mmengine.checkpoint.model_files import is_gguf  # lazy: numpy
     from mmengine.cli.schema_reports import (  # lazy: help needs none of it
         CheckOptions,
         check_all,
@@ -62,8 +64,10 @@ def check(
     )
     from mmengine.structured_output.json_schema.bounds import Bounds
 
-    if tokenizer is not None and not tokenizer.is_dir():
-        raise InvalidRequest(f"there is no folder {tokenizer}; --tokenizer names a model's folder")
+    if tokenizer is not None and not (tokenizer.is_dir() or is_gguf(tokenizer)):
+        raise InvalidRequest(
+            f"there is no folder {tokenizer}; --tokenizer names a model's folder, or its GGUF file"
+        )
     options: CheckOptions = {
         "bounds": None if bounds else Bounds.off(),
         "strict": strict,

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from mmengine.checkpoint.model_files import is_gguf
+from mmengine.checkpoint.model_files import GGUF_SUFFIX, is_gguf
 from mmengine.errors import ModelError
 from mmengine.registry import entry_points
 
@@ -33,6 +33,8 @@ def resolve_folder(model: str | Path | None) -> Path:
         raise ModelError(
             f"{folder} is a file; give the folder that holds config.json and the weights, or a .gguf file"
         )
+    if folder.suffix == GGUF_SUFFIX:
+        raise ModelError(f"there is no file {str(model)[:200]}; give a GGUF file that is on this machine")
     if isinstance(model, Path) or not _HUB_ID.fullmatch(model):
         raise ModelError(
             f"there is no model folder {str(model)[:200]}; give one with config.json and the weights, or a "

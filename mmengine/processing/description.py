@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmengine.checkpoint.files import read_json
+from mmengine.checkpoint.model_files import has_model_file, read_model_json
 from mmengine.errors import ModelError
 from mmengine.processing.chat.template import ChatTemplate
 from mmengine.processing.chat.token_writer import Piece
@@ -50,8 +50,8 @@ class Description:
 
 def read_generation(folder: Path) -> dict:
     """generation_config.json, {} where there is none. Raises ModelError."""
-    path = folder / "generation_config.json"
-    return read_json(path) if path.is_file() else {}
+    name = "generation_config.json"
+    return read_model_json(folder, name) if has_model_file(folder, name) else {}
 
 
 def special_id(tokenizer: ChatTokenizer, name: str, who: str) -> int:

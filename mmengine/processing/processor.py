@@ -234,7 +234,7 @@ class ChatProcessor:
         return "the model" if self.max_positions <= self.max_prompt_tokens else "this engine"
 
     def _check_length(self, length: int) -> None:
-        check_length(length, self._limit, self._limiter)
+        check_length(length, self._limit, self._limiter, media=self.media is not None)
 
 
 def _beside(images: object, videos: object, metadata: object) -> list[MediaPart]:

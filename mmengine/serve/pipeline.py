@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from mmengine.checkpoint.model_files import is_gguf
 from mmengine.errors import ConfigError, InvalidRequest, MMEngineError
 from mmengine.serve.answers import Completion, succeeded
 from mmengine.serve.batching import run_batch
@@ -141,10 +142,13 @@ class Pipeline:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """transformers' tokenizer of the model, for its streamers; without transformers the engine's."""
+        """transformers' tokenizer of the model, for its streamers; of a GGUF file, and without transformers,
+        the engine's."""
         try:
             from transformers import AutoTokenizer  # lazy: only who has it needs it
         except ImportError:
+            return self.engine.processor.tokenizer
+        if is_gguf(self.engine.built.folder):  # which it reads with further packages alone, and otherwise
             return self.engine.processor.tokenizer
         return AutoTokenizer.from_pretrained(self.engine.built.folder)
 

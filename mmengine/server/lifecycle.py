@@ -205,11 +205,13 @@ async def _tell(server: uvicorn.Server, listening: Callable[[], None]) -> None:
 
 
 async def _warm_up(engine: AsyncEngine, chat_template: str) -> None:
-    """Steps have run, of a text and of an image with a form, before anybody is told to come: kernels are
-    compiled, and the processes and tables that the first of each makes are there. A model may know of no
-    messages, or of no images."""
+    """Steps have run, of a text and of a chat with a form, and an image where the model takes some, before
+    anybody is told to come: kernels are compiled, and the processes and tables that the first of each makes
+    are there. A model may know of no messages."""
     await engine.generate(Prompt(text="Hello"), max_tokens=WARM_UP_TOKENS, ignore_eos=True)
-    content = [{"type": "image_url", "image_url": {"url": _picture()}}, {"type": "text", "text": "Hello"}]
+    content: list[dict[str, object]] = [{"type": "text", "text": "Hello"}]
+    if engine.processor.max_image_pixels:
+        content.insert(0, {"type": "image_url", "image_url": {"url": _picture()}})
     template = {"chat_template": chat_template} if chat_template else None
     options = {"local_files": False}
     prompt = Prompt([{"role": "user", "content": content}], media_options=options, template_options=template)
@@ -217,7 +219,7 @@ async def _warm_up(engine: AsyncEngine, chat_template: str) -> None:
     try:
         await engine.generate(prompt, max_tokens=WARM_UP_TOKENS, response_format=form)
     except (InvalidRequest, InvalidMedia) as error:
-        operator_log.warning("no first step with an image and a form", reason=str(error))
+        operator_log.warning("no first step of a chat with a form", reason=str(error))
 
 
 async def _warm_up_meanwhile(engine: AsyncEngine, chat_template: str) -> None:

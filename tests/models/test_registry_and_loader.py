@@ -173,6 +173,7 @@ def test_a_folder_is_taken_as_it_is(tmp_path, monkeypatch):
         ("\x00", "no (usable path|model folder)"),
         ("x" * 10**5, "no (usable path|model folder)"),
         ("https://example.org/model", "no model folder"),
+        ("models/none.gguf", "there is no file models/none.gguf; give a GGUF file"),
     ],
 )
 def test_names_that_can_be_nothing(monkeypatch, name, words):

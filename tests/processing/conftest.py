@@ -24,14 +24,6 @@ def reference_tokenizer(folder):
 @pytest.fixture(scope="session")
 def reference(folder, reference_tokenizer):
     """transformers' processor of Qwen3-VL, images by Pillow; the video half needs torchvision."""
-    from transformers import AutoImageProcessor, Qwen3VLProcessor
+    from tests.processing.images_reference import images_only  # transformers is slow to import
 
-    class ImagesOnly(Qwen3VLProcessor):
-        def check_argument_for_proper_class(self, name, argument):
-            return (
-                None if name == "video_processor" else super().check_argument_for_proper_class(name, argument)
-            )
-
-    images = AutoImageProcessor.from_pretrained(folder, local_files_only=True, backend="pil")
-    template = reference_tokenizer.chat_template
-    return ImagesOnly(images, reference_tokenizer, video_processor=None, chat_template=template)
+    return images_only(folder, reference_tokenizer)

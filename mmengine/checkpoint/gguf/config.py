@@ -84,8 +84,11 @@ def model_config(container: Container) -> dict[str, object]:
 
 
 def generation_config(container: Container) -> dict[str, object]:
-    """generation_config.json: what ends an answer."""
-    return {"eos_token_id": end_ids(container)}
+    """generation_config.json: what ends an answer. Raises ModelError where nothing does."""
+    ends = end_ids(container)
+    if not ends:
+        container.fields.fail("tokenizer.ggml.eos_token_id is missing; nothing would end an answer")
+    return {"eos_token_id": ends}
 
 
 def paired_heads(container: Container) -> Callable[[str], int]:

@@ -17,7 +17,7 @@ from typing import Any
 import jinja2
 import jinja2.meta
 
-from mmengine.checkpoint.files import read_json
+from mmengine.checkpoint.model_files import has_model_file, is_gguf, read_model_json
 from mmengine.errors import InvalidRequest, ModelError
 from mmengine.processing.chat.call_formats import call_format_of
 from mmengine.processing.chat.environment import chat_environment
@@ -26,6 +26,7 @@ from mmengine.request import CallFormat, check_unicode
 
 MAX_RENDERED_CHARS = 2**24
 MAX_TEMPLATE_BYTES = 2**20
+TOKENIZER_CONFIG = "tokenizer_config.json"
 _FIRST_MARK = 0xDC00
 _MAX_MARKS = 0x400
 _CUT = "\ud800"  # where continue_final_message ends the text: a high surrogate, no mark
@@ -81,15 +82,13 @@ class ChatTemplate:
         *,
         optional: bool = False,
     ) -> "ChatTemplate":
-        """`optional`: a folder without one is no error."""
+        """Of a model's folder, or its GGUF file. `optional`: one without a template is no error."""
         source = _find_source(folder)
         if source is None and not optional:
-            raise ModelError(
-                f"{folder} has no chat template (chat_template.jinja, chat_template.json or "
-                "tokenizer_config.json)"
-            )
-        path = folder / "tokenizer_config.json"
-        config = read_json(path) if path.is_file() else {}
+            places = "chat_template.jinja, chat_template.json or tokenizer_config.json"
+            where = "tokenizer.chat_template" if is_gguf(folder) else places
+            raise ModelError(f"{folder} has no chat template ({where})")
+        config = read_model_json(folder, TOKENIZER_CONFIG) if has_model_file(folder, TOKENIZER_CONFIG) else {}
         return cls.of_source(source, config, tokenizer, f"in {folder}", modalities)
 
     @classmethod
@@ -266,9 +265,8 @@ def _find_source(folder: Path) -> str | None:
             return data.decode("utf-8")
         except UnicodeDecodeError:
             raise ModelError(f"{path} is not UTF-8 text") from None
-    for name in ("chat_template.json", "processor_config.json", "tokenizer_config.json"):
-        path = folder / name
-        found = read_json(path).get("chat_template") if path.is_file() else None
+    for name in ("chat_template.json", "processor_config.json", TOKENIZER_CONFIG):
+        found = read_model_json(folder, name).get("chat_template") if has_model_file(folder, name) else None
         if isinstance(found, list):  # several templates by name
             named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
             found = named.get("default")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tokenizers
 
-from mmengine.checkpoint.files import read_json
+from mmengine.checkpoint.model_files import model_file, read_model_json
 from mmengine.errors import ModelError
 from mmengine.processing.chat.text_length import exceeds
 from mmengine.request import check_unicode
@@ -48,8 +48,9 @@ class ChatTokenizer:
 
     @classmethod
     def of_folder(cls, folder: Path) -> "ChatTokenizer":
-        path = folder / "tokenizer.json"
-        return cls(read_json(path), path)
+        """Of a model's folder, or its GGUF file."""
+        name = "tokenizer.json"
+        return cls(read_model_json(folder, name), model_file(folder, name))
 
     def _check(self, data: dict, added: list[dict], origin: object) -> None:
         if not self.special:

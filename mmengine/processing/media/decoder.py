@@ -36,10 +36,9 @@ def _decode(loader: MediaLoader, media: EncodedMedia) -> DecodedMedia:
     return loader.decode(MediaPart(media.modality, source, {}, media.where), media.options, Access())
 
 
-def check_length(length: int, most: int, who: str = "the model") -> None:
-    """Raises InvalidRequest for a prompt of more than the `most` tokens that `who` takes."""
+def check_length(length: int, most: int, who: str = "the model", *, media: bool = True) -> None:
+    """Raises InvalidRequest for a prompt of more than the `most` tokens that `who` takes. `media`: it may
+    hold some."""
     if length > most:
-        raise InvalidRequest(
-            f"the prompt has {length} tokens or more, {who} takes at most {most}; "
-            "shorten it, or send fewer or smaller images"
-        )
+        advice = "shorten it, or send fewer or smaller images" if media else "shorten it"
+        raise InvalidRequest(f"the prompt has {length} tokens or more, {who} takes at most {most}; {advice}")

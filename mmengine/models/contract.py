@@ -1,0 +1,300 @@
+"""What a model plugin owes, as tests that its own package runs:
+
+    class TestMine(PluginContract):
+        plugin = my_package.plugin
+        refused = {"text_config.hidden_act": "relu"}
+
+        def make_checkpoint(self, folder): ...
+
+Prompts, log-probabilities and tokens are compared with transformers' of a tiny random checkpoint, through an
+engine; what cannot be served is refused. Needs pytest and transformers; no other module imports this one.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from mmengine.config import EngineConfig
+from mmengine.errors import ModelError
+from mmengine.models.plugin import ModelPlugin, Processor
+from mmengine.models.registry import plugin_for
+from mmengine.replay import verify
+from mmengine.request import MAX_LOGPROBS
+from mmengine.serve.answers import Completion
+from mmengine.serve.engine import Engine
+
+Chat = list[dict[str, object]]
+Inputs = dict[str, Tensor]  # of transformers' forward, one prompt: input_ids [1, n] and what belongs to it
+NUM_NEW = 16  # tokens of an answer
+TOLERANCE = 2e-4  # of log-probabilities in float32
+NEAR_STEPS = 8  # of bfloat16, by which two logits may be taken for one another
+SETTINGS: dict[str, dict[str, object]] = {
+    "one by one": {"max_num_seqs": 1, "enable_prefix_caching": False},
+    "beside others": {"enable_prefix_caching": False},
+    "in chunks": {"block_size": 4, "token_budget": 8, "max_num_seqs": 4, "enable_prefix_caching": False},
+    "from the cache": {"block_size": 4},
+    "preempted": {"block_size": 4, "enable_prefix_caching": False},
+    "drafted": {"spec": "suffix", "draft_policy": "all"},
+}
+CHATS: tuple[Chat, ...] = tuple(
+    [{"role": "user", "content": text}]
+    for text in ("What is the time?", "Hello", "Two cats sat on a mat, and one of them slept.", "1 + 2 = ?")
+)
+NO_TORCH = (
+    "import sys, pathlib; from mmengine.models.registry import plugin_for; p = pathlib.Path(sys.argv[1]); "
+    "plugin_for(p).load_processor(p).prepare([{'role': 'user', 'content': 'a'}]); "
+    "sys.exit('torch' in sys.modules)"
+)
+
+
+class Logits(Protocol):
+    logits: Tensor  # [1, n, vocab]
+
+
+class Reference(Protocol):
+    """A model of transformers."""
+
+    def __call__(self, **inputs: Tensor) -> Logits: ...
+
+    def generate(self, **inputs: object) -> Tensor: ...
+
+    @classmethod
+    def from_pretrained(cls, folder: Path, *, dtype: torch.dtype) -> "Reference": ...
+
+
+@dataclass(frozen=True)
+class Made:
+    """A checkpoint, transformers' inputs for each chat, and its greedy tokens behind them."""
+
+    folder: Path
+    reference: Reference
+    inputs: list[Inputs]
+    tokens: list[list[int]]
+
+
+def make_lively(model: torch.nn.Module, seed: int = 0) -> None:
+    """Draw every parameter anew. As they are initialised, a random model repeats one token, and its norms of
+    one and biases of zero hide a wrong name."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            drawn = torch.randn(weight.shape, generator=generator)
+            if weight.ndim > 1 and "embed" not in name:
+                weight.copy_(drawn / weight[0].numel() ** 0.5)
+            elif "norm" in name and not name.endswith("bias"):
+                weight.copy_(1 + 0.3 * drawn)
+            else:
+                weight.copy_(0.25 * drawn)  # an embedding that is the head too scales the logits
+
+
+def edited(text: str, field: str, value: object) -> str:
+    """A JSON object with another value of a field, which is named by its path with dots."""
+    whole = json.loads(text)
+    *parents, last = field.split(".")
+    inner = whole
+    for name in parents:
+        inner = inner[name]
+    inner[last] = value
+    return json.dumps(whole)
+
+
+def _longer(inputs: Inputs, tokens: Sequence[int]) -> Inputs:
+    """The same prompt with tokens of an answer behind it."""
+    count, more = inputs["input_ids"].shape[1], torch.tensor([list(tokens)], dtype=torch.long)
+    behind = {"input_ids": more, "attention_mask": torch.ones_like(more)}
+    return {
+        name: torch.cat((each, behind.get(name, torch.zeros_like(more)).to(each.dtype)), 1)
+        if each.shape == (1, count)
+        else each
+        for name, each in inputs.items()
+    }
+
+
+def _logits(reference: Reference, inputs: Inputs) -> Tensor:
+    """float32 [n, vocab]."""
+    with torch.inference_mode():
+        return reference(**inputs).logits[0].float()
+
+
+class PluginContract:
+    """Inherit from it, and say `plugin`, `refused` and `make_checkpoint`; a model with media says `chats`,
+    `inputs` and `patches` too. `refused`: values of fields of config.json that no description holds."""
+
+    plugin: ClassVar[ModelPlugin]
+    refused: ClassVar[Mapping[str, object]]
+    chats: Sequence[Chat] = CHATS
+    _made: ClassVar[Made]
+
+    def make_checkpoint(self, folder: Path) -> Reference:
+        """Write a tiny random checkpoint (`make_lively`) with tokenizer and chat template to `folder`; gives
+        transformers' model of it in float32."""
+        raise NotImplementedError
+
+    def inputs(self, folder: Path, chat: Chat) -> Inputs:
+        """What transformers' processor makes of a chat, for an answer behind it."""
+        from transformers import AutoTokenizer  # slow to import
+
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        words = [{name: str(value) for name, value in message.items()} for message in chat]
+        text = str(tokenizer.apply_chat_template(words, tokenize=False, add_generation_prompt=True))
+        ids = torch.tensor([tokenizer.encode(text, add_special_tokens=False)])
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    def patches(self, inputs: Inputs) -> list[np.ndarray]:
+        """uint8 [patches, patch_width] of each item of media, out of transformers' inputs."""
+        return []
+
+    @pytest.fixture
+    def made(self, tmp_path_factory: pytest.TempPathFactory) -> Made:
+        if "_made" not in vars(type(self)):  # once for a class, whose tests each have an object of their own
+            type(self)._made = self._make(tmp_path_factory.mktemp("contract"))
+        return self._made
+
+    def _make(self, folder: Path) -> Made:
+        reference = self.make_checkpoint(folder)
+        inputs = [self.inputs(folder, chat) for chat in self.chats]
+        tokens = []
+        for each in inputs:
+            out = reference.generate(
+                **each, max_new_tokens=NUM_NEW, do_sample=False, eos_token_id=None, pad_token_id=0
+            )
+            tokens.append(out[0, each["input_ids"].shape[1] :].tolist())
+        assert len({token for answer in tokens for token in answer}) > NUM_NEW, "make_checkpoint: not lively"
+        return Made(folder, reference, inputs, tokens)
+
+    @pytest.fixture
+    def processor(self, made: Made) -> Processor:
+        return self.plugin.load_processor(made.folder)
+
+    @pytest.fixture
+    def copy(self, made: Made, tmp_path: Path) -> Path:
+        shutil.copytree(made.folder, tmp_path / "model")
+        return tmp_path / "model"
+
+    def _load(self, folder: Path) -> None:
+        self.plugin.load_model(folder, device="cpu", dtype="float32")
+
+    def test_it_is_found_by_its_architecture(self, made: Made) -> None:
+        assert plugin_for(made.folder) is self.plugin
+
+    def test_prompts_are_transformers(self, made: Made, processor: Processor) -> None:
+        for chat, inputs in zip(self.chats, made.inputs, strict=True):
+            prepared, patches = processor.prepare(chat), self.patches(inputs)
+            assert prepared.prompt_token_ids.tolist() == inputs["input_ids"][0].tolist()
+            assert len(prepared.media) == len(patches)
+            for mine, theirs in zip(prepared.media, patches, strict=True):
+                assert mine.patches.dtype == np.uint8 and np.array_equal(mine.patches, theirs)
+
+    def test_no_text_poses_as_structure(self, processor: Processor) -> None:
+        special = sorted(processor.tokenizer.special_ids)
+        names = processor.tokenizer.decode(special, skip_special_tokens=False)
+        plain, posing = (
+            processor.prepare([{"role": "user", "content": text}]).prompt_token_ids for text in ("a", names)
+        )
+        assert np.isin(plain, special).sum() == np.isin(posing, special).sum() < len(posing)
+
+    def test_the_processor_starts_without_torch(self, made: Made) -> None:
+        done = subprocess.run([sys.executable, "-c", NO_TORCH, str(made.folder)], timeout=120)
+        assert done.returncode == 0, "torch was imported"
+
+    @pytest.mark.parametrize("name", ["beside others", "in chunks"])
+    def test_log_probabilities_are_transformers(self, made: Made, name: str) -> None:
+        """Of the likeliest tokens at each place of each prompt."""
+        with self._engine(made, SETTINGS[name]) as engine:
+            answers = engine.generate(self.chats, max_tokens=1, prompt_logprobs=MAX_LOGPROBS)
+        for answer, inputs in zip(answers, made.inputs, strict=True):
+            wanted = _logits(made.reference, inputs).log_softmax(-1)
+            said = answer.prompt_logprobs
+            assert said is not None and len(said) == len(wanted)
+            for place, entries in enumerate(said[1:]):
+                assert entries is not None
+                ids, scores = zip(*entries, strict=True)
+                gap = wanted[place, list(ids)] - torch.tensor(scores)
+                assert gap.abs().max() < TOLERANCE, f"token {place + 1}"
+
+    @pytest.mark.parametrize("name", SETTINGS)
+    def test_tokens_are_transformers(self, made: Made, tmp_path: Path, name: str) -> None:
+        """Greedy, in float32; the log of it verifies."""
+        settings = dict(SETTINGS[name])
+        if name == "preempted":  # two rows at most
+            longest = max(inputs["input_ids"].shape[1] for inputs in made.inputs) + NUM_NEW
+            settings |= {"max_model_len": longest + 1, "num_blocks": 2 + longest // 4 + longest // 8}
+        with self._engine(made, settings, tmp_path / "log") as engine:
+            for _ in range(2):
+                assert [answer.token_ids for answer in self._greedy(engine)] == made.tokens
+            stats = engine.stats()
+        assert (stats.num_cached_tokens > 0) is (name in ("from the cache", "drafted"))
+        assert (stats.num_preemptions > 0) is (name == "preempted")
+        assert (sum(counts.accepted for counts in stats.drafts.values()) > 0) is (name == "drafted")
+        report = verify(tmp_path / "log")
+        assert report.ok and report.rederived and not report.unfinished
+
+    def test_bfloat16_chooses_what_is_likeliest_but_for_near_ties(self, made: Made) -> None:
+        with self._engine(made, {}, dtype="bfloat16") as engine:
+            answers = self._greedy(engine)
+        reduced = made.reference.from_pretrained(made.folder, dtype=torch.bfloat16)
+        for answer, inputs in zip(answers, made.inputs, strict=True):
+            logits = _logits(reduced, _longer(inputs, answer.token_ids[:-1]))[-NUM_NEW:]
+            margins = logits.amax(-1) - logits.gather(1, torch.tensor(answer.token_ids)[:, None])[:, 0]
+            step = torch.exp2(torch.floor(torch.log2(logits.abs().amax(-1))) - 7)
+            assert (margins <= NEAR_STEPS * step).all(), f"by {(margins / step).max():.1f} steps"
+
+    def test_the_fingerprint_is_of_the_weights(self, made: Made, copy: Path) -> None:
+        before = self.plugin.fingerprint(made.folder)
+        assert self.plugin.fingerprint(copy) == before
+        self._edit_weights(copy, lambda weights: weights[min(weights)].view(-1)[:1].add_(1))
+        assert self.plugin.fingerprint(copy) != before
+
+    @pytest.mark.parametrize("what", ["missing", "surplus", "of another shape"])
+    def test_a_wrong_tensor_is_refused_by_name(self, made: Made, copy: Path, what: str) -> None:
+        name = max(name for name in load_file(made.folder / "model.safetensors") if ".layers." in name)
+
+        def change(weights: dict[str, Tensor]) -> None:
+            if what == "surplus":
+                weights[f"{name}_too"] = torch.zeros(1)
+                return
+            weight = weights.pop(name)
+            if what == "of another shape":
+                weights[name] = torch.cat((weight, weight))
+
+        self._edit_weights(copy, change)
+        with pytest.raises(ModelError, match=name.rpartition(".layers.")[2].replace(".", r"\.")):
+            self._load(copy)
+
+    def test_what_a_config_cannot_be_is_refused_by_name(self, copy: Path) -> None:
+        path = copy / "config.json"
+        whole = path.read_text()
+        wrong = dict.fromkeys(("", "{", "[]", "{}"), r"config\.json")
+        wrong |= {edited(whole, *one): one[0].rpartition(".")[2] for one in self.refused.items()}
+        for text, name in wrong.items():
+            path.write_text(text)
+            with pytest.raises(ModelError, match=name):
+                self._load(copy)
+
+    def _engine(
+        self, made: Made, settings: Mapping[str, object], log: Path | None = None, dtype: str = "float32"
+    ) -> Engine:
+        sizes = {"num_blocks": 1025, "max_model_len": 512, "spec": "none", "num_threads": 1}
+        config = EngineConfig.from_dict({**sizes, **settings})
+        return Engine(made.folder, device="cpu", dtype=dtype, config=config, log=log)
+
+    def _greedy(self, engine: Engine) -> list[Completion]:
+        return engine.generate(self.chats, max_tokens=NUM_NEW, ignore_eos=True)
+
+    @staticmethod
+    def _edit_weights(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+        path = folder / "model.safetensors"
+        weights = load_file(path)
+        change(weights)
+        save_file(weights, path, metadata={"format": "pt"})

@@ -1,0 +1,70 @@
+"""config.json of Llama and of the text models that are the same decoder, checked.
+
+Reads the hub's style (`rope_scaling` beside `rope_theta`), that of transformers 5 (`rope_parameters`), and
+what a GGUF file says. Fields that transformers has a default for may be missing; sizes may not.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmengine.checkpoint.fields import Fields
+from mmengine.checkpoint.model_files import model_file, read_model_json
+from mmengine.checkpoint.names import TensorNames
+from mmengine.models.config import NetworkConfig
+from mmengine.models.reading import check_served, read_decoder
+
+NAMES = TensorNames(((re.compile(r"model\."), "text."),))
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """In what an architecture differs from Llama. `says_biases`: attention_bias counts; else only q, k and v
+    have biases, where `qkv_bias`. `head_dim`, `window`: where the file says nothing of head_dim and of
+    sliding_window."""
+
+    says_biases: bool = False
+    qkv_bias: bool = False
+    mlp_bias: bool = False  # the field of that name counts
+    qk_norm: bool = False
+    head_dim: int | None = None
+    window: int | None = None
+
+
+KINDS = {
+    "LlamaForCausalLM": Kind(says_biases=True, mlp_bias=True),
+    "Qwen2ForCausalLM": Kind(qkv_bias=True),
+    "Qwen3ForCausalLM": Kind(says_biases=True, qk_norm=True, head_dim=128),
+    "MistralForCausalLM": Kind(window=4096),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig(NetworkConfig):
+    eos_token_ids: tuple[int, ...]  # where generation_config.json names none
+
+
+def read_config(model: Path) -> ModelConfig:
+    """Of a folder or a GGUF file. ModelError names the file and the field."""
+    root = Fields(read_model_json(model, "config.json"), model_file(model, "config.json"), "")
+    check_served(root, tuple(KINDS))
+    kind = KINDS[next(name for name in root.values["architectures"] if name in KINDS)]
+    if kind.window is not None and "sliding_window" not in root.values:
+        root.fail(f"sliding_window is missing and means {kind.window}; only null, no window, is supported")
+    biased = kind.says_biases and root.flag("attention_bias", False)
+    text = read_decoder(
+        root,
+        tied=root.flag("tie_word_embeddings", False),
+        head_dim=kind.head_dim,
+        qkv_bias=biased or kind.qkv_bias,
+        out_bias=biased,
+        mlp_bias=kind.mlp_bias and root.flag("mlp_bias", False),
+        qk_norm=kind.qk_norm,
+    )
+    return ModelConfig(text, None, _eos_token_ids(root, text.vocab_size))
+
+
+def _eos_token_ids(root: Fields, vocab_size: int) -> tuple[int, ...]:
+    if isinstance(root.values.get("eos_token_id"), int):
+        return (root.integer("eos_token_id", 0, vocab_size - 1),)
+    return root.integers("eos_token_id", [], 0, vocab_size - 1, 64)

@@ -1,0 +1,114 @@
+"""config.json of Llama and its like: each architecture's own defaults, and what is refused."""
+
+import json
+
+import pytest
+
+from mmengine.errors import ModelError
+from mmengine.models.registry import plugin_for
+from mmengine_llama import config, plugin
+from mmengine_llama.config import KINDS, read_config
+from tests.llama.tiny import MODELS
+from tests.models.config_fields import Noted, ignored
+from tests.models.text_reference import SIZES
+from tests.processing.test_text_models import NAMES, TEMPLATE, trained
+
+
+def written(folder, architecture, **fields):
+    """The config.json that transformers writes."""
+    import transformers
+
+    made = getattr(transformers, f"{architecture}Config")(**SIZES | MODELS[architecture] | fields)
+    made.architectures = [f"{architecture}ForCausalLM"]
+    made.save_pretrained(folder)
+    return folder / "config.json"
+
+
+def changed(path, **fields):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    return path.parent
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+def test_each_architecture_has_its_own_biases_and_norms(tmp_path, architecture):
+    written(tmp_path, architecture)
+    assert plugin_for(tmp_path) is plugin
+    text = read_config(tmp_path).text
+    assert (text.qkv_bias, text.qk_norm) == (architecture == "Qwen2", architecture == "Qwen3")
+    assert not text.out_bias and not text.mlp_bias and text.head_dim == SIZES["head_dim"]
+
+
+def test_all_that_is_served_is_tried():
+    assert {f"{name}ForCausalLM" for name in MODELS} == set(KINDS)
+
+
+def test_fields_that_are_missing_mean_what_they_mean_in_transformers(tmp_path):
+    sizes = {**SIZES, "architectures": ["Qwen3ForCausalLM"]}
+    del sizes["head_dim"], sizes["num_key_value_heads"]
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    text = read_config(tmp_path).text
+    assert (text.head_dim, text.num_kv_heads, text.rope.theta, text.tied) == (128, 4, 10000, False)
+    changed(tmp_path / "config.json", architectures=["LlamaForCausalLM"])
+    assert read_config(tmp_path).text.head_dim == 12
+    for ends, ids in ((None, ()), (2, (2,)), ([3, 4], (3, 4))):
+        changed(tmp_path / "config.json", eos_token_id=ends)
+        assert read_config(tmp_path).eos_token_ids == ids
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+def test_no_field_is_ignored_that_transformers_reads(tmp_path, monkeypatch, architecture):
+    written(tmp_path, architecture)
+    asked = set()
+    read = config.read_model_json
+    monkeypatch.setattr(config, "read_model_json", lambda *of: Noted(read(*of), asked))
+    read_config(tmp_path)
+    assert not ignored(architecture.lower(), asked)
+
+
+@pytest.mark.parametrize(
+    "architecture, fields, words",
+    [
+        ("Llama", {"architectures": ["SmolLM3ForCausalLM"]}, r"architectures is \['SmolLM3ForCausalLM'\]"),
+        ("Llama", {"quantization_config": {"quant_method": "awq"}}, "quantized weights are not supported"),
+        ("Llama", {"auto_map": {"AutoModel": "a.b"}}, "code of the model's own, which is never run"),
+        ("Llama", {"hidden_act": "relu2"}, "hidden_act 'relu2' is not supported"),
+        ("Llama", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn'"),
+        ("Llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is not 1"),
+        ("Llama", {"eos_token_id": 96}, "eos_token_id is 96; it must be an integer from 0 to 95"),
+        ("Llama", {"eos_token_id": "2"}, "eos_token_id must be a list"),
+        ("Llama", {"attention_bias": "yes"}, "attention_bias is 'yes'"),
+        ("Llama", {"hidden_size": None}, "hidden_size is missing"),
+        ("Qwen2", {"use_sliding_window": True, "sliding_window": 64}, "sliding_window 64 asks"),
+        ("Qwen3", {"layer_types": ["sliding_attention"]}, "layer_types is"),
+        ("Mistral", {"sliding_window": 4096}, "sliding_window 4096 asks"),
+    ],
+)
+def test_what_is_refused(tmp_path, architecture, fields, words):
+    folder = changed(written(tmp_path, architecture), **fields)
+    with pytest.raises(ModelError, match=f"config.json: .*{words}"):
+        read_config(folder)
+
+
+def test_a_mistral_that_says_nothing_of_windows_has_one(tmp_path):
+    path = written(tmp_path, "Mistral")
+    without = {
+        name: value for name, value in json.loads(path.read_text()).items() if name != "sliding_window"
+    }
+    path.write_text(json.dumps(without))
+    with pytest.raises(ModelError, match="sliding_window is missing and means 4096; only null"):
+        read_config(tmp_path)
+
+
+def test_what_ends_an_answer_without_a_generation_config(tmp_path):
+    tokenizer = trained()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**NAMES, "chat_template": TEMPLATE}))
+    path = written(tmp_path, "Llama", vocab_size=400, eos_token_id=tokenizer.token_to_id("<|end|>"))
+    processor = plugin.load_processor(tmp_path)
+    assert processor.eos_token_ids == (tokenizer.token_to_id("<|end|>"),) and processor.media is None
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
+    assert plugin.load_processor(tmp_path).eos_token_ids == (1, 2)
+    (tmp_path / "generation_config.json").unlink()
+    changed(path, eos_token_id=None)
+    with pytest.raises(ModelError, match="eos_token_id is None; it must name known token ids"):
+        plugin.load_processor(tmp_path)

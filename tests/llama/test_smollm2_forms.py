@@ -1,0 +1,63 @@
+"""SmolLM2 fills forms out of texts that state the values, and drafters read what it writes."""
+
+import json
+
+import jsonschema
+import pytest
+
+from tests.llama.forms import CASES
+from tests.llama.smollm2 import chat, open_engine, prompts
+
+SPECS = ("none", "ngram", "suffix", "grammar")
+MAX_TOKENS = 256  # all that the texts' lengths in the schemas leave room for
+ROWS = 8  # so that most are asked when others were answered, which the suffix drafter reads
+LEAST_RIGHT = 12  # of 40: what is said here is that forms do not keep the model from what it knows
+
+
+def filled(engine):
+    """One answer for each form, all asked for at once."""
+    ids = {}
+    for number, (text, schema, _) in enumerate(CASES):
+        form = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema, "strict": True}}
+        ids[engine.submit(chat(text), max_tokens=MAX_TOKENS, temperature=0, response_format=form)] = number
+    answers = {}
+    while engine.has_work:
+        for output in engine.step():
+            if output.completion is not None:
+                answers[ids[output.request_id]] = output.completion
+    return [answers[number] for number in range(len(CASES))]
+
+
+def same(said, stated):
+    """The stated values; letters' case and what else the form allows do not count."""
+    return all(str(said.get(name)).lower() == str(value).lower() for name, value in stated.items())
+
+
+def test_there_are_forty():
+    assert len(CASES) == 40 and len({text for text, _, _ in CASES}) == 40
+    for _, schema, stated in CASES:
+        jsonschema.validate(stated, schema)
+
+
+@pytest.mark.soak
+def test_forms_validate_and_drafts_change_no_answer(capsys):
+    said, lines = {}, []
+    for spec in SPECS:
+        policy = "auto" if spec == "none" else "all"
+        with open_engine(spec=spec, draft_policy=policy, max_num_seqs=ROWS) as engine:
+            forms = filled(engine)
+            texts = engine.generate(map(chat, prompts(200)[::10]), max_tokens=48, temperature=0)
+        said[spec] = [answer.token_ids for answer in (*forms, *texts)]
+        for kind, answers in (("forms", forms), ("texts", texts)):
+            drafted, accepted = sum(a.num_drafts for a in answers), sum(a.num_accepted for a in answers)
+            if spec != "none":
+                share = accepted / max(1, drafted)
+                lines.append(f"  {spec:8} {kind}: {accepted} of {drafted} drafts kept, {share:.0%}")
+    values = [json.loads(answer.text) for answer in forms]
+    for value, (_, schema, _) in zip(values, CASES, strict=True):
+        jsonschema.validate(value, schema, format_checker=jsonschema.FormatChecker())
+    right = sum(same(value, stated) for value, (_, _, stated) in zip(values, CASES, strict=True))
+    with capsys.disabled():
+        print(f"\n{right} of {len(CASES)} forms have the values that were stated", *lines, sep="\n")
+    assert right >= LEAST_RIGHT
+    assert all(tokens == said["none"] for tokens in said.values())

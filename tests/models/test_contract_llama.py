@@ -1,0 +1,33 @@
+"""The contract of plugins, for Llama and each of its like."""
+
+from mmengine.models.contract import PluginContract
+from mmengine_llama import plugin
+from tests.llama.tiny import make_tiny
+
+
+class TestLlama(PluginContract):
+    plugin = plugin
+    refused = {
+        "hidden_act": "relu",
+        "rope_parameters.rope_type": "yarn",
+        "layer_types": ["chunked_attention"],
+    }
+    architecture, sizes = "Llama", {}
+
+    def make_checkpoint(self, folder):
+        return make_tiny(folder, self.architecture, **self.sizes)
+
+
+class TestQwen2(TestLlama):
+    architecture = "Qwen2"
+    refused = {"layer_types": ["sliding_attention"]}
+
+
+class TestQwen3(TestLlama):
+    architecture, sizes = "Qwen3", {"tie_word_embeddings": True}
+    refused = {"attention_bias": "some"}
+
+
+class TestMistral(TestLlama):
+    architecture = "Mistral"
+    refused = {"sliding_window": 64}

@@ -1,0 +1,74 @@
+"""The contract of plugins, for Qwen3-VL with images."""
+
+import json
+import shutil
+
+import numpy as np
+import torch
+from PIL import Image
+
+from mmengine.models.contract import PluginContract, make_lively
+from mmengine_qwen3_vl import plugin
+from mmengine_shapes import checkpoint_path
+from tests.qwen3_vl.qwen3_vl_reference import TINY
+
+WORDS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "preprocessor_config.json")
+
+
+def image(seed, size):
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8))
+
+
+def chat(*parts):
+    content = [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part}
+        for part in parts
+    ]
+    return [{"role": "user", "content": content}]
+
+
+class TestQwen3VL(PluginContract):
+    plugin = plugin
+    refused = {
+        "text_config.hidden_act": "relu",
+        "text_config.rope_parameters.rope_type": "yarn",
+        "vision_config.hidden_act": "quick_gelu",
+    }
+    chats = (
+        chat("What is the time?"),
+        chat(image(0, (64, 96)), "What is in it?"),
+        chat(image(0, (64, 96)), "And how many are there, and of which colour is each of them?"),
+        chat("Between ", image(1, (96, 64)), " and ", image(2, (64, 64)), ", which one?"),
+    )
+
+    def make_checkpoint(self, folder):
+        from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+        for name in WORDS:
+            shutil.copy(checkpoint_path() / name, folder)
+        words = json.loads((checkpoint_path() / "config.json").read_text())
+        vision = {"patch_size": words["vision_config"]["patch_size"]}
+        config = Qwen3VLConfig(
+            text_config=TINY["text"] | {"vocab_size": words["text_config"]["vocab_size"]},
+            vision_config=TINY["vision"] | vision,
+            **{name: words[name] for name in words if name.endswith("token_id")},
+        )
+        model = Qwen3VLForConditionalGeneration(config).eval()
+        make_lively(model)
+        model.save_pretrained(folder)
+        return model
+
+    def inputs(self, folder, chat):
+        from transformers import AutoTokenizer
+
+        from tests.processing.images_reference import images_only
+
+        processor = images_only(folder, AutoTokenizer.from_pretrained(folder))
+        asked = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
+        return dict(processor.apply_chat_template(chat, add_generation_prompt=True, **asked))
+
+    def patches(self, inputs):
+        if "pixel_values" not in inputs:
+            return []
+        pixels = ((inputs["pixel_values"] * 0.5 + 0.5) * 255).round().to(torch.uint8)
+        return [each.numpy() for each in pixels.split(inputs["image_grid_thw"].prod(1).tolist())]
