@@ -10,7 +10,7 @@ from operator import and_
 
 RECORDS = "write of writer._write below writer._store"
 EARLY = f"{RECORDS} after 5"
-MOST_OF_A_KIND = 12  # points before, in or after writes of one kind that are tried
+MOST_OF_A_KIND = 8  # points before, in or after writes of one kind that are tried
 LATE = 0.75  # of the writes of a round: behind that, too many calls have their answers
 
 
