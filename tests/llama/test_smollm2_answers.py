@@ -87,6 +87,7 @@ def test_its_log_verifies(few):
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_200_answers_are_those_of_generate(network, capsys):
     asked = prompts(200)
     with open_engine() as engine:
