@@ -1,0 +1,62 @@
+"""A plugin whose networks are those of the floor, by description."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mmengine.checkpoint.fingerprint import fingerprint
+from mmengine.checkpoint.names import TensorNames
+from mmengine.models.config import NetworkConfig
+from mmengine.models.plugin import Processor
+from mmengine.models.sharding import Shard
+from mmengine.request import MediaItem
+
+if TYPE_CHECKING:  # heavy: torch
+    from mmengine.models.network import Network
+
+
+class DescribedPlugin(ABC):
+    """A ModelPlugin, but for what a family says. Importing this imports neither torch nor a processor: what
+    is heavy is imported by who asks for it. `names`: of the tensors in its files."""
+
+    architectures: tuple[str, ...]
+    names: TensorNames
+
+    @abstractmethod
+    def read_config(self, folder: Path) -> NetworkConfig:
+        """Raises ModelError that names the file and the field."""
+
+    @abstractmethod
+    def load_processor(self, folder: Path) -> Processor: ...
+
+    @abstractmethod
+    def positions(self, prompt_token_ids: np.ndarray, media: Sequence[MediaItem]) -> tuple[np.ndarray, int]:
+        """See ModelPlugin."""
+
+    def load_model(
+        self,
+        folder: Path,
+        *,
+        device: str,
+        dtype: str,
+        shard: Shard | None = None,
+        batch_invariant: bool = False,
+    ) -> "Network":
+        """See `load_network`."""
+        from mmengine.models.network import load_network  # lazy: torch
+
+        return load_network(
+            folder,
+            self.read_config(folder),
+            self.names,
+            device=device,
+            dtype=dtype,
+            shard=shard,
+            batch_invariant=batch_invariant,
+        )
+
+    def fingerprint(self, folder: Path) -> str:
+        return fingerprint(folder, self.names)
