@@ -9,6 +9,20 @@ from mmengine.errors import ModelError
 MAX_JSON_BYTES = 64 * 2**20  # a tokenizer of 250,000 entries needs 12 MB
 
 
+def read_range(path: Path, start: int, num_bytes: int, what: str) -> bytes:
+    """Bytes of a file that its header told of. ModelError when they cannot be read, or are not there any
+    more; `what` they are."""
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            data = file.read(num_bytes)
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from None
+    if len(data) != num_bytes:
+        raise ModelError(f"{path}: {what} was cut short while it was read; download the file again")
+    return data
+
+
 def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """The JSON object in `path`. ModelError when it is missing, too large, broken, or no object."""
     try:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from mmengine.checkpoint.fields import Fields
+from mmengine.checkpoint.files import read_range
 from mmengine.checkpoint.gguf.source import Source
 from mmengine.checkpoint.gguf.types import OTHER_TYPES, TYPES, StoredType
 from mmengine.errors import ModelError
@@ -67,16 +68,7 @@ class StoredArray:
     def _read(self, what: str, is_so: bool) -> bytes:
         if not is_so:
             raise ModelError(f"{self.path}: {self.key} holds no {what}")
-        data = b""
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self.start)
-                data = file.read(self.num_bytes)
-        except OSError as error:
-            raise ModelError(f"cannot read {self.path}: {error.strerror or error}") from None
-        if len(data) != self.num_bytes:
-            raise ModelError(f"{self.path} was cut short while it was read")
-        return data
+        return read_range(self.path, self.start, self.num_bytes, self.key)
 
 
 Value = bool | int | float | str | StoredArray

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mmengine.checkpoint.files import read_range
 from mmengine.checkpoint.gguf.container import Container, StoredTensor
 from mmengine.checkpoint.gguf.types import StoredType
 from mmengine.checkpoint.tensors import TensorEntry
@@ -72,12 +73,9 @@ class GGUFEntry(TensorEntry):
         """Values begin to end, whole blocks, float32 [end - begin]."""
         start = self.start + begin // self.type.values * self.type.bytes
         num_bytes = (end - begin) // self.type.values * self.type.bytes
-        try:
-            stored = np.fromfile(self.path, np.uint8, num_bytes, offset=start)
-        except OSError as error:
-            raise ModelError(f"cannot read {self.path}: {error.strerror or error}") from None
-        if len(stored) != num_bytes:
-            raise ModelError(f"{self.path}: tensor {self.stored_name} was cut short while it was read")
+        stored = np.frombuffer(
+            read_range(self.path, start, num_bytes, f"tensor {self.stored_name}"), np.uint8
+        )
         with np.errstate(over="ignore", invalid="ignore"):  # a damaged scale is what it is, without a warning
             return self.type.decode(stored.reshape(-1, self.type.bytes)).reshape(-1)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mmengine.checkpoint.files import read_range
 from mmengine.checkpoint.tensors import FLOAT_BYTES, INDEX_FILE, SINGLE_FILE, TensorEntry, open_tensors
 from mmengine.errors import ModelError
 from mmengine.spec_decode.eagle3.config import HeadConfig
@@ -157,12 +158,5 @@ def _map(entry: TensorEntry, length: int, dtypes: tuple[str, ...]) -> np.ndarray
             f"{entry.path}: {entry.stored_name} is {entry.dtype} {list(entry.shape)}; [{length}] of "
             f"{' or '.join(dtypes)} is expected"
         )
-    try:
-        with entry.path.open("rb") as file:
-            file.seek(entry.start)
-            data = file.read(entry.num_bytes)
-    except OSError as error:
-        raise ModelError(f"cannot read {entry.path}: {error.strerror or error}") from None
-    if len(data) != entry.num_bytes:
-        raise ModelError(f"{entry.path} is cut short in {entry.stored_name}; download it again")
+    data = read_range(entry.path, entry.start, entry.num_bytes, f"tensor {entry.stored_name}")
     return np.frombuffer(data, _MAP_DTYPES[entry.dtype])
