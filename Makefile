@@ -19,7 +19,8 @@ WORKERS ?= 2
 # Hundreds of processes import the same modules, which are compiled once. (make clean removes __pycache__.)
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check reading short test limits soak soak-schemas soak-server soak-durable kernels clients clean
+.PHONY: demo check reading short test limits soak soak-schemas soak-server soak-durable soak-million soak-kills \
+	kernels clients clean
 
 demo: .venv/.ready
 	$(BIN)/mmengine demo
@@ -66,7 +67,14 @@ soak-server: .venv/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s -m soak --timeout 600 tests/server
 
 soak-durable: .venv/.ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s -m soak --timeout 1200 tests/durable
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target soak-million soak-kills
+
+soak-million: .venv/.ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s -m soak --timeout 1200 tests/durable/test_durable_flat.py
+
+soak-kills: .venv/.ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s -m soak --timeout 1200 --durations 12 tests/durable \
+		--ignore tests/durable/test_durable_flat.py
 
 kernels: .venv/.ready build/gpu/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/gpu tests/parity/test_parity_as_on_a_gpu.py \
