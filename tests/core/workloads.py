@@ -51,6 +51,8 @@ def small_config(rng: random.Random) -> EngineConfig:
         max_waiting=rng.choice([2, 8, 64]),
         max_retries=rng.randint(0, 2),
         checkpoint_interval=rng.choice([1, 4, 16]),
+        # Of items of 4 units: each in 4 parts, in 2, or one whole item a step.
+        encoder_piece=0 if compat else (0, 1, 2, 4, 8)[max_model_len % 5],
     )
 
 
