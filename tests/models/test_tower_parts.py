@@ -53,7 +53,6 @@ def in_parts(model, grid, piece, even=64):
 @pytest.mark.parametrize("kernels", [True, False])
 def test_parts_give_what_the_whole_gives(folder, dtype, kernels, monkeypatch):
     monkeypatch.setattr(parts, "TILE", 100)
-    monkeypatch.setattr(parts, "ATTENTION_TILE", 36)
     model = load(folder, dtype, kernels, monkeypatch)
     with torch.inference_mode():
         for grid in GRIDS:
@@ -71,7 +70,6 @@ def test_parts_give_what_the_whole_gives(folder, dtype, kernels, monkeypatch):
 def test_each_part_computes_its_share(folder, monkeypatch):
     """As near as stages allow, which add up to the whole; progress is told of each."""
     monkeypatch.setattr(parts, "TILE", 64)
-    monkeypatch.setattr(parts, "ATTENTION_TILE", 64)
     model, grid = load(folder, "float32", True, monkeypatch), (1, 24, 24)
     told = []
     encoding, work = model.encode_in_parts(pixels_of(grid), grid, 64), work_of(grid, 64)
