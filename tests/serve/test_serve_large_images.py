@@ -1,9 +1,12 @@
 """An image that takes the encoder longer than a step may: the same answer, and others go on meanwhile."""
 
+import shutil
+
 import msgspec
 import pytest
 
 from mmengine.config import EngineConfig
+from mmengine.core.resume import Resume
 from mmengine.errors import ConfigError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
@@ -54,6 +57,24 @@ def test_the_answer_is_that_of_the_whole_image(whole, tmp_path):
     assert len(parts) > 10 and gained >= len(parts)
     assert ids == whole
     report = verify(tmp_path / "log")
+    assert report.ok and not report.unfinished, report.divergence
+
+
+def test_who_goes_on_with_the_log_begins_the_item_again(whole, tmp_path):
+    """What was computed of it died with the process; the answer is the same."""
+    if load() is None:
+        pytest.skip(describe())
+    with Engine(config=config_of(30), log=tmp_path / "log") as engine:
+        engine.submit(ASKED, max_tokens=12, ignore_eos=True, request_id="large")
+        for _ in range(6):
+            engine.step()
+        assert engine.built.core.state.part is not None
+        shutil.copytree(tmp_path / "log", tmp_path / "killed")
+    with Engine(config=config_of(30), log=tmp_path / "killed", resume=Resume()) as engine:
+        assert engine.requests.take_up("large") is None
+        outputs = [output for _ in range(200) if engine.has_work for output in engine.step()]
+    assert outputs[-1].completion.choices[0].token_ids == whole
+    report = verify(tmp_path / "killed")
     assert report.ok and not report.unfinished, report.divergence
 
 

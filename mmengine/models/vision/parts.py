@@ -17,8 +17,8 @@ from mmengine.models.vision.layers import Linear, Merger
 from mmengine.models.vision.segments import Rotation, rotated
 from mmengine.models.vision.tower import VisionTower
 
-# Patches that are computed at once. Attention packs all keys of a frame anew for them: where these are 47,000,
-# 256 at once are a tenth more work than 1,024, and 512 a fiftieth (bfloat16, AMD EPYC, 2 cores).
+# Patches that are computed at once. Attention packs all keys of a frame anew for them: where these are
+# 47,000, 256 at once are a tenth more work than 1,024, and 512 a fiftieth (bfloat16, AMD EPYC, 2 cores).
 TILE = 512
 
 
