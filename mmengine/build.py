@@ -27,6 +27,7 @@ from mmengine.runtime.drafting.eagle3.loading import load_head
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.parallel.ranks import Ranks
 from mmengine.runtime.sampling.stops import StopWatcher
+from mmengine.runtime.startup.encoder_pace import with_encoder_pace
 from mmengine.runtime.startup.sizing import resolve
 from mmengine.structured_output.engines.backends import GRAMMAR_BACKENDS
 from mmengine.structured_output.engines.base import Compiled
@@ -163,11 +164,13 @@ def _assemble(
 ) -> Built:
     resumed = opened.resumed if opened is not None else None
     network = _network(config, plugin, folder, placement, ranks)
+    threads = choose_threads(config.num_threads, network.spec.hidden_size, ranks=config.tensor_parallel)
     head = head_folder(config, network.spec, folder, placement)
     config = with_drafts(config, head) if resumed is None else resumed.config_for(config)
     head = head_for(config, head)
     if resumed is None:
         config = resolve(config, network, head, placement, processor.eos_token_ids)
+        config = with_encoder_pace(config, network, threads.count)
     if ranks is not None:
         ranks.meet()
     grammars = _grammars(processor.tokenizer, config, network.spec, compile_grammar)
@@ -189,7 +192,6 @@ def _assemble(
     core = make_core(config, executor, fingerprints=fingerprints)
     if ranks is not None:
         ranks.start(core)
-    threads = choose_threads(config.num_threads, network.spec.hidden_size, ranks=config.tensor_parallel)
     before = torch.get_num_threads()
     torch.set_num_threads(threads.count)
     return Built(

@@ -78,7 +78,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     log_retain_s: Annotated[int, Meta(ge=0, le=2**40)] = 0  # likewise
     # Bytes of log between two snapshots of the state beside it; 0: none.
     snapshot_bytes: Annotated[int, Meta(ge=0, le=2**40)] = 64 * 2**20
-    # Seconds after which a step counts as hung and the process ends; 0: never.
+    # Seconds in which a step gets no further, after which it counts as hung and the process ends; 0: never.
     step_timeout_s: Annotated[int, Meta(ge=0, le=10**6)] = 0
     # Bytes of images and videos kept beside the log; 0: none are.
     media_store_bytes: Annotated[int, Meta(ge=0, le=2**50)] = 16 * 2**30
@@ -106,6 +106,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tensor_parallel: Annotated[int, Meta(ge=1, le=64)] = 1  # devices that the model is cut over (docs/gpu.md)
     # Threads that compute on a CPU; 0: as the machine and the model suggest (docs/cpu.md).
     num_threads: Annotated[int, Meta(ge=0, le=1024)] = 0
+    # Encoder work of one step (encoder_cache/work.py): items within it are encoded whole, and one that takes
+    # more in pieces of it, over several steps; 0: auto, what this machine does in a second, and where the
+    # encoder cannot stop in between, and in a log, no limit.
+    encoder_piece: Annotated[int, Meta(ge=0, le=2**62)] = 0
+    # Patches of a frame at which its attention takes as long as the rest of the encoder; 0: measured.
+    encoder_even_patches: Annotated[int, Meta(ge=0, le=2**31)] = 0
+    # What a unit of encoder work takes; 0: measured.
+    encoder_work_ns: Annotated[int, Meta(ge=0, le=2**40)] = 0
 
     def as_dict(self) -> dict:
         return msgspec.to_builtins(self)
@@ -254,6 +262,11 @@ def _no_vllm(config: EngineConfig) -> Iterator[str]:
         yield (
             f"compat vllm knows the policies fcfs and priority, not {config.policy}; choose one of them, or "
             "no compat"
+        )
+    if config.encoder_piece:
+        yield (
+            f"compat vllm encodes each item in one step, but encoder_piece is {config.encoder_piece}; choose "
+            "one of them"
         )
     if config.swap_blocks:
         yield f"compat vllm has no host pool, but swap_blocks is {config.swap_blocks}; choose one of them"

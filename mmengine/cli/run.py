@@ -124,6 +124,8 @@ def _answer_one(
     grammar_of(response_format)
     live = sys.stdout.isatty() and not as_json and params.n == 1
     with make_engine(None) as engine:
+        if sys.stderr.isatty():
+            engine.on_large_media(lambda large: print(f"mmengine: {large}", file=sys.stderr))
         prompt = Prompt(messages=question.messages(), media_options=media_options)
         engine.submit(
             prompt, params, stream=live, response_format=response_format, thinking_token_budget=budget

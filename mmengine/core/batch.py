@@ -4,7 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mmengine.core.executor import PENDING, Admission, EncodeItem, MediaSpan, StepPlan
+from mmengine.core.executor import (
+    PENDING,
+    Admission,
+    EncodeItem,
+    EncodePart,
+    MediaSpan,
+    StepPlan,
+)
 from mmengine.core.state.columns import NEVER, ReadOnlyArray
 from mmengine.core.state.overlap import draft_room
 from mmengine.core.state.view import View
@@ -73,7 +80,17 @@ def batch(view: View, decisions: Sequence[ev.Event], tables: BlockTables) -> Ste
         **{name: np.concatenate(parts) for name, parts in view.step_copies.items() if parts},
         num_drafts=_num_drafts(view, rows),
         draft_room=draft_room(view, rows),
+        part=_part(view),
     )
+
+
+def _part(view: View) -> EncodePart | None:
+    part = view.step_part
+    if part is None:
+        return None
+    req_state = view.requests[part.request_id]
+    item = EncodeItem(part.key, req_state.request, part.item)
+    return EncodePart(item, part.start, part.until, req_state.media_work[part.item])
 
 
 def _num_drafts(view: View, rows: ReadOnlyArray) -> np.ndarray | None:

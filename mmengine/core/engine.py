@@ -266,10 +266,10 @@ class EngineCore:
 
     def _decide(self) -> bool:
         """Plan the next step; False when nothing can run now."""
-        decisions: list[ev.Scheduled | ev.Admitted] = []
+        decisions: list[ev.Scheduled | ev.Admitted | ev.Encoded] = []
         while (event := schedule(self.view)) is not None:
             self._emit(event)
-            if isinstance(event, (ev.Scheduled, ev.Admitted)):
+            if isinstance(event, (ev.Scheduled, ev.Admitted, ev.Encoded)):
                 decisions.append(event)
         for stall in find_stalls(self.view):
             self._emit(stall)

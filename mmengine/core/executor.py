@@ -35,6 +35,22 @@ class EncodeItem:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodePart:
+    """Of the features of an item those between `start` and `until` of all the `work` that it takes; the last
+    one (`until` is `work`) stands at the end of the plan's `encode`, too. From 0 on it begins anew; else it
+    goes on behind the part of the step before, of the same key, unless that key was dropped since."""
+
+    item: EncodeItem
+    start: int
+    until: int
+    work: int
+
+    @property
+    def is_last(self) -> bool:
+        return self.until >= self.work
+
+
+@dataclass(frozen=True, slots=True)
 class MediaSpan:
     """Features [item_start, item_start + length) of `key` belong at tokens [start, start + length)
     of the batch."""
@@ -73,6 +89,7 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     # int32 [d, n], the most drafts to propose for each row by number of the drafter (beyond d: as the last;
     # [0, 0]: nobody for anybody); None: as many as they like.
     draft_room: np.ndarray | None = None
+    part: EncodePart | None = None  # of an item that is encoded over several steps; then there may be no rows
 
 
 _NONE = np.zeros(0, np.int32)

@@ -169,6 +169,8 @@ class Stats:
                 self.num_encoder_hits += len(held) - len(encode)
                 self.num_cached_tokens += len(cached) // 4 * block_size
                 self.num_looked_up_tokens += 0 if req_state is None else len(req_state.tokens)
+            case ev.Encoded(index=index, until=until):
+                self.num_encoded_items += req_state is not None and until >= req_state.media_work[index]
             case ev.Queued(prompt=prompt):
                 self.num_prompt_tokens += len(prompt) // 4
             case ev.Preempted():

@@ -141,6 +141,18 @@ class Evicted(EventBase, frozen=True):
     used: tuple[bytes, ...] = ()
 
 
+class Encoded(EventBase, frozen=True):
+    """Decision, the last one of a step (it opens one if none is open): the step computes part of item `index`
+    of a request, which is too large for a step. `until`: how much of the item's work is done then
+    (encoder_cache/work.py); all of it: its features are there, and `evict` left the cache for them. An item
+    that others were computed of before goes on where it was; another one takes its place."""
+
+    request_id: str
+    index: int
+    until: int
+    evict: tuple[bytes, ...] = ()
+
+
 class Dispatched(EventBase, frozen=True):
     """Decision: the open step is whole, and the next one may open before it ran. Only with max_in_flight
     above 1; else EXECUTED closes the open step."""
@@ -249,6 +261,7 @@ Event: TypeAlias = (
     | Scheduled
     | Admitted
     | Evicted
+    | Encoded
     | Dispatched
     | Executed
     | Failed
@@ -259,7 +272,8 @@ Event: TypeAlias = (
     | Recovered
     | Stalled
 )
-StepDecision: TypeAlias = Preempted | Scheduled | Admitted | Evicted  # what the scheduler decides of a step
+# What the scheduler decides of a step.
+StepDecision: TypeAlias = Preempted | Scheduled | Admitted | Evicted | Encoded
 TYPES: dict[int, type[Event]] = {
     1: Started,
     2: Queued,
@@ -279,6 +293,7 @@ TYPES: dict[int, type[Event]] = {
     16: Evicted,
     17: Dispatched,
     18: Recovered,
+    19: Encoded,
 }
 NUMBERS: dict[type[EventBase], int] = {cls: number for number, cls in TYPES.items()}
 OBSERVATIONS = (

@@ -16,10 +16,12 @@ from mmengine.models.decoder.fused_text import FusedTextDecoder
 from mmengine.models.decoder.native_text import NativeTextDecoder
 from mmengine.models.decoder.sharding import cut_config
 from mmengine.models.decoder.text import TextDecoder
-from mmengine.models.plugin import AttentionPort, AuxHiddenStates, EncoderSize
+from mmengine.models.plugin import AttentionPort, AuxHiddenStates, EncoderCost, EncoderSize
 from mmengine.models.reader import WeightReader
 from mmengine.models.sharding import Shard
 from mmengine.models.vision.captured import CapturedVision
+from mmengine.models.vision.measured import measure_tower
+from mmengine.models.vision.parts import TowerPass
 from mmengine.models.vision.tower import VisionTower
 from mmengine.models.weights import open_weights
 from mmengine.native import library as native
@@ -54,6 +56,16 @@ class Network:
                 else "the vision tower is on rank 0, not on this one"
             )
         return self._vision.encode(patches, grids)
+
+    def encode_in_parts(self, patches: Tensor, grid: tuple[int, int, int], even_patches: int) -> TowerPass:
+        if self._vision is None:
+            raise ModelError("there is no vision tower here")
+        return TowerPass(self._vision, patches, grid, even_patches)
+
+    def measure_encoder(self) -> EncoderCost | None:
+        """None where it does not stop in between: on a GPU, which takes a large image at once."""
+        vision = self._vision
+        return None if vision is None or vision.device.type != "cpu" else measure_tower(vision)
 
     def capturable_encoder(self, largest: EncoderSize) -> CapturedVision | None:
         """None without attention over frames of any lengths in one call."""

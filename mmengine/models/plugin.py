@@ -189,6 +189,14 @@ class EncoderSize(NamedTuple):
     num_segments: int
 
 
+class EncoderCost(NamedTuple):
+    """What was measured of an encoder: `work_ns`, what it takes for a patch beside attention, and
+    `even_patches`, of a frame at which attention takes as long again (encoder_cache/work.py)."""
+
+    work_ns: int
+    even_patches: int
+
+
 class CapturableEncoder(Protocol):
     """An encoder over inputs and outputs that stay where they are, up to the size that it was made for. A
     step is written into them and computed at a size that holds it; what is left of the size belongs to
@@ -215,7 +223,11 @@ class VisionLanguageModel(Protocol):
 
     A model may also have `capturable_encoder(largest: EncoderSize) -> CapturableEncoder | None`, None where
     what it has here cannot be captured: then, and without the method, each call of its encoder is launched
-    anew."""
+    anew. One whose encoder can stop within an item has `measure_encoder() -> EncoderCost | None`, which
+    computes for a moment on the threads that are set, and `encode_in_parts(patches, grid, even_patches)` for
+    one item on the device: an object whose `advance(until, work)` goes on up to that share of all of it, as
+    near as it can stop, and gives the features with the last one (`until` is `work`), else None. Without the
+    first, or where it gives None, no item is given it in parts."""
 
     spec: ModelSpec
     batch_invariant: bool  # but for attention, a token's bits do not depend on who is computed with it

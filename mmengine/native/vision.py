@@ -38,17 +38,21 @@ class VisionKernels:
             library.mm_vision_pixels,
         )
         pointer, size = ctypes.c_void_p, ctypes.c_int64
-        self._attention.argtypes = (ctypes.POINTER(_Segments), pointer, size, pointer, size)
+        self._attention.argtypes = (ctypes.POINTER(_Segments), pointer, size, size, size, pointer, size)
         self._gelu.argtypes = (pointer, size, ctypes.c_int32)
         self._pixels.argtypes = (pointer, size, ctypes.c_int32, pointer)
         self._gelu.restype = self._pixels.restype = None
 
-    def attend(self, qkv: Tensor, starts: np.ndarray, cos: Tensor, sin: Tensor, out: Tensor) -> None:
-        """Each patch attends to its own segment; out [p, num_heads * head_dim].
+    def attend(
+        self, qkv: Tensor, starts: np.ndarray, cos: Tensor, sin: Tensor, out: Tensor, first: int = 0
+    ) -> None:
+        """Each patch attends to its own segment; out [n, num_heads * head_dim] of the n patches from `first`
+        on.
 
         qkv: [p, 3 * num_heads * head_dim], q, k and v not yet rotated. starts: int32, the first patch of
         each segment, then p. cos, sin: float32 [p, head_dim], the first half of sin negated. A patch's result
-        is the same to the bit whatever the other segments are. Raises MemoryError.
+        is the same to the bit whatever the other segments are, and whatever is asked for with it. Raises
+        MemoryError.
         """
         segments = _Segments(
             len(starts) - 1,
@@ -60,7 +64,13 @@ class VisionKernels:
             sin.data_ptr(),
         )
         failed = self._attention(
-            ctypes.byref(segments), qkv.data_ptr(), qkv.stride(0), out.data_ptr(), out.stride(0)
+            ctypes.byref(segments),
+            qkv.data_ptr(),
+            qkv.stride(0),
+            first,
+            first + len(out),
+            out.data_ptr(),
+            out.stride(0),
         )
         if failed:
             raise MemoryError(f"no memory to attend over {len(qkv)} patches")

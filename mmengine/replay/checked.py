@@ -173,6 +173,11 @@ def _check_columns(state: State, event: ev.Event) -> None:
             _check_column("new_blocks", event.new_blocks, 1, config.num_blocks)
             if not 1 <= event.num_tokens <= config.token_budget:
                 raise ValueError(f"num_tokens {event.num_tokens} is out of range")
+        case ev.Encoded(request_id=name, index=index):
+            req_state, part = state.requests[name], state.part
+            done = part.until if part is not None and part.key == req_state.media_keys[index] else 0
+            if index < 0 or not done < event.until <= req_state.media_work[index]:
+                raise ValueError(f"until {event.until} is out of range")
         case ev.Dispatched():
             if len(state.flights) >= config.max_in_flight:
                 raise ValueError(f"more steps in flight than max_in_flight {config.max_in_flight}")

@@ -115,6 +115,9 @@ class _Fields:
                 fields = self._scheduled(event)
             case ev.Admitted():
                 fields = self._admitted(event)
+            case ev.Encoded():
+                fields = msgspec.structs.asdict(event)
+                fields["evict"] = [key[:8].hex() for key in event.evict]
             case ev.Executed():
                 fields = self._executed(event)
             case ev.Preempted(for_row=row):

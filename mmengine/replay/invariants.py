@@ -109,7 +109,8 @@ def _budgets(state: State) -> Iterator[str]:
         )
     if len(np.unique(rows)) < len(rows) or len(rows) > config.max_num_seqs:
         yield f"the step has the rows {rows.tolist()}; there are {config.max_num_seqs}"
-    sizes = [request.media[index].num_embeds for _, request, index in state.step_encoded]
+    part = state.step_part.key if state.step_part is not None else None  # it has a budget of its own
+    sizes = [request.media[index].num_embeds for key, request, index in state.step_encoded if key != part]
     # vLLM gives back what was to be encoded for one that gives way, and encodes it all the same.
     uncounted = sum(sizes) > config.encoder_budget - state.encoder_left and not config.compat
     if state.encoder_left < 0 or uncounted:

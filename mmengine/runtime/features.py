@@ -142,25 +142,30 @@ def encode(
     graphs: EncoderGraphs | None = None,
     share: Callable[[torch.Tensor], torch.Tensor] | None = None,
     alone: bool = False,
+    last: torch.Tensor | None = None,
 ) -> None:
     """Encode `items` in one packed call and put their features into `store`. `graphs`: of the model's
     encoder, which is launched where they do not have the call's size. `share`: what the features go through
     before they are kept. `alone`: in a call each, so that an item's features, and whether they are replayed,
-    do not depend on who comes along.
+    do not depend on who comes along. `last`: features of the last of `items`, which was encoded in parts.
 
     `payloads`: the media of each request id. Raises ExecutorFailed where a payload is missing or the
     model gives another number of embeddings than the items have placeholders.
     """
     if alone and len(items) > 1:
         for item in items:
-            encode(model, [item], payloads, store, device, graphs=graphs, share=share)
+            own = last if item is items[-1] else None
+            encode(model, [item], payloads, store, device, graphs=graphs, share=share, last=own)
         return
-    media = [_payload(item, payloads) for item in items]
+    media = [payload_of(item, payloads) for item in (items if last is None else items[:-1])]
     patches, grids = [one.patches for one in media], [one.item.grid for one in media]
-    features = graphs.encode(patches, grids) if graphs is not None else None
-    if features is None:
+    features = graphs.encode(patches, grids) if graphs is not None and media else None
+    if features is None and media:
         features = model.encode(upload_joined(patches, device), grids)
-    sizes = [one.item.num_embeds for one in media]
+    if last is not None:
+        features = last if features is None else torch.cat((features, last))
+    assert features is not None
+    sizes = [item.request.media[item.index].num_embeds for item in items]
     if features.shape[0] != sum(sizes):
         raise ExecutorFailed(
             f"the encoder gave {features.shape[0]} embeddings for media items with {sum(sizes)} placeholders"
@@ -168,7 +173,8 @@ def encode(
     store.put([item.key for item in items], sizes, features if share is None else share(features))
 
 
-def _payload(item: EncodeItem, payloads: Mapping[str, Sequence[MediaInput]]) -> MediaInput:
+def payload_of(item: EncodeItem, payloads: Mapping[str, Sequence[MediaInput]]) -> MediaInput:
+    """The pixels of an item. Raises ExecutorFailed where they are missing."""
     media = payloads.get(item.request.request_id, ())
     if item.index >= len(media):
         raise ExecutorFailed(

@@ -12,6 +12,7 @@ import torch
 
 from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan, StepResult
+from mmengine.encoder_cache.work import EVEN_PATCHES
 from mmengine.models.plugin import AuxHiddenStates, MediaInput, VisionLanguageModel
 from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.device.invariant import check_invariant
@@ -22,6 +23,7 @@ from mmengine.runtime.drafting.eagle3.drafter import Eagle3Drafter
 from mmengine.runtime.drafting.eagle3.head import DraftHead
 from mmengine.runtime.drafting.eagle3.target_states import TargetStates
 from mmengine.runtime.drafting.next_drafts import Drafting
+from mmengine.runtime.encoder_parts import EncoderParts
 from mmengine.runtime.features import FeatureStore, encode
 from mmengine.runtime.graphs.capture import Capture, capture
 from mmengine.runtime.graphs.decode import DecodeGraphs
@@ -71,6 +73,7 @@ class ModelRunner:
         self._features = FeatureStore(spec.hidden_size, spec.num_deepstack, config.encoder_cache_size)
         if placement.device.has_own_memory and spec.has_encoder:
             self._features.hold_all(placement.dtype, device)
+        self._parts = EncoderParts(model, config.encoder_even_patches or EVEN_PATCHES, device)
         self._rows = RowColumns(config.max_num_seqs, spec.vocab_size, config.eos_token_ids, positions_of)
         self._sampler = Sampler(self._rows, config.max_num_seqs, spec.vocab_size, device)
         self._drafting = None
@@ -149,12 +152,16 @@ class ModelRunner:
 
     def release(self, request_id: str) -> None:
         self._media.pop(request_id, None)
+        if not self._media:  # no step may come that says so
+            self._parts.clear()
 
     def pixels_of(self, plan: StepPlan) -> dict[str, Sequence[MediaInput]]:
         """The media of the requests that the step encodes something of, those that are attached."""
-        if not plan.encode:
+        if not plan.encode and plan.part is None:
             return {}
         names = {item.request.request_id for item in plan.encode}
+        if plan.part is not None:
+            names.add(plan.part.item.request.request_id)
         return {name: self._media[name] for name in names if name in self._media}
 
     def launch(self, plan: StepPlan, pixels: Mapping[str, Sequence[MediaInput]]) -> Computed:
@@ -164,6 +171,8 @@ class ModelRunner:
             self._admit(plan)
             for key in plan.evict:
                 self._features.drop(key)
+                self._parts.drop(key)
+            last = self._parts.advance(plan.part, pixels) if plan.part is not None else None
             if plan.encode:
                 encode(
                     self._model,
@@ -174,7 +183,10 @@ class ModelRunner:
                     graphs=self._encoder_graphs,
                     share=self.share_features,
                     alone=self._config.batch_invariant,
+                    last=last,
                 )
+            if not len(plan.rows):
+                return self._launch_nobody(plan)
             runs = runs_of(plan)
             head = self._drafting.head if self._drafting is not None else None
             aux_hidden_states = head.prepare(plan) if head is not None else None
@@ -188,6 +200,11 @@ class ModelRunner:
             batch, logits = self._logits(plan, runs, hidden, inputs)
             prompt_logprobs = self._prompt_logprobs.gather(plan, hidden, inputs.places, self._model.logits)
             return Computed(plan, batch, logits, runs, target_states, prompt_logprobs)
+
+    def _launch_nobody(self, plan: StepPlan) -> Computed:
+        """A step of a part of an item alone. KV is copied for those that gave way before it."""
+        self._kv.copy(plan)
+        return Computed(plan, SampleRows.of(self._rows, plan.rows, plan.num_computed, None), None, None, None)
 
     def _admit(self, plan: StepPlan) -> None:
         for admission in plan.admitted:
@@ -298,6 +315,7 @@ class ModelRunner:
     def close(self) -> None:
         self._media.clear()
         self._features.clear()
+        self._parts.clear()
         self._kv.close()
         if self._drafting is not None and self._drafting.head is not None:
             self._drafting.head.close()

@@ -53,8 +53,8 @@ class AsyncEngine(AsyncForms, AsyncLeft):
     others, before the media of the same request; texts without media have threads of their own as well. A
     request's deadline counts from `stream`, and within `prepare_timeout_s` of that it must be prepared.
     At most `max_waiting + max_num_seqs` requests are open at once; one more raises QueueFull. Where a step
-    takes longer than step_timeout_s and there is a `log`, another engine takes that up on a thread of its own
-    and the streams go on; without a log they end with an error.
+    gets no further for step_timeout_s and there is a `log`, another engine takes that up on a thread of its
+    own and the streams go on; without a log they end with an error.
 
     A path in a message is read on this machine. Messages of strangers are passed as
     `Prompt(messages, media_options={"local_files": False})`, which refuses paths.

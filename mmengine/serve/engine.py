@@ -27,6 +27,7 @@ from mmengine.serve.health import Readiness, core_reasons
 from mmengine.serve.holders import Holders
 from mmengine.serve.in_progress import InProgress
 from mmengine.serve.intake import Intake
+from mmengine.serve.large_media import LargeMedia
 from mmengine.serve.log_sync import LogSyncer
 from mmengine.serve.media_memory import MediaMemory, decoders_of
 from mmengine.serve.media_store import MediaStore
@@ -54,7 +55,7 @@ class Engine(EngineForms):
     `model`: a folder, a hub id, or None for the embedded checkpoint. `log`: folder for the event
     log; None keeps a bounded one in memory. `resume`: go on with the log that stands there, if one does;
     its live requests run on, and `requests.take_up` gives the answers of those and of the ones that
-    nobody received. `on_hang`: called on another thread when a step took longer than step_timeout_s;
+    nobody received. `on_hang`: called on another thread when a step got no further for step_timeout_s;
     None notes that in the log and ends the process. `texts` False: outputs and answers come without their
     texts (`serve.texts` makes them, on another thread). `untrusted`: media are strangers', for
     `media_decoding` auto. `builder` replaces `mmengine.build.build` in tests.
@@ -209,6 +210,10 @@ class Engine(EngineForms):
         answered whatever happens to this process."""
         return all(map(self._core.is_on_disk, self.requests.core_ids(request_id)))
 
+    def on_large_media(self, listener: Callable[[LargeMedia], None]) -> None:
+        """`listener` hears of each image or video that the encoder takes long for, when it is queued."""
+        self._intake.on_large_media = listener
+
     @property
     def is_idle(self) -> bool:
         """Whether no request is on its way."""
@@ -298,7 +303,7 @@ class Engine(EngineForms):
 
     @property
     def hang_text(self) -> str:
-        return f"a step did not end within {self.config.step_timeout_s} seconds (step_timeout_s)"
+        return f"a step got no further for {self.config.step_timeout_s} seconds (step_timeout_s)"
 
     def abandon(self) -> bool:
         """From another thread: note in the log that the step hangs, and let the log go, so that another

@@ -1,6 +1,6 @@
 """Prompts that were prepared become requests of the core."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from mmengine.request import Request
 from mmengine.serve.grammar_memory import GrammarMemory
 from mmengine.serve.holders import Holders
 from mmengine.serve.in_progress import InProgress
+from mmengine.serve.large_media import LOWERED_BY, LargeMedia, large_media
 from mmengine.serve.metrics import Metrics
 from mmengine.serve.operators import operator_log
 from mmengine.serve.options import Options
@@ -42,6 +43,7 @@ class Intake:
         self._reasoning, self._grammar_memory = reasoning, grammar_memory
         self._new_id = request_ids()
         self._noted: set[tuple[Note, ...]] = set()
+        self.on_large_media: Callable[[LargeMedia], None] = lambda large: None
 
     def submit(self, prepared: Prepared, options: Options, *, stream: bool) -> str:
         """Queue a prompt and return its request id. Raises InvalidRequest, QueueFull; nothing is queued
@@ -62,9 +64,21 @@ class Intake:
         requests = core_requests(request_id, prepared, options)
         self._submit_all(requests, prepared, options.prepared_s)
         self._in_progress.begin(request_id, prepared, requests, stream, options.notes)
+        self._tell_of_large(request_id, requests[0])
         if options.notes and options.notes not in self._noted:
             self._log_notes(request_id, options.notes)
         return request_id
+
+    def _tell_of_large(self, request_id: str, request: Request) -> None:
+        for large in large_media(request, self._core.config, self._core.view):
+            operator_log.info(
+                f"large {large.modality}",
+                request_id=request_id,
+                tokens=large.tokens,
+                encoder_s=round(large.seconds, 1),
+                lowered_by=LOWERED_BY,
+            )
+            self.on_large_media(large)
 
     def _check_outputs(self, outputs: Sequence[int]) -> None:
         highest = max(outputs, default=0)

@@ -22,6 +22,16 @@ class Cost(Protocol):
         """Ns that the device takes for a step in which so many embeddings are computed."""
 
 
+def embeds_of(plan: StepPlan) -> int:
+    """Embeddings that a step computes; of an item in pieces as many as its part of the work."""
+    num_embeds, part = sum(item.request.media[item.index].num_embeds for item in plan.encode), plan.part
+    if part is None:
+        return num_embeds
+    whole = part.item.request.media[part.item.index].num_embeds
+    shares = [whole * done // part.work for done in (part.start, part.until)]
+    return num_embeds + shares[1] - shares[0] - (whole if part.is_last else 0)
+
+
 class TimedExecutor:
     """A step takes what `cost` says; `host_ns`: what the engine takes for a step of so many rows before the
     device gets it. `clock_ns` is the time at which the last collected step ended."""
@@ -39,11 +49,10 @@ class TimedExecutor:
     def dispatch(self, plan: StepPlan) -> None:
         for admission in plan.admitted:
             self._set_row(admission.row, admission.request)
-        num_embeds = sum(item.request.media[item.index].num_embeds for item in plan.encode)
         if not self._plans:
             self._since_ns = self.clock_ns
         self.clock_ns += self._host_ns(len(plan.rows))
-        device_ns = self._cost.price(plan, num_embeds)
+        device_ns = self._cost.price(plan, embeds_of(plan))
         self._free_at_ns = max(self.clock_ns, self._free_at_ns) + device_ns
         self._plans.append((plan, device_ns, self._free_at_ns))
         for observer in self._observers:

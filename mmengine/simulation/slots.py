@@ -14,10 +14,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from mmengine.config import EngineConfig
-from mmengine.core.executor import PENDING, StepPlan, StepResult, room_of
+from mmengine.core.executor import PENDING, EncodePart, StepPlan, StepResult, room_of
 from mmengine.encoder_cache.cache import encoder_key
 from mmengine.errors import ExecutorFailed
 from mmengine.request import Request
+from mmengine.simulation.device import embeds_of
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
@@ -66,6 +67,7 @@ class SimulatedExecutor:
         self._sums = np.zeros(slots, np.uint64)  # of the values of the sequence up to the slot
         self._host_values = np.zeros((config.swap_blocks, config.block_size), np.uint64)
         self._features: dict[bytes, int] = {}
+        self._part: EncodePart | None = None  # of an item under way, what was computed last
         self._requests: list[Request | None] = [None] * config.max_num_seqs
         self._last_tokens = np.zeros(config.max_num_seqs, np.int32)  # that each row sampled
         self._plans: deque[StepPlan] = deque()
@@ -83,13 +85,16 @@ class SimulatedExecutor:
             self._requests[admission.row] = admission.request
         for key in plan.evict:
             self._features.pop(key, None)
+            if self._part is not None and self._part.item.key == key:
+                self._part = None
         error = self._fault(plan.step)
         if error is not None:
             raise ExecutorFailed(error)
+        if plan.part is not None:
+            self._go_on(plan.part)
         for item in plan.encode:
             self._features[item.key] = item.request.media[item.index].num_embeds
-        num_embeds = sum(self._features[item.key] for item in plan.encode)
-        device_ns = self._cost.price(plan, num_embeds)
+        device_ns = self._cost.price(plan, embeds_of(plan))
         self.clock_ns += device_ns
         self._copy(plan)
         self._write(plan)
@@ -97,6 +102,12 @@ class SimulatedExecutor:
         last = np.cumsum(result.counts) - 1 if result.counts is not None else slice(None)
         self._last_tokens[plan.rows[plan.sample]] = result.token_ids[last]
         return result
+
+    def _go_on(self, part: EncodePart) -> None:
+        before = self._part
+        if part.start and (before is None or (before.item.key, before.until) != (part.item.key, part.start)):
+            raise ExecutorFailed(f"an item goes on at {part.start}, where it was not left")
+        self._part = None if part.is_last else part
 
     def _with_pending(self, plan: StepPlan) -> StepPlan:
         """The plan with the tokens that were not known when it was made."""

@@ -23,9 +23,11 @@ PARTS = {
     *("token_ids", "block_table", "requests_by_row", "free_rows", "running", "requests", "waiting"),
     *("goodput", "blocks", "encoder", "free_host_blocks", "flights", "leaving", "last_rows", "history"),
     "kept_grammars",
+    *("part", "step_part", "work_left"),
     *("step_rows", "step_filled", "step_encoded", "step_evicted", "step_swapped", "step_copies"),
     *(
         *("has_drafts", "verifies"),  # as the columns say
+        "num_large",  # as the requests do
         *("made_room_for", "schema"),
         "config",
         "policy",

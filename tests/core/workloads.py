@@ -51,6 +51,8 @@ def small_config(rng: random.Random) -> EngineConfig:
         max_waiting=rng.choice([2, 8, 64]),
         max_retries=rng.randint(0, 2),
         checkpoint_interval=rng.choice([1, 4, 16]),
+        # An image is 4 units, a video up to 12.
+        encoder_piece=0 if compat else (0, 1, 2, 4, 8)[max_model_len % 5],
     )
 
 
@@ -98,7 +100,8 @@ def _media(rng: random.Random, length: int, config: EngineConfig) -> list[MediaI
             break
         sizes = bytes(size for _, size in runs)  # equal hashes mean equal content, so equal sizes
         mm_hash = (bytes([rng.randrange(3)]) + sizes).ljust(32, b"\0")
-        items.append(MediaItem(mm_hash, "image" if len(runs) == 1 else "video", tuple(runs), (1, 2, 2)))
+        grid = (len(runs), 2, 2)
+        items.append(MediaItem(mm_hash, "image" if len(runs) == 1 else "video", tuple(runs), grid))
     return items
 
 

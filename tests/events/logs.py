@@ -36,6 +36,7 @@ def one_of_each() -> list[ev.Event]:
         ev.Delivered("a"),
         ev.CacheReset(),
         ev.Evicted((b"key",), (b"old",)),
+        ev.Encoded("a", 0, 7, (b"old",)),
         ev.Dispatched(),
         ev.Recovered(
             (3, 4), "tail", (("0.mmlog", 99, 7),), (("a", "its image is lost"),), {"dtype": "x"}, "1"

@@ -93,10 +93,10 @@ FIELDS = {
         st.booleans(),
     ),
     ev.Evicted: (KEYS, KEYS),
+    ev.Encoded: (TEXT, INTS, INTS, KEYS),
     ev.Dispatched: (),
     ev.Recovered: (
-        st.lists(st.integers(0, 2**40), max_size=2).map(tuple),
-        TEXT,
+        *(st.lists(st.integers(0, 2**40), max_size=2).map(tuple), TEXT),
         st.lists(st.tuples(TEXT, st.integers(0, 2**40), st.integers(0, 2**40)), max_size=2).map(tuple),
         st.lists(st.tuples(TEXT, TEXT), max_size=2).map(tuple),
         st.dictionaries(TEXT, TEXT, max_size=2),

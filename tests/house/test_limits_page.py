@@ -69,7 +69,7 @@ def test_limits_that_strangers_meet_are_told(page):
     for text in (
         "| `max_waiting` | 4,096 | 1 to 1,048,576 |",
         "(max_waiting); try again later`",
-        "a step did not end within … seconds (step_timeout_s)",
+        "a step got no further for … seconds (step_timeout_s)",
         "| `MAX_LINE_BYTES`, request_lines.py | 32 MiB |",
         "longer than 32 MiB; name large media by their path",
     ):

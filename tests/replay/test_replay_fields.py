@@ -85,6 +85,7 @@ RUNS = {
     "two lives": lambda folder: crashed_run(folder, 16),
     "vLLM's": lambda folder: busy_run(folder, 0, compat="vllm", policy="fcfs", num_requests=12, fail_at=()),
     "thrashing": thrashing_run,
+    "in pieces": lambda folder: busy_run(folder, 5, num_requests=9, encoder_piece=1),
 }
 
 

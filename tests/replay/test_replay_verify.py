@@ -44,7 +44,9 @@ def find(records, kind, test=lambda event: True, nth=0):
 def test_the_run_has_everything_in_it(run):
     _, records, live = run
     kinds = {type(record.event) for record in records}
-    assert kinds == set(ev.TYPES.values()) - {ev.Stalled, ev.Evicted, ev.Dispatched, ev.Recovered}
+    assert kinds == set(ev.TYPES.values()) - {
+        ev.Stalled, ev.Evicted, ev.Dispatched, ev.Recovered, ev.Encoded
+    }  # fmt: skip
     events = [record.event for record in records]
     ends = {event.reason for event in events if isinstance(event, ev.Finished)}
     assert ends == {"stop", "length", "abort", "error", "rejected"}
@@ -53,6 +55,20 @@ def test_the_run_has_everything_in_it(run):
     assert any(event.encode for event in events if isinstance(event, (ev.Scheduled, ev.Admitted)))
     assert any(event.evict for event in events if isinstance(event, (ev.Scheduled, ev.Admitted)))
     assert any(event.cached_blocks for event in events if isinstance(event, ev.Admitted))
+
+
+def test_parts_of_an_item_are_derived_again(tmp_path):
+    """Videos go in pieces: one part that says another place, and one that is not there."""
+    busy_run(tmp_path / "run", 5, encoder_piece=4)
+    records = list(LogReader(tmp_path / "run"))
+    assert verify(tmp_path / "run").ok
+    index = find(records, ev.Encoded, nth=3)
+    event = records[index].event
+    nearer = with_event(records, index, replace(event, until=event.until - 1))
+    found = verify(rewrite(nearer, tmp_path / "nearer")).divergence
+    assert (found.sequence, found.field) == (index, "until")
+    found = verify(rewrite(records[:index] + records[index + 1 :], tmp_path / "dropped")).divergence
+    assert (found.sequence, found.field, found.derived) == (index, "event", "Encoded")
 
 
 @pytest.mark.parametrize("seed", range(1, 7))

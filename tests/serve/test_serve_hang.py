@@ -9,6 +9,7 @@ import pytest
 from mmengine.errors import ExecutorFailed
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
+from mmengine.models.step_progress import tell
 from mmengine.replay.verify import verify
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.engine import Engine
@@ -130,7 +131,7 @@ def test_a_deadline_goes_on_where_another_engine_takes_over(hanging, tmp_path, m
 def test_without_a_log_everyone_hears_of_it(hanging):
     async def main():
         engine = AsyncEngine(builder=hanging)
-        with pytest.raises(ExecutorFailed, match="did not end within 1 seconds"):
+        with pytest.raises(ExecutorFailed, match="got no further for 1 seconds"):
             await engine.generate("killer")
         assert not engine.readiness().ready
         await engine.close()
@@ -144,6 +145,32 @@ def test_an_engine_that_does_not_wait_for_its_device_is_not_abandoned(tmp_path):
     assert engine.generate(["hello"], max_tokens=20)[0].text == "HELLO"
     engine.close()
     assert verify(tmp_path / "log").ok
+
+
+def test_a_long_step_that_tells_that_it_gets_on_is_no_hang(tmp_path):
+    """Three times as long as a step may tell nothing; the next one tells nothing."""
+
+    class Slow(Hanging):
+        def collect(self):
+            if self._steps == 0:
+                for _ in range(30):
+                    time.sleep(0.1)
+                    tell()
+            return super().collect()
+
+    Hanging.released = threading.Event()
+    barked = threading.Event()
+    engine = Engine(builder=fakes.builder(executor_class=Slow, step_timeout_s=1), on_hang=barked.set)
+    engine.submit("hello", max_tokens=20)
+    engine.step(), engine.step()
+    assert not barked.is_set()
+    engine.submit("killer", max_tokens=20)
+    stuck = threading.Thread(target=lambda: [engine.step() for _ in range(3)], daemon=True)
+    stuck.start()
+    assert barked.wait(20)
+    Hanging.released.set()
+    stuck.join()
+    engine.close()
 
 
 def test_the_watchdog_barks_once_and_only_while_it_watches():

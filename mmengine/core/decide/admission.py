@@ -50,6 +50,25 @@ def admit_next(
     return None
 
 
+def large_item_of_first(
+    view: View, may_start: Callable[[RequestView], bool]
+) -> tuple[RequestView, int] | None:
+    """The request, and the item, that is encoded in pieces before it can start: of those that `may_start` the
+    first that needs nothing else for it. Nobody is looked at behind one that is held back."""
+    if not view.free_rows or view.tokens_left <= 0:
+        return None
+    for req_state in view.waiting[view.scan_from :]:
+        if not may_start(req_state) or (start := start_of(view, req_state)) is None:
+            continue
+        length = first_chunk(view, req_state, start)
+        draft = EncoderDraft(view)
+        if not length or draft.cut(req_state, view.free_rows[-1], start.num_computed, length):
+            return None
+        if draft.large is not None:
+            return draft.large
+    return None
+
+
 def asked_in_step(view: View) -> set[str]:
     """Ids of the waiting requests that the open step's admissions came upon, once all of it is decided."""
     asked = {req_state.request.request_id for req_state in view.waiting[: view.scan_from]}

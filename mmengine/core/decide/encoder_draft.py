@@ -9,7 +9,8 @@ from mmengine.events import vocabulary as ev
 
 
 class Shortage(NamedTuple):
-    """Why an item does not fit: `what` is "encoder budget" or "encoder cache"; in embeddings."""
+    """Why an item does not fit: `what` is "encoder budget" or "encoder cache", in embeddings; "encoder work",
+    in units of it, or "encoder pieces", where that is more than a step may take."""
 
     what: str
     needed: int
@@ -31,12 +32,14 @@ class EncoderDraft:
         # vLLM cuts right before the item, and drafts for its last token without what comes next.
         self._cut_ahead = 0 if self._compat else self._ahead
         self._left = view.encoder_left
+        self._piece, self._work_left = view.config.encoder_piece, view.work_left
         self._added: dict[bytes, int] = {}
         self._keep: set[bytes] = set()
         self._looked_at: list[bytes] = []  # cached items, in the order of their first use
         self.encode: list[tuple[bytes, int, int]] = []
         self.evict: list[bytes] = []
         self.refused: dict[str, Shortage] = {}  # by request: the item that cut its chunk
+        self.large: tuple[RequestView, int] | None = None  # the first of these that goes in pieces
 
     def cut(self, req_state: RequestView, row: int, start: int, length: int) -> int:
         """The chunk [start, start + length) of a request, cut before the first item that does not
@@ -72,6 +75,8 @@ class EncoderDraft:
                 self._keep.add(key)
                 self._looked_at.append(key)
             return True
+        if self._piece and not self._fits_step(req_state, index):
+            return False
         if size > self._left:
             self.refused[req_state.request.request_id] = Shortage("encoder budget", size, self._left)
             return False
@@ -85,8 +90,20 @@ class EncoderDraft:
         self.evict += evicted
         self._added[key] = size
         self._left -= size
+        self._work_left -= req_state.media_work[index] if self._piece else 0
         self.encode.append((key, row, index))
         return True
+
+    def _fits_step(self, req_state: RequestView, index: int) -> bool:
+        work, name = req_state.media_work[index], req_state.request.request_id
+        if work > self._piece:
+            self.large = self.large or (req_state, index)
+            self.refused[name] = Shortage("encoder pieces", work, self._piece)
+        elif work > self._work_left:
+            self.refused[name] = Shortage("encoder work", work, self._work_left)
+        else:
+            return True
+        return False
 
     def left_behind(self, given_up: bool) -> ev.Evicted | None:
         """What asking changed though nothing of it runs: vLLM lets evictions stand, and what a request

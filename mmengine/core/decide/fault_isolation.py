@@ -9,6 +9,7 @@ as it takes to halve the batch, and the others lose time and nothing else.
 import numpy as np
 
 from mmengine.core.decide.admission import admit_next
+from mmengine.core.decide.encoder_parts import next_part
 from mmengine.core.decide.running import schedule_running
 from mmengine.core.state.columns import ReadOnlyArray
 from mmengine.core.state.reading import RequestView
@@ -35,6 +36,9 @@ def try_suspects(view: View) -> ev.StepDecision | None:
     waits = view.is_open or any(_holds_suspect(view, flight.rows) for flight in view.flights)
     if admission is not None or waits:
         return admission
+    part = next_part(view) if view.num_large else None
+    if part is not None and view.requests[part.request_id].isolation_rows:
+        return part
     others = running[~suspect]
     if len(others):
         return schedule_running(view, others)

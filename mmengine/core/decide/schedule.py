@@ -7,6 +7,7 @@ event before left behind:
     PREEMPTED*   while the running rows need more blocks than are free
     SCHEDULED    the running rows, in admission order
     ADMITTED*    waiting requests, while there are rows, tokens and blocks
+    ENCODED      a part of an item that is too large for a step (core/decide/encoder_parts.py)
 
 so that a block scheduled by one event can be a prefix hit of the next. Where decisions are vLLM's, rows
 are decided one after the other: SCHEDULED for those before the one whose blocks are not free, PREEMPTED
@@ -19,6 +20,7 @@ depends on (core/state/overlap.py). The token that a running row will get from t
 
 from mmengine.config import EngineConfig
 from mmengine.core.decide.admission import admit_next
+from mmengine.core.decide.encoder_parts import next_part
 from mmengine.core.decide.fault_isolation import try_suspects
 from mmengine.core.decide.running import schedule_running
 from mmengine.core.state import overlap
@@ -44,6 +46,8 @@ def decides(config: EngineConfig, version: int) -> bool:
 
 def schedule(view: View) -> ev.StepDecision | None:
     """The next decision of this step; None when the step is complete, or nothing can run."""
+    if view.step_part is not None:
+        return None
     if view.flights and not view.is_open and overlap.waits_for(view):
         return None
     event = _wanted(view)
@@ -52,6 +56,8 @@ def schedule(view: View) -> ev.StepDecision | None:
     if event is None and view.config.compat and not view.is_open and len(view.running):
         # Each row waits for what its drafter would read next, and another holds: vLLM stands still.
         return schedule_running(view, view.running, patient=False)
+    if event is None and view.num_large:
+        return next_part(view)
     return event
 
 

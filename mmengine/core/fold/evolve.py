@@ -5,7 +5,7 @@ from typing import assert_never
 
 import numpy as np
 
-from mmengine.core.fold.media import encode
+from mmengine.core.fold.media import encode, encode_part, leave_part
 from mmengine.core.fold.rows import (
     compute,
     deal_blocks,
@@ -33,6 +33,8 @@ def evolve(state: State, event: ev.Event) -> None:
             executed(state, event)
         case ev.Scheduled():
             _scheduled(state, event)
+        case ev.Encoded():
+            encode_part(state, event)
         case ev.Dispatched():
             dispatched(state)
         case ev.Admitted():
@@ -82,6 +84,7 @@ def _queued(state: State, event: ev.Queued) -> None:
     req_state = state.new_request(request)
     req_state.waits_for_grammar = request.grammar is not None
     state.requests[event.request_id] = req_state
+    state.num_large += req_state.has_large
     state.history.update(event.prompt)
     if event.outputs:
         state.history.update(event.outputs)
@@ -181,6 +184,8 @@ def _finished(state: State, event: ev.Finished) -> None:
     req_state = state.requests.pop(event.request_id, None)
     if req_state is None:
         return  # refused before it was queued
+    state.num_large -= req_state.has_large
+    leave_part(state, event.request_id)
     drop_host_blocks(state, req_state)
     state.clear_suspicion(req_state)
     if req_state.row == NO_ROW:
@@ -216,6 +221,7 @@ def _recovered(state: State, event: ev.Recovered) -> None:
     rows = state.running
     state.release_at[rows] = NEVER
     state.encoder.clear()
+    state.part = None
     state.blocks.reset_cache()
     state.content[rows] = NO_CONTENT
     state.resetting = False

@@ -1,20 +1,65 @@
 """The part of `evolve` that concerns media: what is encoded, who holds it, when it is let go."""
 
 from mmengine.core.state.columns import NEVER
+from mmengine.core.state.flight import Part
 from mmengine.core.state.state import State
+from mmengine.events import vocabulary as ev
 
 
 def encode(state: State, encode: tuple[tuple[bytes, int, int], ...], evict: tuple[bytes, ...]) -> None:
     """Encoder outputs leave the cache, others are about to be computed into it."""
-    for key in evict:
-        state.encoder.evict(key)
-        state.step_encoded = [item for item in state.step_encoded if item[0] != key]
-    state.step_evicted += evict
+    _evict(state, evict)
     for key, row, index in encode:
-        size = state.requests_by_row[row].request.media[index].num_embeds
+        req_state = state.requests_by_row[row]
+        size = req_state.request.media[index].num_embeds
         state.encoder.add(key, size)
         state.encoder_left -= size
-        state.step_encoded.append((key, state.requests_by_row[row].request, index))
+        if req_state.media_work:
+            state.work_left -= req_state.media_work[index]
+        state.step_encoded.append((key, req_state.request, index))
+
+
+def _evict(state: State, keys: tuple[bytes, ...]) -> None:
+    for key in keys:
+        state.encoder.evict(key)
+        state.step_encoded = [item for item in state.step_encoded if item[0] != key]
+    state.step_evicted += keys
+
+
+def encode_part(state: State, event: ev.Encoded) -> None:
+    """The open step computes a part of an item; with the last one its output is in the cache."""
+    state.is_open = True
+    request_id, index, until, evict = event.request_id, event.index, event.until, event.evict
+    req_state = state.requests[request_id]
+    key, before = req_state.media_keys[index], state.part
+    if before is not None and before.key != key:
+        drop_part(state)
+        before = None
+    _evict(state, evict)
+    state.step_part = state.part = Part(request_id, key, index, before.until if before else 0, until)
+    if until >= req_state.media_work[index]:
+        state.part = None
+        state.encoder.add(key, req_state.request.media[index].num_embeds)
+        state.step_encoded.append((key, req_state.request, index))
+
+
+def drop_part(state: State) -> None:
+    """What was computed of the item under way is needed no longer, or cannot be relied on."""
+    if state.part is not None:
+        state.encoder.dropped.append(state.part.key)
+        state.part = None
+
+
+def leave_part(state: State, request_id: str) -> None:
+    """A request ended. Another one may wait for the item that is encoded for it: that one has it now."""
+    part = state.part
+    if part is None or part.request_id != request_id:
+        return
+    for name, req_state in state.requests.items():
+        if part.key in req_state.media_keys:
+            state.part = part._replace(request_id=name, item=req_state.media_keys.index(part.key))
+            return
+    drop_part(state)
 
 
 def reference_media(state: State, row: int) -> None:

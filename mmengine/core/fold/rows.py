@@ -169,7 +169,8 @@ def weigh_drafts(state: State, goodput: Goodput, flight: Flight, event: ev.Execu
         drafts = int(scheduled.sum())
         if drafts:
             goodput.judge(sampled, state.drafter[sampled], scheduled, event.counts)
-    only_decodes = len(sampled) == len(rows) == flight.num_tokens - drafts and not flight.encoded
+    only_decodes = len(sampled) == len(rows) == flight.num_tokens - drafts
+    only_decodes = only_decodes and not flight.encoded and not flight.part_of
     tokens, made = len(event.token_ids) // 4, len(event.drafts) // 4
     ns = event.device_ns + event.host_ns
     goodput.ran(rows, drafts, tokens, made, ns, only_decodes, asked)

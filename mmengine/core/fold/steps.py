@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mmengine.core.fold.media import release_media
+from mmengine.core.fold.media import drop_part, release_media
 from mmengine.core.fold.rows import drop_host_blocks, free_rows_left, take_drafts, take_runs, weigh_drafts
 from mmengine.core.state.columns import BROKEN, LEFT, LOST, STOPPED
 from mmengine.core.state.flight import Flight
@@ -88,6 +88,8 @@ def executed(state: State, event: ev.Executed) -> None:
     if state.suspects:
         for row in sampled[state.ended[sampled] < BROKEN].tolist():
             state.clear_suspicion(state.requests_by_row[row])
+        if flight.part_of in state.requests:
+            state.clear_suspicion(state.requests[flight.part_of])
     if state.leaving:
         free_rows_left(state)
 
@@ -98,6 +100,7 @@ def failed(state: State, event: ev.Failed) -> None:
     void = [oldest]
     while state.flights:
         void.append(land(state))
+    drop_part(state)
     for flight in void:
         _forget(state, flight)
     for row in np.unique(np.concatenate([flight.rows for flight in void])).tolist():
@@ -105,9 +108,22 @@ def failed(state: State, event: ev.Failed) -> None:
             state.requests_by_row[row].detail = event.error
             state.ended[row] = LOST
     lost = [state.requests_by_row[row] for row in oldest.rows.tolist() if state.ended[row] == LOST]
+    owner = state.requests.get(oldest.part_of)
+    if owner is not None and owner in lost:
+        owner = None
     for req_state in lost:
-        _blame(state, req_state, len(oldest.rows))
+        _blame(state, req_state, len(oldest.rows) + (owner is not None))
+    if owner is not None:
+        _blame_for_part(state, owner, len(oldest.rows) + 1, event.error)
     free_rows_left(state)
+
+
+def _blame_for_part(state: State, owner: RequestState, num_requests: int, error: str) -> None:
+    """The step that failed computed a part of its item, and no token: it keeps the row that it has."""
+    _blame(state, owner, num_requests)
+    if owner.failures > state.config.max_retries:
+        owner.detail = error
+        state.grammar_failed.append(owner.request.request_id)
 
 
 def _blame(state: State, req_state: RequestState, num_rows: int) -> None:

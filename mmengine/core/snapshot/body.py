@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 
 from mmengine.core.snapshot.form import INTS, INTS_OR_NONE, LIST, MANY_INTS, ROWS, SET
+from mmengine.core.state.flight import Part
 from mmengine.core.state.goodput import NOBODY_ASKED, Saved
 from mmengine.events import vocabulary as ev
 
@@ -57,6 +58,7 @@ class Step(msgspec.Struct, array_like=True):
     gone: Annotated[tuple[bytes, ...], LIST]
     swapped: tuple[str, ...]
     asked: int = NOBODY_ASKED
+    part_of: str = ""
 
 
 class Pool(msgspec.Struct, array_like=True):
@@ -140,3 +142,6 @@ class Body(msgspec.Struct):
     kept_grammars: tuple[tuple[int, str, str], ...] = ()  # slot, kind, source
     unreceived: bytes = b""
     unreceived_digest: bytes = b""
+    work_left: int = 0
+    part: Part | None = None
+    step_part: Part | None = None

@@ -56,6 +56,8 @@ def _add_request(state: State, saved: Known) -> RequestState:
         tokens=np.concatenate((request.prompt_token_ids, array(saved.outputs))),
         media_keys=tuple(encoder_key(item.mm_hash, request.cache_salt) for item in request.media),
     )
+    state.weigh_media(req_state)
+    state.num_large += req_state.has_large
     state.requests[request.request_id] = req_state
     if req_state.row != NO_ROW:
         state.requests_by_row[req_state.row] = req_state
@@ -76,6 +78,7 @@ def _fill_open(state: State, body: Body, flight: Flight) -> None:
     state.step_encoded, state.step_swapped = flight.encoded, flight.swapped
     state.step_evicted = flight.gone[len(body.dropped) :]
     state.made_room_for = body.made_room_for
+    state.work_left, state.part, state.step_part = body.work_left, body.part, body.step_part
     for name, parts in body.copies.items():
         state.step_copies[name] = [array(part).reshape(-1, 2) for part in parts]
 

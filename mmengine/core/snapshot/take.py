@@ -59,6 +59,9 @@ def body_of(state: State, started: ev.Started, sequence: int) -> Body:
         leaving=tuple((row, tuple(keys)) for row, keys in state.leaving.items()),
         goodput=state.goodput.saved() if state.goodput is not None else None,
         kept_grammars=kept.saved(),
+        work_left=state.work_left,
+        part=state.part,
+        step_part=state.step_part,
     )
 
 

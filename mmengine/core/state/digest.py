@@ -149,7 +149,8 @@ def _pools(state: State) -> Iterator[bytes]:
     yield pool.free_list.order().tobytes()
     yield pool.index.content.tobytes()
     entries = [(key, entry.size, entry.references) for key, entry in encoder.entries.items()]
-    yield msgspec.msgpack.encode((entries, list(encoder.idle)))
+    part = (state.part,) if state.config.encoder_piece else ()
+    yield msgspec.msgpack.encode((entries, list(encoder.idle), *part))
     yield np.array((state.step, state.num_arrived), np.int64).tobytes()
     yield np.array(state.free_rows, np.int32).tobytes()
     yield state.free_host_blocks.tobytes()

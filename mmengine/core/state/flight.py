@@ -1,12 +1,24 @@
 """A step between its last decision and its result."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from mmengine.core.state.goodput import NOBODY_ASKED
 from mmengine.core.state.request_state import RequestState
 from mmengine.request import Request
+
+
+class Part(NamedTuple):
+    """Of an item that is encoded over several steps, by its number in a request: the work from `start` to
+    `until` of all that it takes."""
+
+    request_id: str
+    key: bytes
+    item: int
+    start: int
+    until: int
 
 
 @dataclass(slots=True, eq=False)
@@ -27,3 +39,4 @@ class Flight:
     gone: list[bytes] = field(default_factory=list)  # encoder keys that its executor is told to drop
     swapped: list[RequestState] = field(default_factory=list)  # whose KV it copies to the host
     asked: int = NOBODY_ASKED  # of a dispatched step: up to which number drafters may draft behind it
+    part_of: str = ""  # the request of whose item it computes a part

@@ -33,6 +33,8 @@ class RequestState:
     cancelled: str = ""
     detail: str = ""  # how the text ended, or what went wrong
     held_media: set[int] = field(default_factory=set)  # indices of items it references
+    media_work: tuple[int, ...] = ()  # to encode each item; (): it does not matter to this engine
+    has_large: bool = False  # an item of it takes more than a step may
 
     @property
     def num_prompt(self) -> int:

@@ -13,13 +13,14 @@ from numpy.lib.stride_tricks import sliding_window_view
 from mmengine.config import EngineConfig
 from mmengine.core.state.blocks import BlockPool
 from mmengine.core.state.columns import NEVER, Columns, frozen, make_columns
-from mmengine.core.state.flight import Flight
+from mmengine.core.state.flight import Flight, Part
 from mmengine.core.state.goodput import Goodput
 from mmengine.core.state.history import History
 from mmengine.core.state.kept_grammars import KeptGrammars
 from mmengine.core.state.policy import Policy, policy_of
 from mmengine.core.state.request_state import NO_ROW, RequestState
 from mmengine.encoder_cache.cache import EncoderCache, encoder_key
+from mmengine.encoder_cache.work import work_of
 from mmengine.events import vocabulary as ev
 from mmengine.request import Request
 
@@ -53,6 +54,8 @@ class State(Columns[np.ndarray]):
         self.num_preempted = 0
         self.blocks = BlockPool(config.num_blocks, config.block_size, self.content_width)
         self.encoder = EncoderCache(config.encoder_cache_size)
+        self.part: Part | None = None  # of the item that is being encoded: what was scheduled of it last
+        self.num_large = 0  # requests with an item that takes more than a step may
         self.free_host_blocks = np.arange(config.swap_blocks, dtype=np.int32)[::-1]  # the last goes next
         # Whether any row has drafts behind its known tokens, and any step verifies some; if in doubt, True.
         self.has_drafts = self.verifies = False
@@ -82,6 +85,8 @@ class State(Columns[np.ndarray]):
         self.preempted_in_step = False
         self.tokens_left = self.config.token_budget
         self.encoder_left = self.config.encoder_budget
+        self.work_left = self.config.encoder_piece  # encoder work, of items that are encoded whole
+        self.step_part: Part | None = None
         self.scan_from = 0  # waiting requests before it were passed over in this step
         self.step_rows = _NO_ROWS  # of the open step, in order
         self.step_filled: list[np.ndarray] = []  # blocks whose content the open step completes
@@ -107,8 +112,17 @@ class State(Columns[np.ndarray]):
         if len(request.outputs):
             tokens = np.concatenate((tokens, request.outputs))
         state = RequestState(request, self.num_arrived, tokens, keys)
+        self.weigh_media(state)
         self.num_arrived += 1
         return state
+
+    def weigh_media(self, req_state: RequestState) -> None:
+        """What its items take to encode, where a step has a limit for that."""
+        piece, even = self.config.encoder_piece, self.config.encoder_even_patches
+        media = req_state.request.media
+        if piece and media:
+            req_state.media_work = tuple(work_of(item.grid, even) for item in media)
+            req_state.has_large = max(req_state.media_work) > piece
 
     def sampled_rows(self) -> np.ndarray:
         """Rows of the step whose result comes next that give tokens, intp."""
@@ -146,4 +160,5 @@ class State(Columns[np.ndarray]):
             self.step_encoded,
             [*self.encoder.dropped, *self.step_evicted],
             self.step_swapped,
+            part_of=self.step_part.request_id if self.step_part is not None else "",
         )

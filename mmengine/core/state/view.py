@@ -9,6 +9,7 @@ import numpy as np
 
 from mmengine.config import EngineConfig
 from mmengine.core.state.columns import COLUMNS, WIDE_COLUMNS, Columns, ReadOnlyArray, never_assigned
+from mmengine.core.state.flight import Part
 from mmengine.core.state.policy import Policy
 from mmengine.core.state.reading import (
     BlocksView,
@@ -30,6 +31,10 @@ class _Replaced:
     """What a state replaces as it goes: a view reads it of the state each time."""
 
     num_with_media: int
+    num_large: int
+    part: Part | None
+    step_part: Part | None
+    work_left: int
     running: ReadOnlyArray
     has_drafts: bool
     verifies: bool

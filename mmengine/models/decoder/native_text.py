@@ -16,6 +16,7 @@ from mmengine.models.decoder.rotary import Rotary
 from mmengine.models.decoder.tensors import EMBEDDING, HEAD, NORM
 from mmengine.models.plugin import AttentionPort, AuxHiddenStates
 from mmengine.models.reader import WeightReader
+from mmengine.models.step_progress import tell
 from mmengine.native.decoder import Decoder
 from mmengine.native.decoder_weights import Sizes
 from mmengine.native.linear import PackedLinear
@@ -70,5 +71,6 @@ class NativeTextDecoder:
         """embeds [t, hidden], deepstack [n, t, hidden] (zero at text) or None, positions int64 [3, t]
         to normed hidden states [t, hidden]. Fills the rows of `aux_hidden_states`."""
         cos, sin = self._rotary.rows(positions)
+        tell()  # what was encoded for the step is; the layers are one call
         aux_rows = None if aux_hidden_states is None else (aux_hidden_states.layers, aux_hidden_states.rows)
         return self._decoder.forward(embeds, deepstack, cos, sin, attention, aux_rows)

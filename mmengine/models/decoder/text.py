@@ -18,6 +18,7 @@ from mmengine.models.decoder.tensors import EMBEDDING, HEAD, NORM
 from mmengine.models.plugin import AttentionPort, AuxHiddenStates
 from mmengine.models.reader import WeightReader
 from mmengine.models.sharding import Shard
+from mmengine.models.step_progress import tell
 from mmengine.native.decoder_weights import LayerWeights
 
 
@@ -84,6 +85,7 @@ class TextDecoder:
             hidden = hidden + self._sum(layer.down(F.silu(gate) * up))
             if deepstack is not None and index < len(deepstack):
                 hidden = hidden + deepstack[index]
+            tell()
         if aux_hidden_states is not None:
             aux_layer(aux_hidden_states, len(self._layers), hidden)
         return self._rms_norm(hidden, self._norm, eps)

@@ -74,9 +74,7 @@ def attend_torch(qkv: Tensor, num_heads: int, pack: Rotation) -> Tensor:
     of equal length go together, so bring those together."""
     head_dim = qkv.shape[1] // (3 * num_heads)
     qkv = qkv.view(len(qkv), 3 * num_heads, head_dim)
-    qk = qkv[:, : 2 * num_heads].float()
-    cos, sin = pack.cos.unsqueeze(1), pack.sin.unsqueeze(1)
-    qk = (qk * cos + qk.roll(head_dim // 2, -1) * sin).to(qkv.dtype)
+    qk = _turned(qkv[:, : 2 * num_heads], pack.cos, pack.sin)
     mixed = []
     start = 0
     for count, length in equal_neighbours(pack.lengths):
@@ -89,6 +87,32 @@ def attend_torch(qkv: Tensor, num_heads: int, pack: Rotation) -> Tensor:
         mixed.append(out.transpose(1, 2).reshape(count * length, num_heads * head_dim))
         start = stop
     return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+
+
+def _turned(qk: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """q and k [p, heads, head_dim] by the angles of their patches, float32 [p, head_dim]."""
+    wide = qk.float()
+    return (wide * cos.unsqueeze(1) + wide.roll(wide.shape[2] // 2, -1) * sin.unsqueeze(1)).to(qk.dtype)
+
+
+def rotated(qkv: Tensor, num_heads: int, cos: Tensor, sin: Tensor) -> Tensor:
+    """qkv [p, 3 * num_heads * head_dim] with q and k rotated."""
+    heads = qkv.view(len(qkv), 3 * num_heads, -1)
+    qk = _turned(heads[:, : 2 * num_heads], cos, sin)
+    return torch.cat((qk, heads[:, 2 * num_heads :]), 1).view(qkv.shape)
+
+
+def attend_turned(qkv: Tensor, num_heads: int, pack: Rotation, rows: slice) -> Tensor:
+    """As `attend_torch`, of the patches `rows` alone: qkv of all patches, rotated."""
+    q, k, v = qkv.view(len(qkv), 3, num_heads, -1).permute(1, 2, 0, 3)
+    mixed = []
+    for begin, end in zip(pack.starts[:-1].tolist(), pack.starts[1:].tolist(), strict=True):
+        first, last = max(begin, rows.start), min(end, rows.stop)
+        if first < last:
+            own = slice(begin, end)
+            out = F.scaled_dot_product_attention(q[None, :, first:last], k[None, :, own], v[None, :, own])
+            mixed.append(out[0].transpose(0, 1).reshape(last - first, -1))
+    return torch.cat(mixed)
 
 
 def equal_neighbours(lengths: Sequence[int]) -> list[tuple[int, int]]:

@@ -5,7 +5,6 @@ With the CPU kernels, and on a GPU in 16 bits, attention is one call a layer, wh
 with torch alone frames of equal length are brought together, a batched call per length and layer.
 """
 
-import ctypes
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,68 +16,27 @@ from torch import Tensor
 
 from mmengine.gpu.vision_ops import vision_ops
 from mmengine.models.reader import WeightReader
+from mmengine.models.step_progress import tell
 from mmengine.models.vision.config import VisionConfig
 from mmengine.models.vision.grid_positions import interpolation, patch_coordinates
+from mmengine.models.vision.layers import Block, LayerReader, Merger
 from mmengine.models.vision.segments import (
     Rotation,
     attend_native,
     attend_packed,
     attend_torch,
+    attend_turned,
     upload,
 )
 from mmengine.native.library import load
-from mmengine.native.linear import PackedLinear
 from mmengine.native.vision import vision_kernels
 
 _WIDE = 512  # hidden size from which torch's float32 products of many rows are faster than packed ones
 _MAX_CACHED_PATCHES = 16384  # grids whose position tables are kept, by patches of one frame
+_MAX_INTERPOLATED = 4096  # patches whose positions are interpolated at once
 
 
-@dataclass(slots=True)
-class _Norm:
-    weight: Tensor
-    bias: Tensor
-    eps: float
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.bias.shape, self.weight, self.bias, self.eps)
-
-
-@dataclass(slots=True)
-class TorchLinear:
-    """What PackedLinear is without the kernels."""
-
-    weight: Tensor  # [out, in]
-    bias: Tensor
-
-    def __call__(self, x: Tensor, *, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """Without a residual, `out` is left as it is."""
-        y = F.linear(x, self.weight, self.bias)
-        return y if residual is None else torch.add(residual, y, out=out)
-
-
-_Linear = PackedLinear | TorchLinear
 Attend = Callable[[Tensor, Tensor | None], Tensor]  # qkv and what may be written over, to what is attended
-
-
-@dataclass(slots=True)
-class _Block:
-    norm1: _Norm
-    qkv: _Linear
-    proj: _Linear
-    norm2: _Norm
-    fc1: _Linear
-    fc2: _Linear
-
-
-@dataclass(slots=True)
-class _Merger:
-    """Joins merge x merge patches into one embedding of the text model's width."""
-
-    norm: _Norm
-    norm_after_join: bool
-    fc1: _Linear
-    fc2: _Linear
 
 
 @dataclass(slots=True)
@@ -103,11 +61,11 @@ class VisionTower:
         self.ops = vision_ops(device, self.dtype, config.head_dim)
         pays = config.hidden_size < _WIDE or self.dtype == torch.bfloat16
         library = load() if self._kernels is not None and pays else None
-        read = _Reader(weights, library, config.norm_eps)
+        read = LayerReader(weights, library, config.norm_eps)
         self._patch = read.linear("visual.patch_embed.proj")  # a convolution whose stride is its kernel
-        self._blocks = [read.block(i) for i in range(config.depth)]
-        self._merger = read.merger("visual.merger", norm_after_join=False)
-        self._taps = {
+        self.blocks = [read.block(i) for i in range(config.depth)]
+        self.merger = read.merger("visual.merger", norm_after_join=False)
+        self.taps = {
             layer: read.merger(f"visual.deepstack_merger_list.{i}", norm_after_join=True)
             for i, layer in enumerate(config.deepstack_layers)
         }
@@ -121,7 +79,7 @@ class VisionTower:
         to [sum of t * h * w / merge², (1 + num_deepstack) * out_hidden]: the merged embedding, then
         the deepstack features in the order the text model adds them. ValueError if p is not the
         grids' sum or a side is no multiple of the merge size."""
-        self._check(patches, grids)
+        self.check(patches, grids)
         pixels = patches.to(self.device, non_blocking=True)
         order = sorted(range(len(grids)), key=lambda i: grids[i][1] * grids[i][2])
         if self._kernels is not None or self.ops is not None or order == list(range(len(grids))):
@@ -132,7 +90,7 @@ class VisionTower:
         parts = features.split([sizes[i] // self.config.merge_size**2 for i in order])
         return torch.cat([parts[order.index(i)] for i in range(len(grids))])
 
-    def _check(self, patches: Tensor, grids: Sequence[tuple[int, int, int]]) -> None:
+    def check(self, patches: Tensor, grids: Sequence[tuple[int, int, int]]) -> None:
         if patches.dtype != torch.uint8 or patches.shape[1:] != (self.config.patch_width,):
             raise ValueError(
                 f"the patches of grids are uint8 [p, {self.config.patch_width}], not {patches.dtype} "
@@ -179,15 +137,42 @@ class VisionTower:
         hidden = self._patch(self._normalised(pixels), residual=positions, out=hidden)
         taps = []
         qkv = mixed = inner = None  # made by the first layer, written over by the others
-        for index, block in enumerate(self._blocks):
+        for index, block in enumerate(self.blocks):
             qkv = block.qkv(block.norm1(hidden), out=qkv)
             mixed = attend(qkv, mixed)
-            block.proj(mixed, residual=hidden, out=hidden)
-            inner = block.fc1(block.norm2(hidden), out=inner)
-            block.fc2(self._gelu(inner), residual=hidden, out=hidden)
-            if index in self._taps:
-                taps.append(self._merge(self._taps[index], hidden))
-        return torch.cat([self._merge(self._merger, hidden), *taps], dim=-1, out=features)
+            inner = self.finish_block(block, mixed, hidden, inner)
+            if index in self.taps:
+                taps.append(self.merge(self.taps[index], hidden))
+            tell()
+        return torch.cat([self.merge(self.merger, hidden), *taps], dim=-1, out=features)
+
+    def embed_patches(self, pixels: Tensor, hidden: Tensor) -> None:
+        """Add pixels on the device, uint8 [n, patch_width], to their positions [n, hidden]."""
+        self._patch(self._normalised(pixels), residual=hidden, out=hidden)
+
+    def finish_block(
+        self, block: Block, mixed: Tensor, hidden: Tensor, inner: Tensor | None = None
+    ) -> Tensor:
+        """What stands behind the attention of a layer, whose `mixed` [n, hidden] is given, added to `hidden`
+        of the same patches. Gives what may be written over by another call with as many, as `inner`."""
+        block.proj(mixed, residual=hidden, out=hidden)
+        inner = block.fc1(block.norm2(hidden), out=inner)
+        block.fc2(self._gelu(inner), residual=hidden, out=hidden)
+        return inner
+
+    @property
+    def has_kernels(self) -> bool:
+        """Those of the CPU."""
+        return self._kernels is not None
+
+    def attend_rows(self, qkv: Tensor, pack: Rotation, rows: slice) -> Tensor:
+        """Of the patches `rows` of a pack, on a CPU: [n, hidden]. `qkv` of all of them, rotated where there
+        are no kernels."""
+        if self._kernels is None:
+            return attend_turned(qkv, self.config.num_heads, pack, rows)
+        out = qkv.new_empty(rows.stop - rows.start, qkv.shape[1] // 3)
+        self._kernels.attend(qkv, pack.starts, pack.cos, pack.sin, out, rows.start)
+        return out
 
     def _normalised(self, pixels: Tensor) -> Tensor:
         if self._kernels is None:
@@ -213,7 +198,7 @@ class VisionTower:
         self._kernels.gelu(x)
         return x
 
-    def _merge(self, merger: _Merger, hidden: Tensor) -> Tensor:
+    def merge(self, merger: Merger, hidden: Tensor) -> Tensor:
         width = self.config.merge_size**2 * self.config.hidden_size
         if merger.norm_after_join:
             joined = merger.norm(hidden.view(-1, width))
@@ -238,8 +223,11 @@ class VisionTower:
         rows, columns = patch_coordinates(height, width, self.config.merge_size)
         corners = interpolation(rows, columns, height, width, self.config.num_positions)
         taps, shares = (upload(torch.from_numpy(array), self.device) for array in corners)
-        learned = F.embedding(taps, self._positions)  # [patches, 4, hidden]
-        positions = (learned * shares[:, :, None]).sum(1).to(self.dtype)
+        positions = torch.empty(len(rows), self.config.hidden_size, dtype=self.dtype, device=self.device)
+        for start in range(0, len(rows), _MAX_INTERPOLATED):  # four times as large in between
+            some = slice(start, start + _MAX_INTERPOLATED)
+            learned = F.embedding(taps[some], self._positions)  # [patches, 4, hidden]
+            positions[some] = (learned * shares[some, :, None]).sum(1).to(self.dtype)
         coordinates = torch.from_numpy(np.stack((rows, columns), 1)).float()  # [patches, 2]
         angles = upload((coordinates[:, :, None] * self._inv_freq).flatten(1), self.device)
         cos, sin = angles.cos(), angles.sin()
@@ -249,36 +237,3 @@ class VisionTower:
 def normalise(pixels: Tensor) -> Tensor:
     """uint8 to float32, (x / 255 - 0.5) / 0.5: bit for bit what the reference's Pillow backend gives."""
     return pixels.float().div_(255.0).sub_(0.5).div_(0.5)
-
-
-class _Reader:
-    """Layers by their canonical names; `library` None: torch's linears."""
-
-    def __init__(self, weights: WeightReader, library: ctypes.CDLL | None, norm_eps: float) -> None:
-        self._weights, self._library, self._norm_eps = weights, library, norm_eps
-
-    def linear(self, name: str) -> _Linear:
-        weight = self._weights.read(f"{name}.weight").flatten(1)
-        bias = self._weights.read(f"{name}.bias")
-        if self._library is None:
-            return TorchLinear(weight, bias)
-        return PackedLinear(self._library, weight, bias)
-
-    def norm(self, name: str) -> _Norm:
-        weight, bias = self._weights.read(f"{name}.weight"), self._weights.read(f"{name}.bias")
-        return _Norm(weight, bias, self._norm_eps)
-
-    def block(self, index: int) -> _Block:
-        name = f"visual.blocks.{index}"
-        return _Block(
-            self.norm(f"{name}.norm1"),
-            self.linear(f"{name}.attn.qkv"),
-            self.linear(f"{name}.attn.proj"),
-            self.norm(f"{name}.norm2"),
-            self.linear(f"{name}.mlp.linear_fc1"),
-            self.linear(f"{name}.mlp.linear_fc2"),
-        )
-
-    def merger(self, name: str, *, norm_after_join: bool) -> _Merger:
-        fc1, fc2 = self.linear(f"{name}.linear_fc1"), self.linear(f"{name}.linear_fc2")
-        return _Merger(self.norm(f"{name}.norm"), norm_after_join, fc1, fc2)

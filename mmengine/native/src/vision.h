@@ -16,12 +16,12 @@ typedef struct {
   const float* sin;       // [patches, head_dim], the first half negated
 } mm_segments;
 
-// Each patch attends to all patches of its segment. qkv: [patches, 3 * num_heads * head_dim], q then k
-// then v; out: [patches, num_heads * head_dim]. Strides are in elements between patches. A patch's
-// result depends on its own segment alone, not on the others nor on the number of threads. Gives 0, or 1
-// where memory for the work could not be had.
-int32_t mm_vision_attention(const mm_segments* segments, const void* qkv, int64_t qkv_stride, void* out,
-                            int64_t out_stride);
+// Each patch of [first, last) attends to all patches of its segment. qkv: [patches, 3 * num_heads * head_dim],
+// q then k then v; out: [last - first, num_heads * head_dim]. Strides are in elements between patches. A
+// patch's result depends on its own segment alone, not on the others, on the patches that are asked for with
+// it, nor on the number of threads. Gives 0, or 1 where memory for the work could not be had.
+int32_t mm_vision_attention(const mm_segments* segments, const void* qkv, int64_t qkv_stride, int64_t first,
+                            int64_t last, void* out, int64_t out_stride);
 
 // x = gelu(x) in its tanh form, `count` values in place.
 void mm_vision_gelu(void* x, int64_t count, int32_t dtype);

@@ -19,7 +19,7 @@ struct VisionTask {
   const void* qkv;
   int64_t qkv_stride;
   void* out;
-  int64_t out_stride;
+  int64_t out_stride, out_query;  // whose result stands first in `out`
   int64_t start, stop, query0, query1;
   int head;
 };
@@ -58,7 +58,8 @@ class SegmentSource {
   const T* key(int i, T* room) const { return turned(1, task_.start + i, room); }
   const T* value(int i) const { return at(2, task_.start + i); }
   T* out(int i) const {
-    return (T*)task_.out + (task_.query0 + i) * task_.out_stride + (int64_t)task_.head * head_dim();
+    return (T*)task_.out + (task_.query0 + i - task_.out_query) * task_.out_stride +
+           (int64_t)task_.head * head_dim();
   }
 
  private:
@@ -81,8 +82,11 @@ class SegmentSource {
 using Fp32 = Flash<VectorTiles, SegmentSource<float>>;
 using Bf16 = Flash<Bf16Tiles, SegmentSource<uint16_t>>;
 
+// Of the queries [query0, query1) those that lie in the segment.
 void attend_segment(const VisionTask& whole, void* scratch) {
-  const int64_t length = whole.stop - whole.start, heads = whole.segments->num_heads;
+  const int64_t first = whole.query0 > whole.start ? whole.query0 : whole.start;
+  const int64_t last = whole.query1 < whole.stop ? whole.query1 : whole.stop;
+  const int64_t length = last - first, heads = whole.segments->num_heads;
   if (length <= 0) return;
   const int64_t chunks = (length + kQueryChunk - 1) / kQueryChunk;
   const int64_t chunk = round_up((length + chunks - 1) / chunks, 32);
@@ -90,8 +94,8 @@ void attend_segment(const VisionTask& whole, void* scratch) {
   for (int64_t n = 0; n < chunks * heads; n++) {
     VisionTask task = whole;
     task.head = (int)(n % heads);
-    task.query0 = whole.start + n / heads * chunk;
-    task.query1 = task.query0 + chunk < whole.stop ? task.query0 + chunk : whole.stop;
+    task.query0 = first + n / heads * chunk;
+    task.query1 = task.query0 + chunk < last ? task.query0 + chunk : last;
     if (task.query0 >= task.query1) continue;
     if (whole.segments->dtype == 0)
       Fp32::run(SegmentSource<float>(task), scratch);
@@ -114,7 +118,7 @@ int64_t scratch_bytes(const mm_segments* segments) {
 }  // namespace mm
 
 extern "C" int32_t mm_vision_attention(const mm_segments* segments, const void* qkv, int64_t qkv_stride,
-                                       void* out, int64_t out_stride) {
+                                       int64_t first, int64_t last, void* out, int64_t out_stride) {
   using namespace mm;
   const int64_t bytes = scratch_bytes(segments);
 #if defined(_OPENMP)
@@ -132,8 +136,8 @@ extern "C" int32_t mm_vision_attention(const mm_segments* segments, const void* 
     char* own = scratch;
 #endif
     for (int s = 0; s < segments->num_segments; s++)
-      attend_segment({segments, qkv, qkv_stride, out, out_stride, segments->starts[s], segments->starts[s + 1],
-                      0, 0, 0},
+      attend_segment({segments, qkv, qkv_stride, out, out_stride, first, segments->starts[s],
+                      segments->starts[s + 1], first, last, 0},
                      own);
   }
   free(scratch);

@@ -75,6 +75,10 @@ def _own(state: State, event: ev.Event) -> tuple[str, dict[str, Any]]:
             return _queued(state, event)
         case ev.Admitted():
             return _admitted(state, event)
+        case ev.Encoded(index=index, until=until):
+            work = state.requests[event.request_id].media_work[index]
+            text = f"encodes a part of item {index}: {until} of {work} of its work is done then"
+            return text, {"encode": [index], "until": until, "work": work}
         case ev.Preempted():
             tokens, blocks = int(state.num_tokens[event.row]), int(state.num_blocks[event.row])
             where = "its KV goes to the host" if event.mode == "swap" else "its KV is dropped"

@@ -43,7 +43,7 @@ class MediaTrail:
 
 def _cause(state: State, record: Record) -> tuple[str, str]:
     match record.event:
-        case ev.Admitted(request_id=name):
+        case ev.Admitted(request_id=name) | ev.Encoded(request_id=name):
             return "evicted", name
         case ev.Scheduled(encode=encode):
             rows = [state.requests_by_row[row] for _, row, _ in encode]

@@ -19,6 +19,7 @@ from mmengine.events import vocabulary as ev
 
 BLOCKS, ROWS, TOKENS = "blocks", "rows", "token budget"
 ENCODER_BUDGET, ENCODER_CACHE = "encoder budget", "encoder cache"  # as Shortage names them
+ENCODER_WORK, ENCODER_PIECES = "encoder work", "encoder pieces"  # likewise
 GRAMMAR, GROUP, BEHIND, FLIGHT = "grammar", "group prefill", "behind", "in flight"
 GAVE_WAY, PREEMPTING, PREFILL_FIRST, OTHER = "gave way", "preempting step", "prefill first", "other rules"
 TRIAL = "trial"
@@ -55,6 +56,10 @@ _SENTENCES = {
     "had: {r.short} short",
     ENCODER_BUDGET: "its image or video needs {r.needed} embeddings of the encoder budget, and {r.free} are "
     "left: {r.short} short",
+    ENCODER_WORK: "its image or video takes {r.needed} of the step's encoder work, and {r.free} is left: "
+    "{r.short} short",
+    ENCODER_PIECES: "its image or video is encoded in pieces: it takes {r.needed} of encoder work, and a "
+    "step {r.free}",
     GRAMMAR: "its grammar is not compiled yet",
     GROUP: "it waits for {r.other}, which computes the prompt that both share",
     BEHIND: "it stands behind {r.other}, which comes first and does not fit",
@@ -84,6 +89,9 @@ class Reasons:
             case ev.Admitted(request_id=name):
                 self._ask_running(None)
                 self._pass_over(name)
+            case ev.Encoded():  # opens a step, and closes it: who is not in it by now gets nothing
+                self._ask_running(None)
+                self._ask_waiting()
             case ev.Preempted(request_id=name):
                 self._found[name] = Reason(name, GAVE_WAY)
 

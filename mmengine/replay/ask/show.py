@@ -161,6 +161,8 @@ def step_lines(log: CheckedLog | Path) -> Iterator[StepLine]:
                     encoded += len(encode)
                 case ev.Admitted(encode=encode):
                     admitted, encoded = admitted + 1, encoded + len(encode)
+                case ev.Encoded(request_id=name, index=index, until=until):
+                    encoded += until >= state.requests[name].media_work[index]
                 case ev.Dispatched() | ev.Executed() | ev.Failed() if state.is_open:
                     line = _decided(state, state.open_step(), admitted, encoded, preempted)
                     decided.append(None if is_before else line)

@@ -161,6 +161,8 @@ class _Redactor:
             case ev.Evicted():
                 keys, used = map(self._key_of, event.keys), map(self._key_of, event.used)
                 return replace(event, keys=tuple(keys), used=tuple(used))
+            case ev.Encoded():
+                event = replace(event, evict=tuple(map(self._key_of, event.evict)))
             case ev.Preempted():
                 event = replace(event, mode=hashes.text(event.mode), reason=hashes.text(event.reason))
             case ev.Failed():

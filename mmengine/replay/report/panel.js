@@ -108,6 +108,8 @@ function reasonOf(data, segment, step, ahead = "another") {
     "token budget": "the token budget is spent",
     "encoder budget": `encoder budget: needs ${needed}`,
     "encoder cache": `encoder cache: needs ${needed}`,
+    "encoder work": `encoder work: needs ${needed}`,
+    "encoder pieces": `encoded in pieces: takes ${needed}`,
     grammar: "its grammar is not compiled yet",
     "group prefill": "another computes the prompt they share",
     behind: `behind ${ahead}`,

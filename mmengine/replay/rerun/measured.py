@@ -78,6 +78,8 @@ class Watch:
                 measured.meter.admitted(self._names[name], event.row, computed)
                 measured.meter.num_encoded += len(encode)
                 self._admitted = name, len(encode)
+            case ev.Encoded(request_id=name, index=index, until=until):
+                measured.meter.num_encoded += until >= state.requests[name].media_work[index]
             case ev.Preempted():
                 measured.meter.preempted()
             case ev.Executed():

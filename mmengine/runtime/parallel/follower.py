@@ -61,7 +61,10 @@ class FollowingRunner(ModelRunner):
                 self._features.drop(key)
             if plan.encode:
                 self._receive(plan, group, dtype)
-            self._forward(plan, runs_of(plan), None)
+            if len(plan.rows):
+                self._forward(plan, runs_of(plan), None)
+            else:
+                self._kv.copy(plan)
 
     def _receive(self, plan: StepPlan, group: StepGroup, dtype: torch.dtype) -> None:
         spec = self._model.spec

@@ -126,6 +126,8 @@ class StepGroup:
         if plan.encode:
             shape = (num_embeds(plan), (1 + self._spec.num_deepstack) * self._spec.hidden_size)
             expected.append((self._broadcast, shape, self._dtype))
+        if not len(plan.rows):
+            return expected
         graphs = self.graphs
         frame = graphs.find(plan) if graphs is not None else None
         if graphs is not None and isinstance(frame, Frame):

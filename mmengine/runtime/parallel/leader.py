@@ -34,6 +34,8 @@ class LeadingModel:
         self.batch_invariant = False  # it is refused where a model is cut
         self.encode, self.forward, self.logits = model.encode, model.forward, model.logits
         self.capturable_encoder = getattr(model, "capturable_encoder", lambda largest: None)
+        if hasattr(model, "encode_in_parts"):
+            self.encode_in_parts = model.encode_in_parts
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         return self._model.embed(self._group.token_ids(input_ids))

@@ -35,7 +35,7 @@ class Mirror:
             if isinstance(event, ev.Dispatched):  # closes the step, so its plan comes first
                 plan = batch(self._view, decisions, self._tables)
             self._apply(record)
-            if isinstance(event, (ev.Scheduled, ev.Admitted)):
+            if isinstance(event, (ev.Scheduled, ev.Admitted, ev.Encoded)):
                 decisions.append(event)
         if plan is None and decisions:
             plan = batch(self._view, decisions, self._tables)

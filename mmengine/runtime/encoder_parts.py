@@ -1,0 +1,54 @@
+"""The one item that is encoded over several steps, between them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from mmengine.core.executor import EncodePart
+from mmengine.models.plugin import MediaInput, VisionLanguageModel
+from mmengine.runtime.device.upload import upload_joined
+from mmengine.runtime.features import payload_of
+
+
+class _Encoding(Protocol):
+    def advance(self, until: int, work: int) -> torch.Tensor | None: ...
+
+
+class EncoderParts:
+    """Holds what the encoder computed of an item, which may be a gigabyte, until its last part or `drop`."""
+
+    def __init__(self, model: VisionLanguageModel, even_patches: int, device: torch.device) -> None:
+        self._begin: Callable[..., _Encoding] | None = getattr(model, "encode_in_parts", None)
+        self._even_patches, self._device = even_patches, device
+        self._key = b""
+        self._encoding: _Encoding | None = None
+
+    @property
+    def is_held(self) -> bool:
+        return self._encoding is not None
+
+    def advance(self, part: EncodePart, payloads: Mapping[str, Sequence[MediaInput]]) -> torch.Tensor | None:
+        """Compute a part; with the last one the features, [num_embeds, (1 + num_deepstack) * hidden_size].
+        `payloads`: the media of its request. Raises ExecutorFailed where these are missing."""
+        if self._encoding is None or self._key != part.item.key or not part.start:
+            if part.start and not part.is_last:
+                return None  # it was let go while this step waited: nobody is left who wants it
+            assert self._begin is not None, "only items of an encoder that stops in between come in parts"
+            media = payload_of(part.item, payloads)
+            pixels = upload_joined([media.patches], self._device)
+            self.clear()  # first: two would not fit where one does
+            self._key = part.item.key
+            self._encoding = self._begin(pixels, media.item.grid, self._even_patches)
+        assert self._encoding is not None
+        features = self._encoding.advance(part.until, part.work)
+        if part.is_last:
+            self.clear()
+        return features
+
+    def drop(self, key: bytes) -> None:
+        if key == self._key:
+            self.clear()
+
+    def clear(self) -> None:
+        self._key, self._encoding = b"", None
