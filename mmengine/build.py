@@ -2,12 +2,14 @@
 
 import gc
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from mmengine.checkpoint.model_files import model_weight_files
 from mmengine.config import EngineConfig
 from mmengine.core.continuation import OpenLog, open_log
 from mmengine.core.engine import EngineCore
@@ -16,8 +18,10 @@ from mmengine.core.state.policy import policy_of
 from mmengine.errors import ConfigError, ModelError
 from mmengine.models.loader import resolve_folder
 from mmengine.models.plugin import ModelPlugin, ModelSpec, Processor, Tokenizer, VisionLanguageModel
+from mmengine.models.read_ahead import reading_ahead
 from mmengine.models.registry import plugin_for
 from mmengine.request import GrammarRequest
+from mmengine.runtime.device.cpu import available_memory
 from mmengine.runtime.device.dtypes import DTYPES, name_of
 from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.device.registry import open_device
@@ -88,7 +92,7 @@ def build(
         folder = resolve_folder(model)
         plugin = plugin_for(folder)
         placement = _placement(device, dtype, attention, folder)
-        with placement.device.current():
+        with placement.device.current(), _weights_ahead(folder):
             return _build(
                 folder, plugin, config, placement, opened, resume, stop_watcher_factory, compile_grammar
             )
@@ -96,6 +100,13 @@ def build(
         if opened is not None:
             opened.sink.close()
         raise
+
+
+def _weights_ahead(folder: Path) -> AbstractContextManager[None]:
+    try:
+        return reading_ahead(model_weight_files(folder), available_memory())
+    except ModelError:  # said where the weights are wanted
+        return nullcontext()
 
 
 def _build(

@@ -1,5 +1,7 @@
 """The memory of the KV pool, and attention backends by name."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -28,3 +30,18 @@ def test_blocks_for_memory():
         KVPool(spec, 1, 16, torch.float32, CpuDevice())
     with pytest.raises(ConfigError, match="lower num_blocks"):
         KVPool(spec, 2**40, 16, torch.float32, CpuDevice())
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
+def test_a_pool_takes_memory_when_it_is_written_to():
+    def private():
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:")) * 1024
+
+    before, spec = private(), spec_of(4, 2, 64, layers=2)
+    pool = KVPool(spec, 16_384, 16, torch.bfloat16, CpuDevice())
+    assert pool.blocks.nbytes == 256 * 2**20
+    assert private() - before < 16 * 2**20
+    assert not pool.blocks[:, ::1000].any()
+    pool.blocks[:, 1:9] = 1
+    assert 2**16 <= private() - before < 32 * 2**20

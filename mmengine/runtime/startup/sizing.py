@@ -55,7 +55,7 @@ def resolve(
         memory = Memory(placement.device.memory()[0], 0, features=int(GROWTH * cached * embed_bytes))
         num_blocks = config.num_blocks
         if not num_blocks:
-            room = _kv_bytes_of_cpu(memory.total, blocks_each * block_bytes)
+            room = _kv_bytes_of_cpu(memory.left, blocks_each * block_bytes)
             num_blocks = blocks_for_memory(specs, stored, size, room)
     if config.num_blocks:
         memory.check(num_blocks, block_bytes)
@@ -132,7 +132,8 @@ def _with_cache(
     return cached, dataclasses.replace(memory, features=features, cache_setting="encoder_budget")
 
 
-def _kv_bytes_of_cpu(available: int, full_request: int) -> int:
-    """For the pool of a CPU: what some requests need, and no more than a share of the memory."""
+def _kv_bytes_of_cpu(left: int, full_request: int) -> int:
+    """For the pool of a CPU: what some requests need, and no more than a share of what the weights and a full
+    encoder cache leave; the rest is for steps, and for who else is there."""
     wanted = max(CPU_MIN_BYTES, CPU_FULL_REQUESTS * full_request)
-    return min(wanted, int(available * CPU_MEMORY_SHARE))
+    return min(wanted, int(max(0, left) * CPU_MEMORY_SHARE))
