@@ -31,7 +31,7 @@ from mmengine.runtime.drafting.eagle3.loading import load_head
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.parallel.ranks import Ranks
 from mmengine.runtime.sampling.stops import StopWatcher
-from mmengine.runtime.startup.sizing import resolve
+from mmengine.runtime.startup.sizing import block_bytes_of, resolve
 from mmengine.structured_output.engines.backends import GRAMMAR_BACKENDS
 from mmengine.structured_output.engines.base import Compiled
 from mmengine.structured_output.rows.grammars import Grammars
@@ -53,6 +53,8 @@ class Built:
     dtype: str
     grammars: Grammars
     resumed: ResumeState | None = None  # of the log that is continued; the core waits for `recover`
+    kv_bytes: int = 0  # of the pool when it is full
+    free_bytes: int = 0  # of the device's memory beside weights and the full pool, when this was built
     num_threads: int = 1  # of torch, in the whole process, since this was built
     threads_before: int = 1
 
@@ -203,6 +205,8 @@ def _assemble(
     threads = choose_threads(config.num_threads, network.spec.hidden_size, ranks=config.tensor_parallel)
     before = torch.get_num_threads()
     torch.set_num_threads(threads.count)
+    kv_bytes = config.num_blocks * block_bytes_of(config, network.spec, head, placement.dtype)
+    free = placement.device.memory()[0] - (0 if placement.device.has_own_memory else kv_bytes)
     return Built(
         core,
         processor,
@@ -215,8 +219,10 @@ def _assemble(
         name_of(placement.dtype),
         grammars,
         resumed,
-        threads.count,
-        before,
+        kv_bytes=kv_bytes,
+        free_bytes=max(0, free),
+        num_threads=threads.count,
+        threads_before=before,
     )
 
 

@@ -22,10 +22,10 @@ def test_unknown_backend_is_named_with_the_known_ones():
 def test_blocks_for_memory():
     spec = spec_of(4, 2, 32, layers=3)
     assert bytes_per_block([spec], torch.bfloat16, 16) == 3 * 2 * 16 * 2 * 32 * 2
-    assert blocks_for_memory([spec], torch.bfloat16, 16, 12288 * 7 + 12287) == 7
-    assert blocks_for_memory([spec], torch.float32, 16, 12288 * 4) == 2
+    assert blocks_for_memory(12288, 16, 12288 * 7 + 12287) == 7
+    assert blocks_for_memory(24576, 16, 12288 * 4) == 2
     with pytest.raises(ConfigError, match="hold no KV cache"):
-        blocks_for_memory([spec], torch.float32, 16, 12288 * 4 - 1)
+        blocks_for_memory(24576, 16, 12288 * 4 - 1)
     with pytest.raises(ConfigError, match="num_blocks must be at least 2"):
         KVPool(spec, 1, 16, torch.float32, CpuDevice())
     with pytest.raises(ConfigError, match="lower num_blocks"):

@@ -31,14 +31,11 @@ def bytes_per_block(specs: Sequence[ModelSpec], dtype: torch.dtype, block_size: 
     return sum(values) * dtype.itemsize
 
 
-def blocks_for_memory(
-    specs: Sequence[ModelSpec], dtype: torch.dtype, block_size: int, memory_bytes: int
-) -> int:
-    """How many blocks, the dummy block included, fit into `memory_bytes`.
+def blocks_for_memory(block_bytes: int, block_size: int, memory_bytes: int) -> int:
+    """How many blocks of so many bytes, the dummy block included, fit into `memory_bytes`.
 
     Raises ConfigError when not even one usable block fits.
     """
-    block_bytes = bytes_per_block(specs, dtype, block_size)
     num_blocks = memory_bytes // block_bytes
     if num_blocks < MIN_BLOCKS:
         raise ConfigError(
