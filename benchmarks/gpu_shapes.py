@@ -10,6 +10,7 @@ from mmengine.models.network import Network, text_decoder
 from mmengine.models.vision.config import VisionConfig
 from mmengine.models.vision.tower import VisionTower
 from mmengine.models.weights import expected_tensors
+from mmengine.native.linear import Pieces
 from mmengine_qwen3_vl.config import ModelConfig
 
 
@@ -111,6 +112,9 @@ class RandomWeights:
             return torch.ones(shape, device=self._device, dtype=self._dtype)
         out = torch.empty(shape, device=self._device, dtype=self._dtype)
         return out.normal_(0, 0.02, generator=self._generator)
+
+    def pieces(self, *names: str) -> Pieces:
+        return Pieces.of(self.read(*names).flatten(1))
 
 
 def random_model(

@@ -2,12 +2,14 @@
 
 import gc
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from mmengine.checkpoint.model_files import model_weight_files
 from mmengine.config import EngineConfig
 from mmengine.core.continuation import OpenLog, open_log
 from mmengine.core.engine import EngineCore
@@ -16,8 +18,10 @@ from mmengine.core.state.policy import policy_of
 from mmengine.errors import ConfigError, ModelError
 from mmengine.models.loader import resolve_folder
 from mmengine.models.plugin import ModelPlugin, ModelSpec, Processor, Tokenizer, VisionLanguageModel
+from mmengine.models.read_ahead import reading_ahead
 from mmengine.models.registry import plugin_for
 from mmengine.request import GrammarRequest
+from mmengine.runtime.device.cpu import available_memory
 from mmengine.runtime.device.dtypes import DTYPES, name_of
 from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.device.registry import open_device
@@ -28,7 +32,7 @@ from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.parallel.ranks import Ranks
 from mmengine.runtime.sampling.stops import StopWatcher
 from mmengine.runtime.startup.encoder_pace import with_encoder_pace
-from mmengine.runtime.startup.sizing import resolve
+from mmengine.runtime.startup.sizing import block_bytes_of, resolve
 from mmengine.structured_output.engines.backends import GRAMMAR_BACKENDS
 from mmengine.structured_output.engines.base import Compiled
 from mmengine.structured_output.rows.grammars import Grammars
@@ -50,6 +54,8 @@ class Built:
     dtype: str
     grammars: Grammars
     resumed: ResumeState | None = None  # of the log that is continued; the core waits for `recover`
+    kv_bytes: int = 0  # of the pool when it is full
+    free_bytes: int = 0  # of the device's memory beside weights and the full pool, when this was built
     num_threads: int = 1  # of torch, in the whole process, since this was built
     threads_before: int = 1
 
@@ -89,7 +95,7 @@ def build(
         folder = resolve_folder(model)
         plugin = plugin_for(folder)
         placement = _placement(device, dtype, attention, folder)
-        with placement.device.current():
+        with placement.device.current(), _weights_ahead(folder):
             return _build(
                 folder, plugin, config, placement, opened, resume, stop_watcher_factory, compile_grammar
             )
@@ -97,6 +103,13 @@ def build(
         if opened is not None:
             opened.sink.close()
         raise
+
+
+def _weights_ahead(folder: Path) -> AbstractContextManager[None]:
+    try:
+        return reading_ahead(model_weight_files(folder), available_memory())
+    except ModelError:  # said where the weights are wanted
+        return nullcontext()
 
 
 def _build(
@@ -194,6 +207,8 @@ def _assemble(
         ranks.start(core)
     before = torch.get_num_threads()
     torch.set_num_threads(threads.count)
+    kv_bytes = config.num_blocks * block_bytes_of(config, network.spec, head, placement.dtype)
+    free = placement.device.memory()[0] - (0 if placement.device.has_own_memory else kv_bytes)
     return Built(
         core,
         processor,
@@ -206,8 +221,10 @@ def _assemble(
         name_of(placement.dtype),
         grammars,
         resumed,
-        threads.count,
-        before,
+        kv_bytes=kv_bytes,
+        free_bytes=max(0, free),
+        num_threads=threads.count,
+        threads_before=before,
     )
 
 

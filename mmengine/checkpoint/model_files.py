@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mmengine.checkpoint.files import read_json
 from mmengine.checkpoint.gguf.model import FILES, GGUFModel
-from mmengine.checkpoint.tensors import TensorEntry, open_tensors
+from mmengine.checkpoint.tensors import TensorEntry, open_tensors, weight_files
 
 GGUF_SUFFIX = ".gguf"
 
@@ -32,3 +32,8 @@ def read_model_json(model: Path, name: str) -> dict[str, object]:
 def model_tensors(model: Path, canonical_name: Callable[[str], str | None]) -> Mapping[str, TensorEntry]:
     """Every tensor of a model's weights by its canonical name. Raises ModelError as `open_tensors` does."""
     return GGUFModel(model).tensors(canonical_name) if is_gguf(model) else open_tensors(model, canonical_name)
+
+
+def model_weight_files(model: Path) -> list[Path]:
+    """The files that hold a model's weights. Raises ModelError where one is missing."""
+    return [model] if is_gguf(model) else weight_files(model)

@@ -45,7 +45,7 @@ def open_tensors(
     when its dtype is none of `dtypes`: names as safetensors writes them, with the bytes of a value.
     """
     entries: dict[str, TensorEntry] = {}
-    for path in _weight_files(folder):
+    for path in weight_files(folder):
         for entry in _read_header(path, dtypes):
             name = canonical_name(entry.stored_name)
             if name is None:
@@ -85,7 +85,8 @@ def check_tensors(
             )
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """Those that hold a folder's weights. Raises ModelError where one is missing."""
     index = folder / INDEX_FILE
     if not index.is_file():
         single = folder / SINGLE_FILE

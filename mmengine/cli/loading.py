@@ -1,4 +1,5 @@
-"""How the loading of a model gets on, on stderr: a bar in a terminal, else a line now and then."""
+"""How loading a model, and computing a prompt, get on, on stderr: a bar in a terminal, else a line now and
+then."""
 
 import gc
 import sys
@@ -10,47 +11,82 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # heavy: loaded where there is a terminal
     from rich.progress import Progress
 
+    from mmengine.build import Built
+
 LINE_EVERY_S = 10.0
 
 
-class Loading:
-    """Called with the bytes of weights that are read, and all there are."""
+class Bar:
+    """Called with how much is done, and how much there is. `line` says it, of both."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, line: str, *, counts_bytes: bool) -> None:
+        self._name, self._line, self._counts_bytes = name, line, counts_bytes
         self._begun = time.monotonic()
-        self._told = 0.0  # when a line last came, or the first bytes
+        self._told = 0.0  # when a line last came, or the first call
         self._bar: Progress | None = None
+        self.said_anything = False
+        self.whole = 0  # the most there was
 
-    def __call__(self, num_bytes: int, whole: int) -> None:
+    def __call__(self, done: int, whole: int) -> None:
+        self.whole = max(self.whole, whole)
         if sys.stderr.isatty():
-            self._draw(num_bytes, whole)
+            self._draw(done, whole)
         elif not self._told:
             self._told = time.monotonic()
         elif time.monotonic() - self._told >= LINE_EVERY_S:
-            self._told = time.monotonic()
-            say(f"{num_bytes / 1e6:,.0f} of {whole / 1e6:,.0f} MB of weights are read")
+            self._told, self.said_anything = time.monotonic(), True
+            unit = 1e6 if self._counts_bytes else 1
+            say(self._line.format(f"{done / unit:,.0f}", f"{whole / unit:,.0f}"))
 
-    def _draw(self, num_bytes: int, whole: int) -> None:
+    def _draw(self, done: int, whole: int) -> None:
         if self._bar is None:
             from rich.console import Console  # lazy: help needs no console
-            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+            from rich.progress import (
+                BarColumn,
+                DownloadColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeRemainingColumn,
+            )
 
-            columns = (TextColumn("weights"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+            count = DownloadColumn() if self._counts_bytes else MofNCompleteColumn()
+            columns = (TextColumn(self._name), BarColumn(), count, TimeRemainingColumn())
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._bar.add_task("weights")
+            self._bar.add_task(self._name)
             self._bar.start()
-        self._bar.update(self._bar.task_ids[0], completed=num_bytes, total=whole)
+        self._bar.update(self._bar.task_ids[0], completed=done, total=whole)
 
     def end(self) -> float:
-        """How many seconds it took."""
+        """How many seconds it took. The bar goes."""
         if self._bar is not None:
             self._bar.stop()
         return time.monotonic() - self._begun
 
 
+class Loading(Bar):
+    """Called with the bytes of weights that are read and packed, and all there are."""
+
+    def __init__(self) -> None:
+        super().__init__("weights", "{} of {} MB of weights are read", counts_bytes=True)
+        self.sizes = ""
+
+    def loaded(self, built: "Built") -> None:
+        """What was chosen for this machine belongs into the last line."""
+        config, tokens = built.config, (built.config.num_blocks - 1) * built.config.block_size
+        self.sizes = (
+            f": {_size(self.whole)} of weights; KV pool of {tokens:,} tokens ({config.num_blocks:,} blocks, "
+            f"{_size(built.kv_bytes)} when full); max_model_len {config.max_model_len:,}; "
+            f"{built.num_threads} thread{'s' * (built.num_threads > 1)}; {_size(built.free_bytes)} of memory "
+            "are free beside"
+        )
+
+
 @contextmanager
-def loading(what: str) -> Iterator[Loading]:
-    say(f"loading {what}")
+def loading(what: str, *, quiet: bool = False) -> Iterator[Loading]:
+    """`quiet`: first and last line come only where there was something to tell between them."""
+    if not quiet:
+        say(f"loading {what}")
     shown = Loading()
     collects = gc.isenabled()
     gc.disable()  # nearly all that is made here stays, and to look for the rest takes a tenth of the time
@@ -62,8 +98,24 @@ def loading(what: str) -> Iterator[Loading]:
     finally:
         if collects:
             gc.enable()
-    say(f"loaded in {shown.end():.1f} s")
+    seconds = shown.end()
+    if shown.said_anything or not quiet:
+        say(f"loaded in {seconds:.1f} s{shown.sizes}")
+
+
+@contextmanager
+def prompt_bar() -> Iterator[Bar]:
+    """Called with the tokens of a prompt that are computed, and all it has."""
+    bar = Bar("prompt", "{} of {} tokens of the prompt are computed", counts_bytes=False)
+    try:
+        yield bar
+    finally:
+        bar.end()
 
 
 def say(text: str) -> None:
     print(f"mmengine: {text}", file=sys.stderr, flush=True)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:,.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.1f} MB"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from mmengine.cli.grouped import grouped
+from mmengine.cli.loading import Bar, loading, prompt_bar
 from mmengine.cli.media_options import MediaUrls
 from mmengine.cli.run_options import Files, Model, Printing, Question, Sampling
 from mmengine.cli.settings import kept_of_log
@@ -64,7 +65,8 @@ def run(
     media_options = media.media_options()
     kept = kept_of_log(files.log, files.log_bytes, files.log_days)
     config = model.config(keeps_media=not files.no_media_store, kept_of_log=kept)
-    make_engine = partial(_make_engine, model, files, config)
+    tells = sys.stderr.isatty() or printing.verbose
+    make_engine = partial(_make_engine, model, files, config, tells)
     if files.batch is not None:
         _refuse_beside_batch(question, printing)
         raise typer.Exit(_answer_file(files.batch, files, make_engine, media_options))
@@ -74,16 +76,29 @@ def run(
     _answer_one(question, sampling, make_engine, printing.json_output, media_options)
 
 
-def _make_engine(model: Model, files: Files, config: "EngineConfig", resume: "Resume | None") -> "Engine":
+def _make_engine(
+    model: Model, files: Files, config: "EngineConfig", tells: bool, resume: "Resume | None"
+) -> "Engine":
+    """`tells`: also when loading does not take long."""
     from mmengine.cli import supervisor  # lazy: help needs no processes
+    from mmengine.models.progress import weights_told
     from mmengine.serve.engine import Engine  # lazy: torch
 
     if resume is not None:
         cause = supervisor.ended_by()
         resume = replace(resume, mode=files.recovery, force=files.force_resume, cause=cause)
-    return Engine(
-        model.model, config=config, device=model.device, dtype=model.dtype, log=files.log, resume=resume
-    )
+    with loading(model.model or "the embedded checkpoint", quiet=not tells) as progress:
+        with weights_told(progress):
+            engine = Engine(
+                model.model,
+                config=config,
+                device=model.device,
+                dtype=model.dtype,
+                log=files.log,
+                resume=resume,
+            )
+        progress.loaded(engine.built)
+    return engine
 
 
 def _answer_file(
@@ -127,15 +142,11 @@ def _answer_one(
         if sys.stderr.isatty():
             engine.on_large_media(lambda large: print(f"mmengine: {large}", file=sys.stderr))
         prompt = Prompt(messages=question.messages(), media_options=media_options)
-        engine.submit(
+        request_id = engine.submit(
             prompt, params, stream=live, response_format=response_format, thinking_token_budget=budget
         )
-        completion: Completion | None = None
-        while completion is None:
-            for output in engine.step():
-                if live:
-                    print(printable(output.text), end="", flush=True)
-                completion = output.completion or completion
+        with prompt_bar() as bar:
+            completion = _stepped(engine, request_id, bar, live)
         drafts = list(draft_lines(engine))
     succeeded(completion)
     if as_json:
@@ -153,6 +164,23 @@ def _answer_one(
     if response_format is not None and completion.finish_reason == "length":
         detail = completion.choices[0].detail
         print(f"mmengine: {detail}{'; raise --max-tokens' if detail == CUT else ''}", file=sys.stderr)
+
+
+def _stepped(engine: "Engine", request_id: str, bar: Bar, live: bool) -> "Completion":
+    """The answer. `live`: its text is printed as it comes."""
+    completion: Completion | None = None
+    while completion is None:
+        outputs = engine.step()
+        computed, whole = engine.requests.prompt_tokens(request_id)
+        if outputs or computed == whole:
+            bar.end()
+        else:
+            bar(computed, whole)
+        for output in outputs:
+            if live:
+                print(printable(output.text), end="", flush=True)
+            completion = output.completion or completion
+    return completion
 
 
 def printable(text: str) -> str:

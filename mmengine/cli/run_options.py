@@ -26,6 +26,12 @@ class Question:
     video: Annotated[
         list[str] | None, typer.Option(help="A video file, or its URL; may be repeated.", metavar="PATH")
     ] = None
+    min_pixels: Annotated[
+        int | None, typer.Option(help="Of an image, or a frame: smaller ones are enlarged.")
+    ] = None
+    max_pixels: Annotated[
+        int | None, typer.Option(help="Of an image, or a frame: larger ones are made smaller.")
+    ] = None
     system: Annotated[str | None, typer.Option(help="A system message.")] = None
     schema: Annotated[
         Path | None, typer.Option(help="A JSON schema: the answer is JSON that it describes.")
@@ -50,14 +56,18 @@ class Question:
             )
         if self.reasoning is not None and self.schema is None:
             raise InvalidRequest("--reasoning needs --schema: it says where the form of the answer begins")
+        if not (self.image or self.video) and (self.min_pixels, self.max_pixels) != (None, None):
+            raise InvalidRequest("--min-pixels and --max-pixels need --image or --video")
         if not self.prompt:
             raise InvalidRequest(
                 'give a question, as in mmengine run "What is this?" --image a.png, or --batch'
             )
 
     def messages(self) -> list[dict[str, Any]]:
-        parts = [{"type": "image", "image": path} for path in self.image or []]
-        parts += [{"type": "video", "video": path} for path in self.video or []]
+        sizes = {"min_pixels": self.min_pixels, "max_pixels": self.max_pixels}
+        given = {name: pixels for name, pixels in sizes.items() if pixels is not None}
+        parts = [{"type": "image", "image": path, **given} for path in self.image or []]
+        parts += [{"type": "video", "video": path, **given} for path in self.video or []]
         user = {"role": "user", "content": [*parts, {"type": "text", "text": self.prompt}]}
         return [*([{"role": "system", "content": self.system}] if self.system else []), user]
 

@@ -15,7 +15,7 @@ import typer
 
 from mmengine.cli import supervisor
 from mmengine.cli.grouped import grouped
-from mmengine.cli.loading import loading, say
+from mmengine.cli.loading import Loading, loading, say
 from mmengine.cli.run_options import Model
 from mmengine.cli.serve_options import DEFAULT_LOG_BYTES, Http, Kept, Limits, Log, Media, server_settings
 from mmengine.cli.settings import kept_of_log
@@ -23,6 +23,7 @@ from mmengine.errors import ConfigError, InvalidRequest, LogError, MMEngineError
 from mmengine.models.progress import weights_told
 
 if TYPE_CHECKING:  # heavy: loaded when a command runs
+    from mmengine.build import Built
     from mmengine.config import EngineConfig
     from mmengine.serve.async_engine import AsyncEngine
     from mmengine.server.auth import ApiKeys
@@ -216,7 +217,7 @@ def _answer(
             if http.chat_template is not None:
                 check_template(model.model, http.chat_template, settings.chat_template)
             with weights_told(progress):
-                engine = _engine(model, log, engine_config, beats)
+                engine = _engine(model, log, engine_config, progress, beats)
         say("running the first steps")
         scheme = "https" if settings.ssl_certfile else "http"
         where = f"{scheme}://{address_of(bound)}"
@@ -243,10 +244,17 @@ def _answer(
             os._exit(code_of(error))  # a thread that is stuck in a device keeps no process from ending
 
 
-def _engine(model: Model, log: Log, config: "EngineConfig", beats: "Beats | None" = None) -> "AsyncEngine":
+def _engine(
+    model: Model, log: Log, config: "EngineConfig", progress: Loading, beats: "Beats | None"
+) -> "AsyncEngine":
     from mmengine.build import build  # lazy: torch
     from mmengine.core.resume import Resume
     from mmengine.serve.async_engine import AsyncEngine
+
+    def built(found: "Built") -> None:
+        progress.loaded(found)
+        if beats is not None:
+            beats.tell_built()  # before a step runs that may bring this process down
 
     resume = None
     if log.log is not None:
@@ -258,17 +266,16 @@ def _engine(model: Model, log: Log, config: "EngineConfig", beats: "Beats | None
         dtype=model.dtype,
         log=log.log,
         resume=resume,
-        # Before a step runs that may bring this process down.
-        builder=build if beats is None else then(build, beats.tell_built),
+        builder=then(build, built),
     )
 
 
-def then(call: Callable[P, T], told: Callable[[], None]) -> Callable[P, T]:
-    """`call`, and then tell somebody that it came back."""
+def then(call: Callable[P, T], told: Callable[[T], None]) -> Callable[P, T]:
+    """`call`, and then tell somebody what it gave."""
 
     def both(*arguments: P.args, **options: P.kwargs) -> T:
         found = call(*arguments, **options)
-        told()
+        told(found)
         return found
 
     return both

@@ -1,21 +1,27 @@
 """Weights from safetensors or GGUF onto a device: cast, and joined where the networks want one matrix.
 
 Names and shapes are checked before anything is allocated (mmengine.checkpoint), so what a folder can make
-this process allocate is bounded by the size of its files. At most one stored tensor is held beside the model.
+this process allocate is bounded by the size of its files. safetensors are mapped: what is read in pieces is
+lent out of the file where it is stored as it is wanted, and only a piece is held where it is cast.
 """
 
+import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from mmengine.checkpoint.gguf.tensors import GGUFEntry
+from mmengine.checkpoint.mapped import MappedFile
 from mmengine.checkpoint.tensors import TensorEntry
 from mmengine.errors import ModelError
 from mmengine.models.progress import tell
+from mmengine.native.linear import Pieces
+
+PIECE_VALUES = 2**22  # 8 MiB of bfloat16
+_STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,7 @@ class WeightReader:
     def __init__(
         self,
         entries: dict[str, TensorEntry],
-        files: dict[Path, safe_open],
+        files: dict[Path, MappedFile],
         device: torch.device,
         dtype: torch.dtype,
         part: Part = WHOLE,
@@ -50,58 +56,78 @@ class WeightReader:
 
     def read(self, *names: str) -> torch.Tensor:
         """One tensor, or several joined along their first dimension."""
-        shapes = [self._shape(name) for name in names]
-        out = torch.empty(
-            (sum(shape[0] for shape in shapes), *shapes[0][1:]), device=self._device, dtype=self._dtype
-        )
-        row = 0
-        for name, shape in zip(names, shapes, strict=True):
-            for place, values in self._pieces(name):
-                out[row + place : row + place + len(values)].copy_(values)
-            row += shape[0]
-            self._num_read += self._entries[name].num_bytes
-        tell(self._num_read, self._whole)
+        shape = self._joined(names)
+        out = torch.empty(shape, device=self._device, dtype=self._dtype)
+        for first, rows in self._rows(names):
+            out[first : first + len(rows)].copy_(rows)
         return out
 
-    def _shape(self, name: str) -> tuple[int, ...]:
-        shape, axis = list(self._entries[name].shape), self._part.axis_of(name)
-        if axis is not None:
-            shape[axis] //= self._part.count
-        return tuple(shape)
+    def pieces(self, *names: str) -> Pieces:
+        """The same as a matrix on the CPU, [n, k], a piece at a time: of dimensions behind the first, k is
+        the product. A piece is lent until the next one is taken."""
+        shape = self._joined(names)
+        rows = ((first, rows.flatten(1).to(self._dtype)) for first, rows in self._rows(names))
+        return Pieces(shape[0], math.prod(shape[1:]), self._dtype, rows)
 
     def same(self, first: str, second: str) -> bool:
         """Whether two stored tensors are equal, value for value."""
         if self._entries[first].shape != self._entries[second].shape:
             return False
-        return torch.equal(self._stored(first), self._stored(second))
+        pairs = zip(self._stored(first), self._stored(second), strict=True)
+        return all(bool((mine == theirs).all()) for (_, mine), (_, theirs) in pairs)
 
-    def _pieces(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
-        """The tensor, or the part of it, as rows with the place of their first: packed ones are decoded a
-        piece at a time."""
-        entry, axis = self._entries[name], self._part.axis_of(name)
-        if not isinstance(entry, GGUFEntry):
-            yield 0, self._stored(name)
-            return
-        cut = [slice(0, size) for size in entry.shape]
+    def _joined(self, names: tuple[str, ...]) -> tuple[int, ...]:
+        shapes = [self._shape(name) for name in names]
+        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return tuple(each.stop - each.start for each in self._cut(name))
+
+    def _cut(self, name: str) -> list[slice]:
+        """Of each dimension, what is read."""
+        sizes, axis = self._entries[name].shape, self._part.axis_of(name)
+        cut = [slice(0, size) for size in sizes]
         if axis is not None:
-            size = entry.shape[axis] // self._part.count
+            size = sizes[axis] // self._part.count
             cut[axis] = slice(self._part.index * size, (self._part.index + 1) * size)
-        for place, values in entry.pieces(cut[0].start, cut[0].stop):
-            yield place, torch.from_numpy(values)[(slice(None), *cut[1:])]
+        return cut
 
-    def _stored(self, name: str) -> torch.Tensor:
-        entry, axis = self._entries[name], self._part.axis_of(name)
+    def _rows(self, names: tuple[str, ...]) -> Iterator[tuple[int, torch.Tensor]]:
+        """Pieces of the joined tensor as they are stored, with the place of their first row."""
+        row = 0
+        for name in names:
+            before, entry, count = self._num_read, self._entries[name], self._shape(name)[0]
+            for place, values in self._stored(name):
+                yield row + place, values
+                self._num_read = before + entry.num_bytes * (place + len(values)) // count
+                tell(self._num_read, self._whole)
+            row += count
+
+    def _stored(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
+        """Pieces of the tensor, or of the part of it."""
+        entry, cut = self._entries[name], self._cut(name)
+        pieces: Iterator[tuple[int, torch.Tensor]]
         if isinstance(entry, GGUFEntry):
-            return torch.cat([values for _, values in self._pieces(name)])
-        try:
-            file = self._files[entry.path]
-            if axis is None:
-                return file.get_tensor(entry.stored_name)
-            size = entry.shape[axis] // self._part.count
-            begin = self._part.index * size
-            return file.get_slice(entry.stored_name)[(slice(None),) * axis + (slice(begin, begin + size),)]
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"{entry.path}: cannot read tensor {entry.stored_name}: {error}") from None
+            pieces = ((at, torch.from_numpy(rows)) for at, rows in entry.pieces(cut[0].start, cut[0].stop))
+        else:
+            pieces = self._mapped(entry, cut[0])
+        for place, rows in pieces:
+            yield place, rows[(slice(None), *cut[1:])]
+
+    def _mapped(self, entry: TensorEntry, cut: slice) -> Iterator[tuple[int, torch.Tensor]]:
+        """Rows of a tensor where they lie in their file."""
+        file, dtype = self._files[entry.path], _STORED[entry.dtype]
+        row_values = math.prod(entry.shape[1:])
+        step = max(1, PIECE_VALUES // max(1, row_values))
+        for first in range(cut.start, cut.stop, step):
+            count = min(step, cut.stop - first)
+            start, size = entry.start + first * row_values * dtype.itemsize, count * row_values
+            end = start + size * dtype.itemsize
+            aligned = start % dtype.itemsize == 0
+            memory = file.memory if aligned else bytearray(file.memory[start:end])
+            rows = torch.frombuffer(memory, dtype=dtype, count=size, offset=start if aligned else 0)
+            yield first - cut.start, rows.view(count, *entry.shape[1:])
+            file.let_go(start, end - start)
 
 
 @contextmanager
@@ -109,11 +135,12 @@ def open_reader(
     entries: dict[str, TensorEntry], device: torch.device, dtype: torch.dtype, part: Part = WHOLE
 ) -> Iterator[WeightReader]:
     """A reader of tensors whose names and shapes were found right, and can be cut. ModelError."""
-    with ExitStack() as stack:
-        files = {}
-        for path in sorted({each.path for each in entries.values() if not isinstance(each, GGUFEntry)}):
-            try:
-                files[path] = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
-            except (SafetensorError, OSError) as error:
-                raise ModelError(f"{path} cannot be read ({error}); download it again") from None
-        yield WeightReader(entries, files, device, dtype, part)
+    files: dict[Path, MappedFile] = {}
+    for entry in entries.values():
+        if isinstance(entry, GGUFEntry):
+            continue
+        if entry.path not in files:
+            files[entry.path] = MappedFile(entry.path)
+        if entry.start + entry.num_bytes > len(files[entry.path].memory):
+            raise ModelError(f"{entry.path} was cut short while it was read; download it again")
+    yield WeightReader(entries, files, device, dtype, part)

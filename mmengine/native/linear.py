@@ -2,6 +2,8 @@
 
 import ctypes
 import mmap
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -26,9 +28,9 @@ class Linear(ctypes.Structure):
 
 
 def packed_buffer(num_bytes: int) -> np.ndarray:
-    """uint8 [num_bytes], aligned to 64 bytes; from 2 MiB on in huge pages where the system gives them."""
+    """Zeros, uint8 [num_bytes], aligned to 64 bytes; from 2 MiB on in huge pages where there are any."""
     if num_bytes < _HUGE:
-        buffer = np.empty(num_bytes + 64, dtype=np.uint8)
+        buffer = np.zeros(num_bytes + 64, dtype=np.uint8)
         start = -buffer.ctypes.data % 64
         return buffer[start : start + num_bytes]
     memory = mmap.mmap(-1, num_bytes + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -37,6 +39,27 @@ def packed_buffer(num_bytes: int) -> np.ndarray:
     buffer = np.frombuffer(memory, dtype=np.uint8)
     start = -buffer.ctypes.data % _HUGE
     return buffer[start : start + num_bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A weight [n, k] that comes in pieces, so that it need not be in memory beside its packed form: the
+    place of a first row, and rows [m, k] of `dtype` on the CPU. They can be taken once."""
+
+    n: int
+    k: int
+    dtype: torch.dtype
+    pieces: Iterable[tuple[int, Tensor]]
+
+    @classmethod
+    def of(cls, weight: Tensor) -> "Pieces":
+        """A weight that is there as a whole. Raises ValueError for one that cannot be packed."""
+        if weight.dtype not in DTYPES or weight.dim() != 2 or weight.device.type != "cpu":
+            raise ValueError(
+                f"a weight to pack is float32 or bfloat16 [n, k] on the CPU, not {_text(weight)}"
+            )
+        n, k = weight.shape
+        return cls(n, k, weight.dtype, [(0, weight)])
 
 
 class PackedLinear:
@@ -49,26 +72,30 @@ class PackedLinear:
     """
 
     def __init__(
-        self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None = None, *, gate_up: bool = False
+        self,
+        library: ctypes.CDLL,
+        weight: Tensor | Pieces,
+        bias: Tensor | None = None,
+        *,
+        gate_up: bool = False,
     ) -> None:
-        if weight.dtype not in DTYPES or weight.dim() != 2 or weight.device.type != "cpu":
-            raise ValueError(
-                f"a weight to pack is float32 or bfloat16 [n, k] on the CPU, not {_text(weight)}"
-            )
+        if isinstance(weight, Tensor):
+            weight = Pieces.of(weight)
         self._library = _declared(library)
-        n, k = weight.shape
+        n, k, self.dtype = weight.n, weight.k, weight.dtype
         if bias is not None and bias.shape != (n,):
             raise ValueError(f"the bias is {list(bias.shape)}, the weight has {n} rows")
-        self.dtype, self._gate_up = weight.dtype, gate_up
-        self._width = n // 2 if gate_up else n
-        dtype = DTYPES[weight.dtype]
-        weight = weight.contiguous()
+        self._gate_up, half = gate_up, n // 2 if gate_up else 0
+        self._width = half or n
+        dtype = DTYPES[self.dtype]
         self._packed = packed_buffer(self._library.mm_linear_bytes(n, k, dtype))
+        address = self._packed.ctypes.data
         self._bias = None if bias is None else bias.float().contiguous()
-        pack = self._library.mm_linear_pack_gate_up if gate_up else self._library.mm_linear_pack
-        pack(weight.data_ptr(), self._width, k, dtype, self._packed.ctypes.data)
+        for first, rows in weight.pieces:
+            rows = rows.contiguous()
+            self._library.mm_linear_pack(rows.data_ptr(), first, len(rows), n, k, dtype, half, address)
         bias_address = None if self._bias is None else self._bias.data_ptr()
-        self.c = Linear(n, k, dtype, self._packed.ctypes.data, bias_address)
+        self.c = Linear(n, k, dtype, address, bias_address)
         self._address = ctypes.addressof(self.c)
 
     def __call__(
@@ -129,8 +156,7 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, number, long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
     arguments = {
         "bytes": (number, number, number),
-        "pack": (pointer, number, number, number, pointer),
-        "pack_gate_up": (pointer, number, number, number, pointer),
+        "pack": (pointer, number, number, number, number, number, number, pointer),
         "rows": (pointer, pointer, number, pointer),
         "run": (pointer, pointer, long, number, pointer, long, number, pointer),
         "gate_up": (pointer, pointer, long, number, pointer, long),

@@ -10,6 +10,7 @@ from mmengine.core.engine import EngineCore
 from mmengine.core.executor import CUT as CUT_BY_STRING
 from mmengine.core.executor import PromptLogprobs
 from mmengine.core.outputs import Output
+from mmengine.core.state.request_state import NO_ROW
 from mmengine.core.unreceived import ResumedAnswer
 from mmengine.events.vocabulary import Queued
 from mmengine.models.plugin import Prepared, Tokenizer
@@ -87,6 +88,18 @@ class InProgress:
     def prepared(self, request_id: str) -> Prepared:
         """The prompt of a request that is on its way."""
         return self._pending[request_id].prepared
+
+    def prompt_tokens(self, request_id: str) -> tuple[int, int]:
+        """Of the prompt of a request, once for each choice that is on its way: how many tokens are computed,
+        and how many there are."""
+        state, computed, whole = self._core.view, 0, 0
+        for req_state in map(state.requests.get, self.core_ids(request_id)):
+            if req_state is not None:
+                whole += req_state.num_prompt
+            if req_state is not None and req_state.row != NO_ROW:
+                there = state.num_computed[req_state.row] - state.scheduled[req_state.row]
+                computed += min(int(there), req_state.num_prompt)
+        return computed, whole
 
     def begin(
         self,

@@ -1,11 +1,14 @@
 """How loading gets on is said: by lines, or by a bar in a terminal."""
 
 import io
+from types import SimpleNamespace
 
 import pytest
 
+from mmengine import Engine
 from mmengine.cli import loading
 from mmengine.cli.loading import LINE_EVERY_S
+from mmengine.config import EngineConfig
 from mmengine.models.progress import tell, weights_told
 
 
@@ -30,6 +33,52 @@ def test_lines_come_now_and_then(monkeypatch, capsys):
     ]
 
 
+def test_the_last_line_says_what_was_chosen_for_the_machine(capsys):
+    built = SimpleNamespace(
+        config=EngineConfig(num_blocks=2442, max_model_len=39_056),
+        kv_bytes=4_481_000_000,
+        free_bytes=13_800_000_000,
+        num_threads=2,
+    )
+    with loading.loading("a model") as progress:
+        progress(4_255_140_000, 4_255_140_000)
+        progress(20_000_000, 20_000_000)  # a draft head
+        progress.loaded(built)
+    last = capsys.readouterr().err.splitlines()[1]
+    assert last.endswith(
+        " s: 4.26 GB of weights; KV pool of 39,056 tokens (2,442 blocks, 4.48 GB when full); "
+        "max_model_len 39,056; 2 threads; 13.80 GB of memory are free beside"
+    )
+
+
+def test_what_is_quick_may_be_quiet(monkeypatch, capsys):
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    for seconds, said in ((LINE_EVERY_S - 1, 0), (LINE_EVERY_S, 2)):
+        with loading.loading("a model", quiet=True) as progress:
+            progress(1, 2)
+            now[0] += seconds
+            progress(2, 2)
+        assert len(capsys.readouterr().err.splitlines()) == said
+
+
+def test_an_engine_says_its_sizes_and_what_is_computed_of_a_prompt():
+    with Engine(config=EngineConfig(token_budget=16, max_num_seqs=4, spec="none")) as engine:
+        assert engine.built.kv_bytes == engine.built.executor._runner._kv.blocks.nbytes
+        assert engine.built.free_bytes > 0
+        request_id = engine.submit(
+            "one two three four five six seven " * 8, max_tokens=8, n=2, ignore_eos=True
+        )
+        (whole,) = {len(engine.requests.prepared(request_id).prompt_token_ids)}
+        told = []
+        while engine.has_work:
+            told.append(engine.requests.prompt_tokens(request_id))
+            engine.step()
+    computed = [done for done, of in told if of == 2 * whole]
+    assert computed[0] == 0 and computed == sorted(computed) and len(set(computed)) > 3
+    assert max(computed) == 2 * whole
+
+
 def test_a_terminal_has_a_bar_that_goes_away(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
@@ -44,8 +93,6 @@ def test_a_terminal_has_a_bar_that_goes_away(monkeypatch):
 
 
 def test_an_engine_tells_of_its_weights():
-    from mmengine import Engine
-
     told = []
     with weights_told(lambda *some: told.append(some)), Engine():
         pass

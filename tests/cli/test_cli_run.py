@@ -1,5 +1,6 @@
 """The command with the embedded checkpoint, from a picture file to an answer."""
 
+import io
 import json
 import random
 from importlib import metadata
@@ -38,6 +39,30 @@ def test_a_question_gets_an_answer(call, picture):
     assert call(*ask)[1].out == printed.out
 
 
+def test_a_picture_is_made_smaller_or_larger(call, picture):
+    def prompt_tokens(*options):
+        code, printed = call("run", "How many?", "--image", picture, "--json", "--max-tokens", 1, *options)
+        assert code == 0
+        return json.loads(printed.out)["usage"]["prompt_tokens"]
+
+    plain = prompt_tokens()
+    assert prompt_tokens("--max-pixels", 4096) < plain < prompt_tokens("--min-pixels", 400_000)
+
+
+def test_a_terminal_is_told_of_model_and_prompt(call, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    small = ("--set", "token_budget=16", "--set", "max_num_seqs=4")
+    assert call("run", "one two three four " * 30, "--max-tokens", 1, *small)[0] == 0, terminal.getvalue()
+    said = terminal.getvalue()
+    assert "loading the embedded checkpoint" in said and "KV pool of" in said and "prompt" in said
+
+
 def test_a_picture_by_url_gets_the_answer_of_its_file(call, picture, monkeypatch):
     net = Internet()
     try:
@@ -73,6 +98,7 @@ def test_json_holds_tokens_and_usage_and_a_seed_repeats(call, picture):
             2,
             "the address is not allowed",
         ),
+        (["--max-pixels", "4096"], 2, "--min-pixels and --max-pixels need --image or --video"),
         (["--model", "no/such/folder/at/all"], 1, "there is no model folder"),
         (["--device", "tpu"], 2, "tpu"),
         (["--dtype", "float8"], 2, "float8"),

@@ -8,6 +8,7 @@ import torch
 
 from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError
+from mmengine.runtime.device.cpu import available_memory
 from mmengine.runtime.device.threads import SMALL_HIDDEN_SIZE, choose_threads, usable_cores
 from mmengine.serve.engine import Engine
 
@@ -65,6 +66,43 @@ def test_a_machine_that_says_nothing_of_its_cores(tmp_path, monkeypatch):
 )
 def test_quotas_of_a_cgroup(machine, files, count):
     assert usable_cores(machine(16, files)).count == count
+
+
+MEMINFO = {"proc/meminfo": "MemTotal: 9000000 kB\nMemAvailable:  4000000 kB\n"}
+V2 = "sys/fs/cgroup/a/memory"
+V1 = "sys/fs/cgroup/memory/y/memory"
+
+
+@pytest.mark.parametrize(
+    ("files", "kilobytes"),
+    [
+        ({}, 2 * 2**20),
+        (MEMINFO, 4_000_000),
+        (MEMINFO | {"proc/self/cgroup": "0::/a/b\n", f"{V2}.max": "max\n"}, 4_000_000),
+        (
+            MEMINFO
+            | {
+                "proc/self/cgroup": "0::/a/b\n",
+                f"{V2}.max": "3072000000\n",
+                f"{V2}.current": "2048000000\n",
+                f"{V2}.stat": "anon 7\ninactive_file 1024000000\n",  # gives way
+            },
+            2_000_000,
+        ),
+        (
+            MEMINFO
+            | {
+                "proc/self/cgroup": "4:cpu:/x\n1:memory:/y\n",
+                f"{V1}.limit_in_bytes": "3072000",
+                f"{V1}.usage_in_bytes": "4096000",
+                f"{V1}.stat": "inactive_file 1\ntotal_inactive_file 1024\n",
+            },
+            0,
+        ),
+    ],
+)
+def test_memory_that_is_free_for_a_process(machine, files, kilobytes):
+    assert available_memory(machine(1, files)) == kilobytes * 1024
 
 
 def test_who_decides(machine):

@@ -1,6 +1,6 @@
 """The weights of a decoder's layers, read in the order of their names, for whoever multiplies with them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -12,7 +12,7 @@ from mmengine.models.reader import WeightReader
 from mmengine.native.decoder_weights import LayerWeights
 
 L = TypeVar("L")
-Make = Callable[[Tensor, Tensor | None], L]  # of a weight [out, in] and a bias
+Make = Callable[[Sequence[str], Tensor | None], L]  # of the names of weights to join, [out, in], and a bias
 
 
 def read_layer(
@@ -31,7 +31,7 @@ def read_layer(
 
     def linear(*names: str, biased: bool, make: Make[L] = make) -> L:
         bias = read(*(f"{name}.bias" for name in names)) if biased else None
-        return make(read(*(f"{name}.weight" for name in names)), bias)
+        return make([f"{layer_name(index)}.{name}.weight" for name in names], bias)
 
     qk_norm = None
     if config.qk_norm:

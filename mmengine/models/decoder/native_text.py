@@ -4,6 +4,7 @@ Weights are packed one tensor at a time while they are read; what stays in memor
 """
 
 import ctypes
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -29,15 +30,16 @@ class NativeTextDecoder:
     batch_invariant = True
 
     def __init__(self, config: DecoderConfig, weights: WeightReader, library: ctypes.CDLL) -> None:
-        pack = partial(PackedLinear, library)
-        pack_gate_up = partial(PackedLinear, library, gate_up=True)
+        def pack(names: Sequence[str], bias: Tensor | None = None, *, gate_up: bool = False) -> PackedLinear:
+            return PackedLinear(library, weights.pieces(*names), bias, gate_up=gate_up)
+
+        pack_gate_up = partial(pack, gate_up=True)
         layers = [read_layer(config, weights, i, pack, pack_gate_up) for i in range(config.num_layers)]
         norm = weights.read(NORM)
-        embedding = weights.read(EMBEDDING)
-        tied = is_tied(config, weights)
         # The matrix is not kept twice: a tied embedding is read back out of the packed head.
-        self._head = PackedLinear(library, embedding if tied else weights.read(HEAD))
-        self._embedding = None if tied else embedding
+        tied = is_tied(config, weights)
+        self._head = pack([EMBEDDING if tied else HEAD])
+        self._embedding = None if tied else weights.read(EMBEDDING)
         sizes = Sizes(
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size,

@@ -5,6 +5,8 @@ call. On small models a decode step is mostly the cost of launching operations, 
 one matmul, gate and up another, and both norms and the rotation run on q and k together.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -39,9 +41,12 @@ class TextDecoder:
         self.config = config
         leads = shard is None or shard.leads
         self._sum = shard.all_reduce if shard is not None else _unsplit
+
+        def make(names: Sequence[str], bias: Tensor | None) -> Linear:
+            return make_linear(weights.read(*names), bias)
+
         self._layers = [
-            read_layer(config, weights, i, make_linear, make_linear, adds_bias=leads)
-            for i in range(config.num_layers)
+            read_layer(config, weights, i, make, make, adds_bias=leads) for i in range(config.num_layers)
         ]
         self._norm = weights.read(NORM)
         self._embedding = weights.read(EMBEDDING)

@@ -64,11 +64,10 @@ class LayerReader:
         self._weights, self._library, self._norm_eps = weights, library, norm_eps
 
     def linear(self, name: str) -> Linear:
-        weight = self._weights.read(f"{name}.weight").flatten(1)
-        bias = self._weights.read(f"{name}.bias")
+        weight, bias = f"{name}.weight", self._weights.read(f"{name}.bias")
         if self._library is None:
-            return TorchLinear(weight, bias)
-        return PackedLinear(self._library, weight, bias)
+            return TorchLinear(self._weights.read(weight).flatten(1), bias)
+        return PackedLinear(self._library, self._weights.pieces(weight), bias)
 
     def norm(self, name: str) -> Norm:
         weight, bias = self._weights.read(f"{name}.weight"), self._weights.read(f"{name}.bias")

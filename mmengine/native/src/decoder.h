@@ -18,7 +18,7 @@ typedef struct {
   const float *q_norm, *k_norm;         // [head_dim], or NULL: rotation alone
   mm_linear qkv;                        // n = (num_heads + 2 * num_kv_heads) * head_dim
   mm_linear out;
-  mm_linear gate_up;  // mm_linear_pack_gate_up
+  mm_linear gate_up;  // packed with a half
   mm_linear down;
 } mm_decoder_layer;
 

@@ -21,8 +21,11 @@ typedef struct {
 
 int64_t mm_linear_bytes(int32_t n, int32_t k, int32_t dtype);
 
-// w is row-major [n, k] of the same dtype.
-void mm_linear_pack(const void* w, int32_t n, int32_t k, int32_t dtype, void* packed);
+// Rows [first, first + count) of a weight [n, k] into `packed`, mm_linear_bytes of zeros before the first of
+// them. w is these rows, row-major, of the same dtype. half: 0, or i where the weight is [2i, k] for
+// mm_linear_gate_up, gate's rows first.
+void mm_linear_pack(const void* w, int32_t first, int32_t count, int32_t n, int32_t k, int32_t dtype,
+                    int32_t half, void* packed);
 
 // Rows of w back out of the packed form: out [count, k]. A row outside [0, n) becomes zeros.
 void mm_linear_rows(const mm_linear* linear, const int64_t* rows, int32_t count, void* out);
@@ -34,9 +37,7 @@ void mm_linear_rows(const mm_linear* linear, const int64_t* rows, int32_t count,
 int32_t mm_linear_run(const mm_linear* linear, const void* x, int64_t x_stride, int32_t m, void* y,
                       int64_t y_stride, int32_t y_fp32, const void* residual);
 
-// Gate and up in one pass. gate_up is [2i, k], gate's rows first; packed needs mm_linear_bytes(2i, k).
-void mm_linear_pack_gate_up(const void* gate_up, int32_t i, int32_t k, int32_t dtype, void* packed);
-
+// Gate and up in one pass, of a weight that was packed with half i.
 // y [m, i] = silu(x gate^T) * (x up^T); linear->n is 2i and its bias, if any, [2i] as gate_up's rows are.
 // bfloat16 rounds gate, up and silu(gate) before the product. Gives what mm_linear_run gives.
 int32_t mm_linear_gate_up(const mm_linear* linear, const void* x, int64_t x_stride, int32_t m, void* y,

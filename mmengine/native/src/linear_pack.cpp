@@ -21,9 +21,8 @@ inline int64_t place_bf16(int column, int64_t t) {
   return (t / kStep) * 1024 + (column / 16) * 512 + (t % kStep / 2) * 32 + (column % 16) * 2 + t % 2;
 }
 
-// rows are those of w behind the panel's columns, NULL for padding.
+// rows are those of w behind the panel's columns, NULL for padding and for what another piece brings.
 void pack_panel_bf16(const uint16_t* const* rows, int32_t k, uint16_t* out) {
-  memset(out, 0, ceil_div(k, kStep) * 2048);
   int64_t whole = k / kStep * kStep;
   for (int64_t step = 0; step < whole; step += kStep)  // a cache line of a row after the other
     for (int column = 0; column < kPanel; ++column) {
@@ -40,29 +39,40 @@ void pack_panel_fp32(const float* const* rows, int32_t k, float* out) {
   for (int64_t begin = 0; begin < k; begin += kLine) {
     int64_t end = begin + kLine < k ? begin + kLine : k;
     for (int column = 0; column < kPanel; ++column)
-      for (int64_t t = begin; t < end; ++t) out[t * kPanel + column] = rows[column] ? rows[column][t] : 0.0f;
+      for (int64_t t = begin; t < end && rows[column]; ++t) out[t * kPanel + column] = rows[column][t];
   }
 }
 
+// Some rows of w, [count, k], from row `first` on.
+struct Piece {
+  const void* w;
+  int32_t first, count;
+};
+
 template <class T, class Pack>
-void pack_panel(const void* w, int64_t panel, int32_t n, int32_t k, int32_t half, void* out, Pack pack) {
+void pack_panel(Piece piece, int64_t panel, int32_t n, int32_t k, int32_t half, void* out, Pack pack) {
   const T* rows[kPanel];
   for (int column = 0; column < kPanel; ++column) {
-    int64_t row = source_row(panel, column, n, half);
-    rows[column] = row < 0 ? nullptr : (const T*)w + row * k;
+    int64_t row = source_row(panel, column, n, half) - piece.first;
+    rows[column] = row < 0 || row >= piece.count ? nullptr : (const T*)piece.w + row * k;
   }
   pack(rows, k, (T*)out);
 }
 
-void pack(const void* w, int32_t n, int32_t k, int32_t dtype, int32_t half, void* packed) {
+void pack(Piece piece, int32_t n, int32_t k, int32_t dtype, int32_t half, void* packed) {
   int64_t panels = ceil_div(n, kPanel), bytes = mm_linear_bytes(n, k, dtype) / panels;
-#pragma omp parallel for schedule(static) if ((int64_t)n * k > 100000)
-  for (int64_t panel = 0; panel < panels; ++panel) {
+  int64_t begin = piece.first, end = begin + piece.count, width = half ? 16 : kPanel;
+  if (half && begin < half && end > half)  // of gate and of up
+    begin = 0, end = half;
+  else if (half && begin >= half)
+    begin -= half, end -= half;
+#pragma omp parallel for schedule(static) if ((int64_t)piece.count * k > 100000)
+  for (int64_t panel = begin / width; panel < ceil_div(end, width); ++panel) {
     void* out = (char*)packed + panel * bytes;
     if (dtype == MM_BF16)
-      pack_panel<uint16_t>(w, panel, n, k, half, out, pack_panel_bf16);
+      pack_panel<uint16_t>(piece, panel, n, k, half, out, pack_panel_bf16);
     else
-      pack_panel<float>(w, panel, n, k, half, out, pack_panel_fp32);
+      pack_panel<float>(piece, panel, n, k, half, out, pack_panel_fp32);
   }
 }
 
@@ -76,12 +86,9 @@ int64_t mm_linear_bytes(int32_t n, int32_t k, int32_t dtype) {
   return mm::ceil_div(n, mm::kPanel) * panel;
 }
 
-void mm_linear_pack(const void* w, int32_t n, int32_t k, int32_t dtype, void* packed) {
-  mm::pack(w, n, k, dtype, 0, packed);
-}
-
-void mm_linear_pack_gate_up(const void* gate_up, int32_t i, int32_t k, int32_t dtype, void* packed) {
-  mm::pack(gate_up, 2 * i, k, dtype, i, packed);
+void mm_linear_pack(const void* w, int32_t first, int32_t count, int32_t n, int32_t k, int32_t dtype,
+                    int32_t half, void* packed) {
+  mm::pack({w, first, count}, n, k, dtype, half, packed);
 }
 
 void mm_linear_rows(const mm_linear* linear, const int64_t* rows, int32_t count, void* out) {

@@ -30,19 +30,22 @@ class ChatTokenizer:
         ModelError."""
         try:
             added = data.get("added_tokens") or []
-            text = json.dumps(data)
-            self._full, self._plain = _build(text), _build(text)
+            text = json.dumps(data, sort_keys=True)
+            self._full = _build(text)
+            self._plain = _twin(self._full) or _build(text)
             self._plain.encode_special_tokens = True  # meaning: as the text that they look like
             self.special = {token["content"]: int(token["id"]) for token in added if token["special"]}
             self._added = {int(token["id"]): token["content"] for token in added}
             self._joins_bytes = (data.get("decoder") or {}).get("type") == "ByteLevel"
         except Exception as error:  # tokenizers raises bare Exception for a damaged file
             raise ModelError(f"{origin} is no tokenizer that can be read") from error
-        self._check(data, added, origin)
+        ordinary = self._plain.get_vocab(with_added_tokens=False)
+        self._check(data, added, ordinary, origin)
         self._short = lru_cache(NUM_SHORT)(partial(self._encode, self._plain))
-        self.digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+        self.digest = hashlib.sha256(text.encode()).hexdigest()
         self.special_ids = frozenset(self.special.values())
-        self.vocab_size = 1 + max(self._full.get_vocab(with_added_tokens=True).values())
+        ids = max(ordinary.values(), default=-1), max(self._full.get_added_tokens_decoder(), default=-1)
+        self.vocab_size = 1 + max(ids)
         names = sorted(self.special, key=len, reverse=True)
         self._special_pattern = re.compile("(" + "|".join(map(re.escape, names)) + ")")
 
@@ -52,10 +55,9 @@ class ChatTokenizer:
         name = "tokenizer.json"
         return cls(read_model_json(folder, name), model_file(folder, name))
 
-    def _check(self, data: dict, added: list[dict], origin: object) -> None:
+    def _check(self, data: dict, added: list[dict], ordinary: dict[str, int], origin: object) -> None:
         if not self.special:
             raise ModelError(f"{origin} names no special tokens; a chat model has some")
-        ordinary = self._plain.get_vocab(with_added_tokens=False)
         bytes_of = _SPELLED if self._joins_bytes else _FALLBACKS
         knows_all = bytes_of <= ordinary.keys() and (self._joins_bytes or data["model"].get("byte_fallback"))
         if _reached(self.special.keys() & ordinary.keys(), data["model"], knows_all):
@@ -158,3 +160,23 @@ def _build(text: str) -> tokenizers.Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _twin(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer | None:
+    """Another one over the same vocabulary and merges, which are read and held once; None where it would have
+    other added tokens."""
+    twin = tokenizers.Tokenizer(tokenizer.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if (value := getattr(tokenizer, part)) is not None:
+            setattr(twin, part, value)
+    added = tokenizer.get_added_tokens_decoder()
+    for token in sorted(added):
+        (twin.add_special_tokens if added[token].special else twin.add_tokens)([added[token]])
+    found = twin.get_added_tokens_decoder()
+    same = {token: _fields(value) for token, value in found.items()}
+    return twin if same == {token: _fields(value) for token, value in added.items()} else None
+
+
+def _fields(token: tokenizers.AddedToken) -> tuple[object, ...]:
+    names = ("content", "special", "normalized", "lstrip", "rstrip", "single_word")
+    return tuple(getattr(token, name) for name in names)

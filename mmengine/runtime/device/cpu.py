@@ -1,14 +1,17 @@
 """The CPU as a device: what is asked for is done when the call returns."""
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mmengine.runtime.device.cgroups import ROOT, least_of, number
 from mmengine.runtime.device.port import CopyStream, Device, Event, Meter, Recorder
 
 _NO_CONTEXT: AbstractContextManager[object] = nullcontext()
@@ -122,11 +125,31 @@ class CpuDevice:
         """A call waits on the host, and ends with its timeout."""
 
 
-def available_memory() -> int:
-    """Bytes of the host that can be had without swapping; half of 4 GiB where the system does not say."""
+def available_memory(root: Path = ROOT) -> int:
+    """Bytes of the host that can be had without swapping, no more than this process's cgroup leaves; half of
+    4 GiB where the system does not say. `root`: where /proc and /sys are."""
     try:
-        with open("/proc/meminfo", encoding="ascii") as file:
+        with (root / "proc/meminfo").open(encoding="ascii") as file:
             lines = dict(line.split(":", 1) for line in file)
-        return int(lines["MemAvailable"].split()[0]) * 1024
+        available = int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
-        return 2 * 2**30
+        available = 2 * 2**30
+    return int(max(0, min(available, least_of("memory", _left_v2, _left_v1, root))))
+
+
+def _left_v2(folder: Path) -> float:
+    if (folder / "memory.max").read_text(encoding="ascii").strip() == "max":
+        return math.inf
+    used = number(folder / "memory.current") - _cached(folder, "inactive_file")
+    return number(folder / "memory.max") - used
+
+
+def _left_v1(folder: Path) -> float:
+    used = number(folder / "memory.usage_in_bytes") - _cached(folder, "total_inactive_file")
+    return number(folder / "memory.limit_in_bytes") - used
+
+
+def _cached(folder: Path, name: str) -> int:
+    """Bytes of files that are held for a group and go when it needs the room."""
+    lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+    return int(dict(line.split() for line in lines)[name])

@@ -12,8 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmengine.runtime.device.cgroups import ROOT, least_of, number
+
 SMALL_HIDDEN_SIZE = 512  # below it, a layer takes less time than it takes to wake a second thread
-ROOT = Path("/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,34 +71,14 @@ def _siblings(cpu: int, root: Path) -> str:
 
 def _quota(root: Path) -> float:
     """Cores that the process's cgroup, and those above it, may use together; infinite without a limit."""
-    least = math.inf
-    with suppress(OSError, ValueError):
-        for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
-            _, controllers, name = line.split(":", 2)
-            if not controllers:
-                least = min(least, *(_read_v2(folder) for folder in _upwards(root / "sys/fs/cgroup", name)))
-            elif "cpu" in controllers.split(","):
-                folders = _upwards(root / "sys/fs/cgroup/cpu", name)
-                least = min(least, *(_read_v1(folder) for folder in folders))
-    return least
-
-
-def _upwards(mount: Path, name: str) -> list[Path]:
-    """The folder of a group and those above it, as far as they are mounted here."""
-    parts = [part for part in name.split("/") if part not in ("", "..")]
-    return [mount.joinpath(*parts[:length]) for length in range(len(parts), -1, -1)]
+    return least_of("cpu", _read_v2, _read_v1, root)
 
 
 def _read_v2(folder: Path) -> float:
-    with suppress(OSError, ValueError):
-        quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
-        return math.inf if quota == "max" else int(quota) / int(period)
-    return math.inf
+    quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
+    return math.inf if quota == "max" else int(quota) / int(period)
 
 
 def _read_v1(folder: Path) -> float:
-    with suppress(OSError, ValueError):
-        quota = int((folder / "cpu.cfs_quota_us").read_text(encoding="ascii"))
-        period = int((folder / "cpu.cfs_period_us").read_text(encoding="ascii"))
-        return quota / period if quota > 0 else math.inf
-    return math.inf
+    quota = number(folder / "cpu.cfs_quota_us")
+    return quota / number(folder / "cpu.cfs_period_us") if quota > 0 else math.inf

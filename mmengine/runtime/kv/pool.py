@@ -5,6 +5,7 @@ so a layer is one `[blocks, 2, ...]` tensor and a block of a layer is contiguous
 block: block tables are padded with it and no request ever holds it.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,14 +31,11 @@ def bytes_per_block(specs: Sequence[ModelSpec], dtype: torch.dtype, block_size: 
     return sum(values) * dtype.itemsize
 
 
-def blocks_for_memory(
-    specs: Sequence[ModelSpec], dtype: torch.dtype, block_size: int, memory_bytes: int
-) -> int:
-    """How many blocks, the dummy block included, fit into `memory_bytes`.
+def blocks_for_memory(block_bytes: int, block_size: int, memory_bytes: int) -> int:
+    """How many blocks of so many bytes, the dummy block included, fit into `memory_bytes`.
 
     Raises ConfigError when not even one usable block fits.
     """
-    block_bytes = bytes_per_block(specs, dtype, block_size)
     num_blocks = memory_bytes // block_bytes
     if num_blocks < MIN_BLOCKS:
         raise ConfigError(
@@ -75,8 +73,8 @@ class KVPool:
             )
         shape = (spec.num_layers, num_blocks, 2, block_size, spec.num_kv_heads, spec.head_dim)
         try:
-            self.blocks = torch.zeros(shape, dtype=dtype, device=device.torch_device)
-        except RuntimeError as error:  # torch.OutOfMemoryError is one too
+            self.blocks = _zeros(shape, dtype, device)
+        except (RuntimeError, MemoryError, ValueError) as error:  # torch.OutOfMemoryError is the first, too
             need = num_blocks * bytes_per_block([spec], dtype, block_size)
             raise ConfigError(
                 f"{num_blocks} KV blocks need {need / 2**30:.2f} GiB on {device.name}, which could not be "
@@ -120,6 +118,14 @@ class KVPool:
         process needs it. On a CPU a step that hangs may go on reading it."""
         if self.blocks.device.type != "cpu":
             self.blocks.untyped_storage().resize_(0)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: Device) -> torch.Tensor:
+    """On a CPU fresh pages of the system, which take memory when they are written to and not before."""
+    if device.torch_device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device.torch_device)
+    pages = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(pages).view(dtype).view(shape)
 
 
 def pool_of(spec: ModelSpec, config: EngineConfig, placement: Placement) -> KVPool:

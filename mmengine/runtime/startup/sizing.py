@@ -4,10 +4,11 @@ import dataclasses
 import math
 
 import msgspec
+import torch
 
 from mmengine.config import ENCODER_CACHE, EngineConfig
 from mmengine.errors import ConfigError
-from mmengine.models.plugin import VisionLanguageModel
+from mmengine.models.plugin import ModelSpec, VisionLanguageModel
 from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.device.port import Device, Meter
 from mmengine.runtime.drafting.eagle3.head import kv_spec
@@ -39,9 +40,7 @@ def resolve(
         )
     wanted_len = config.max_model_len or spec.max_model_len
     blocks_each = -(-wanted_len // size)
-    specs = [spec] if head is None else [spec, kv_spec(head.config)]
-    stored = FP8 if config.kv_dtype == "fp8" else dtype
-    block_bytes = bytes_per_block(specs, stored, size)
+    block_bytes = block_bytes_of(config, spec, head, dtype)
     needed = -(-config.max_model_len // size) + 1  # for one request, where a length was asked for
     embed_bytes = (1 + spec.num_deepstack) * spec.hidden_size * dtype.itemsize if spec.has_encoder else 0
     meter = placement.device.meter()
@@ -55,8 +54,8 @@ def resolve(
         memory = Memory(placement.device.memory()[0], 0, features=int(GROWTH * cached * embed_bytes))
         num_blocks = config.num_blocks
         if not num_blocks:
-            room = _kv_bytes_of_cpu(memory.total, blocks_each * block_bytes)
-            num_blocks = blocks_for_memory(specs, stored, size, room)
+            room = _kv_bytes_of_cpu(memory.left, blocks_each * block_bytes)
+            num_blocks = blocks_for_memory(block_bytes, size, room)
     if config.num_blocks:
         memory.check(num_blocks, block_bytes)
     else:
@@ -77,6 +76,12 @@ def resolve(
         max_model_len=min(wanted_len, room),
         eos_token_ids=config.eos_token_ids or eos_token_ids,
     )
+
+
+def block_bytes_of(config: EngineConfig, spec: ModelSpec, head: HeadFolder | None, dtype: torch.dtype) -> int:
+    """Bytes of a KV block of the model and of its draft head."""
+    specs = [spec] if head is None else [spec, kv_spec(head.config)]
+    return bytes_per_block(specs, FP8 if config.kv_dtype == "fp8" else dtype, config.block_size)
 
 
 def steps_in_flight(config: EngineConfig, device: Device) -> int:
@@ -132,7 +137,8 @@ def _with_cache(
     return cached, dataclasses.replace(memory, features=features, cache_setting="encoder_budget")
 
 
-def _kv_bytes_of_cpu(available: int, full_request: int) -> int:
-    """For the pool of a CPU: what some requests need, and no more than a share of the memory."""
+def _kv_bytes_of_cpu(left: int, full_request: int) -> int:
+    """For the pool of a CPU: what some requests need, and no more than a share of what the weights and a full
+    encoder cache leave; the rest is for steps, and for who else is there."""
     wanted = max(CPU_MIN_BYTES, CPU_FULL_REQUESTS * full_request)
-    return min(wanted, int(available * CPU_MEMORY_SHARE))
+    return min(wanted, int(max(0, left) * CPU_MEMORY_SHARE))

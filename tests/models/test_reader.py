@@ -1,0 +1,157 @@
+"""Weights out of mapped files: lent in pieces, joined, cut, cast; and on their way before they are wanted."""
+
+import json
+import os
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mmengine.checkpoint.tensors import open_tensors
+from mmengine.errors import ModelError
+from mmengine.models import read_ahead, reader
+from mmengine.models.progress import weights_told
+from mmengine.models.reader import Part, open_reader
+from mmengine.native import library as native
+from mmengine.native.linear import PackedLinear
+
+CPU = torch.device("cpu")
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def drawn(*shape, dtype=torch.bfloat16, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Entries of tensors that were written to a file."""
+
+    def write(tensors):
+        save_file(tensors, tmp_path / "model.safetensors")
+        return open_tensors(tmp_path, lambda name: name)
+
+    return write
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(reader, "PIECE_VALUES", 1000)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_read_whole_and_in_pieces_is_what_was_stored(stored, small_pieces, dtype):
+    wanted = {"a": drawn(70, 96), "b": drawn(50, 96, seed=1, dtype=torch.float32), "bias": drawn(7)}
+    with open_reader(stored(wanted), CPU, dtype) as weights:
+        joined = torch.cat((wanted["a"].to(dtype), wanted["b"].to(dtype)))
+        assert torch.equal(weights.read("a", "b"), joined)
+        assert torch.equal(weights.read("bias"), wanted["bias"].to(dtype))
+        lent = weights.pieces("a", "b")
+        assert (lent.n, lent.k, lent.dtype) == (120, 96, dtype)
+        places = []
+        for place, rows in lent.pieces:
+            places.append(place)
+            assert torch.equal(rows, joined[place : place + len(rows)])
+        assert places == [*range(0, 70, 10), *range(70, 120, 10)]
+
+
+def test_pieces_of_a_stored_dtype_are_no_copies(stored):
+    with open_reader(stored({"a": drawn(40, 96)}), CPU, torch.bfloat16) as weights:
+        (memory,) = (file.memory for file in weights._files.values())
+        begin = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+        ((_, rows),) = weights.pieces("a").pieces
+        assert begin < rows.data_ptr() < begin + len(memory)
+
+
+@pytest.mark.parametrize("axis", (0, 1))
+def test_ranks_read_their_parts_in_pieces(stored, small_pieces, axis):
+    whole = drawn(64, 96)
+    entries, parts = stored({"a": whole}), []
+    for rank in range(2):
+        with open_reader(entries, CPU, torch.bfloat16, Part(rank, 2, {"a": axis}.get)) as weights:
+            parts.append(weights.read("a"))
+            assert torch.equal(torch.cat([rows for _, rows in weights.pieces("a").pieces]), parts[-1])
+    assert torch.equal(torch.cat(parts, axis), whole)
+
+
+def test_equal_tensors_are_found_whatever_they_are_stored_as(stored, small_pieces):
+    a = drawn(40, 96)
+    other = a.clone()
+    other[39, 95] += 1
+    tensors = {"a": a, "same": a.float(), "other": other, "narrow": drawn(40, 95)}
+    with open_reader(stored(tensors), CPU, torch.bfloat16) as weights:
+        assert weights.same("a", "same")
+        assert not weights.same("a", "other") and not weights.same("a", "narrow")
+
+
+def test_a_tensor_at_an_odd_place_is_read(tmp_path):
+    values = drawn(3, 5)
+    header = {"a": {"dtype": "BF16", "shape": [3, 5], "data_offsets": [1, 31]}}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    data = values.view(torch.uint8).numpy().tobytes()
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + b"x" + data)
+    with open_reader(open_tensors(tmp_path, lambda name: name), CPU, torch.bfloat16) as weights:
+        assert torch.equal(weights.read("a"), values)
+
+
+def test_a_file_that_was_cut_short_meanwhile_is_refused(stored):
+    entries = stored({"a": drawn(64, 96)})
+    path = entries["a"].path
+    os.truncate(path, path.stat().st_size - 1)
+    with (
+        pytest.raises(ModelError, match="was cut short while it was read"),
+        open_reader(entries, CPU, DTYPES[0]),
+    ):
+        pass
+
+
+@pytest.mark.skipif(native.load() is None, reason="needs the compiled kernels")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("gate_up", (False, True))
+def test_what_is_packed_piece_by_piece_is_what_is_packed_at_once(stored, monkeypatch, dtype, gate_up):
+    tensors = {"a": drawn(75, 130), "b": drawn(75, 130, seed=1)}
+    whole = torch.cat((tensors["a"], tensors["b"])).to(dtype)
+    x = drawn(5, 130, dtype=dtype, seed=2)
+    wanted = PackedLinear(native.load(), whole, gate_up=gate_up)
+    for rows in (1, 7, 16, 33, 75):
+        monkeypatch.setattr(reader, "PIECE_VALUES", rows * 130)
+        with open_reader(stored(tensors), CPU, dtype) as weights:
+            found = PackedLinear(native.load(), weights.pieces("a", "b"), gate_up=gate_up)
+        assert (found._packed == wanted._packed).all()
+        assert torch.equal(found(x), wanted(x))
+
+
+def test_progress_comes_with_each_piece(stored, small_pieces):
+    told = []
+    with (
+        weights_told(lambda *some: told.append(some)),
+        open_reader(stored({"a": drawn(40, 96), "b": drawn(8)}), CPU, torch.float32) as weights,
+    ):
+        weights.read("a")
+        weights.read("b")
+    assert told == [(rows * 192, 7696) for rows in (10, 20, 30, 40)] + [(7696, 7696)]
+
+
+def test_files_are_read_ahead_once_and_only_where_there_is_room(tmp_path, monkeypatch):
+    """What the system holds is passed over: here nothing is, as it says."""
+    monkeypatch.setattr(read_ahead, "LEAST_BYTES", 1000)
+    monkeypatch.setattr(read_ahead, "_CHUNK", 4096)
+    monkeypatch.setattr(read_ahead, "_is_held", lambda file, start, end: start == 4096)
+    paths = [tmp_path / name for name in ("a", "b")]
+    for path in paths:
+        path.write_bytes(bytes(10_000))
+    read, real = [], os.preadv
+
+    def preadv(file, buffers, start, *flags):
+        read.append((os.path.basename(os.readlink(f"/proc/self/fd/{file}")), start))
+        return real(file, buffers, start, *flags)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    with read_ahead.reading_ahead(paths, 40_000 - 1):
+        pass
+    assert not read, "they would not fit beside what is made of them"
+    with read_ahead.reading_ahead([*paths, tmp_path / "gone"], 40_000):
+        while len(read) < 4:
+            pass
+    assert read == [("a", 0), ("a", 8192), ("b", 0), ("b", 8192)]
