@@ -65,7 +65,7 @@ class Machine:
         self.ns, self.tokens, self.steps = self.ns + ns, self.tokens + int(counts.sum()), self.steps + 1
         self.drafts += int(drafted.sum())
         goodput, drafts = self.goodput, int(drafted.sum())
-        if not goodput.passes(len(rows), bool(drafts or made)):
+        if not goodput.passes(len(rows), bool(drafts or made), ns):
             if drafts:
                 goodput.judge(rows, drafters, drafted, counts.tobytes())
             goodput.ran(rows, drafts, int(counts.sum()), made, ns, True)

@@ -6,7 +6,8 @@ from drafting_machine import MOST, Drafter, Machine
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from mmengine.core.state.goodput import LATEST, NOBODY_ASKED
+from mmengine.core.state.draft_arbiter import NOBODY_ASKED
+from mmengine.core.state.draft_trials import LATEST
 
 RUN = 1000  # steps
 HEAD = Drafter(0.95, 60, 8)
