@@ -33,6 +33,7 @@ class Machine:
         self.goodput = Goodput(128, MOST)
         self.behind = {}  # by row: who made its drafts, and how many
         self.ns = self.tokens = self.steps = self.asked_steps = self.drafts = 0
+        self.work_us = 0  # of all steps, without noise
 
     def admit(self, *rows):
         for row in rows:
@@ -63,7 +64,7 @@ class Machine:
             slower *= 5
         ns, made = int(1000 * slower * (whole + making)), sum(count for _, count in self.behind.values())
         self.ns, self.tokens, self.steps = self.ns + ns, self.tokens + int(counts.sum()), self.steps + 1
-        self.drafts += int(drafted.sum())
+        self.drafts, self.work_us = self.drafts + int(drafted.sum()), self.work_us + whole + making
         goodput, drafts = self.goodput, int(drafted.sum())
         if not goodput.passes(len(rows), bool(drafts or made), ns):
             if drafts:

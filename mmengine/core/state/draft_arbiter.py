@@ -144,9 +144,9 @@ class DraftArbiter(ABC):
             setattr(owner, name, type(getattr(owner, name))(saved.counters[name]))
         for name, array in self._arrays():
             array[:] = np.frombuffer(saved.arrays[name], array.dtype).reshape(array.shape)
-        for known, there in ((self.ways, saved.ways), (self.waits, saved.waits)):
-            known.clear()
-            known.update(there)
+        self.ways = dict(saved.ways)
+        self.waits.clear()
+        self.waits.update(saved.waits)
         self.costs.restore(*saved.costs)
 
     def digest(self) -> bytes:

@@ -53,11 +53,15 @@ class DraftTrials:
         times = 1 if self.num_drafted >= ENOUGH_DRAFTED else 2
         return self.num_drafted > 0 and self.lost_ns > times * TOO_MUCH * plain_ns
 
-    def end(self, bucket: int, plain_ns: int) -> None:
-        """Drafts are turned off, for what they lost."""
+    def end(self, bucket: int, plain_ns: int, soonest: int = SOONEST) -> None:
+        """Drafts are turned off, for what they lost, and tried again in `soonest` steps or later."""
         lost_ns = self.sunk_ns + max(self.lost_ns, 0)
-        wait = min(max(SOONEST * plain_ns, SHARE * lost_ns), LATEST * plain_ns)
+        wait = min(max(soonest * plain_ns, SHARE * lost_ns), LATEST * plain_ns)
         self.waits[bucket] = (lost_ns, min(self.clock_ns + wait, MOST_NS))
+
+    def waits_for(self, bucket: int) -> bool:
+        """Whether it is too early for drafts with so many rows."""
+        return bucket in self.waits and self.clock_ns < self.waits[bucket][1]
 
     def left(self, bucket: int, plain_ns: int) -> int:
         """Steps of `plain_ns` until drafts are tried; what was found of fewer rows, or of half as many again,

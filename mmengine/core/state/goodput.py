@@ -39,7 +39,8 @@ WINDOW, AT_FIRST = 16, 3  # steps between looks, where nobody comes; while it is
 REST = 8  # steps without drafts, so that their time is known; the first still verifies some
 RARELY, OFTEN = 512, 64  # steps with drafts between rests, where they give clearly more than none, and else
 CLEARLY = ONE + ONE // 4  # what drafts give, beside none, where no other way is looked for
-MORE, STAYS = 32, 16  # one part in so many: a trial must give so much more than none; so much more than the
+IN_VAIN = 8  # steps from the first one on, in which all are asked and nobody has any drafts
+MORE, STAYS = 16, 16  # one part in so many: a trial must give so much more than none; so much more than the
 # way that is taken, another way
 
 
@@ -56,10 +57,15 @@ class Goodput(DraftArbiter):
         super().admit(row)
         self.prompts.admit()
 
+    def asked_behind(self, num_rows: int) -> int:
+        rests = self.resting and not self._is_another_batch(num_rows)
+        return NOBODY_ASKED if rests else self._asked(num_rows)
+
     def passes(self, num_rows: int, has_drafts: bool, ns: int, asked: int | None = None) -> bool:
         self.trials.passes(ns)
         self.prompts.tokens += num_rows
-        return super().passes(num_rows, has_drafts, ns, asked)
+        needs_none = super().passes(num_rows, has_drafts, ns, asked)
+        return needs_none and self.asked == NOBODY_ASKED
 
     def _counters(self) -> Iterator[tuple[object, str]]:
         yield from super()._counters()
@@ -72,7 +78,14 @@ class Goodput(DraftArbiter):
         if not self.came or self.steps - self.turned_off < SETTLED:
             return self.asked
         bucket = StepCosts.bucket(num_rows)
+        if self.trials.waits_for(bucket):
+            return NOBODY_ASKED
         return self.ways[bucket] if bucket in self.ways else self._presumed(bucket)
+
+    def _is_another_batch(self, num_rows: int) -> bool:
+        """What the last rows of a batch rest from is not for the next one, whose prompts are read now or not
+        at all."""
+        return self.came and num_rows > 2 * self.num_rows
 
     def _presumed(self, bucket: int) -> int:
         """The way of rows of which nothing is known: that of the next larger number, if it drafts."""
@@ -94,6 +107,8 @@ class Goodput(DraftArbiter):
         reading_ns: int = 0,
     ) -> None:
         num_rows = len(rows)
+        if self._is_another_batch(num_rows):
+            self.resting = 0
         if not (pure and num_rows):
             self.trials.lost_ns += reading_ns
             self.prompts.read(reading_ns)
@@ -102,7 +117,7 @@ class Goodput(DraftArbiter):
             if self.came:
                 self._enter(bucket, self._asked(num_rows))
             is_off = (self.asked_behind(num_rows) if asked is None else asked) == NOBODY_ASKED
-            if not is_off and (drafts or made or self._overlaps):
+            if drafts or not is_off:
                 self._drafted(bucket, num_rows, drafts, tokens, ns)
         super().ran(rows, drafts, tokens, made, ns, pure, asked, reading_ns)
 
@@ -134,7 +149,10 @@ class Goodput(DraftArbiter):
                 return
             self.left = 0
         plain_ns = self.costs.plain_ns(bucket, len(rows))
-        if self.asked != NOBODY_ASKED and plain_ns and self.trials.failed(plain_ns):
+        if self.asked != NOBODY_ASKED and self.empty >= IN_VAIN and not self.trials.num_drafted:
+            self.trials.end(bucket, plain_ns, soonest=0)
+            self.asked, self.left = NOBODY_ASKED, SETTLED
+        elif self.asked != NOBODY_ASKED and plain_ns and self.trials.failed(plain_ns):
             self.acceptance.count()
             self.costs.had_none(bucket, self.asked)
             self._choose(plain_ns)
@@ -193,7 +211,7 @@ class Goodput(DraftArbiter):
         self.left = AT_FIRST
 
     def _turn_on(self) -> None:
-        self.renewed, self.limited = NO_BUCKET, False
+        self.renewed, self.limited, self.empty = NO_BUCKET, False, 0
         self.room[:] = self._most
 
     def _turn_off(self, plain_ns: int) -> None:
