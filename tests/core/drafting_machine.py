@@ -40,6 +40,26 @@ class Machine:
             self.goodput.admit(row)
             self.behind.pop(row, None)
 
+    def answer(self, num_rows, length, reading_us):
+        """Rows 0 to `num_rows` are given requests, whose prompts take 10 ms, and `reading_us` more where a
+        drafter reads them; then they decode `length` tokens each. Gives whether it did."""
+        rows = np.arange(num_rows)
+        self.admit(*rows.tolist())
+        limits = self._limits(rows)
+        is_read = bool(limits.any())
+        took = 10_000 + (reading_us if is_read else 0) + self._make(rows, limits)
+        self.ns, self.tokens = self.ns + int(1000 * took), self.tokens + num_rows
+        self.work_us += took
+        made = sum(count for _, count in self.behind.values())
+        if not self.goodput.passes(num_rows, made > 0, int(1000 * took)):
+            reading_ns = 1000 * reading_us if is_read else 0
+            self.goodput.ran(rows, 0, num_rows, made, int(1000 * took), False, reading_ns=reading_ns)
+        end = self.tokens + num_rows * (length - 1)
+        while self.tokens < end:
+            self.step(rows)
+        self.tokens = end
+        return is_read
+
     def run(self, num_rows, steps):
         """Rows 0 to `num_rows` decode; gives the share of steps in which anybody was asked."""
         rows, before = np.arange(num_rows), (self.asked_steps, self.drafts)

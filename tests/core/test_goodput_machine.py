@@ -157,6 +157,20 @@ def test_while_drafts_do_not_pay_trying_takes_little():
     assert (machine.ns - ns) / (machine.tokens - tokens) < 1.02 * plain.ns_a_token
 
 
+@pytest.mark.parametrize("rows", [1, 16])
+def test_prompts_of_short_answers_are_not_read_for_drafts(rows):
+    """Drafts save less of six tokens than it takes a head to read the prompts, and more of a hundred."""
+    costs, reading_us = {"row_us": 10, "token_us": 5, "noise": 0.1}, 1000 + 300 * rows
+    machine = Machine("goodput", [Drafter(0.95, 60, 1)], **costs)
+    read = [machine.answer(rows, 6, reading_us) for _ in range(400)]
+    assert 0 < sum(read) < len(read) // 3
+    plain = Machine("none", [Drafter(0.95, 60, 1)], **costs)
+    plain.answer(rows, 6, reading_us)
+    assert machine.work_us / machine.tokens < plain.work_us / plain.tokens / 0.98
+    read = [machine.answer(rows, 100, reading_us) for _ in range(60)]
+    assert all(read[-20:])
+
+
 def test_requests_that_are_easy_to_guess_are_drafted_for_again():
     machine = Machine("goodput", [Drafter(0.1, 60, 8)], noise=0.1)
     machine.run(4, 300)
