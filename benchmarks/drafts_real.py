@@ -2,7 +2,7 @@
 
 SmolLM2-135M-Instruct (build/smollm2, see tests/gguf/fetched.py) answers the written prompts of
 tests/llama/prompts.txt ("texts") and fills in the forms of tests/llama/forms.py ("forms"); beside each side,
-in turns, runs an engine without drafts. `auto` is as by default: goodput says how many drafts are verified. Of
+in turns, runs an engine without drafts. `auto` is as by default: goodput says how many are verified. Of
 ngram, suffix and grammar all are.
 
 Greedy, float32, one thread, CPU time of the process. A figure is the median of the rounds' ratios; its

@@ -1,8 +1,8 @@
 """What drafts lose while it is found out whether they pay, and when that is tried again.
 
 A ledger in ns, by the times of steps that a log holds. While drafts are on, each step that drafts had a part
-in is set against what as many tokens take without; so is what reading prompts for them took. Turned off, they
-are tried again when that loss has become a small share of the time since.
+in is set against what as many tokens take without, with their share of what reading prompts for drafts takes.
+Turned off, they are tried again when that loss has become a small share of the time since.
 """
 
 from mmengine.core.state.step_cost import ENOUGH_DRAFTED, rows_of

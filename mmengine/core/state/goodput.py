@@ -110,7 +110,6 @@ class Goodput(DraftArbiter):
         if self._is_another_batch(num_rows):
             self.resting = 0
         if not (pure and num_rows):
-            self.trials.lost_ns += reading_ns
             self.prompts.read(reading_ns)
         else:
             bucket = StepCosts.bucket(num_rows)
@@ -134,7 +133,8 @@ class Goodput(DraftArbiter):
         plain_ns = self.costs.plain_ns(bucket, num_rows)
         if plain_ns:
             ns = self.costs.no_hiccup(bucket, self.asked, num_rows, drafts, ns)
-            self.trials.write_down(drafts, ns, plain_ns * tokens // num_rows, plain_ns)
+            beside_ns = self.prompts.ns_a_token() * tokens if drafts else 0
+            self.trials.write_down(drafts, ns + beside_ns, plain_ns * tokens // num_rows, plain_ns)
 
     def _after(self, bucket: int, rows: np.ndarray) -> None:
         came, other, self.bucket = self.came, bucket != self.bucket, bucket
