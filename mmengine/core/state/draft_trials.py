@@ -22,7 +22,7 @@ class DraftTrials:
         self.waits = waits
         self.clock_ns = 0  # of all steps
         self.lost_ns = 0  # beside steps without drafts, since drafts were turned on; below 0: gained
-        self.sunk_ns = 0  # what other ways lost before, in the same trial
+        self.sunk_ns = 0  # what other ways lost before, in the same trial, and what it took to begin
         self.num_drafted = 0  # steps with this way that verified some
         self.proven = False  # they gave clearly more than none
 
@@ -42,11 +42,15 @@ class DraftTrials:
         self.proven = True
         self.waits.pop(bucket, None)
 
-    def write_down(self, drafts: int, ns: int, without_ns: int, plain_ns: int) -> None:
-        """A step with a part for drafts took `ns`, which verified `drafts`; its tokens would have taken
-        `without_ns` without, and a step without takes `plain_ns`."""
+    def write_down(self, drafts: int, made: int, ns: int, without_ns: int, plain_ns: int) -> None:
+        """A step with a part for drafts took `ns`, which verified `drafts` and made others; its tokens would
+        have taken `without_ns` without, and a step without takes `plain_ns`."""
+        lost_ns = min(ns - without_ns, MOST_NS)
         self.num_drafted += drafts > 0
-        self.lost_ns = max(min(self.lost_ns + ns - without_ns, MOST_NS), -KEPT_GAIN * plain_ns)
+        if made and not self.num_drafted:  # who drafts had to read what it missed
+            self.sunk_ns = min(self.sunk_ns + max(lost_ns, 0), MOST_NS)
+        else:
+            self.lost_ns = max(min(self.lost_ns + lost_ns, MOST_NS), -KEPT_GAIN * plain_ns)
 
     def failed(self, plain_ns: int) -> bool:
         """Whether drafts lost too much, where a step without them takes `plain_ns`."""

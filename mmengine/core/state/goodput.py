@@ -117,7 +117,7 @@ class Goodput(DraftArbiter):
                 self._enter(bucket, self._asked(num_rows))
             is_off = (self.asked_behind(num_rows) if asked is None else asked) == NOBODY_ASKED
             if drafts or not is_off:
-                self._drafted(bucket, num_rows, drafts, tokens, ns)
+                self._drafted(bucket, num_rows, drafts, made, tokens, ns)
         super().ran(rows, drafts, tokens, made, ns, pure, asked, reading_ns)
 
     def _enter(self, bucket: int, asked: int) -> None:
@@ -127,14 +127,14 @@ class Goodput(DraftArbiter):
             self.trials.begin(proven=(self.costs.rate(bucket, asked) or 0) > ONE)
         self.asked = asked
 
-    def _drafted(self, bucket: int, num_rows: int, drafts: int, tokens: int, ns: int) -> None:
+    def _drafted(self, bucket: int, num_rows: int, drafts: int, made: int, tokens: int, ns: int) -> None:
         """A step that only decoded had a part for drafts."""
         self.prompts.tokens += max(tokens - num_rows, 0)
         plain_ns = self.costs.plain_ns(bucket, num_rows)
         if plain_ns:
             ns = self.costs.no_hiccup(bucket, self.asked, num_rows, drafts, ns)
             beside_ns = self.prompts.ns_a_token() * tokens if drafts else 0
-            self.trials.write_down(drafts, ns + beside_ns, plain_ns * tokens // num_rows, plain_ns)
+            self.trials.write_down(drafts, made, ns + beside_ns, plain_ns * tokens // num_rows, plain_ns)
 
     def _after(self, bucket: int, rows: np.ndarray) -> None:
         came, other, self.bucket = self.came, bucket != self.bucket, bucket
