@@ -6,13 +6,13 @@ in turns, runs an engine without drafts. `auto` is as by default: goodput says h
 ngram, suffix and grammar all are.
 
 Greedy, float32, one thread, CPU time of the process. A figure is the median of the rounds' ratios; its
-interval is the least and the largest where there are fewer than six rounds, else 95 % by bootstrap. Every
-round of texts has prompts that no round of the cell had before, so that there are two rounds of 64. "kept" is
+interval is the least and the largest where there are fewer than six rounds, else 95 % by bootstrap. What was
+asked in another cell, or before the same comes again, is not known to the drafter of past answers. "kept" is
 the share of the drafts that were verified, "tokens a pass" counts the one that is no draft.
 
     --batch 1,4    rows (1, 4, 16 and 64 by default)
     --tasks LIST   of texts, forms
-    --rounds N     of a cell, at most; 4 by default
+    --rounds N     of a cell, 4 by default
     --tokens N     of an answer, 48 by default
     --json         one last line with the targets
     --out FILE.md  write the tables there
@@ -56,15 +56,14 @@ Ask = tuple[str, dict | None]  # what is asked, and the schema of its answer
 
 
 class Side:
-    """An engine with drafts as `settings` say, and how much it has answered."""
+    """An engine with drafts as `settings` say."""
 
     def __init__(self, name: str, **settings: object):
-        self.name, self.engine, self._num_runs = name, open_engine(**SIZES, **settings), 0
+        self.name, self.engine = name, open_engine(**SIZES, **settings)
 
-    def run(self, groups: Sequence[Sequence[Ask]], tokens: int, *, shares: bool = True) -> Decoded:
-        """Answer the groups, one after the other; without `shares` as if it had answered nothing before."""
-        found, salt = Decoded(), "" if shares else f"run {self._num_runs}"
-        self._num_runs += 1
+    def run(self, groups: Sequence[Sequence[Ask]], tokens: int, salt: str) -> Decoded:
+        """Answer the groups, one after the other; what it answered with another `salt` is not known to it."""
+        found = Decoded()
         for group in groups:
             answer(self.engine, [self._prepared(each, tokens, salt) for each in group], found)
         return found
@@ -95,16 +94,17 @@ def measured(task: str, batch: int, options: argparse.Namespace, sides: dict[str
     found = {name: Pairs() for name in DRAFT_IN[task]}
     asked, plain = cycle(asks_of(task)), sides[NONE]
     size = batch * max(1, 4 // batch)
-    rounds = max(1, min(options.rounds, len(asks_of(TEXTS)) // size))  # what was asked before is known
+    num_fresh = max(1, len(asks_of(task)) // size)  # rounds behind which the same is asked again
     for side in sides.values():  # to be warm
-        side.run([asks_of(task)[: min(batch, 4)]], 4, shares=False)
-    for number in range(rounds):
+        side.run([asks_of(task)[: min(batch, 4)]], 4, f"{task} {batch}, before")
+    for number in range(options.rounds):
+        salt = f"{task} {batch} {number // num_fresh}"
         group = list(islice(asked, size))
         groups = [group[at : at + batch] for at in range(0, size, batch)]
         for name in list(found)[:: -1 if number % 2 else 1]:
             print(f"{task}, {batch} rows, round {number}, {name}", end="\x1b[K\r", file=sys.stderr)
             turns = (sides[name], plain)[:: -1 if number % 2 else 1]
-            ran = {each.name: each.run(groups, options.tokens, shares=each is not plain) for each in turns}
+            ran = {each.name: each.run(groups, options.tokens, salt) for each in turns}
             found[name].plain.append(ran[NONE])
             found[name].drafted.append(ran[name])
     return found
