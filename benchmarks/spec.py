@@ -25,6 +25,7 @@ a pass, without and with the one that is no draft; "equal" the answers with the 
     --drafters L   of those in the table
     --rounds N     rounds of a cell, 9 by default
     --asleep       only where nobody is asked
+    --awake        only where somebody is, and nothing of the prefix cache
     --quick        3 rounds, batch 1 and 16, fewer drafters
     --json         one last line with the targets
     --out FILE.md  write the tables there
@@ -80,6 +81,8 @@ def cells_of(options: argparse.Namespace) -> Cells:
     if not options.asleep:
         sides = [Side(name, **DRAFTERS[name]) for name in options.drafters]
         found = _beside(Side(NONE, spec=NONE), sides, options)
+    if options.awake:
+        return found
     idle = [Side(name, asks=False, **settings) for name, settings in IDLE.items()]
     return found | _beside(Side(NONE, asks=False, spec=NONE), idle, options)
 
@@ -186,7 +189,7 @@ def prefix_hits(rounds: int) -> tuple[Table, list[Target]]:
 
 def run(options: argparse.Namespace) -> tuple[list[Table], list[Target]]:
     cells = cells_of(options)
-    if options.asleep:
+    if options.asleep or options.awake:
         return tables_of(cells), targets_of(cells)
     hits, hit_targets = prefix_hits(options.rounds)
     return [*tables_of(cells), hits], [*targets_of(cells), *hit_targets]
@@ -216,6 +219,7 @@ def main() -> None:
     parser.add_argument("--drafters", type=_names(DRAFTERS), default=list(DRAFTERS))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--asleep", action="store_true", help="only where nobody is asked")
+    parser.add_argument("--awake", action="store_true", help="only where somebody is asked")
     parser.add_argument("--quick", action="store_true", help="3 rounds, batch 1 and 16, fewer drafters")
     parser.add_argument("--json", action="store_true", help="one last line with the targets")
     parser.add_argument("--out", type=Path, help="write the tables there")

@@ -53,7 +53,41 @@ class Decoded:
     passes: int = 0
     whole_ns: int = 0
     cached: int = 0  # tokens of prompts that the prefix cache held
+    drafts: int = 0  # that were verified, and of these the ones that were kept
+    accepted: int = 0
     answers: list[list[int]] = field(default_factory=list)
+
+
+def answer(engine: Engine, group: Sequence[tuple[Prepared, Options]], found: Decoded) -> None:
+    """Add to `found` what answering a group takes, whose prompts end in one step."""
+    given, first = [], None
+    gc.collect()
+    gc.disable()
+    begin = process_time_ns()
+    names = [engine.submit_prepared(prepared, options, stream=False) for prepared, options in group]
+    while engine.has_work:
+        given.append(engine.step())
+        if first is None and len(given[-1]) == len(group):
+            first, start = len(given), process_time_ns()
+    end = process_time_ns()
+    gc.enable()
+    if first is None:
+        raise RuntimeError("the prompts of a group must fit one step of token_budget")
+    found.cpu_ns += end - start
+    found.whole_ns += end - begin
+    answers = {}
+    for number, outputs in enumerate(given):
+        if number >= first:
+            found.passes += len(outputs)
+            found.tokens += sum(len(output.token_ids) for output in outputs)
+        for output in outputs:
+            if output.completion is not None:
+                answers[output.request_id] = output.completion
+    done = [answers[name] for name in names]
+    found.answers += [each.token_ids for each in done]
+    found.cached += sum(each.num_cached_tokens for each in done)
+    found.drafts += sum(each.num_drafts for each in done)
+    found.accepted += sum(each.num_accepted for each in done)
 
 
 class Side:
@@ -81,35 +115,8 @@ class Side:
             grammar=self._grammar if task == SCHEMA else None,
         )
         for group in groups:
-            self._answer(group, options, found)
+            answer(self.engine, [(each, options) for each in group], found)
         return found
-
-    def _answer(self, group: Sequence[Prepared], options: Options, found: Decoded) -> None:
-        engine, given, first = self.engine, [], None
-        gc.collect()
-        gc.disable()
-        begin = process_time_ns()
-        names = [engine.submit_prepared(each, options, stream=False) for each in group]
-        while engine.has_work:
-            given.append(engine.step())
-            if first is None and len(given[-1]) == len(group):
-                first, start = len(given), process_time_ns()
-        end = process_time_ns()
-        gc.enable()
-        if first is None:
-            raise RuntimeError("the prompts of a group must fit one step of token_budget")
-        found.cpu_ns += end - start
-        found.whole_ns += end - begin
-        answers = {}
-        for number, outputs in enumerate(given):
-            if number >= first:
-                found.passes += len(outputs)
-                found.tokens += sum(len(output.token_ids) for output in outputs)
-            for output in outputs:
-                if output.completion is not None:
-                    answers[output.request_id] = output.completion.token_ids
-                    found.cached += output.completion.num_cached_tokens
-        found.answers += [answers[name] for name in names]
 
     def close(self) -> None:
         self.engine.close()

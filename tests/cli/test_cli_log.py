@@ -62,7 +62,7 @@ def other_end(event):
 
 def other_rules(event):
     if isinstance(event, Started):
-        return replace(event, decision_version=4, engine_version="0.0.9")
+        return replace(event, decision_version=5, engine_version="0.0.9")
     return None
 
 
@@ -156,7 +156,7 @@ def test_many_logs_are_verified_at_once(log, tmp_path, monkeypatch, capsys):
     shutil.copytree(log, night / "a")
     forge(log, night / "b", other_rules)
     code, printed = call(monkeypatch, capsys, "log", "verify", night)
-    assert code == 5 and "folded; written under rules 4, this build" in printed.out
+    assert code == 5 and "folded; written under rules 5, this build" in printed.out
     assert "1 of 2 logs verified" in printed.out
     forge(log, night / "c", other_end)
     (tmp_path / "empty").mkdir()

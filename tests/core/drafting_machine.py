@@ -33,11 +33,32 @@ class Machine:
         self.goodput = Goodput(128, MOST)
         self.behind = {}  # by row: who made its drafts, and how many
         self.ns = self.tokens = self.steps = self.asked_steps = self.drafts = 0
+        self.work_us = 0  # of all steps, without noise
 
     def admit(self, *rows):
         for row in rows:
             self.goodput.admit(row)
             self.behind.pop(row, None)
+
+    def answer(self, num_rows, length, reading_us):
+        """Rows 0 to `num_rows` are given requests, whose prompts take 10 ms, and `reading_us` more where a
+        drafter reads them; then they decode `length` tokens each. Gives whether it did."""
+        rows = np.arange(num_rows)
+        self.admit(*rows.tolist())
+        limits = self._limits(rows)
+        is_read = bool(limits.any())
+        took = 10_000 + (reading_us if is_read else 0) + self._make(rows, limits)
+        self.ns, self.tokens = self.ns + int(1000 * took), self.tokens + num_rows
+        self.work_us += took
+        made = sum(count for _, count in self.behind.values())
+        if not self.goodput.passes(num_rows, made > 0, int(1000 * took)):
+            reading_ns = 1000 * reading_us if is_read else 0
+            self.goodput.ran(rows, 0, num_rows, made, int(1000 * took), False, reading_ns=reading_ns)
+        end = self.tokens + num_rows * (length - 1)
+        while self.tokens < end:
+            self.step(rows)
+        self.tokens = end
+        return is_read
 
     def run(self, num_rows, steps):
         """Rows 0 to `num_rows` decode; gives the share of steps in which anybody was asked."""
@@ -63,9 +84,9 @@ class Machine:
             slower *= 5
         ns, made = int(1000 * slower * (whole + making)), sum(count for _, count in self.behind.values())
         self.ns, self.tokens, self.steps = self.ns + ns, self.tokens + int(counts.sum()), self.steps + 1
-        self.drafts += int(drafted.sum())
+        self.drafts, self.work_us = self.drafts + int(drafted.sum()), self.work_us + whole + making
         goodput, drafts = self.goodput, int(drafted.sum())
-        if not goodput.passes(len(rows), bool(drafts or made)):
+        if not goodput.passes(len(rows), bool(drafts or made), ns):
             if drafts:
                 goodput.judge(rows, drafters, drafted, counts.tobytes())
             goodput.ran(rows, drafts, int(counts.sum()), made, ns, True)

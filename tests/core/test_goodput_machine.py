@@ -1,12 +1,15 @@
 """On a made-up machine: what is chosen, how soon, and what finding that out costs."""
 
+import random
+
 import numpy as np
 import pytest
 from drafting_machine import MOST, Drafter, Machine
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from mmengine.core.state.goodput import LATEST, NOBODY_ASKED
+from mmengine.core.state.draft_arbiter import NOBODY_ASKED
+from mmengine.core.state.draft_trials import LATEST
 
 RUN = 1000  # steps
 HEAD = Drafter(0.95, 60, 8)
@@ -46,6 +49,38 @@ def test_it_loses_little_against_the_best_fixed_choice(
     step = step_us + row_us * rows
     drafted = step + (row_us * token_share + draft_us) * MOST * rows + fixed_us
     assert share < 1.12 + (16 + 40 // rows) * drafted / step / RUN
+
+
+def test_it_never_falls_behind_none_by_more_than_it_takes_to_find_out():
+    """Random machines, drafters and lengths of requests: with all it takes to find out, over 1,500 steps."""
+    rng, found = random.Random(1), []
+    for number in range(24):
+        rows, row_us = (1, 4, 16, 64)[number % 4], rng.randint(2, 40)
+        costs = {
+            "step_us": rng.randint(50, 1000),
+            "row_us": row_us,
+            "token_us": row_us * rng.choice((0.05, 0.3, 0.6, 1.0, 1.3)),
+            "noise": rng.choice((0, 0.1, 0.3)),
+            "missed_us": rng.choice((0, 1, 3)),
+        }
+        drafters = [
+            Drafter(
+                rng.choice((0, 0.3, 0.5, 0.8, 0.9, 0.97)),
+                rng.randint(0, 100),
+                rng.randint(0, 20),
+                has_some=rng.choice((1, 1, 0.5, 0.1, 0)),
+            )
+            for _ in range(rng.choice((1, 1, 2)))
+        ]
+        machine, length = Machine("goodput", drafters, **costs), rng.choice((20, 100, 1500))
+        for _ in range(1500 // length):
+            machine.admit(*range(rows))
+            machine.run(rows, length)
+        without = (machine.step_us + machine.row_us * rows) / rows
+        found.append(without * machine.tokens / machine.work_us)
+    print(sorted(found))
+    assert min(found) >= 0.98
+    assert sum(ratio > 1.1 for ratio in found) >= 4, "drafts that pay are taken"
 
 
 @pytest.mark.parametrize("rows, pays", [(1, True), (4, True), (16, True), (64, False)])
@@ -120,6 +155,20 @@ def test_while_drafts_do_not_pay_trying_takes_little():
     plain = Machine("none", [HEAD])
     plain.run(4, 10)
     assert (machine.ns - ns) / (machine.tokens - tokens) < 1.02 * plain.ns_a_token
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+def test_prompts_of_short_answers_are_not_read_for_drafts(rows):
+    """Drafts save less of six tokens than it takes a head to read the prompts, and more of a hundred."""
+    costs, reading_us = {"row_us": 10, "token_us": 5, "noise": 0.1}, 1000 + 300 * rows
+    machine = Machine("goodput", [Drafter(0.95, 60, 1)], **costs)
+    read = [machine.answer(rows, 6, reading_us) for _ in range(200)]
+    assert 0 < sum(read) < len(read) // 3
+    plain = Machine("none", [Drafter(0.95, 60, 1)], **costs)
+    plain.answer(rows, 6, reading_us)
+    assert machine.work_us / machine.tokens < plain.work_us / plain.tokens / 0.98
+    read = [machine.answer(rows, 100, reading_us) for _ in range(60)]
+    assert all(read[-20:])
 
 
 def test_requests_that_are_easy_to_guess_are_drafted_for_again():

@@ -184,7 +184,7 @@ def test_drafters_that_have_nothing_do_not_keep_steps_apart(host_ns):
     bench.submit(*(request(name, 5, max_tokens=900) for name in "abcd"))
     bench.run()
     how = bench.core.stats().overlap
-    assert (how["ahead"] > 9 * how["drafts"]) == bool(host_ns) and how["drafts"] > 5
+    assert how["ahead"] > 9 * how["drafts"] and how["drafts"] > 5
 
 
 def test_without_a_form_nobody_waits_for_drafters_of_forms():

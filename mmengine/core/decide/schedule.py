@@ -28,9 +28,9 @@ from mmengine.core.state.blocks import COMPAT_VERSION
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
-DECISION_VERSION = 3
+DECISION_VERSION = 4
 # Of logs that this build decides on, each by its own rules: ours, and those with vLLM's decisions.
-DECIDED_VERSIONS = (2, 3)
+DECIDED_VERSIONS = (2, 3, 4)
 COMPAT_DECIDED_VERSIONS = (4, COMPAT_VERSION)
 
 

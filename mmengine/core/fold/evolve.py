@@ -74,7 +74,8 @@ def evolve(state: State, event: ev.Event) -> None:
 
 def _started(state: State, event: ev.Started) -> None:
     """The state was made from its settings; what is left are the rules that the log keeps to."""
-    state.decision_version, state.schema = event.decision_version, event.schema
+    state.schema = event.schema
+    state.keep_to(event.decision_version)
     state.history.begin(event.decision_version)
 
 

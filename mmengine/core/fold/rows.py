@@ -8,8 +8,8 @@ from mmengine.core.executor import PADDING
 from mmengine.core.fold.media import reference_media
 from mmengine.core.state.blocks import ROWS_IN_ORDER_SINCE, block_extras, further_blocks, media_ahead
 from mmengine.core.state.columns import BROKEN, LEFT, NEVER, RUNS_ON, frozen
+from mmengine.core.state.draft_arbiter import DraftArbiter
 from mmengine.core.state.flight import Flight
-from mmengine.core.state.goodput import Goodput
 from mmengine.core.state.overlap import runs_ahead_to
 from mmengine.core.state.prefix_index import NO_CONTENT, ROOT
 from mmengine.core.state.request_state import NEVER_RAN, NO_ROW, RequestState
@@ -157,11 +157,12 @@ def take_drafts(state: State, rows: np.ndarray, sampled: np.ndarray, event: ev.E
     state.drafter[sampled] = 0 if event.drafters is None else np.frombuffer(event.drafters, np.int32)
 
 
-def weigh_drafts(state: State, goodput: Goodput, flight: Flight, event: ev.Executed) -> None:
+def weigh_drafts(state: State, goodput: DraftArbiter, flight: Flight, event: ev.Executed) -> None:
     """See what a step cost, and how many of its drafts were kept; before they are taken."""
     rows, sampled = flight.rows, flight.sampled
     asked = flight.asked if state.config.max_in_flight > 1 else None
-    if goodput.passes(len(rows), event.counts is not None or bool(event.drafts), asked):
+    ns = event.device_ns + event.host_ns
+    if goodput.passes(len(rows), event.counts is not None or bool(event.drafts), ns, asked):
         return
     drafts = 0
     if event.counts is not None:
@@ -169,11 +170,11 @@ def weigh_drafts(state: State, goodput: Goodput, flight: Flight, event: ev.Execu
         drafts = int(scheduled.sum())
         if drafts:
             goodput.judge(sampled, state.drafter[sampled], scheduled, event.counts)
-    only_decodes = len(sampled) == len(rows) == flight.num_tokens - drafts
-    only_decodes = only_decodes and not flight.encoded and not flight.part_of
+    of_prompts = flight.num_tokens - drafts - len(sampled)
+    only_decodes = len(sampled) == len(rows) and not (of_prompts or flight.encoded or flight.part_of)
     tokens, made = len(event.token_ids) // 4, len(event.drafts) // 4
-    ns = event.device_ns + event.host_ns
-    goodput.ran(rows, drafts, tokens, made, ns, only_decodes, asked)
+    reading_ns = event.draft_ns * of_prompts // max(flight.num_tokens, 1)
+    goodput.ran(rows, drafts, tokens, made, ns, only_decodes, asked, reading_ns)
 
 
 def swap_out(state: State, req_state: RequestState, host_blocks: np.ndarray) -> None:

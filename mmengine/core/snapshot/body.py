@@ -9,8 +9,8 @@ from typing import Annotated
 import msgspec
 
 from mmengine.core.snapshot.form import INTS, INTS_OR_NONE, LIST, MANY_INTS, ROWS, SET
+from mmengine.core.state.draft_arbiter import NOBODY_ASKED, Saved
 from mmengine.core.state.flight import Part
-from mmengine.core.state.goodput import NOBODY_ASKED, Saved
 from mmengine.events import vocabulary as ev
 
 # Plain values, restored as they are.

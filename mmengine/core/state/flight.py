@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mmengine.core.state.goodput import NOBODY_ASKED
+from mmengine.core.state.draft_arbiter import NOBODY_ASKED
 from mmengine.core.state.request_state import RequestState
 from mmengine.request import Request
 

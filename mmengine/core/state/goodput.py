@@ -8,115 +8,92 @@ measured, and only how many drafts a row has is computed from how likely each is
 A fold over what steps took and how many tokens they gave, in integers alone, so that a log gives the same
 choices again. For each number of rows there are several ways: nobody is asked, all drafters are, or, where
 several draft, only those before the last ones. What a way gives is known from the last few steps that took it
-(step_cost.py); one that nothing is known of is tried. Within a way each row has as many drafts as are
-likely enough to be kept: draft j of a row is, with p^j, where p is estimated for each row and drafter.
+(step_cost.py), and from what reading prompts for it took (prompt_cost.py). Within a way each row has as many
+drafts as are likely enough to be kept: draft j of a row is, with p^j, where p is estimated for each row and
+drafter.
+
+Not to lose time comes before winning some. Drafts are tried beside steps without them that ran just then; a
+trial that loses too much ends at once, and there is no other until that is a small share of the time since
+(draft_trials.py). Where drafts lost, they are taken to lose with more rows, and where they give more than
+none, with fewer rows too.
 
 To change the way costs time: a head that was not asked must first read what it missed. So it is looked at
-when requests come, then every few steps; a batch that drains goes on as it was; and the way that is taken
-stays until another is clearly better. Where nobody is asked, all are asked again for a few steps now and
-then, the more rarely the less it helped.
+when requests come, then every few steps; and a batch that drains goes on as it was.
+
+Logs of decision version 3 and before keep to an earlier arbiter (goodput_3.py).
 """
 
 from collections.abc import Iterator
 
-import msgspec
 import numpy as np
 
-from mmengine.core.state.acceptance import ARRAYS, DRAFTERS, Acceptance, powers
-from mmengine.core.state.columns import ReadOnlyArray
-from mmengine.core.state.step_cost import ONE, StepCosts
+from mmengine.core.state import draft_trials, prompt_cost
+from mmengine.core.state.draft_arbiter import ALL, NO_BUCKET, NOBODY_ASKED, SETTLED, DraftArbiter
+from mmengine.core.state.draft_trials import DraftTrials
+from mmengine.core.state.prompt_cost import PromptCost
+from mmengine.core.state.step_cost import ONE, StepCosts, rows_of
 
-ALL, NOBODY_ASKED = DRAFTERS - 1, -1  # up to which number drafters are asked
-NO_BUCKET = -1
-NOBODY = np.zeros((0, 0), np.int32)
+DRAFTS_TRIED_SINCE = 4  # decision version
+FEW = 8  # rows, for which all are asked where nothing is known
 WINDOW, AT_FIRST = 16, 3  # steps between looks, where nobody comes; while it is not known what drafts give
 REST = 8  # steps without drafts, so that their time is known; the first still verifies some
-RARELY = 512  # steps with drafts between rests
-SETTLED = 32  # steps for which drafts stay off, and a batch that drains goes on as it was
-EMPTY = 4  # steps in which nobody has any drafts, which say that there are none
-SOONEST, LATEST = 512, 8192  # steps without drafts before all are asked again
+RARELY, OFTEN = 512, 64  # steps with drafts between rests, where they give clearly more than none, and else
 CLEARLY = ONE + ONE // 4  # what drafts give, beside none, where no other way is looked for
-STAYS = 16  # a way that is taken counts as better by one part in so many
-_COUNTERS = (
-    *("steps", "bucket", "num_rows", "asked", "left", "resting", "was_off", "came"),
-    *("limited", "limits_tried", "full", "looked", "turned_off", "empty", "watches"),
-)
+IN_VAIN = 8  # steps from the first one on, in which all are asked and nobody has any drafts
+MORE, STAYS = 16, 16  # one part in so many: a trial must give so much more than none; so much more than the
+# way that is taken, another way
 
 
-class Saved(msgspec.Struct, array_like=True):
-    """A Goodput as a snapshot has it."""
-
-    counters: dict[str, int]
-    arrays: dict[str, bytes]
-    ways: dict[int, int]
-    waits: dict[int, tuple[int, int]]
-    costs: tuple[dict[int, list[int]], list[tuple[int, int, list[tuple[int, int, int, int]]]], dict[int, int]]
-
-
-class Goodput:
-    """Columns are [drafter, row] or [drafter]. Only `evolve` calls what changes. `overlaps`: steps behind
-    which drafters are asked are awaited, and others need not be; so to be asked costs time, drafts or not."""
+class Goodput(DraftArbiter):
+    """See DraftArbiter. `waits`: of DraftTrials."""
 
     def __init__(self, num_rows: int, most: int, *, overlaps: bool = False):
-        self._most, self._overlaps = most, overlaps
-        self.acceptance = Acceptance(num_rows)
-        self.costs = StepCosts()
-        self.ways: dict[int, int] = {}  # by bucket, as decided last
-        self.room = np.full((DRAFTERS, num_rows), most, np.int32)
-        self.steps = 0
-        self.bucket, self.num_rows = NO_BUCKET, 0  # of the last step that only decoded; rows of the last one
-        self.asked = ALL  # the way that is taken: up to which number drafters are asked
-        self.left = 0  # steps until the next look
-        self.resting = 0  # steps that go without drafts to come
-        self.was_off = False  # nobody was asked, and nobody had drafts, in the last step
-        self.came = True  # somebody, since the last step that only decoded
-        self.limited = False  # some row has less room than there may be
-        self.limits_tried = False  # whether fewer drafts pay where all of them do not
-        self.full, self.looked = (
-            NO_BUCKET,
-            NO_BUCKET,
-        )  # buckets: of a batch that does not drain, and at the last look
-        self.turned_off = 0  # the step in which drafts were
-        # By bucket: how many steps pass before all are asked again, and when these have passed.
-        self.waits: dict[int, tuple[int, int]] = {}
-        self.empty = 0  # steps, one after the other, in which somebody was asked and nobody had drafts
-        self.watches = True  # what steps without drafts take
+        super().__init__(num_rows, most, overlaps=overlaps)
+        self.prompts, self.trials = PromptCost(), DraftTrials(self.waits)
+        self.asked, self.turned_off = NOBODY_ASKED, -SETTLED
+        self.renewed = NO_BUCKET  # of which it is seen anew what steps without drafts take, before a trial
 
     def admit(self, row: int) -> None:
-        """The row is another request's."""
-        self.came = True
-        self.acceptance.admit(row)
-        self.room[:, row] = self._most
+        super().admit(row)
+        self.prompts.admit()
 
     def asked_behind(self, num_rows: int) -> int:
-        """Up to which number drafters are asked behind a step of so many rows that is decided now."""
-        return NOBODY_ASKED if self.resting else self._asked(num_rows)
+        rests = self.resting and not self._is_another_batch(num_rows)
+        return NOBODY_ASKED if rests else self._asked(num_rows)
 
-    def room_of(self, rows: ReadOnlyArray) -> np.ndarray | None:
-        """int32 [drafters, n]: the most drafts that `rows` may have; [0, 0]: none; None: what there is."""
-        asked = self.asked_behind(len(rows))
-        if asked == NOBODY_ASKED:
-            return NOBODY
-        if asked == ALL and not self.limited:
-            return None
-        room = self.room[:, rows]
-        room[asked + 1 :] = 0
-        return room
+    def passes(self, num_rows: int, has_drafts: bool, ns: int, asked: int | None = None) -> bool:
+        self.trials.passes(ns)
+        self.prompts.tokens += num_rows
+        needs_none = super().passes(num_rows, has_drafts, ns, asked)
+        return needs_none and self.asked == NOBODY_ASKED
 
-    def passes(self, num_rows: int, has_drafts: bool, asked: int | None = None) -> bool:
-        """Count a step that ran. True where it needs no look. `asked`: see `ran`."""
-        self.steps += 1
-        self.left -= 1
-        if has_drafts or self.came or self.resting or self.left <= 0 or num_rows != self.num_rows:
-            return False
-        if self.asked != NOBODY_ASKED:
-            self.empty += 1
-            return self.empty > EMPTY and (not self._overlaps or asked == NOBODY_ASKED)
-        return not self.watches
+    def _counters(self) -> Iterator[tuple[object, str]]:
+        yield from super()._counters()
+        yield self, "renewed"
+        yield from ((self.prompts, name) for name in prompt_cost.COUNTERS)
+        yield from ((self.trials, name) for name in draft_trials.COUNTERS)
 
-    def judge(self, rows: np.ndarray, drafters: np.ndarray, drafted: np.ndarray, counts: bytes) -> None:
-        """See Acceptance."""
-        self.acceptance.judge(rows, drafters, drafted, counts)
+    def _asked(self, num_rows: int) -> int:
+        """The way of a step of so many rows: where somebody came, what was best for as many."""
+        if not self.came or self.steps - self.turned_off < SETTLED:
+            return self.asked
+        bucket = StepCosts.bucket(num_rows)
+        if self.trials.waits_for(bucket):
+            return NOBODY_ASKED
+        return self.ways[bucket] if bucket in self.ways else self._presumed(bucket)
+
+    def _is_another_batch(self, num_rows: int) -> bool:
+        """What the last rows of a batch rest from is not for the next one, whose prompts are read now or not
+        at all."""
+        return self.came and num_rows > 2 * self.num_rows
+
+    def _presumed(self, bucket: int) -> int:
+        """The way of rows of which nothing is known: that of the next larger number, if it drafts."""
+        larger = [other for other, way in self.ways.items() if other > bucket and way != NOBODY_ASKED]
+        if larger:
+            return self.ways[min(larger)]
+        few = rows_of(bucket) <= FEW and not self.trials.left(bucket, 1)
+        return ALL if few else NOBODY_ASKED
 
     def ran(
         self,
@@ -127,65 +104,39 @@ class Goodput:
         ns: int,
         pure: bool,
         asked: int | None = None,
+        reading_ns: int = 0,
     ) -> None:
-        """A step of `rows` verified `drafts`, gave `tokens`, and `made` drafts for the next, all in `ns`.
-        `pure`: it computed nothing else. `asked`: who was, behind it, where it was decided before the last
-        step had run; None: who is now."""
-        num_rows, was_off = len(rows), self.was_off
-        asked = self.asked_behind(num_rows) if asked is None else asked
-        is_off = asked == NOBODY_ASKED
-        self.was_off = is_off and pure and not drafts  # the first step behind prompts is a slow one
-        if drafts or made:
-            self.empty = 0
-        if pure and num_rows:
+        num_rows = len(rows)
+        if self._is_another_batch(num_rows):
+            self.resting = 0
+        if not (pure and num_rows):
+            self.prompts.read(reading_ns)
+        else:
             bucket = StepCosts.bucket(num_rows)
-            if self.was_off and was_off:
-                self.costs.plain(bucket, num_rows, ns)
-            elif not is_off and (drafts or self._overlaps):
-                self.costs.drafted(bucket, self.asked, num_rows, drafts, tokens, ns)
-            elif self.empty == EMPTY and self.asked < ALL:
-                self.costs.had_none(bucket, self.asked)
-                self.left = 0
-            self.watches = self.costs.wants_plain(bucket)
-            self._after(bucket, rows)
-        elif self.resting:
-            self.resting -= 1
-        self.num_rows = num_rows
+            if self.came:
+                self._enter(bucket, self._asked(num_rows))
+            is_off = (self.asked_behind(num_rows) if asked is None else asked) == NOBODY_ASKED
+            if drafts or not is_off:
+                self._drafted(bucket, num_rows, drafts, made, tokens, ns)
+        super().ran(rows, drafts, tokens, made, ns, pure, asked, reading_ns)
 
-    def saved(self) -> Saved:
-        self.acceptance.count()
-        return Saved(
-            {name: int(getattr(self, name)) for name in _COUNTERS},
-            {name: array.tobytes() for name, array in self._arrays()},
-            dict(self.ways),
-            dict(self.waits),
-            self.costs.saved(),
-        )
+    def _enter(self, bucket: int, asked: int) -> None:
+        """Take the way that is known, or presumed, of a batch to which somebody came."""
+        if asked != NOBODY_ASKED and self.asked == NOBODY_ASKED:
+            self._turn_on()
+            self.trials.begin(proven=(self.costs.rate(bucket, asked) or 0) > ONE)
+        self.asked = asked
 
-    def restore(self, saved: Saved) -> None:
-        """Raises ValueError, KeyError for what `saved` did not give."""
-        for name in _COUNTERS:
-            setattr(self, name, type(getattr(self, name))(saved.counters[name]))
-        for name, array in self._arrays():
-            array[:] = np.frombuffer(saved.arrays[name], array.dtype).reshape(array.shape)
-        self.ways, self.waits = dict(saved.ways), dict(saved.waits)
-        self.costs.restore(*saved.costs)
-
-    def digest(self) -> bytes:
-        return msgspec.msgpack.encode(self.saved())
-
-    def _arrays(self) -> Iterator[tuple[str, np.ndarray]]:
-        yield "room", self.room
-        yield from ((name, getattr(self.acceptance, name)) for name in ARRAYS)
-
-    def _asked(self, num_rows: int) -> int:
-        """The way of a step of so many rows: where somebody came, what was best for as many."""
-        if not self.came or self.steps - self.turned_off < SETTLED:
-            return self.asked
-        return self.ways.get(StepCosts.bucket(num_rows), self.asked)
+    def _drafted(self, bucket: int, num_rows: int, drafts: int, made: int, tokens: int, ns: int) -> None:
+        """A step that only decoded had a part for drafts."""
+        self.prompts.tokens += max(tokens - num_rows, 0)
+        plain_ns = self.costs.plain_ns(bucket, num_rows)
+        if plain_ns:
+            ns = self.costs.no_hiccup(bucket, self.asked, num_rows, drafts, ns)
+            beside_ns = self.prompts.ns_a_token() * tokens if drafts else 0
+            self.trials.write_down(drafts, made, ns + beside_ns, plain_ns * tokens // num_rows, plain_ns)
 
     def _after(self, bucket: int, rows: np.ndarray) -> None:
-        """Look, if a step of so many rows calls for it."""
         came, other, self.bucket = self.came, bucket != self.bucket, bucket
         self.came = False
         if came:
@@ -197,10 +148,18 @@ class Goodput:
             if self.resting:
                 return
             self.left = 0
-        if came or self.left <= 0:
-            self._look(rows)
+        plain_ns = self.costs.plain_ns(bucket, len(rows))
+        if self.asked != NOBODY_ASKED and self.empty >= IN_VAIN and not self.trials.num_drafted:
+            self.trials.end(bucket, plain_ns, soonest=0)
+            self.asked, self.left = NOBODY_ASKED, SETTLED
+        elif self.asked != NOBODY_ASKED and plain_ns and self.trials.failed(plain_ns):
+            self.acceptance.count()
+            self.costs.had_none(bucket, self.asked)
+            self._choose(plain_ns)
+        elif came or self.left <= 0:
+            self._look(rows, plain_ns)
 
-    def _look(self, rows: np.ndarray) -> None:
+    def _look(self, rows: np.ndarray, plain_ns: int) -> None:
         """Decide which way to take."""
         if self.bucket == self.looked:
             self.full = self.bucket  # it does not drain
@@ -208,69 +167,77 @@ class Goodput:
         self.acceptance.count()
         self.acceptance.fade()
         if self.asked == NOBODY_ASKED:
-            if self.steps - self.turned_off < SETTLED or self.bucket != self.full:
-                self.left = SETTLED
-                return
-            if self.steps >= self._tried_again():
-                self.costs.forget_drafted(self.bucket)
-        elif self.bucket == self.full and self._needs_rest():
+            self._try(plain_ns)
+            return
+        if self.bucket == self.full and self._needs_rest():
             self.resting, self.left = REST, REST
             return
-        elif self._limit(rows):
+        if self._limit(rows):
             return
+        self._choose(plain_ns)
+
+    def _choose(self, plain_ns: int) -> None:
         asked = self._best_way()
         if asked == NOBODY_ASKED:
-            if self.asked != NOBODY_ASKED:
-                self._turn_off()
-            self.left = max(1, min(self._tried_again() - self.steps, RARELY))
-        elif self.asked == NOBODY_ASKED:
-            self.limited = False
-            self.room[:] = self._most
-        if asked != NOBODY_ASKED and self.costs.rate(self.bucket, asked) is None:
+            self._turn_off(plain_ns)
+            return
+        if self._rate(asked) is None:
             self.left = AT_FIRST
+        else:
+            self.trials.succeed(self.bucket)
+        if asked != self.asked:
+            self.trials.go_on()
         self.asked = self.ways[self.bucket] = asked
+
+    def _try(self, plain_ns: int) -> None:
+        """All are asked, if it is time, and known what steps take without."""
+        self.left = SETTLED
+        if self.steps - self.turned_off < SETTLED or self.bucket != self.full:
+            return
+        left = self.trials.left(self.bucket, plain_ns or 1)
+        if left:
+            self.left = min(left, RARELY)
+            return
+        if self.renewed != self.bucket:
+            self.costs.forget_plain(self.bucket)
+            self.renewed, self.watches = self.bucket, True
+        if not self.costs.knows_plain(self.bucket, itself=True):
+            self.left = REST
+            return
+        self.costs.forget_drafted(self.bucket)
+        self._turn_on()
+        self.trials.begin()
+        self.asked = self.ways[self.bucket] = ALL
+        self.left = AT_FIRST
+
+    def _turn_on(self) -> None:
+        self.renewed, self.limited, self.empty = NO_BUCKET, False, 0
+        self.room[:] = self._most
+
+    def _turn_off(self, plain_ns: int) -> None:
+        self.trials.end(self.bucket, plain_ns)
+        self.asked = self.ways[self.bucket] = NOBODY_ASKED
+        self.turned_off, self.left, self.renewed = self.steps, SETTLED, NO_BUCKET
 
     def _needs_rest(self) -> bool:
         """Whether what a step without drafts takes should be seen (again)."""
-        knows = self.costs.knows_plain(self.bucket)
-        return not knows or self.costs.since_plain.get(self.bucket, 0) >= RARELY
+        if not self.costs.knows_plain(self.bucket):
+            return True
+        rate = self._rate(self.asked)
+        rests = OFTEN if rate is not None and rate < CLEARLY else RARELY
+        return self.costs.since_plain.get(self.bucket, 0) >= rests
 
-    def _limit(self, rows: np.ndarray) -> bool:
-        """Give `rows` room for the drafts that are likely enough. True where that must be seen before it is
-        decided whether drafts pay."""
-        least = self.costs.least_chance(self.bucket, self.asked)
-        if not least:
-            return False
-        room = (powers(self.acceptance.of_rows(rows), self._most) >= least).sum(axis=0, dtype=np.int32)
-        known = self.acceptance.drafter_trials > 0
-        were, are = int(self.room[known][:, rows].sum()), int(room[known].sum())
-        self.room[:, rows] = room
-        self.limited = bool((room < self._most).any())
-        rate = self.costs.rate(self.bucket, self.asked)
-        if self.limits_tried or 4 * are > 3 * were or rate is None or rate >= ONE:
-            return False
-        self.limits_tried = True
-        self.costs.forget_drafted(self.bucket)
-        return True
+    def _rate(self, asked: int) -> int | None:
+        return self.costs.rate(self.bucket, asked, self.prompts.ns_a_token())
 
     def _best_way(self) -> int:
-        best, found = ONE + (ONE // STAYS if self.asked == NOBODY_ASKED else 0), NOBODY_ASKED
+        """A way that gives more than none, by a sixteenth where that is not known yet; or one to be tried."""
+        least, best, found = ONE if self.trials.proven else ONE + ONE // MORE, 0, NOBODY_ASKED
         for asked in (ALL, *self.acceptance.before_last()):
-            rate = self.costs.rate(self.bucket, asked)
+            rate = self._rate(asked)
             if rate is None:
                 return asked if found == NOBODY_ASKED or best < CLEARLY else found
-            rate += rate // STAYS if asked == self.asked else 0
-            if rate > best:
-                best, found = rate, asked
+            value = rate + (rate // STAYS if asked == self.asked else 0)
+            if rate > least and value > best:
+                best, found = value, asked
         return found
-
-    def _tried_again(self) -> int:
-        """The step from which on all are asked again."""
-        return self.waits.get(self.bucket, (0, 0))[1]
-
-    def _turn_off(self) -> None:
-        """The longer drafts were on, the sooner they are tried again."""
-        patience, tried = self.waits.get(self.bucket, (SOONEST // 2, self.steps - RARELY))
-        was_long = self.steps - tried > RARELY
-        patience = SOONEST if was_long else min(2 * patience, LATEST)
-        self.turned_off, self.waits[self.bucket] = self.steps, (patience, self.steps + patience)

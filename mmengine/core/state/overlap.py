@@ -14,7 +14,7 @@ its budget waits all the same: what it says is changed once it is sampled, and u
 import numpy as np
 
 from mmengine.core.state.columns import ReadOnlyArray
-from mmengine.core.state.goodput import ALL, NOBODY, NOBODY_ASKED
+from mmengine.core.state.draft_arbiter import ALL, NOBODY, NOBODY_ASKED
 from mmengine.core.state.state import State
 from mmengine.core.state.view import View
 from mmengine.request import Request

@@ -46,25 +46,38 @@ class StepCosts:
         _add(self._drafted.setdefault((bucket, asked), []), step)
 
     def had_none(self, bucket: int, asked: int) -> None:
-        """Drafters up to number `asked` were asked, and nobody had any."""
+        """Drafters up to number `asked` were asked, and nobody had any, or none that were worth it."""
         self._drafted[bucket, asked] = [(MOST_NS, 0, ENOUGH_ROWS, 1)] * ENOUGH_DRAFTED
 
     def wants_plain(self, bucket: int) -> bool:
         """Whether steps without drafts are worth a look, as they come."""
         return len(self._plain.get(bucket, ())) < MEMORY // 2
 
-    def knows_plain(self, bucket: int) -> bool:
+    def knows_plain(self, bucket: int, *, itself: bool = False) -> bool:
+        """`itself`: not from a like number of rows."""
+        if itself:
+            return len(self._plain.get(bucket, ())) >= ENOUGH_PLAIN
         return self._plain_of(bucket) is not None
 
-    def rate(self, bucket: int, asked: int) -> int | None:
-        """Tokens per time with drafters up to number `asked`, where 65536 is without; None: not known."""
+    def plain_ns(self, bucket: int, num_rows: int) -> int:
+        """What a step of so many rows takes without drafts; 0: not known."""
+        return (self._plain_of(bucket) or 0) * (num_rows + _OFFSET)
+
+    def rate(self, bucket: int, asked: int, beside_ns: int = 0) -> int | None:
+        """Tokens per time with drafters up to number `asked`, where 65536 is without; None: not known.
+        `beside_ns`: what drafts take of each token, beside what these steps took."""
         steps, plain = self._drafted.get((bucket, asked), ()), self._plain_of(bucket)
         if plain is None or not _are_enough(steps):
             return None
-        usual = median_low(ns // (rows + drafts) for ns, _, rows, drafts in steps)
-        took = sum(min(ns, 3 * (usual + 1) * (rows + drafts) // 2) for ns, _, rows, drafts in steps)
+        took = sum(_capped(steps, ns, rows, drafts) for ns, _, rows, drafts in steps)
+        took += beside_ns * sum(tokens for _, tokens, _, _ in steps)
         without = sum(plain * (rows + _OFFSET) * tokens // rows for _, tokens, rows, _ in steps)
         return min(without * ONE // took, _LARGEST)
+
+    def no_hiccup(self, bucket: int, asked: int, num_rows: int, drafts: int, ns: int) -> int:
+        """What a step that had a part for drafts took, up to half as much again as is usual."""
+        steps = self._drafted.get((bucket, asked), ())
+        return _capped(steps, ns, num_rows, drafts) if drafts and len(steps) >= MEMORY // 4 else ns
 
     def least_chance(self, bucket: int, asked: int) -> int:
         """What chance a draft needs to be worth its time, in 1/65536: what a draft took beside what a token
@@ -78,6 +91,10 @@ class StepCosts:
         without = plain * (rows + _OFFSET * len(steps))
         token_ns = min(without // rows, ns // max(tokens, 1))
         return min(max(ns - without, 0) * ONE // max(3 * drafts * token_ns, 1), ONE // 2)
+
+    def forget_plain(self, bucket: int) -> None:
+        """What steps without drafts take is to be seen again."""
+        self._plain.pop(bucket, None)
 
     def forget_drafted(self, bucket: int) -> None:
         """What steps with drafts give is to be seen again."""
@@ -114,6 +131,11 @@ def rows_of(bucket: int) -> int:
     """The least number of rows of it."""
     shift = bucket // 4 - 1
     return bucket if bucket <= 8 else (4 + bucket % 4) << shift
+
+
+def _capped(steps: Sequence[Drafted], ns: int, num_rows: int, drafts: int) -> int:
+    usual = median_low(ns // (rows + drafts) for ns, _, rows, drafts in steps)
+    return min(ns, 3 * (usual + 1) * (num_rows + drafts) // 2)
 
 
 def _are_enough(steps: Sequence[Drafted]) -> bool:

@@ -42,6 +42,7 @@ class _Replaced:
     step: int
     last_rows: ReadOnlyArray
     free_host_blocks: ReadOnlyArray
+    goodput: GoodputView | None
     decision_version: int
     schema: int
     is_open: bool
@@ -71,7 +72,6 @@ class View(Columns[ReadOnlyArray], _Replaced, Face):
     waiting: Sequence[RequestView]
     blocks: BlocksView
     encoder: EncoderCacheView
-    goodput: GoodputView | None
     kept_grammars: KeptGrammarsView
     cancelled: Sequence[str]
     grammar_failed: Sequence[str]
@@ -94,7 +94,6 @@ class View(Columns[ReadOnlyArray], _Replaced, Face):
             waiting=state.waiting,
             blocks=BlocksView(state.blocks),
             encoder=EncoderCacheView(state.encoder),
-            goodput=state.goodput,
             kept_grammars=state.kept_grammars,
             cancelled=state.cancelled,
             grammar_failed=state.grammar_failed,
