@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # heavy: loaded where there is a terminal
     from rich.progress import Progress
@@ -16,11 +16,24 @@ if TYPE_CHECKING:  # heavy: loaded where there is a terminal
 LINE_EVERY_S = 10.0
 
 
-class Bar:
-    """Called with how much is done, and how much there is. `line` says it, of both."""
+class Stage(NamedTuple):
+    """What is under way: its name beside a bar, and the line that says how much of how much is done."""
 
-    def __init__(self, name: str, line: str, *, counts_bytes: bool) -> None:
-        self._name, self._line, self._counts_bytes = name, line, counts_bytes
+    name: str
+    line: str
+
+
+WEIGHTS = Stage("weights", "{} of {} MB of weights are read")
+PROMPT = Stage("prompt", "{} of {} tokens of the prompt are computed")
+IMAGE = Stage("image, %", "{} of {} per cent of an image are encoded")
+
+
+class Bar:
+    """Called with how much of the `stage` is done, and how much there is."""
+
+    def __init__(self, stage: Stage, *, counts_bytes: bool) -> None:
+        self.stage, self._counts_bytes = stage, counts_bytes
+        self._drawn: Stage | None = None
         self._begun = time.monotonic()
         self._told = 0.0  # when a line last came, or the first call
         self._bar: Progress | None = None
@@ -36,7 +49,7 @@ class Bar:
         elif time.monotonic() - self._told >= LINE_EVERY_S:
             self._told, self.said_anything = time.monotonic(), True
             unit = 1e6 if self._counts_bytes else 1
-            say(self._line.format(f"{done / unit:,.0f}", f"{whole / unit:,.0f}"))
+            say(self.stage.line.format(f"{done / unit:,.0f}", f"{whole / unit:,.0f}"))
 
     def _draw(self, done: int, whole: int) -> None:
         if self._bar is None:
@@ -51,10 +64,13 @@ class Bar:
             )
 
             count = DownloadColumn() if self._counts_bytes else MofNCompleteColumn()
-            columns = (TextColumn(self._name), BarColumn(), count, TimeRemainingColumn())
+            columns = (TextColumn("{task.description}"), BarColumn(), count, TimeRemainingColumn())
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._bar.add_task(self._name)
+            self._bar.add_task(self.stage.name)
             self._bar.start()
+        if self.stage is not self._drawn:  # another stage has a pace of its own
+            self._drawn = self.stage
+            self._bar.reset(self._bar.task_ids[0], description=self.stage.name)
         self._bar.update(self._bar.task_ids[0], completed=done, total=whole)
 
     def end(self) -> float:
@@ -68,7 +84,7 @@ class Loading(Bar):
     """Called with the bytes of weights that are read and packed, and all there are."""
 
     def __init__(self) -> None:
-        super().__init__("weights", "{} of {} MB of weights are read", counts_bytes=True)
+        super().__init__(WEIGHTS, counts_bytes=True)
         self.sizes = ""
 
     def loaded(self, built: "Built") -> None:
@@ -105,8 +121,8 @@ def loading(what: str, *, quiet: bool = False) -> Iterator[Loading]:
 
 @contextmanager
 def prompt_bar() -> Iterator[Bar]:
-    """Called with the tokens of a prompt that are computed, and all it has."""
-    bar = Bar("prompt", "{} of {} tokens of the prompt are computed", counts_bytes=False)
+    """Called with the tokens of a prompt that are computed, and all it has; of a large image in per cent."""
+    bar = Bar(PROMPT, counts_bytes=False)
     try:
         yield bar
     finally:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from mmengine.cli.grouped import grouped
-from mmengine.cli.loading import Bar, loading, prompt_bar
+from mmengine.cli.loading import IMAGE, PROMPT, Bar, loading, prompt_bar
 from mmengine.cli.media_options import MediaUrls
 from mmengine.cli.run_options import Files, Model, Printing, Question, Sampling
 from mmengine.cli.settings import kept_of_log
@@ -172,10 +172,14 @@ def _stepped(engine: "Engine", request_id: str, bar: Bar, live: bool) -> "Comple
     while completion is None:
         outputs = engine.step()
         computed, whole = engine.requests.prompt_tokens(request_id)
+        percent = engine.requests.encoded_percent(request_id)
+        bar.stage = PROMPT if percent is None else IMAGE
         if outputs or computed == whole:
             bar.end()
-        else:
+        elif percent is None:
             bar(computed, whole)
+        else:
+            bar(percent, 100)
         for output in outputs:
             if live:
                 print(printable(output.text), end="", flush=True)

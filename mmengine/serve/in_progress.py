@@ -101,6 +101,14 @@ class InProgress:
                 computed += min(int(there), req_state.num_prompt)
         return computed, whole
 
+    def encoded_percent(self, request_id: str) -> int | None:
+        """Of the request's image or video that is encoded in pieces now; None where none is."""
+        state = self._core.view
+        part = state.part
+        if part is None or part.request_id not in self.core_ids(request_id):
+            return None
+        return 100 * part.until // state.requests[part.request_id].media_work[part.item]
+
     def begin(
         self,
         request_id: str,

@@ -28,8 +28,13 @@ def embeds_of(plan: StepPlan) -> int:
     if part is None:
         return num_embeds
     whole = part.item.request.media[part.item.index].num_embeds
-    shares = [whole * done // part.work for done in (part.start, part.until)]
-    return num_embeds + shares[1] - shares[0] - (whole if part.is_last else 0)
+    return num_embeds + share_of(whole, part.start, part.until, part.work)
+
+
+def share_of(num_embeds: int, start: int, until: int, work: int) -> int:
+    """Of an item that counts with all its embeddings where its last part is: what a part changes in that."""
+    share = num_embeds * until // work - num_embeds * start // work
+    return share - num_embeds if until >= work else share
 
 
 class TimedExecutor:

@@ -7,7 +7,7 @@ import pytest
 
 from mmengine import Engine
 from mmengine.cli import loading
-from mmengine.cli.loading import LINE_EVERY_S
+from mmengine.cli.loading import IMAGE, LINE_EVERY_S, PROMPT
 from mmengine.config import EngineConfig
 from mmengine.models.progress import tell, weights_told
 
@@ -90,6 +90,20 @@ def test_a_terminal_has_a_bar_that_goes_away(monkeypatch):
         raise ValueError("broken")
     assert bar.finished is False and not bar.live.is_started
     assert bar.tasks[0].completed == 2 * 10**9 and "GB" in terminal.getvalue()
+
+
+def test_a_bar_of_a_prompt_is_of_a_large_image_meanwhile(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with loading.prompt_bar() as bar:
+        seen = []
+        for stage, done, whole in ((PROMPT, 4, 900), (IMAGE, 30, 100), (IMAGE, 60, 100), (PROMPT, 500, 900)):
+            bar.stage = stage
+            bar(done, whole)
+            (task,) = bar._bar.tasks
+            seen.append((task.description, task.completed, task.total))
+    assert seen == [("prompt", 4, 900), ("image, %", 30, 100), ("image, %", 60, 100), ("prompt", 500, 900)]
 
 
 def test_an_engine_tells_of_its_weights():

@@ -78,6 +78,19 @@ def test_who_goes_on_with_the_log_begins_the_item_again(whole, tmp_path):
     assert report.ok and not report.unfinished, report.divergence
 
 
+def test_how_much_of_it_is_encoded_is_told():
+    with Engine(config=config_of(30)) as engine:
+        engine.submit(ASKED, max_tokens=2, request_id="large")
+        told = []
+        while engine.has_work:
+            engine.step()
+            told.append(engine.requests.encoded_percent("large"))
+        assert engine.requests.encoded_percent("large") is None
+    percents = [each for each in told if each is not None]
+    assert len(percents) > 10 and percents == sorted(set(percents)) and 0 < percents[0] < percents[-1] < 100
+    assert told[-1] is None
+
+
 def test_who_gives_it_up_leaves_nothing_behind():
     with Engine(config=config_of(30)) as engine:
         parts = engine.built.executor._runner._parts

@@ -144,6 +144,9 @@ def step_tables(report: "StepReport", limit: int) -> Iterator[Table | str]:
         if budget.total:
             budgets.add_row(name, str(budget.used), str(budget.total))
     yield budgets
+    if report.part is not None:
+        name, item, start, until, work = report.part
+        yield clean(f"encodes a part of item {item} of {name}: {start} to {until} of {work} of its work")
     for name, mode, other in report.preempted:
         yield clean(f"preempted ({mode}): {name}" + (f", to make room for {other}" if other else ""))
     if report.num_evicted:

@@ -36,7 +36,8 @@ class Budget(msgspec.Struct, frozen=True):
 
 class StepReport(msgspec.Struct, frozen=True):
     """`budgets`: by name, as the step leaves them. `preempted`: (request, mode, for whom). `outcome`:
-    "executed", "failed", or "" when the log does not tell. `mono_ns`: since the log's first record."""
+    "executed", "failed", or "" when the log does not tell. `mono_ns`: since the log's first record. `part`:
+    of an item in pieces: its request and number, from which place of its work, up to which, of how much."""
 
     step: int
     mono_ns: int
@@ -50,6 +51,7 @@ class StepReport(msgspec.Struct, frozen=True):
     outcome_ns: int = 0
     device_ns: int = 0
     error: str = ""
+    part: tuple[str, int, int, int, int] | None = None
 
 
 def step_report(folder: Path, number: int) -> StepReport:
@@ -77,6 +79,7 @@ def step_report(folder: Path, number: int) -> StepReport:
         preempted=preempted,
         num_evicted=num_evicted,
         is_whole=step.is_whole,
+        part=_part(step.state),
         **outcome,
     )
 
@@ -107,6 +110,14 @@ def _batch(state: State, starts: dict[int, ev.Admitted]) -> list[BatchRow]:
     return rows
 
 
+def _part(state: State) -> tuple[str, int, int, int, int] | None:
+    part = state.step_part
+    if part is None:
+        return None
+    work = state.requests[part.request_id].media_work[part.item]
+    return part.request_id, part.item, part.start, part.until, work
+
+
 def _budgets(step: Step) -> dict[str, Budget]:
     state, config = step.state, step.state.config
     blocks, rows = config.num_blocks - 1, config.max_num_seqs
@@ -115,6 +126,7 @@ def _budgets(step: Step) -> dict[str, Budget]:
         "rows": Budget(rows - len(state.free_rows), rows),
         "KV blocks": Budget(blocks - state.blocks.num_free, blocks),
         "encoder budget": Budget(config.encoder_budget - state.encoder_left, config.encoder_budget),
+        "encoder work": Budget(config.encoder_piece - state.work_left, config.encoder_piece),
         "encoder cache": Budget(state.encoder.used, state.encoder.capacity),
         "host blocks": Budget(config.swap_blocks - len(state.free_host_blocks), config.swap_blocks),
     }

@@ -118,6 +118,8 @@ class _Inquiry:
                 self._admitted(record, event)
             case ev.Scheduled():
                 self._encoded(record, None, event.encode)
+            case ev.Encoded(request_id=name) if name == self._name:
+                self._encoded_part(record, event)
             case ev.Preempted(request_id=name) if name == self._name and not is_scheduling(self.state, event):
                 self._tell_waits()
                 self._preempted(record, event, None)
@@ -236,6 +238,17 @@ class _Inquiry:
                 text = f"Item {index} ({item.modality}, {item.num_embeds} embeddings) was encoded: "
                 miss, facts = self._media.miss(key)
                 self._claim(record, "encoder cache", f"{text}{miss}.", item=index, **facts)
+
+    def _encoded_part(self, record: Record, event: ev.Encoded) -> None:
+        """The last part of an item that was too large for a step."""
+        req_state, item = self.state.requests[self._name], self._request.media[event.index]
+        work = req_state.media_work[event.index]
+        if event.until >= work:
+            text = (
+                f"Item {event.index} ({item.modality}, {item.num_embeds} embeddings) was encoded in pieces: "
+            )
+            text += f"it takes {work} of encoder work, and a step {self.state.config.encoder_piece}."
+            self._claim(record, "encoder cache", text, item=event.index, work=work)
 
     def _preempted(self, record: Record, event: ev.Preempted, blocks: tuple[int, int] | None) -> None:
         state = self.state

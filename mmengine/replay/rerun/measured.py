@@ -11,6 +11,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.rerun.clock import SteadyClock
 from mmengine.replay.rerun.fit import work_of
+from mmengine.simulation.device import share_of
 from mmengine.simulation.meter import Meter
 
 MAX_REQUESTS = 2**22
@@ -106,6 +107,10 @@ class Watch:
         rows = state.step_rows
         scheduled = state.scheduled[rows]
         embeds = sum(request.media[index].num_embeds for _, request, index in state.step_encoded)
+        if (part := state.step_part) is not None:
+            owner = state.requests[part.request_id]
+            size = owner.request.media[part.item].num_embeds
+            embeds += share_of(size, part.start, part.until, owner.media_work[part.item])
         work = work_of(scheduled, state.num_computed[rows] - scheduled, embeds)
         self._decided.append((work, len(rows)))
         if self._overlaps and self._last_ns >= 0:
