@@ -184,7 +184,9 @@ class Day:
         )
         if done.returncode:
             raise SystemExit(f"{name} ended with {done.returncode}: {done.stderr[-2000:]}")
-        return json.loads(done.stdout.splitlines()[-1])
+        last = done.stdout.splitlines()[-1]
+        print(f"{name} {' '.join(words)}: {last}", file=sys.stderr, flush=True)  # it goes on for half an hour
+        return json.loads(last)
 
 
 if __name__ == "__main__":
