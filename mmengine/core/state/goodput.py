@@ -37,8 +37,9 @@ DRAFTS_TRIED_SINCE = 4  # decision version
 FEW = 8  # rows, for which all are asked where nothing is known
 WINDOW, AT_FIRST = 16, 3  # steps between looks, where nobody comes; while it is not known what drafts give
 REST = 8  # steps without drafts, so that their time is known; the first still verifies some
-RARELY, OFTEN = 512, 64  # steps with drafts between rests, where they give clearly more than none, and else
+RARELY, OFTEN = 128, 64  # steps with drafts between rests, where they give clearly more than none, and else
 CLEARLY = ONE + ONE // 4  # what drafts give, beside none, where no other way is looked for
+LONGEST = 512  # steps between looks
 IN_VAIN = 8  # steps from the first one on, in which all are asked and nobody has any drafts
 MORE, STAYS = 16, 16  # one part in so many: a trial must give so much more than none; so much more than the
 # way that is taken, another way
@@ -170,6 +171,7 @@ class Goodput(DraftArbiter):
             self._try(plain_ns)
             return
         if self.bucket == self.full and self._needs_rest():
+            self.costs.forget_plain(self.bucket)  # the machine, and what is asked, may be another since
             self.resting, self.left = REST, REST
             return
         if self._limit(rows):
@@ -196,7 +198,7 @@ class Goodput(DraftArbiter):
             return
         left = self.trials.left(self.bucket, plain_ns or 1)
         if left:
-            self.left = min(left, RARELY)
+            self.left = min(left, LONGEST)
             return
         if self.renewed != self.bucket:
             self.costs.forget_plain(self.bucket)
