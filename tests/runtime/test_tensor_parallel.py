@@ -78,12 +78,13 @@ def captured(monkeypatch):
 
 SWAP = {"swap_blocks": 64, "preempt_mode": "swap"}
 AHEAD = {"max_in_flight": 2}  # and drafts where forms leave no choice
+PIECES = {"encoder_piece": 40, "encoder_even_patches": 256}  # an image in pieces, on rank 0 alone
 
 
 @pytest.mark.parametrize(
     "settings, replays",
-    [(SWAP, True), (AHEAD, False), (AHEAD, True)],
-    ids=["drafts and swap, replayed", "two in flight", "two in flight, replayed"],
+    [(SWAP, True), (AHEAD | PIECES, False), (AHEAD, True)],
+    ids=["drafts and swap, replayed", "two in flight, in pieces", "two in flight, replayed"],
 )
 def test_two_processes_give_the_tokens_of_one(
     asked, wanted, captured, settings, replays, tmp_path, monkeypatch
@@ -102,6 +103,7 @@ def test_two_processes_give_the_tokens_of_one(
     assert verify(tmp_path / "log").ok
     events = [record.event for record in LogReader(tmp_path / "log")]
     assert ev.Preempted in map(type, events), "nobody gave way"
+    assert (ev.Encoded in map(type, events)) == ("encoder_piece" in settings)
     said = [event.error for event in events if isinstance(event, ev.Failed)]
     assert said == ["on purpose", "rank 1: on purpose"][: 1 + replays], "no step failed"
     counts = seen[0].graph_counts

@@ -126,7 +126,7 @@ class StepGroup:
         if plan.encode:
             shape = (num_embeds(plan), (1 + self._spec.num_deepstack) * self._spec.hidden_size)
             expected.append((self._broadcast, shape, self._dtype))
-        if not len(plan.rows):
+        if not len(plan.input_ids):  # a part of an item alone
             return expected
         graphs = self.graphs
         frame = graphs.find(plan) if graphs is not None else None
