@@ -102,6 +102,7 @@ class Day:
             for side in (OURS, THEIRS):
                 drop(self._folder)
                 note(f"{side}, cold", lambda side=side: self._side(side))
+            note("as much new memory, written once", lambda: self._side("touch"))
             note("read and copied once in torch, warm", lambda: self._side("copy"))
             for side in (OURS, THEIRS):
                 note(f"{side}, warm", lambda side=side: self._side(side))
@@ -117,7 +118,8 @@ class Day:
             f"Medians of {self._rounds}, each in a process of its own. Cold: the weights' pages were dropped "
             "with posix_fadvise; what the disk's own host keeps is not known. mmengine's time is that of "
             "Engine(folder): tokenizer, fingerprint, packed weights, KV pool, grammar engine. transformers "
-            "maps the weights and reads them when it first computes."
+            "maps the weights and reads them when it first computes. New memory: what any copy of the "
+            "weights waits for."
         )
         cold, warm = (median(took[f"{OURS}, {state}"]) for state in ("cold", "warm"))
         disk, copied = median(took["dd, cold"]), median(took["read and copied once in torch, warm"])
