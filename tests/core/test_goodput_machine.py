@@ -120,6 +120,18 @@ def test_each_number_of_rows_is_decided_by_itself():
     assert machine.run(2, 60) > 0.5
 
 
+def test_what_a_large_batch_lost_is_not_held_against_its_last_rows():
+    machine = Machine("goodput", [HEAD], row_us=17, token_us=40, noise=0.3)
+    for _ in range(8):
+        machine.admit(*range(64))
+        for rows in (64, 48, 24, 12, 6, 3, 1):
+            machine.run(rows, 5)
+    assert machine.goodput.waits and all(bucket > 16 for bucket in machine.goodput.waits)
+    machine.admit(0)
+    machine.run(1, 40)
+    assert machine.run(1, 60) > 0.8
+
+
 def test_drafters_are_told_apart():
     """The first one's drafts cost nothing to make and are kept; the second one's take too long to make."""
     costs = {"row_us": 30, "token_us": 12, "noise": 0.1}

@@ -154,11 +154,20 @@ class Goodput(DraftArbiter):
             self.trials.end(bucket, plain_ns, soonest=0)
             self.asked, self.left = NOBODY_ASKED, SETTLED
         elif self.asked != NOBODY_ASKED and plain_ns and self.trials.failed(plain_ns):
-            self.acceptance.count()
-            self.costs.had_none(bucket, self.asked)
-            self._choose(plain_ns)
+            self._fail(plain_ns)
         elif came or self.left <= 0:
             self._look(rows, plain_ns)
+
+    def _fail(self, plain_ns: int) -> None:
+        """Drafts lost too much. With the rows of which it is so: a batch that drained lost it before."""
+        if self.bucket == self.full:
+            self.acceptance.count()
+            self.costs.had_none(self.bucket, self.asked)
+            self._choose(plain_ns)
+            return
+        drained, self.bucket = self.bucket, self.full
+        self._turn_off(self.costs.plain_ns(self.full, rows_of(self.full)) or plain_ns)
+        self.bucket = drained
 
     def _look(self, rows: np.ndarray, plain_ns: int) -> None:
         """Decide which way to take."""
@@ -217,6 +226,8 @@ class Goodput(DraftArbiter):
         self.room[:] = self._most
 
     def _turn_off(self, plain_ns: int) -> None:
+        if self.bucket != self.full:
+            self.trials.begin()  # what was lost was so with more rows
         self.trials.end(self.bucket, plain_ns)
         self.asked = self.ways[self.bucket] = NOBODY_ASKED
         self.turned_off, self.left, self.renewed = self.steps, SETTLED, NO_BUCKET
