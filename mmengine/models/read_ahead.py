@@ -14,8 +14,8 @@ _STEP = 512 * 2**10  # Linux reads no more for one call than a disk takes at onc
 @contextmanager
 def reading_ahead(paths: Sequence[Path], room: int) -> Iterator[None]:
     """While it lasts, a thread asks the system for the files, in their order; what it holds already costs
-    next to nothing. `room`: bytes of memory that are free: files of more than half of it are left alone, because what
-    is read early would be dropped again for what is made of it."""
+    next to nothing. `room`: bytes of memory that are free: files of more than half of it are left alone,
+    because what is read early would be dropped again for what is made of it."""
     sizes = [path.stat().st_size for path in paths if path.is_file()]
     if not LEAST_BYTES <= sum(sizes) <= room // 2 or not hasattr(os, "posix_fadvise"):  # Linux
         yield
