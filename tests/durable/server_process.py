@@ -84,7 +84,7 @@ def _echo():
         def close(self):
             """What is left in the log stays there."""
 
-    def engine(model, log, config, beats=None):
+    def engine(model, log, config, progress, beats):
         build = fakes.builder(
             executor_class=Saying,
             log_options={"segment_bytes": SEGMENT_BYTES},
@@ -94,7 +94,7 @@ def _echo():
             max_waiting=300,
             snapshot_bytes=SNAPSHOT_BYTES,
         )
-        told = build if beats is None else serve.then(build, beats.tell_built)
+        told = build if beats is None else serve.then(build, lambda found: beats.tell_built())
         resume = Resume(mode=log.recovery, force=log.force_resume, cause=supervisor.ended_by())
         return AsyncEngine(builder=told, log=log.log, resume=resume)
 

@@ -57,8 +57,8 @@ def kill(self):
 
 fakes.EchoExecutor.dispatch, fakes.EchoExecutor.collect = note, kill
 
-def engine(model, log, config, beats):
-    build = serve.then(fakes.builder(max_num_seqs=8, num_blocks=400), beats.tell_built)
+def engine(model, log, config, progress, beats):
+    build = serve.then(fakes.builder(max_num_seqs=8, num_blocks=400), lambda found: beats.tell_built())
     return AsyncEngine(builder=build, log=log.log, resume=Resume(cause=supervisor.ended_by()))
 
 serve._engine = engine

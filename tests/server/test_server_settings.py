@@ -33,7 +33,7 @@ def started(monkeypatch):
 
     kept = SimpleNamespace()
 
-    def engine(model, log, config, beats):
+    def engine(model, log, config, progress, beats):
         kept.model, kept.log, kept.config = model, log, config
         return "an engine"
 
