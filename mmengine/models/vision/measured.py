@@ -15,8 +15,7 @@ TRIES = 3  # the fastest one counts
 
 
 def measure_tower(tower: VisionTower) -> EncoderCost:
-    """On the threads that torch computes with; half a second for a tower of 400 million parameters on a CPU
-    with 2 cores (AMD EPYC)."""
+    """On the threads that torch computes with."""
     c, block = tower.config, tower.blocks[0]
     with torch.inference_mode():
         hidden = torch.randn(PATCHES, c.hidden_size).to(tower.dtype)
