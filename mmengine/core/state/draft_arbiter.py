@@ -164,9 +164,25 @@ class DraftArbiter(ABC):
     def _asked(self, num_rows: int) -> int:
         """The way of a step of so many rows."""
 
-    @abstractmethod
     def _after(self, bucket: int, rows: np.ndarray) -> None:
         """A step of so many rows only decoded: decide which way to take, if it calls for that."""
+        came, other, self.bucket = self.came, bucket != self.bucket, bucket
+        self.came = False
+        if came:
+            self.full = bucket
+        elif other and self.asked == NOBODY_ASKED:
+            self.left = min(self.left, SETTLED)
+        if self.resting:
+            self.resting -= 1
+            if self.resting:
+                return
+            self.left = 0
+        self._decide(rows, came or self.left <= 0)
+
+    @abstractmethod
+    def _decide(self, rows: np.ndarray, is_due: bool) -> None:
+        """Behind a step of `rows` that only decoded, and that nobody rests from. `is_due`: somebody came, or
+        it was long since."""
 
     def _rate(self, asked: int) -> int | None:
         """Tokens per time of a way, beside none; None: not known."""

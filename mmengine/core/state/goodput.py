@@ -137,25 +137,14 @@ class Goodput(DraftArbiter):
             beside_ns = self.prompts.ns_a_token() * tokens if drafts else 0
             self.trials.write_down(drafts, made, ns + beside_ns, plain_ns * tokens // num_rows, plain_ns)
 
-    def _after(self, bucket: int, rows: np.ndarray) -> None:
-        came, other, self.bucket = self.came, bucket != self.bucket, bucket
-        self.came = False
-        if came:
-            self.full = bucket
-        elif other and self.asked == NOBODY_ASKED:
-            self.left = min(self.left, SETTLED)
-        if self.resting:
-            self.resting -= 1
-            if self.resting:
-                return
-            self.left = 0
-        plain_ns = self.costs.plain_ns(bucket, len(rows))
+    def _decide(self, rows: np.ndarray, is_due: bool) -> None:
+        plain_ns = self.costs.plain_ns(self.bucket, len(rows))
         if self.asked != NOBODY_ASKED and self.empty >= IN_VAIN and not self.trials.num_drafted:
-            self.trials.end(bucket, plain_ns, soonest=0)
+            self.trials.end(self.bucket, plain_ns, soonest=0)
             self.asked, self.left = NOBODY_ASKED, SETTLED
         elif self.asked != NOBODY_ASKED and plain_ns and self.trials.failed(plain_ns):
             self._fail(plain_ns)
-        elif came or self.left <= 0:
+        elif is_due:
             self._look(rows, plain_ns)
 
     def _fail(self, plain_ns: int) -> None:

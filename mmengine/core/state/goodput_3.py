@@ -27,20 +27,8 @@ class Goodput3(DraftArbiter):
             return self.asked
         return self.ways.get(StepCosts.bucket(num_rows), self.asked)
 
-    def _after(self, bucket: int, rows: np.ndarray) -> None:
-        """Look, if a step of so many rows calls for it."""
-        came, other, self.bucket = self.came, bucket != self.bucket, bucket
-        self.came = False
-        if came:
-            self.full = bucket
-        elif other and self.asked == NOBODY_ASKED:
-            self.left = min(self.left, SETTLED)
-        if self.resting:
-            self.resting -= 1
-            if self.resting:
-                return
-            self.left = 0
-        if came or self.left <= 0:
+    def _decide(self, rows: np.ndarray, is_due: bool) -> None:
+        if is_due:
             self._look(rows)
 
     def _look(self, rows: np.ndarray) -> None:
