@@ -13,6 +13,7 @@ from mmengine.core.state.step_cost import ONE, StepCosts
 ALL, NOBODY_ASKED = DRAFTERS - 1, -1  # up to which number drafters are asked
 NO_BUCKET = -1
 NOBODY = np.zeros((0, 0), np.int32)
+WINDOW = 16  # steps between looks, where nobody comes
 SETTLED = 32  # steps for which drafts stay off, and a batch that drains goes on as it was
 EMPTY = 4  # steps in which nobody has any drafts, which say that there are none
 _COUNTERS = (
@@ -183,6 +184,14 @@ class DraftArbiter(ABC):
     def _decide(self, rows: np.ndarray, is_due: bool) -> None:
         """Behind a step of `rows` that only decoded, and that nobody rests from. `is_due`: somebody came, or
         it was long since."""
+
+    def _note_look(self) -> None:
+        """The next look is a window away, and what rows' drafts did by now is counted."""
+        if self.bucket == self.looked:
+            self.full = self.bucket  # it does not drain
+        self.looked, self.left = self.bucket, WINDOW
+        self.acceptance.count()
+        self.acceptance.fade()
 
     def _rate(self, asked: int) -> int | None:
         """Tokens per time of a way, beside none; None: not known."""

@@ -35,7 +35,7 @@ from mmengine.core.state.step_cost import ONE, StepCosts, rows_of
 
 DRAFTS_TRIED_SINCE = 4  # decision version
 FEW = 8  # rows, for which all are asked where nothing is known
-WINDOW, AT_FIRST = 16, 3  # steps between looks, where nobody comes; while it is not known what drafts give
+AT_FIRST = 3  # steps between looks while it is not known what drafts give
 REST = 8  # steps without drafts, so that their time is known; the first still verifies some
 RARELY, OFTEN = 128, 64  # steps with drafts between rests, where they give clearly more than none, and else
 CLEARLY = ONE + ONE // 4  # what drafts give, beside none, where no other way is looked for
@@ -160,11 +160,7 @@ class Goodput(DraftArbiter):
 
     def _look(self, rows: np.ndarray, plain_ns: int) -> None:
         """Decide which way to take."""
-        if self.bucket == self.looked:
-            self.full = self.bucket  # it does not drain
-        self.looked, self.left = self.bucket, WINDOW
-        self.acceptance.count()
-        self.acceptance.fade()
+        self._note_look()
         if self.asked == NOBODY_ASKED:
             self._try(plain_ns)
             return

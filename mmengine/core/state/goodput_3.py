@@ -10,7 +10,7 @@ import numpy as np
 from mmengine.core.state.draft_arbiter import ALL, NOBODY_ASKED, SETTLED, DraftArbiter
 from mmengine.core.state.step_cost import ONE, StepCosts
 
-WINDOW, AT_FIRST = 16, 3  # steps between looks, where nobody comes; while it is not known what drafts give
+AT_FIRST = 3  # steps between looks while it is not known what drafts give
 REST = 8  # steps without drafts, so that their time is known; the first still verifies some
 RARELY = 512  # steps with drafts between rests
 SOONEST, LATEST = 512, 8192  # steps without drafts before all are asked again
@@ -33,11 +33,7 @@ class Goodput3(DraftArbiter):
 
     def _look(self, rows: np.ndarray) -> None:
         """Decide which way to take."""
-        if self.bucket == self.looked:
-            self.full = self.bucket  # it does not drain
-        self.looked, self.left = self.bucket, WINDOW
-        self.acceptance.count()
-        self.acceptance.fade()
+        self._note_look()
         if self.asked == NOBODY_ASKED:
             if self.steps - self.turned_off < SETTLED or self.bucket != self.full:
                 self.left = SETTLED
