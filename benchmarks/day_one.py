@@ -3,6 +3,7 @@
 python benchmarks/day_one.py            # half an hour, 5 GB of disk, into benchmarks/results/day_one_cpu.md
 python benchmarks/day_one.py --quick    # a small model: whether all of it runs
 python benchmarks/day_one.py --telephone 900    # and a photograph of 4,000 x 3,000, for 900 s at most
+python benchmarks/day_one.py --telephone 900 --layers 2 --tower-layers 2    # where that takes hours
 
 A checkpoint of Qwen3-VL-2B's shape is made in hub layout (random, bfloat16, sharded, real vocabulary), and
 each side loads it and answers in a process of its own. Cold: no page of the weights is held by the system.
@@ -34,6 +35,7 @@ OURS, THEIRS = "mmengine", "transformers"
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="A small model, once.")] = False,
     layers: Annotated[int | None, typer.Option(help="Of the text model, fewer than its 28.")] = None,
+    tower_layers: Annotated[int | None, typer.Option(help="Of the vision tower, fewer than its 24.")] = None,
     vocabulary: Annotated[
         Path, typer.Option(help="Qwen's, as GGUF; `make test` fetches it there.")
     ] = VOCABULARY,
@@ -49,31 +51,37 @@ def main(
     ] = None,
 ) -> None:
     """Load and answer as a user would."""
-    if out is None and not quick and layers is None:
+    cut = layers is not None or tower_layers is not None
+    if out is None and not quick and not cut:
         out = RESULTS
     with tempfile.TemporaryDirectory(prefix="day-one-") as temporary:
         model = (folder or Path(temporary)) / "model"
         if not model.is_dir():
-            _make(model, None if quick else vocabulary, quick, layers)
+            _make(model, None if quick else vocabulary, quick, layers, tower_layers)
         found = Day(model, Path(temporary), 1 if quick else rounds, quick)
         tables, targets = found.load()
         more, wanted = found.answers(telephone)
     tables, targets = [*tables, *more], [*targets, *wanted]
     tables, lines = [*tables, target_table(targets)], machine_lines(found.threads)
+    if cut:
+        lines.append(f"Of the model so many layers: text {layers or 'all'}, tower {tower_layers or 'all'}.")
     show(tables, lines)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(markdown(TITLE, tables, lines), encoding="utf-8")
 
 
-def _make(model: Path, vocabulary: Path | None, small: bool, layers: int | None) -> None:
+def _make(
+    model: Path, vocabulary: Path | None, small: bool, layers: int | None, tower_layers: int | None
+) -> None:
     """In a process of its own: what it takes for drawing is not this one's."""
     if vocabulary is not None and not vocabulary.is_file():
         raise SystemExit(f"no vocabulary in {vocabulary}; `make test` fetches it, or name one: --vocabulary")
     given = None if vocabulary is None else f"Path({str(vocabulary)!r})"
     code = (
         "from pathlib import Path; from day_one_model import make; "
-        f"make(Path({str(model)!r}), {given}, small={small}, layers={layers})"
+        f"make(Path({str(model)!r}), {given}, small={small}, layers={layers}, "
+        f"tower_layers={tower_layers})"
     )
     subprocess.run([sys.executable, "-c", code], cwd=HERE, check=True)
 

@@ -74,9 +74,17 @@ SMALL_VISION = VISION | {
 }
 
 
-def make(folder: Path, vocabulary: Path | None, *, small: bool = False, layers: int | None = None) -> None:
+def make(
+    folder: Path,
+    vocabulary: Path | None,
+    *,
+    small: bool = False,
+    layers: int | None = None,
+    tower_layers: int | None = None,
+) -> None:
     """Write a checkpoint. `vocabulary`: Qwen's, as GGUF; None: the embedded checkpoint's, whose ids a small
-    one has room for. `layers`: of the text model, another number than its own."""
+    one has room for. `layers`, `tower_layers`: of the text model and of the vision tower, other numbers than
+    their own."""
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration  # lazy: seconds
 
     embedded = resolve_folder(None)
@@ -89,9 +97,13 @@ def make(folder: Path, vocabulary: Path | None, *, small: bool = False, layers: 
             folder / f"{name}preprocessor_config.json", size={"shortest_edge": least, "longest_edge": most}
         )
     text = (SMALL_TEXT if small else TEXT) | ({} if layers is None else {"num_hidden_layers": layers})
+    vision = dict(SMALL_VISION if small else VISION)
+    if tower_layers is not None:
+        taps = [layer for layer in vision["deepstack_visual_indexes"] if layer < tower_layers]
+        vision |= {"depth": tower_layers, "deepstack_visual_indexes": taps or [0]}
     config = Qwen3VLConfig(
         text_config=text,
-        vision_config=SMALL_VISION if small else VISION,
+        vision_config=vision,
         tie_word_embeddings=True,
         dtype="bfloat16",
         **ids,

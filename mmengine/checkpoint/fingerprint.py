@@ -22,12 +22,12 @@ def fingerprint(folder: Path, names: TensorNames, *, prefix: str = "") -> str:
     digest = hashlib.sha256(b"mmengine weights 1")
     entries = names.entries(folder)
     for name in sorted(name for name in entries if name.startswith(prefix)):
-        entry = entries[name]
-        digest.update(json.dumps([name, entry.dtype, entry.shape]).encode())
-        with entry.path.open("rb", buffering=0) as file:
-            for offset, length in _samples(entry.num_bytes):
-                file.seek(entry.start + offset)
-                digest.update(file.read(length))
+        for entry in (entries[name], *entries[name].beside):
+            digest.update(json.dumps([name, entry.dtype, entry.shape]).encode())
+            with entry.path.open("rb", buffering=0) as file:
+                for offset, length in _samples(entry.num_bytes):
+                    file.seek(entry.start + offset)
+                    digest.update(file.read(length))
     return digest.hexdigest()
 
 

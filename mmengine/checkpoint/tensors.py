@@ -34,6 +34,11 @@ class TensorEntry:
     start: int
     num_bytes: int
 
+    @property
+    def beside(self) -> tuple["TensorEntry", ...]:
+        """Tensors without which this one says nothing."""
+        return ()
+
 
 def open_tensors(
     folder: Path, canonical_name: Callable[[str], str | None], dtypes: Mapping[str, int] = FLOAT_BYTES
@@ -149,7 +154,7 @@ def _entry(path: Path, name: str, value: Any, data_start: int, dtypes: Mapping[s
         raise ModelError(f"{path} describes tensor {name[:200]} wrongly; download it again")
     if dtype not in dtypes:
         raise ModelError(
-            f"{path}: tensor {name} is stored as {dtype[:20]}; quantized weights are not supported"
+            f"{path}: tensor {name} is stored as {dtype[:20]}; {', '.join(dtypes)} are read here"
         )
     if end - begin != math.prod(shape) * dtypes[dtype]:
         raise ModelError(

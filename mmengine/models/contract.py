@@ -155,6 +155,10 @@ class PluginContract:
         """uint8 [patches, patch_width] of each item of media, out of transformers' inputs."""
         return []
 
+    def reduced(self, made: Made) -> Reference:
+        """transformers' model in bfloat16."""
+        return made.reference.from_pretrained(made.folder, dtype=torch.bfloat16)
+
     @pytest.fixture
     def made(self, tmp_path_factory: pytest.TempPathFactory) -> Made:
         if "_made" not in vars(type(self)):  # once for a class, whose tests each have an object of their own
@@ -243,7 +247,7 @@ class PluginContract:
     def test_bfloat16_chooses_what_is_likeliest_but_for_near_ties(self, made: Made) -> None:
         with self._engine(made, {}, dtype="bfloat16") as engine:
             answers = self._greedy(engine)
-        reduced = made.reference.from_pretrained(made.folder, dtype=torch.bfloat16)
+        reduced = self.reduced(made)
         for answer, inputs in zip(answers, made.inputs, strict=True):
             logits = _logits(reduced, _longer(inputs, answer.token_ids[:-1]))[-NUM_NEW:]
             margins = logits.amax(-1) - logits.gather(1, torch.tensor(answer.token_ids)[:, None])[:, 0]

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from mmengine.checkpoint import fp8
+from mmengine.checkpoint.fp8 import Fp8Entry
 from mmengine.checkpoint.gguf.tensors import GGUFEntry
 from mmengine.checkpoint.mapped import MappedFile
 from mmengine.checkpoint.tensors import TensorEntry
@@ -21,7 +23,13 @@ from mmengine.models.progress import tell
 from mmengine.native.linear import Pieces
 
 PIECE_VALUES = 2**22  # 8 MiB of bfloat16
-_STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_STORED = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    fp8.STORED: torch.float8_e4m3fn,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +117,22 @@ class WeightReader:
         pieces: Iterator[tuple[int, torch.Tensor]]
         if isinstance(entry, GGUFEntry):
             pieces = ((at, torch.from_numpy(rows)) for at, rows in entry.pieces(cut[0].start, cut[0].stop))
+        elif isinstance(entry, Fp8Entry):
+            pieces = self._scaled(entry, cut[0])
         else:
             pieces = self._mapped(entry, cut[0])
         for place, rows in pieces:
             yield place, rows[(slice(None), *cut[1:])]
+
+    def _scaled(self, entry: Fp8Entry, cut: slice) -> Iterator[tuple[int, torch.Tensor]]:
+        """Rows of an FP8 matrix as float32: value times scale, as transformers' Fp8Dequantize has them."""
+        scales = torch.cat(
+            [rows.float() for _, rows in self._mapped(entry.scale, slice(0, entry.scale.shape[0]))]
+        )
+        for place, rows in self._mapped(entry, cut):
+            blocks = torch.arange(cut.start + place, cut.start + place + len(rows)) // entry.block.rows
+            columns = scales[blocks].repeat_interleave(entry.block.columns, 1)[:, : rows.shape[1]]
+            yield place, rows.float().mul_(columns)
 
     def _mapped(self, entry: TensorEntry, cut: slice) -> Iterator[tuple[int, torch.Tensor]]:
         """Rows of a tensor where they lie in their file."""
@@ -136,7 +156,7 @@ def open_reader(
 ) -> Iterator[WeightReader]:
     """A reader of tensors whose names and shapes were found right, and can be cut. ModelError."""
     files: dict[Path, MappedFile] = {}
-    for entry in entries.values():
+    for entry in [each for whole in entries.values() for each in (whole, *whole.beside)]:
         if isinstance(entry, GGUFEntry):
             continue
         if entry.path not in files:

@@ -3,21 +3,23 @@
 from collections.abc import Callable, Iterable
 
 from mmengine.checkpoint.fields import Fields
+from mmengine.checkpoint.fp8 import SUPPORTED, block_of
 from mmengine.checkpoint.rope import RopeConfig, read_rope
 from mmengine.models.decoder.config import DecoderConfig
 
 
 def check_served(root: Fields, architectures: tuple[str, ...], parts: Iterable[str] = ()) -> None:
-    """ModelError for another architecture than the plugin's, for quantized weights, and for code of the
-    model's own; the last two also in the objects `parts` of the file."""
+    """ModelError for another architecture than the plugin's, for weights that are quantised in a way that
+    nobody reads here, and for code of the model's own; the last two also in the objects `parts` of the
+    file."""
     found = root.values.get("architectures")
     if not isinstance(found, list) or not any(name in found for name in architectures):
         root.fail(f"architectures is {repr(found)[:200]}; this plugin serves {', '.join(architectures)}")
+    block_of(root)
     for fields in (root, *(root.child(part) for part in parts)):
-        if fields.values.get("quantization_config") is not None:
+        if fields is not root and fields.values.get("quantization_config") is not None:
             root.fail(
-                f"{fields.prefix}quantization_config: quantized weights are not supported; use the "
-                "model's bfloat16 version"
+                f"{fields.prefix}quantization_config is not supported; {SUPPORTED}, and of the whole file"
             )
         if fields.values.get("auto_map") is not None:
             root.fail(f"{fields.prefix}auto_map asks for code of the model's own, which is never run")

@@ -18,8 +18,14 @@ _log = logging.getLogger("mmengine.native")
 _LIMIT_NAME = "MMENGINE_NATIVE_TIMEOUT_S"
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
-_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16")
-_ISA_FLAGS = {"avx2": _AVX2, "avx512": _AVX512, "amx": (*_AVX512, "-mamx-tile", "-mamx-bf16")}
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
+_AVX512_BF16 = (*_AVX512, "-mavx512bf16")
+_ISA_FLAGS = {
+    "avx2": _AVX2,
+    "avx512": _AVX512,
+    "avx512_bf16": _AVX512_BF16,
+    "amx": (*_AVX512_BF16, "-mamx-tile", "-mamx-bf16"),
+}
 # No -ffast-math: a request whose numbers are NaN is told so, and that takes NaN to survive.
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=fast", "-Wno-psabi")
 

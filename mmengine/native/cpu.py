@@ -7,9 +7,15 @@ from pathlib import Path
 from mmengine.native.problem import NativeProblem
 
 _VECTOR = {"avx2", "fma", "f16c"}
-_AVX512 = _VECTOR | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"}
+_AVX512 = _VECTOR | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+_AVX512_BF16 = _AVX512 | {"avx512_bf16"}
 # From the least to the best: what /proc/cpuinfo must name for each.
-NEEDS = {"avx2": _VECTOR, "avx512": _AVX512, "amx": _AVX512 | {"amx_tile", "amx_bf16"}}
+NEEDS = {
+    "avx2": _VECTOR,
+    "avx512": _AVX512,
+    "avx512_bf16": _AVX512_BF16,
+    "amx": _AVX512_BF16 | {"amx_tile", "amx_bf16"},
+}
 CHOICE = "MMENGINE_NATIVE_ISA"
 
 

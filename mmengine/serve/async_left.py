@@ -17,7 +17,7 @@ from mmengine.serve.channel import Channel
 from mmengine.serve.engine import Engine
 from mmengine.serve.left import Left
 from mmengine.serve.options import Options
-from mmengine.serve.stream import Stream
+from mmengine.serve.stream import Held, Stream
 from mmengine.serve.texts import AnswerTexts
 
 _SETTLED_S = 10.0  # that is waited for an engine, which may have ended
@@ -76,9 +76,9 @@ class AsyncLeft(Protocol):
             raise InvalidRequest(f"no request {request_id!r} of the process before waits to be taken up")
         return self._left.pop(request_id)
 
-    def let_go(self, channels: list[Channel]) -> None:
-        """The answers of streams that hold them are where they will not be lost."""
-        self._commands.put(lambda: self._let_go(channels))
+    def let_go(self, answers: list[Held]) -> None:
+        """These answers, of streams that held them, are where they will not be lost."""
+        self._commands.put(lambda: self._let_go(answers))
 
     async def settled(self) -> None:
         """Wait until the log has what was let go before, unless the engine failed."""
@@ -99,13 +99,13 @@ class AsyncLeft(Protocol):
         if channel.closed:
             self._cancel(channel)
 
-    def _let_go(self, channels: list[Channel]) -> None:
+    def _let_go(self, answers: list[Held]) -> None:
         """After a hang the engine may have them as those of the process before."""
         requests = self._engine.requests
-        for channel in channels:
-            requests.delivered(channel.request_id)
+        for answer in answers:
+            requests.delivered(answer.request_id)
             if requests.resumed:
-                requests.drop_resumed(channel.request_id, channel.options.sampling.n)
+                requests.drop_resumed(answer.request_id, answer.num_choices)
 
 
 def _tell(loop: asyncio.AbstractEventLoop, done: asyncio.Event) -> None:

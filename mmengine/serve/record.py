@@ -11,7 +11,7 @@ from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.answers import Choice, Completion, Logprobs, RequestOutput, in_pieces
 from mmengine.serve.once import Once
 from mmengine.serve.reasoning import ReasoningTokens
-from mmengine.serve.stream import TAKEN_AT_ONCE, Stream
+from mmengine.serve.stream import TAKEN_AT_ONCE, ChannelReader, Stream
 
 
 class News(Protocol):
@@ -78,15 +78,18 @@ class Whole(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Record:
-    """Of a stream, which it reads to its end once it is begun, or of an answer that is whole. It belongs to
-    an event loop, as the stream does."""
+    """Of a stream, which it reads to its end, or of an answer that is whole. `ended`: called when the last of
+    a stream has come. It belongs to an event loop, as the stream does.
 
-    def __init__(self, source: "Stream | Whole"):
+    While a stream has one reader, that one takes from it and leaves what it took here: most have no other.
+    """
+
+    def __init__(self, source: "Stream | Whole", ended: Callable[[], None] | None = None):
         self.items: list[RequestOutput] = []
         self.error: MMEngineError | None = None
         self.is_over = False
-        self._ended: Callable[[], None] | None = None
-        self._over = Once()
+        self.first: FirstReader | None = None  # who takes from the stream
+        self._ended, self._over = ended, Once()
         self._listeners: dict[Reader, Callable[[], None]] = {}
         self.source = source
         if not isinstance(source, Stream):
@@ -97,12 +100,16 @@ class Record:
         if not self.is_over:
             await self._over.wait()
 
-    def begin(self, ended: Callable[[], None]) -> None:
-        """Read the stream. `ended`: called when the last of it has come."""
-        assert isinstance(self.source, Stream)
-        self._ended = ended
-        self.source.listen(self._take)
-        if self.source.backlog:
+    def follow(self) -> None:
+        """Read the stream itself from now on, for whoever reads this."""
+        stream, first = self.source, self.first
+        if self.is_over or not isinstance(stream, Stream):
+            return
+        if first is not None:
+            self.first = None
+            first.follow()
+        stream.listen(self._take)
+        if stream.backlog:
             self._take()
 
     def _take(self) -> None:
@@ -110,21 +117,29 @@ class Record:
         assert isinstance(stream, Stream)
         if self.is_over:
             return
+        error: MMEngineError | None = None
         try:
             self.items += stream.take()
             while not stream.is_over and stream.backlog:
                 self.items += stream.take()
-        except MMEngineError as error:
-            self.error = error
-        self.is_over = stream.is_over
+        except MMEngineError as found:
+            error = found
+        if stream.is_over:
+            self.error, self.is_over = error, True
         for listener in list(self._listeners.values()):
             listener()
         if self.is_over:
-            stream.listen(None)  # so that no cycle of references keeps it in memory
-            ended, self._ended = self._ended, None
-            self._over.set()
-            if ended is not None:
-                ended()
+            self.end(error)
+
+    def end(self, error: MMEngineError | None) -> None:
+        """The last of the stream has come, or this error."""
+        self.error, self.is_over, self.first = error, True, None
+        assert isinstance(self.source, Stream)
+        self.source.listen(None)  # so that no cycle of references keeps it in memory
+        ended, self._ended = self._ended, None
+        self._over.set()
+        if ended is not None:
+            ended()
 
     def listen(self, reader: "Reader", listener: Callable[[], None] | None) -> None:
         if listener is None:
@@ -157,37 +172,87 @@ class Record:
         """Of a stream that is over, with an answer."""
         stream, completion = self.source, self.completion
         assert isinstance(stream, Stream) and completion is not None
-        details = {item.index: item.detail for item in self.items if item.finish_reason is not None}
+        said = [
+            Said(choice.index, choice.token_ids, choice.finish_reason, "", choice.logprobs)
+            for choice in completion.choices
+        ]
+        for item in self.items:
+            if item.detail and item.finish_reason is not None:
+                said[item.index].detail = item.detail
         return Whole(
-            stream.request_id,
-            stream.sampling,
-            stream.reasoning,
-            stream.grammar,
-            stream.num_embeds,
-            stream.num_prompt_tokens,
-            [
-                Said(
-                    choice.index,
-                    choice.token_ids,
-                    choice.finish_reason,
-                    details.get(choice.index, ""),
-                    choice.logprobs,
-                )
-                for choice in completion.choices
-            ],
+            *stream.prompted,
+            said,
             completion.num_cached_tokens,
             completion.num_drafts,
             completion.num_accepted,
         )
 
 
-class Reader:
-    """Reads a record from its first output on. `left`: called when it leaves or gives the request up."""
+class FirstReader(ChannelReader):
+    """Reads a stream, and notes what it took in the record of it. `left`: called when it leaves or gives the
+    request up, which goes on then."""
 
-    def __init__(self, record: Record, left: Callable[[], None] | None = None):
-        self._record, self._left = record, left or _nothing
+    def __init__(self, record: Record, stream: Stream, left: Callable[[], None]):
+        super().__init__(stream._channel)
+        self._record, self._left = record, left
+        self._follower: Reader | None = None  # in its place, once others read the record, too
+        record.first = self
+
+    def follow(self) -> None:
+        """Read the record from now on."""
+        if not self.is_over:
+            self._follower = Reader(self._record, at=len(self._record.items))
+            self._follower.listen(self._channel.listener)
+
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        if self._follower is None:
+            self._channel.listener = listener
+        else:
+            self._follower.listen(listener)
+
+    def take(self) -> list[RequestOutput]:
+        if self._follower is not None:
+            return self._take_of_record(self._follower)
+        try:
+            found = super().take()
+        except MMEngineError as error:
+            self._record.end(error)
+            raise
+        self._record.items += found
+        if self.is_over:
+            self._record.end(None)
+        return found
+
+    def _take_of_record(self, follower: "Reader") -> list[RequestOutput]:
+        try:
+            return follower.take()
+        finally:
+            self.is_over, self.completion = follower.is_over, follower.completion
+
+    @property
+    def backlog(self) -> int:
+        return len(self._channel.items) if self._follower is None else self._follower.backlog
+
+    def leave(self) -> None:
+        """Twice is no error."""
+        self.listen(None)
+        self._record.follow()
+        if self._follower is not None:
+            self._follower.listen(None)
+        left, self._left = self._left, _nothing
+        left()
+
+    def cancel(self) -> None:
+        self.leave()
+
+
+class Reader:
+    """Reads a record, from its first output on or behind `at` of them. `left`: called when it leaves or gives
+    the request up."""
+
+    def __init__(self, record: Record, left: Callable[[], None] | None = None, at: int = 0):
+        self._record, self._left, self._at = record, left or _nothing, at
         self._source = record.source
-        self._at = 0
         self.is_over = False
         self.completion: Completion | None = None
 
@@ -195,22 +260,23 @@ class Reader:
         self._record.listen(self, listener)
 
     def take(self) -> list[RequestOutput]:
+        record = self._record
         found: list[RequestOutput] = []
         num_tokens = 0
-        for item in self._record.items[self._at : self._at + TAKEN_AT_ONCE]:
+        for item in record.items[self._at : self._at + TAKEN_AT_ONCE]:
             found.append(item)
             num_tokens += len(item.token_ids)
             if num_tokens >= TAKEN_AT_ONCE:
                 break
         self._at += len(found)
-        if self.is_over or self._at < len(self._record.items) or not self._record.is_over:
+        if self.is_over or self._at < len(record.items) or not record.is_over:
             return found
-        self.completion = self._record.completion
-        if self._record.error is None:
+        self.completion = record.completion
+        if record.error is None:
             self.is_over = True
         elif not found:
             self.is_over = True
-            raise self._record.error
+            raise record.error
         return found
 
     @property

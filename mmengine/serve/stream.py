@@ -1,6 +1,7 @@
 """One request of an AsyncEngine, from the side of its caller."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import NamedTuple
 
 from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.answers import Completion, RequestOutput
@@ -14,38 +15,32 @@ def _nothing(channel: Channel) -> None:
     pass
 
 
-class Stream:
-    """News of one request, as an async iterator of RequestOutput. `completion` is set at the end.
+class Prompted(NamedTuple):
+    """What a stream knows of its request when it is `accepted`, as its properties tell it."""
 
-    Leaving `async with`, `aclose()`, or dropping the stream cancels what is not finished. Raises
-    InvalidRequest, InvalidMedia, QueueFull when the prompt is refused, ExecutorFailed and others
-    when the whole engine failed.
-    """
+    request_id: str
+    sampling: SamplingParams
+    reasoning: ReasoningTokens
+    grammar: GrammarRequest | None
+    num_embeds: dict[str, int]
+    num_prompt_tokens: int
 
-    def __init__(
-        self, channel: Channel, close: Callable[[Channel], None], let_go: Callable[[list[Channel]], None]
-    ):
-        self._channel, self.texts = channel, channel.texts
-        self._close, self._let_go = close, let_go
+
+class Held(NamedTuple):
+    """An answer that the log keeps until it is told that it need not."""
+
+    request_id: str
+    num_choices: int
+
+
+class ChannelReader:
+    """What a channel brings, a little at a time, and what it knows of its request. `is_over`: nothing comes
+    any more; `completion` is set then, unless it failed."""
+
+    def __init__(self, channel: Channel):
+        self._channel = channel
         self.is_over = False
         self.completion: Completion | None = None
-
-    def __aiter__(self) -> "Stream":
-        return self
-
-    async def __anext__(self) -> RequestOutput:
-        if self.is_over:
-            raise StopAsyncIteration
-        await self._channel.wait()
-        item = self._channel.items.popleft()
-        if isinstance(item, RequestOutput):
-            item = self.texts.fill(item)  # here, while the engine's thread computes
-            self.completion = item.completion or self.completion
-            return item
-        self.is_over = True
-        if item is None:
-            raise StopAsyncIteration
-        raise item
 
     def listen(self, listener: Callable[[], None] | None) -> None:
         """Call it, on the caller's loop, whenever something has come, from a step once. Nobody who waits is
@@ -55,7 +50,7 @@ class Stream:
     def take(self) -> list[RequestOutput]:
         """Outputs that have come, without their texts, TAKEN_AT_ONCE at most: `token_ids` are what they are
         made of. [] when there are none now, and at the end, which `is_over` says. Raises as the iteration
-        does, behind what came before."""
+        of a Stream does, behind what came before."""
         items = self._channel.items
         found: list[RequestOutput] = []
         num_tokens = 0
@@ -74,14 +69,6 @@ class Stream:
             else:
                 self.is_over = True
                 raise item
-        return found
-
-    async def news(self) -> list[RequestOutput]:
-        """What `take` gives, once something has come; [] at the end."""
-        found: list[RequestOutput] = []
-        while not found and not self.is_over:
-            await self._channel.wait()
-            found = self.take()
         return found
 
     @property
@@ -124,9 +111,70 @@ class Stream:
         return self._channel.num_prompt_tokens
 
     @property
+    def prompted(self) -> Prompted:
+        channel = self._channel
+        asked = channel.options
+        return Prompted(
+            channel.request_id,
+            asked.sampling,
+            channel.reasoning,
+            asked.grammar,
+            channel.num_embeds,
+            channel.num_prompt_tokens,
+        )
+
+    @property
     def is_accepted(self) -> bool:
         """Whether `accepted` returns at once."""
         return self._channel.accepted.is_set and self._channel.error is None
+
+    async def accepted(self) -> None:
+        """Wait until the request is in the log: from then on, if that is on a disk, it is answered
+        whatever happens to this process. Raises what the stream would when it is refused."""
+        await self._channel.accepted.wait()
+        if self._channel.error is not None:
+            raise self._channel.error
+
+
+class Stream(ChannelReader):
+    """News of one request, as an async iterator of RequestOutput. `completion` is set at the end.
+
+    Leaving `async with`, `aclose()`, or dropping the stream cancels what is not finished. Raises
+    InvalidRequest, InvalidMedia, QueueFull when the prompt is refused, ExecutorFailed and others
+    when the whole engine failed.
+    """
+
+    def __init__(
+        self, channel: Channel, close: Callable[[Channel], None], let_go: Callable[[list[Held]], None]
+    ):
+        super().__init__(channel)
+        self.texts = channel.texts
+        self._close, self._let_go = close, let_go
+
+    def __aiter__(self) -> "Stream":
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self.is_over:
+            raise StopAsyncIteration
+        await self._channel.wait()
+        item = self._channel.items.popleft()
+        if isinstance(item, RequestOutput):
+            item = self.texts.fill(item)  # here, while the engine's thread computes
+            self.completion = item.completion or self.completion
+            return item
+        self.is_over = True
+        if item is None:
+            raise StopAsyncIteration
+        raise item
+
+    async def news(self) -> list[RequestOutput]:
+        """What `take` gives, once something has come; [] at the end."""
+        found: list[RequestOutput] = []
+        while not found and not self.is_over:
+            await self._channel.wait()
+            found = self.take()
+        return found
 
     @property
     def is_refused(self) -> bool:
@@ -140,18 +188,22 @@ class Stream:
     def delivered(self) -> None:
         """The answer, which it holds, is where it will not be lost, or needed by nobody: the log may forget
         it when it is whole."""
-        all_delivered([self])
+        self._let_go([self.let_go()])
+
+    def let_go(self) -> Held:
+        """As `delivered`, but it is the caller who tells the engine (`AsyncEngine.let_go`): of several
+        answers at once."""
+        self._channel.is_held = False
+        return self.held
+
+    @property
+    def held(self) -> Held:
+        """By which `AsyncEngine.let_go` knows it. Known when it is `accepted`."""
+        return Held(self._channel.request_id, self._channel.options.sampling.n)
 
     def cancel(self) -> None:
         """Give the request up; its last news still come."""
         self._close(self._channel)
-
-    async def accepted(self) -> None:
-        """Wait until the request is in the log: from then on, if that is on a disk, it is answered
-        whatever happens to this process. Raises what the stream would when it is refused."""
-        await self._channel.accepted.wait()
-        if self._channel.error is not None:
-            raise self._channel.error
 
     async def __aenter__(self) -> "Stream":
         return self
@@ -166,12 +218,3 @@ class Stream:
 
     def __del__(self) -> None:
         self._close(self._channel)
-
-
-def all_delivered(streams: Sequence[Stream]) -> None:
-    """What `Stream.delivered` says, of several of one engine: it is woken once."""
-    channels = [stream._channel for stream in streams]
-    for channel in channels:
-        channel.is_held = False
-    if streams:
-        streams[0]._let_go(channels)

@@ -15,7 +15,7 @@ from mmengine.errors import MMEngineError
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.operators import operator_log
 from mmengine.serve.record import News, Reader, Record
-from mmengine.serve.stream import Stream, all_delivered
+from mmengine.serve.stream import Stream
 from mmengine.server.asked import Asked, Envelope
 from mmengine.server.asking import ask
 from mmengine.server.callers import ITS_ID, Caller, Key, keys_of
@@ -96,12 +96,12 @@ class Calls:
         envelope = await kept.begin(asked.envelope, asked.request_id, asked.media)
         try:
             if (again := self._again(asked, keys, caller)) is not None:  # the same key came twice at once
-                self._refused(asked)
+                self._refused(asked.envelope, asked.request_id)
                 return again
             asked = msgspec.structs.replace(asked, envelope=envelope)
             streams = ask(self._engine, asked, hold=True)
         except (MMEngineError, ApiError):
-            self._refused(asked)
+            self._refused(asked.envelope, asked.request_id)
             raise
         return asked, self._keep(asked, streams, keys, True).readers()
 
@@ -111,8 +111,8 @@ class Calls:
             if (call := self._calls.get(key)) is not None:
                 if call.is_live:
                     raise in_use(key)
-                _check_same(key, call.asked.envelope, asked.envelope)
-                return _as_accepted(asked, call.asked.request_id, call.asked.envelope), call.readers()
+                _check_same(key, call.envelope, asked.envelope)
+                return _as_accepted(asked, call.request_id, call.envelope), call.readers()
         if not (self._orphans or self._taken_up):
             return None
         orphan = next((one for one in self._orphans if one.is_of(asked.envelope, keys, caller)), None)
@@ -132,7 +132,7 @@ class Calls:
         for orphan, call in self._taken_up if caller.tries_again else ():
             if call.keys and not call.is_live and orphan.is_of(asked.envelope, keys, caller):
                 self._taken_up.remove((orphan, call))
-                return _as_accepted(asked, orphan.request_id, call.asked.envelope), call.readers()
+                return _as_accepted(asked, orphan.request_id, call.envelope), call.readers()
         return None
 
     def response(self, owner: str, request_id: str) -> Call | None:
@@ -162,6 +162,7 @@ class Calls:
         asked = asked_before(orphan.request_id, orphan.envelope, streams[0].sampling)
         call = self._keep(asked, streams, orphan.keys(), True)
         self._taken_up.append((orphan, call))
+        call.go_on()
         self.unattended(call)
 
     def unattended(self, call: Call) -> None:
@@ -194,7 +195,7 @@ class Calls:
         call.cancel()
         self._forget(call)
         if call.is_stored and call.is_refused:
-            self._refused(call.asked)
+            self._refused(call.envelope, call.request_id)
 
     def attended(self, call: Call) -> None:
         """It waits for no client any more."""
@@ -202,11 +203,11 @@ class Calls:
         if call.timer is not None:
             call.timer.cancel()
 
-    def _refused(self, asked: Asked) -> None:
+    def _refused(self, envelope: Envelope, request_id: str) -> None:
         """A response that was not accepted after all: nothing of it stays in the store."""
         assert self._kept_responses is not None
-        if self.response(asked.envelope.owner, asked.request_id) is None:
-            self._aside(partial(self._kept_responses.refused, asked.envelope, asked.request_id))
+        if self.response(envelope.owner, request_id) is None:
+            self._aside(partial(self._kept_responses.refused, envelope, request_id))
 
     def _aside(self, work: Callable[[], Awaitable[None]]) -> None:
         task = asyncio.get_running_loop().create_task(_unless_it_fails(work))
@@ -214,7 +215,7 @@ class Calls:
         task.add_done_callback(self._background.discard)
 
     def _forget(self, call: Call) -> None:
-        all_delivered(call.streams)
+        self._engine.let_go(call.let_go())
         for key in (*call.keys, call.name):
             if self._calls.get(key) is call:
                 del self._calls[key]
@@ -225,12 +226,15 @@ class Calls:
             if not call.is_live:
                 self._expire(call)
         elif call.is_stored and self._storing is not None:
+            call.settle()
             self._storing.put(call)
 
-    def _stored(self, call: Call) -> None:
-        self._calls.pop(call.name, None)
-        if not call.keys and call.timer is not None:
-            self.attended(call)
+    def _stored(self, calls: list[Call]) -> None:
+        for call in calls:
+            self._calls.pop(call.name, None)
+            if not call.keys and call.timer is not None:
+                self.attended(call)
+        self._engine.let_go([held for call in calls for held in call.let_go()])
 
     async def flush(self) -> None:
         """Store now what has ended, unless the store fails."""
@@ -246,7 +250,7 @@ class Calls:
         assert self._storing is not None
         call.is_stored = False
         call.cancel()
-        await call.records[0].over()
+        await call.record().over()
         await self._storing.drop(call)
         self.attended(call)
         self._forget(call)

@@ -161,7 +161,7 @@ class ResponseRoutes:
     async def _find(self, owner: str, request_id: str) -> Found | None:
         call = self._calls.response(owner, request_id)
         if call is not None:
-            return Found(request_id, call.asked.envelope, call.records[0], call)
+            return Found(request_id, call.envelope, call.record(), call)
         kept = await self._kept.get(owner, request_id)
         if kept is None or kept.answer is None:
             return None

@@ -6,7 +6,6 @@ from itertools import islice
 
 from mmengine.errors import KeepFailed
 from mmengine.serve.operators import operator_log
-from mmengine.serve.stream import all_delivered
 from mmengine.server.kept_call import Call
 from mmengine.server.responses.kept import KeptResponses
 
@@ -17,10 +16,10 @@ MAX_WAITING = 256  # answers that wait for a store which fails; behind them no m
 
 
 class Storing:
-    """`stored`: told of each that is on the disk, where the log may forget it. Belongs to an
-    event loop."""
+    """`stored`: told of those that are on the disk, so that the log may forget them. Belongs to an event
+    loop."""
 
-    def __init__(self, kept: KeptResponses, stored: Callable[[Call], None]):
+    def __init__(self, kept: KeptResponses, stored: Callable[[list[Call]], None]):
         self._kept, self._stored = kept, stored
         self._waiting: dict[Call, None] = {}
         self._writes = asyncio.Lock()
@@ -56,8 +55,7 @@ class Storing:
                 self._error = None
                 for call in some:
                     self._waiting.pop(call, None)
-                    self._stored(call)
-                all_delivered([stream for call in some for stream in call.streams])
+                self._stored(some)
 
     async def _run(self) -> None:
         while self._waiting:

@@ -145,12 +145,12 @@ def test_an_instruction_set_that_this_cpu_lacks(native, monkeypatch, caplog):
 
 def test_an_instruction_set_nobody_knows(native, monkeypatch, caplog):
     monkeypatch.setenv("MMENGINE_NATIVE_ISA", "sse9")
-    assert "use avx2, avx512, amx" in problem(caplog)
+    assert "use avx2, avx512, avx512_bf16, amx" in problem(caplog)
 
 
 def test_lower_instruction_sets_come_after_better_ones(monkeypatch):
     monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset(cpu.NEEDS["amx"]))
-    assert cpu.usable_isas() == ["amx", "avx512", "avx2"]
+    assert cpu.usable_isas() == ["amx", "avx512_bf16", "avx512", "avx2"]
     monkeypatch.setenv("MMENGINE_NATIVE_ISA", "avx512")
     assert cpu.usable_isas() == ["avx512", "avx2"]
 
@@ -161,7 +161,7 @@ def test_a_system_that_refuses_amx_gets_the_next_best(native, monkeypatch):
         pytest.skip("this CPU has no AMX")
     (native / "src" / "one.cpp").write_text(SOURCE.replace("return 1", "return 0"))
     assert library.load().mm_answer() == 42
-    assert library.describe().startswith("avx512")
+    assert library.describe().startswith("avx512_bf16")
 
 
 def test_a_cache_folder_that_cannot_be_made(native, monkeypatch, caplog):

@@ -74,7 +74,7 @@ def edit_weights(folder, change):
     [
         ("architectures", ["LlamaForCausalLM"], "LlamaForCausalLM"),
         ("architectures", "Qwen3VLForConditionalGeneration", "architectures"),
-        ("quantization_config", {"quant_method": "fp8"}, "quantized"),
+        ("quantization_config", {"quant_method": "fp8"}, "has no weight_block_size"),
         ("text_config.quantization_config", {"quant_method": "awq"}, "text_config.quantization_config"),
         ("auto_map", {"AutoModel": "modeling.Mine"}, "auto_map"),
         ("text_config", None, "text_config"),

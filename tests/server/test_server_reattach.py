@@ -122,7 +122,7 @@ def test_an_answer_is_kept_for_a_time_and_a_number_of_them(monkeypatch):
     with served() as server:
         for number in range(9):
             server.chat("hello", request_id=str(number))
-        assert [call.asked.request_id for call in server.app.calls.kept()] == ["7", "8"]
+        assert [call.request_id for call in server.app.calls.kept()] == ["7", "8"]
 
 
 def test_nobody_comes_again_and_the_request_is_cancelled():

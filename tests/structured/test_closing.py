@@ -14,7 +14,7 @@ from mmengine.request import GrammarRequest
 from mmengine.structured_output.closing.closer import Closer
 from mmengine.structured_output.closing.closing import Closings
 from mmengine.structured_output.closing.closing_hints import hints_of
-from mmengine.structured_output.closing.closing_search import Vocabulary
+from mmengine.structured_output.closing.closing_search import Search, Vocabulary
 from mmengine.structured_output.closing.shortest_words import Text, Words
 from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 from mmengine.structured_output.json_schema.gate import Bounds
@@ -295,3 +295,15 @@ def test_a_long_text_of_a_wide_set_is_found_in_few_steps(monkeypatch):
     assert len(Text(("[B-Z].*",), 200).rest("")) == 200 and len(steps) < 1_000
     few = len(steps)
     assert Text((".*x.{15}y.*", ".*y.{15}x.*"), 8_000).rest("") is None and len(steps) - few < 10_000
+
+
+def test_words_are_no_numbers_to_look_through(monkeypatch):
+    """An e, and a thousand more, are no number that begins."""
+    asked, allows = [], Search._allows_tokens
+    monkeypatch.setattr(
+        Search, "_allows_tokens", lambda self, way, tokens: asked.append(tokens) or allows(self, way, tokens)
+    )
+    lines = 'start: item+\nitem: "- " /[a-z]+/ (" (" item ")")? "\\n"\n'
+    matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(lines), log_level=0)
+    closings = Closings(BYTES, hints_of(GrammarRequest("lark", lines)))
+    assert closings.shortest(matcher) is not None and 1_000 < len(asked) < 20_000

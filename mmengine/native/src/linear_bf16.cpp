@@ -1,4 +1,4 @@
-// bfloat16 without AMX: x and weights as they are through vdpbf16ps, or as float32 through FMA (AVX2).
+// bfloat16 without AMX: x and weights as they are through vdpbf16ps, or as float32 through FMA (AVX-512, AVX2).
 #include "linear_job.h"
 #include "linear_vec.h"
 
@@ -28,6 +28,39 @@ void block(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, flo
         __m512bh a = (__m512bh)_mm512_set1_epi32(load_as<int32_t>(x + i * x_stride + 2 * pair));
         sums[i][0] = _mm512_dpbf16_ps(sums[i][0], a, b0);
         sums[i][1] = _mm512_dpbf16_ps(sums[i][1], a, b1);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < M; ++i) {
+    store_as(c + i * kPanel, sums[i][0]);
+    store_as(c + i * kPanel + 16, sums[i][1]);
+  }
+}
+#elif defined(__AVX512F__)
+constexpr int kRows = 12;
+typedef float Scratch;
+
+// Sums and columns of a panel lie apart by halves; a pair of k becomes two multiply-adds, the even one first.
+template <int M>
+void block(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, float* c) {
+  f16v sums[M][2] = {};
+  for (int64_t step = 0; step < steps; ++step, w += 2048, x += kStep) {
+    for (int pair = 0; pair < 16; ++pair) {
+      const char* at = w + pair * 64;
+      __builtin_prefetch(at + kAhead);
+      __builtin_prefetch(at + kAhead + 1024);
+      u16v low = load_as<u16v>(at), high = load_as<u16v>(at + 1024);
+      f16v even[2] = {(f16v)(low << 16), (f16v)(high << 16)};
+      f16v odd[2] = {(f16v)(low & 0xffff0000u), (f16v)(high & 0xffff0000u)};
+#pragma GCC unroll 16
+      for (int i = 0; i < M; ++i) {
+        const float* a = x + i * x_stride + 2 * pair;
+        f16v first = splat(a[0]), second = splat(a[1]);
+        sums[i][0] += first * even[0];
+        sums[i][1] += first * even[1];
+        sums[i][0] += second * odd[0];
+        sums[i][1] += second * odd[1];
       }
     }
   }
@@ -76,23 +109,25 @@ template <int... M>
 struct Blocks {
   static constexpr Block of[] = {nullptr, block<M>...};
 };
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 typedef Blocks<1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12> All;
 #else
 typedef Blocks<1, 2, 3> All;
 #endif
 
+// From a row of x to the next in scratch: a cache line further than k asks for, or rows of a k that is a power
+// of two would all stand in the same set of the first cache.
+int64_t row_stride(const LinearJob& job) { return (int64_t)job.steps() * kStep + 64 / (int64_t)sizeof(Scratch); }
+
 }  // namespace
 
-int64_t linear_scratch_bytes(const LinearJob& job) {
-  return (int64_t)job.m * job.steps() * kStep * sizeof(Scratch);
-}
+int64_t linear_scratch_bytes(const LinearJob& job) { return job.m * row_stride(job) * sizeof(Scratch); }
 
 void linear_prepare(const LinearJob& job, void* scratch, int row0, int row1) {
-  int64_t k = job.linear->k, padded = (int64_t)job.steps() * kStep;
+  int64_t k = job.linear->k, padded = (int64_t)job.steps() * kStep, stride = row_stride(job);
   for (int row = row0; row < row1; ++row) {
     const uint16_t* from = (const uint16_t*)job.x + row * job.x_stride;
-    Scratch* to = (Scratch*)scratch + row * padded;
+    Scratch* to = (Scratch*)scratch + row * stride;
     if constexpr (sizeof(Scratch) == 2) {
       memcpy(to, from, k * 2);
     } else {
@@ -107,12 +142,12 @@ void linear_prepare(const LinearJob& job, void* scratch, int row0, int row1) {
 
 void linear_run_bf16(const LinearJob& job, const void* scratch, const Share& share) {
   alignas(64) float c[kRows * kPanel];
-  int64_t padded = (int64_t)job.steps() * kStep;
+  int64_t stride = row_stride(job);
   int rows = share.row1 - share.row0, tall = (int)ceil_div(rows, ceil_div(rows, kRows));
   for (int panel = share.panel0; panel < share.panel1; ++panel)
     for (int row = share.row0; row < share.row1; row += tall) {
       int height = share.row1 - row < tall ? share.row1 - row : tall;
-      All::of[height]((const Scratch*)scratch + row * padded, padded, job.panel(panel), job.steps(), c);
+      All::of[height]((const Scratch*)scratch + row * stride, stride, job.panel(panel), job.steps(), c);
       linear_store(job, c, kPanel, row, height, panel);
     }
 }

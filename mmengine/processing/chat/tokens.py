@@ -39,7 +39,7 @@ class ChatTokenizer:
             self._joins_bytes = (data.get("decoder") or {}).get("type") == "ByteLevel"
         except Exception as error:  # tokenizers raises bare Exception for a damaged file
             raise ModelError(f"{origin} is no tokenizer that can be read") from error
-        ordinary = self._plain.get_vocab(with_added_tokens=False)
+        ordinary = _entries(data["model"], self._plain)
         self._check(data, added, ordinary, origin)
         self._short = lru_cache(NUM_SHORT)(partial(self._encode, self._plain))
         self.digest = hashlib.sha256(text.encode()).hexdigest()
@@ -153,6 +153,12 @@ def _reached(names: set[str], model: dict, knows_all: bool) -> bool:
         return True
     merged = {"".join(pair.split(" ") if isinstance(pair, str) else pair) for pair in model["merges"]}
     return any(len(name) == 1 or name in merged for name in names)
+
+
+def _entries(model: dict, tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
+    """A vocabulary without its added tokens. To ask the tokenizer takes longer than all checks of it."""
+    named = model.get("type") == "BPE" and isinstance(model["vocab"], dict)
+    return model["vocab"] if named else tokenizer.get_vocab(with_added_tokens=False)
 
 
 def _build(text: str) -> tokenizers.Tokenizer:

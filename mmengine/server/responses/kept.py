@@ -1,6 +1,6 @@
 """Responses in the store beside the log, and the conversations that they continue."""
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -73,9 +73,9 @@ class KeptResponses:
         """What `begin` kept belongs to no request."""
         await self._store.delete(log_id(envelope, request_id, 0), envelope.owner)
 
-    async def put_all(self, some: Sequence[Callable[[], Answered]]) -> None:
-        """What they give, on the thread that writes, is on the disk when this returns."""
-        await self._store.put_all(lambda: [_as_kept(*each()) for each in some])
+    async def put_all(self, some: Sequence[Answered]) -> None:
+        """They are on the disk when this returns."""
+        await self._store.put_all(lambda: [_as_kept(*each) for each in some])
 
     async def drop_unasked(self, asked: Container[str]) -> None:
         """Remove what was begun before, and belongs to no request. `asked`: ids of those that the log has."""

@@ -14,7 +14,8 @@ LOOKING_PART = 4  # at most one in so many questions is for looking ahead
 _SPECIAL = re.compile(rb"\xff\[(\d+)\]")  # a token of no text, among bytes that are forced
 _PLAIN = bytes((*b'a0"', *(byte for byte in range(0x21, 0x7F) if byte not in b'a0"\\'), *b" \\\n\t"))
 _ODD = bytes(byte for byte in range(256) if byte not in _PLAIN)
-_NUMBER = b"0123456789.-eE+"
+_DIGITS = b"0123456789"
+_NUMBER = _DIGITS + b".-+eE"
 _LIMITS = (16, 64, 256, 1024, 4096)
 
 
@@ -293,13 +294,15 @@ class Search:
 
     def _say_number(self, way: Way) -> bool:
         """The shortest number, or rest of one; False where none is found."""
-        waiting: list[list[int]] = [[]]
+        waiting = [b""]
         for number in waiting:
-            for byte in _NUMBER if len(waiting) < MAX_NUMBERS_TRIED and self._left > 0 else b"":
-                longer = [*number, self._vocabulary.ids[byte]]
-                if self._ends(way, longer):
-                    return self._say(way, self._vocabulary.text(longer))
-                if self._allows_tokens(way, longer):
+            last = number[-1] if number else way.place.last
+            following = _NUMBER if last in _DIGITS else _NUMBER[:-2]  # where words may stand, e is a letter
+            for byte in following if len(waiting) < MAX_NUMBERS_TRIED and self._left > 0 else b"":
+                longer = number + bytes((byte,))
+                if self._ends(way, self._vocabulary.letters(longer)):
+                    return self._say(way, longer)
+                if self._allows(way, longer):
                     waiting.append(longer)
         return False
 

@@ -1,0 +1,130 @@
+"""FP8 weights in blocks, as the hub's `*-FP8` folders hold them. No torch here.
+
+`quant_method` "fp8" of transformers: beside a matrix `X.weight` of e4m3 values [out, in] stands
+`X.weight_scale_inv` with a scale for each block of `weight_block_size` rows and columns; those at the ends
+may have fewer. Despite the name of the scales a weight is its value times its scale. What a folder leaves as
+it is (`modules_to_not_convert`) has none.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from mmengine.checkpoint.fields import Fields
+from mmengine.checkpoint.files import read_json, read_range
+from mmengine.checkpoint.tensors import FLOAT_BYTES, TensorEntry
+from mmengine.errors import ModelError
+
+METHOD, STORED = "fp8", "F8_E4M3"
+STORED_BYTES = {**FLOAT_BYTES, STORED: 1}
+_SCALE, _WEIGHT = ".weight_scale_inv", ".weight"
+MAX_BLOCK = 2**14  # rows or columns of a block
+SUPPORTED = 'quant_method "fp8" with a weight_block_size (the *-FP8 folders of the hub) is read, nothing else'
+
+
+class Block(NamedTuple):
+    """Of a matrix, that share a scale."""
+
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Entry(TensorEntry):
+    """A matrix of e4m3 values. `scale`: of its blocks, [ceil(out / rows), ceil(in / columns)]."""
+
+    scale: TensorEntry
+    block: Block
+
+    @property
+    def beside(self) -> tuple[TensorEntry, ...]:
+        return (self.scale,)
+
+
+def block_of(root: Fields) -> Block | None:
+    """How the weights of this config.json are quantised; None: not at all. ModelError for all other ways."""
+    if root.values.get("quantization_config") is None:
+        return None
+    how = root.child("quantization_config")
+    method = how.values.get("quant_method")
+    if method != METHOD:
+        root.fail(f"quantization_config.quant_method {repr(method)[:60]} is not supported; {SUPPORTED}")
+    if how.values.get("weight_block_size") is None:
+        root.fail(f"quantization_config has no weight_block_size; {SUPPORTED}")
+    scheme = how.values.get("activation_scheme", "dynamic")
+    if scheme != "dynamic":
+        root.fail(
+            f"quantization_config.activation_scheme {repr(scheme)[:60]} is not supported, only dynamic: "
+            "activations stay as they are here"
+        )
+    sizes = how.integers("weight_block_size", None, 1, MAX_BLOCK, 2)
+    if len(sizes) != 2:
+        root.fail(
+            f"quantization_config.weight_block_size has {len(sizes)} sizes; rows and columns are wanted"
+        )
+    return Block(*sizes)
+
+
+def is_fp8(folder: Path) -> bool:
+    """Whether a folder says that its weights are. Raises ModelError as `block_of`."""
+    path = folder / "config.json"
+    return path.is_file() and block_of(Fields(read_json(path), path, "")) is not None
+
+
+def with_scales(folder: Path, entries: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
+    """Tensors of a folder, by canonical name: matrices of FP8 have their scales, which are no entries of
+    their own. Raises ModelError where one is without the other, or they do not fit; nothing is read but
+    scales."""
+    names = [name for name, entry in entries.items() if entry.dtype == STORED]
+    scales = {name for name in entries if name.endswith(_SCALE)}
+    if not names and not scales:
+        return entries
+    path = folder / "config.json"
+    block = block_of(Fields(read_json(path), path, ""))
+    found = {name: entry for name, entry in entries.items() if name not in scales}
+    for name in names:
+        entry, scale = entries[name], entries.get(f"{name.removesuffix(_WEIGHT)}{_SCALE}")
+        if block is None:
+            raise _wrong(entry, f"is stored as {STORED}, and {path} has no quantization_config")
+        if scale is None:
+            scale_name = f"{entry.stored_name.removesuffix(_WEIGHT)}{_SCALE}"
+            raise _wrong(entry, f"is stored as {STORED}, and there is no {scale_name}; download it again")
+        found[name] = _joined(entry, scale, block)
+    for name in sorted(scales):
+        weight = entries.get(f"{name.removesuffix(_SCALE)}{_WEIGHT}")
+        if weight is None or weight.dtype != STORED:
+            raise _wrong(entries[name], "is a scale, and its weight is no FP8 matrix; download it again")
+    return found
+
+
+def _joined(entry: TensorEntry, scale: TensorEntry, block: Block) -> Fp8Entry:
+    if len(entry.shape) != 2:
+        raise _wrong(entry, f"has shape {list(entry.shape)}; FP8 weights are matrices")
+    wanted = tuple(-(-size // each) for size, each in zip(entry.shape, block, strict=True))
+    if scale.shape != wanted:
+        raise _wrong(
+            scale,
+            f"has shape {list(scale.shape)}; a weight of {list(entry.shape)} in blocks of {list(block)} has "
+            f"{list(wanted)} scales",
+        )
+    if scale.dtype not in ("BF16", "F32"):
+        raise _wrong(scale, f"is stored as {scale.dtype}; scales are BF16 or F32")
+    if not _are_finite(scale):
+        raise _wrong(scale, "holds a scale that is no finite number; download it again")
+    return Fp8Entry(
+        entry.path, entry.stored_name, entry.dtype, entry.shape, entry.start, entry.num_bytes, scale, block
+    )
+
+
+def _are_finite(scale: TensorEntry) -> bool:
+    data = read_range(scale.path, scale.start, scale.num_bytes, f"tensor {scale.stored_name}")
+    if scale.dtype == "F32":
+        return bool(np.isfinite(np.frombuffer(data, "<f4")).all())
+    exponent = 0x7F80  # of a bfloat16, all ones where it is infinite or none
+    return bool((np.frombuffer(data, "<u2") & exponent != exponent).all())
+
+
+def _wrong(entry: TensorEntry, what: str) -> ModelError:
+    return ModelError(f"{entry.path}: tensor {entry.stored_name} {what}")

@@ -1,0 +1,183 @@
+"""FP8 folders: what their weights stand for, which of them are refused, and that they are computed with."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+from mmengine import Engine
+from mmengine.checkpoint.fingerprint import fingerprint
+from mmengine.checkpoint.model_files import model_tensors
+from mmengine.checkpoint.names import TensorNames
+from mmengine.cli.loading import Loading
+from mmengine.errors import ModelError
+from mmengine.models import reader
+from mmengine.models.contract import PluginContract
+from mmengine.models.reader import Part, open_reader
+from mmengine_llama import plugin
+from tests.llama.tiny import make_tiny
+from tests.models.fp8_folder import BLOCK, plain, quantised, to_fp8
+
+CPU = torch.device("cpu")
+NAMES = TensorNames(())
+
+
+class TestFp8Llama(PluginContract):
+    plugin = plugin
+    refused = {"quantization_config.quant_method": "awq", "quantization_config.activation_scheme": "static"}
+    block = (24, 40)  # which divide nothing
+
+    def make_checkpoint(self, folder):
+        model = make_tiny(folder)
+        model.load_state_dict(to_fp8(folder, self.block), strict=False)
+        return model
+
+    def reduced(self, made):
+        """transformers reads FP8 with a package of its own alone."""
+        folder = made.folder.parent / "plain"
+        made.reference.save_pretrained(folder)
+        return made.reference.from_pretrained(folder, dtype=torch.bfloat16)
+
+
+def drawn(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """One matrix in FP8, one as it is."""
+    save_file({"a.q_proj.weight": drawn(70, 50), "norm.weight": drawn(50)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    to_fp8(tmp_path, (16, 24))
+    return tmp_path
+
+
+def entries(folder):
+    return model_tensors(folder, lambda name: name)
+
+
+def changed(folder, change):
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+@pytest.mark.parametrize("scale_dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_weight_is_value_times_scale(tmp_path, monkeypatch, dtype, scale_dtype):
+    save_file({"a.q_proj.weight": drawn(70, 50)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    meant = to_fp8(tmp_path, (16, 24), scale_dtype)["a.q_proj.weight"]
+    monkeypatch.setattr(reader, "PIECE_VALUES", 300)  # rows of six, blocks of sixteen
+    with open_reader(entries(tmp_path), CPU, dtype) as weights:
+        assert torch.equal(weights.read("a.q_proj.weight"), meant.to(dtype))
+    for axis, wanted in ((0, meant[35:]), (1, meant[:, 25:])):
+        with open_reader(entries(tmp_path), CPU, dtype, Part(1, 2, lambda name, axis=axis: axis)) as weights:
+            assert torch.equal(weights.read("a.q_proj.weight"), wanted.to(dtype))
+
+
+def test_every_value_of_e4m3_is_its_own(tmp_path):
+    """Subnormals and zeros of both signs among them; the two that are no numbers stay none."""
+    values = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).reshape(16, 16)
+    tensors = {"a.weight": values, "a.weight_scale_inv": torch.full((1, 1), 0.25)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    how = {"quant_method": "fp8", "weight_block_size": [16, 16]}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": how}))
+    with open_reader(entries(tmp_path), CPU, torch.float32) as weights:
+        found = weights.read("a.weight").flatten()
+    # e4m3fn (Micikevicius et al., FP8 Formats for Deep Learning, 2022): bias 7, no infinities.
+    for code, value in enumerate(found.tolist()):
+        sign, exponent, fraction = -1 if code >> 7 else 1, code >> 3 & 15, code & 7
+        if code & 127 == 127:
+            assert value != value
+            continue
+        power = max(exponent, 1) - 7
+        assert value == 0.25 * sign * (fraction / 8 + (exponent > 0)) * 2.0**power
+
+
+def test_transformers_means_the_same():
+    values, scales = quantised(drawn(256, 384), BLOCK)
+    theirs = Fp8Dequantize(SimpleNamespace())._dequantize_one(values, scales, torch.float32)
+    assert torch.equal(theirs, plain(values, scales, BLOCK))
+
+
+def test_scales_are_part_of_the_fingerprint(folder):
+    before = fingerprint(folder, NAMES)
+    changed(folder, lambda tensors: tensors["a.q_proj.weight_scale_inv"][0, 0].mul_(2))
+    assert fingerprint(folder, NAMES) != before
+
+
+def without(name):
+    return lambda tensors: tensors.pop(name)
+
+
+def instead(name, value):
+    return lambda tensors: tensors.update({name: value})
+
+
+WEIGHT, SCALE = "a.q_proj.weight", "a.q_proj.weight_scale_inv"
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (without(SCALE), f"{WEIGHT} is stored as F8_E4M3, and there is no {SCALE}; download"),
+        (without(WEIGHT), f"{SCALE} is a scale, and its weight is no FP8 matrix"),
+        (instead(WEIGHT, drawn(70, 50)), f"{SCALE} is a scale, and its weight is no FP8 matrix"),
+        (instead(SCALE, torch.ones(5, 2)), r"shape \[5, 2\]; a weight of \[70, 50\] .* has \[5, 3\] scales"),
+        (instead(SCALE, torch.ones(5, 3).half()), f"{SCALE} is stored as F16; scales are BF16 or F32"),
+        (instead(SCALE, torch.ones(5, 3, dtype=torch.uint8)), f"{SCALE} is stored as U8; F64, F32, .* are"),
+        (instead(SCALE, torch.full((5, 3), float("nan"))), f"{SCALE} holds a scale that is no finite number"),
+        (instead(SCALE, torch.full((5, 3), float("inf")).bfloat16()), "no finite number"),
+        (instead(WEIGHT, torch.ones(70).to(torch.float8_e4m3fn)), r"shape \[70\]; FP8 weights are matrices"),
+    ],
+)
+def test_what_does_not_fit_is_refused(folder, change, words):
+    changed(folder, change)
+    with pytest.raises(ModelError, match=words):
+        entries(folder)
+
+
+@pytest.mark.parametrize(
+    "how, words",
+    [
+        (None, "F8_E4M3, and .*config.json has no quantization_config"),
+        ({"quant_method": "gptq"}, "quant_method 'gptq' is not supported; .* is read, nothing else"),
+        ({}, "quant_method None is not supported"),
+        ([], "quantization_config is missing or no object"),
+        ({"quant_method": "fp8"}, "no weight_block_size"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "has 1 sizes"),
+        ({"quant_method": "fp8", "weight_block_size": [0, 128]}, "weight_block_size"),
+        (
+            {"quant_method": "fp8", "weight_block_size": [16, 24], "activation_scheme": "static"},
+            "activation_scheme 'static' is not supported, only dynamic",
+        ),
+    ],
+)
+def test_other_ways_to_quantise_are_refused_by_name(folder, how, words):
+    (folder / "config.json").write_text(json.dumps({"quantization_config": how}))
+    with pytest.raises(ModelError, match=words):
+        entries(folder)
+
+
+def test_an_answer_is_that_of_the_plain_folder(tmp_path):
+    for name in ("fp8", "plain"):
+        (tmp_path / name).mkdir()
+        make_tiny(tmp_path / name)
+    meant = to_fp8(tmp_path / "fp8")
+    save_file(
+        {name: value.contiguous() for name, value in meant.items()}, tmp_path / "plain/model.safetensors"
+    )
+    for dtype in ("float32", "bfloat16"):
+        said = []
+        for name in ("fp8", "plain"):
+            with Engine(tmp_path / name, device="cpu", dtype=dtype) as engine:
+                loading = Loading()
+                loading.loaded(engine.built)
+                assert (f"weights, FP8 held as {dtype};" in loading.sizes) == (name == "fp8")
+                said.append([each.token_ids for each in engine.generate(["a b", "b c d"], max_tokens=12)])
+        assert said[0] == said[1] and all(said[0])
