@@ -62,11 +62,11 @@ void multiply(const Block& b) {
     }
   }
   for (int64_t step = 0; step < b.steps; ++step, x += 1024, w += 2048) {
-    _tile_loadd(6, w, 64);
+    _tile_loadd(6, w, 128);
     _tile_loadd(4, x, 64);
     _tile_dpbf16ps(0, 4, 6);
     for (int i = 0; i < b.lines; ++i, ahead += 64) _mm_prefetch(ahead, NEAR ? _MM_HINT_T0 : _MM_HINT_T1);
-    _tile_loadd(7, w + 1024, 64);
+    _tile_loadd(7, w + 64, 128);
     _tile_dpbf16ps(1, 4, 7);
     if constexpr (TILES == 2) {
       _tile_loadd(5, x + b.x_tile, 64);

@@ -7,10 +7,9 @@
 namespace mm {
 namespace {
 
-constexpr int kAhead = 8192;  // bytes: weights come from memory, later ones are asked for
-
 #if defined(__AVX512BF16__)
 constexpr int kRows = 12;
+constexpr int kAhead = 512;  // bytes: the cores that have this and no AMX, AMD's, fetch ahead themselves
 typedef uint16_t Scratch;
 
 // c [M, 32] = x [M, steps * 32] * panel.
@@ -19,10 +18,10 @@ void block(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, flo
   __m512 sums[M][2] = {};
   for (int64_t step = 0; step < steps; ++step, w += 2048, x += kStep) {
     for (int pair = 0; pair < 16; ++pair) {
-      const char* at = w + pair * 64;
-      __builtin_prefetch(at + kAhead);
-      __builtin_prefetch(at + kAhead + 1024);
-      __m512bh b0 = (__m512bh)load_as<__m512i>(at), b1 = (__m512bh)load_as<__m512i>(at + 1024);
+      const char* at = w + pair * 128;
+      __builtin_prefetch(at + kAhead, 0, 2);
+      __builtin_prefetch(at + kAhead + 64, 0, 2);
+      __m512bh b0 = (__m512bh)load_as<__m512i>(at), b1 = (__m512bh)load_as<__m512i>(at + 64);
 #pragma GCC unroll 16
       for (int i = 0; i < M; ++i) {
         __m512bh a = (__m512bh)_mm512_set1_epi32(load_as<int32_t>(x + i * x_stride + 2 * pair));
@@ -39,6 +38,7 @@ void block(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, flo
 }
 #elif defined(__AVX512F__)
 constexpr int kRows = 12;
+constexpr int kAhead = 8192;  // bytes: weights come from memory, later ones are asked for
 typedef float Scratch;
 
 // Sums and columns of a panel lie apart by halves; a pair of k becomes two multiply-adds, the even one first.
@@ -47,10 +47,10 @@ void block(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, flo
   f16v sums[M][2] = {};
   for (int64_t step = 0; step < steps; ++step, w += 2048, x += kStep) {
     for (int pair = 0; pair < 16; ++pair) {
-      const char* at = w + pair * 64;
+      const char* at = w + pair * 128;
       __builtin_prefetch(at + kAhead);
-      __builtin_prefetch(at + kAhead + 1024);
-      u16v low = load_as<u16v>(at), high = load_as<u16v>(at + 1024);
+      __builtin_prefetch(at + kAhead + 64);
+      u16v low = load_as<u16v>(at), high = load_as<u16v>(at + 64);
       f16v even[2] = {(f16v)(low << 16), (f16v)(high << 16)};
       f16v odd[2] = {(f16v)(low & 0xffff0000u), (f16v)(high & 0xffff0000u)};
 #pragma GCC unroll 16
@@ -72,6 +72,7 @@ void block(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, flo
 }
 #else
 constexpr int kRows = 3;
+constexpr int kAhead = 8192;
 typedef float Scratch;
 typedef float f8v __attribute__((vector_size(32)));
 typedef uint32_t u8v __attribute__((vector_size(32)));
@@ -81,7 +82,7 @@ void block(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, flo
   for (int half = 0; half < 2; ++half) {
     f8v sums[M][2] = {};
     for (int64_t pair = 0; pair < steps * 16; ++pair) {
-      const char* at = w + pair / 16 * 2048 + half * 1024 + pair % 16 * 64;
+      const char* at = w + pair * 128 + half * 64;
       __builtin_prefetch(at + kAhead);
 #pragma GCC unroll 2
       for (int v = 0; v < 2; ++v) {

@@ -18,7 +18,7 @@ int64_t source_row(int64_t panel, int column, int32_t n, int32_t half) {
 
 // Where a column's value at position t of k lies in its panel, in elements of 2 bytes.
 inline int64_t place_bf16(int column, int64_t t) {
-  return (t / kStep) * 1024 + (column / 16) * 512 + (t % kStep / 2) * 32 + (column % 16) * 2 + t % 2;
+  return t / 2 * 2 * kPanel + column * 2 + t % 2;
 }
 
 // rows are those of w behind the panel's columns, NULL for padding and for what another piece brings.
@@ -28,7 +28,7 @@ void pack_panel_bf16(const uint16_t* const* rows, int32_t k, uint16_t* out) {
     for (int column = 0; column < kPanel; ++column) {
       uint16_t* to = out + place_bf16(column, step);
       if (!rows[column]) continue;
-      for (int pair = 0; pair < 16; ++pair) memcpy(to + pair * 32, rows[column] + step + pair * 2, 4);
+      for (int pair = 0; pair < 16; ++pair) memcpy(to + pair * 2 * kPanel, rows[column] + step + pair * 2, 4);
     }
   for (int column = 0; column < kPanel; ++column)
     for (int64_t t = whole; t < k && rows[column]; ++t) out[place_bf16(column, t)] = rows[column][t];
