@@ -67,10 +67,10 @@ def block_of(root: Fields) -> Block | None:
     return Block(*sizes)
 
 
-def is_fp8(folder: Path) -> bool:
-    """Whether a folder says that its weights are. Raises ModelError as `block_of`."""
+def block_in(folder: Path) -> Block | None:
+    """What a folder says of its weights; None for a file. Raises ModelError as `block_of`."""
     path = folder / "config.json"
-    return path.is_file() and block_of(Fields(read_json(path), path, "")) is not None
+    return block_of(Fields(read_json(path), path, "")) if path.is_file() else None
 
 
 def with_scales(folder: Path, entries: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
@@ -82,7 +82,7 @@ def with_scales(folder: Path, entries: dict[str, TensorEntry]) -> dict[str, Tens
     if not names and not scales:
         return entries
     path = folder / "config.json"
-    block = block_of(Fields(read_json(path), path, ""))
+    block = block_in(folder)
     found = {name: entry for name, entry in entries.items() if name not in scales}
     for name in names:
         entry, scale = entries[name], entries.get(f"{name.removesuffix(_WEIGHT)}{_SCALE}")

@@ -89,10 +89,11 @@ class Loading(Bar):
 
     def loaded(self, built: "Built") -> None:
         """What was chosen for this machine belongs into the last line."""
-        from mmengine.checkpoint.fp8 import is_fp8  # lazy: numpy
+        from mmengine.models.reader import how_held  # lazy: torch
 
         config, tokens = built.config, (built.config.num_blocks - 1) * built.config.block_size
-        held = f", FP8 held as {built.dtype}" if is_fp8(built.folder) else ""
+        form = how_held(built.folder, built.device, built.dtype)
+        held = form and f", {form}"
         self.sizes = (
             f": {_size(self.whole)} of weights{held}; KV pool of {tokens:,} tokens ({config.num_blocks:,} "
             f"blocks, {_size(built.kv_bytes)} when full); max_model_len {config.max_model_len:,}; "

@@ -20,7 +20,8 @@ from mmengine.checkpoint.mapped import MappedFile
 from mmengine.checkpoint.tensors import TensorEntry
 from mmengine.errors import ModelError
 from mmengine.models.progress import tell
-from mmengine.native.linear import Pieces
+from mmengine.native import library as native
+from mmengine.native.linear import FP8_GROUPS, Fp8Pieces, Pieces
 
 PIECE_VALUES = 2**22  # 8 MiB of bfloat16
 _STORED = {
@@ -77,6 +78,22 @@ class WeightReader:
         rows = ((first, rows.flatten(1).to(self._dtype)) for first, rows in self._rows(names))
         return Pieces(shape[0], math.prod(shape[1:]), self._dtype, rows)
 
+    def held(self, *names: str) -> Pieces | Fp8Pieces:
+        """The same for kernels that hold codes as they are stored: where all of these are in FP8, and their
+        scales can be kept."""
+        entries = [self._entries[name] for name in names]
+        fp8 = [entry for entry in entries if isinstance(entry, Fp8Entry)]
+        group = fp8[0].block.columns if len(fp8) == len(entries) else 0  # of a folder all have the same
+        if not holds_fp8(group, self._device, self._dtype) or any(
+            self._cut(name)[1].start % group for name in names
+        ):
+            return self.pieces(*names)
+        n, k = self._joined(names)
+        scales = torch.cat([self._row_scales(name, entry) for name, entry in zip(names, fp8, strict=True)])
+        rows = self._rows(names, self._codes)
+        pieces = ((first, codes, scales[first : first + len(codes)]) for first, codes in rows)
+        return Fp8Pieces(n, k, group, pieces)
+
     def same(self, first: str, second: str) -> bool:
         """Whether two stored tensors are equal, value for value."""
         if self._entries[first].shape != self._entries[second].shape:
@@ -100,12 +117,17 @@ class WeightReader:
             cut[axis] = slice(self._part.index * size, (self._part.index + 1) * size)
         return cut
 
-    def _rows(self, names: tuple[str, ...]) -> Iterator[tuple[int, torch.Tensor]]:
-        """Pieces of the joined tensor as they are stored, with the place of their first row."""
+    def _rows(
+        self,
+        names: tuple[str, ...],
+        stored: Callable[[str], Iterator[tuple[int, torch.Tensor]]] | None = None,
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """Pieces of the joined tensor as `stored` gives those of one, with the place of their first row."""
+        stored = stored or self._stored
         row = 0
         for name in names:
             before, entry, count = self._num_read, self._entries[name], self._shape(name)[0]
-            for place, values in self._stored(name):
+            for place, values in stored(name):
                 yield row + place, values
                 self._num_read = before + entry.num_bytes * (place + len(values)) // count
                 tell(self._num_read, self._whole)
@@ -126,13 +148,30 @@ class WeightReader:
 
     def _scaled(self, entry: Fp8Entry, cut: slice) -> Iterator[tuple[int, torch.Tensor]]:
         """Rows of an FP8 matrix as float32: value times scale, as transformers' Fp8Dequantize has them."""
-        scales = torch.cat(
-            [rows.float() for _, rows in self._mapped(entry.scale, slice(0, entry.scale.shape[0]))]
-        )
+        scales = self._scales(entry, cut)
         for place, rows in self._mapped(entry, cut):
-            blocks = torch.arange(cut.start + place, cut.start + place + len(rows)) // entry.block.rows
-            columns = scales[blocks].repeat_interleave(entry.block.columns, 1)[:, : rows.shape[1]]
-            yield place, rows.float().mul_(columns)
+            columns = scales[place : place + len(rows)].repeat_interleave(entry.block.columns, 1)
+            yield place, rows.float().mul_(columns[:, : rows.shape[1]])
+
+    def _scales(self, entry: Fp8Entry, cut: slice) -> torch.Tensor:
+        """Of an FP8 matrix's rows, float32 [rows, blocks]."""
+        every = [rows.float() for _, rows in self._mapped(entry.scale, slice(0, entry.scale.shape[0]))]
+        return torch.cat(every)[torch.arange(cut.start, cut.stop) // entry.block.rows]
+
+    def _row_scales(self, name: str, entry: Fp8Entry) -> torch.Tensor:
+        """Those of the part that is read."""
+        rows, columns = self._cut(name)
+        size = entry.block.columns
+        return self._scales(entry, rows)[:, columns.start // size : -(-columns.stop // size)]
+
+    def _codes(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
+        """The codes of an FP8 matrix, uint8. Raises ModelError for one that stands for no number."""
+        entry, (rows, columns) = self._entries[name], self._cut(name)
+        for place, values in self._mapped(entry, rows):
+            codes = values.view(torch.uint8)[:, columns]
+            if bool((codes.bitwise_and(0x7F) == 0x7F).any()):
+                raise ModelError(f"{entry.path}: tensor {entry.stored_name} holds a NaN; download it again")
+            yield place, codes
 
     def _mapped(self, entry: TensorEntry, cut: slice) -> Iterator[tuple[int, torch.Tensor]]:
         """Rows of a tensor where they lie in their file."""
@@ -148,6 +187,26 @@ class WeightReader:
             rows = torch.frombuffer(memory, dtype=dtype, count=size, offset=start if aligned else 0)
             yield first - cut.start, rows.view(count, *entry.shape[1:])
             file.let_go(start, end - start)
+
+
+def holds_fp8(block_columns: int, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether matrices with a scale for so many columns are multiplied with as they are stored: else they are
+    held in `dtype`."""
+    return (
+        block_columns in FP8_GROUPS
+        and device.type == "cpu"
+        and dtype == torch.bfloat16
+        and native.load() is not None
+    )
+
+
+def how_held(folder: Path, device: str, dtype: str) -> str:
+    """For whoever loads a folder: how what it stores in FP8 is held; "" where nothing is. ModelError."""
+    block = fp8.block_in(folder)
+    if block is None:
+        return ""
+    fits = holds_fp8(block.columns, torch.device(device), getattr(torch, dtype))
+    return "FP8" if fits else f"FP8 held as {dtype}"
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from torch import Tensor
 from mmengine.native.dtypes import DTYPES
 
 _HUGE = 2**21
+FP8_GROUPS = (32, 64, 128, 256)  # up to MM_MAX_GROUP
 
 
 class Linear(ctypes.Structure):
@@ -22,6 +23,7 @@ class Linear(ctypes.Structure):
         ("n", ctypes.c_int32),
         ("k", ctypes.c_int32),
         ("dtype", ctypes.c_int32),
+        ("group", ctypes.c_int32),
         ("packed", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
     )
@@ -62,8 +64,24 @@ class Pieces:
         return cls(n, k, weight.dtype, [(0, weight)])
 
 
+@dataclass(frozen=True, slots=True)
+class Fp8Pieces:
+    """A bfloat16 weight [n, k] that is held in FP8. In pieces, too: the place of a first row, codes of e4m3,
+    uint8 [m, k], without NaN, and float32 [m, ceil(k / group)], the scale of each `group` codes of a row."""
+
+    n: int
+    k: int
+    group: int  # of FP8_GROUPS
+    pieces: Iterable[tuple[int, Tensor, Tensor]]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16
+
+
 class PackedLinear:
-    """y = x w^T + bias with w [n, k] packed once, float32 or bfloat16. Keeps no reference to `weight`.
+    """y = x w^T + bias with w [n, k] packed once, float32 or bfloat16. Keeps no reference to `weight`. Of FP8
+    the bits are those of the weight bfloat16(code * scale).
 
     `gate_up`: w is gate's rows and then up's, and y = silu(x gate^T) * (x up^T), [m, n / 2].
     bfloat16 sums in float32 and rounds the sum (with gate_up, silu's result too), then rounds again
@@ -74,7 +92,7 @@ class PackedLinear:
     def __init__(
         self,
         library: ctypes.CDLL,
-        weight: Tensor | Pieces,
+        weight: Tensor | Pieces | Fp8Pieces,
         bias: Tensor | None = None,
         *,
         gate_up: bool = False,
@@ -87,16 +105,19 @@ class PackedLinear:
             raise ValueError(f"the bias is {list(bias.shape)}, the weight has {n} rows")
         self._gate_up, half = gate_up, n // 2 if gate_up else 0
         self._width = half or n
-        dtype = DTYPES[self.dtype]
-        self._packed = packed_buffer(self._library.mm_linear_bytes(n, k, dtype))
-        address = self._packed.ctypes.data
         self._bias = None if bias is None else bias.float().contiguous()
-        for first, rows in weight.pieces:
-            rows = rows.contiguous()
-            self._library.mm_linear_pack(rows.data_ptr(), first, len(rows), n, k, dtype, half, address)
         bias_address = None if self._bias is None else self._bias.data_ptr()
-        self.c = Linear(n, k, dtype, address, bias_address)
+        group = weight.group if isinstance(weight, Fp8Pieces) else 0
+        self.c = Linear(n, k, DTYPES[self.dtype], group, None, bias_address)
         self._address = ctypes.addressof(self.c)
+        self._packed = packed_buffer(self._library.mm_linear_bytes(self._address))
+        self.c.packed = self._packed.ctypes.data
+        for first, rows, *scales in weight.pieces:
+            rows, scales = rows.contiguous(), [each.contiguous() for each in scales]
+            scale = scales[0].data_ptr() if scales else None
+            self._library.mm_linear_pack(
+                self._address, rows.data_ptr(), scale, first, len(rows), half, self.c.packed
+            )
 
     def __call__(
         self,
@@ -155,8 +176,8 @@ def _text(tensor: Tensor) -> str:
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, number, long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
     arguments = {
-        "bytes": (number, number, number),
-        "pack": (pointer, number, number, number, number, number, number, pointer),
+        "bytes": (pointer,),
+        "pack": (pointer, pointer, pointer, number, number, number, pointer),
         "rows": (pointer, pointer, number, pointer),
         "run": (pointer, pointer, long, number, pointer, long, number, pointer),
         "gate_up": (pointer, pointer, long, number, pointer, long),

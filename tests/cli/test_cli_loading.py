@@ -36,6 +36,8 @@ def test_lines_come_now_and_then(monkeypatch, capsys):
 def test_the_last_line_says_what_was_chosen_for_the_machine(tmp_path, capsys):
     built = SimpleNamespace(
         folder=tmp_path,
+        device="cpu",
+        dtype="bfloat16",
         config=EngineConfig(num_blocks=2442, max_model_len=39_056),
         kv_bytes=4_481_000_000,
         free_bytes=13_800_000_000,

@@ -17,6 +17,8 @@ from mmengine.errors import ModelError
 from mmengine.models import reader
 from mmengine.models.contract import PluginContract
 from mmengine.models.reader import Part, open_reader
+from mmengine.native import library
+from mmengine.native.linear import Fp8Pieces, PackedLinear
 from mmengine_llama import plugin
 from tests.llama.tiny import make_tiny
 from tests.models.fp8_folder import BLOCK, plain, quantised, to_fp8
@@ -28,7 +30,7 @@ NAMES = TensorNames(())
 class TestFp8Llama(PluginContract):
     plugin = plugin
     refused = {"quantization_config.quant_method": "awq", "quantization_config.activation_scheme": "static"}
-    block = (24, 40)  # which divide nothing
+    block = (24, 32)  # whose rows divide nothing; in bfloat16 its codes are held
 
     def make_checkpoint(self, folder):
         model = make_tiny(folder)
@@ -105,6 +107,67 @@ def test_transformers_means_the_same():
     assert torch.equal(theirs, plain(values, scales, BLOCK))
 
 
+def packed(weights, *, held):
+    names = ("a.q_proj.weight", "b.k_proj.weight")
+    pieces = weights.held(*names) if held else weights.pieces(*names)
+    assert isinstance(pieces, Fp8Pieces) == held
+    return PackedLinear(library.load(), pieces)
+
+
+@pytest.fixture
+def joined(tmp_path):
+    """Two matrices in FP8, whose rows fill no blocks."""
+    drawings = {"a.q_proj.weight": drawn(70, 160), "b.k_proj.weight": drawn(30, 160)}
+    save_file(drawings, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    to_fp8(tmp_path, (16, 32))
+    return tmp_path
+
+
+needs_kernels = pytest.mark.skipif(library.load() is None, reason="needs the compiled kernels")
+
+
+@needs_kernels
+@pytest.mark.parametrize("piece", [160, 160 * 7, 2**22])
+@pytest.mark.parametrize(
+    "part", [Part(0, 1, lambda name: None), Part(1, 2, lambda name: 0), Part(1, 5, lambda name: 1)]
+)
+def test_what_is_held_is_what_it_stands_for(joined, monkeypatch, piece, part):
+    monkeypatch.setattr(reader, "PIECE_VALUES", piece)
+    with open_reader(entries(joined), CPU, torch.bfloat16, part) as weights:
+        found, wanted = packed(weights, held=True), packed(weights, held=False)
+    rows = torch.arange(found.c.n)
+    assert torch.equal(found.rows(rows), wanted.rows(rows))
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "dtype, part",
+    [
+        (torch.float32, Part(0, 1, lambda name: None)),
+        (torch.bfloat16, Part(1, 2, lambda name: 1)),  # in the middle of a block
+    ],
+)
+def test_what_cannot_be_held_is_dequantised(joined, dtype, part):
+    with open_reader(entries(joined), CPU, dtype, part) as weights:
+        assert not isinstance(weights.held("a.q_proj.weight"), Fp8Pieces)
+    with open_reader(entries(joined), CPU, torch.bfloat16) as weights:
+        assert isinstance(weights.held("a.q_proj.weight"), Fp8Pieces)
+
+
+@needs_kernels
+def test_a_code_that_is_no_number_is_refused(joined):
+    def spoil(tensors):
+        tensors["b.k_proj.weight"].view(torch.uint8)[17, 3] = 0xFF
+
+    changed(joined, spoil)
+    with (
+        open_reader(entries(joined), CPU, torch.bfloat16) as weights,
+        pytest.raises(ModelError, match=r"tensor b\.k_proj\.weight holds a NaN; download it again"),
+    ):
+        packed(weights, held=True)
+
+
 def test_scales_are_part_of_the_fingerprint(folder):
     before = fingerprint(folder, NAMES)
     changed(folder, lambda tensors: tensors["a.q_proj.weight_scale_inv"][0, 0].mul_(2))
@@ -178,6 +241,7 @@ def test_an_answer_is_that_of_the_plain_folder(tmp_path):
             with Engine(tmp_path / name, device="cpu", dtype=dtype) as engine:
                 loading = Loading()
                 loading.loaded(engine.built)
-                assert (f"weights, FP8 held as {dtype};" in loading.sizes) == (name == "fp8")
+                held = "FP8" if dtype == "bfloat16" and library.load() else f"FP8 held as {dtype}"
+                assert (f"weights, {held};" in loading.sizes) == (name == "fp8")
                 said.append([each.token_ids for each in engine.generate(["a b", "b c d"], max_tokens=12)])
         assert said[0] == said[1] and all(said[0])

@@ -31,7 +31,7 @@ class NativeTextDecoder:
 
     def __init__(self, config: DecoderConfig, weights: WeightReader, library: ctypes.CDLL) -> None:
         def pack(names: Sequence[str], bias: Tensor | None = None, *, gate_up: bool = False) -> PackedLinear:
-            return PackedLinear(library, weights.pieces(*names), bias, gate_up=gate_up)
+            return PackedLinear(library, weights.held(*names), bias, gate_up=gate_up)
 
         pack_gate_up = partial(pack, gate_up=True)
         layers = [read_layer(config, weights, i, pack, pack_gate_up) for i in range(config.num_layers)]

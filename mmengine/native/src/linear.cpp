@@ -15,19 +15,20 @@ constexpr int64_t kSmall = 100000;  // multiply-adds below which a second thread
 constexpr int kChunk = 1024;        // rows brought into scratch at a time
 
 // Threads take neighbouring panels; where there are fewer panels than threads, blocks of rows too.
-Share share_of(const LinearJob& job, int thread, int threads) {
+Share share_of(const LinearJob& job, char* decoded, int thread, int threads) {
   int panels = job.panels();
   int across = threads < panels ? threads : panels;
   int down = threads / across;
-  if (thread >= across * down) return {0, 0, 0, 0};
+  if (thread >= across * down) return {};
   int blocks = (int)ceil_div(job.m, 32), i = thread % across, j = thread / across;
   int row0 = (int)((int64_t)blocks * j / down) * 32, row1 = (int)((int64_t)blocks * (j + 1) / down) * 32;
   return {row0, row1 < job.m ? row1 : job.m, (int)((int64_t)panels * i / across),
-          (int)((int64_t)panels * (i + 1) / across)};
+          (int)((int64_t)panels * (i + 1) / across), decoded + thread * job.decoded_bytes()};
 }
 
-void run_share(const LinearJob& job, char* scratch, int thread, int threads) {
-  Share share = share_of(job, thread, threads);
+// `scratch`: `rows_bytes` for the rows of x, and for each thread a decoded panel.
+void run_share(const LinearJob& job, char* scratch, int64_t rows_bytes, int thread, int threads) {
+  Share share = share_of(job, scratch + rows_bytes, thread, threads);
   if (job.bf16()) {
     int blocks = (int)ceil_div(job.m, 16);
     int row0 = (int)((int64_t)blocks * thread / threads) * 16;
@@ -43,14 +44,20 @@ void run_share(const LinearJob& job, char* scratch, int thread, int threads) {
 }
 
 bool run_chunk(const LinearJob& job) {
-  const int64_t bytes = job.bf16() ? linear_scratch_bytes(job) : 0;
+#if defined(_OPENMP)
+  const int most = omp_get_max_threads();
+#else
+  const int most = 1;
+#endif
+  const int64_t rows_bytes = job.bf16() ? ceil_div(linear_scratch_bytes(job), 64) * 64 : 0;
+  const int64_t bytes = rows_bytes + most * job.decoded_bytes();
   char* scratch = bytes ? scratch_of_thread(bytes) : nullptr;
   if (bytes && !scratch) return false;
 #if defined(_OPENMP)
 #pragma omp parallel if ((int64_t)job.m * job.linear->n * job.linear->k >= kSmall)
-  run_share(job, scratch, omp_get_thread_num(), omp_get_num_threads());
+  run_share(job, scratch, rows_bytes, omp_get_thread_num(), omp_get_num_threads());
 #else
-  run_share(job, scratch, 0, 1);
+  run_share(job, scratch, rows_bytes, 0, 1);
 #endif
   return true;
 }

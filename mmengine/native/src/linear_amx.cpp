@@ -84,12 +84,12 @@ void multiply(const Block& b) {
 
 // Up to 32 rows: the weights come from memory once and set the pace. They are fetched 8 KB ahead; the
 // next panel follows the last one's end.
-void run_few(const LinearJob& job, const char* x, int row0, int rows, int panel0, int panel1) {
+void run_few(const LinearJob& job, const char* x, int row0, int rows, const Share& share) {
   alignas(64) float sums[32 * kPanel];
   int64_t steps = job.steps();
   configure(rows < 16 ? rows : 16, rows > 16 ? rows - 16 : 0);
-  for (int panel = panel0; panel < panel1; ++panel) {
-    const char* w = job.panel(panel);
+  for (int panel = share.panel0; panel < share.panel1; ++panel) {
+    const char* w = job.weights(panel, share.decoded);
     Block block = {x, steps * 1024, w, steps, sums, w + 8192, 32};
     (rows > 16 ? multiply<2, true, true> : multiply<1, true, true>)(block);
     linear_store(job, sums, kPanel, row0, rows, panel);
@@ -102,13 +102,13 @@ void run_few(const LinearJob& job, const char* x, int row0, int rows, int panel0
 constexpr int kPiece = 8;
 constexpr int kMostRows = 512;
 
-void run_many(const LinearJob& job, const char* x, int row0, int rows, int panel0, int panel1) {
+void run_many(const LinearJob& job, const char* x, int row0, int rows, const Share& share) {
   alignas(64) float sums[kMostRows * kPanel];
   int64_t steps = job.steps();
   int blocks = (int)ceil_div(rows, 32), lines = (int)ceil_div(32, blocks);
   configure(16, 16);
-  for (int panel = panel0; panel < panel1; ++panel) {
-    const char *w = job.panel(panel), *next = w + job.panel_bytes();
+  for (int panel = share.panel0; panel < share.panel1; ++panel) {
+    const char *w = job.weights(panel, share.decoded), *next = job.panel(panel + 1);
     for (int64_t step = 0; step < steps; step += kPiece) {
       int64_t piece = steps - step < kPiece ? steps - step : kPiece;
       for (int i = 0; i < blocks; ++i) {
@@ -136,12 +136,10 @@ void linear_prepare(const LinearJob& job, void* scratch, int row0, int row1) {
   for (int row = row0; row < row1; ++row) {
     const char* from = (const char*)job.x + row * job.x_stride * 2;
     char* to = (char*)scratch + row / 16 * steps * 1024 + row % 16 * 64;
-    for (int64_t step = 0; step < k / kStep; ++step) memcpy(to + step * 1024, from + step * 64, 64);
-    if (int64_t rest = k % kStep) {
-      char* last = to + (steps - 1) * 1024;
-      memcpy(last, from + (steps - 1) * 64, rest * 2);
-      memset(last + rest * 2, 0, 64 - rest * 2);
-    }
+    int64_t whole = k / kStep;
+    for (int64_t step = 0; step < whole; ++step) memcpy(to + step * 1024, from + step * 64, 64);
+    for (int64_t step = whole; step < steps; ++step) memset(to + step * 1024, 0, 64);
+    if (int64_t rest = k % kStep) memcpy(to + whole * 1024, from + whole * 64, rest * 2);
   }
 }
 
@@ -151,7 +149,7 @@ void linear_run_bf16(const LinearJob& job, const void* scratch, const Share& sha
   for (int row = share.row0; row < share.row1; row += most) {
     int rows = share.row1 - row < most ? share.row1 - row : most;
     const char* x = (const char*)scratch + row / 16 * steps * 1024;
-    (rows <= 32 ? run_few : run_many)(job, x, row, rows, share.panel0, share.panel1);
+    (rows <= 32 ? run_few : run_many)(job, x, row, rows, share);
   }
   _tile_release();
 }

@@ -1,4 +1,5 @@
 // bfloat16 without AMX: x and weights as they are through vdpbf16ps, or as float32 through FMA (AVX-512, AVX2).
+#include "linear_fp8.h"
 #include "linear_job.h"
 #include "linear_vec.h"
 
@@ -12,10 +13,17 @@ constexpr int kRows = 12;
 constexpr int kAhead = 512;  // bytes: the cores that have this and no AMX, AMD's, fetch ahead themselves
 typedef uint16_t Scratch;
 
-// c [M, 32] = x [M, steps * 32] * panel.
-template <int M>
+// c [M, 32] = x [M, steps * 32] * panel, and without FIRST what c was.
+template <int M, bool FIRST = true>
 void block(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, float* c) {
   __m512 sums[M][2] = {};
+  if constexpr (!FIRST) {
+#pragma GCC unroll 16
+    for (int i = 0; i < M; ++i) {
+      sums[i][0] = load_as<__m512>(c + i * kPanel);
+      sums[i][1] = load_as<__m512>(c + i * kPanel + 16);
+    }
+  }
   for (int64_t step = 0; step < steps; ++step, w += 2048, x += kStep) {
     for (int pair = 0; pair < 16; ++pair) {
       const char* at = w + pair * 128;
@@ -34,6 +42,16 @@ void block(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, flo
   for (int i = 0; i < M; ++i) {
     store_as(c + i * kPanel, sums[i][0]);
     store_as(c + i * kPanel + 16, sums[i][1]);
+  }
+}
+
+// The same of a panel of FP8, a group of which is decoded at a time and stays in the first cache.
+template <int M>
+void block_fp8(const Scratch* x, int64_t x_stride, const char* w, const mm_linear& linear, float* c) {
+  alignas(64) char tile[MM_MAX_GROUP * 64];
+  for (int64_t first = 0; first < linear.k; first += linear.group, w += group_bytes(linear)) {
+    fp8_decode(w, linear.group, tile);
+    (first == 0 ? block<M, true> : block<M, false>)(x + first, x_stride, tile, linear.group / kStep, c);
   }
 }
 #elif defined(__AVX512F__)
@@ -109,6 +127,9 @@ typedef void (*Block)(const Scratch*, int64_t, const char*, int64_t, float*);
 template <int... M>
 struct Blocks {
   static constexpr Block of[] = {nullptr, block<M>...};
+#if defined(__AVX512BF16__)
+  static constexpr decltype(&block_fp8<1>) of_fp8[] = {nullptr, block_fp8<M>...};
+#endif
 };
 #if defined(__AVX512F__)
 typedef Blocks<1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12> All;
@@ -145,12 +166,22 @@ void linear_run_bf16(const LinearJob& job, const void* scratch, const Share& sha
   alignas(64) float c[kRows * kPanel];
   int64_t stride = row_stride(job);
   int rows = share.row1 - share.row0, tall = (int)ceil_div(rows, ceil_div(rows, kRows));
-  for (int panel = share.panel0; panel < share.panel1; ++panel)
+  for (int panel = share.panel0; panel < share.panel1; ++panel) {
+#if defined(__AVX512BF16__)
+    if (job.linear->group && rows <= kRows) {
+      const Scratch* x = (const Scratch*)scratch + share.row0 * stride;
+      All::of_fp8[rows](x, stride, job.panel(panel), *job.linear, c);
+      linear_store(job, c, kPanel, share.row0, rows, panel);
+      continue;
+    }
+#endif
+    const char* w = job.weights(panel, share.decoded);
     for (int row = share.row0; row < share.row1; row += tall) {
       int height = share.row1 - row < tall ? share.row1 - row : tall;
-      All::of[height]((const Scratch*)scratch + row * stride, stride, job.panel(panel), job.steps(), c);
+      All::of[height]((const Scratch*)scratch + row * stride, stride, w, job.steps(), c);
       linear_store(job, c, kPanel, row, height, panel);
     }
+  }
 }
 
 }  // namespace mm

@@ -1,6 +1,7 @@
 // Weights into panels and back.
 #include <cstring>
 
+#include "linear_fp8.h"
 #include "linear_job.h"
 
 namespace mm {
@@ -43,36 +44,71 @@ void pack_panel_fp32(const float* const* rows, int32_t k, float* out) {
   }
 }
 
-// Some rows of w, [count, k], from row `first` on.
+// Rows of codes behind the panel's columns, and their scales.
+void pack_panel_fp8(const mm_linear& linear, const uint8_t* const* rows, const float* const* scales, char* out) {
+  for (int64_t first = 0; first < linear.k; first += linear.group, out += group_bytes(linear)) {
+    int64_t count = linear.k - first < linear.group ? linear.k - first : linear.group;
+    for (int column = 0; column < kPanel; ++column) {
+      if (!rows[column]) continue;
+      memcpy(out + column * 4, scales[column] + first / linear.group, 4);
+      const uint8_t* from = rows[column] + first;
+      char* to = out + kScaleBytes;
+      for (int64_t t = 0; t < count; ++t) to[place_fp8(column, t)] = (char)from[t];
+    }
+  }
+}
+
+// Some rows of w, [count, k], from row `first` on, of codes with their scales.
 struct Piece {
   const void* w;
+  const float* scales;
   int32_t first, count;
 };
 
-template <class T, class Pack>
-void pack_panel(Piece piece, int64_t panel, int32_t n, int32_t k, int32_t half, void* out, Pack pack) {
-  const T* rows[kPanel];
+void pack_panel(const mm_linear& linear, const Piece& piece, int64_t panel, int32_t half, void* out) {
+  const void* rows[kPanel];
+  const float* scales[kPanel] = {};
+  int64_t row_bytes = (int64_t)linear.k * (linear.group ? 1 : linear.dtype == MM_BF16 ? 2 : 4);
   for (int column = 0; column < kPanel; ++column) {
-    int64_t row = source_row(panel, column, n, half) - piece.first;
-    rows[column] = row < 0 || row >= piece.count ? nullptr : (const T*)piece.w + row * k;
+    int64_t row = source_row(panel, column, linear.n, half) - piece.first;
+    bool inside = row >= 0 && row < piece.count;
+    rows[column] = inside ? (const char*)piece.w + row * row_bytes : nullptr;
+    if (inside && linear.group) scales[column] = piece.scales + row * ceil_div(linear.k, linear.group);
   }
-  pack(rows, k, (T*)out);
+  if (linear.group)
+    pack_panel_fp8(linear, (const uint8_t* const*)rows, scales, (char*)out);
+  else if (linear.dtype == MM_BF16)
+    pack_panel_bf16((const uint16_t* const*)rows, linear.k, (uint16_t*)out);
+  else
+    pack_panel_fp32((const float* const*)rows, linear.k, (float*)out);
 }
 
-void pack(Piece piece, int32_t n, int32_t k, int32_t dtype, int32_t half, void* packed) {
-  int64_t panels = ceil_div(n, kPanel), bytes = mm_linear_bytes(n, k, dtype) / panels;
+void pack(const mm_linear& linear, const Piece& piece, int32_t half, void* packed) {
   int64_t begin = piece.first, end = begin + piece.count, width = half ? 16 : kPanel;
   if (half && begin < half && end > half)  // of gate and of up
     begin = 0, end = half;
   else if (half && begin >= half)
     begin -= half, end -= half;
-#pragma omp parallel for schedule(static) if ((int64_t)piece.count * k > 100000)
-  for (int64_t panel = begin / width; panel < ceil_div(end, width); ++panel) {
-    void* out = (char*)packed + panel * bytes;
-    if (dtype == MM_BF16)
-      pack_panel<uint16_t>(piece, panel, n, k, half, out, pack_panel_bf16);
-    else
-      pack_panel<float>(piece, panel, n, k, half, out, pack_panel_fp32);
+#pragma omp parallel for schedule(static) if ((int64_t)piece.count * linear.k > 100000)
+  for (int64_t panel = begin / width; panel < ceil_div(end, width); ++panel)
+    pack_panel(linear, piece, panel, half, (char*)packed + panel * linear_panel_bytes(linear));
+}
+
+// A column of a panel as k values of the layer's dtype.
+void column_of(const mm_linear& linear, const char* panel, int column, void* out) {
+  int64_t k = linear.k;
+  uint16_t* to = (uint16_t*)out;
+  const uint16_t* from = (const uint16_t*)panel;
+  if (linear.group) {
+    for (int64_t t = 0; t < k; ++t) {
+      const char* group = panel + t / linear.group * group_bytes(linear);
+      to[t] = fp8_decode_one(group, column, t % linear.group);
+    }
+  } else if (linear.dtype == MM_FP32) {
+    for (int64_t t = 0; t < k; ++t) ((float*)out)[t] = ((const float*)panel)[t * kPanel + column];
+  } else {
+    for (int64_t t = 0; t + 1 < k; t += 2) memcpy(to + t, from + place_bf16(column, t), 4);
+    if (k % 2) to[k - 1] = from[place_bf16(column, k - 1)];
   }
 }
 
@@ -81,36 +117,26 @@ void pack(Piece piece, int32_t n, int32_t k, int32_t dtype, int32_t half, void* 
 
 extern "C" {
 
-int64_t mm_linear_bytes(int32_t n, int32_t k, int32_t dtype) {
-  int64_t panel = dtype == MM_BF16 ? mm::ceil_div(k, mm::kStep) * 2048 : (int64_t)k * 128;
-  return mm::ceil_div(n, mm::kPanel) * panel;
+int64_t mm_linear_bytes(const mm_linear* linear) {
+  return mm::ceil_div(linear->n, mm::kPanel) * mm::linear_panel_bytes(*linear);
 }
 
-void mm_linear_pack(const void* w, int32_t first, int32_t count, int32_t n, int32_t k, int32_t dtype,
+void mm_linear_pack(const mm_linear* linear, const void* w, const float* scales, int32_t first, int32_t count,
                     int32_t half, void* packed) {
-  mm::pack({w, first, count}, n, k, dtype, half, packed);
+  mm::pack(*linear, {w, scales, first, count}, half, packed);
 }
 
 void mm_linear_rows(const mm_linear* linear, const int64_t* rows, int32_t count, void* out) {
-  int64_t n = linear->n, k = linear->k;
-  int64_t bytes = mm_linear_bytes(linear->n, linear->k, linear->dtype) / mm::ceil_div(n, mm::kPanel);
-#pragma omp parallel for schedule(static) if (count * k > 100000)
+  int64_t n = linear->n, row_bytes = (int64_t)linear->k * (linear->dtype == MM_BF16 ? 2 : 4);
+#pragma omp parallel for schedule(static) if ((int64_t)count * linear->k > 100000)
   for (int32_t i = 0; i < count; ++i) {
     int64_t row = rows[i];
-    bool inside = row >= 0 && row < n;
-    const char* panel = (const char*)linear->packed + (inside ? row / mm::kPanel : 0) * bytes;
-    int column = inside ? (int)(row % mm::kPanel) : 0;
-    if (linear->dtype == MM_FP32) {
-      float* to = (float*)out + i * k;
-      const float* from = (const float*)panel + column;
-      for (int64_t t = 0; t < k; ++t) to[t] = inside ? from[t * mm::kPanel] : 0.0f;
-    } else {
-      uint16_t* to = (uint16_t*)out + i * k;
-      const uint16_t* from = (const uint16_t*)panel;
-      for (int64_t t = 0; t + 1 < k; t += 2) memcpy(to + t, from + mm::place_bf16(column, t), 4);
-      if (k % 2) to[k - 1] = from[mm::place_bf16(column, k - 1)];
-      if (!inside) memset(to, 0, k * 2);
-    }
+    char* to = (char*)out + i * row_bytes;
+    if (row >= 0 && row < n)
+      mm::column_of(*linear, (const char*)linear->packed + row / mm::kPanel * mm::linear_panel_bytes(*linear),
+                    (int)(row % mm::kPanel), to);
+    else
+      memset(to, 0, row_bytes);
   }
 }
 

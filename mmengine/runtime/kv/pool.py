@@ -15,6 +15,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan
 from mmengine.errors import ConfigError
 from mmengine.models.plugin import ModelSpec
+from mmengine.native.linear import packed_buffer
 from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.device.port import CopyStream, Device
 from mmengine.runtime.device.upload import upload
@@ -74,7 +75,7 @@ class KVPool:
         shape = (spec.num_layers, num_blocks, 2, block_size, spec.num_kv_heads, spec.head_dim)
         try:
             self.blocks = _zeros(shape, dtype, device)
-        except (RuntimeError, MemoryError, ValueError) as error:  # torch.OutOfMemoryError is the first, too
+        except (RuntimeError, MemoryError, ValueError, OSError, OverflowError) as error:
             need = num_blocks * bytes_per_block([spec], dtype, block_size)
             raise ConfigError(
                 f"{num_blocks} KV blocks need {need / 2**30:.2f} GiB on {device.name}, which could not be "
@@ -121,10 +122,11 @@ class KVPool:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: Device) -> torch.Tensor:
-    """On a CPU fresh pages of the system, which take memory when they are written to and not before."""
+    """On a CPU fresh pages of the system, which take memory when they are written to and not before: calloc
+    may clear and give what the process has freed."""
     if device.torch_device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device.torch_device)
-    pages = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    pages = packed_buffer(math.prod(shape) * dtype.itemsize)
     return torch.from_numpy(pages).view(dtype).view(shape)
 
 
