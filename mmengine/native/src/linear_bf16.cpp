@@ -13,31 +13,29 @@ constexpr int kRows = 12;
 constexpr int kAhead = 512;  // bytes: the cores that have this and no AMX, AMD's, fetch ahead themselves
 typedef uint16_t Scratch;
 
-// c [M, 32] = x [M, steps * 32] * panel, and without FIRST what c was.
-template <int M, bool FIRST = true>
-void block(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, float* c) {
-  __m512 sums[M][2] = {};
-  if constexpr (!FIRST) {
+// Sums of M rows of a panel: they begin as zeros, or go on from what c is.
+template <int M>
+MM_INLINE void begin_sums(bool first, const float* c, __m512 (&sums)[M][2]) {
 #pragma GCC unroll 16
-    for (int i = 0; i < M; ++i) {
-      sums[i][0] = load_as<__m512>(c + i * kPanel);
-      sums[i][1] = load_as<__m512>(c + i * kPanel + 16);
-    }
-  }
-  for (int64_t step = 0; step < steps; ++step, w += 2048, x += kStep) {
-    for (int pair = 0; pair < 16; ++pair) {
-      const char* at = w + pair * 128;
-      __builtin_prefetch(at + kAhead, 0, 2);
-      __builtin_prefetch(at + kAhead + 64, 0, 2);
-      __m512bh b0 = (__m512bh)load_as<__m512i>(at), b1 = (__m512bh)load_as<__m512i>(at + 64);
+  for (int i = 0; i < M; ++i)
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half)
+      sums[i][half] = first ? _mm512_setzero_ps() : load_as<__m512>(c + i * kPanel + half * 16);
+}
+
+// They grow by a pair of k.
+template <int M>
+MM_INLINE void add_pair(const Scratch* x, int64_t x_stride, __m512i low, __m512i high, __m512 (&sums)[M][2]) {
 #pragma GCC unroll 16
-      for (int i = 0; i < M; ++i) {
-        __m512bh a = (__m512bh)_mm512_set1_epi32(load_as<int32_t>(x + i * x_stride + 2 * pair));
-        sums[i][0] = _mm512_dpbf16_ps(sums[i][0], a, b0);
-        sums[i][1] = _mm512_dpbf16_ps(sums[i][1], a, b1);
-      }
-    }
+  for (int i = 0; i < M; ++i) {
+    __m512bh a = (__m512bh)_mm512_set1_epi32(load_as<int32_t>(x + i * x_stride));
+    sums[i][0] = _mm512_dpbf16_ps(sums[i][0], a, (__m512bh)low);
+    sums[i][1] = _mm512_dpbf16_ps(sums[i][1], a, (__m512bh)high);
   }
+}
+
+template <int M>
+MM_INLINE void store_sums(const __m512 (&sums)[M][2], float* c) {
 #pragma GCC unroll 16
   for (int i = 0; i < M; ++i) {
     store_as(c + i * kPanel, sums[i][0]);
@@ -45,13 +43,54 @@ void block(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, flo
   }
 }
 
-// The same of a panel of FP8, a group of which is decoded at a time and stays in the first cache.
+// c [M, 32] = x [M, steps * 32] * panel, and unless `first` what c was.
+template <int M>
+MM_INLINE void multiply(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, bool first, float* c) {
+  __m512 sums[M][2];
+  begin_sums<M>(first, c, sums);
+  for (int64_t step = 0; step < steps; ++step, w += 2048, x += kStep)
+    for (int pair = 0; pair < 16; ++pair) {
+      const char* at = w + pair * 128;
+      __builtin_prefetch(at + kAhead, 0, 2);
+      __builtin_prefetch(at + kAhead + 64, 0, 2);
+      add_pair<M>(x + 2 * pair, x_stride, load_as<__m512i>(at), load_as<__m512i>(at + 64), sums);
+    }
+  store_sums<M>(sums, c);
+}
+
+template <int M>
+void block(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, float* c) {
+  multiply<M>(x, x_stride, w, steps, true, c);
+}
+
+// A group of FP8 whose columns share scales, decoded in registers.
+template <int M>
+void multiply_fp8(const Scratch* x, int64_t x_stride, const char* group, int size, bool first, float* c) {
+  const Fp8Tables tables(group);
+  const char* codes = group + kScaleBytes;
+  __m512 sums[M][2];
+  begin_sums<M>(first, c, sums);
+  for (int t = 0; t < size; t += 4, codes += 128, x += 4) {
+    __m512i low[2], high[2];  // of two pairs
+    tables.of[0].decode(codes, low[0], low[1]);
+    tables.of[1].decode(codes + 64, high[0], high[1]);
+    add_pair<M>(x, x_stride, low[0], high[0], sums);
+    add_pair<M>(x + 2, x_stride, low[1], high[1], sums);
+  }
+  store_sums<M>(sums, c);
+}
+
+// c [M, 32] = x [M, k] * a panel of FP8; where scales differ a group is decoded into the first cache.
 template <int M>
 void block_fp8(const Scratch* x, int64_t x_stride, const char* w, const mm_linear& linear, float* c) {
   alignas(64) char tile[MM_MAX_GROUP * 64];
   for (int64_t first = 0; first < linear.k; first += linear.group, w += group_bytes(linear)) {
-    fp8_decode(w, linear.group, tile);
-    (first == 0 ? block<M, true> : block<M, false>)(x + first, x_stride, tile, linear.group / kStep, c);
+    if (Fp8Tables::fit(w)) {
+      multiply_fp8<M>(x + first, x_stride, w, linear.group, first == 0, c);
+    } else {
+      fp8_decode(w, linear.group, tile);
+      multiply<M>(x + first, x_stride, tile, linear.group / kStep, first == 0, c);
+    }
   }
 }
 #elif defined(__AVX512F__)

@@ -15,6 +15,7 @@ typedef uint32_t u16v __attribute__((vector_size(64)));
 typedef uint16_t h16v __attribute__((vector_size(32)));  // bfloat16 as bits
 
 #define MM_INLINE static inline __attribute__((always_inline))
+#define MM_INLINE_MEMBER inline __attribute__((always_inline))
 
 template <class V>
 MM_INLINE V load_as(const void* from) {
