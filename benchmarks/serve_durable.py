@@ -1,6 +1,6 @@
 """What it costs that a server can be killed: log, envelope and store, beside a server that keeps nothing.
 
-python benchmarks/serve_durable.py    # all of it into benchmarks/results/serve_durable.md, some nine minutes
+python benchmarks/serve_durable.py    # all of it into benchmarks/results/serve_durable.md, some seventeen minutes
 python benchmarks/serve_durable.py --quick --part costs    # one part, half a minute
 
 What is compared runs in turns: in an order drawn anew each round and then the same order backwards, so that a
@@ -150,7 +150,7 @@ def _costs(log: Path, quick: bool) -> Part:
     """Alone in a process: nothing else's memory."""
     from serve_durable_costs import AT_ONCE, ENVELOPES, STORED, kept_costs
 
-    rounds, requests = (4, 128) if quick else (50, 128)
+    rounds, requests = (4, 128) if quick else (200, 128)
     found = kept_costs(log, rounds, requests)
     table = Table("A request of one token, embedded: CPU microseconds", ("", "median"))
     table.rows = [(name, f"{median(each):.0f}") for name, each in found.items()]
