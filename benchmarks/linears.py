@@ -1,11 +1,11 @@
-"""Linear layers of bfloat16 and FP8 weights beside one read of these, and beside torch's own in bfloat16.
+"""Linear layers of bfloat16 weights and of held codes, beside one read of these, and torch's own in bfloat16.
 
     python benchmarks/linears.py                 one thread
     python benchmarks/linears.py --threads 2
     MMENGINE_NATIVE_ISA=avx2 python benchmarks/linears.py
 
-24 layers of 2,048 x 4,096, so that no cache holds them; FP8 in blocks of 128 x 128. The least
-of several rounds. "share of a read": the time of a torch sum over as many bytes, over that of the layers.
+24 layers of 2,048 x 4,096, so that no cache holds them. The least of several rounds. "share of a read": the
+time of a torch sum over as many bytes, over that of the layers.
 """
 
 import argparse
@@ -16,10 +16,10 @@ import torch
 
 from mmengine.native.cpu import usable_isas
 from mmengine.native.library import load
-from mmengine.native.linear import Fp8Pieces, PackedLinear
+from mmengine.native.linear import CodePieces, Codes, Form, PackedLinear
 
 IN, OUT, LAYERS = 2048, 4096, 24
-ROWS = (1, 4, 12, 16, 64, 512)
+ROWS = (1, 2, 4, 8, 12, 16, 32, 64, 512)
 BLOCK = 128
 
 
@@ -33,11 +33,30 @@ def least(work: Callable[[], object], rounds: int) -> float:
     return min(found)
 
 
-def in_fp8(weight: torch.Tensor) -> Fp8Pieces:
+def in_fp8(weight: torch.Tensor) -> CodePieces:
     blocks = weight.float().view(OUT // BLOCK, BLOCK, IN // BLOCK, BLOCK)
     scales = blocks.abs().amax((1, 3), keepdim=True) / 448
     codes = (blocks / scales).to(torch.float8_e4m3fn).view(torch.uint8).view(OUT, IN)
-    return Fp8Pieces(OUT, IN, BLOCK, [(0, codes, scales[:, 0, :, 0].repeat_interleave(BLOCK, 0))])
+    shared = scales[:, 0, :, 0].repeat_interleave(BLOCK, 0)
+    return CodePieces(OUT, IN, Form.FP8, BLOCK, [(0, Codes(codes, shared))])
+
+
+def in_whole_numbers(weight: torch.Tensor, form: Form, group: int, *, mins: bool = False) -> CodePieces:
+    most = 127 if form is Form.INT8 else 7
+    groups = weight.float().view(OUT, IN // group, group)
+    scales = (groups.abs().amax(2) / most).half().float()
+    codes = (groups / scales[..., None]).round().clamp(-most, most).to(torch.int8).view(OUT, IN)
+    shared = Codes(codes, scales, scales * 0.5 if mins else None)
+    return CodePieces(OUT, IN, form, group, [(0, shared)], mins)
+
+
+FORMS: dict[str, tuple[Callable[[torch.Tensor], CodePieces], float]] = {  # and bytes of a weight
+    "FP8 128 x 128": (in_fp8, 1 + 4 / BLOCK),
+    "int8 g 32": (lambda weight: in_whole_numbers(weight, Form.INT8, 32), 1 + 2 / 32),
+    "int4 g 128": (lambda weight: in_whole_numbers(weight, Form.INT4, 128), 0.5 + 2 / 128),
+    "int4 g 128, mins": (lambda weight: in_whole_numbers(weight, Form.INT4, 128, mins=True), 0.5 + 6 / 128),
+    "int4 g 32": (lambda weight: in_whole_numbers(weight, Form.INT4, 32), 0.5 + 2 / 32),
+}
 
 
 def main() -> None:
@@ -49,23 +68,24 @@ def main() -> None:
         raise SystemExit("there are no kernels here: mmengine env says why")
     weights = [torch.randn(OUT, IN).bfloat16() * 0.02 for _ in range(LAYERS)]
     packed = [PackedLinear(library, weight) for weight in weights]
-    packed_fp8 = [PackedLinear(library, in_fp8(weight)) for weight in weights]
+    held = {
+        name: [PackedLinear(library, made(weight)) for weight in weights] for name, (made, _) in FORMS.items()
+    }
     as_many_bytes = torch.randn(LAYERS * OUT * IN // 2)
     read = least(as_many_bytes.sum, 9)
-    read_fp8 = read * (1 + 4 / BLOCK) / 2
     print(f"kernels {usable_isas()[0]}, threads {torch.get_num_threads()}, one read {read * 1e3:.1f} ms\n")
-    print("| rows | bf16, ms | share of a read | FP8, ms | share of a read | bf16 over FP8 | torch, ms |")
-    print("|---:|---:|---:|---:|---:|---:|---:|")
+    print("ms, and in brackets the share of a read of the form's bytes, and how often bfloat16's speed\n")
+    print(f"| rows | torch | bf16 | {' | '.join(FORMS)} |")
+    print("|---:" * (3 + len(FORMS)) + "|")
     for rows in ROWS:
         x, rounds = torch.randn(rows, IN).bfloat16(), 9 if rows < 100 else 3
-        ours = least(lambda x=x: [layer(x) for layer in packed], rounds)
-        fp8 = least(lambda x=x: [layer(x) for layer in packed_fp8], rounds)
         theirs = least(lambda x=x: [x @ weight.T for weight in weights], rounds)
-        print(
-            f"| {rows} | {ours * 1e3:.1f} | {read / ours:.2f} | {fp8 * 1e3:.1f} | {read_fp8 / fp8:.2f} | "
-            f"{ours / fp8:.2f} | {theirs * 1e3:.1f} |",
-            flush=True,
-        )
+        ours = least(lambda x=x: [layer(x) for layer in packed], rounds)
+        cells = [f"{theirs * 1e3:.1f}", f"{ours * 1e3:.1f} ({read / ours:.2f})"]
+        for name, (_, size) in FORMS.items():
+            took = least(lambda x=x, layers=held[name]: [layer(x) for layer in layers], rounds)
+            cells.append(f"{took * 1e3:.1f} ({read * size / 2 / took:.2f}; {ours / took:.2f})")
+        print(f"| {rows} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What it costs that a server can be killed: log, envelope and store, beside a server that keeps nothing.
 
-python benchmarks/serve_durable.py    # all of it into benchmarks/results/serve_durable.md, some seventeen minutes
+python benchmarks/serve_durable.py    # all of it into benchmarks/results/serve_durable.md, seventeen minutes
 python benchmarks/serve_durable.py --quick --part costs    # one part, half a minute
 
 What is compared runs in turns: in an order drawn anew each round and then the same order backwards, so that a

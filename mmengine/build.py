@@ -19,6 +19,7 @@ from mmengine.errors import ConfigError, ModelError
 from mmengine.models.loader import resolve_folder
 from mmengine.models.plugin import ModelPlugin, ModelSpec, Processor, Tokenizer, VisionLanguageModel
 from mmengine.models.read_ahead import reading_ahead
+from mmengine.models.reader import holds_codes
 from mmengine.models.registry import plugin_for
 from mmengine.request import GrammarRequest
 from mmengine.runtime.device.cpu import available_memory
@@ -95,6 +96,7 @@ def build(
         folder = resolve_folder(model)
         plugin = plugin_for(folder)
         placement = _placement(device, dtype, attention, folder)
+        _check_quantize(config, placement)
         with placement.device.current(), _weights_ahead(folder):
             return _build(
                 folder, plugin, config, placement, opened, resume, stop_watcher_factory, compile_grammar
@@ -127,7 +129,8 @@ def _build(
     backend = f"{placement.device.kind}/{placement.attention}"
     backend += f"/tensor_parallel {config.tensor_parallel}" if config.tensor_parallel > 1 else ""
     backend += "/batch_invariant" if config.batch_invariant else ""
-    fingerprints |= {"dtype": name_of(placement.dtype), "backend": backend}
+    held = "" if config.quantize == "none" else f"/{config.quantize}"
+    fingerprints |= {"dtype": name_of(placement.dtype) + held, "backend": backend}
     if opened is not None:
         opened.check_fingerprints(fingerprints, resume)
     ranks = _ranks(config, folder, placement)
@@ -233,10 +236,25 @@ def _network(
 ) -> VisionLanguageModel:
     asked: dict[str, Any] = {} if ranks is None else {"shard": ranks.shard}
     asked |= {"batch_invariant": True} if config.batch_invariant else {}
+    asked |= {"quantize": config.quantize} if config.quantize != "none" else {}
     if placement.device.has_own_memory:
         gc.collect()  # engines that were closed, and their weights, may go in circles
     where = str(placement.device.torch_device)
     return plugin.load_model(folder, device=where, dtype=name_of(placement.dtype), **asked)
+
+
+def _check_quantize(config: EngineConfig, placement: Placement) -> None:
+    """Raises ConfigError where matrices cannot be held as codes."""
+    if config.quantize == "none":
+        return
+    where = placement.device.torch_device
+    if not holds_codes(where, placement.dtype) or config.tensor_parallel > 1:
+        raise ConfigError(
+            f"quantize {config.quantize} holds weights as codes on one CPU in bfloat16, by compiled kernels "
+            f"(mmengine env says whether there are any), and this is {where} in {name_of(placement.dtype)}"
+            + (f", cut over {config.tensor_parallel}" if config.tensor_parallel > 1 else "")
+            + "; leave quantize away"
+        )
 
 
 def _grammars(

@@ -57,6 +57,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # Steps given to the executor before the first one's result is awaited; auto: 2 on a GPU, else 1.
     max_in_flight: Annotated[int, Meta(ge=0, le=2)] = 0
     kv_dtype: Literal["auto", "fp8"] = "auto"  # what K and V are kept in; auto: as the model computes
+    # How the decoder's matrices are held, of a checkpoint that is not quantised (docs/quantisation.md).
+    quantize: Literal["none", "int8", "fp8"] = "none"
     cuda_graphs: bool = True  # steps that only decode, and small images, are replayed on a GPU (docs/gpu.md)
     compat: Literal["", "vllm"] = ""  # decisions as that engine makes them, for comparisons
     preempt_mode: Literal["auto", "recompute", "swap"] = "auto"  # auto: what costs less

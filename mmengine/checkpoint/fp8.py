@@ -13,15 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 from mmengine.checkpoint.fields import Fields
-from mmengine.checkpoint.files import read_json, read_range
-from mmengine.checkpoint.tensors import FLOAT_BYTES, TensorEntry
+from mmengine.checkpoint.files import read_range
+from mmengine.checkpoint.tensors import FLOAT_BYTES, Coding, TensorEntry
 from mmengine.errors import ModelError
 
 METHOD, STORED = "fp8", "F8_E4M3"
 STORED_BYTES = {**FLOAT_BYTES, STORED: 1}
 _SCALE, _WEIGHT = ".weight_scale_inv", ".weight"
 MAX_BLOCK = 2**14  # rows or columns of a block
-SUPPORTED = 'quant_method "fp8" with a weight_block_size (the *-FP8 folders of the hub) is read, nothing else'
 
 
 class Block(NamedTuple):
@@ -39,55 +38,43 @@ class Fp8Entry(TensorEntry):
     block: Block
 
     @property
+    def coding(self) -> Coding:
+        return Coding("fp8", self.block.columns)
+
+    @property
     def beside(self) -> tuple[TensorEntry, ...]:
         return (self.scale,)
 
 
-def block_of(root: Fields) -> Block | None:
-    """How the weights of this config.json are quantised; None: not at all. ModelError for all other ways."""
-    if root.values.get("quantization_config") is None:
-        return None
-    how = root.child("quantization_config")
-    method = how.values.get("quant_method")
-    if method != METHOD:
-        root.fail(f"quantization_config.quant_method {repr(method)[:60]} is not supported; {SUPPORTED}")
+def block_of(how: Fields) -> Block:
+    """Of a quantization_config. ModelError for what is not read."""
     if how.values.get("weight_block_size") is None:
-        root.fail(f"quantization_config has no weight_block_size; {SUPPORTED}")
+        how.fail("quantization_config has no weight_block_size")
     scheme = how.values.get("activation_scheme", "dynamic")
     if scheme != "dynamic":
-        root.fail(
+        how.fail(
             f"quantization_config.activation_scheme {repr(scheme)[:60]} is not supported, only dynamic: "
             "activations stay as they are here"
         )
     sizes = how.integers("weight_block_size", None, 1, MAX_BLOCK, 2)
     if len(sizes) != 2:
-        root.fail(
-            f"quantization_config.weight_block_size has {len(sizes)} sizes; rows and columns are wanted"
-        )
+        how.fail(f"quantization_config.weight_block_size has {len(sizes)} sizes; rows and columns are wanted")
     return Block(*sizes)
 
 
-def block_in(folder: Path) -> Block | None:
-    """What a folder says of its weights; None for a file. Raises ModelError as `block_of`."""
-    path = folder / "config.json"
-    return block_of(Fields(read_json(path), path, "")) if path.is_file() else None
-
-
-def with_scales(folder: Path, entries: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
+def with_scales(folder: Path, entries: dict[str, TensorEntry], block: Block | None) -> dict[str, TensorEntry]:
     """Tensors of a folder, by canonical name: matrices of FP8 have their scales, which are no entries of
-    their own. Raises ModelError where one is without the other, or they do not fit; nothing is read but
-    scales."""
+    their own. `block`: as its config.json has it. Raises ModelError where one is without the other, or they
+    do not fit; nothing is read but scales."""
     names = [name for name, entry in entries.items() if entry.dtype == STORED]
     scales = {name for name in entries if name.endswith(_SCALE)}
     if not names and not scales:
         return entries
-    path = folder / "config.json"
-    block = block_in(folder)
     found = {name: entry for name, entry in entries.items() if name not in scales}
     for name in names:
         entry, scale = entries[name], entries.get(f"{name.removesuffix(_WEIGHT)}{_SCALE}")
         if block is None:
-            raise _wrong(entry, f"is stored as {STORED}, and {path} has no quantization_config")
+            raise _wrong(entry, f"is stored as {STORED}, and {folder / 'config.json'} says nothing of FP8")
         if scale is None:
             scale_name = f"{entry.stored_name.removesuffix(_WEIGHT)}{_SCALE}"
             raise _wrong(entry, f"is stored as {STORED}, and there is no {scale_name}; download it again")

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mmengine.checkpoint.files import read_json
-from mmengine.checkpoint.fp8 import STORED_BYTES, with_scales
 from mmengine.checkpoint.gguf.model import FILES, GGUFModel
+from mmengine.checkpoint.quantisation import STORED_BYTES, with_quantised
 from mmengine.checkpoint.tensors import TensorEntry, open_tensors, weight_files
 
 GGUF_SUFFIX = ".gguf"
@@ -32,10 +32,10 @@ def read_model_json(model: Path, name: str) -> dict[str, object]:
 
 def model_tensors(model: Path, canonical_name: Callable[[str], str | None]) -> Mapping[str, TensorEntry]:
     """Every tensor of a model's weights by its canonical name. Raises ModelError as `open_tensors` and
-    `with_scales` do."""
+    `with_quantised` do."""
     if is_gguf(model):
         return GGUFModel(model).tensors(canonical_name)
-    return with_scales(model, open_tensors(model, canonical_name, STORED_BYTES))
+    return with_quantised(model, open_tensors(model, canonical_name, STORED_BYTES))
 
 
 def model_weight_files(model: Path) -> list[Path]:

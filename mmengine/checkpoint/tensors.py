@@ -7,10 +7,12 @@ shape and offsets, then the data (https://huggingface.co/docs/safetensors, "Form
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from mmengine.checkpoint.files import read_json
 from mmengine.errors import ModelError
@@ -23,6 +25,24 @@ MAX_NAME_CHARS = 300
 FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
+class Coding(NamedTuple):
+    """How a matrix is stored as codes: e4m3, or whole numbers of 8 or 4 bits, of which `group` beside each
+    other in a row share a scale, and with `mins` a smallest value."""
+
+    form: Literal["fp8", "int8", "int4"]
+    group: int
+    mins: bool = False
+
+
+class CodedRows(NamedTuple):
+    """Rows of whole numbers: int8 [m, k], from -127 or, of 4 bits, from -8 to 7; scales that float16 has, and
+    what is added to each group, float32 [m, ceil(k / group)]."""
+
+    codes: np.ndarray
+    scales: np.ndarray
+    mins: np.ndarray | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
     """Where one tensor lies. `start` is its byte offset in `path`."""
@@ -33,6 +53,15 @@ class TensorEntry:
     shape: tuple[int, ...]
     start: int
     num_bytes: int
+
+    @property
+    def coding(self) -> Coding | None:
+        """None where it is stored as numbers."""
+        return None
+
+    def coded(self, begin: int, end: int) -> Iterator[tuple[int, CodedRows]]:
+        """Rows of whole numbers, a piece at a time, with its place behind `begin`. Raises ModelError."""
+        raise NotImplementedError(f"{self.stored_name} is not stored as whole numbers")
 
     @property
     def beside(self) -> tuple["TensorEntry", ...]:

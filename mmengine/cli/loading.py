@@ -89,10 +89,8 @@ class Loading(Bar):
 
     def loaded(self, built: "Built") -> None:
         """What was chosen for this machine belongs into the last line."""
-        from mmengine.models.reader import how_held  # lazy: torch
-
         config, tokens = built.config, (built.config.num_blocks - 1) * built.config.block_size
-        form = how_held(built.folder, built.device, built.dtype)
+        form = built.spec.weights_held
         held = form and f", {form}"
         self.sizes = (
             f": {_size(self.whole)} of weights{held}; KV pool of {tokens:,} tokens ({config.num_blocks:,} "

@@ -130,6 +130,13 @@ class Model:
     ] = None
     device: Annotated[str, typer.Option(rich_help_panel=MODEL, help="auto, cpu, cuda or cuda:N.")] = "auto"
     dtype: Annotated[str, typer.Option(rich_help_panel=MODEL, help="auto, float32 or bfloat16.")] = "auto"
+    quantize: Annotated[
+        Literal["int8", "fp8"] | None,
+        typer.Option(
+            rich_help_panel=MODEL,
+            help="Hold the decoder's weights as codes of a byte, on a CPU: int8 loses next to nothing.",
+        ),
+    ] = None
     tensor_parallel: Annotated[
         int, typer.Option(rich_help_panel=MODEL, help="Devices that the model is cut over.")
     ] = 1
@@ -165,6 +172,7 @@ class Model:
                 *([] if keeps_media else ["media_store_bytes=0"]),
                 *([f"grammar_backend={self.grammar_backend}"] if self.grammar_backend else []),
                 *([f"spec={self.spec}"] if self.spec else []),
+                *([f"quantize={self.quantize}"] if self.quantize else []),
                 *([f"tensor_parallel={self.tensor_parallel}"] if self.tensor_parallel != 1 else []),
             ]
         )

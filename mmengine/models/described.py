@@ -16,6 +16,7 @@ from mmengine.request import MediaItem
 
 if TYPE_CHECKING:  # heavy: torch
     from mmengine.models.network import Network
+    from mmengine.models.quantising import Quantize
 
 
 class DescribedPlugin(ABC):
@@ -44,6 +45,7 @@ class DescribedPlugin(ABC):
         dtype: str,
         shard: Shard | None = None,
         batch_invariant: bool = False,
+        quantize: "Quantize" = "none",
     ) -> "Network":
         """See `load_network`."""
         from mmengine.models.network import load_network  # lazy: torch
@@ -56,6 +58,7 @@ class DescribedPlugin(ABC):
             dtype=dtype,
             shard=shard,
             batch_invariant=batch_invariant,
+            quantize=quantize,
         )
 
     def fingerprint(self, folder: Path) -> str:

@@ -17,6 +17,7 @@ from mmengine.models.decoder.native_text import NativeTextDecoder
 from mmengine.models.decoder.sharding import cut_config
 from mmengine.models.decoder.text import TextDecoder
 from mmengine.models.plugin import AttentionPort, AuxHiddenStates, EncoderCost, EncoderSize
+from mmengine.models.quantising import Quantize
 from mmengine.models.reader import WeightReader
 from mmengine.models.sharding import Shard
 from mmengine.models.vision.captured import CapturedVision
@@ -42,9 +43,10 @@ class Network:
         vision: VisionTower | None,
         device: torch.device,
         dtype: torch.dtype,
+        weights_held: str = "",
     ) -> None:
         self.config, self.device, self.dtype = config, device, dtype
-        self.spec = make_spec(config)
+        self.spec = replace(make_spec(config), weights_held=weights_held)
         self.batch_invariant = text.batch_invariant
         self._text, self._vision = text, vision
 
@@ -99,9 +101,11 @@ def load_network(
     dtype: str,
     shard: Shard | None = None,
     batch_invariant: bool = False,
+    quantize: Quantize = "none",
 ) -> Network:
     """The model `whole` from the weights of `folder`, cast to `dtype` ("float32", "bfloat16", "float16").
-    `shard`: the part of one rank. `batch_invariant`: on a GPU, by kernels that are.
+    `shard`: the part of one rank. `batch_invariant`: on a GPU, by kernels that are. `quantize`: on a CPU in
+    bfloat16, how the decoder's matrices are held.
 
     Raises ModelError for a folder that cannot be served, ConfigError for a device or dtype that
     cannot be used, kernels that do not run there, and a number of ranks that cannot share the model.
@@ -114,20 +118,26 @@ def load_network(
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"device {device!r} cannot be used here: {reason}") from None
+    if quantize != "none" and not fits(whole.text.head_dim, where, DTYPES[dtype]):
+        raise ConfigError(
+            f"quantize {quantize} needs the CPU's kernels, which do not compute heads of "
+            f"{whole.text.head_dim} in {dtype}; leave quantize away"
+        )
     config = whole if shard is None else replace(whole, text=cut_config(whole.text, shard))
     leads = shard is None or shard.leads
-    opened = open_weights(folder, names, whole, where, DTYPES[dtype], shard)
+    opened = open_weights(folder, names, whole, where, DTYPES[dtype], shard, quantize)
     try:
         with torch.inference_mode(), opened as weights:
             text = text_decoder(config.text, weights, where, DTYPES[dtype], shard, batch_invariant)
             vision = VisionTower(config.vision, weights, where) if config.vision and leads else None
+            held = weights.how_held()
     except torch.OutOfMemoryError:
         total = torch.accelerator.get_memory_info(where)[1] / 2**30
         raise ModelError(
             f"the weights of {folder} in {dtype} do not fit {device} of {total:.1f} GiB; take a GPU with "
             "more memory or with nothing else on it, or cut the model over several (tensor_parallel)"
         ) from None
-    return Network(config, text, vision, where, DTYPES[dtype])
+    return Network(config, text, vision, where, DTYPES[dtype], held)
 
 
 def text_decoder(

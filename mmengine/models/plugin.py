@@ -7,7 +7,7 @@ is imported by `load_model` alone.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -151,6 +151,7 @@ class ModelSpec:
     num_deepstack: int  # encoder features a media token: (1 + num_deepstack) * hidden_size
     patch_width: int  # values of one patch row; 0: the model takes no media, and is never asked to encode
     merge_size: int = 2  # patches that a side of one embedding stands for
+    weights_held: str = ""  # for people: as which codes matrices are in memory, if they are
 
     @property
     def has_encoder(self) -> bool:
@@ -270,10 +271,12 @@ class ModelPlugin(Protocol):
         dtype: str,
         shard: Shard | None = None,
         batch_invariant: bool = False,
+        quantize: Literal["none", "int8", "fp8"] = "none",
     ) -> VisionLanguageModel:
         """`shard`: of the text decoder this rank's part, whose heads `spec` then counts; the others have no
         vision tower and no head. A plugin that cannot cut its model need not take it. `batch_invariant`: the
-        model should be, where there is a choice; it is only given where it is asked for."""
+        model should be, where there is a choice; `quantize`: as which codes it holds its matrices. Both are
+        only given where they are asked for."""
 
     def fingerprint(self, folder: Path) -> str:
         """Hex digest that changes when the weights do."""

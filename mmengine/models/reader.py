@@ -9,21 +9,28 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from mmengine.checkpoint import fp8
 from mmengine.checkpoint.fp8 import Fp8Entry
 from mmengine.checkpoint.gguf.tensors import GGUFEntry
+from mmengine.checkpoint.int4 import Int4Entry
 from mmengine.checkpoint.mapped import MappedFile
-from mmengine.checkpoint.tensors import TensorEntry
+from mmengine.checkpoint.tensors import Coding, TensorEntry
 from mmengine.errors import ModelError
 from mmengine.models.progress import tell
+from mmengine.models.quantising import FP8_ROWS, quantise
 from mmengine.native import library as native
-from mmengine.native.linear import FP8_GROUPS, Fp8Pieces, Pieces
+from mmengine.native.linear import GROUPS, CodePieces, Codes, Form, Pieces
 
 PIECE_VALUES = 2**22  # 8 MiB of bfloat16
+FORMS = {"fp8": Form.FP8, "int8": Form.INT8, "int4": Form.INT4}
+_NAMES = {"fp8": "FP8", "int8": "int8", "int4": "int4"}
+R = TypeVar("R", torch.Tensor, Codes)
 _STORED = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -46,7 +53,8 @@ WHOLE = Part(0, 1, lambda name: None)
 
 
 class WeightReader:
-    """Reads tensors by canonical name onto `device` as `dtype`; of those that are cut, its part alone."""
+    """Reads tensors by canonical name onto `device` as `dtype`; of those that are cut, its part alone.
+    `quantize`: how matrices that are `held` become codes."""
 
     def __init__(
         self,
@@ -55,9 +63,11 @@ class WeightReader:
         device: torch.device,
         dtype: torch.dtype,
         part: Part = WHOLE,
+        quantize: Coding | None = None,
     ) -> None:
         self._entries, self._files, self._device, self._dtype = entries, files, device, dtype
-        self._part = part
+        self._part, self._quantize = part, quantize
+        self._forms: set[str] = set()  # in which matrices were given as codes
         self._num_read, self._whole = 0, sum(entry.num_bytes for entry in entries.values())  # bytes
 
     def __contains__(self, name: str) -> bool:
@@ -67,7 +77,7 @@ class WeightReader:
         """One tensor, or several joined along their first dimension."""
         shape = self._joined(names)
         out = torch.empty(shape, device=self._device, dtype=self._dtype)
-        for first, rows in self._rows(names):
+        for first, rows in self._rows(names, self._stored):
             out[first : first + len(rows)].copy_(rows)
         return out
 
@@ -75,24 +85,64 @@ class WeightReader:
         """The same as a matrix on the CPU, [n, k], a piece at a time: of dimensions behind the first, k is
         the product. A piece is lent until the next one is taken."""
         shape = self._joined(names)
-        rows = ((first, rows.flatten(1).to(self._dtype)) for first, rows in self._rows(names))
+        rows = ((first, rows.flatten(1).to(self._dtype)) for first, rows in self._rows(names, self._stored))
         return Pieces(shape[0], math.prod(shape[1:]), self._dtype, rows)
 
-    def held(self, *names: str) -> Pieces | Fp8Pieces:
-        """The same for kernels that hold codes as they are stored: where all of these are in FP8, and their
-        scales can be kept."""
-        entries = [self._entries[name] for name in names]
-        fp8 = [entry for entry in entries if isinstance(entry, Fp8Entry)]
-        group = fp8[0].block.columns if len(fp8) == len(entries) else 0  # of a folder all have the same
-        if not holds_fp8(group, self._device, self._dtype) or any(
-            self._cut(name)[1].start % group for name in names
-        ):
+    def held(self, *names: str) -> Pieces | CodePieces:
+        """The same for kernels that hold codes: as all of these are stored, where they are alike, or as they
+        are quantised here."""
+        coding = self._coding(names)
+        if coding is None:
             return self.pieces(*names)
+        self._forms.add(coding.form)
         n, k = self._joined(names)
-        scales = torch.cat([self._row_scales(name, entry) for name, entry in zip(names, fp8, strict=True)])
-        rows = self._rows(names, self._codes)
-        pieces = ((first, codes, scales[first : first + len(codes)]) for first, codes in rows)
-        return Fp8Pieces(n, k, group, pieces)
+        rows = self._rows(names, partial(self._coded, coding=coding))
+        return CodePieces(n, k, FORMS[coding.form], coding.group, rows, coding.mins)
+
+    def how_held(self) -> str:
+        """For people: of what was read, how codes are held; "" where there were none."""
+        if self._forms:
+            return ", ".join(_NAMES[form] for form in sorted(self._forms))
+        stored = {entry.coding.form for entry in self._entries.values() if entry.coding is not None}
+        dtype = str(self._dtype).removeprefix("torch.")
+        return ", ".join(f"{_NAMES[form]} held as {dtype}" for form in sorted(stored))
+
+    def _coding(self, names: tuple[str, ...]) -> Coding | None:
+        """None where they are held in the model's dtype."""
+        if not holds_codes(self._device, self._dtype):
+            return None
+        if self._quantize is not None:
+            return self._quantize
+        found = [self._entries[name].coding for name in names]
+        first, columns = found[0], [self._cut(name)[1] for name in names]
+        if first is None or first.group not in GROUPS or any(each.start % first.group for each in columns):
+            return None
+        if any(each is None or each[:2] != first[:2] for each in found):
+            return None
+        if first.form != "fp8" and self._part is not WHOLE:
+            return None
+        return first._replace(mins=any(each is not None and each.mins for each in found))
+
+    def _coded(self, name: str, coding: Coding) -> Iterator[tuple[int, Codes]]:
+        """Rows of a matrix as codes. Raises ModelError for those that stand for no number."""
+        entry, (rows, _) = self._entries[name], self._cut(name)
+        if self._quantize is not None:
+            for place, values in self._stored(name, FP8_ROWS):
+                made = quantise(values, coding)
+                if made is None:
+                    raise _wrong(entry, "holds a value that is no finite number")
+                yield place, made
+        elif isinstance(entry, Fp8Entry):
+            scales = self._row_scales(name, entry)
+            for place, values in self._codes(name):
+                yield place, Codes(values, scales[place : place + len(values)])
+        else:
+            for place, found in entry.coded(rows.start, rows.stop):
+                codes, scale, mins = (None if each is None else torch.from_numpy(each) for each in found)
+                assert codes is not None and scale is not None
+                if coding.mins and mins is None:
+                    mins = torch.zeros_like(scale)
+                yield place, Codes(codes, scale, mins)
 
     def same(self, first: str, second: str) -> bool:
         """Whether two stored tensors are equal, value for value."""
@@ -120,29 +170,30 @@ class WeightReader:
     def _rows(
         self,
         names: tuple[str, ...],
-        stored: Callable[[str], Iterator[tuple[int, torch.Tensor]]] | None = None,
-    ) -> Iterator[tuple[int, torch.Tensor]]:
+        stored: Callable[[str], Iterator[tuple[int, R]]],
+    ) -> Iterator[tuple[int, R]]:
         """Pieces of the joined tensor as `stored` gives those of one, with the place of their first row."""
-        stored = stored or self._stored
         row = 0
         for name in names:
             before, entry, count = self._num_read, self._entries[name], self._shape(name)[0]
             for place, values in stored(name):
                 yield row + place, values
-                self._num_read = before + entry.num_bytes * (place + len(values)) // count
+                num_rows = len(values[0] if isinstance(values, tuple) else values)
+                self._num_read = before + entry.num_bytes * (place + num_rows) // count
                 tell(self._num_read, self._whole)
             row += count
 
-    def _stored(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
-        """Pieces of the tensor, or of the part of it."""
+    def _stored(self, name: str, rows_in: int = 1) -> Iterator[tuple[int, torch.Tensor]]:
+        """Pieces of the tensor, or of the part of it; where they lie in their file as they are, of a multiple
+        of `rows_in` rows, but for the last."""
         entry, cut = self._entries[name], self._cut(name)
         pieces: Iterator[tuple[int, torch.Tensor]]
-        if isinstance(entry, GGUFEntry):
+        if isinstance(entry, GGUFEntry | Int4Entry):
             pieces = ((at, torch.from_numpy(rows)) for at, rows in entry.pieces(cut[0].start, cut[0].stop))
         elif isinstance(entry, Fp8Entry):
             pieces = self._scaled(entry, cut[0])
         else:
-            pieces = self._mapped(entry, cut[0])
+            pieces = self._mapped(entry, cut[0], rows_in)
         for place, rows in pieces:
             yield place, rows[(slice(None), *cut[1:])]
 
@@ -170,14 +221,14 @@ class WeightReader:
         for place, values in self._mapped(entry, rows):
             codes = values.view(torch.uint8)[:, columns]
             if bool((codes.bitwise_and(0x7F) == 0x7F).any()):
-                raise ModelError(f"{entry.path}: tensor {entry.stored_name} holds a NaN; download it again")
+                raise _wrong(entry, "holds a NaN; download it again")
             yield place, codes
 
-    def _mapped(self, entry: TensorEntry, cut: slice) -> Iterator[tuple[int, torch.Tensor]]:
+    def _mapped(self, entry: TensorEntry, cut: slice, rows_in: int = 1) -> Iterator[tuple[int, torch.Tensor]]:
         """Rows of a tensor where they lie in their file."""
         file, dtype = self._files[entry.path], _STORED[entry.dtype]
         row_values = math.prod(entry.shape[1:])
-        step = max(1, PIECE_VALUES // max(1, row_values))
+        step = max(1, PIECE_VALUES // max(1, row_values) // rows_in) * rows_in
         for first in range(cut.start, cut.stop, step):
             count = min(step, cut.stop - first)
             start, size = entry.start + first * row_values * dtype.itemsize, count * row_values
@@ -189,29 +240,22 @@ class WeightReader:
             file.let_go(start, end - start)
 
 
-def holds_fp8(block_columns: int, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether matrices with a scale for so many columns are multiplied with as they are stored: else they are
-    held in `dtype`."""
-    return (
-        block_columns in FP8_GROUPS
-        and device.type == "cpu"
-        and dtype == torch.bfloat16
-        and native.load() is not None
-    )
+def holds_codes(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether matrices may be held as codes: else all are in `dtype`."""
+    return device.type == "cpu" and dtype == torch.bfloat16 and native.load() is not None
 
 
-def how_held(folder: Path, device: str, dtype: str) -> str:
-    """For whoever loads a folder: how what it stores in FP8 is held; "" where nothing is. ModelError."""
-    block = fp8.block_in(folder)
-    if block is None:
-        return ""
-    fits = holds_fp8(block.columns, torch.device(device), getattr(torch, dtype))
-    return "FP8" if fits else f"FP8 held as {dtype}"
+def _wrong(entry: TensorEntry, what: str) -> ModelError:
+    return ModelError(f"{entry.path}: tensor {entry.stored_name} {what}")
 
 
 @contextmanager
 def open_reader(
-    entries: dict[str, TensorEntry], device: torch.device, dtype: torch.dtype, part: Part = WHOLE
+    entries: dict[str, TensorEntry],
+    device: torch.device,
+    dtype: torch.dtype,
+    part: Part = WHOLE,
+    quantize: Coding | None = None,
 ) -> Iterator[WeightReader]:
     """A reader of tensors whose names and shapes were found right, and can be cut. ModelError."""
     files: dict[Path, MappedFile] = {}
@@ -222,4 +266,4 @@ def open_reader(
             files[entry.path] = MappedFile(entry.path)
         if entry.start + entry.num_bytes > len(files[entry.path].memory):
             raise ModelError(f"{entry.path} was cut short while it was read; download it again")
-    yield WeightReader(entries, files, device, dtype, part)
+    yield WeightReader(entries, files, device, dtype, part, quantize)

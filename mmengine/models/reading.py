@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from mmengine.checkpoint.fields import Fields
-from mmengine.checkpoint.fp8 import SUPPORTED, block_of
+from mmengine.checkpoint.quantisation import SUPPORTED, quantisation_of
 from mmengine.checkpoint.rope import RopeConfig, read_rope
 from mmengine.models.decoder.config import DecoderConfig
 
@@ -15,7 +15,7 @@ def check_served(root: Fields, architectures: tuple[str, ...], parts: Iterable[s
     found = root.values.get("architectures")
     if not isinstance(found, list) or not any(name in found for name in architectures):
         root.fail(f"architectures is {repr(found)[:200]}; this plugin serves {', '.join(architectures)}")
-    block_of(root)
+    quantisation_of(root)
     for fields in (root, *(root.child(part) for part in parts)):
         if fields is not root and fields.values.get("quantization_config") is not None:
             root.fail(

@@ -8,9 +8,11 @@ import torch
 
 from mmengine.checkpoint.names import TensorNames
 from mmengine.checkpoint.tensors import check_tensors
+from mmengine.errors import ModelError
 from mmengine.models.config import NetworkConfig
 from mmengine.models.decoder.sharding import axis_of, check_plan
 from mmengine.models.decoder.tensors import HEAD, decoder_tensors
+from mmengine.models.quantising import CODINGS, Quantize
 from mmengine.models.reader import WHOLE, Part, WeightReader, open_reader
 from mmengine.models.sharding import Shard
 from mmengine.models.vision.tensors import vision_tensors
@@ -24,16 +26,20 @@ def open_weights(
     device: torch.device,
     dtype: torch.dtype,
     shard: Shard | None = None,
+    quantize: Quantize = "none",
 ) -> Iterator[WeightReader]:
-    """A reader of the folder's weights, after every name and shape was found right. ModelError. With a
-    `shard` it reads that rank's part; `config` is of the whole model."""
+    """A reader of the folder's weights, after every name and shape was found right. ModelError, also for
+    codes that are to be quantised. With a `shard` it reads that rank's part; `config` is of all of it."""
     entries = names.entries(folder)
+    coding = CODINGS.get(quantize)
+    if coding is not None and any(entry.coding is not None for entry in entries.values()):
+        raise ModelError(f"the weights in {folder} are quantised already; leave quantize {quantize} away")
     check_tensors(folder, entries, expected_tensors(config), optional=[HEAD] if config.text.tied else [])
     part = WHOLE
     if shard is not None:
         check_plan(config.text, entries)
         part = Part(shard.rank, shard.size, axis_of)
-    with open_reader(entries, device, dtype, part) as reader:
+    with open_reader(entries, device, dtype, part, coding) as reader:
         yield reader
 
 

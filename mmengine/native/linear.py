@@ -1,10 +1,12 @@
 """Linear layers over packed weights, for Python: src/linear.h."""
 
 import ctypes
+import enum
 import mmap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor
 from mmengine.native.dtypes import DTYPES
 
 _HUGE = 2**21
-FP8_GROUPS = (32, 64, 128, 256)  # up to MM_MAX_GROUP
+GROUPS = (32, 64, 128, 256)  # codes that share a scale; up to MM_MAX_GROUP
 
 
 class Linear(ctypes.Structure):
@@ -23,7 +25,9 @@ class Linear(ctypes.Structure):
         ("n", ctypes.c_int32),
         ("k", ctypes.c_int32),
         ("dtype", ctypes.c_int32),
+        ("form", ctypes.c_int32),
         ("group", ctypes.c_int32),
+        ("mins", ctypes.c_int32),
         ("packed", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
     )
@@ -64,15 +68,35 @@ class Pieces:
         return cls(n, k, weight.dtype, [(0, weight)])
 
 
+class Form(enum.IntEnum):
+    """What codes are: e4m3, or whole numbers of 8 or 4 bits. The kernels' numbers."""
+
+    FP8 = 1
+    INT8 = 2
+    INT4 = 3
+
+
+class Codes(NamedTuple):
+    """Rows of a weight as codes, a byte each: `values` [m, k], of FP8 e4m3 without NaN as uint8, of INT8 int8
+    from -127, of INT4 int8 from -8 to 7. `scales`: float32 [m, ceil(k / group)] that float16 has, but of FP8;
+    `mins`: None, or of whole numbers as many that are added."""
+
+    values: Tensor
+    scales: Tensor
+    mins: Tensor | None = None
+
+
 @dataclass(frozen=True, slots=True)
-class Fp8Pieces:
-    """A bfloat16 weight [n, k] that is held in FP8. In pieces, too: the place of a first row, codes of e4m3,
-    uint8 [m, k], without NaN, and float32 [m, ceil(k / group)], the scale of each `group` codes of a row."""
+class CodePieces:
+    """A bfloat16 weight [n, k] that is held as codes, in pieces as Pieces are; `group` of them along k, of
+    GROUPS, share a scale, and with `mins` a smallest value."""
 
     n: int
     k: int
-    group: int  # of FP8_GROUPS
-    pieces: Iterable[tuple[int, Tensor, Tensor]]
+    form: Form
+    group: int
+    pieces: Iterable[tuple[int, Codes]]
+    mins: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -81,7 +105,8 @@ class Fp8Pieces:
 
 class PackedLinear:
     """y = x w^T + bias with w [n, k] packed once, float32 or bfloat16. Keeps no reference to `weight`. Of FP8
-    the bits are those of the weight bfloat16(code * scale).
+    the bits are those of the weight bfloat16(code * scale); of whole numbers each group's sum is scaled, in
+    float32, unless the CPU multiplies by AMX: then weights are rounded as those of FP8.
 
     `gate_up`: w is gate's rows and then up's, and y = silu(x gate^T) * (x up^T), [m, n / 2].
     bfloat16 sums in float32 and rounds the sum (with gate_up, silu's result too), then rounds again
@@ -92,7 +117,7 @@ class PackedLinear:
     def __init__(
         self,
         library: ctypes.CDLL,
-        weight: Tensor | Pieces | Fp8Pieces,
+        weight: Tensor | Pieces | CodePieces,
         bias: Tensor | None = None,
         *,
         gate_up: bool = False,
@@ -107,17 +132,24 @@ class PackedLinear:
         self._width = half or n
         self._bias = None if bias is None else bias.float().contiguous()
         bias_address = None if self._bias is None else self._bias.data_ptr()
-        group = weight.group if isinstance(weight, Fp8Pieces) else 0
-        self.c = Linear(n, k, DTYPES[self.dtype], group, None, bias_address)
+        form, group, mins = 0, 0, False
+        if isinstance(weight, CodePieces):
+            form, group, mins = int(weight.form), weight.group, weight.mins
+        self.c = Linear(n, k, DTYPES[self.dtype], form, group, mins, None, bias_address)
         self._address = ctypes.addressof(self.c)
         self._packed = packed_buffer(self._library.mm_linear_bytes(self._address))
         self.c.packed = self._packed.ctypes.data
-        for first, rows, *scales in weight.pieces:
-            rows, scales = rows.contiguous(), [each.contiguous() for each in scales]
-            scale = scales[0].data_ptr() if scales else None
-            self._library.mm_linear_pack(
-                self._address, rows.data_ptr(), scale, first, len(rows), half, self.c.packed
-            )
+        for first, rows in weight.pieces:
+            self._pack(first, rows if isinstance(rows, Codes) else (rows,), half)
+
+    def _pack(self, first: int, rows: Iterable[Tensor | None], half: int) -> None:
+        """`rows`: the values, of codes with what they share."""
+        values, *shared = [None if each is None else each.contiguous() for each in rows]
+        assert values is not None
+        scales, mins = ((each if each is None else each.data_ptr()) for each in (*shared, None, None)[:2])
+        self._library.mm_linear_pack(
+            self._address, values.data_ptr(), scales, mins, first, len(values), half, self.c.packed
+        )
 
     def __call__(
         self,
@@ -177,7 +209,7 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, number, long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
     arguments = {
         "bytes": (pointer,),
-        "pack": (pointer, pointer, pointer, number, number, number, pointer),
+        "pack": (pointer, pointer, pointer, pointer, number, number, number, pointer),
         "rows": (pointer, pointer, number, pointer),
         "run": (pointer, pointer, long, number, pointer, long, number, pointer),
         "gate_up": (pointer, pointer, long, number, pointer, long),

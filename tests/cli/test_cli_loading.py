@@ -38,6 +38,7 @@ def test_the_last_line_says_what_was_chosen_for_the_machine(tmp_path, capsys):
         folder=tmp_path,
         device="cpu",
         dtype="bfloat16",
+        spec=SimpleNamespace(weights_held=""),
         config=EngineConfig(num_blocks=2442, max_model_len=39_056),
         kv_bytes=4_481_000_000,
         free_bytes=13_800_000_000,

@@ -115,6 +115,51 @@ def test_pieces_of_any_size_make_the_same_rows(opened, monkeypatch, kind, heads,
     assert (np.concatenate([values for _, values in pieces]) == expected[5:43]).all()
 
 
+@pytest.mark.parametrize("piece", [1, 100, 2**20])
+@pytest.mark.parametrize("kind", QUANTIZED)
+@pytest.mark.parametrize("heads", [0, 4])
+def test_codes_are_what_the_values_are(opened, monkeypatch, kind, heads, piece):
+    blocks = np.frombuffer(packed(kind, (48, 64), seed=5), np.uint8).reshape(-1, BLOCKS[kind][2]).copy()
+    if kind == "Q8_0":
+        blocks[:, 2:][blocks[:, 2:] == 0x80] = 0  # -128: no code that is written
+    (entry,) = opened([Tensor("q", kind, (48, 64), blocks.tobytes())], {"q": heads}).values()
+    expected = whole(entry)
+    monkeypatch.setattr(tensors_module, "PIECE_VALUES", piece)
+    pieces = list(entry.coded(5, 43))
+    assert [place for place, _ in pieces] == list(range(0, 38, max(1, piece // 64)))
+    parts = zip(*(each for _, each in pieces), strict=True)
+    codes, scales, mins = (None if each[0] is None else np.concatenate(each) for each in parts)
+    found = codes * scales.repeat(32, 1)
+    assert (mins is not None) == (kind == "Q4_1") == entry.coding.mins
+    if mins is not None:
+        found += mins.repeat(32, 1)
+    assert codes.dtype == np.int8 and np.allclose(found, expected[5:43], rtol=1e-5, atol=1e-5)
+    assert (scales == scales.astype(np.float16)).all()
+
+
+@pytest.mark.parametrize(
+    "kind, block, words",
+    [
+        ("Q8_0", half(1.0) + bytes([0x80] * 32), "tensor q holds -128, which is no code of Q8_0"),
+        ("Q8_0", half(float("nan")) + bytes(32), "tensor q holds a scale that is no finite number"),
+        (
+            "Q4_1",
+            half(1.0) + half(float("inf")) + bytes(16),
+            "tensor q holds a scale that is no finite number",
+        ),
+    ],
+)
+def test_codes_that_nobody_writes_are_refused(opened, kind, block, words):
+    (entry,) = opened([Tensor("q", kind, (1, 32), block)]).values()
+    with pytest.raises(ModelError, match=words):
+        list(entry.coded(0, 1))
+
+
+def test_what_is_no_matrix_of_blocks_has_no_codes(opened):
+    entries = opened([tensor("v", "Q8_0", (64,)), tensor("f", "F16", (8, 64)), tensor("m", "Q4_0", (8, 64))])
+    assert [entries[name].coding is None for name in "vfm"] == [True, True, False]
+
+
 def test_a_tensor_of_experts_is_cut_along_its_first_dimension(opened):
     (entry,) = opened([tensor("blk.0.ffn_gate_exps.weight", "Q4_0", (6, 3, 64))]).values()
     ((_, part),) = entry.pieces(2, 4)

@@ -86,6 +86,7 @@ NOT_RUN = {
     ("docs/log-format.md", "from mmengine.events.log"): "tests/house/test_docs_run.py runs it",
     ("docs/models.md", "x ── norm"): "a drawing",
     ("docs/models.md", "class TestLlama"): "its like is tests/models/test_contract_llama.py",
+    ("docs/quantisation.md", "mmengine run"): "it asks a hub; tests/models/test_quantising.py has the option",
     ("docs/server.md", "[Service]"): "a unit of systemd; tests/server/test_server_listening.py reads it",
     ("docs/server.md", "mmengine serve"): SERVES,
     ("plugins/mmengine_shapes/README.md", "OMP_NUM_THREADS=1 python -m"): TRAINING,

@@ -69,7 +69,7 @@ def test_no_field_is_ignored_that_transformers_reads(tmp_path, monkeypatch, arch
     "architecture, fields, words",
     [
         ("Llama", {"architectures": ["SmolLM3ForCausalLM"]}, r"architectures is \['SmolLM3ForCausalLM'\]"),
-        ("Llama", {"quantization_config": {"quant_method": "awq"}}, "quant_method 'awq' is not supported"),
+        ("Llama", {"quantization_config": {"quant_method": "hqq"}}, "quant_method 'hqq' is not supported"),
         ("Llama", {"auto_map": {"AutoModel": "a.b"}}, "code of the model's own, which is never run"),
         ("Llama", {"hidden_act": "relu2"}, "hidden_act 'relu2' is not supported"),
         ("Llama", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn'"),

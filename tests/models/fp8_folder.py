@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 
 LARGEST = 448.0  # of e4m3
 BLOCK = (128, 128)
-_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def quantised(weight, block):
@@ -38,7 +38,7 @@ def to_fp8(folder, block=BLOCK, scale_dtype=torch.bfloat16):
     tensors, meant = load_file(path), {}
     for name in list(tensors):
         part = name.removesuffix(".weight").rpartition(".")[2]
-        if part not in _LAYERS or "visual" in name:
+        if part not in LAYERS or "visual" in name:
             meant[name] = tensors[name]
             continue
         values, scales = quantised(tensors[name], block)

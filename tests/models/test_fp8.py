@@ -18,7 +18,7 @@ from mmengine.models import reader
 from mmengine.models.contract import PluginContract
 from mmengine.models.reader import Part, open_reader
 from mmengine.native import library
-from mmengine.native.linear import Fp8Pieces, PackedLinear
+from mmengine.native.linear import CodePieces, PackedLinear
 from mmengine_llama import plugin
 from tests.llama.tiny import make_tiny
 from tests.models.fp8_folder import BLOCK, plain, quantised, to_fp8
@@ -29,7 +29,10 @@ NAMES = TensorNames(())
 
 class TestFp8Llama(PluginContract):
     plugin = plugin
-    refused = {"quantization_config.quant_method": "awq", "quantization_config.activation_scheme": "static"}
+    refused = {
+        "quantization_config.quant_method": "bitsandbytes",
+        "quantization_config.activation_scheme": "static",
+    }
     block = (24, 32)  # whose rows divide nothing; in bfloat16 its codes are held
 
     def make_checkpoint(self, folder):
@@ -110,7 +113,7 @@ def test_transformers_means_the_same():
 def packed(weights, *, held):
     names = ("a.q_proj.weight", "b.k_proj.weight")
     pieces = weights.held(*names) if held else weights.pieces(*names)
-    assert isinstance(pieces, Fp8Pieces) == held
+    assert isinstance(pieces, CodePieces) == held
     return PackedLinear(library.load(), pieces)
 
 
@@ -150,9 +153,9 @@ def test_what_is_held_is_what_it_stands_for(joined, monkeypatch, piece, part):
 )
 def test_what_cannot_be_held_is_dequantised(joined, dtype, part):
     with open_reader(entries(joined), CPU, dtype, part) as weights:
-        assert not isinstance(weights.held("a.q_proj.weight"), Fp8Pieces)
+        assert not isinstance(weights.held("a.q_proj.weight"), CodePieces)
     with open_reader(entries(joined), CPU, torch.bfloat16) as weights:
-        assert isinstance(weights.held("a.q_proj.weight"), Fp8Pieces)
+        assert isinstance(weights.held("a.q_proj.weight"), CodePieces)
 
 
 @needs_kernels
@@ -208,8 +211,8 @@ def test_what_does_not_fit_is_refused(folder, change, words):
 @pytest.mark.parametrize(
     "how, words",
     [
-        (None, "F8_E4M3, and .*config.json has no quantization_config"),
-        ({"quant_method": "gptq"}, "quant_method 'gptq' is not supported; .* is read, nothing else"),
+        (None, "F8_E4M3, and .*config.json says nothing of FP8"),
+        ({"quant_method": "quanto"}, "quant_method 'quanto' is not supported; .* are read"),
         ({}, "quant_method None is not supported"),
         ([], "quantization_config is missing or no object"),
         ({"quant_method": "fp8"}, "no weight_block_size"),

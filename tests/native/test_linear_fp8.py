@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmengine.native.linear import FP8_GROUPS, Fp8Pieces, PackedLinear
+from mmengine.native.linear import GROUPS, CodePieces, Codes, Form, PackedLinear
 
 SHAPES = ((64, 256), (100, 130), (512, 384), (96, 1057), (34, 40), (2, 1))
 ROWS = (1, 2, 3, 7, 12, 13, 24, 25, 40, 200)
@@ -26,16 +26,16 @@ def dequantised(codes, scales, group):
     return (codes.view(torch.float8_e4m3fn).float() * columns).bfloat16()
 
 
-@pytest.mark.parametrize("group", FP8_GROUPS)
+@pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("shared", (False, True))
 @pytest.mark.parametrize("gate_up", (False, True))
 def test_bits_are_those_of_the_dequantised_layer(library, group, shared, gate_up):
     for n, k in SHAPES:
         codes, scales = drawn(n, k, group, shared)
         cuts = (0, n // 3, n) if n > 2 else (0, n)
-        pieces = [(a, codes[a:b], scales[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+        pieces = [(a, Codes(codes[a:b], scales[a:b])) for a, b in zip(cuts, cuts[1:], strict=False)]
         bias = torch.randn(n, generator=torch.Generator().manual_seed(1))
-        held = PackedLinear(library, Fp8Pieces(n, k, group, pieces), bias, gate_up=gate_up)
+        held = PackedLinear(library, CodePieces(n, k, Form.FP8, group, pieces), bias, gate_up=gate_up)
         plain = dequantised(codes, scales, group)
         wanted = PackedLinear(library, plain, bias, gate_up=gate_up)
         for m in ROWS:
@@ -49,7 +49,7 @@ def test_every_code_is_its_value(library):
     """Subnormals too; zeros keep their sign as far as anybody sees."""
     codes = torch.arange(256).to(torch.uint8).repeat(32, 1)
     codes[codes & 0x7F == 0x7F] = 0
-    held = PackedLinear(library, Fp8Pieces(32, 256, 256, [(0, codes, torch.ones(32, 1))]))
+    held = PackedLinear(library, CodePieces(32, 256, Form.FP8, 256, [(0, Codes(codes, torch.ones(32, 1)))]))
     x = torch.eye(256).bfloat16()
     wanted = codes.view(torch.float8_e4m3fn).float().T
     for rows in (1, 12, 64):
@@ -59,5 +59,5 @@ def test_every_code_is_its_value(library):
 
 def test_codes_take_a_byte(library):
     codes, scales = drawn(1024, 2048, 128, True)
-    held = PackedLinear(library, Fp8Pieces(1024, 2048, 128, [(0, codes, scales)]))
+    held = PackedLinear(library, CodePieces(1024, 2048, Form.FP8, 128, [(0, Codes(codes, scales))]))
     assert held._packed.nbytes == 1024 * 2048 + 1024 * 16 * 4

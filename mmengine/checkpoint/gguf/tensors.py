@@ -9,7 +9,7 @@ import numpy as np
 from mmengine.checkpoint.files import read_range
 from mmengine.checkpoint.gguf.container import Container, StoredTensor
 from mmengine.checkpoint.gguf.types import StoredType
-from mmengine.checkpoint.tensors import TensorEntry
+from mmengine.checkpoint.tensors import CodedRows, Coding, TensorEntry
 from mmengine.errors import ModelError
 
 ROPE_FACTORS = (
@@ -57,6 +57,35 @@ class GGUFEntry(TensorEntry):
             yield first - begin, rows[stored - low] if self.paired_heads else rows
 
     @property
+    def coding(self) -> Coding | None:
+        """Of matrices whose rows are whole blocks."""
+        whole = len(self.shape) == 2 and self.shape[1] % self.type.values == 0
+        return self.type.coding if whole else None
+
+    def coded(self, begin: int, end: int) -> Iterator[tuple[int, CodedRows]]:
+        k = self.shape[1]
+        step, order = max(1, PIECE_VALUES // k), self._order()
+        for first in range(begin, end, step):
+            stored = order[first : min(first + step, end)]
+            low, high = int(stored.min()), int(stored.max()) + 1
+            assert self.type.codes is not None
+            found = self.type.codes(self._stored(low * k, high * k))
+            yield first - begin, self._rows(found, stored - low, k)
+
+    def _rows(self, found: CodedRows, places: np.ndarray, k: int) -> CodedRows:
+        """Raises ModelError for what no format has that writes such files."""
+        if self.type.coding == Coding("int8", 32) and bool((found.codes == -128).any()):
+            raise self._wrong("holds -128, which is no code of Q8_0")
+        shared = [None if each is None else each.reshape(-1, k // 32)[places] for each in found[1:]]
+        if not all(each is None or bool(np.isfinite(each).all()) for each in shared):
+            raise self._wrong("holds a scale that is no finite number")
+        assert shared[0] is not None
+        return CodedRows(found.codes.reshape(-1, k)[places], shared[0], shared[1])
+
+    def _wrong(self, what: str) -> ModelError:
+        return ModelError(f"{self.path}: tensor {self.stored_name} {what}; download it again")
+
+    @property
     def num_values(self) -> int:
         return self.num_bytes // self.type.bytes * self.type.values
 
@@ -71,13 +100,15 @@ class GGUFEntry(TensorEntry):
 
     def _read(self, begin: int, end: int) -> np.ndarray:
         """Values begin to end, whole blocks, float32 [end - begin]."""
+        with np.errstate(over="ignore", invalid="ignore"):  # a damaged scale is what it is, without a warning
+            return self.type.decode(self._stored(begin, end)).reshape(-1)
+
+    def _stored(self, begin: int, end: int) -> np.ndarray:
+        """The blocks of these values, uint8 [blocks, bytes]."""
         start = self.start + begin // self.type.values * self.type.bytes
         num_bytes = (end - begin) // self.type.values * self.type.bytes
-        stored = np.frombuffer(
-            read_range(self.path, start, num_bytes, f"tensor {self.stored_name}"), np.uint8
-        )
-        with np.errstate(over="ignore", invalid="ignore"):  # a damaged scale is what it is, without a warning
-            return self.type.decode(stored.reshape(-1, self.type.bytes)).reshape(-1)
+        data = read_range(self.path, start, num_bytes, f"tensor {self.stored_name}")
+        return np.frombuffer(data, np.uint8).reshape(-1, self.type.bytes)
 
 
 def tensor_entries(

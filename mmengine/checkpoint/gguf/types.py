@@ -7,15 +7,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mmengine.checkpoint.tensors import CodedRows, Coding
+
 
 @dataclass(frozen=True, slots=True)
 class StoredType:
-    """`values` a block, which takes `bytes`. `decode`: uint8 [blocks, bytes] to float32 [blocks, values]."""
+    """`values` a block, which takes `bytes`. `decode`: uint8 [blocks, bytes] to float32 [blocks, values];
+    `codes`: to codes [blocks, values] and what each block shares [blocks, 1], where there is a `coding`."""
 
     name: str
     values: int
     bytes: int
     decode: Callable[[np.ndarray], np.ndarray]
+    coding: Coding | None = None
+    codes: Callable[[np.ndarray], CodedRows] | None = None
 
     def num_bytes(self, shape: tuple[int, ...]) -> int:
         """Of a tensor whose last dimension is whole blocks."""
@@ -68,13 +73,32 @@ def _q4_1(blocks: np.ndarray) -> np.ndarray:
     return out
 
 
+def _q8_0_codes(blocks: np.ndarray) -> CodedRows:
+    return CodedRows(blocks[:, 2:].view(np.int8), _half(blocks, 0))
+
+
+def _q4_0_codes(blocks: np.ndarray) -> CodedRows:
+    return CodedRows(_signed_nibbles(blocks[:, 2:]), _half(blocks, 0))
+
+
+def _q4_1_codes(blocks: np.ndarray) -> CodedRows:
+    """Nibbles are counted from -8, so what is added is, too: exact but for the last bits of float32."""
+    scales = _half(blocks, 0)
+    return CodedRows(_signed_nibbles(blocks[:, 4:]), scales, _half(blocks, 2) + 8 * scales)
+
+
+def _signed_nibbles(packed: np.ndarray) -> np.ndarray:
+    """As `_nibbles`, less 8, int8."""
+    return np.concatenate((packed & 15, packed >> 4), axis=1).view(np.int8) - np.int8(8)
+
+
 TYPES = {
     0: StoredType("F32", 1, 4, _f32),
     1: StoredType("F16", 1, 2, _f16),
     30: StoredType("BF16", 1, 2, _bf16),
-    8: StoredType("Q8_0", 32, 34, _q8_0),
-    2: StoredType("Q4_0", 32, 18, _q4_0),
-    3: StoredType("Q4_1", 32, 20, _q4_1),
+    8: StoredType("Q8_0", 32, 34, _q8_0, Coding("int8", 32), _q8_0_codes),
+    2: StoredType("Q4_0", 32, 18, _q4_0, Coding("int4", 32), _q4_0_codes),
+    3: StoredType("Q4_1", 32, 20, _q4_1, Coding("int4", 32, mins=True), _q4_1_codes),
 }
 OTHER_TYPES = (
     {6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K"}

@@ -14,8 +14,10 @@ namespace {
 constexpr int64_t kSmall = 100000;  // multiply-adds below which a second thread costs more than it gives
 constexpr int kChunk = 1024;        // rows brought into scratch at a time
 
+int64_t thread_bytes(const LinearJob& job) { return job.bf16() ? linear_thread_bytes(job) : 0; }
+
 // Threads take neighbouring panels; where there are fewer panels than threads, blocks of rows too.
-Share share_of(const LinearJob& job, char* decoded, int thread, int threads) {
+Share share_of(const LinearJob& job, char* rooms, int thread, int threads) {
   int panels = job.panels();
   int across = threads < panels ? threads : panels;
   int down = threads / across;
@@ -23,10 +25,10 @@ Share share_of(const LinearJob& job, char* decoded, int thread, int threads) {
   int blocks = (int)ceil_div(job.m, 32), i = thread % across, j = thread / across;
   int row0 = (int)((int64_t)blocks * j / down) * 32, row1 = (int)((int64_t)blocks * (j + 1) / down) * 32;
   return {row0, row1 < job.m ? row1 : job.m, (int)((int64_t)panels * i / across),
-          (int)((int64_t)panels * (i + 1) / across), decoded + thread * job.decoded_bytes()};
+          (int)((int64_t)panels * (i + 1) / across), rooms + thread * thread_bytes(job)};
 }
 
-// `scratch`: `rows_bytes` for the rows of x, and for each thread a decoded panel.
+// `scratch`: `rows_bytes` for the rows of x, and for each thread what its kernel needs.
 void run_share(const LinearJob& job, char* scratch, int64_t rows_bytes, int thread, int threads) {
   Share share = share_of(job, scratch + rows_bytes, thread, threads);
   if (job.bf16()) {
@@ -50,7 +52,7 @@ bool run_chunk(const LinearJob& job) {
   const int most = 1;
 #endif
   const int64_t rows_bytes = job.bf16() ? ceil_div(linear_scratch_bytes(job), 64) * 64 : 0;
-  const int64_t bytes = rows_bytes + most * job.decoded_bytes();
+  const int64_t bytes = rows_bytes + most * thread_bytes(job);
   char* scratch = bytes ? scratch_of_thread(bytes) : nullptr;
   if (bytes && !scratch) return false;
 #if defined(_OPENMP)

@@ -1,4 +1,5 @@
 // bfloat16 through AMX: tiles of 16 rows of x by 16 columns of w, 32 values of k at a time.
+#include "linear_codes.h"
 #include "linear_job.h"
 
 #if defined(__AMX_BF16__)
@@ -27,6 +28,17 @@ void configure(int rows0, int rows1) {
   }
   asm volatile("" ::: "memory");
   _tile_loadconfig(&config);
+}
+
+// A panel of bfloat16: where it lies, or of codes in `room`.
+const char* weights(const LinearJob& job, int panel, char* room) {
+  const mm_linear& linear = *job.linear;
+  const char* from = job.panel(panel);
+  if (!linear.group) return from;
+  char* to = room;
+  for (int i = 0; i < job.groups(); ++i, from += group_bytes(linear), to += (int64_t)linear.group * 64)
+    decode_weights(linear, from, to);
+  return room;
 }
 
 // A block's product: rows of x in one or two row tiles by one panel, over `steps` steps of k.
@@ -89,7 +101,7 @@ void run_few(const LinearJob& job, const char* x, int row0, int rows, const Shar
   int64_t steps = job.steps();
   configure(rows < 16 ? rows : 16, rows > 16 ? rows - 16 : 0);
   for (int panel = share.panel0; panel < share.panel1; ++panel) {
-    const char* w = job.weights(panel, share.decoded);
+    const char* w = weights(job, panel, share.room);
     Block block = {x, steps * 1024, w, steps, sums, w + 8192, 32};
     (rows > 16 ? multiply<2, true, true> : multiply<1, true, true>)(block);
     linear_store(job, sums, kPanel, row0, rows, panel);
@@ -108,7 +120,7 @@ void run_many(const LinearJob& job, const char* x, int row0, int rows, const Sha
   int blocks = (int)ceil_div(rows, 32), lines = (int)ceil_div(32, blocks);
   configure(16, 16);
   for (int panel = share.panel0; panel < share.panel1; ++panel) {
-    const char *w = job.weights(panel, share.decoded), *next = job.panel(panel + 1);
+    const char *w = weights(job, panel, share.room), *next = job.panel(panel + 1);
     for (int64_t step = 0; step < steps; step += kPiece) {
       int64_t piece = steps - step < kPiece ? steps - step : kPiece;
       for (int i = 0; i < blocks; ++i) {
@@ -130,6 +142,8 @@ void run_many(const LinearJob& job, const char* x, int row0, int rows, const Sha
 int64_t linear_scratch_bytes(const LinearJob& job) {
   return ceil_div(job.m, 16) * job.steps() * 1024;
 }
+
+int64_t linear_thread_bytes(const LinearJob& job) { return job.linear->group ? (int64_t)job.steps() * 2048 : 0; }
 
 void linear_prepare(const LinearJob& job, void* scratch, int row0, int row1) {
   int64_t k = job.linear->k, steps = job.steps();

@@ -1,173 +1,140 @@
-// bfloat16 without AMX: x and weights as they are through vdpbf16ps, or as float32 through FMA (AVX-512, AVX2).
-#include "linear_fp8.h"
-#include "linear_job.h"
-#include "linear_vec.h"
+// bfloat16 without AMX: weights as they are, and codes a group at a time.
+#include <type_traits>
+
+#include "linear_block.h"
 
 #if !defined(__AMX_BF16__)
 
 namespace mm {
 namespace {
 
-#if defined(__AVX512BF16__)
-constexpr int kRows = 12;
-constexpr int kAhead = 512;  // bytes: the cores that have this and no AMX, AMD's, fetch ahead themselves
-typedef uint16_t Scratch;
+constexpr int kMostRows = 512;  // whose sums wait in a cache
 
-// Sums of M rows of a panel: they begin as zeros, or go on from what c is.
+// From a row of x to the next in scratch: a cache line further than k asks for, or rows of a k that is a power
+// of two would all stand in the same set of the first cache.
+int64_t row_stride(const LinearJob& job) { return (int64_t)job.steps() * kStep + 64 / (int64_t)sizeof(Scratch); }
+
+// Behind the rows, where groups have mins: sums of each group of a row, float32 [m, groups].
+int64_t group_sums_at(const LinearJob& job) { return ceil_div(job.m * row_stride(job) * sizeof(Scratch), 64) * 64; }
+
+// Some rows of x in scratch. `sums`: of their groups.
+struct Rows {
+  const mm_linear& linear;
+  const Scratch* x;
+  int64_t stride;
+  const float* sums;
+  int count, groups;
+
+  Rows some(int first, int most) const {
+    const int left = count - first;
+    return {linear, x + first * stride, stride, sums + (int64_t)first * groups, left < most ? left : most, groups};
+  }
+};
+
+// c [16] += sums of a group * scales, and where there are mins these * the row's x, summed over the group.
+MM_INLINE void add_scaled(f16v sums, const Scales& by, int half, const float* group_sum, float* c) {
+  f16v found = fused(sums, by.scales[half], load_as<f16v>(c + half * 16));
+  if (group_sum) found = fused(splat(*group_sum), by.mins[half], found);
+  store_as(c + half * 16, found);
+}
+
 template <int M>
-MM_INLINE void begin_sums(bool first, const float* c, __m512 (&sums)[M][2]) {
+void multiply_some(const Rows& rows, int64_t t, const char* w, int64_t steps, bool first, float* c) {
+  multiply<M>(rows.x + t, rows.stride, w, steps, first, c);
+}
+
+#if defined(__AVX512BF16__)
+// A group decoded in registers, and into `tile` for more rows. Where scales come behind the product c goes on.
+template <class Codes, int M, bool TILE>
+MM_INLINE void multiply_group(const Rows& rows, int i, const char* group, char* tile, float* c) {
+  const mm_linear& linear = rows.linear;
+  constexpr bool is_scaled = std::is_same_v<Codes, Fp8Codes>;
+  __m512 sums[M][2];
+  begin_sums<M>(!is_scaled || i == 0, c, sums);
+  multiply_codes<Codes, M, TILE>(Codes(group), rows.x + (int64_t)i * linear.group, rows.stride,
+                                 group + codes_at(linear), linear.group, tile, sums);
+  if constexpr (is_scaled) return store_sums<M>(sums, c);
+  const Scales by(linear, group);
 #pragma GCC unroll 16
-  for (int i = 0; i < M; ++i)
+  for (int row = 0; row < M; ++row)
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half)
-      sums[i][half] = first ? _mm512_setzero_ps() : load_as<__m512>(c + i * kPanel + half * 16);
+      add_scaled((f16v)sums[row][half], by, half, linear.mins ? rows.sums + row * rows.groups + i : nullptr,
+                 c + row * kPanel);
 }
 
-// They grow by a pair of k.
-template <int M>
-MM_INLINE void add_pair(const Scratch* x, int64_t x_stride, __m512i low, __m512i high, __m512 (&sums)[M][2]) {
-#pragma GCC unroll 16
-  for (int i = 0; i < M; ++i) {
-    __m512bh a = (__m512bh)_mm512_set1_epi32(load_as<int32_t>(x + i * x_stride));
-    sums[i][0] = _mm512_dpbf16_ps(sums[i][0], a, (__m512bh)low);
-    sums[i][1] = _mm512_dpbf16_ps(sums[i][1], a, (__m512bh)high);
-  }
-}
-
-template <int M>
-MM_INLINE void store_sums(const __m512 (&sums)[M][2], float* c) {
-#pragma GCC unroll 16
-  for (int i = 0; i < M; ++i) {
-    store_as(c + i * kPanel, sums[i][0]);
-    store_as(c + i * kPanel + 16, sums[i][1]);
-  }
-}
-
-// c [M, 32] = x [M, steps * 32] * panel, and unless `first` what c was.
-template <int M>
-MM_INLINE void multiply(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, bool first, float* c) {
-  __m512 sums[M][2];
-  begin_sums<M>(first, c, sums);
-  for (int64_t step = 0; step < steps; ++step, w += 2048, x += kStep)
-    for (int pair = 0; pair < 16; ++pair) {
-      const char* at = w + pair * 128;
-      __builtin_prefetch(at + kAhead, 0, 2);
-      __builtin_prefetch(at + kAhead + 64, 0, 2);
-      add_pair<M>(x + 2 * pair, x_stride, load_as<__m512i>(at), load_as<__m512i>(at + 64), sums);
-    }
-  store_sums<M>(sums, c);
-}
-
-template <int M>
-void block(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, float* c) {
-  multiply<M>(x, x_stride, w, steps, true, c);
-}
-
-// A group of FP8 whose columns share scales, decoded in registers.
-template <int M>
-void multiply_fp8(const Scratch* x, int64_t x_stride, const char* group, int size, bool first, float* c) {
-  const Fp8Tables tables(group);
-  const char* codes = group + kScaleBytes;
-  __m512 sums[M][2];
-  begin_sums<M>(first, c, sums);
-  for (int t = 0; t < size; t += 4, codes += 128, x += 4) {
-    __m512i low[2], high[2];  // of two pairs
-    tables.of[0].decode(codes, low[0], low[1]);
-    tables.of[1].decode(codes + 64, high[0], high[1]);
-    add_pair<M>(x, x_stride, low[0], high[0], sums);
-    add_pair<M>(x + 2, x_stride, low[1], high[1], sums);
-  }
-  store_sums<M>(sums, c);
-}
-
-// c [M, 32] = x [M, k] * a panel of FP8; where scales differ a group is decoded into the first cache.
-template <int M>
-void block_fp8(const Scratch* x, int64_t x_stride, const char* w, const mm_linear& linear, float* c) {
-  alignas(64) char tile[MM_MAX_GROUP * 64];
-  for (int64_t first = 0; first < linear.k; first += linear.group, w += group_bytes(linear)) {
-    if (Fp8Tables::fit(w)) {
-      multiply_fp8<M>(x + first, x_stride, w, linear.group, first == 0, c);
+// All groups of a panel for few rows.
+template <class Codes, int M>
+void multiply_panel(const Rows& rows, const char* group, char* tile, float* c) {
+  const mm_linear& linear = rows.linear;
+  for (int i = 0; i < rows.groups; ++i, group += group_bytes(linear)) {
+    if (Codes::fit(group)) {
+      multiply_group<Codes, M, false>(rows, i, group, nullptr, c);
     } else {
-      fp8_decode(w, linear.group, tile);
-      multiply<M>(x + first, x_stride, tile, linear.group / kStep, first == 0, c);
+      decode_weights(linear, group, tile);
+      multiply_some<M>(rows, (int64_t)i * linear.group, tile, linear.group / kStep, i == 0, c);
     }
   }
 }
-#elif defined(__AVX512F__)
-constexpr int kRows = 12;
-constexpr int kAhead = 8192;  // bytes: weights come from memory, later ones are asked for
-typedef float Scratch;
 
-// Sums and columns of a panel lie apart by halves; a pair of k becomes two multiply-adds, the even one first.
+constexpr int kScaledRows = 6;  // sums of a group and of all groups are in registers
+constexpr int kFirstRows = 8;   // that many rows are decoded with, where codes are scaled as they are
+constexpr int kPiece = 256;     // of k, whose codes are decoded for many rows
+
+// Groups from `first` on that lie decoded in `tile`.
 template <int M>
-void block(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, float* c) {
-  f16v sums[M][2] = {};
-  for (int64_t step = 0; step < steps; ++step, w += 2048, x += kStep) {
-    for (int pair = 0; pair < 16; ++pair) {
-      const char* at = w + pair * 128;
-      __builtin_prefetch(at + kAhead);
-      __builtin_prefetch(at + kAhead + 64);
-      u16v low = load_as<u16v>(at), high = load_as<u16v>(at + 64);
-      f16v even[2] = {(f16v)(low << 16), (f16v)(high << 16)};
-      f16v odd[2] = {(f16v)(low & 0xffff0000u), (f16v)(high & 0xffff0000u)};
-#pragma GCC unroll 16
-      for (int i = 0; i < M; ++i) {
-        const float* a = x + i * x_stride + 2 * pair;
-        f16v first = splat(a[0]), second = splat(a[1]);
-        sums[i][0] += first * even[0];
-        sums[i][1] += first * even[1];
-        sums[i][0] += second * odd[0];
-        sums[i][1] += second * odd[1];
-      }
-    }
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < M; ++i) {
-    store_as(c + i * kPanel, sums[i][0]);
-    store_as(c + i * kPanel + 16, sums[i][1]);
-  }
+void multiply_tile(const Rows& rows, int first, int count, const char* tile, const Scales* by, const char* ahead,
+                   float* c) {
+  const int size = rows.linear.group;
+  multiply_scaled<M>(rows.x + (int64_t)first * size, rows.stride, tile, size, by, count,
+                     rows.linear.mins ? rows.sums + first : nullptr, rows.groups, ahead, c);
 }
-#else
-constexpr int kRows = 3;
-constexpr int kAhead = 8192;
-typedef float Scratch;
-typedef float f8v __attribute__((vector_size(32)));
-typedef uint32_t u8v __attribute__((vector_size(32)));
+#endif
 
-template <int M>
-void block(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, float* c) {
-  for (int half = 0; half < 2; ++half) {
-    f8v sums[M][2] = {};
-    for (int64_t pair = 0; pair < steps * 16; ++pair) {
-      const char* at = w + pair * 128 + half * 64;
-      __builtin_prefetch(at + kAhead);
-#pragma GCC unroll 2
+#if !defined(__AVX512BF16__)
+// All groups of a panel for few rows.
+template <class Codes, int M>
+void multiply_panel(const Rows& rows, const char* group, char*, float* c) {
+  const mm_linear& linear = rows.linear;
+  constexpr bool is_scaled = std::is_same_v<Codes, Fp8Codes>;
+  alignas(64) float part[M * kPanel];
+  for (int i = 0; i < rows.groups; ++i, group += group_bytes(linear)) {
+    const Scales by(linear, group);
+    float* to = is_scaled ? c : part;
+    for (int column = 0; column < kPanel; column += kWide) {
+      columns sums[M][2] = {}, scales[2];
       for (int v = 0; v < 2; ++v) {
-        u8v bits = load_as<u8v>(at + v * 32);
-        f8v even = (f8v)(bits << 16), odd = (f8v)(bits & 0xffff0000u);
-#pragma GCC unroll 4
-        for (int i = 0; i < M; ++i) {
-          const float* a = x + i * x_stride + 2 * pair;
-          sums[i][v] += even * a[0];
-          sums[i][v] += odd * a[1];
-        }
+        scales[v] = load_as<columns>((const float*)by.scales + column + v * kColumns);
+        for (int row = 0; row < M && is_scaled; ++row)  // c begins as zeros
+          sums[row][v] = load_as<columns>(c + row * kPanel + column + v * kColumns);
       }
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < M; ++i)
+      multiply_codes<Codes, M>(rows.x + (int64_t)i * linear.group, rows.stride, group + codes_at(linear) + column,
+                               linear.group, scales, sums);
+#pragma GCC unroll 16
+      for (int row = 0; row < M; ++row)
 #pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v) store_as(c + i * kPanel + half * 16 + v * 8, sums[i][v]);
+        for (int v = 0; v < 2; ++v) store_as(to + row * kPanel + column + v * kColumns, sums[row][v]);
+    }
+    for (int row = 0; row < M && !is_scaled; ++row)
+      for (int half = 0; half < 2; ++half)
+        add_scaled(load_as<f16v>(part + row * kPanel + half * 16), by, half,
+                   linear.mins ? rows.sums + row * rows.groups + i : nullptr, c + row * kPanel);
   }
 }
 #endif
 
-typedef void (*Block)(const Scratch*, int64_t, const char*, int64_t, float*);
-
 template <int... M>
 struct Blocks {
-  static constexpr Block of[] = {nullptr, block<M>...};
+  static constexpr decltype(&multiply_some<1>) plain[] = {nullptr, multiply_some<M>...};
+  template <class Codes>
+  struct Of {
+    static constexpr decltype(&multiply_panel<Codes, 1>) panel[] = {nullptr, multiply_panel<Codes, M>...};
 #if defined(__AVX512BF16__)
-  static constexpr decltype(&block_fp8<1>) of_fp8[] = {nullptr, block_fp8<M>...};
+    static constexpr decltype(&multiply_group<Codes, 1, true>) group[] = {nullptr, multiply_group<Codes, M, true>...};
+#endif
+  };
+#if defined(__AVX512BF16__)
+  static constexpr decltype(&multiply_tile<1>) tile[] = {nullptr, multiply_tile<M>...};
 #endif
 };
 #if defined(__AVX512F__)
@@ -176,16 +143,122 @@ typedef Blocks<1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12> All;
 typedef Blocks<1, 2, 3> All;
 #endif
 
-// From a row of x to the next in scratch: a cache line further than k asks for, or rows of a k that is a power
-// of two would all stand in the same set of the first cache.
-int64_t row_stride(const LinearJob& job) { return (int64_t)job.steps() * kStep + 64 / (int64_t)sizeof(Scratch); }
+// Blocks of at most so many rows are as high as each other, but for the last.
+int height_of(int count, int most) { return (int)ceil_div(count, ceil_div(count, most)); }
+
+// Rows by `steps` of bfloat16 at w, which stand at t of k.
+void run_steps(const Rows& rows, int64_t t, const char* w, int64_t steps, float* c) {
+  if (!rows.count) return;
+  int tall = height_of(rows.count, kRows);
+  for (int row = 0; row < rows.count; row += tall) {
+    const Rows some = rows.some(row, tall);
+    All::plain[some.count](some, t, w, steps, t == 0, c + row * kPanel);
+  }
+}
+
+#if defined(__AVX512BF16__)
+// A panel of codes that many rows are multiplied by: a piece of k after the other is decoded, as it is multiplied
+// by the first of them.
+template <class Codes>
+void run_many(const Rows& rows, const char* group, char* tile, float* c) {
+  const mm_linear& linear = rows.linear;
+  constexpr bool scaled = std::is_same_v<Codes, Fp8Codes>;
+  const int size = linear.group, tall = height_of(rows.count, scaled ? kFirstRows : kScaledRows);
+  const Rows first = rows.some(0, tall), others = rows.some(tall, rows.count);
+  for (int i = 0; i < rows.groups; i += kPiece / size) {
+    const int count = rows.groups - i < kPiece / size ? rows.groups - i : kPiece / size;
+    Scales by[kPiece / 32];
+    for (int g = 0; g < count; ++g, group += group_bytes(linear)) {
+      char* to = tile + g * size * 64;
+      if (Codes::fit(group)) {
+        All::Of<Codes>::group[tall](first, i + g, group, to, c);
+      } else {
+        decode_weights(linear, group, to);
+        run_steps(first, (int64_t)(i + g) * size, to, size / kStep, c);
+      }
+      if constexpr (!scaled) by[g] = Scales(linear, group);
+    }
+    if constexpr (scaled) {
+      run_steps(others, (int64_t)i * size, tile, (int64_t)count * size / kStep, c + tall * kPanel);
+      continue;
+    }
+    const char* ahead = group;
+    for (int row = 0; row < others.count; row += tall, ahead = tile) {
+      const Rows some = others.some(row, tall);
+      All::tile[some.count](some, i, count, tile, by, ahead, c + (tall + row) * kPanel);
+    }
+  }
+}
+
+#else
+// A panel of codes: a group after the other is decoded, codes alone where their scales come behind the product.
+template <class Codes>
+void run_many(const Rows& rows, const char* group, char* tile, float* c) {
+  const mm_linear& linear = rows.linear;
+  alignas(64) float part[kRows * kPanel];
+  for (int i = 0; i < rows.groups; ++i, group += group_bytes(linear)) {
+    const int64_t t = (int64_t)i * linear.group, steps = linear.group / kStep;
+    if (std::is_same_v<Codes, Fp8Codes>) {
+      decode_weights(linear, group, tile);
+      run_steps(rows, t, tile, steps, c);
+      continue;
+    }
+    decode_codes(linear, group, tile);
+    const Scales by(linear, group);
+    for (int row = 0; row < rows.count; row += kRows) {
+      const Rows some = rows.some(row, kRows);
+      All::plain[some.count](some, t, tile, steps, true, part);
+      for (int at = 0; at < some.count; ++at)
+        for (int half = 0; half < 2; ++half)
+          add_scaled(load_as<f16v>(part + at * kPanel + half * 16), by, half,
+                     linear.mins ? some.sums + at * rows.groups + i : nullptr, c + (row + at) * kPanel);
+    }
+  }
+}
+#endif
+
+template <class Codes>
+void run_codes(const Rows& rows, const char* panel, char* tile, float* c) {
+  if (rows.count <= kRows)
+    All::Of<Codes>::panel[rows.count](rows, panel, tile, c);
+  else
+    run_many<Codes>(rows, panel, tile, c);
+}
+
+void run_panel(const Rows& rows, const char* panel, float* c) {
+  const mm_linear& linear = rows.linear;
+  if (!linear.group) return run_steps(rows, 0, panel, linear_steps(linear), c);
+  alignas(64) char tile[MM_MAX_GROUP * 64];
+  memset(c, 0, rows.count * kPanel * sizeof(float));
+  auto run = linear.form == MM_FP8    ? run_codes<Fp8Codes>
+             : linear.form == MM_INT8 ? run_codes<Int8Codes>
+                                      : run_codes<Int4Codes>;
+  run(rows, panel, tile, c);
+}
+
+void sum_groups(const mm_linear& linear, const uint16_t* x, float* sums) {
+  for (int64_t first = 0; first < linear.k; first += linear.group) {
+    f16v sum = {};
+    int64_t end = first + linear.group < linear.k ? first + linear.group : linear.k, t = first;
+    for (; t + 16 <= end; t += 16) sum += widen(load_as<h16v>(x + t));
+    for (; t < end; ++t) sum[0] += widen(h16v{x[t]})[0];
+    float whole = 0;
+    for (int i = 0; i < 16; ++i) whole += sum[i];
+    *sums++ = whole;
+  }
+}
 
 }  // namespace
 
-int64_t linear_scratch_bytes(const LinearJob& job) { return job.m * row_stride(job) * sizeof(Scratch); }
+int64_t linear_scratch_bytes(const LinearJob& job) {
+  return group_sums_at(job) + (job.linear->mins ? (int64_t)job.m * job.groups() * sizeof(float) : 0);
+}
+
+int64_t linear_thread_bytes(const LinearJob&) { return 0; }
 
 void linear_prepare(const LinearJob& job, void* scratch, int row0, int row1) {
   int64_t k = job.linear->k, padded = (int64_t)job.steps() * kStep, stride = row_stride(job);
+  float* sums = (float*)((char*)scratch + group_sums_at(job));
   for (int row = row0; row < row1; ++row) {
     const uint16_t* from = (const uint16_t*)job.x + row * job.x_stride;
     Scratch* to = (Scratch*)scratch + row * stride;
@@ -198,29 +271,20 @@ void linear_prepare(const LinearJob& job, void* scratch, int row0, int row1) {
       }
     }
     memset(to + k, 0, (padded - k) * sizeof(Scratch));
+    if (job.linear->mins) sum_groups(*job.linear, from, sums + (int64_t)row * job.groups());
   }
 }
 
 void linear_run_bf16(const LinearJob& job, const void* scratch, const Share& share) {
-  alignas(64) float c[kRows * kPanel];
-  int64_t stride = row_stride(job);
-  int rows = share.row1 - share.row0, tall = (int)ceil_div(rows, ceil_div(rows, kRows));
-  for (int panel = share.panel0; panel < share.panel1; ++panel) {
-#if defined(__AVX512BF16__)
-    if (job.linear->group && rows <= kRows) {
-      const Scratch* x = (const Scratch*)scratch + share.row0 * stride;
-      All::of_fp8[rows](x, stride, job.panel(panel), *job.linear, c);
-      linear_store(job, c, kPanel, share.row0, rows, panel);
-      continue;
+  alignas(64) float c[kMostRows * kPanel];
+  const float* sums = (const float*)((const char*)scratch + group_sums_at(job));
+  const Rows every = {*job.linear, (const Scratch*)scratch, row_stride(job), sums, job.m, job.groups()};
+  for (int panel = share.panel0; panel < share.panel1; ++panel)
+    for (int row = share.row0; row < share.row1; row += kMostRows) {
+      const int count = share.row1 - row < kMostRows ? share.row1 - row : kMostRows;
+      run_panel(every.some(row, count), job.panel(panel), c);
+      linear_store(job, c, kPanel, row, count, panel);
     }
-#endif
-    const char* w = job.weights(panel, share.decoded);
-    for (int row = share.row0; row < share.row1; row += tall) {
-      int height = share.row1 - row < tall ? share.row1 - row : tall;
-      All::of[height]((const Scratch*)scratch + row * stride, stride, w, job.steps(), c);
-      linear_store(job, c, kPanel, row, height, panel);
-    }
-  }
 }
 
 }  // namespace mm

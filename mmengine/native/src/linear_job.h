@@ -5,8 +5,8 @@
 //   bfloat16  [panel][k / 32][16 pairs of k][32 columns][2]: each half of the columns of a step is one
 //             tile as AMX multiplies it, of every other cache line. Who multiplies pair after pair (vdpbf16ps)
 //             reads line after line; where the halves lay 1 KB apart, AMD EPYC read a third as fast.
-//   FP8       [panel][k / group]: 32 scales, float32, then group * 32 codes (linear_fp8.h); k padded to whole
-//             groups with zeros
+//   codes     [panel][k / group]: 32 scales, 32 mins where there are any, then group * 32 codes (linear_codes.h);
+//             k padded to whole groups with zeros. Scales of FP8 are float32, of integers float16; mins float32.
 // A panel's columns are 32 rows of w; where gate and up are packed together, 16 rows of gate and the
 // same 16 of up.
 #pragma once
@@ -23,10 +23,14 @@ constexpr int kStep = 32;   // values of k in a step of a bfloat16 panel
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-constexpr int64_t kScaleBytes = kPanel * 4;  // of a group
-inline int64_t group_bytes(const mm_linear& linear) { return kScaleBytes + (int64_t)linear.group * kPanel; }
+// Of a group: where its mins lie, where its codes do, and how large it is.
+inline int64_t mins_at(const mm_linear& linear) { return kPanel * (linear.form == MM_FP8 ? 4 : 2); }
+inline int64_t codes_at(const mm_linear& linear) { return mins_at(linear) + (linear.mins ? kPanel * 4 : 0); }
+inline int64_t group_bytes(const mm_linear& linear) {
+  return codes_at(linear) + (int64_t)linear.group * kPanel / (linear.form == MM_INT4 ? 2 : 1);
+}
 
-// Of kStep values of k, in a panel of bfloat16 or FP8.
+// Of kStep values of k, in a panel of bfloat16 or codes.
 inline int64_t linear_steps(const mm_linear& linear) {
   if (!linear.group) return ceil_div(linear.k, kStep);
   return ceil_div(linear.k, linear.group) * (linear.group / kStep);
@@ -51,24 +55,22 @@ struct LinearJob {
   int panels() const { return (int)ceil_div(linear->n, kPanel); }
   int steps() const { return (int)linear_steps(*linear); }
   const char* panel(int p) const { return (const char*)linear->packed + p * linear_panel_bytes(*linear); }
-  // Of a panel of FP8 as one of bfloat16.
-  int64_t decoded_bytes() const { return linear->group ? (int64_t)steps() * 2048 : 0; }
-  // A panel in the layer's dtype: where it lies, or of FP8 in `decoded`.
-  const char* weights(int p, char* decoded) const;
+  int groups() const { return linear->group ? (int)ceil_div(linear->k, linear->group) : 0; }
 };
 
-// The part of a job that one thread computes. `decoded`: room for LinearJob::decoded_bytes.
+// The part of a job that one thread computes. `room`: linear_thread_bytes of its own.
 struct Share {
   int row0, row1, panel0, panel1;
-  char* decoded;
+  char* room;
 };
 
 // Writes rows [row0, row0 + rows) of one panel from float32 sums c [rows, ldc].
 void linear_store(const LinearJob& job, const float* c, int ldc, int row0, int rows, int panel);
 
 // Kernels. `prepare` brings rows [row0, row1) of x into the form that `run` reads, in `scratch`, which
-// holds linear_scratch_bytes(job, m) for all m rows of the job.
+// holds linear_scratch_bytes(job) for all m rows of the job.
 int64_t linear_scratch_bytes(const LinearJob& job);
+int64_t linear_thread_bytes(const LinearJob& job);
 void linear_prepare(const LinearJob& job, void* scratch, int row0, int row1);
 void linear_run_bf16(const LinearJob& job, const void* scratch, const Share& share);
 void linear_run_fp32(const LinearJob& job, const Share& share);

@@ -1,7 +1,7 @@
 // Weights into panels and back.
 #include <cstring>
 
-#include "linear_fp8.h"
+#include "linear_codes.h"
 #include "linear_job.h"
 
 namespace mm {
@@ -44,43 +44,43 @@ void pack_panel_fp32(const float* const* rows, int32_t k, float* out) {
   }
 }
 
-// Rows of codes behind the panel's columns, and their scales.
-void pack_panel_fp8(const mm_linear& linear, const uint8_t* const* rows, const float* const* scales, char* out) {
-  for (int64_t first = 0; first < linear.k; first += linear.group, out += group_bytes(linear)) {
-    int64_t count = linear.k - first < linear.group ? linear.k - first : linear.group;
+// Some rows of w, [count, k], from row `first` on; of codes with their scales, and mins where there are any.
+struct Piece {
+  const void* w;
+  const float *scales, *mins;
+  int32_t first, count;
+};
+
+// `rows`: those of the piece behind the panel's columns, or -1.
+void pack_panel_codes(const mm_linear& linear, const Piece& piece, const int64_t* rows, char* out) {
+  int64_t k = linear.k, groups = ceil_div(k, linear.group);
+  for (int64_t i = 0; i < groups; ++i, out += group_bytes(linear)) {
+    int64_t first = i * linear.group, count = k - first < linear.group ? k - first : linear.group;
     for (int column = 0; column < kPanel; ++column) {
-      if (!rows[column]) continue;
-      memcpy(out + column * 4, scales[column] + first / linear.group, 4);
-      const uint8_t* from = rows[column] + first;
-      char* to = out + kScaleBytes;
-      for (int64_t t = 0; t < count; ++t) to[place_fp8(column, t)] = (char)from[t];
+      int64_t row = rows[column];
+      if (row < 0) continue;
+      set_scale(linear, out, column, piece.scales[row * groups + i], piece.mins ? piece.mins[row * groups + i] : 0);
+      encode_column(linear, out, column, (const uint8_t*)piece.w + row * k + first, count);
     }
   }
 }
 
-// Some rows of w, [count, k], from row `first` on, of codes with their scales.
-struct Piece {
-  const void* w;
-  const float* scales;
-  int32_t first, count;
-};
-
 void pack_panel(const mm_linear& linear, const Piece& piece, int64_t panel, int32_t half, void* out) {
-  const void* rows[kPanel];
-  const float* scales[kPanel] = {};
-  int64_t row_bytes = (int64_t)linear.k * (linear.group ? 1 : linear.dtype == MM_BF16 ? 2 : 4);
+  int64_t rows[kPanel];
+  const void* values[kPanel];
+  int64_t row_bytes = (int64_t)linear.k * (linear.dtype == MM_BF16 ? 2 : 4);
   for (int column = 0; column < kPanel; ++column) {
     int64_t row = source_row(panel, column, linear.n, half) - piece.first;
     bool inside = row >= 0 && row < piece.count;
-    rows[column] = inside ? (const char*)piece.w + row * row_bytes : nullptr;
-    if (inside && linear.group) scales[column] = piece.scales + row * ceil_div(linear.k, linear.group);
+    rows[column] = inside ? row : -1;
+    values[column] = inside ? (const char*)piece.w + row * row_bytes : nullptr;
   }
   if (linear.group)
-    pack_panel_fp8(linear, (const uint8_t* const*)rows, scales, (char*)out);
+    pack_panel_codes(linear, piece, rows, (char*)out);
   else if (linear.dtype == MM_BF16)
-    pack_panel_bf16((const uint16_t* const*)rows, linear.k, (uint16_t*)out);
+    pack_panel_bf16((const uint16_t* const*)values, linear.k, (uint16_t*)out);
   else
-    pack_panel_fp32((const float* const*)rows, linear.k, (float*)out);
+    pack_panel_fp32((const float* const*)values, linear.k, (float*)out);
 }
 
 void pack(const mm_linear& linear, const Piece& piece, int32_t half, void* packed) {
@@ -102,7 +102,7 @@ void column_of(const mm_linear& linear, const char* panel, int column, void* out
   if (linear.group) {
     for (int64_t t = 0; t < k; ++t) {
       const char* group = panel + t / linear.group * group_bytes(linear);
-      to[t] = fp8_decode_one(group, column, t % linear.group);
+      to[t] = decode_one(linear, group, column, t % linear.group);
     }
   } else if (linear.dtype == MM_FP32) {
     for (int64_t t = 0; t < k; ++t) ((float*)out)[t] = ((const float*)panel)[t * kPanel + column];
@@ -121,9 +121,9 @@ int64_t mm_linear_bytes(const mm_linear* linear) {
   return mm::ceil_div(linear->n, mm::kPanel) * mm::linear_panel_bytes(*linear);
 }
 
-void mm_linear_pack(const mm_linear* linear, const void* w, const float* scales, int32_t first, int32_t count,
-                    int32_t half, void* packed) {
-  mm::pack(*linear, {w, scales, first, count}, half, packed);
+void mm_linear_pack(const mm_linear* linear, const void* w, const float* scales, const float* mins, int32_t first,
+                    int32_t count, int32_t half, void* packed) {
+  mm::pack(*linear, {w, scales, mins, first, count}, half, packed);
 }
 
 void mm_linear_rows(const mm_linear* linear, const int64_t* rows, int32_t count, void* out) {

@@ -3,9 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX512F__)
 #include <immintrin.h>
-#endif
 
 namespace mm {
 
@@ -30,6 +28,19 @@ MM_INLINE void store_as(void* to, V v) {
 }
 
 MM_INLINE f16v splat(float x) { return x - f16v{}; }
+
+// a * b + c rounded once, wherever it stands: what the compiler makes of the operators depends on what is around.
+MM_INLINE f16v fused(f16v a, f16v b, f16v c) {
+#if defined(__AVX512F__)
+  return (f16v)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+  struct Halves {
+    __m256 low, high;
+  } x = load_as<Halves>(&a), y = load_as<Halves>(&b), z = load_as<Halves>(&c);
+  x = {_mm256_fmadd_ps(x.low, y.low, z.low), _mm256_fmadd_ps(x.high, y.high, z.high)};
+  return load_as<f16v>(&x);
+#endif
+}
 
 MM_INLINE f16v widen(h16v bits) {
 #if defined(__AVX512F__)

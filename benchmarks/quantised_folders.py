@@ -1,0 +1,86 @@
+"""A checkpoint's folder with its decoder's matrices quantised: in FP8 blocks as the hub's `*-FP8` folders
+have them, in 4 bits as compressed-tensors writes them. Rounded to nearest: for times, not answers."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+INDEX = "model.safetensors.index.json"
+LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+BLOCK, GROUP = 128, 128
+Tensors = dict[str, torch.Tensor]
+
+
+def fp8_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes [out, in] and scales of blocks."""
+    n, k = weight.shape
+    whole = (
+        F.pad(weight.float(), (0, -k % BLOCK, 0, -n % BLOCK))
+        .unflatten(0, (-1, BLOCK))
+        .unflatten(2, (-1, BLOCK))
+    )
+    scales = whole.abs().amax((1, 3)).clamp(min=1e-12) / 448
+    codes = (whole / scales[:, None, :, None]).flatten(2).flatten(0, 1)[:n, :k]
+    return codes.to(torch.float8_e4m3fn), scales
+
+
+def _fp8(name: str, weight: torch.Tensor) -> Tensors:
+    codes, scales = fp8_blocks(weight)
+    return {name: codes, f"{name}_scale_inv": scales}
+
+
+def _int4(name: str, weight: torch.Tensor) -> Tensors:
+    groups = weight.float().unflatten(1, (-1, GROUP))
+    scales = (groups.abs().amax(2) / 7).half()
+    codes = (groups / scales.float()[..., None]).round().clamp(-8, 7).to(torch.int32).flatten(1) + 8
+    eights = codes.unflatten(1, (-1, 8))
+    words = sum((eights[..., i] << (4 * i) for i in range(1, 8)), eights[..., 0])
+    return {f"{name}_packed": words, f"{name}_scale": scales, f"{name}_shape": torch.tensor(weight.shape)}
+
+
+_WEIGHTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP, "symmetric": True}
+FORMS: dict[str, tuple[Callable[[str, torch.Tensor], Tensors], dict[str, object]]] = {
+    "fp8": (_fp8, {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}),
+    "int4": (
+        _int4,
+        {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": _WEIGHTS}},
+        },
+    ),
+}
+
+
+def quantised(folder: Path, out: Path, form: str) -> Path:
+    """Write the folder's model to `out`, a shard after the other. Gives `out`."""
+    write, how = FORMS[form]
+    shutil.copytree(folder, out, ignore=shutil.ignore_patterns("*.safetensors", INDEX))
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps(config | {"quantization_config": how}))
+    places: dict[str, str] = {}
+    for shard in sorted(folder.glob("*.safetensors")):
+        tensors: Tensors = {}
+        with safe_open(shard, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 (no mapping)
+                value = file.get_tensor(name)
+                part = name.removesuffix(".weight").rpartition(".")[2]
+                tensors |= write(name, value) if part in LAYERS and ".visual." not in name else {name: value}
+        save_file(
+            {name: value.contiguous() for name, value in tensors.items()}, out / shard.name, {"format": "pt"}
+        )
+        places |= dict.fromkeys(tensors, shard.name)
+    if len(set(places.values())) > 1:
+        (out / INDEX).write_text(json.dumps({"weight_map": places}))
+    return out
+
+
+def weight_bytes(folder: Path) -> int:
+    return sum(os.path.getsize(path) for path in folder.glob("*.safetensors"))

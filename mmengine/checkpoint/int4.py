@@ -1,0 +1,256 @@
+"""Weights of 4 bits in groups, as compressed-tensors, GPTQ and AWQ store them. No torch here.
+
+Beside one another stand, for a matrix `X.weight` [out, in] and groups of g values along `in`:
+
+* compressed-tensors, "pack-quantized": `X.weight_packed` int32 [out, ceil(in / 8)], eight codes + 8 in a word
+  from the low bits up; `X.weight_scale` [out, in / g]; `X.weight_shape`; where it is not symmetric
+  `X.weight_zero_point` int32 [ceil(out / 8), in / g], eight rows in a word
+  (https://github.com/vllm-project/compressed-tensors).
+* GPTQ: `X.qweight` int32 [in / 8, out], `X.qzeros` int32 [in / g, out / 8], zeros less 1 unless the format is
+  "gptq_v2", `X.scales` [in / g, out], and `X.g_idx`, the group of each value: only in order
+  (https://github.com/ModelCloud/GPTQModel).
+* AWQ, "gemm": `X.qweight` int32 [in, out / 8] and `X.qzeros`, whose eight codes stand in the order 0, 2,
+  4, 6, 1, 3, 5, 7; `X.scales` (https://github.com/casper-hansen/AutoAWQ).
+
+A weight is (code - zero) * scale.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from mmengine.checkpoint.files import read_range
+from mmengine.checkpoint.tensors import CodedRows, Coding, TensorEntry
+from mmengine.errors import ModelError
+
+Layout = Literal["compressed-tensors", "gptq", "awq"]
+WORDS, SIZES = "I32", "I64"
+STORED_BYTES = {WORDS: 4, SIZES: 8}
+GROUPS = (32, 64, 128)
+PIECE_VALUES = 2**22  # that are unpacked at once
+_IN_A_WORD, _MIDDLE = 8, 8
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # at which place of a word stands the code of each column
+_ENDINGS: dict[Layout, tuple[str, ...]] = {
+    "compressed-tensors": (
+        "weight_packed",
+        "weight_scale",
+        "weight_zero_point",
+        "weight_shape",
+        "weight_g_idx",
+    ),
+    "gptq": ("qweight", "scales", "qzeros", "g_idx"),
+    "awq": ("qweight", "scales", "qzeros"),
+}
+_SCALES = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}
+
+
+class Int4(NamedTuple):
+    """How a folder's matrices are stored. `zero_less`: what GPTQ's files take from zeros."""
+
+    layout: Layout
+    group: int
+    has_zeros: bool
+    zero_less: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Entry(TensorEntry):
+    """A matrix [out, in]; what it says of itself as a tensor, but its shape, is what its words do."""
+
+    how: Int4
+    packed: TensorEntry
+    scales: TensorEntry
+    zeros: TensorEntry | None
+    others: tuple[TensorEntry, ...]
+    fits_float16: bool  # all scales
+
+    @property
+    def coding(self) -> Coding | None:
+        """None where scales cannot be kept as they are."""
+        coding = Coding("int4", self.how.group, mins=self.zeros is not None)
+        return coding if self.fits_float16 else None
+
+    @property
+    def beside(self) -> tuple[TensorEntry, ...]:
+        return (self.scales, *((self.zeros,) if self.zeros is not None else ()), *self.others)
+
+    def coded(self, begin: int, end: int) -> Iterator[tuple[int, CodedRows]]:
+        scales = np.ascontiguousarray(self._along_rows(_floats(self.scales)))
+        zeros = None if self.zeros is None else self._zeros(self.zeros)
+        step = max(1, PIECE_VALUES // self.shape[1] // _IN_A_WORD) * _IN_A_WORD
+        words = _words(self.packed)
+        for first in range(begin, end, step):
+            rows = slice(first, min(first + step, end))
+            mins = None if zeros is None else zeros[rows] * -scales[rows]
+            yield first - begin, CodedRows(self._codes(words, rows), scales[rows], mins)
+
+    def pieces(self, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
+        """The same as float32 rows."""
+        for place, (codes, scales, mins) in self.coded(begin, end):
+            values = codes * self._spread(scales)
+            yield place, values if mins is None else values + self._spread(mins)
+
+    def _spread(self, shared: np.ndarray) -> np.ndarray:
+        return np.repeat(shared, self.how.group, 1)[:, : self.shape[1]]
+
+    def _along_rows(self, values: np.ndarray) -> np.ndarray:
+        return values if self.how.layout == "compressed-tensors" else values.T
+
+    def _codes(self, words: np.ndarray, rows: slice) -> np.ndarray:
+        """int8 [rows, in], less 8."""
+        if self.how.layout == "compressed-tensors":
+            return _unpacked(words[rows], 1)[:, : self.shape[1]]
+        if self.how.layout == "gptq":
+            return np.ascontiguousarray(_unpacked(words[:, rows], 0).T)
+        low = rows.start // _IN_A_WORD * _IN_A_WORD
+        some = _unpacked(words[:, low // _IN_A_WORD : -(-rows.stop // _IN_A_WORD)], 1, _AWQ_ORDER)
+        return np.ascontiguousarray(some[:, rows.start - low : rows.stop - low].T)
+
+    def _zeros(self, entry: TensorEntry) -> np.ndarray:
+        """float32 [out, groups], less 8."""
+        if self.how.layout == "compressed-tensors":
+            found = _unpacked(_words(entry), 0)
+        else:
+            order = _AWQ_ORDER if self.how.layout == "awq" else tuple(range(_IN_A_WORD))
+            found = _unpacked(_words(entry), 1, order).T
+        return found[: self.shape[0]].astype(np.float32) + self.how.zero_less
+
+
+def _unpacked(words: np.ndarray, axis: int, order: tuple[int, ...] = tuple(range(_IN_A_WORD))) -> np.ndarray:
+    """Codes of int32 words, eight times as many along `axis`, less 8, int8."""
+    shifts = np.array([4 * place for place in order], np.int32)
+    spread = np.expand_dims(words, axis + 1) >> (shifts[:, None] if axis == 0 else shifts)
+    size = list(words.shape)
+    size[axis] *= _IN_A_WORD
+    return ((spread & 15).astype(np.int8) - np.int8(_MIDDLE)).reshape(size)
+
+
+def _words(entry: TensorEntry) -> np.ndarray:
+    data = read_range(entry.path, entry.start, entry.num_bytes, f"tensor {entry.stored_name}")
+    return np.frombuffer(data, "<i4").reshape(entry.shape)
+
+
+def _floats(entry: TensorEntry) -> np.ndarray:
+    """As float32."""
+    data = read_range(entry.path, entry.start, entry.num_bytes, f"tensor {entry.stored_name}")
+    found = np.frombuffer(data, _SCALES[entry.dtype]).reshape(entry.shape)
+    if entry.dtype == "BF16":
+        return (found.astype(np.uint32) << 16).view(np.float32)
+    return found.astype(np.float32)
+
+
+def with_codes(entries: dict[str, TensorEntry], how: Int4) -> dict[str, TensorEntry]:
+    """Tensors of a folder, by canonical name: matrices of 4 bits as one. Raises ModelError where one lacks
+    something, or what it has does not fit; nothing is read but what groups share."""
+    first, *endings = _ENDINGS[how.layout]
+    found, used = dict(entries), set[str]()
+    for name in [name for name in entries if name.endswith(f".{first}")]:
+        beginning = name.removesuffix(first)
+        parts = {ending: entries[beginning + ending] for ending in endings if beginning + ending in entries}
+        used |= {name, *(beginning + ending for ending in parts)}
+        found[f"{beginning}weight"] = _entry(entries[name], parts, how)
+    return {name: entry for name, entry in found.items() if name not in used}
+
+
+def check_words(entries: Mapping[str, TensorEntry]) -> None:
+    """Raises ModelError for words that belong to no matrix."""
+    for entry in entries.values():
+        if entry.dtype in STORED_BYTES and not isinstance(entry, Int4Entry):
+            raise _wrong(
+                entry, f"is stored as {entry.dtype}, and belongs to no matrix of 4 bits that is read"
+            )
+
+
+def _entry(packed: TensorEntry, parts: Mapping[str, TensorEntry], how: Int4) -> Int4Entry:
+    _, scale_name, zero_name, *_ = _ENDINGS[how.layout]
+    wanted = [scale_name, *([zero_name] if how.has_zeros else [])]
+    for ending in wanted:
+        if ending not in parts:
+            missing = packed.stored_name.removesuffix(_ENDINGS[how.layout][0]) + ending
+            raise _wrong(packed, f"is 4 bits, and there is no {missing}; download it again")
+    if packed.dtype != WORDS or len(packed.shape) != 2:
+        raise _wrong(packed, f"is {packed.dtype} {list(packed.shape)}; codes are {WORDS} matrices")
+    scales, zeros = parts[scale_name], parts[zero_name] if how.has_zeros else None
+    shape = _shape(packed, scales, parts, how)
+    _check_order(parts, shape, how)
+    values = _finite(scales)
+    entry = Int4Entry(
+        packed.path,
+        packed.stored_name,
+        packed.dtype,
+        shape,
+        packed.start,
+        packed.num_bytes,
+        how,
+        packed,
+        scales,
+        zeros,
+        tuple(part for ending, part in parts.items() if ending not in (scale_name, zero_name)),
+        bool((values.astype(np.float16).astype(np.float32) == values).all()),
+    )
+    if zeros is not None and not entry._zeros(zeros).any():  # symmetric after all
+        return replace(entry, zeros=None, others=(zeros, *entry.others))
+    return entry
+
+
+def _shape(
+    packed: TensorEntry, scales: TensorEntry, parts: Mapping[str, TensorEntry], how: Int4
+) -> tuple[int, int]:
+    """[out, in]. Raises ModelError where the shapes of two of them contradict each other."""
+    high, wide = packed.shape
+    if how.layout == "compressed-tensors":
+        said = parts.get("weight_shape")
+        rows, columns = (high, wide * _IN_A_WORD) if said is None else _said_shape(said)
+        fits = rows == high and -(-columns // _IN_A_WORD) == wide
+    else:
+        in_words = how.layout == "gptq"
+        rows, columns = (wide, high * _IN_A_WORD) if in_words else (wide * _IN_A_WORD, high)
+        fits = rows % _IN_A_WORD == 0 and columns % how.group == 0
+    if not fits or not rows or not columns:
+        raise _wrong(packed, f"has shape {list(packed.shape)}, which is none of {rows} rows of {columns}")
+    groups, eighths = -(-columns // how.group), -(-rows // _IN_A_WORD)
+    by_rows = how.layout == "compressed-tensors"
+    wanted = [(scales, (rows, groups) if by_rows else (groups, rows), tuple(_SCALES))]
+    if how.has_zeros:
+        zeros = parts[_ENDINGS[how.layout][2]]
+        wanted.append((zeros, (eighths, groups) if by_rows else (groups, eighths), (WORDS,)))
+    for entry, shape, dtypes in wanted:
+        if entry.shape != shape or entry.dtype not in dtypes:
+            raise _wrong(
+                entry,
+                f"is {entry.dtype} {list(entry.shape)}; for {rows} rows of {columns} in groups of "
+                f"{how.group} it is {' or '.join(dtypes)} {list(shape)}",
+            )
+    return rows, columns
+
+
+def _said_shape(entry: TensorEntry) -> tuple[int, int]:
+    if entry.dtype != SIZES or entry.shape != (2,):
+        raise _wrong(entry, f"is {entry.dtype} {list(entry.shape)}; the shape of a matrix is {SIZES} [2]")
+    data = read_range(entry.path, entry.start, entry.num_bytes, f"tensor {entry.stored_name}")
+    rows, columns = np.frombuffer(data, "<i8").tolist()
+    return rows, columns
+
+
+def _check_order(parts: Mapping[str, TensorEntry], shape: tuple[int, int], how: Int4) -> None:
+    """Raises ModelError where values are not in the order of their groups."""
+    for ending in ("g_idx", "weight_g_idx"):
+        if (entry := parts.get(ending)) is None:
+            continue
+        if entry.dtype != WORDS or entry.shape != shape[1:]:
+            raise _wrong(entry, f"is {entry.dtype} {list(entry.shape)}, not {WORDS} {[shape[1]]}")
+        if not np.array_equal(_words(entry), np.arange(shape[1]) // how.group):
+            raise _wrong(entry, "says that values are ordered by activation (act-order), which is not read")
+
+
+def _finite(scales: TensorEntry) -> np.ndarray:
+    values = _floats(scales)
+    if not bool(np.isfinite(values).all()):
+        raise _wrong(scales, "holds a scale that is no finite number; download it again")
+    return values
+
+
+def _wrong(entry: TensorEntry, what: str) -> ModelError:
+    return ModelError(f"{entry.path}: tensor {entry.stored_name} {what}")

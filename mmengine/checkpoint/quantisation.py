@@ -1,0 +1,90 @@
+"""What a config.json says of how weights are quantised, and its folder's tensors by that. No torch here."""
+
+from pathlib import Path
+
+from mmengine.checkpoint import fp8, int4
+from mmengine.checkpoint.fields import Fields
+from mmengine.checkpoint.files import read_json
+from mmengine.checkpoint.fp8 import Block
+from mmengine.checkpoint.int4 import GROUPS, Int4, Layout
+from mmengine.checkpoint.tensors import TensorEntry
+from mmengine.errors import ModelError
+
+STORED_BYTES = {**fp8.STORED_BYTES, **int4.STORED_BYTES}
+SUPPORTED = (
+    "fp8 with a weight_block_size (the *-FP8 folders of the hub), and 4 bits in groups of 32, 64 or 128 from "
+    'compressed-tensors ("pack-quantized"), gptq and awq ("gemm") are read'
+)
+
+
+def quantisation_of(root: Fields) -> Block | Int4 | None:
+    """How the weights of this config.json are quantised; None: not at all. ModelError for all other ways."""
+    if root.values.get("quantization_config") is None:
+        return None
+    how = root.child("quantization_config")
+    method = how.values.get("quant_method")
+    if method not in (fp8.METHOD, "compressed-tensors", "gptq", "awq"):
+        root.fail(f"quantization_config.quant_method {repr(method)[:60]} is not supported; {SUPPORTED}")
+    try:
+        if method == fp8.METHOD:
+            return fp8.block_of(how)
+        return _compressed(how) if method == "compressed-tensors" else _packed(how, method)
+    except ModelError as error:
+        raise ModelError(f"{error}; {SUPPORTED}") from None
+
+
+def with_quantised(folder: Path, entries: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
+    """Tensors of a folder, by canonical name: a quantised matrix has what it shares with it. Raises
+    ModelError as `fp8.with_scales` and `int4.with_codes`; and where tensors are there that only a quantised
+    folder has."""
+    path = folder / "config.json"
+    found = quantisation_of(Fields(read_json(path), path, "")) if path.is_file() else None
+    if isinstance(found, Int4):
+        entries = int4.with_codes(entries, found)
+    int4.check_words(entries)
+    return fp8.with_scales(folder, entries, found if isinstance(found, Block) else None)
+
+
+def _packed(how: Fields, layout: Layout) -> Int4:
+    _only(how, "bits", 4)
+    _only(how, "desc_act", False, absent=True)
+    if layout == "awq":
+        _only(how, "version", "gemm", absent=True)
+        return Int4(layout, _group(how), True)
+    kind = how.values.get("checkpoint_format", "gptq")
+    if kind not in ("gptq", "gptq_v2"):
+        how.fail(f"{how.prefix}checkpoint_format {repr(kind)[:60]} is not read; gptq and gptq_v2 are")
+    return Int4(layout, _group(how), True, 1 if kind == "gptq" else 0)
+
+
+def _compressed(how: Fields) -> Int4:
+    _only(how, "format", "pack-quantized")
+    groups = how.child("config_groups")
+    if len(groups.values) != 1:
+        how.fail(
+            f"{groups.prefix[:-1]} has {len(groups.values)} groups; only one way for all matrices is read"
+        )
+    group = groups.child(next(iter(groups.values)))
+    if group.values.get("input_activations") is not None:
+        how.fail(f"{group.prefix}input_activations are quantised; only weights may be")
+    weights = group.child("weights")
+    _only(weights, "num_bits", 4)
+    _only(weights, "type", "int")
+    _only(weights, "strategy", "group")
+    _only(weights, "actorder", None, absent=True)
+    return Int4("compressed-tensors", _group(weights), not weights.flag("symmetric", True))
+
+
+def _group(how: Fields) -> int:
+    size = how.values.get("group_size")
+    if type(size) is not int or size not in GROUPS:
+        how.fail(f"{how.prefix}group_size {repr(size)[:60]} is not read; {', '.join(map(str, GROUPS))} are")
+    return size
+
+
+def _only(how: Fields, name: str, wanted: object, *, absent: bool = False) -> None:
+    found = how.values.get(name)
+    if found is None and (absent or wanted is None):
+        return
+    if found != wanted or isinstance(found, bool) != isinstance(wanted, bool):
+        how.fail(f"{how.prefix}{name} {repr(found)[:60]} is not read, only {wanted!r}")

@@ -1,0 +1,53 @@
+"""Weights to codes, a piece of rows at a time, as they are read: round to nearest, no data needed."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from mmengine.checkpoint.tensors import Coding
+from mmengine.native.linear import Codes
+
+Quantize = Literal["none", "int8", "fp8"]
+FP8_ROWS = 16  # that share a scale: as many columns of the kernels' panels do
+CODINGS: dict[str, Coding] = {"int8": Coding("int8", 32), "fp8": Coding("fp8", 128)}
+_MOST_FP8 = 448.0  # of e4m3
+
+
+def quantise(rows: torch.Tensor, coding: Coding) -> Codes | None:
+    """Floats [m, k] in groups along k. None where a value is no finite number, or too large for a scale."""
+    return _QUANTISERS[coding.form](_groups(rows, coding.group), rows.shape[1])
+
+
+def _groups(rows: torch.Tensor, size: int) -> torch.Tensor:
+    """float32 [m, groups, size], zeros at the end."""
+    return F.pad(rows.float(), (0, -rows.shape[1] % size)).unflatten(1, (-1, size))
+
+
+def _int8(groups: torch.Tensor, k: int) -> Codes | None:
+    """Symmetric, a scale of float16 for each group, as GGUF's Q8_0 has it."""
+    scales = (groups.abs().amax(2) / 127).half().float()
+    if not bool(scales.isfinite().all()):
+        return None
+    codes = (groups / _divisors(scales)[..., None]).round_().clamp_(-127, 127)
+    return Codes(codes.to(torch.int8).flatten(1)[:, :k], scales)
+
+
+def _fp8(groups: torch.Tensor, k: int) -> Codes | None:
+    """Of FP8_ROWS rows each group shares a scale."""
+    size = groups.abs().amax(2)
+    blocks = F.pad(size, (0, 0, 0, -len(size) % FP8_ROWS)).unflatten(0, (-1, FP8_ROWS)).amax(1)
+    scales = (blocks / _MOST_FP8).repeat_interleave(FP8_ROWS, 0)[: len(size)]
+    if not bool(scales.isfinite().all()):
+        return None
+    codes = (groups / _divisors(scales)[..., None]).to(torch.float8_e4m3fn)
+    return Codes(codes.view(torch.uint8).flatten(1)[:, :k], scales)
+
+
+def _divisors(scales: torch.Tensor) -> torch.Tensor:
+    """Groups of zeros have a scale of zero."""
+    return torch.where(scales > 0, scales, 1)
+
+
+_QUANTISERS: dict[str, Callable[[torch.Tensor, int], Codes | None]] = {"int8": _int8, "fp8": _fp8}

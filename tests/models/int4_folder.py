@@ -1,0 +1,128 @@
+"""Folders of weights of 4 bits, as compressed-tensors, GPTQ and AWQ write them, made of folders in float."""
+
+import json
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.models.fp8_folder import LAYERS
+
+AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # which column stands at each place of a word, from the low bits up
+
+
+def quantised(weight, group, symmetric):
+    """Codes 0 to 15 [out, in], zeros 0 to 15 and scales of float16 [out, in / group]."""
+    groups = weight.float().unflatten(1, (-1, group))
+    low, high = groups.amin(2), groups.amax(2)
+    if symmetric:
+        scales = (torch.maximum(-low, high) / 7.5).half().float().clamp(min=1e-4)
+        zeros = torch.full_like(scales, 8)
+    else:
+        scales = ((high - low) / 15).half().float().clamp(min=1e-4)
+        zeros = (-low / scales).round().clamp(1, 15)  # 0 is no zero that GPTQ's first format can say
+    codes = ((groups / scales[..., None]).round() + zeros[..., None]).clamp(0, 15)
+    return codes.flatten(1).int(), zeros.int(), scales.half()
+
+
+def meant(codes, zeros, scales, group):
+    """What they stand for, float32, one value after the other."""
+    found = torch.empty(codes.shape)
+    for i in range(codes.shape[0]):
+        for j in range(codes.shape[1]):
+            found[i, j] = (int(codes[i, j]) - int(zeros[i, j // group])) * float(scales[i, j // group])
+    return found
+
+
+def words(values, order=range(8)):
+    """int32 [..., n / 8] of values 0 to 15 [..., n]."""
+    eights = values.long().unflatten(-1, (-1, 8))
+    found = sum(eights[..., column] << 4 * place for place, column in enumerate(order))
+    return torch.where(found >= 2**31, found - 2**32, found).int()
+
+
+def _padded(values, dim):
+    size = list(values.shape)
+    size[dim] = -size[dim] % 8
+    return torch.cat((values, torch.zeros(size, dtype=values.dtype)), dim)
+
+
+def compressed(name, codes, zeros, scales, group, symmetric):
+    found = {
+        f"{name}_packed": words(_padded(codes, 1)),
+        f"{name}_scale": scales.bfloat16() if symmetric else scales,
+        f"{name}_shape": torch.tensor(codes.shape),
+    }
+    return found if symmetric else found | {f"{name}_zero_point": words(_padded(zeros, 0).T).T.contiguous()}
+
+
+def gptq(name, codes, zeros, scales, group, less=1):
+    beginning = name.removesuffix("weight")
+    return {
+        f"{beginning}qweight": words(codes).T.contiguous(),
+        f"{beginning}qzeros": words((zeros - less).T.contiguous()),
+        f"{beginning}scales": scales.T.contiguous(),
+        f"{beginning}g_idx": (torch.arange(codes.shape[1]) // group).int(),
+    }
+
+
+def awq(name, codes, zeros, scales, group):
+    beginning = name.removesuffix("weight")
+    return {
+        f"{beginning}qweight": words(codes.T.contiguous(), AWQ_COLUMNS),
+        f"{beginning}qzeros": words(zeros.T.contiguous(), AWQ_COLUMNS),
+        f"{beginning}scales": scales.T.contiguous(),
+    }
+
+
+def _compressed_config(group, symmetric):
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": group, "symmetric": symmetric}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}},
+        "ignore": ["lm_head"],
+    }
+
+
+def _config(method, group, **more):
+    return {"quant_method": method, "bits": 4, "group_size": group, **more}
+
+
+LAYOUTS = {  # how a matrix is written, and what config.json says
+    "compressed-tensors, symmetric": (
+        lambda *matrix: compressed(*matrix, True),
+        lambda group: _compressed_config(group, True),
+    ),
+    "compressed-tensors": (
+        lambda *matrix: compressed(*matrix, False),
+        lambda group: _compressed_config(group, False),
+    ),
+    "gptq": (gptq, lambda group: _config("gptq", group, desc_act=False, sym=False)),
+    "gptq_v2": (
+        lambda *matrix: gptq(*matrix, less=0),
+        lambda group: _config("gptq", group, checkpoint_format="gptq_v2"),
+    ),
+    "awq": (awq, lambda group: _config("awq", group, zero_point=True, version="gemm")),
+}
+
+
+def to_int4(folder, layout, group):
+    """Quantise the layers' matrices of the text model in place. Gives all tensors as they are meant."""
+    path = folder / "model.safetensors"
+    tensors, found = load_file(path), {}
+    write, config = LAYOUTS[layout]
+    for name in list(tensors):
+        part = name.removesuffix(".weight").rpartition(".")[2]
+        if part not in LAYERS or "visual" in name:
+            found[name] = tensors[name]
+            continue
+        symmetric = "symmetric" in layout
+        matrix = quantised(tensors.pop(name), group, symmetric)
+        if symmetric:
+            matrix = (*matrix[:2], matrix[2].bfloat16().half())
+        tensors |= write(name, *matrix, group)
+        found[name] = meant(*matrix, group)
+    save_file(tensors, path, {"format": "pt"})
+    said = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(said | {"quantization_config": config(group)}))
+    return found

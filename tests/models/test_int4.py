@@ -1,0 +1,260 @@
+"""Folders of 4 bits: what their weights stand for in each layout, which are refused, and that they answer."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mmengine import Engine
+from mmengine.checkpoint.fingerprint import fingerprint
+from mmengine.checkpoint.model_files import model_tensors
+from mmengine.checkpoint.names import TensorNames
+from mmengine.errors import ModelError
+from mmengine.models.contract import PluginContract
+from mmengine.models.reader import Part, open_reader
+from mmengine.native import library
+from mmengine.native.linear import CodePieces, PackedLinear
+from mmengine_llama import plugin
+from tests.llama.tiny import make_tiny
+from tests.models.int4_folder import LAYOUTS, to_int4
+
+CPU = torch.device("cpu")
+WEIGHT = "a.q_proj.weight"
+needs_kernels = pytest.mark.skipif(library.load() is None, reason="needs the compiled kernels")
+
+
+class TestInt4Llama(PluginContract):
+    """AWQ's, whose groups have zeros."""
+
+    plugin = plugin
+    refused = {"quantization_config.bits": 8, "quantization_config.group_size": 16}
+
+    def make_checkpoint(self, folder):
+        model = make_tiny(folder, hidden_size=64, intermediate_size=96)
+        model.load_state_dict(to_int4(folder, "awq", 32), strict=False)
+        return model
+
+    def reduced(self, made):
+        """transformers reads AWQ with a package of its own alone."""
+        folder = made.folder.parent / "plain"
+        made.reference.save_pretrained(folder)
+        return made.reference.from_pretrained(folder, dtype=torch.bfloat16)
+
+
+def drawn(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def entries(folder):
+    return model_tensors(folder, lambda name: name)
+
+
+@pytest.fixture
+def plain(tmp_path):
+    save_file({WEIGHT: drawn(40, 128), "norm.weight": drawn(50)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    return tmp_path
+
+
+# By hand from the three formats' documents: a matrix [8, 32] in one group, whose codes count up along k from
+# the row's number, with zeros 3 and scales 0.5 in all rows.
+HAND = torch.tensor([[(r + c) % 16 for c in range(32)] for r in range(8)])
+
+
+def signed(word):
+    return word - 2**32 if word >= 2**31 else word
+
+
+def by_hand(layout):
+    """Words as a person would write them down, a hexadecimal digit a code, the first one last."""
+    if layout == "awq":  # a word has columns 0, 2, 4, 6, 1, 3, 5, 7 of eight rows of the weight
+        rows = [[(r + c) % 16 for r in (7, 5, 3, 1, 6, 4, 2, 0)] for c in range(32)]
+        codes = [[signed(int("".join(f"{x:x}" for x in row), 16))] for row in rows]
+        return {"qweight": codes, "qzeros": [[0x33333333]], "scales": 0.5 * torch.ones(1, 8).half()}
+    if layout == "gptq":  # eight values along k in a word, zeros less one
+        codes = [
+            [
+                signed(int("".join(f"{(r + c) % 16:x}" for c in range(8 * w + 7, 8 * w - 1, -1)), 16))
+                for r in range(8)
+            ]
+            for w in range(4)
+        ]
+        return {"qweight": codes, "qzeros": [[0x22222222]], "scales": 0.5 * torch.ones(1, 8).half()}
+    codes = [
+        [
+            signed(int("".join(f"{(r + c) % 16:x}" for c in range(8 * w + 7, 8 * w - 1, -1)), 16))
+            for w in range(4)
+        ]
+        for r in range(8)
+    ]
+    return {
+        "weight_packed": codes,
+        "weight_zero_point": [[0x33333333]],
+        "weight_scale": 0.5 * torch.ones(8, 1),
+        "weight_shape": torch.tensor([8, 32]),
+    }
+
+
+@pytest.mark.parametrize("layout", ("compressed-tensors", "gptq", "awq"))
+def test_a_table_made_by_hand(tmp_path, layout):
+    tensors = {
+        f"a.{name}": torch.tensor(each, dtype=torch.int32) if isinstance(each, list) else each
+        for name, each in by_hand(layout).items()
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    how = LAYOUTS[layout][1](32)
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": how}))
+    with open_reader(entries(tmp_path), CPU, torch.float32) as weights:
+        assert torch.equal(weights.read("a.weight"), (HAND - 3) * 0.5)
+
+
+@pytest.mark.parametrize("group", (32, 64, 128))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_weight_is_code_less_zero_times_scale(plain, layout, group):
+    wanted = to_int4(plain, layout, group)[WEIGHT]
+    with open_reader(entries(plain), CPU, torch.float32) as weights:
+        found = weights.read(WEIGHT)
+    assert torch.allclose(found, wanted, rtol=0, atol=1e-6) and len(found.unique()) > 100
+    for axis, half in ((0, wanted[20:]), (1, wanted[:, 64:])):
+        with open_reader(
+            entries(plain), CPU, torch.float32, Part(1, 2, lambda name, axis=axis: axis)
+        ) as weights:
+            assert torch.allclose(weights.read(WEIGHT), half, rtol=0, atol=1e-6)
+
+
+@needs_kernels
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_held_is_what_it_stands_for(plain, layout):
+    wanted = to_int4(plain, layout, 32)[WEIGHT]
+    with open_reader(entries(plain), CPU, torch.bfloat16) as weights:
+        held = weights.held(WEIGHT)
+        assert isinstance(held, CodePieces) and held.mins == ("symmetric" not in layout)
+        packed = PackedLinear(library.load(), held)
+        assert weights.how_held() == "int4"
+    found = packed.rows(torch.arange(len(wanted)))
+    assert torch.allclose(found.float(), wanted, rtol=2**-8, atol=1e-6)
+
+
+@needs_kernels
+def test_scales_that_float16_lacks_are_dequantised(plain):
+    to_int4(plain, "compressed-tensors, symmetric", 32)
+    tensors = load_file(plain / "model.safetensors")
+    tensors[f"{WEIGHT}_scale"] = tensors[f"{WEIGHT}_scale"].float() * (1 + 2**-12)
+    save_file(tensors, plain / "model.safetensors")
+    with open_reader(entries(plain), CPU, torch.bfloat16) as weights:
+        assert not isinstance(weights.held(WEIGHT), CodePieces)
+
+
+def test_all_that_belongs_to_a_weight_is_in_the_fingerprint(plain):
+    to_int4(plain, "gptq", 32)
+    tensors, found = load_file(plain / "model.safetensors"), set()
+    for name in ("", "a.q_proj.qweight", "a.q_proj.qzeros", "a.q_proj.scales"):
+        changed = {each: value.clone() for each, value in tensors.items()}
+        if name:
+            changed[name].view(torch.uint8)[0, 0] ^= 1
+        save_file(changed, plain / "model.safetensors")
+        found.add(fingerprint(plain, TensorNames(())))
+    assert len(found) == 4
+
+
+def without(name):
+    return lambda tensors: tensors.pop(f"a.q_proj.{name}")
+
+
+def instead(name, value):
+    return lambda tensors: tensors.update({f"a.q_proj.{name}": value})
+
+
+def number(*shape):
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    "layout, change, said",
+    [
+        (
+            "gptq",
+            without("scales"),
+            "tensor a.q_proj.qweight is 4 bits, and there is no a.q_proj.scales; download it again",
+        ),
+        ("gptq", without("qzeros"), "there is no a.q_proj.qzeros"),
+        ("gptq", without("qweight"), "is stored as I32, and belongs to no matrix"),
+        ("gptq", instead("qweight", number(16, 39)), "which is none of 39 rows of 128"),
+        ("gptq", instead("qweight", torch.zeros(16, 40)), r"qweight is F32 \[16, 40\]; codes are I32"),
+        (
+            "gptq",
+            instead("qzeros", number(4, 4)),
+            r"qzeros is I32 \[4, 4\]; for 40 rows of 128 .* I32 \[4, 5\]",
+        ),
+        ("gptq", instead("scales", torch.ones(4, 39).half()), r"scales is F16 \[4, 39\]"),
+        (
+            "gptq",
+            instead("scales", torch.full((4, 40), float("nan")).half()),
+            "scale that is no finite number",
+        ),
+        ("gptq", instead("g_idx", torch.arange(128).int() % 4), "g_idx says that values are ordered by act"),
+        ("gptq", instead("g_idx", number(7)), r"g_idx is I32 \[7\], not I32 \[128\]"),
+        ("awq", instead("qweight", number(127, 5)), "which is none of 40 rows of 127"),
+        ("compressed-tensors", without("weight_scale"), "there is no a.q_proj.weight_scale"),
+        ("compressed-tensors", without("weight_zero_point"), "there is no a.q_proj.weight_zero_point"),
+        ("compressed-tensors", instead("weight_shape", torch.tensor([40, 2**40])), "none of 40 rows of 109"),
+        ("compressed-tensors", instead("weight_shape", torch.tensor([-40, 128])), "none of -40 rows"),
+        (
+            "compressed-tensors",
+            instead("weight_shape", torch.ones(2)),
+            r"F32 \[2\]; the shape .* is I64 \[2\]",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(plain, layout, change, said):
+    to_int4(plain, layout, 32)
+    tensors = load_file(plain / "model.safetensors")
+    change(tensors)
+    save_file(tensors, plain / "model.safetensors")
+    with pytest.raises(ModelError, match=said):
+        entries(plain)
+
+
+@pytest.mark.parametrize(
+    "layout, change, said",
+    [
+        ("gptq", {"desc_act": True}, "desc_act True is not read, only False; fp8 .* are read"),
+        ("gptq", {"bits": 3}, "bits 3 is not read, only 4"),
+        ("gptq", {"group_size": -1}, "group_size -1 is not read; 32, 64, 128 are"),
+        ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin' is not read"),
+        ("awq", {"version": "gemv"}, "version 'gemv' is not read, only 'gemm'"),
+        ("compressed-tensors", {"format": "int-quantized"}, "format 'int-quantized' is not read"),
+        ("compressed-tensors", {"config_groups": {}}, "config_groups has 0 groups"),
+        ("awq", {"quant_method": "bitsandbytes"}, "'bitsandbytes' is not supported; fp8 with"),
+    ],
+)
+def test_other_ways_are_refused_by_name(plain, layout, change, said):
+    to_int4(plain, layout, 32)
+    config = json.loads((plain / "config.json").read_text())
+    config["quantization_config"] |= change
+    (plain / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=said):
+        entries(plain)
+
+
+@pytest.mark.parametrize("layout", ("compressed-tensors, symmetric", "gptq", "awq"))
+def test_answers_are_those_of_the_plain_folder(tmp_path, layout):
+    """In float32 all tokens; in bfloat16, where codes are multiplied and no rounded weights, the first."""
+    for name in ("int4", "plain"):
+        (tmp_path / name).mkdir()
+        make_tiny(tmp_path / name, hidden_size=64, intermediate_size=96)
+    meant = to_int4(tmp_path / "int4", layout, 32)
+    save_file(
+        {name: value.contiguous() for name, value in meant.items()}, tmp_path / "plain/model.safetensors"
+    )
+    for dtype, num_tokens in (("float32", 12), ("bfloat16", 1)):
+        said = []
+        for name in ("int4", "plain"):
+            with Engine(tmp_path / name, device="cpu", dtype=dtype) as engine:
+                said.append(
+                    [each.token_ids for each in engine.generate(["a b", "b c d"], max_tokens=num_tokens)]
+                )
+                held = "int4" if dtype == "bfloat16" and library.load() else f"int4 held as {dtype}"
+                assert engine.built.spec.weights_held == (held if name == "int4" else "")
+        assert said[0] == said[1] and all(said[0])
