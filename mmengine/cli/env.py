@@ -39,6 +39,7 @@ def env(
         **{f"attention {name}": text for name, text in capabilities.attention().items()},
         "tensor parallel": capabilities.tensor_parallel(),
         "CPU kernels": _kernels(),
+        "quantised weights": _quantised(),
         "model plugins": _plugins(),
         "embedded checkpoint": _checkpoint(),
         "clash": clash() or "none",
@@ -72,6 +73,16 @@ def _kernels() -> str:
     from mmengine.native.library import describe  # lazy: it may compile
 
     return describe()
+
+
+def _quantised() -> str:
+    import torch  # lazy, as below
+
+    from mmengine.models.reader import holds_codes
+
+    if holds_codes(torch.device("cpu"), torch.bfloat16):
+        return "FP8, int8 and int4 stay codes on a CPU in bfloat16, elsewhere they are dequantised"
+    return "dequantised: there are no CPU kernels"
 
 
 def _plugins() -> str:

@@ -42,4 +42,6 @@ def test_one_line_and_the_same_answer(call_anew, tmp_path, change, said):
 def test_env_says_what_computes(call_anew, tmp_path):
     result = call_anew("env", MMENGINE_CACHE=str(tmp_path), CXX="no-such-compiler")
     (line,) = (line for line in result.stdout.splitlines() if line.startswith("CPU kernels"))
+    (held,) = (line for line in result.stdout.splitlines() if line.startswith("quantised weights"))
+    assert ("dequantised:" in held) == (" off:" in line)
     assert "off: CXX names no-such-compiler" in line

@@ -104,6 +104,7 @@ def test_each_flag_is_a_variable_and_a_line_of_a_file_too(started, tmp_path, mon
         "--set": ["max_num_seqs=3", "token_budget=64"],
         "--log": tmp_path / "log",
         "--tensor-parallel": 2,
+        "--quantize": "int8",
     }
     for flag, option in OPTIONS.items():
         if isinstance(option.default, bool):
