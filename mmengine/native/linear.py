@@ -34,16 +34,18 @@ class Linear(ctypes.Structure):
 
 
 def packed_buffer(num_bytes: int) -> np.ndarray:
-    """Zeros, uint8 [num_bytes], aligned to 64 bytes; from 2 MiB on in huge pages where there are any."""
+    """Zeros, uint8 [num_bytes], aligned to 64 bytes; from 2 MiB on in huge pages where there are any, but for
+    what fills none."""
     if num_bytes < _HUGE:
         buffer = np.zeros(num_bytes + 64, dtype=np.uint8)
         start = -buffer.ctypes.data % 64
         return buffer[start : start + num_bytes]
     memory = mmap.mmap(-1, num_bytes + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
     buffer = np.frombuffer(memory, dtype=np.uint8)
-    start = -buffer.ctypes.data % _HUGE
+    start, whole = -buffer.ctypes.data % _HUGE, num_bytes // _HUGE * _HUGE
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE, start, whole)
+        memory.madvise(mmap.MADV_NOHUGEPAGE, start + whole, len(memory) - start - whole)
     return buffer[start : start + num_bytes]
 
 

@@ -1,9 +1,11 @@
 """Layers in whole numbers of 8 and 4 bits, for each instruction set of this CPU."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from mmengine.native.linear import GROUPS, CodePieces, Codes, Form, PackedLinear
+from mmengine.native.linear import GROUPS, CodePieces, Codes, Form, PackedLinear, packed_buffer
 
 SHAPES = ((64, 256), (100, 130), (96, 1057), (34, 40), (2, 1))
 ROWS = (2, 3, 7, 12, 13, 25, 40, 600)  # 512 of them and the rest are apart
@@ -95,3 +97,16 @@ def test_what_codes_take(library):
     ):
         layer = held(library, drawn(1024, 2048, form, group, mins), form, group)
         assert layer._packed.nbytes == 1024 * 2048 * size
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's own count of memory")
+def test_a_buffer_takes_no_huge_page_that_it_does_not_fill():
+    def private():
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+    size, before = 4 * 2**20 + 130_000, private()
+    buffers = [packed_buffer(size) for _ in range(32)]
+    for buffer in buffers:
+        buffer[:] = 1
+    assert private() - before < 1.2 * 32 * size  # half as much again, with a huge page at the end of each
