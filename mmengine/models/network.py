@@ -150,6 +150,11 @@ def text_decoder(
 ) -> AnyTextDecoder:
     """See load_network."""
     if device.type != "cpu":
+        if batch_invariant and config.experts is not None:
+            raise ConfigError(
+                "batch_invariant: experts are multiplied by torch on a GPU, whose products depend on the "
+                "batch; leave batch_invariant away"
+            )
         ops = text_ops(device, dtype, batch_invariant=batch_invariant)
         return FusedTextDecoder(config, weights, device, ops, shard)
     # The kernels compute whole layers in one call, ranks must add up in their middle.

@@ -6,9 +6,9 @@ lent out of the file where it is stored as it is wanted, and only a piece is hel
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +20,7 @@ from mmengine.checkpoint.fp8 import Fp8Entry
 from mmengine.checkpoint.gguf.tensors import GGUFEntry
 from mmengine.checkpoint.int4 import Int4Entry
 from mmengine.checkpoint.mapped import MappedFile
+from mmengine.checkpoint.stacked import TurnedEntry
 from mmengine.checkpoint.tensors import Coding, TensorEntry
 from mmengine.errors import ModelError
 from mmengine.models.progress import tell
@@ -75,10 +76,21 @@ class WeightReader:
 
     def read(self, *names: str) -> torch.Tensor:
         """One tensor, or several joined along their first dimension."""
-        shape = self._joined(names)
-        out = torch.empty(shape, device=self._device, dtype=self._dtype)
+        out = torch.empty(self._joined(names), device=self._device, dtype=self._dtype)
+        self._read_into(out, names)
+        return out
+
+    def _read_into(self, out: torch.Tensor, names: tuple[str, ...]) -> None:
         for first, rows in self._rows(names, self._stored):
             out[first : first + len(rows)].copy_(rows)
+
+    def read_each(self, groups: Sequence[Sequence[str]]) -> torch.Tensor:
+        """Of groups of names that are alike: each as `read`, one after the other, [groups, ...]."""
+        out = torch.empty(
+            (len(groups), *self._joined(tuple(groups[0]))), device=self._device, dtype=self._dtype
+        )
+        for place, names in zip(out, groups, strict=True):
+            self._read_into(place, tuple(names))
         return out
 
     def pieces(self, *names: str) -> Pieces:
@@ -91,7 +103,14 @@ class WeightReader:
     def held(self, *names: str) -> Pieces | CodePieces:
         """The same for kernels that hold codes: as all of these are stored, where they are alike, or as they
         are quantised here."""
-        coding = self._coding(names)
+        return self._held(names, self._coding(names))
+
+    def held_each(self, groups: Sequence[Sequence[str]]) -> list[Pieces | CodePieces]:
+        """Each of them as `held`, and all in one form."""
+        coding = self._coding(tuple(name for names in groups for name in names))
+        return [self._held(tuple(names), coding) for names in groups]
+
+    def _held(self, names: tuple[str, ...], coding: Coding | None) -> Pieces | CodePieces:
         if coding is None:
             return self.pieces(*names)
         self._forms.add(coding.form)
@@ -192,6 +211,8 @@ class WeightReader:
             pieces = ((at, torch.from_numpy(rows)) for at, rows in entry.pieces(cut[0].start, cut[0].stop))
         elif isinstance(entry, Fp8Entry):
             pieces = self._scaled(entry, cut[0])
+        elif isinstance(entry, TurnedEntry):
+            pieces = self._turned(entry, cut[0], rows_in)
         else:
             pieces = self._mapped(entry, cut[0], rows_in)
         for place, rows in pieces:
@@ -223,6 +244,16 @@ class WeightReader:
             if bool((codes.bitwise_and(0x7F) == 0x7F).any()):
                 raise _wrong(entry, "holds a NaN; download it again")
             yield place, codes
+
+    def _turned(self, entry: TurnedEntry, cut: slice, rows_in: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """Rows of a tensor that are columns of its file."""
+        k, width = entry.shape[1], entry.row_values
+        lies = replace(entry.stacked, shape=(k, width), start=entry.start)
+        step = max(1, PIECE_VALUES // k // rows_in) * rows_in
+        for _, stored in self._mapped(lies, slice(0, k), rows_in=k):  # all of it at once
+            for first in range(cut.start, cut.stop, step):
+                columns = slice(entry.first + first, entry.first + min(first + step, cut.stop))
+                yield first - cut.start, stored[:, columns].t()
 
     def _mapped(self, entry: TensorEntry, cut: slice, rows_in: int = 1) -> Iterator[tuple[int, torch.Tensor]]:
         """Rows of a tensor where they lie in their file."""

@@ -5,7 +5,18 @@ from collections.abc import Callable, Iterable
 from mmengine.checkpoint.fields import Fields
 from mmengine.checkpoint.quantisation import SUPPORTED, quantisation_of
 from mmengine.checkpoint.rope import RopeConfig, read_rope
-from mmengine.models.decoder.config import DecoderConfig
+from mmengine.models.decoder.config import DecoderConfig, ExpertsConfig
+
+MAX_LAYERS = 1024
+MAX_EXPERTS = 2**16  # of all layers
+# What routers of other models do beside a softmax over all experts, and the value that asks for nothing.
+ROUTERS: dict[str, object] = {
+    "scoring_func": "softmax",
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.0,
+    "use_routing_bias": False,
+}
 
 
 def check_served(root: Fields, architectures: tuple[str, ...], parts: Iterable[str] = ()) -> None:
@@ -35,9 +46,12 @@ def read_decoder(
     out_bias: bool = False,
     mlp_bias: bool = False,
     qk_norm: bool = False,
+    experts: ExpertsConfig | None = None,
 ) -> DecoderConfig:
     """Sizes from the file, what it does not tell from the plugin. `head_dim`: where the file has none; None:
     hidden_size over the heads. `rope`: of the fields and head_dim. ModelError names the field."""
+    num_layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
+    is_dense = experts is None or len(experts.layers) < num_layers
     hidden_size = fields.integer("hidden_size", 1, 2**17)
     num_heads = fields.integer("num_attention_heads", 1, 1024)
     num_kv_heads = fields.integer("num_key_value_heads", 1, 1024, num_heads)
@@ -55,8 +69,8 @@ def read_decoder(
     return DecoderConfig(
         vocab_size=fields.integer("vocab_size", 1, 2**22),
         hidden_size=hidden_size,
-        intermediate_size=fields.integer("intermediate_size", 1, 2**20),
-        num_layers=fields.integer("num_hidden_layers", 1, 1024),
+        intermediate_size=fields.integer("intermediate_size", 1, 2**20) if is_dense else 0,
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -68,7 +82,31 @@ def read_decoder(
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
         tied=tied,
+        experts=experts,
     )
+
+
+def read_experts(fields: Fields, *, norm_top_k: bool) -> ExpertsConfig | None:
+    """Which layers have experts, and how a token chooses among them. `norm_top_k`: whether the chances of
+    those that it takes are divided by their sum. None: all layers are dense. ModelError names the field."""
+    num_layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
+    name = "num_experts" if fields.values.get("num_experts") is not None else "num_local_experts"
+    count = fields.integer(name, 1, MAX_EXPERTS // num_layers)
+    every = fields.integer("decoder_sparse_step", 1, MAX_LAYERS, 1)
+    dense = fields.integers("mlp_only_layers", [], 0, MAX_LAYERS - 1, MAX_LAYERS)
+    for field, plain in ROUTERS.items():
+        if fields.values.get(field, plain) not in (plain, None):
+            found = repr(fields.values[field])[:60]
+            fields.fail(f"{fields.prefix}{field} {found} is not supported: routers are a softmax alone")
+    layers = tuple(i for i in range(num_layers) if (i + 1) % every == 0 and i not in dense)
+    experts = ExpertsConfig(
+        count,
+        top_k=fields.integer("num_experts_per_tok", 1, count),
+        intermediate_size=fields.integer("moe_intermediate_size", 1, 2**20),
+        layers=layers,
+        norm_top_k=norm_top_k,
+    )
+    return experts if layers else None
 
 
 def _refuse_windows(fields: Fields) -> None:

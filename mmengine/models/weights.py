@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from mmengine.checkpoint.names import TensorNames
+from mmengine.checkpoint.stacked import each_expert
 from mmengine.checkpoint.tensors import check_tensors
 from mmengine.errors import ModelError
 from mmengine.models.config import NetworkConfig
@@ -34,6 +35,9 @@ def open_weights(
     coding = CODINGS.get(quantize)
     if coding is not None and any(entry.coding is not None for entry in entries.values()):
         raise ModelError(f"the weights in {folder} are quantised already; leave quantize {quantize} away")
+    if (experts := config.text.experts) is not None:
+        sizes = config.text.hidden_size, experts.intermediate_size
+        entries = each_expert(entries, experts.count, *sizes)
     check_tensors(folder, entries, expected_tensors(config), optional=[HEAD] if config.text.tied else [])
     part = WHOLE
     if shard is not None:

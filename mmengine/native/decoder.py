@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmengine.native.decoder_weights import DecoderWeights, LayerWeights, Scratch, Sizes, StepStruct
-from mmengine.native.linear import PackedLinear
+from mmengine.native.decoder_weights import DecoderWeights, NativeLayer, Scratch, Sizes, StepStruct
 
 
 class Decoder:
@@ -20,7 +19,7 @@ class Decoder:
         library: ctypes.CDLL,
         sizes: Sizes,
         dtype: torch.dtype,
-        layers: list[LayerWeights[PackedLinear]],
+        layers: Sequence[NativeLayer],
         norm: Tensor,
     ) -> None:
         self._weights = DecoderWeights(sizes, dtype, layers, norm)

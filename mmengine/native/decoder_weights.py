@@ -1,6 +1,7 @@
 """What a decoder in kernels for CPUs is made of: the structures of src/decoder.h, and what they point to."""
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -8,10 +9,13 @@ import torch
 from torch import Tensor
 
 from mmengine.native.dtypes import DTYPES
+from mmengine.native.experts import Experts
+from mmengine.native.feed_forward import Dense
 from mmengine.native.linear import Linear, PackedLinear
 
 MAX_HEAD_DIM = 256  # of what the kernels compute; torch computes beyond it
 L = TypeVar("L")
+F = TypeVar("F")
 
 
 def fits(head_dim: int, device: torch.device, dtype: torch.dtype) -> bool:
@@ -32,23 +36,25 @@ class Sizes:
     eps: float
 
 
-class LayerWeights(NamedTuple, Generic[L]):
-    """A layer, whatever L it is that multiplies with a matrix; for the kernels it is packed, `gate_up` as
-    such. Norms are of any float dtype."""
+class LayerWeights(NamedTuple, Generic[L, F]):
+    """A layer with a feed-forward F: Dense, or a Mixture. Norms are of any float dtype."""
 
     input_norm: Tensor  # [hidden]
     qkv: L  # hidden to (heads + 2 * kv_heads) * head_dim
     qk_norm: Tensor | None  # [heads + kv_heads, head_dim]: q's weight on each head, then k's; None: no norm
     out: L  # heads * head_dim to hidden
     post_norm: Tensor  # [hidden]
-    gate_up: L  # hidden to 2 * intermediate, gate's and then up's
-    down: L  # intermediate to hidden
+    feed_forward: F
+
+
+NativeLayer = LayerWeights[PackedLinear, Dense[PackedLinear] | Experts]
 
 
 class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
         *((name, Linear) for name in ("qkv", "out", "gate_up", "down")),
+        ("experts", ctypes.c_void_p),
     )
 
 
@@ -105,9 +111,7 @@ class DecoderWeights:
     """`c`: the structure of a decoder, good for as long as this lives. ValueError for shapes and dtypes that
     the kernels do not know."""
 
-    def __init__(
-        self, sizes: Sizes, dtype: torch.dtype, layers: list[LayerWeights[PackedLinear]], norm: Tensor
-    ) -> None:
+    def __init__(self, sizes: Sizes, dtype: torch.dtype, layers: Sequence[NativeLayer], norm: Tensor) -> None:
         s = sizes
         if not fits(s.head_dim, norm.device, dtype):
             raise ValueError(f"no kernel for heads of {s.head_dim} in {dtype}")
@@ -128,11 +132,14 @@ class DecoderWeights:
             self._layers,
         )
 
-    def _layer(self, w: LayerWeights[PackedLinear]) -> _Layer:
+    def _layer(self, w: NativeLayer) -> _Layer:
         qk = w.qk_norm
         q_norm, k_norm = (None, None) if qk is None else (qk[0], qk[self.sizes.num_heads])
         norms = (w.input_norm, w.post_norm, q_norm, k_norm)
-        return _Layer(*map(self._address, norms), *(p.c for p in (w.qkv, w.out, w.gate_up, w.down)))
+        after = w.feed_forward
+        linears = [Linear(), Linear()] if isinstance(after, Experts) else [after.gate_up.c, after.down.c]
+        experts = after.address if isinstance(after, Experts) else None
+        return _Layer(*map(self._address, norms), w.qkv.c, w.out.c, *linears, experts)
 
     def _address(self, norm: Tensor | None) -> int | None:
         if norm is None:

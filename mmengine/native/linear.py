@@ -105,6 +105,26 @@ class CodePieces:
         return torch.bfloat16
 
 
+def structure(weight: Pieces | CodePieces, bias: int | None = None) -> Linear:
+    """Of a layer whose weight is not packed yet; `bias`: its address."""
+    form, group, mins = 0, 0, False
+    if isinstance(weight, CodePieces):
+        form, group, mins = int(weight.form), weight.group, weight.mins
+    return Linear(weight.n, weight.k, DTYPES[weight.dtype], form, group, mins, None, bias)
+
+
+def pack_rows(library: ctypes.CDLL, c: Linear, weight: Pieces | CodePieces, half: int) -> None:
+    """Write them to where `c` has its packed form, zeros so far."""
+    for first, rows in weight.pieces:
+        of = rows if isinstance(rows, Codes) else (rows,)
+        values, *shared = [None if each is None else each.contiguous() for each in of]
+        assert values is not None
+        scales, mins = ((each if each is None else each.data_ptr()) for each in (*shared, None, None)[:2])
+        library.mm_linear_pack(
+            ctypes.addressof(c), values.data_ptr(), scales, mins, first, len(values), half, c.packed
+        )
+
+
 class PackedLinear:
     """y = x w^T + bias with w [n, k] packed once, float32 or bfloat16. Keeps no reference to `weight`. Of FP8
     the bits are those of the weight bfloat16(code * scale); of whole numbers each group's sum is scaled, in
@@ -126,32 +146,19 @@ class PackedLinear:
     ) -> None:
         if isinstance(weight, Tensor):
             weight = Pieces.of(weight)
-        self._library = _declared(library)
-        n, k, self.dtype = weight.n, weight.k, weight.dtype
+        self._library = declared(library)
+        n, self.dtype = weight.n, weight.dtype
         if bias is not None and bias.shape != (n,):
             raise ValueError(f"the bias is {list(bias.shape)}, the weight has {n} rows")
         self._gate_up, half = gate_up, n // 2 if gate_up else 0
         self._width = half or n
         self._bias = None if bias is None else bias.float().contiguous()
         bias_address = None if self._bias is None else self._bias.data_ptr()
-        form, group, mins = 0, 0, False
-        if isinstance(weight, CodePieces):
-            form, group, mins = int(weight.form), weight.group, weight.mins
-        self.c = Linear(n, k, DTYPES[self.dtype], form, group, mins, None, bias_address)
+        self.c = structure(weight, bias_address)
         self._address = ctypes.addressof(self.c)
         self._packed = packed_buffer(self._library.mm_linear_bytes(self._address))
         self.c.packed = self._packed.ctypes.data
-        for first, rows in weight.pieces:
-            self._pack(first, rows if isinstance(rows, Codes) else (rows,), half)
-
-    def _pack(self, first: int, rows: Iterable[Tensor | None], half: int) -> None:
-        """`rows`: the values, of codes with what they share."""
-        values, *shared = [None if each is None else each.contiguous() for each in rows]
-        assert values is not None
-        scales, mins = ((each if each is None else each.data_ptr()) for each in (*shared, None, None)[:2])
-        self._library.mm_linear_pack(
-            self._address, values.data_ptr(), scales, mins, first, len(values), half, self.c.packed
-        )
+        pack_rows(self._library, self.c, weight, half)
 
     def __call__(
         self,
@@ -207,7 +214,7 @@ def _text(tensor: Tensor) -> str:
 
 
 @cache
-def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
+def declared(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, number, long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
     arguments = {
         "bytes": (pointer,),

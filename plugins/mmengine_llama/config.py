@@ -12,7 +12,7 @@ from mmengine.checkpoint.fields import Fields
 from mmengine.checkpoint.model_files import model_file, read_model_json
 from mmengine.checkpoint.names import TensorNames
 from mmengine.models.config import NetworkConfig
-from mmengine.models.reading import check_served, read_decoder
+from mmengine.models.reading import check_served, read_decoder, read_experts
 
 NAMES = TensorNames(((re.compile(r"model\."), "text."),))
 
@@ -29,6 +29,7 @@ class Kind:
     qk_norm: bool = False
     head_dim: int | None = None
     window: int | None = None
+    experts: bool = False
 
 
 KINDS = {
@@ -36,6 +37,7 @@ KINDS = {
     "Qwen2ForCausalLM": Kind(qkv_bias=True),
     "Qwen3ForCausalLM": Kind(says_biases=True, qk_norm=True, head_dim=128),
     "MistralForCausalLM": Kind(window=4096),
+    "Qwen3MoeForCausalLM": Kind(says_biases=True, qk_norm=True, experts=True),
 }
 
 
@@ -60,6 +62,7 @@ def read_config(model: Path) -> ModelConfig:
         out_bias=biased,
         mlp_bias=kind.mlp_bias and root.flag("mlp_bias", False),
         qk_norm=kind.qk_norm,
+        experts=read_experts(root, norm_top_k=root.flag("norm_topk_prob", False)) if kind.experts else None,
     )
     return ModelConfig(text, None, _eos_token_ids(root, text.vocab_size))
 

@@ -8,15 +8,15 @@ import numpy as np
 from mmengine.models.described import DescribedPlugin
 from mmengine.models.plugin import Processor
 from mmengine.request import MediaItem
-from mmengine_qwen3_vl.config import ARCHITECTURE, ModelConfig, read_config
+from mmengine_qwen3_vl.config import ARCHITECTURES, ModelConfig, read_config
 from mmengine_qwen3_vl.names import NAMES
 from mmengine_qwen3_vl.positions import rope_positions
 
 
 class Qwen3VLPlugin(DescribedPlugin):
-    """Dense Qwen3-VL of every size."""
+    """Qwen3-VL of every size, dense and mixtures of experts."""
 
-    architectures = (ARCHITECTURE,)
+    architectures = ARCHITECTURES
     names = NAMES
 
     def read_config(self, folder: Path) -> ModelConfig:

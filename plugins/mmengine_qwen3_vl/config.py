@@ -1,4 +1,4 @@
-"""config.json of a dense Qwen3-VL, checked.
+"""config.json of Qwen3-VL, dense or a mixture of experts, checked.
 
 Reads the hub's style (`rope_scaling` beside `rope_theta`) and that of transformers 5
 (`rope_parameters`). Fields that transformers has a default for may be missing; sizes may not.
@@ -13,10 +13,11 @@ from mmengine.checkpoint.files import read_json
 from mmengine.checkpoint.rope import RopeConfig
 from mmengine.models.config import NetworkConfig
 from mmengine.models.decoder.config import DecoderConfig
-from mmengine.models.reading import check_served, read_decoder
+from mmengine.models.reading import check_served, read_decoder, read_experts
 from mmengine.models.vision.config import VisionConfig
 
-ARCHITECTURE = "Qwen3VLForConditionalGeneration"
+DENSE, MIXTURE = "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"
+ARCHITECTURES = (DENSE, MIXTURE)
 VISION_ACTIVATIONS = {"gelu_pytorch_tanh": "tanh", "gelu": "none"}  # name to F.gelu's `approximate`
 _ROPE_TYPES = ("default", "mrope")  # the second is an old name of the first
 
@@ -32,7 +33,7 @@ def read_config(folder: Path) -> ModelConfig:
     """Sizes and constants of the model in `folder`. ModelError names the file and the field."""
     path = folder / "config.json"
     root = Fields(read_json(path), path, "")
-    check_served(root, (ARCHITECTURE,), ("text_config", "vision_config"))
+    check_served(root, ARCHITECTURES, ("text_config", "vision_config"))
     text = _text_config(root)
     vision = _vision_config(root.child("vision_config"))
     if vision.out_hidden_size != text.hidden_size:
@@ -53,14 +54,18 @@ def read_config(folder: Path) -> ModelConfig:
 def _text_config(root: Fields) -> DecoderConfig:
     text = root.child("text_config")
     biased = text.flag("attention_bias", False)
+    is_mixture = DENSE not in root.values["architectures"]
+    if is_mixture and not text.flag("norm_topk_prob", True):
+        text.fail("text_config.norm_topk_prob is false; Qwen3-VL always divides by the sum")
     return read_decoder(
         text,
         tied=root.flag("tie_word_embeddings", text.flag("tie_word_embeddings", False)),
-        head_dim=128,
+        head_dim=None if is_mixture else 128,
         rope=_text_rope,
         qkv_bias=biased,
         out_bias=biased,
         qk_norm=True,
+        experts=read_experts(text, norm_top_k=True) if is_mixture else None,
     )
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from mmengine.errors import ModelError
+from mmengine.models.decoder.config import ExpertsConfig
 from mmengine.models.registry import plugin_for
 from mmengine_llama import config, plugin
 from mmengine_llama.config import KINDS, read_config
@@ -34,12 +35,29 @@ def test_each_architecture_has_its_own_biases_and_norms(tmp_path, architecture):
     written(tmp_path, architecture)
     assert plugin_for(tmp_path) is plugin
     text = read_config(tmp_path).text
-    assert (text.qkv_bias, text.qk_norm) == (architecture == "Qwen2", architecture == "Qwen3")
+    assert (text.qkv_bias, text.qk_norm) == (architecture == "Qwen2", architecture.startswith("Qwen3"))
+    assert (text.experts is not None) is (architecture == "Qwen3Moe")
     assert not text.out_bias and not text.mlp_bias and text.head_dim == SIZES["head_dim"]
 
 
 def test_all_that_is_served_is_tried():
     assert {f"{name}ForCausalLM" for name in MODELS} == set(KINDS)
+
+
+@pytest.mark.parametrize(
+    "fields, layers",
+    [
+        ({}, (0, 2)),
+        ({"mlp_only_layers": []}, (0, 1, 2)),
+        ({"decoder_sparse_step": 2, "mlp_only_layers": []}, (1,)),
+    ],
+)
+def test_which_layers_have_experts(tmp_path, fields, layers):
+    folder = written(tmp_path, "Qwen3Moe", **fields).parent
+    text = read_config(folder).text
+    assert text.experts == ExpertsConfig(8, 3, 32, layers, norm_top_k=False)
+    assert text.intermediate_size == (0 if layers == (0, 1, 2) else SIZES["intermediate_size"])
+    assert read_config(changed(folder / "config.json", decoder_sparse_step=4)).text.experts is None
 
 
 def test_fields_that_are_missing_mean_what_they_mean_in_transformers(tmp_path):
@@ -62,7 +80,7 @@ def test_no_field_is_ignored_that_transformers_reads(tmp_path, monkeypatch, arch
     read = config.read_model_json
     monkeypatch.setattr(config, "read_model_json", lambda *of: Noted(read(*of), asked))
     read_config(tmp_path)
-    assert not ignored(architecture.lower(), asked)
+    assert not ignored(architecture.lower().replace("moe", "_moe"), asked)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +97,20 @@ def test_no_field_is_ignored_that_transformers_reads(tmp_path, monkeypatch, arch
         ("Llama", {"attention_bias": "yes"}, "attention_bias is 'yes'"),
         ("Llama", {"hidden_size": None}, "hidden_size is missing"),
         ("Qwen2", {"use_sliding_window": True, "sliding_window": 64}, "sliding_window 64 asks"),
+        (
+            "Qwen3Moe",
+            {"num_experts_per_tok": 9},
+            "num_experts_per_tok is 9; it must be an integer from 1 to 8",
+        ),
+        (
+            "Qwen3Moe",
+            {"num_local_experts": 30000},
+            "num_local_experts is 30000; it must be an integer from 1 to",
+        ),
+        ("Qwen3Moe", {"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
+        ("Qwen3Moe", {"mlp_only_layers": ["1"]}, "mlp_only_layers must be a list"),
+        ("Qwen3Moe", {"n_group": 4}, "n_group 4 is not supported: routers are a softmax alone"),
+        ("Qwen3Moe", {"moe_intermediate_size": None}, "moe_intermediate_size is missing"),
         ("Qwen3", {"layer_types": ["sliding_attention"]}, "layer_types is"),
         ("Mistral", {"sliding_window": 4096}, "sliding_window 4096 asks"),
     ],

@@ -2,11 +2,17 @@
 
 import json
 
-from tests.models.text_reference import Kind, make_reference
+from tests.models.text_reference import EXPERTS, Kind, make_reference
 from tests.processing.test_text_models import NAMES, TEMPLATE, trained
 
 SPARE_ROWS = 3  # of the embedding, which no token has: as published models pad it
-MODELS = {"Llama": {}, "Qwen2": {}, "Qwen3": {}, "Mistral": {"sliding_window": None}}
+MODELS = {
+    "Llama": {},
+    "Qwen2": {},
+    "Qwen3": {},
+    "Mistral": {"sliding_window": None},
+    "Qwen3Moe": EXPERTS,
+}
 
 
 def make_tiny(folder, architecture="Llama", **sizes):

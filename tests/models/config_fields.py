@@ -6,7 +6,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 # What no forward without training depends on, in any model.
-CHANGES_NOTHING = {"_attn_implementation", "attention_dropout", "pad_token_id"}
+CHANGES_NOTHING = {
+    "_attn_implementation",
+    "attention_dropout",
+    "initializer_range",
+    "output_router_logits",
+    "pad_token_id",
+    "router_aux_loss_coef",
+}
 CONFIGS = ("config", "text_config", "vision_config")
 
 

@@ -28,6 +28,11 @@ class TestQwen3(TestLlama):
     refused = {"attention_bias": "some"}
 
 
+class TestQwen3Moe(TestLlama):
+    architecture, sizes = "Qwen3Moe", {"norm_topk_prob": True}
+    refused = {"num_experts_per_tok": 9, "mlp_only_layers": [-1], "scoring_func": "sigmoid"}
+
+
 class TestMistral(TestLlama):
     architecture = "Mistral"
     refused = {"sliding_window": 64}

@@ -1,4 +1,4 @@
-"""The contract of plugins, for Qwen3-VL with images."""
+"""The contract of plugins, for Qwen3-VL with images: dense, and a mixture of experts."""
 
 import json
 import shutil
@@ -10,6 +10,7 @@ from PIL import Image
 from mmengine.models.contract import PluginContract, make_lively
 from mmengine_qwen3_vl import plugin
 from mmengine_shapes import checkpoint_path
+from tests.models.text_reference import EXPERTS
 from tests.qwen3_vl.qwen3_vl_reference import TINY
 
 WORDS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "preprocessor_config.json")
@@ -41,19 +42,21 @@ class TestQwen3VL(PluginContract):
         chat("Between ", image(1, (96, 64)), " and ", image(2, (64, 64)), ", which one?"),
     )
 
+    architecture, sizes = "Qwen3VL", {}
+
     def make_checkpoint(self, folder):
-        from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+        import transformers
 
         for name in WORDS:
             shutil.copy(checkpoint_path() / name, folder)
         words = json.loads((checkpoint_path() / "config.json").read_text())
         vision = {"patch_size": words["vision_config"]["patch_size"]}
-        config = Qwen3VLConfig(
-            text_config=TINY["text"] | {"vocab_size": words["text_config"]["vocab_size"]},
+        config = getattr(transformers, f"{self.architecture}Config")(
+            text_config=TINY["text"] | self.sizes | {"vocab_size": words["text_config"]["vocab_size"]},
             vision_config=TINY["vision"] | vision,
             **{name: words[name] for name in words if name.endswith("token_id")},
         )
-        model = Qwen3VLForConditionalGeneration(config).eval()
+        model = getattr(transformers, f"{self.architecture}ForConditionalGeneration")(config).eval()
         make_lively(model)
         model.save_pretrained(folder)
         return model
@@ -72,3 +75,8 @@ class TestQwen3VL(PluginContract):
             return []
         pixels = ((inputs["pixel_values"] * 0.5 + 0.5) * 255).round().to(torch.uint8)
         return [each.numpy() for each in pixels.split(inputs["image_grid_thw"].prod(1).tolist())]
+
+
+class TestQwen3VLMoe(TestQwen3VL):
+    architecture, sizes = "Qwen3VLMoe", EXPERTS
+    refused = {"text_config.num_experts_per_tok": 9, "text_config.norm_topk_prob": False}

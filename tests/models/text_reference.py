@@ -27,6 +27,7 @@ SIZES = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     "tie_word_embeddings": False,
 }
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "mlp_only_layers": [1]}
 # Waves of 6, 20, 63, 199 and more tokens: one stays, one is eased, the others are divided.
 LLAMA3 = {
     "rope_type": "llama3",

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from mmengine.gpu.text_ops import TextOps
 from mmengine.models.decoder.config import DecoderConfig
-from mmengine.models.decoder.prepacked import Linear
+from mmengine.models.decoder.experts import TorchLayer
 from mmengine.models.decoder.text import TextDecoder, aux_layer
 from mmengine.models.plugin import AttentionPort, AuxHiddenStates
 from mmengine.models.reader import WeightReader
 from mmengine.models.sharding import Shard
-from mmengine.native.decoder_weights import LayerWeights
 
 
 class FusedTextDecoder(TextDecoder):
@@ -29,7 +28,7 @@ class FusedTextDecoder(TextDecoder):
         ops: TextOps,
         shard: Shard | None = None,
     ) -> None:
-        super().__init__(config, weights, device, shard, ops.linear)
+        super().__init__(config, weights, device, shard, ops.linear, ops.silu_mul)
         self.ops, self.batch_invariant = ops, ops.batch_invariant
 
     def forward(
@@ -52,7 +51,7 @@ class FusedTextDecoder(TextDecoder):
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
             mixed = self._mix(index, layer, normed, angles, attention)
             normed = ops.add_norm(mixed, residual, layer.post_norm, eps)
-            added = self._sum(layer.down(ops.silu_mul(layer.gate_up(normed))))
+            added = self._sum(self._feed_forwards[index](normed))
             if deepstack is not None and index < len(deepstack):
                 # By the same kernel as without: where text adds zeros, its bits are those of a step without.
                 residual.add_(added)
@@ -65,7 +64,7 @@ class FusedTextDecoder(TextDecoder):
     def _mix(
         self,
         index: int,
-        layer: LayerWeights[Linear],
+        layer: TorchLayer,
         normed: Tensor,
         angles: tuple[Tensor, Tensor],
         attention: AttentionPort,

@@ -12,20 +12,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmengine.models.decoder.config import DecoderConfig
-from mmengine.models.decoder.layers import is_tied, read_layer
+from mmengine.models.decoder.layers import Makers, is_tied, read_layer
 from mmengine.models.decoder.rotary import Rotary
 from mmengine.models.decoder.tensors import EMBEDDING, HEAD, NORM
 from mmengine.models.plugin import AttentionPort, AuxHiddenStates
 from mmengine.models.reader import WeightReader
 from mmengine.models.step_progress import tell
 from mmengine.native.decoder import Decoder
-from mmengine.native.decoder_weights import Sizes
+from mmengine.native.decoder_weights import LayerWeights, NativeLayer, Sizes
+from mmengine.native.experts import Experts, PackedExperts
+from mmengine.native.feed_forward import Dense, Mixture
 from mmengine.native.linear import PackedLinear
 from mmengine.native.rotary import RotaryTable
 
 
 class NativeTextDecoder:
-    """See TextDecoder. Serves one step at a time."""
+    """See TextDecoder. Serves one step at a time. `experts`: of the layers that have some."""
 
     batch_invariant = True
 
@@ -33,8 +35,17 @@ class NativeTextDecoder:
         def pack(names: Sequence[str], bias: Tensor | None = None, *, gate_up: bool = False) -> PackedLinear:
             return PackedLinear(library, weights.held(*names), bias, gate_up=gate_up)
 
-        pack_gate_up = partial(pack, gate_up=True)
-        layers = [read_layer(config, weights, i, pack, pack_gate_up) for i in range(config.num_layers)]
+        def exact(names: Sequence[str], bias: Tensor | None) -> PackedLinear:
+            return PackedLinear(library, weights.pieces(*names), bias)
+
+        def experts(groups: Sequence[Sequence[str]], *, gate_up: bool = False) -> PackedExperts:
+            return PackedExperts(library, weights.held_each(groups), gate_up=gate_up)
+
+        makers = Makers(pack, partial(pack, gate_up=True), exact, partial(experts, gate_up=True), experts)
+        layers = [
+            _in_kernels(library, read_layer(config, weights, i, makers)) for i in range(config.num_layers)
+        ]
+        self.experts = [layer.feed_forward for layer in layers if isinstance(layer.feed_forward, Experts)]
         norm = weights.read(NORM)
         # The matrix is not kept twice: a tied embedding is read back out of the packed head.
         tied = is_tied(config, weights)
@@ -76,3 +87,12 @@ class NativeTextDecoder:
         tell()  # what was encoded for the step is; the layers are one call
         aux_rows = None if aux_hidden_states is None else (aux_hidden_states.layers, aux_hidden_states.rows)
         return self._decoder.forward(embeds, deepstack, cos, sin, attention, aux_rows)
+
+
+def _in_kernels(
+    library: ctypes.CDLL,
+    layer: LayerWeights[PackedLinear, Dense[PackedLinear] | Mixture[PackedLinear, PackedExperts]],
+) -> NativeLayer:
+    after = layer.feed_forward
+    feed_forward = after if isinstance(after, Dense) else Experts(library, after)
+    return LayerWeights(layer.input_norm, layer.qkv, layer.qk_norm, layer.out, layer.post_norm, feed_forward)

@@ -1,40 +1,44 @@
-"""How a text decoder is cut over ranks. What PLAN does not name is whole on each rank that
-has it: norms and the embedding everywhere, the head and the vision tower on rank 0."""
+"""How a text decoder is cut over ranks: heads of attention, the middle of each SwiGLU, be it a layer's or an
+expert's. The rest is whole on each rank that has it: norms, routers and the embedding everywhere, the head
+and the vision tower on rank 0."""
 
-from collections.abc import Container
+import re
+from collections.abc import Container, Iterator
 from dataclasses import replace
 
 from mmengine.errors import ModelError
 from mmengine.models.decoder.config import DecoderConfig
-from mmengine.models.decoder.tensors import layer_name
+from mmengine.models.decoder.tensors import SHARED, expert_name, layer_name
 from mmengine.models.sharding import COLUMNS, ROWS, Shard
 
-PLAN = {
-    "self_attn.q_proj": COLUMNS,
-    "self_attn.k_proj": COLUMNS,
-    "self_attn.v_proj": COLUMNS,
-    "self_attn.o_proj": ROWS,
-    "mlp.gate_proj": COLUMNS,
-    "mlp.up_proj": COLUMNS,
-    "mlp.down_proj": ROWS,
-}
+ATTENTION = {"q_proj": COLUMNS, "k_proj": COLUMNS, "v_proj": COLUMNS, "o_proj": ROWS}
+SWIGLU = {"gate_proj": COLUMNS, "up_proj": COLUMNS, "down_proj": ROWS}
+_CUT = re.compile(rf"text\.layers\.\d+\.(?:self_attn|mlp|mlp\.experts\.\d+|{re.escape(SHARED)})")
 
 
 def axis_of(name: str) -> int | None:
     """The dimension along which a tensor is cut; None: it is whole. A bias has one entry an output, so
     behind a weight cut by rows it is whole, and added by one rank."""
-    layer, _, kind = name.rpartition(".")
-    place = layer.split(".", 3)  # text, layers, its number, the module
-    if len(place) < 4 or place[:2] != ["text", "layers"] or place[3] not in PLAN:
+    module, _, kind = name.rpartition(".")
+    whole, _, part = module.rpartition(".")
+    axis = (ATTENTION if whole.endswith(".self_attn") else SWIGLU).get(part)
+    if axis is None or not _CUT.fullmatch(whole):
         return None
-    axis = PLAN[place[3]]
     return axis if kind == "weight" or axis == COLUMNS else None
 
 
 def cut_config(config: DecoderConfig, shard: Shard) -> DecoderConfig:
     """The decoder of one rank. Raises ConfigError where heads or the MLP's middle cannot be cut."""
+    experts = config.experts
+    if experts is not None:
+        experts = replace(
+            experts,
+            intermediate_size=shard.part_of(experts.intermediate_size, "values of an expert's middle"),
+            shared_size=shard.part_of(experts.shared_size, "values of the shared expert's middle"),
+        )
     return replace(
         config,
+        experts=experts,
         num_kv_heads=shard.part_of(config.num_kv_heads, "KV heads"),
         num_heads=shard.part_of(config.num_heads, "heads"),
         intermediate_size=shard.part_of(config.intermediate_size, "values of an MLP's middle"),
@@ -44,7 +48,15 @@ def cut_config(config: DecoderConfig, shard: Shard) -> DecoderConfig:
 def check_plan(config: DecoderConfig, names: Container[str]) -> None:
     """Raise ModelError where a part of the plan names nothing, and each rank would hold that whole."""
     for layer in range(config.num_layers):
-        for module in PLAN:
+        for module in _cut_modules(config, layer):
             name = f"{layer_name(layer)}.{module}.weight"
             if name not in names or axis_of(name) is None:
                 raise ModelError(f"the weights hold no {name} to cut over ranks; use tensor_parallel 1")
+
+
+def _cut_modules(config: DecoderConfig, layer: int) -> Iterator[str]:
+    yield from (f"self_attn.{name}" for name in ATTENTION)
+    experts, wholes = config.experts_of(layer), ["mlp"]
+    if experts is not None:
+        wholes = [*map(expert_name, range(experts.count)), *([SHARED] if experts.shared_size else [])]
+    yield from (f"{whole}.{name}" for whole in wholes for name in SWIGLU)

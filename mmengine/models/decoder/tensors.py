@@ -1,31 +1,37 @@
 """Which tensors a text decoder has, by canonical name."""
 
-from mmengine.models.decoder.config import DecoderConfig
+from mmengine.models.decoder.config import DecoderConfig, ExpertsConfig
 
+ROUTER, SHARED, SHARED_GATE = "mlp.gate", "mlp.shared_expert", "mlp.shared_expert_gate"
 EMBEDDING = "text.embed_tokens.weight"
 NORM = "text.norm.weight"
 HEAD = "lm_head.weight"
 Shapes = dict[str, tuple[int, ...]]
+Linears = list[tuple[str, int, int, bool]]  # module, out, in, whether it has a bias
 
 
 def layer_name(index: int) -> str:
     return f"text.layers.{index}"
 
 
+def expert_name(index: int) -> str:
+    """Within its layer."""
+    return f"mlp.experts.{index}"
+
+
 def decoder_tensors(c: DecoderConfig) -> Shapes:
     """Their shapes; linear weights are [out, in]. Files of a tied model may lack HEAD."""
-    layer = _layer_tensors(c)
     shapes: Shapes = {
         EMBEDDING: (c.vocab_size, c.hidden_size),
         NORM: (c.hidden_size,),
         HEAD: (c.vocab_size, c.hidden_size),
     }
     for i in range(c.num_layers):
-        shapes |= {f"{layer_name(i)}.{name}": shape for name, shape in layer.items()}
+        shapes |= {f"{layer_name(i)}.{name}": shape for name, shape in _layer_tensors(c, i).items()}
     return shapes
 
 
-def _layer_tensors(c: DecoderConfig) -> Shapes:
+def _layer_tensors(c: DecoderConfig, index: int) -> Shapes:
     q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     shapes: Shapes = {"input_layernorm.weight": (c.hidden_size,)}
     shapes |= {"post_attention_layernorm.weight": (c.hidden_size,)}
@@ -34,9 +40,7 @@ def _layer_tensors(c: DecoderConfig) -> Shapes:
         ("self_attn.k_proj", kv_size, c.hidden_size, c.qkv_bias),
         ("self_attn.v_proj", kv_size, c.hidden_size, c.qkv_bias),
         ("self_attn.o_proj", c.hidden_size, q_size, c.out_bias),
-        ("mlp.gate_proj", c.intermediate_size, c.hidden_size, c.mlp_bias),
-        ("mlp.up_proj", c.intermediate_size, c.hidden_size, c.mlp_bias),
-        ("mlp.down_proj", c.hidden_size, c.intermediate_size, c.mlp_bias),
+        *_feed_forward(c, c.experts_of(index)),
     )
     for name, out, inputs, biased in linears:
         shapes[f"{name}.weight"] = (out, inputs)
@@ -45,3 +49,20 @@ def _layer_tensors(c: DecoderConfig) -> Shapes:
     if c.qk_norm:
         shapes |= {f"self_attn.{name}.weight": (c.head_dim,) for name in ("q_norm", "k_norm")}
     return shapes
+
+
+def _feed_forward(c: DecoderConfig, experts: ExpertsConfig | None) -> Linears:
+    if experts is None:
+        return _swiglu("mlp", c.hidden_size, c.intermediate_size, c.mlp_bias)
+    linears: Linears = [(ROUTER, experts.count, c.hidden_size, False)]
+    for i in range(experts.count):
+        linears += _swiglu(expert_name(i), c.hidden_size, experts.intermediate_size, False)
+    if experts.shared_size:
+        linears += _swiglu(SHARED, c.hidden_size, experts.shared_size, False)
+        linears.append((SHARED_GATE, 1, c.hidden_size, False))
+    return linears
+
+
+def _swiglu(module: str, hidden: int, wide: int, biased: bool) -> Linears:
+    sizes = (("gate_proj", wide, hidden), ("up_proj", wide, hidden), ("down_proj", hidden, wide))
+    return [(f"{module}.{name}", out, inputs, biased) for name, out, inputs in sizes]

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmengine.models.decoder.config import DecoderConfig
-from mmengine.models.decoder.layers import is_tied, read_layer
+from mmengine.models.decoder.experts import Gate, TorchLayer, feed_forward, silu_mul
+from mmengine.models.decoder.layers import Makers, is_tied, read_layer
 from mmengine.models.decoder.operations import norm_and_rotate, rms_norm_of
 from mmengine.models.decoder.prepacked import Linear, MakeLinear, linear_of
 from mmengine.models.decoder.rotary import Rotary
@@ -21,7 +22,6 @@ from mmengine.models.plugin import AttentionPort, AuxHiddenStates
 from mmengine.models.reader import WeightReader
 from mmengine.models.sharding import Shard
 from mmengine.models.step_progress import tell
-from mmengine.native.decoder_weights import LayerWeights
 
 
 class TextDecoder:
@@ -37,6 +37,7 @@ class TextDecoder:
         device: torch.device,
         shard: Shard | None = None,
         make_linear: MakeLinear = linear_of,
+        gate: Gate = silu_mul,
     ) -> None:
         self.config = config
         leads = shard is None or shard.leads
@@ -45,9 +46,11 @@ class TextDecoder:
         def make(names: Sequence[str], bias: Tensor | None) -> Linear:
             return make_linear(weights.read(*names), bias)
 
+        makers = Makers(make, make, make, weights.read_each, weights.read_each)
         self._layers = [
-            read_layer(config, weights, i, make, make, adds_bias=leads) for i in range(config.num_layers)
+            read_layer(config, weights, i, makers, adds_bias=leads) for i in range(config.num_layers)
         ]
+        self._feed_forwards = [feed_forward(layer.feed_forward, gate) for layer in self._layers]
         self._norm = weights.read(NORM)
         self._embedding = weights.read(EMBEDDING)
         self._rotary = Rotary(config.rope, config.head_dim, device)
@@ -86,8 +89,7 @@ class TextDecoder:
             normed = self._rms_norm(hidden, layer.input_norm, eps)
             hidden = hidden + self._attend(index, layer, normed, cos, sin, attention)
             normed = self._rms_norm(hidden, layer.post_norm, eps)
-            gate, up = layer.gate_up(normed).chunk(2, -1)
-            hidden = hidden + self._sum(layer.down(F.silu(gate) * up))
+            hidden = hidden + self._sum(self._feed_forwards[index](normed))
             if deepstack is not None and index < len(deepstack):
                 hidden = hidden + deepstack[index]
             tell()
@@ -98,7 +100,7 @@ class TextDecoder:
     def _attend(
         self,
         index: int,
-        layer: LayerWeights[Linear],
+        layer: TorchLayer,
         normed: Tensor,
         cos: Tensor,
         sin: Tensor,

@@ -101,8 +101,13 @@ int32_t mm_decoder_after_attention(const mm_decoder* decoder, const mm_decoder_s
   int m = step->num_tokens;
   if (linear(&weights.out, mixed, mixed_stride, m, step->hidden, hidden, 0, residual(step, layer))) return 1;
   norm(decoder, step, step->hidden, weights.post_norm, step->normed);
-  if (gate_up(&weights.gate_up, step->normed, hidden, m, step->product, wide)) return 1;
-  if (linear(&weights.down, step->product, wide, m, step->hidden, hidden, 0, step->hidden)) return 1;
+  if (weights.experts) {
+    Timed timed(kLinears);
+    if (mm_experts_run(weights.experts, step->normed, hidden, m, step->hidden, hidden, step->hidden)) return 1;
+  } else {
+    if (gate_up(&weights.gate_up, step->normed, hidden, m, step->product, wide)) return 1;
+    if (linear(&weights.down, step->product, wide, m, step->hidden, hidden, 0, step->hidden)) return 1;
+  }
   if (layer < step->num_deepstack) {
     Timed timed(kRows);
     int64_t bytes = (int64_t)m * hidden * (decoder->dtype == MM_BF16 ? 2 : 4);

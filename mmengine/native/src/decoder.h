@@ -1,5 +1,5 @@
 // All layers of a text decoder: RMS norm, fused q, k and v, a norm (or none) and a rotation of each head of
-// q and k, paged attention, SwiGLU, residuals. Every token is alone but for attention.
+// q and k, paged attention, SwiGLU or a mixture of experts, residuals. Every token is alone but for attention.
 //
 // Rounding, where the model is bfloat16, is that of the same steps as separate bfloat16 operations: a norm
 // rounds before its weight and after it, a rotation after each product and their sum. A row's result depends
@@ -7,6 +7,7 @@
 #pragma once
 
 #include "attention.h"
+#include "experts.h"
 #include "linear.h"
 
 #ifdef __cplusplus
@@ -20,6 +21,7 @@ typedef struct {
   mm_linear out;
   mm_linear gate_up;  // packed with a half
   mm_linear down;
+  const mm_experts* experts;  // in place of gate_up and down, or NULL
 } mm_decoder_layer;
 
 typedef struct {

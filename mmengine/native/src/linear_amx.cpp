@@ -148,7 +148,7 @@ int64_t linear_thread_bytes(const LinearJob& job) { return job.linear->group ? (
 void linear_prepare(const LinearJob& job, void* scratch, int row0, int row1) {
   int64_t k = job.linear->k, steps = job.steps();
   for (int row = row0; row < row1; ++row) {
-    const char* from = (const char*)job.x + row * job.x_stride * 2;
+    const char* from = job.row(row);
     char* to = (char*)scratch + row / 16 * steps * 1024 + row % 16 * 64;
     int64_t whole = k / kStep;
     for (int64_t step = 0; step < whole; ++step) memcpy(to + step * 1024, from + step * 64, 64);

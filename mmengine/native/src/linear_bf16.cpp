@@ -260,7 +260,7 @@ void linear_prepare(const LinearJob& job, void* scratch, int row0, int row1) {
   int64_t k = job.linear->k, padded = (int64_t)job.steps() * kStep, stride = row_stride(job);
   float* sums = (float*)((char*)scratch + group_sums_at(job));
   for (int row = row0; row < row1; ++row) {
-    const uint16_t* from = (const uint16_t*)job.x + row * job.x_stride;
+    const uint16_t* from = (const uint16_t*)job.row(row);
     Scratch* to = (Scratch*)scratch + row * stride;
     if constexpr (sizeof(Scratch) == 2) {
       memcpy(to, from, k * 2);

@@ -50,11 +50,15 @@ struct LinearJob {
   int64_t y_stride;
   const void* residual;
   bool y_fp32, gate_up;
+  const int32_t* gathered = nullptr;  // which row of x each of the m is, for linear_prepare; NULL: they follow each other
 
   bool bf16() const { return linear->dtype == MM_BF16; }
   int panels() const { return (int)ceil_div(linear->n, kPanel); }
   int steps() const { return (int)linear_steps(*linear); }
   const char* panel(int p) const { return (const char*)linear->packed + p * linear_panel_bytes(*linear); }
+  const char* row(int i) const {
+    return (const char*)x + (gathered ? gathered[i] : i) * x_stride * (bf16() ? 2 : 4);
+  }
   int groups() const { return linear->group ? (int)ceil_div(linear->k, linear->group) : 0; }
 };
 
@@ -74,5 +78,8 @@ int64_t linear_thread_bytes(const LinearJob& job);
 void linear_prepare(const LinearJob& job, void* scratch, int row0, int row1);
 void linear_run_bf16(const LinearJob& job, const void* scratch, const Share& share);
 void linear_run_fp32(const LinearJob& job, const Share& share);
+
+// Several calls in one pass of the threads, whose ys share no row. False where there is no memory for their rows.
+bool linear_run_jobs(const LinearJob* jobs, int count);
 
 }  // namespace mm

@@ -17,6 +17,7 @@ from mmengine.models.decoder.operations import norm_and_rotate, rms_norm_of
 from mmengine.models.decoder.rotary import Rotary
 from mmengine.models.plugin import AttentionPort, ModelSpec
 from mmengine.native.decoder_weights import LayerWeights
+from mmengine.native.feed_forward import Dense
 from mmengine.native.linear import PackedLinear
 from mmengine.runtime.attention.base import AttentionBackend
 from mmengine.runtime.device.placement import Placement
@@ -24,6 +25,8 @@ from mmengine.runtime.device.upload import upload
 from mmengine.runtime.drafting.eagle3.chain_rows import ChainRows
 from mmengine.runtime.drafting.eagle3.linears import Linear
 from mmengine.spec_decode.eagle3.config import HeadConfig
+
+HeadLayer = LayerWeights[Linear, Dense[Linear]]
 
 
 @dataclass(slots=True)
@@ -35,7 +38,7 @@ class HeadWeights:
     fc: Linear
     fc_norms: tuple[Tensor, ...]
     hidden_norm: Tensor  # [h]
-    layers: list[LayerWeights[Linear]]
+    layers: list[HeadLayer]
     norm: Tensor  # [h]
     scores: Linear  # h to float32 [draft_vocab_size]
     packed_scores: PackedLinear | None  # the same matrix, where it is the head's own and packed
@@ -109,14 +112,15 @@ class DraftHead:
                 residual = normed if c.norm_before_residual else stream
                 inputs = torch.cat((self._rms_norm(next_embeds, layer.input_norm, eps), normed), -1)
             stream = residual + self._attend(first_layer + index, layer, inputs, cos, sin, attention)
-            stream = stream + layer.down(layer.gate_up(self._rms_norm(stream, layer.post_norm, eps)))
+            wide = layer.feed_forward.gate_up(self._rms_norm(stream, layer.post_norm, eps))
+            stream = stream + layer.feed_forward.down(wide)
         z = self._rms_norm(stream, self._weights.norm, eps)
         return z, (z if c.norm_output else stream)
 
     def _attend(
         self,
         number: int,
-        layer: LayerWeights[Linear],
+        layer: HeadLayer,
         inputs: Tensor,
         cos: Tensor,
         sin: Tensor,

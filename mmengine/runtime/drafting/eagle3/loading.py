@@ -11,8 +11,9 @@ from mmengine.models.plugin import VisionLanguageModel
 from mmengine.models.reader import WeightReader, open_reader
 from mmengine.native import library as native
 from mmengine.native.decoder_weights import LayerWeights, fits
+from mmengine.native.feed_forward import Dense
 from mmengine.runtime.device.placement import Placement
-from mmengine.runtime.drafting.eagle3.head import DraftHead, HeadWeights
+from mmengine.runtime.drafting.eagle3.head import DraftHead, HeadLayer, HeadWeights
 from mmengine.runtime.drafting.eagle3.linears import Linear, gated, linear_of, scores_of
 from mmengine.runtime.drafting.eagle3.native_head import NativeDraftHead
 from mmengine.spec_decode.eagle3.config import HeadConfig
@@ -78,7 +79,7 @@ def _embedding(
     return None
 
 
-def _layer(config: HeadConfig, weights: WeightReader, index: int) -> LayerWeights[Linear]:
+def _layer(config: HeadConfig, weights: WeightReader, index: int) -> HeadLayer:
     prefix = f"layers.{index}."
 
     def read(*names: str) -> Tensor:
@@ -101,8 +102,7 @@ def _layer(config: HeadConfig, weights: WeightReader, index: int) -> LayerWeight
         qk_norm=qk_norm,
         out=linear_of(read("self_attn.o_proj.weight"), out_bias),
         post_norm=read("post_attention_layernorm.weight"),
-        gate_up=gated(_weights(read, wide)),
-        down=linear_of(read("mlp.down_proj.weight")),
+        feed_forward=Dense(gated(_weights(read, wide)), linear_of(read("mlp.down_proj.weight"))),
     )
 
 

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from mmengine.models.plugin import AttentionPort
-from mmengine.native.decoder_weights import DecoderWeights, LayerWeights, Sizes
+from mmengine.native.decoder_weights import DecoderWeights, LayerWeights, NativeLayer, Sizes
 from mmengine.native.draft_head import ChainPlaces, HeadParts, NativeHead
+from mmengine.native.feed_forward import Dense
 from mmengine.native.linear import PackedLinear
 from mmengine.native.rotary import RotaryTable
 from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.drafting.eagle3.chain_rows import ChainRows
-from mmengine.runtime.drafting.eagle3.head import DraftHead, HeadWeights
+from mmengine.runtime.drafting.eagle3.head import DraftHead, HeadLayer, HeadWeights
 from mmengine.runtime.drafting.eagle3.linears import Linear
 from mmengine.spec_decode.eagle3.config import HeadConfig
 
@@ -101,15 +102,14 @@ def _rows_packed(table: np.ndarray) -> np.ndarray:
     return table if table.dtype == np.int32 and table.strides[1] == 4 else _packed(table)
 
 
-def _layer(layer: LayerWeights[Linear]) -> LayerWeights[PackedLinear]:
+def _layer(layer: HeadLayer) -> NativeLayer:
     return LayerWeights(
         layer.input_norm,
         _in_kernels(layer.qkv),
         layer.qk_norm,
         _in_kernels(layer.out),
         layer.post_norm,
-        _in_kernels(layer.gate_up),
-        _in_kernels(layer.down),
+        Dense(_in_kernels(layer.feed_forward.gate_up), _in_kernels(layer.feed_forward.down)),
     )
 
 

@@ -1,0 +1,155 @@
+"""Experts in files: each a tensor, stacked, turned, and in FP8; whole and cut over ranks."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mmengine.errors import ConfigError, ModelError
+from mmengine.models.decoder.sharding import axis_of
+from mmengine.models.decoder.tensors import decoder_tensors
+from mmengine.models.sharding import Shard
+from mmengine.models.weights import open_weights
+from mmengine_llama import plugin
+from mmengine_llama.config import NAMES, read_config
+from tests.models.fp8_folder import to_fp8
+from tests.models.text_reference import (
+    EXPERTS,
+    Kind,
+    make_prompts,
+    make_reference,
+    reference_logits,
+    run_prompts,
+)
+from tests.qwen3_vl.qwen3_vl_reference import DenseAttention
+
+KIND = Kind("Qwen3Moe", EXPERTS | {"norm_topk_prob": True})
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("experts")
+    return folder, make_reference(folder, KIND, seed=8)
+
+
+def rewritten(folder, out, change):
+    shutil.copytree(folder, out)
+    save_file(change(load_file(folder / "model.safetensors")), out / "model.safetensors", {"format": "pt"})
+    return out
+
+
+def stacked(turned):
+    def change(tensors):
+        found, pattern = {}, re.compile(r"(.*\.experts)\.(\d+)\.(\w+)_proj\.weight")
+        groups = {}
+        for name, value in tensors.items():
+            if place := pattern.fullmatch(name):
+                groups.setdefault((place[1], int(place[2])), {})[place[3]] = value
+            else:
+                found[name] = value
+        for whole in sorted({whole for whole, _ in groups}):
+            each = [groups[whole, i] for i in range(EXPERTS["num_experts"])]
+            gate_up = torch.stack([torch.cat((one["gate"], one["up"])) for one in each])
+            down = torch.stack([one["down"] for one in each])
+            for name, value in (("gate_up_proj", gate_up), ("down_proj", down)):
+                found[f"{whole}.{name}"] = (value.transpose(1, 2) if turned else value).contiguous()
+        return found
+
+    return change
+
+
+def read(folder, shard=None, dtype=torch.float32, piece=None):
+    """All tensors, by canonical name."""
+    config = read_config(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        if piece is not None:
+            patch.setattr("mmengine.models.reader.PIECE_VALUES", piece)
+        with open_weights(folder, NAMES, config, CPU, dtype, shard) as weights:
+            return {name: weights.read(name) for name in decoder_tensors(config.text)}
+
+
+@pytest.mark.parametrize("turned", (False, True))
+def test_stacked_experts_are_those_that_stand_alone(made, tmp_path, turned):
+    folder = rewritten(made[0], tmp_path / "stacked", stacked(turned))
+    wanted = read(made[0])
+    for piece in (None, 200):
+        for name, value in read(folder, piece=piece).items():
+            assert torch.equal(value, wanted[name]), name
+    for rank in range(2):
+        for name, value in read(folder, Shard(rank, 2, None), piece=200).items():
+            axis = axis_of(name)
+            part = wanted[name] if axis is None else wanted[name].chunk(2, axis)[rank]
+            assert torch.equal(value, part), name
+    assert plugin.fingerprint(folder) != plugin.fingerprint(made[0])
+
+
+def test_a_stack_of_another_shape_is_refused(made, tmp_path):
+    def change(tensors):
+        found = stacked(False)(tensors)
+        name = "model.layers.2.mlp.experts.down_proj"
+        return found | {name: found[name][:, :, 1:].contiguous()}
+
+    folder = rewritten(made[0], tmp_path / "stacked", change)
+    asked = r"experts.down_proj has shape \[8, 48, 31\]; config.json asks for \[8, 48, 32\], or \[8, 32, 48\]"
+    with pytest.raises(ModelError, match=asked):
+        read(folder)
+
+
+@pytest.mark.parametrize("native", (False, True))
+def test_fp8_of_each_expert_is_its_dequantised_model(made, tmp_path, native, monkeypatch):
+    folder, plain = tmp_path / "fp8", tmp_path / "plain"
+    shutil.copytree(made[0], folder)
+    shutil.copytree(made[0], plain)
+    meant = to_fp8(folder, block=(24, 32))
+    rounded = {name: value.bfloat16() for name, value in meant.items()}
+    save_file(rounded, plain / "model.safetensors", {"format": "pt"})
+    if not native:
+        monkeypatch.setattr("mmengine.models.network.native.load", lambda: None)
+        monkeypatch.setattr("mmengine.models.reader.native.load", lambda: None)
+    models = [plugin.load_model(each, device="cpu", dtype="bfloat16") for each in (folder, plain)]
+    assert [model.spec.weights_held for model in models] == [
+        ("FP8" if native else "FP8 held as bfloat16"),
+        "",
+    ]
+    prompts = make_prompts(9)
+    steps = [[(row, len(ids)) for row, ids in enumerate(prompts)]]
+    found, wanted = (run_prompts(model, prompts, steps, DenseAttention()) for model in models)
+    assert all(map(torch.equal, found, wanted))
+
+
+@pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
+def test_ranks_add_up_to_the_whole_model(made, dtype):
+    """The feed-forwards of each layer: what a rank would send, before it is summed."""
+
+    def part(rank, size):
+        shard = Shard(rank, size, lambda x: x)
+        return plugin.load_model(made[0], device="cpu", dtype=dtype, shard=shard)._text._feed_forwards
+
+    x = torch.randn(40, 48, generator=torch.Generator().manual_seed(1)).to(getattr(torch, dtype))
+    with torch.inference_mode():
+        for whole, first, second in zip(part(0, 1), part(0, 2), part(1, 2), strict=True):
+            wanted, found = whole(x).float(), first(x).float() + second(x).float()
+            off = (found - wanted).abs().max() / wanted.abs().max()
+            assert off < (1e-5 if dtype == "float32" else 0.02)
+
+
+def test_experts_that_cannot_be_cut_are_refused(made, tmp_path):
+    folder = rewritten(made[0], tmp_path / "model", dict)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"moe_intermediate_size": 25}))
+    with pytest.raises(ConfigError, match="cannot cut 25 values of an expert's middle"):
+        plugin.load_model(folder, device="cpu", dtype="float32", shard=Shard(0, 2, None))
+
+
+def test_logits_without_kernels_are_transformers(made, monkeypatch):
+    folder, reference = made
+    monkeypatch.setattr("mmengine.models.network.native.load", lambda: None)
+    model, prompts = plugin.load_model(folder, device="cpu", dtype="float32"), make_prompts(11)
+    steps = [[(row, len(ids)) for row, ids in enumerate(prompts)]]
+    for ids, found in zip(prompts, run_prompts(model, prompts, steps, DenseAttention()), strict=True):
+        assert np.allclose(found, reference_logits(reference, ids), atol=1e-4)
