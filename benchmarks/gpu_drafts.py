@@ -14,6 +14,7 @@ from gpu_tokens import Verdict
 from mmengine.checkpoint.rope import RopeConfig
 from mmengine.errors import ConfigError
 from mmengine.native.decoder_weights import LayerWeights
+from mmengine.native.feed_forward import Dense
 from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.device.registry import open_device
@@ -74,8 +75,9 @@ def random_head(shape: ModelConfig, device: str, dtype: torch.dtype) -> DraftHea
         qk_norm=None,
         out=linear_of(drawn(width, heads)),
         post_norm=ones,
-        gate_up=gated(drawn(2 * c.intermediate_size, width)),
-        down=linear_of(drawn(width, c.intermediate_size)),
+        feed_forward=Dense(
+            gated(drawn(2 * c.intermediate_size, width)), linear_of(drawn(width, c.intermediate_size))
+        ),
     )
     weights = HeadWeights(
         fc=linear_of(drawn(width, 3 * width)),

@@ -10,8 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmengine.errors import ConfigError, ModelError
+from mmengine.gpu.text_ops import torch_ops
+from mmengine.models.decoder.fused_text import FusedTextDecoder
 from mmengine.models.decoder.sharding import axis_of
 from mmengine.models.decoder.tensors import decoder_tensors
+from mmengine.models.network import Network, text_decoder
 from mmengine.models.sharding import Shard
 from mmengine.models.weights import open_weights
 from mmengine_llama import plugin
@@ -144,6 +147,20 @@ def test_experts_that_cannot_be_cut_are_refused(made, tmp_path):
     (folder / "config.json").write_text(json.dumps(config | {"moe_intermediate_size": 25}))
     with pytest.raises(ConfigError, match="cannot cut 25 values of an expert's middle"):
         plugin.load_model(folder, device="cpu", dtype="float32", shard=Shard(0, 2, None))
+
+
+def test_the_decoder_of_gpus_computes_the_same(made):
+    """With torch's operations, on a CPU."""
+    folder, reference = made
+    config = read_config(folder)
+    with open_weights(folder, NAMES, config, CPU, torch.float32) as weights:
+        fused = FusedTextDecoder(config.text, weights, CPU, torch_ops())
+    model, prompts = Network(config, fused, None, CPU, torch.float32), make_prompts(12)
+    steps = [[(row, len(ids)) for row, ids in enumerate(prompts)]]
+    for ids, found in zip(prompts, run_prompts(model, prompts, steps, DenseAttention()), strict=True):
+        assert np.allclose(found, reference_logits(reference, ids), atol=1e-4)
+    with pytest.raises(ConfigError, match="batch_invariant: experts are multiplied by torch on a GPU"):
+        text_decoder(config.text, weights, torch.device("meta"), torch.bfloat16, batch_invariant=True)
 
 
 def test_logits_without_kernels_are_transformers(made, monkeypatch):

@@ -16,7 +16,7 @@ from mmengine.errors import ConfigError, ExecutorFailed, ExecutorLost, ModelErro
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.gpu.vision_ops import VisionOps, attend_by_frames, rotate
-from mmengine.models.decoder.sharding import PLAN, axis_of, check_plan
+from mmengine.models.decoder.sharding import ATTENTION, SWIGLU, axis_of, check_plan
 from mmengine.models.sharding import COLUMNS, ROWS, Shard
 from mmengine.models.vision import tower
 from mmengine.models.weights import open_weights
@@ -233,7 +233,8 @@ def test_ranks_read_parts_that_make_up_the_whole():
         open_weights(checkpoint_path(), NAMES, config, device, torch.float32, shard(0)) as first,
         open_weights(checkpoint_path(), NAMES, config, device, torch.float32, shard(1)) as second,
     ):
-        for module, axis in PLAN.items():
+        plan = {f"self_attn.{name}": axis for name, axis in ATTENTION.items()}
+        for module, axis in (plan | {f"mlp.{name}": axis for name, axis in SWIGLU.items()}).items():
             name = f"text.layers.1.{module}.weight"
             parts = first.read(name), second.read(name)
             assert parts[0].shape[axis] * 2 == whole.read(name).shape[axis]
