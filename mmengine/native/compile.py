@@ -19,7 +19,7 @@ _LIMIT_NAME = "MMENGINE_NATIVE_TIMEOUT_S"
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
-_AVX512_BF16 = (*_AVX512, "-mavx512bf16", "-mavx512vbmi")
+_AVX512_BF16 = (*_AVX512, "-mavx512bf16", "-mavx512vbmi", "-mavx512vnni")
 _ISA_FLAGS = {
     "avx2": _AVX2,
     "avx512": _AVX512,

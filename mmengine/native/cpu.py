@@ -8,7 +8,7 @@ from mmengine.native.problem import NativeProblem
 
 _VECTOR = {"avx2", "fma", "f16c"}
 _AVX512 = _VECTOR | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
-_AVX512_BF16 = _AVX512 | {"avx512_bf16", "avx512vbmi"}
+_AVX512_BF16 = _AVX512 | {"avx512_bf16", "avx512vbmi", "avx512_vnni"}
 # From the least to the best: what /proc/cpuinfo must name for each.
 NEEDS = {
     "avx2": _VECTOR,

@@ -20,7 +20,7 @@ from mmengine.native.linear import (
     structure,
 )
 
-_ALIKE = ("n", "k", "dtype", "form", "group", "mins")
+_ALIKE = ("n", "k", "dtype", "form", "group", "mins", "x_form")
 
 
 class ExpertsStruct(ctypes.Structure):

@@ -30,6 +30,7 @@ class Linear(ctypes.Structure):
         ("mins", ctypes.c_int32),
         ("packed", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
+        ("x_form", ctypes.c_int32),
     )
 
 
@@ -91,7 +92,8 @@ class Codes(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class CodePieces:
     """A bfloat16 weight [n, k] that is held as codes, in pieces as Pieces are; `group` of them along k, of
-    GROUPS, share a scale, and with `mins` a smallest value."""
+    GROUPS, share a scale, and with `mins` a smallest value. `int8_rows`: of INT8 and INT4, rows of x are
+    rounded to int8, 32 values with a scale, so that whole numbers are multiplied."""
 
     n: int
     k: int
@@ -99,6 +101,7 @@ class CodePieces:
     group: int
     pieces: Iterable[tuple[int, Codes]]
     mins: bool = False
+    int8_rows: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -107,10 +110,11 @@ class CodePieces:
 
 def structure(weight: Pieces | CodePieces, bias: int | None = None) -> Linear:
     """Of a layer whose weight is not packed yet; `bias`: its address."""
-    form, group, mins = 0, 0, False
+    form, group, mins, x_form = 0, 0, False, 0
     if isinstance(weight, CodePieces):
         form, group, mins = int(weight.form), weight.group, weight.mins
-    return Linear(weight.n, weight.k, DTYPES[weight.dtype], form, group, mins, None, bias)
+        x_form = int(Form.INT8) if weight.int8_rows else 0
+    return Linear(weight.n, weight.k, DTYPES[weight.dtype], form, group, mins, None, bias, x_form)
 
 
 def pack_rows(library: ctypes.CDLL, c: Linear, weight: Pieces | CodePieces, half: int) -> None:
@@ -128,7 +132,8 @@ def pack_rows(library: ctypes.CDLL, c: Linear, weight: Pieces | CodePieces, half
 class PackedLinear:
     """y = x w^T + bias with w [n, k] packed once, float32 or bfloat16. Keeps no reference to `weight`. Of FP8
     the bits are those of the weight bfloat16(code * scale); of whole numbers each group's sum is scaled, in
-    float32, unless the CPU multiplies by AMX: then weights are rounded as those of FP8.
+    float32, unless the CPU multiplies by AMX: then weights are rounded as those of FP8. With int8_rows
+    y is the same bits on every CPU.
 
     `gate_up`: w is gate's rows and then up's, and y = silu(x gate^T) * (x up^T), [m, n / 2].
     bfloat16 sums in float32 and rounds the sum (with gate_up, silu's result too), then rounds again

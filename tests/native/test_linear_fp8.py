@@ -10,12 +10,14 @@ ROWS = (1, 2, 3, 7, 12, 13, 24, 25, 40, 200)
 
 
 def drawn(n, k, group, shared):
-    """Codes [n, k], every one but NaN among them, and scales: with `shared` as blocks have them, those of the
-    rows of either half of the weight."""
+    """Codes [n, k], every one but NaN among them, subnormals from a third of k on, and scales of either
+    sign: with `shared` as blocks have them, those of the rows of either half of the weight."""
     random = torch.Generator().manual_seed(n * k)
     codes = torch.randint(0, 256, (n, k), generator=random).to(torch.uint8)
     codes[codes & 0x7F == 0x7F] = 0x80
+    codes[:, : k // 3] |= torch.where(codes[:, : k // 3] & 0x78 == 0, 0x40, 0).to(torch.uint8)
     scales = torch.rand(n, -(-k // group), generator=random) * 1e-3 + 1e-5
+    scales[torch.rand(scales.shape, generator=random) < 0.3] *= -1
     if shared:
         scales[: n // 2], scales[n // 2 :] = scales[0].clone(), scales[-1].clone()
     return codes, scales

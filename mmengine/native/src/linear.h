@@ -4,7 +4,8 @@
 // k. Of FP8, codes of e4m3, what is multiplied is bfloat16(code * scale), so the bits of y are those of a layer
 // whose weights are that from the start. int8 and int4 are whole numbers, and a group may have a smallest value,
 // too: code * scale + min. Their codes are multiplied as they are and each group's sum is scaled, in float32,
-// so that no weight is rounded; with AMX, which has its sums in tiles, weights are rounded as those of FP8.
+// so that no weight is rounded; with AMX, which has its sums in tiles, weights are rounded as those of FP8. Where
+// asked for, x is rounded to int8, and whole numbers are multiplied.
 //
 // Weights are packed once into panels of 32 output columns, each panel contiguous over all of k, so that
 // a matmul of few rows reads the weights once, in address order. A row's result never depends on the
@@ -27,6 +28,7 @@ typedef struct {
   int32_t mins;        // whether groups of int8 or int4 have a smallest value
   const void* packed;  // mm_linear_bytes, aligned to 64 bytes
   const float* bias;   // [n] or NULL
+  int32_t x_form;      // MM_PLAIN; with int8 and int4 also MM_INT8: rows of x are rounded to it (linear_int8.h)
 } mm_linear;
 
 int64_t mm_linear_bytes(const mm_linear* linear);

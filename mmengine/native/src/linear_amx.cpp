@@ -1,5 +1,6 @@
 // bfloat16 through AMX: tiles of 16 rows of x by 16 columns of w, 32 values of k at a time.
 #include "linear_codes.h"
+#include "linear_int8.h"
 #include "linear_job.h"
 
 #if defined(__AMX_BF16__)
@@ -140,12 +141,14 @@ void run_many(const LinearJob& job, const char* x, int row0, int rows, const Sha
 }  // namespace
 
 int64_t linear_scratch_bytes(const LinearJob& job) {
+  if (job.linear->x_form) return int8_scratch_bytes(job);
   return ceil_div(job.m, 16) * job.steps() * 1024;
 }
 
 int64_t linear_thread_bytes(const LinearJob& job) { return job.linear->group ? (int64_t)job.steps() * 2048 : 0; }
 
 void linear_prepare(const LinearJob& job, void* scratch, int row0, int row1) {
+  if (job.linear->x_form) return int8_prepare(job, scratch, row0, row1);
   int64_t k = job.linear->k, steps = job.steps();
   for (int row = row0; row < row1; ++row) {
     const char* from = job.row(row);
@@ -158,6 +161,7 @@ void linear_prepare(const LinearJob& job, void* scratch, int row0, int row1) {
 }
 
 void linear_run_bf16(const LinearJob& job, const void* scratch, const Share& share) {
+  if (job.linear->x_form) return int8_run(job, scratch, share);
   int64_t steps = job.steps(), fit = (3 << 19) / (steps * 64) / 32 * 32;  // rows of x in 1.5 MB
   int most = (int)(fit < 32 ? 32 : fit < kMostRows ? fit : kMostRows);
   for (int row = share.row0; row < share.row1; row += most) {

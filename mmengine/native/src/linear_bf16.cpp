@@ -1,7 +1,7 @@
-// bfloat16 without AMX: weights as they are, and codes a group at a time.
-#include <type_traits>
-
-#include "linear_block.h"
+// bfloat16 without AMX: rows of x, a panel after the other.
+#include "linear_int8.h"
+#include "linear_rows.h"
+#include "linear_vec.h"
 
 #if !defined(__AMX_BF16__)
 
@@ -16,225 +16,6 @@ int64_t row_stride(const LinearJob& job) { return (int64_t)job.steps() * kStep +
 
 // Behind the rows, where groups have mins: sums of each group of a row, float32 [m, groups].
 int64_t group_sums_at(const LinearJob& job) { return ceil_div(job.m * row_stride(job) * sizeof(Scratch), 64) * 64; }
-
-// Some rows of x in scratch. `sums`: of their groups.
-struct Rows {
-  const mm_linear& linear;
-  const Scratch* x;
-  int64_t stride;
-  const float* sums;
-  int count, groups;
-
-  Rows some(int first, int most) const {
-    const int left = count - first;
-    return {linear, x + first * stride, stride, sums + (int64_t)first * groups, left < most ? left : most, groups};
-  }
-};
-
-// c [16] += sums of a group * scales, and where there are mins these * the row's x, summed over the group.
-MM_INLINE void add_scaled(f16v sums, const Scales& by, int half, const float* group_sum, float* c) {
-  f16v found = fused(sums, by.scales[half], load_as<f16v>(c + half * 16));
-  if (group_sum) found = fused(splat(*group_sum), by.mins[half], found);
-  store_as(c + half * 16, found);
-}
-
-template <int M>
-void multiply_some(const Rows& rows, int64_t t, const char* w, int64_t steps, bool first, float* c) {
-  multiply<M>(rows.x + t, rows.stride, w, steps, first, c);
-}
-
-#if defined(__AVX512BF16__)
-// A group decoded in registers, and into `tile` for more rows. Where scales come behind the product c goes on.
-template <class Codes, int M, bool TILE>
-MM_INLINE void multiply_group(const Rows& rows, int i, const char* group, char* tile, float* c) {
-  const mm_linear& linear = rows.linear;
-  constexpr bool is_scaled = std::is_same_v<Codes, Fp8Codes>;
-  __m512 sums[M][2];
-  begin_sums<M>(!is_scaled || i == 0, c, sums);
-  multiply_codes<Codes, M, TILE>(Codes(group), rows.x + (int64_t)i * linear.group, rows.stride,
-                                 group + codes_at(linear), linear.group, tile, sums);
-  if constexpr (is_scaled) return store_sums<M>(sums, c);
-  const Scales by(linear, group);
-#pragma GCC unroll 16
-  for (int row = 0; row < M; ++row)
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half)
-      add_scaled((f16v)sums[row][half], by, half, linear.mins ? rows.sums + row * rows.groups + i : nullptr,
-                 c + row * kPanel);
-}
-
-// All groups of a panel for few rows.
-template <class Codes, int M>
-void multiply_panel(const Rows& rows, const char* group, char* tile, float* c) {
-  const mm_linear& linear = rows.linear;
-  for (int i = 0; i < rows.groups; ++i, group += group_bytes(linear)) {
-    if (Codes::fit(group)) {
-      multiply_group<Codes, M, false>(rows, i, group, nullptr, c);
-    } else {
-      decode_weights(linear, group, tile);
-      multiply_some<M>(rows, (int64_t)i * linear.group, tile, linear.group / kStep, i == 0, c);
-    }
-  }
-}
-
-constexpr int kScaledRows = 6;  // sums of a group and of all groups are in registers
-constexpr int kFirstRows = 8;   // that many rows are decoded with, where codes are scaled as they are
-constexpr int kPiece = 256;     // of k, whose codes are decoded for many rows
-
-// Groups from `first` on that lie decoded in `tile`.
-template <int M>
-void multiply_tile(const Rows& rows, int first, int count, const char* tile, const Scales* by, const char* ahead,
-                   float* c) {
-  const int size = rows.linear.group;
-  multiply_scaled<M>(rows.x + (int64_t)first * size, rows.stride, tile, size, by, count,
-                     rows.linear.mins ? rows.sums + first : nullptr, rows.groups, ahead, c);
-}
-#endif
-
-#if !defined(__AVX512BF16__)
-// All groups of a panel for few rows.
-template <class Codes, int M>
-void multiply_panel(const Rows& rows, const char* group, char*, float* c) {
-  const mm_linear& linear = rows.linear;
-  constexpr bool is_scaled = std::is_same_v<Codes, Fp8Codes>;
-  alignas(64) float part[M * kPanel];
-  for (int i = 0; i < rows.groups; ++i, group += group_bytes(linear)) {
-    const Scales by(linear, group);
-    float* to = is_scaled ? c : part;
-    for (int column = 0; column < kPanel; column += kWide) {
-      columns sums[M][2] = {}, scales[2];
-      for (int v = 0; v < 2; ++v) {
-        scales[v] = load_as<columns>((const float*)by.scales + column + v * kColumns);
-        for (int row = 0; row < M && is_scaled; ++row)  // c begins as zeros
-          sums[row][v] = load_as<columns>(c + row * kPanel + column + v * kColumns);
-      }
-      multiply_codes<Codes, M>(rows.x + (int64_t)i * linear.group, rows.stride, group + codes_at(linear) + column,
-                               linear.group, scales, sums);
-#pragma GCC unroll 16
-      for (int row = 0; row < M; ++row)
-#pragma GCC unroll 2
-        for (int v = 0; v < 2; ++v) store_as(to + row * kPanel + column + v * kColumns, sums[row][v]);
-    }
-    for (int row = 0; row < M && !is_scaled; ++row)
-      for (int half = 0; half < 2; ++half)
-        add_scaled(load_as<f16v>(part + row * kPanel + half * 16), by, half,
-                   linear.mins ? rows.sums + row * rows.groups + i : nullptr, c + row * kPanel);
-  }
-}
-#endif
-
-template <int... M>
-struct Blocks {
-  static constexpr decltype(&multiply_some<1>) plain[] = {nullptr, multiply_some<M>...};
-  template <class Codes>
-  struct Of {
-    static constexpr decltype(&multiply_panel<Codes, 1>) panel[] = {nullptr, multiply_panel<Codes, M>...};
-#if defined(__AVX512BF16__)
-    static constexpr decltype(&multiply_group<Codes, 1, true>) group[] = {nullptr, multiply_group<Codes, M, true>...};
-#endif
-  };
-#if defined(__AVX512BF16__)
-  static constexpr decltype(&multiply_tile<1>) tile[] = {nullptr, multiply_tile<M>...};
-#endif
-};
-#if defined(__AVX512F__)
-typedef Blocks<1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12> All;
-#else
-typedef Blocks<1, 2, 3> All;
-#endif
-
-// Blocks of at most so many rows are as high as each other, but for the last.
-int height_of(int count, int most) { return (int)ceil_div(count, ceil_div(count, most)); }
-
-// Rows by `steps` of bfloat16 at w, which stand at t of k.
-void run_steps(const Rows& rows, int64_t t, const char* w, int64_t steps, float* c) {
-  if (!rows.count) return;
-  int tall = height_of(rows.count, kRows);
-  for (int row = 0; row < rows.count; row += tall) {
-    const Rows some = rows.some(row, tall);
-    All::plain[some.count](some, t, w, steps, t == 0, c + row * kPanel);
-  }
-}
-
-#if defined(__AVX512BF16__)
-// A panel of codes that many rows are multiplied by: a piece of k after the other is decoded, as it is multiplied
-// by the first of them.
-template <class Codes>
-void run_many(const Rows& rows, const char* group, char* tile, float* c) {
-  const mm_linear& linear = rows.linear;
-  constexpr bool scaled = std::is_same_v<Codes, Fp8Codes>;
-  const int size = linear.group, tall = height_of(rows.count, scaled ? kFirstRows : kScaledRows);
-  const Rows first = rows.some(0, tall), others = rows.some(tall, rows.count);
-  for (int i = 0; i < rows.groups; i += kPiece / size) {
-    const int count = rows.groups - i < kPiece / size ? rows.groups - i : kPiece / size;
-    Scales by[kPiece / 32];
-    for (int g = 0; g < count; ++g, group += group_bytes(linear)) {
-      char* to = tile + g * size * 64;
-      if (Codes::fit(group)) {
-        All::Of<Codes>::group[tall](first, i + g, group, to, c);
-      } else {
-        decode_weights(linear, group, to);
-        run_steps(first, (int64_t)(i + g) * size, to, size / kStep, c);
-      }
-      if constexpr (!scaled) by[g] = Scales(linear, group);
-    }
-    if constexpr (scaled) {
-      run_steps(others, (int64_t)i * size, tile, (int64_t)count * size / kStep, c + tall * kPanel);
-      continue;
-    }
-    const char* ahead = group;
-    for (int row = 0; row < others.count; row += tall, ahead = tile) {
-      const Rows some = others.some(row, tall);
-      All::tile[some.count](some, i, count, tile, by, ahead, c + (tall + row) * kPanel);
-    }
-  }
-}
-
-#else
-// A panel of codes: a group after the other is decoded, codes alone where their scales come behind the product.
-template <class Codes>
-void run_many(const Rows& rows, const char* group, char* tile, float* c) {
-  const mm_linear& linear = rows.linear;
-  alignas(64) float part[kRows * kPanel];
-  for (int i = 0; i < rows.groups; ++i, group += group_bytes(linear)) {
-    const int64_t t = (int64_t)i * linear.group, steps = linear.group / kStep;
-    if (std::is_same_v<Codes, Fp8Codes>) {
-      decode_weights(linear, group, tile);
-      run_steps(rows, t, tile, steps, c);
-      continue;
-    }
-    decode_codes(linear, group, tile);
-    const Scales by(linear, group);
-    for (int row = 0; row < rows.count; row += kRows) {
-      const Rows some = rows.some(row, kRows);
-      All::plain[some.count](some, t, tile, steps, true, part);
-      for (int at = 0; at < some.count; ++at)
-        for (int half = 0; half < 2; ++half)
-          add_scaled(load_as<f16v>(part + at * kPanel + half * 16), by, half,
-                     linear.mins ? some.sums + at * rows.groups + i : nullptr, c + (row + at) * kPanel);
-    }
-  }
-}
-#endif
-
-template <class Codes>
-void run_codes(const Rows& rows, const char* panel, char* tile, float* c) {
-  if (rows.count <= kRows)
-    All::Of<Codes>::panel[rows.count](rows, panel, tile, c);
-  else
-    run_many<Codes>(rows, panel, tile, c);
-}
-
-void run_panel(const Rows& rows, const char* panel, float* c) {
-  const mm_linear& linear = rows.linear;
-  if (!linear.group) return run_steps(rows, 0, panel, linear_steps(linear), c);
-  alignas(64) char tile[MM_MAX_GROUP * 64];
-  memset(c, 0, rows.count * kPanel * sizeof(float));
-  auto run = linear.form == MM_FP8    ? run_codes<Fp8Codes>
-             : linear.form == MM_INT8 ? run_codes<Int8Codes>
-                                      : run_codes<Int4Codes>;
-  run(rows, panel, tile, c);
-}
 
 void sum_groups(const mm_linear& linear, const uint16_t* x, float* sums) {
   for (int64_t first = 0; first < linear.k; first += linear.group) {
@@ -251,12 +32,14 @@ void sum_groups(const mm_linear& linear, const uint16_t* x, float* sums) {
 }  // namespace
 
 int64_t linear_scratch_bytes(const LinearJob& job) {
+  if (job.linear->x_form) return int8_scratch_bytes(job);
   return group_sums_at(job) + (job.linear->mins ? (int64_t)job.m * job.groups() * sizeof(float) : 0);
 }
 
 int64_t linear_thread_bytes(const LinearJob&) { return 0; }
 
 void linear_prepare(const LinearJob& job, void* scratch, int row0, int row1) {
+  if (job.linear->x_form) return int8_prepare(job, scratch, row0, row1);
   int64_t k = job.linear->k, padded = (int64_t)job.steps() * kStep, stride = row_stride(job);
   float* sums = (float*)((char*)scratch + group_sums_at(job));
   for (int row = row0; row < row1; ++row) {
@@ -276,6 +59,7 @@ void linear_prepare(const LinearJob& job, void* scratch, int row0, int row1) {
 }
 
 void linear_run_bf16(const LinearJob& job, const void* scratch, const Share& share) {
+  if (job.linear->x_form) return int8_run(job, scratch, share);
   alignas(64) float c[kMostRows * kPanel];
   const float* sums = (const float*)((const char*)scratch + group_sums_at(job));
   const Rows every = {*job.linear, (const Scratch*)scratch, row_stride(job), sums, job.m, job.groups()};

@@ -1,11 +1,11 @@
-// Sums of a few rows by a panel of bfloat16 without AMX: through vdpbf16ps, or as float32 through FMA (AVX-512,
-// AVX2). Every form adds up k in its order, so a row's result is the same bits in any company.
+// Sums of a few rows by a panel of bfloat16 with AVX-512, without AMX: through vdpbf16ps, or as float32 through FMA.
+// Either adds up k in its order, so a row's result is the same bits in any company.
 #pragma once
 
 #include <type_traits>
 
 #include "linear_codes.h"
-#include "linear_job.h"
+#include "linear_rows.h"
 #include "linear_vec.h"
 
 namespace mm {
@@ -15,7 +15,6 @@ constexpr int kRows = 12;
 constexpr int kAhead = 2048;  // bytes that are asked for ahead
 // Rows up to which the cores that have this and no AMX, AMD's, fetch ahead best by themselves.
 constexpr int kUnfetched = 8, kUnfetchedCodes = 2;
-typedef uint16_t Scratch;
 
 // Sums of M rows of a panel: they begin as zeros, or go on from what c is.
 template <int M>
@@ -113,10 +112,9 @@ MM_INLINE void multiply_scaled(const Scratch* x, int64_t x_stride, const char* w
   }
   store_sums<M>(totals, c);
 }
-#elif defined(__AVX512F__)
+#else
 constexpr int kRows = 12;
 constexpr int kAhead = 8192;  // bytes: weights come from memory, later ones are asked for
-typedef float Scratch;
 
 // Sums and columns of a panel lie apart by halves; a pair of k becomes two multiply-adds, the even one first.
 template <int M>
@@ -153,46 +151,6 @@ void multiply(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, 
     store_as(c + i * kPanel + 16, sums[i][1]);
   }
 }
-#else
-constexpr int kRows = 3;
-constexpr int kAhead = 8192;
-typedef float Scratch;
-typedef float f8v __attribute__((vector_size(32)));
-typedef uint32_t u8v __attribute__((vector_size(32)));
-
-template <int M>
-void multiply(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, bool first, float* c) {
-  for (int half = 0; half < 2; ++half) {
-    f8v sums[M][2] = {};
-    if (!first)
-#pragma GCC unroll 4
-      for (int i = 0; i < M; ++i)
-#pragma GCC unroll 2
-        for (int v = 0; v < 2; ++v) sums[i][v] = load_as<f8v>(c + i * kPanel + half * 16 + v * 8);
-    for (int64_t pair = 0; pair < steps * 16; ++pair) {
-      const char* at = w + pair * 128 + half * 64;
-      __builtin_prefetch(at + kAhead);
-#pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v) {
-        u8v bits = load_as<u8v>(at + v * 32);
-        f8v even = (f8v)(bits << 16), odd = (f8v)(bits & 0xffff0000u);
-#pragma GCC unroll 4
-        for (int i = 0; i < M; ++i) {
-          const float* a = x + i * x_stride + 2 * pair;
-          sums[i][v] += even * a[0];
-          sums[i][v] += odd * a[1];
-        }
-      }
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < M; ++i)
-#pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v) store_as(c + i * kPanel + half * 16 + v * 8, sums[i][v]);
-  }
-}
-#endif
-
-#if !defined(__AVX512BF16__)
 constexpr int kWide = 2 * kColumns;  // columns that are summed at once
 
 // sums [M, kWide] += x [M, size] * codes; those of FP8 are scaled first.

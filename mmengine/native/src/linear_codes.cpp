@@ -1,4 +1,7 @@
+// Codes of a panel for AVX-512.
 #include "linear_codes.h"
+
+#if defined(__AVX512F__)
 
 namespace mm {
 namespace {
@@ -124,15 +127,13 @@ uint16_t decode_one(const mm_linear& linear, const char* group, int column, int6
   return narrow(fused(splat(value), by.scales[column / 16], by.mins[column / 16]))[column % 16];
 }
 
-void encode_column(const mm_linear& linear, char* group, int column, const uint8_t* codes, int64_t count) {
+void encode_column(const mm_linear& linear, char* group, int column, const uint8_t* codes, int64_t count, float scale,
+                   float min) {
   uint8_t* to = (uint8_t*)group + codes_at(linear);
   if (linear.form == MM_INT4)
     for (int64_t t = 0; t < count; ++t) to[place_half(column, t)] |= ((codes[t] + 8) & 15) << shift_of(column, t);
   else
     for (int64_t t = 0; t < count; ++t) to[place_byte(column, t)] = stored(linear, codes[t]);
-}
-
-void set_scale(const mm_linear& linear, char* group, int column, float scale, float min) {
   if (linear.form == MM_FP8)
     store_as(group + column * 4, scale);
   else
@@ -141,3 +142,5 @@ void set_scale(const mm_linear& linear, char* group, int column, float scale, fl
 }
 
 }  // namespace mm
+
+#endif

@@ -5,8 +5,8 @@
 // both are looked up in a table of 128. int4 lies [group / 4][16 columns][2 of a pair] in words of 4 codes + 8, from
 // the low bits up: of the first pair the left half of the columns and the right one, then of the second pair.
 //
-// Without it codes become float32, and lie [group][32 columns]; of int4, + 8, [group / 2][32], the first in the low
-// half of a byte.
+// AVX-512 without it makes float32 of them, and they lie [group][32 columns]; of int4, + 8, [group / 2][32], the first
+// in the low half of a byte. AVX2 has a layout of its own (linear_codes_avx2.h).
 #pragma once
 
 #include <immintrin.h>
@@ -46,18 +46,20 @@ struct Scales {
   }
 };
 
+#if defined(__AVX512F__)
 // A group as `group` / 32 steps of bfloat16(code * scale + min).
 void decode_weights(const mm_linear& linear, const char* group, char* out);
 
 // A group as steps of its codes.
 void decode_codes(const mm_linear& linear, const char* group, char* out);
+#endif
 
 // One weight, t of its group.
 uint16_t decode_one(const mm_linear& linear, const char* group, int column, int64_t t);
 
 // Of a column, into a group of zeros: `count` codes as mm_linear_pack has them, and what they share.
-void encode_column(const mm_linear& linear, char* group, int column, const uint8_t* codes, int64_t count);
-void set_scale(const mm_linear& linear, char* group, int column, float scale, float min);
+void encode_column(const mm_linear& linear, char* group, int column, const uint8_t* codes, int64_t count, float scale,
+                   float min);
 
 #if defined(__AVX512VBMI__)
 // What 128 codes without a sign stand for, in e4m3 and as whole numbers, these and those of int4 in bfloat16 too;
@@ -176,9 +178,8 @@ MM_INLINE void decode_pairs(const mm_linear& linear, const char* group, char* ou
     }
   }
 }
-#else
+#elif defined(__AVX512F__)
 // Codes of neighbouring columns as float32: two values of k, kBytes from the next two.
-#if defined(__AVX512F__)
 typedef f16v columns;
 MM_INLINE columns from_bytes(const char* at) { return (columns)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_as<__m128i>(at))); }
 MM_INLINE columns from_fp8_bits(const char* at) {
@@ -190,21 +191,6 @@ MM_INLINE void from_nibbles(const char* at, columns& first, columns& second) {
   first = (columns)_mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_and_si512(both, _mm512_set1_epi32(15)), eight));
   second = (columns)_mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_srli_epi32(both, 4), eight));
 }
-#else
-typedef float columns __attribute__((vector_size(32)));
-MM_INLINE columns from_bytes(const char* at) {
-  return (columns)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)at)));
-}
-MM_INLINE columns from_fp8_bits(const char* at) {
-  __m128i wide = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)at)), 7);
-  return (columns)_mm256_cvtph_ps(_mm_and_si128(wide, _mm_set1_epi16((int16_t)0xbf80)));
-}
-MM_INLINE void from_nibbles(const char* at, columns& first, columns& second) {
-  __m256i both = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)at)), eight = _mm256_set1_epi32(8);
-  first = (columns)_mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_and_si256(both, _mm256_set1_epi32(15)), eight));
-  second = (columns)_mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_srli_epi32(both, 4), eight));
-}
-#endif
 constexpr int kColumns = sizeof(columns) / 4;
 
 struct Fp8Codes {

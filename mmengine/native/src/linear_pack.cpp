@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "linear_codes.h"
+#include "linear_int8.h"
 #include "linear_job.h"
 
 namespace mm {
@@ -59,8 +60,9 @@ void pack_panel_codes(const mm_linear& linear, const Piece& piece, const int64_t
     for (int column = 0; column < kPanel; ++column) {
       int64_t row = rows[column];
       if (row < 0) continue;
-      set_scale(linear, out, column, piece.scales[row * groups + i], piece.mins ? piece.mins[row * groups + i] : 0);
-      encode_column(linear, out, column, (const uint8_t*)piece.w + row * k + first, count);
+      const auto encode = linear.x_form ? int8_encode : encode_column;
+      encode(linear, out, column, (const uint8_t*)piece.w + row * k + first, count, piece.scales[row * groups + i],
+             piece.mins ? piece.mins[row * groups + i] : 0);
     }
   }
 }
@@ -100,9 +102,10 @@ void column_of(const mm_linear& linear, const char* panel, int column, void* out
   uint16_t* to = (uint16_t*)out;
   const uint16_t* from = (const uint16_t*)panel;
   if (linear.group) {
+    const auto decode = linear.x_form ? int8_decode_one : decode_one;
     for (int64_t t = 0; t < k; ++t) {
       const char* group = panel + t / linear.group * group_bytes(linear);
-      to[t] = decode_one(linear, group, column, t % linear.group);
+      to[t] = decode(linear, group, column, t % linear.group);
     }
   } else if (linear.dtype == MM_FP32) {
     for (int64_t t = 0; t < k; ++t) ((float*)out)[t] = ((const float*)panel)[t * kPanel + column];

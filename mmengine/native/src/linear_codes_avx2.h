@@ -1,0 +1,194 @@
+// Codes of a panel for AVX2: 32 bytes are of 8 columns, and interleave within 16 bytes to pairs of bfloat16.
+//
+//   FP8   [group / 4][4 eights of columns][2 fours of them][2 pairs of k][4 columns][2]
+//   int4  [group / 8] and as FP8: the low half of a byte is of the first 4 of k, the high one of the next 4; + 8
+//   int8  [group / 4][4 eights of columns][4 of k][8 columns]
+//
+// What bfloat16(code * scale) is for e4m3 follows from the mantissa and the lowest bit of the exponent, 16 values, to
+// which the rest of the exponent is added: a byte holds sign, that rest, and these 4 bits, and is looked up by halves.
+// Subnormals do not follow: 4 to 7 of them are stored as normal numbers of an exponent below the least, and the
+// others, zero among them, take its odd mantissas, `odd` codes, which are computed one by one. Where there are any, of
+// 4 values of k (of 8 in a group of 256), is told by the sign of the group's scales; a scale's own sign is its codes'.
+#pragma once
+
+#include <immintrin.h>
+
+#include "linear_job.h"
+#include "linear_vec.h"
+
+namespace mm {
+
+MM_INLINE __m256 even_of(__m256i pair) { return (__m256)_mm256_slli_epi32(pair, 16); }
+MM_INLINE __m256 odd_of(__m256i pair) { return (__m256)_mm256_and_si256(pair, _mm256_set1_epi32((int)0xffff0000)); }
+MM_INLINE __m256i twice(__m128i bytes) { return _mm256_broadcastsi128_si256(bytes); }
+
+// Bits of bfloat16(value) in 32 of their own, without NaN.
+MM_INLINE __m256i rounded_bits(__m256 value) {
+  const __m256i bits = (__m256i)value, lowest = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), lowest), 16);
+}
+
+// e4m3 as it is stored here.
+inline bool is_odd(uint8_t stored) { return (stored & 0x79) == 1; }
+inline uint8_t stored_fp8(uint8_t code) {
+  if (code & 0x78) return code;
+  return (code & 0x80) | (code & 4 ? 2 * (code & 3) : 2 * (code & 3) + 1);
+}
+
+// Which scale's sign tells of odd codes at t of a group, and of how many values of k.
+inline int odd_span(int64_t group) { return group > 128 ? 8 : 4; }
+inline int odd_place(int64_t group, int64_t t) { return (int)(t / odd_span(group)); }
+
+// A group in registers. pairs(): what 32 bytes stand for, those of `eight` of the panel's columns, in pairs of
+// bfloat16, kDeep of k; values(): in float32. kScaled: times their scales, which else come behind the product.
+// known_until(): where codes from t on end that may be taken as they are; the others, by pairs<true>, end at
+// odd_until().
+struct Fp8Codes {
+  static constexpr int kDeep = 4;
+  static constexpr bool kScaled = true;
+  __m256i low[2], high[2];  // of 16 columns, by the 4 low bits of a code
+  const float* scales;
+  uint32_t odd;
+  int size;
+  bool fit;
+
+  MM_INLINE_MEMBER Fp8Codes(const mm_linear& linear, const char* group)
+      : scales((const float*)group), size(linear.group) {
+    const __m256 absolute = (__m256)_mm256_set1_epi32(0x7fffffff);
+    __m256 each[4];
+    odd = 0, fit = true;
+    for (int eight = 0; eight < 4; ++eight) {
+      each[eight] = load_as<__m256>(scales + eight * 8);
+      odd |= (uint32_t)_mm256_movemask_ps(each[eight]) << (eight * 8);
+      each[eight] = _mm256_and_ps(each[eight], absolute);
+    }
+    for (int half = 0; half < 2; ++half) {
+      const float scale = each[half * 2][0];
+      const __m256 all = _mm256_set1_ps(scale);
+      const __m256 same = _mm256_and_ps(_mm256_cmp_ps(each[half * 2], all, _CMP_EQ_OQ),
+                                        _mm256_cmp_ps(each[half * 2 + 1], all, _CMP_EQ_OQ));
+      // So that no value is subnormal, or too large.
+      fit = fit && _mm256_movemask_ps(same) == 0xff && scale > 1e-30f && scale < 1e30f;
+      set_table(half, scale);
+    }
+  }
+
+  MM_INLINE_MEMBER void set_table(int half, float scale) {
+    const __m256 least = _mm256_setr_ps(1.0f, 1.125f, 1.25f, 1.375f, 1.5f, 1.625f, 1.75f, 1.875f);
+    const __m256i first = rounded_bits(least * 0x1p-7f * scale), second = rounded_bits(least * 0x1p-6f * scale);
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(first, second), 0xd8);
+    const __m256i seconds = _mm256_and_si256(words, _mm256_set1_epi16(255));
+    const __m256i bytes = _mm256_packus_epi16(seconds, _mm256_srli_epi16(words, 8));
+    const __m256i apart = _mm256_permute4x64_epi64(bytes, 0xd8);
+    low[half] = _mm256_permute2x128_si256(apart, apart, 0x00);
+    high[half] = _mm256_permute2x128_si256(apart, apart, 0x11);
+  }
+
+  MM_INLINE_MEMBER int known_until(int t) const {
+    if (!fit) return t;
+    const uint32_t left = (uint32_t)((uint64_t)odd >> odd_place(size, t));
+    return left ? t + __builtin_ctz(left) * odd_span(size) : size;
+  }
+  MM_INLINE_MEMBER int odd_until(int t) const { return fit ? t + odd_span(size) : size; }
+
+  template <bool EXACT>
+  MM_INLINE_MEMBER void pairs(const char* at, int eight, __m256i (&out)[2]) const {
+    if constexpr (EXACT) return exact(at, scales + eight * 8, out);
+    const __m256i codes = load_as<__m256i>(at), four = _mm256_set1_epi8(15);
+    const __m256i signs = twice(_mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -128, -127, -126, -125, -124, -123, -122, -121));
+    const __m256i below = _mm256_and_si256(codes, four), above = _mm256_and_si256(_mm256_srli_epi16(codes, 4), four);
+    const __m256i second = _mm256_shuffle_epi8(low[eight / 2], below);
+    const __m256i least = _mm256_shuffle_epi8(high[eight / 2], below);
+    const __m256i first = _mm256_add_epi8(least, _mm256_shuffle_epi8(signs, above));
+    out[0] = _mm256_unpacklo_epi8(second, first), out[1] = _mm256_unpackhi_epi8(second, first);
+  }
+
+  template <bool EXACT>
+  MM_INLINE_MEMBER void values(const char* at, int eight, __m256 (&out)[kDeep]) const {
+    __m256i both[2];
+    pairs<EXACT>(at, eight, both);
+    for (int pair = 0; pair < 2; ++pair) out[pair * 2] = even_of(both[pair]), out[pair * 2 + 1] = odd_of(both[pair]);
+  }
+
+  // By the bits of float16, which has their subnormals, too; its exponent is biased by 15, e4m3's by 7.
+  __attribute__((noinline)) static void exact(const char* at, const float* scales, __m256i (&out)[2]) {
+    __m256i stored = load_as<__m256i>(at), bits[2][2];
+    const __m256i least = _mm256_cmpeq_epi8(_mm256_and_si256(stored, _mm256_set1_epi8(0x78)), _mm256_setzero_si256());
+    const __m256i subnormals = twice(_mm_setr_epi8(4, 0, 5, 1, 6, 2, 7, 3, 4, 0, 5, 1, 6, 2, 7, 3));
+    const __m256i mantissa = _mm256_and_si256(stored, _mm256_set1_epi8(7)), sign = _mm256_set1_epi8(-128);
+    const __m256i small = _mm256_or_si256(_mm256_and_si256(stored, sign), _mm256_shuffle_epi8(subnormals, mantissa));
+    stored = _mm256_blendv_epi8(stored, small, least);
+    for (int four = 0; four < 2; ++four) {
+      const __m128i part = four ? _mm256_extracti128_si256(stored, 1) : _mm256_castsi256_si128(stored);
+      const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(part), 7);
+      const __m256i halves = _mm256_and_si256(wide, _mm256_set1_epi16((int16_t)0xbf80));
+      const __m256 by = _mm256_and_ps(_mm256_broadcast_ps((const __m128*)(scales + four * 4)),
+                                      (__m256)_mm256_set1_epi32(0x7fffffff));
+      const __m256 spread = _mm256_permutevar_ps(by, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
+      for (int pair = 0; pair < 2; ++pair) {
+        const __m128i eight = pair ? _mm256_extracti128_si256(halves, 1) : _mm256_castsi256_si128(halves);
+        bits[pair][four] = rounded_bits(_mm256_cvtph_ps(eight) * 256.0f * spread);
+      }
+    }
+    for (int pair = 0; pair < 2; ++pair)
+      out[pair] = _mm256_permute4x64_epi64(_mm256_packus_epi32(bits[pair][0], bits[pair][1]), 0xd8);
+  }
+};
+
+struct Int8Codes {
+  static constexpr int kDeep = 4;
+  static constexpr bool kScaled = false;
+
+  int size;
+
+  MM_INLINE_MEMBER Int8Codes(const mm_linear& linear, const char*) : size(linear.group) {}
+  MM_INLINE_MEMBER int known_until(int) const { return size; }
+  MM_INLINE_MEMBER int odd_until(int t) const { return t; }
+
+  template <bool EXACT>
+  MM_INLINE_MEMBER void values(const char* at, int, __m256 (&out)[kDeep]) const {
+    for (int t = 0; t < kDeep; ++t)
+      out[t] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(at + t * 8))));
+  }
+
+  template <bool EXACT>
+  MM_INLINE_MEMBER void pairs(const char* at, int eight, __m256i (&out)[2]) const {
+    __m256 each[kDeep];
+    values<EXACT>(at, eight, each);
+    for (int pair = 0; pair < 2; ++pair)
+      out[pair] = _mm256_or_si256(_mm256_srli_epi32((__m256i)each[pair * 2], 16), (__m256i)each[pair * 2 + 1]);
+  }
+};
+
+struct Int4Codes {
+  static constexpr int kDeep = 8;
+  static constexpr bool kScaled = false;
+
+  int size;
+
+  MM_INLINE_MEMBER Int4Codes(const mm_linear& linear, const char*) : size(linear.group) {}
+  MM_INLINE_MEMBER int known_until(int) const { return size; }
+  MM_INLINE_MEMBER int odd_until(int t) const { return t; }
+
+  // bfloat16 of -8 to 7: its first byte, and its second one.
+  template <bool EXACT>
+  MM_INLINE_MEMBER void pairs(const char* at, int, __m256i (&out)[4]) const {
+    const __m256i high = twice(_mm_setr_epi8(-63, -64, -64, -64, -64, -64, -64, -65, 0, 63, 64, 64, 64, 64, 64, 64));
+    const __m256i low = twice(_mm_setr_epi8(0, -32, -64, -96, -128, 64, 0, -128, 0, -128, 0, 64, -128, -96, -64, -32));
+    const __m256i codes = load_as<__m256i>(at), four = _mm256_set1_epi8(15);
+    const __m256i parts[2] = {_mm256_and_si256(codes, four), _mm256_and_si256(_mm256_srli_epi16(codes, 4), four)};
+    for (int part = 0; part < 2; ++part) {
+      const __m256i second = _mm256_shuffle_epi8(low, parts[part]), first = _mm256_shuffle_epi8(high, parts[part]);
+      out[part * 2] = _mm256_unpacklo_epi8(second, first), out[part * 2 + 1] = _mm256_unpackhi_epi8(second, first);
+    }
+  }
+
+  template <bool EXACT>
+  MM_INLINE_MEMBER void values(const char* at, int eight, __m256 (&out)[kDeep]) const {
+    __m256i each[4];
+    pairs<EXACT>(at, eight, each);
+    for (int pair = 0; pair < 4; ++pair) out[pair * 2] = even_of(each[pair]), out[pair * 2 + 1] = odd_of(each[pair]);
+  }
+};
+
+}  // namespace mm
