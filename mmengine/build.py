@@ -130,6 +130,7 @@ def _build(
     backend += f"/tensor_parallel {config.tensor_parallel}" if config.tensor_parallel > 1 else ""
     backend += "/batch_invariant" if config.batch_invariant else ""
     held = "" if config.quantize == "none" else f"/{config.quantize}"
+    held += "" if config.activations == "model" else f"/activations {config.activations}"
     fingerprints |= {"dtype": name_of(placement.dtype) + held, "backend": backend}
     if opened is not None:
         opened.check_fingerprints(fingerprints, resume)
@@ -237,6 +238,7 @@ def _network(
     asked: dict[str, Any] = {} if ranks is None else {"shard": ranks.shard}
     asked |= {"batch_invariant": True} if config.batch_invariant else {}
     asked |= {"quantize": config.quantize} if config.quantize != "none" else {}
+    asked |= {"activations": config.activations} if config.activations != "model" else {}
     if placement.device.has_own_memory:
         gc.collect()  # engines that were closed, and their weights, may go in circles
     where = str(placement.device.torch_device)
@@ -245,15 +247,16 @@ def _network(
 
 def _check_quantize(config: EngineConfig, placement: Placement) -> None:
     """Raises ConfigError where matrices cannot be held as codes."""
-    if config.quantize == "none":
+    name, asked = ("quantize", config.quantize) if config.quantize != "none" else ("activations", "int8")
+    if name == "activations" and config.activations == "model":
         return
     where = placement.device.torch_device
     if not holds_codes(where, placement.dtype) or config.tensor_parallel > 1:
         raise ConfigError(
-            f"quantize {config.quantize} holds weights as codes on one CPU in bfloat16, by compiled kernels "
+            f"{name} {asked} holds weights as codes on one CPU in bfloat16, by compiled kernels "
             f"(mmengine env says whether there are any), and this is {where} in {name_of(placement.dtype)}"
             + (f", cut over {config.tensor_parallel}" if config.tensor_parallel > 1 else "")
-            + "; leave quantize away"
+            + f"; leave {name} away"
         )
 
 

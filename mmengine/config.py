@@ -59,6 +59,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_dtype: Literal["auto", "fp8"] = "auto"  # what K and V are kept in; auto: as the model computes
     # How the decoder's matrices are held, of a checkpoint that is not quantised (docs/quantisation.md).
     quantize: Literal["none", "int8", "fp8"] = "none"
+    # What matrices held as whole numbers are multiplied by; int8 is outside parity.
+    activations: Literal["model", "int8"] = "model"
     cuda_graphs: bool = True  # steps that only decode, and small images, are replayed on a GPU (docs/gpu.md)
     compat: Literal["", "vllm"] = ""  # decisions as that engine makes them, for comparisons
     preempt_mode: Literal["auto", "recompute", "swap"] = "auto"  # auto: what costs less

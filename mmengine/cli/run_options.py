@@ -137,6 +137,13 @@ class Model:
             help="Hold the decoder's weights as codes of a byte, on a CPU: int8 loses next to nothing.",
         ),
     ] = None
+    activations: Annotated[
+        Literal["int8"] | None,
+        typer.Option(
+            rich_help_panel=MODEL,
+            help="Multiply weights held as int8 or int4 by activations rounded to int8: outside parity.",
+        ),
+    ] = None
     tensor_parallel: Annotated[
         int, typer.Option(rich_help_panel=MODEL, help="Devices that the model is cut over.")
     ] = 1
@@ -173,6 +180,7 @@ class Model:
                 *([f"grammar_backend={self.grammar_backend}"] if self.grammar_backend else []),
                 *([f"spec={self.spec}"] if self.spec else []),
                 *([f"quantize={self.quantize}"] if self.quantize else []),
+                *([f"activations={self.activations}"] if self.activations else []),
                 *([f"tensor_parallel={self.tensor_parallel}"] if self.tensor_parallel != 1 else []),
             ]
         )

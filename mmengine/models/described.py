@@ -16,7 +16,7 @@ from mmengine.request import MediaItem
 
 if TYPE_CHECKING:  # heavy: torch
     from mmengine.models.network import Network
-    from mmengine.models.quantising import Quantize
+    from mmengine.models.quantising import Activations, Quantize
 
 
 class DescribedPlugin(ABC):
@@ -46,6 +46,7 @@ class DescribedPlugin(ABC):
         shard: Shard | None = None,
         batch_invariant: bool = False,
         quantize: "Quantize" = "none",
+        activations: "Activations" = "model",
     ) -> "Network":
         """See `load_network`."""
         from mmengine.models.network import load_network  # lazy: torch
@@ -59,6 +60,7 @@ class DescribedPlugin(ABC):
             shard=shard,
             batch_invariant=batch_invariant,
             quantize=quantize,
+            activations=activations,
         )
 
     def fingerprint(self, folder: Path) -> str:

@@ -17,7 +17,7 @@ from mmengine.models.decoder.native_text import NativeTextDecoder
 from mmengine.models.decoder.sharding import cut_config
 from mmengine.models.decoder.text import TextDecoder
 from mmengine.models.plugin import AttentionPort, AuxHiddenStates, EncoderCost, EncoderSize
-from mmengine.models.quantising import Quantize
+from mmengine.models.quantising import Activations, Quantize
 from mmengine.models.reader import WeightReader
 from mmengine.models.sharding import Shard
 from mmengine.models.vision.captured import CapturedVision
@@ -102,10 +102,11 @@ def load_network(
     shard: Shard | None = None,
     batch_invariant: bool = False,
     quantize: Quantize = "none",
+    activations: Activations = "model",
 ) -> Network:
     """The model `whole` from the weights of `folder`, cast to `dtype` ("float32", "bfloat16", "float16").
     `shard`: the part of one rank. `batch_invariant`: on a GPU, by kernels that are. `quantize`: on a CPU in
-    bfloat16, how the decoder's matrices are held.
+    bfloat16, how the decoder's matrices are held; `activations`: what whole numbers are multiplied by.
 
     Raises ModelError for a folder that cannot be served, ConfigError for a device or dtype that
     cannot be used, kernels that do not run there, and a number of ranks that cannot share the model.
@@ -125,11 +126,12 @@ def load_network(
         )
     config = whole if shard is None else replace(whole, text=cut_config(whole.text, shard))
     leads = shard is None or shard.leads
-    opened = open_weights(folder, names, whole, where, DTYPES[dtype], shard, quantize)
+    opened = open_weights(folder, names, whole, where, DTYPES[dtype], shard, quantize, activations)
     try:
         with torch.inference_mode(), opened as weights:
             text = text_decoder(config.text, weights, where, DTYPES[dtype], shard, batch_invariant)
             vision = VisionTower(config.vision, weights, where) if config.vision and leads else None
+            weights.check_activations()
             held = weights.how_held()
     except torch.OutOfMemoryError:
         total = torch.accelerator.get_memory_info(where)[1] / 2**30

@@ -272,11 +272,12 @@ class ModelPlugin(Protocol):
         shard: Shard | None = None,
         batch_invariant: bool = False,
         quantize: Literal["none", "int8", "fp8"] = "none",
+        activations: Literal["model", "int8"] = "model",
     ) -> VisionLanguageModel:
         """`shard`: of the text decoder this rank's part, whose heads `spec` then counts; the others have no
         vision tower and no head. A plugin that cannot cut its model need not take it. `batch_invariant`: the
-        model should be, where there is a choice; `quantize`: as which codes it holds its matrices. Both are
-        only given where they are asked for."""
+        model should be, where there is a choice; `quantize`: as which codes it holds its matrices;
+        `activations`: whether rows are rounded for them. They are only given where they are asked for."""
 
     def fingerprint(self, folder: Path) -> str:
         """Hex digest that changes when the weights do."""

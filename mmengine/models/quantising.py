@@ -10,6 +10,7 @@ from mmengine.checkpoint.tensors import Coding
 from mmengine.native.linear import Codes
 
 Quantize = Literal["none", "int8", "fp8"]
+Activations = Literal["model", "int8"]
 FP8_ROWS = 16  # that share a scale: as many columns of the kernels' panels do
 CODINGS: dict[str, Coding] = {"int8": Coding("int8", 32), "fp8": Coding("fp8", 128)}
 _MOST_FP8 = 448.0  # of e4m3

@@ -24,13 +24,15 @@ from mmengine.checkpoint.stacked import TurnedEntry
 from mmengine.checkpoint.tensors import Coding, TensorEntry
 from mmengine.errors import ModelError
 from mmengine.models.progress import tell
-from mmengine.models.quantising import FP8_ROWS, quantise
+from mmengine.models.quantising import FP8_ROWS, Activations, quantise
 from mmengine.native import library as native
 from mmengine.native.linear import GROUPS, CodePieces, Codes, Form, Pieces
 
 PIECE_VALUES = 2**22  # 8 MiB of bfloat16
 FORMS = {"fp8": Form.FP8, "int8": Form.INT8, "int4": Form.INT4}
 _NAMES = {"fp8": "FP8", "int8": "int8", "int4": "int4"}
+_WHOLE = {"int8", "int4"}  # codes that are whole numbers
+_OUTSIDE = ", int8 activations (outside parity)"
 R = TypeVar("R", torch.Tensor, Codes)
 _STORED = {
     "F64": torch.float64,
@@ -55,7 +57,8 @@ WHOLE = Part(0, 1, lambda name: None)
 
 class WeightReader:
     """Reads tensors by canonical name onto `device` as `dtype`; of those that are cut, its part alone.
-    `quantize`: how matrices that are `held` become codes."""
+    `quantize`: how matrices that are `held` become codes. `activations`: what whole numbers are multiplied
+    by."""
 
     def __init__(
         self,
@@ -65,9 +68,10 @@ class WeightReader:
         dtype: torch.dtype,
         part: Part = WHOLE,
         quantize: Coding | None = None,
+        activations: Activations = "model",
     ) -> None:
         self._entries, self._files, self._device, self._dtype = entries, files, device, dtype
-        self._part, self._quantize = part, quantize
+        self._part, self._quantize, self._activations = part, quantize, activations
         self._forms: set[str] = set()  # in which matrices were given as codes
         self._num_read, self._whole = 0, sum(entry.num_bytes for entry in entries.values())  # bytes
 
@@ -116,15 +120,29 @@ class WeightReader:
         self._forms.add(coding.form)
         n, k = self._joined(names)
         rows = self._rows(names, partial(self._coded, coding=coding))
-        return CodePieces(n, k, FORMS[coding.form], coding.group, rows, coding.mins)
+        int8_rows = self._activations == "int8" and coding.form in _WHOLE
+        return CodePieces(n, k, FORMS[coding.form], coding.group, rows, coding.mins, int8_rows)
 
     def how_held(self) -> str:
         """For people: of what was read, how codes are held; "" where there were none."""
         if self._forms:
-            return ", ".join(_NAMES[form] for form in sorted(self._forms))
+            names = ", ".join(_NAMES[form] for form in sorted(self._forms))
+            return names + (_OUTSIDE if self._activations == "int8" else "")
         stored = {entry.coding.form for entry in self._entries.values() if entry.coding is not None}
-        dtype = str(self._dtype).removeprefix("torch.")
+        dtype = self._dtype_name()
         return ", ".join(f"{_NAMES[form]} held as {dtype}" for form in sorted(stored))
+
+    def check_activations(self) -> None:
+        """Raises ModelError where they cannot be as asked for, of what was read."""
+        if self._activations == "int8" and not self._forms & _WHOLE:
+            held = ", ".join(_NAMES[form] for form in sorted(self._forms)) or self._dtype_name()
+            raise ModelError(
+                f"activations int8 multiplies whole numbers, and no matrices are held as such ({held}); add "
+                "quantize int8, take a folder in int4 or a GGUF file of Q8_0, Q4_0 or Q4_1, or leave it away"
+            )
+
+    def _dtype_name(self) -> str:
+        return str(self._dtype).removeprefix("torch.")
 
     def _coding(self, names: tuple[str, ...]) -> Coding | None:
         """None where they are held in the model's dtype."""
@@ -287,6 +305,7 @@ def open_reader(
     dtype: torch.dtype,
     part: Part = WHOLE,
     quantize: Coding | None = None,
+    activations: Activations = "model",
 ) -> Iterator[WeightReader]:
     """A reader of tensors whose names and shapes were found right, and can be cut. ModelError."""
     files: dict[Path, MappedFile] = {}
@@ -297,4 +316,4 @@ def open_reader(
             files[entry.path] = MappedFile(entry.path)
         if entry.start + entry.num_bytes > len(files[entry.path].memory):
             raise ModelError(f"{entry.path} was cut short while it was read; download it again")
-    yield WeightReader(entries, files, device, dtype, part, quantize)
+    yield WeightReader(entries, files, device, dtype, part, quantize, activations)

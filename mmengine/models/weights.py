@@ -13,7 +13,7 @@ from mmengine.errors import ModelError
 from mmengine.models.config import NetworkConfig
 from mmengine.models.decoder.sharding import axis_of, check_plan
 from mmengine.models.decoder.tensors import HEAD, decoder_tensors
-from mmengine.models.quantising import CODINGS, Quantize
+from mmengine.models.quantising import CODINGS, Activations, Quantize
 from mmengine.models.reader import WHOLE, Part, WeightReader, open_reader
 from mmengine.models.sharding import Shard
 from mmengine.models.vision.tensors import vision_tensors
@@ -28,6 +28,7 @@ def open_weights(
     dtype: torch.dtype,
     shard: Shard | None = None,
     quantize: Quantize = "none",
+    activations: Activations = "model",
 ) -> Iterator[WeightReader]:
     """A reader of the folder's weights, after every name and shape was found right. ModelError, also for
     codes that are to be quantised. With a `shard` it reads that rank's part; `config` is of all of it."""
@@ -43,7 +44,7 @@ def open_weights(
     if shard is not None:
         check_plan(config.text, entries)
         part = Part(shard.rank, shard.size, axis_of)
-    with open_reader(entries, device, dtype, part, coding) as reader:
+    with open_reader(entries, device, dtype, part, coding, activations) as reader:
         yield reader
 
 

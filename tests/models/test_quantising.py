@@ -109,5 +109,26 @@ def test_where_it_cannot_be_is_refused(tmp_path):
         Engine(tmp_path, device="cpu", config=EngineConfig(quantize="int8"))
 
 
-def test_the_option_is_a_setting():
+@needs_kernels
+def test_activations_in_int8(tmp_path):
+    """Said at loading and in the log's identity; refused where no weights are whole numbers."""
+    make_tiny(tmp_path)
+    config = EngineConfig(quantize="int8", activations="int8")
+    with Engine(tmp_path, device="cpu", dtype="bfloat16", config=config, log=tmp_path / "log") as engine:
+        assert len(engine.generate(["a b"], max_tokens=3)[0].token_ids) == 3
+        assert engine.built.spec.weights_held == "int8, int8 activations (outside parity)"
+        assert engine.built.core._started.fingerprints["dtype"] == "bfloat16/int8/activations int8"
+    for config, error in (
+        (EngineConfig(activations="int8"), r"no matrices are held as such \(bfloat16\); add quantize int8"),
+        (EngineConfig(quantize="fp8", activations="int8"), r"no matrices are held as such \(FP8\)"),
+    ):
+        with pytest.raises(ModelError, match=error):
+            Engine(tmp_path, device="cpu", dtype="bfloat16", config=config)
+    with pytest.raises(ConfigError, match="activations int8 holds weights as codes on one CPU in bfloat16"):
+        Engine(tmp_path, device="cpu", dtype="float32", config=EngineConfig(activations="int8"))
+
+
+def test_the_options_are_settings():
+    config = Model(quantize="int8", activations="int8").config(keeps_media=True, kept_of_log=[])
+    assert (config.quantize, config.activations) == ("int8", "int8")
     assert Model(quantize="fp8").config(keeps_media=True, kept_of_log=[]).quantize == "fp8"

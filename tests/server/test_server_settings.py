@@ -105,6 +105,7 @@ def test_each_flag_is_a_variable_and_a_line_of_a_file_too(started, tmp_path, mon
         "--log": tmp_path / "log",
         "--tensor-parallel": 2,
         "--quantize": "int8",
+        "--activations": "int8",
     }
     for flag, option in OPTIONS.items():
         if isinstance(option.default, bool):
