@@ -123,6 +123,36 @@ def test_a_weight_is_code_less_zero_times_scale(plain, layout, group):
             assert torch.allclose(weights.read(WEIGHT), half, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("symmetric", (True, False))
+@pytest.mark.parametrize("group", (32, 128))
+def test_what_compressed_tensors_itself_packs_is_read_as_it_unpacks_it(plain, group, symmetric):
+    packed = pytest.importorskip("compressed_tensors.compressors.pack_quantized")
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    packer = packed.PackedQuantizationCompressor
+    layout = "compressed-tensors, symmetric" if symmetric else "compressed-tensors"
+    to_int4(plain, layout, group)  # for its config.json
+    random, (n, k) = torch.Generator().manual_seed(group), (40, 128)
+    zeros = torch.randint(-8, 8, (n, k // group), generator=random).to(torch.int8)
+    module = {
+        "weight": torch.randn(n, k, generator=random),
+        "weight_scale": (torch.rand(n, k // group, generator=random) + 0.1).half().float(),
+        "weight_zero_point": torch.zeros_like(zeros) if symmetric else zeros,
+    }
+    how = QuantizationArgs(num_bits=4, type="int", strategy="group", group_size=group, symmetric=symmetric)
+    scheme = QuantizationScheme(targets=["Linear"], weights=how)
+    written = packer.compress(module, scheme)
+    assert ("weight_zero_point" in written) != symmetric
+    save_file(
+        {f"{WEIGHT.removesuffix('weight')}{name}": value for name, value in written.items()},
+        plain / "model.safetensors",
+    )
+    with open_reader(entries(plain), CPU, torch.float32) as weights:
+        found = weights.read(WEIGHT)
+    assert torch.equal(found, packer.decompress(written, scheme)["weight"])
+    assert len(found.unique()) > 100
+
+
 @needs_kernels
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_is_held_is_what_it_stands_for(plain, layout):
