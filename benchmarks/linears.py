@@ -4,8 +4,8 @@
     python benchmarks/linears.py --threads 2
     MMENGINE_NATIVE_ISA=avx2 python benchmarks/linears.py
 
-24 layers of 2,048 x 4,096, so that no cache holds them. The least of several rounds. "share of a read": the
-time of a torch sum over as many bytes, over that of the layers.
+"rows too": x is rounded to int8. 24 layers of 2,048 x 4,096, so that no cache holds them. The least of
+several rounds. "share of a read": the time of a torch sum over as many bytes, over that of the layers.
 """
 
 import argparse
@@ -41,13 +41,15 @@ def in_fp8(weight: torch.Tensor) -> CodePieces:
     return CodePieces(OUT, IN, Form.FP8, BLOCK, [(0, Codes(codes, shared))])
 
 
-def in_whole_numbers(weight: torch.Tensor, form: Form, group: int, *, mins: bool = False) -> CodePieces:
+def in_whole_numbers(
+    weight: torch.Tensor, form: Form, group: int, *, mins: bool = False, int8_rows: bool = False
+) -> CodePieces:
     most = 127 if form is Form.INT8 else 7
     groups = weight.float().view(OUT, IN // group, group)
     scales = (groups.abs().amax(2) / most).half().float()
     codes = (groups / scales[..., None]).round().clamp(-most, most).to(torch.int8).view(OUT, IN)
     shared = Codes(codes, scales, scales * 0.5 if mins else None)
-    return CodePieces(OUT, IN, form, group, [(0, shared)], mins)
+    return CodePieces(OUT, IN, form, group, [(0, shared)], mins, int8_rows)
 
 
 FORMS: dict[str, tuple[Callable[[torch.Tensor], CodePieces], float]] = {  # and bytes of a weight
@@ -55,6 +57,14 @@ FORMS: dict[str, tuple[Callable[[torch.Tensor], CodePieces], float]] = {  # and 
     "int8 g 32": (lambda weight: in_whole_numbers(weight, Form.INT8, 32), 1 + 2 / 32),
     "int4 g 128": (lambda weight: in_whole_numbers(weight, Form.INT4, 128), 0.5 + 2 / 128),
     "int4 g 128, mins": (lambda weight: in_whole_numbers(weight, Form.INT4, 128, mins=True), 0.5 + 6 / 128),
+    "int8 g 32, rows too": (
+        lambda weight: in_whole_numbers(weight, Form.INT8, 32, int8_rows=True),
+        1 + 2 / 32,
+    ),
+    "int4 g 128, rows too": (
+        lambda weight: in_whole_numbers(weight, Form.INT4, 128, int8_rows=True),
+        0.5 + 2 / 128,
+    ),
     "int4 g 32": (lambda weight: in_whole_numbers(weight, Form.INT4, 32), 0.5 + 2 / 32),
 }
 

@@ -1,8 +1,9 @@
 """What quantised weights give on a CPU: steps of 1 and 16 rows and a prompt beside the engine's own bfloat16,
 and beside one read of the weights that a token needs; and what they take of memory.
 
-python benchmarks/quantised.py    # all of it into benchmarks/results/quantised_cpu.md, some twenty minutes
+python benchmarks/quantised.py    # all of it into benchmarks/results/quantised_cpu*.md, some twenty minutes
 python benchmarks/quantised.py --shape small --quick    # a minute
+python benchmarks/quantised.py --kept FOLDER --shape "0.4 B" --threads 1    # a part, which FOLDER keeps
 
 Engines of one shape are in memory together and compute in turns, in an order drawn anew each round. Told is
 the median of each, over rounds.
@@ -29,10 +30,12 @@ from report import Part, Table, Target, machine_lines, markdown, show, target_ta
 if TYPE_CHECKING:  # what the engine needs is loaded when the threads are set
     from mmengine import Engine
 
-RESULTS = Path(__file__).parent / "results" / "quantised_cpu.md"
+RESULTS = Path(__file__).parent / "results"
+FILES = {"avx2": "quantised_cpu_avx2.md"}  # by instruction set
 TITLE = "Quantised weights on a CPU"
 NEW, PROMPT, LONG = 8, 32, 512  # tokens of an answer that is timed; of its prompt; of a prompt that is timed
 FORMS = ("bf16", "int8 g 32", "FP8 128 x 128", "int4 g 128")
+ROUNDED = ", int8 activations"  # of a form's name: outside parity
 WANTED = {"int8 g 32": (1.7, 0.80), "FP8 128 x 128": (1.7, 0.75), "int4 g 128": (2.4, 0.60)}
 BYTES = {"bf16": 2.0, "int8 g 32": 1 + 2 / 32, "FP8 128 x 128": 1 + 4 / 128, "int4 g 128": 0.5 + 2 / 128}
 READ_VALUES = 2**28  # float32 that are summed to see how fast memory is read
@@ -48,26 +51,38 @@ def main(
     shape: Annotated[list[Shape] | None, typer.Option(help="Only these.")] = None,
     threads: Annotated[list[int] | None, typer.Option(help="Of torch; without it 1 and all.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds.")] = False,
+    kept: Annotated[Path | None, typer.Option(help="Parts are kept here, and not measured again.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the tables here, as markdown.")] = None,
 ) -> None:
     """Measure on this machine."""
+    from mmengine.native.cpu import usable_isas
+
     counts = threads or sorted({1, len(os.sched_getaffinity(0))})
-    shapes = shape or [Shape.HALF, Shape.TWO]
+    shapes, isa = shape or [Shape.HALF, Shape.TWO], usable_isas()[0]
     if out is None and not shape and not quick and not threads:
-        out = RESULTS
+        out = RESULTS / FILES.get(isa, "quantised_cpu.md")
     found = Part()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as temporary:
         for each in shapes:
-            folders = _folders(each, Path(folder) / each.name)
-            parts = [partial(_memory, each, folders)]
-            parts += [partial(_times, each, folders, count, 3 if quick else 5) for count in counts]
-            for part in parts:
-                found.add(made := part())
+            place = (kept or Path(temporary)) / each.name
+            place.mkdir(parents=True, exist_ok=True)
+            folders = _folders(each, place)
+            parts = {"loading": partial(_memory, each, folders)}
+            parts |= {f"{n} threads": partial(_times, each, folders, n, 3 if quick else 5) for n in counts}
+            for name, part in parts.items():
+                found.add(made := _once(place / f"{name}.json", part))
                 show(made.tables, [])
-    targets, lines = target_table(found.targets), machine_lines(max(counts))
+    targets, lines = target_table(found.targets), [*machine_lines(max(counts)), f"Kernels: {isa}"]
     show([targets], lines)
     if out is not None:
         out.write_text(markdown(TITLE, [*found.tables, targets], lines), encoding="utf-8")
+
+
+def _once(path: Path, part: Callable[[], Part]) -> Part:
+    """What a part found, now or when it was measured into that file."""
+    if not path.exists():
+        path.write_text(part().dumps())
+    return Part.loads(path.read_text())
 
 
 def _folders(shape: Shape, folder: Path) -> dict[str, Path]:
@@ -80,7 +95,8 @@ def _folders(shape: Shape, folder: Path) -> dict[str, Path]:
         plain = half_billion_model.cached_folder()
     else:
         plain = folder / "bf16"
-        day_one_model.make(plain, None, small=shape is Shape.SMALL)
+        if not plain.exists():
+            day_one_model.make(plain, None, small=shape is Shape.SMALL)
     fp8, int4 = (quantised(plain, folder / form, form) for form in ("fp8", "int4"))
     return dict(zip(FORMS, (plain, plain, fp8, int4), strict=True))
 
@@ -113,7 +129,8 @@ def _times(shape: Shape, folders: dict[str, Path], threads: int, rounds: int) ->
 
     gc.collect()  # engines of before go in circles
     values = torch.randn(READ_VALUES // (16 if shape is Shape.SMALL else 1))
-    engines = {form: _engine(folder, form, threads) for form, folder in folders.items()}
+    named = {name: folder for form, folder in folders.items() for name in _names(form)}
+    engines = {form: _engine(folder, form, threads) for form, folder in named.items()}
     torch.set_num_threads(threads)
     work: dict[str, Callable[[], float]] = {"read": lambda: _clocked(values.sum) / values.nbytes}
     for form, engine in engines.items():
@@ -165,6 +182,11 @@ def _times(shape: Shape, folders: dict[str, Path], threads: int, rounds: int) ->
     return Part([table], targets)
 
 
+def _names(form: str) -> list[str]:
+    """A form as itself, and where it is of whole numbers with rounded activations."""
+    return [form, form + ROUNDED] if form.startswith("int") else [form]
+
+
 def _engine(folder: Path, form: str, threads: int) -> "Engine":
     from mmengine import Engine, EngineConfig
 
@@ -175,6 +197,7 @@ def _engine(folder: Path, form: str, threads: int) -> "Engine":
         encoder_cache_size=1024,
         num_threads=threads,
         quantize="int8" if form.startswith("int8") else "none",
+        activations="int8" if form.endswith(ROUNDED) else "model",
     )
     return Engine(folder, device="cpu", dtype="bfloat16", config=config)
 
@@ -185,6 +208,7 @@ def _token_bytes(engine: "Engine", form: str) -> float:
     config = built.plugin.read_config(built.folder).text  # type: ignore[attr-defined]  # of the floor
     heads = config.num_heads + 2 * config.num_kv_heads
     layer = (heads + config.num_heads) * config.head_dim + 3 * config.intermediate_size
+    form = form.removesuffix(ROUNDED)
     layers, head = config.num_layers * layer * config.hidden_size, config.vocab_size * config.hidden_size
     return layers * BYTES[form] + head * (BYTES[form] if form.startswith("int8") else 2.0)
 

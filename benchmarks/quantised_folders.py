@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,16 +15,16 @@ from safetensors.torch import save_file
 
 INDEX = "model.safetensors.index.json"
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-BLOCK, GROUP = 128, 128
+BLOCK, GROUP = 128, 128  # rows and columns of a block; of a group in 4 bits
 Tensors = dict[str, torch.Tensor]
 
 
-def fp8_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def fp8_blocks(weight: torch.Tensor, rows: int = BLOCK) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes [out, in] and scales of blocks."""
     n, k = weight.shape
     whole = (
-        F.pad(weight.float(), (0, -k % BLOCK, 0, -n % BLOCK))
-        .unflatten(0, (-1, BLOCK))
+        F.pad(weight.float(), (0, -k % BLOCK, 0, -n % rows))
+        .unflatten(0, (-1, rows))
         .unflatten(2, (-1, BLOCK))
     )
     scales = whole.abs().amax((1, 3)).clamp(min=1e-12) / 448
@@ -31,13 +32,13 @@ def fp8_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return codes.to(torch.float8_e4m3fn), scales
 
 
-def _fp8(name: str, weight: torch.Tensor) -> Tensors:
-    codes, scales = fp8_blocks(weight)
+def _fp8(name: str, weight: torch.Tensor, rows: int = BLOCK) -> Tensors:
+    codes, scales = fp8_blocks(weight, rows)
     return {name: codes, f"{name}_scale_inv": scales}
 
 
-def _int4(name: str, weight: torch.Tensor) -> Tensors:
-    groups = weight.float().unflatten(1, (-1, GROUP))
+def _int4(name: str, weight: torch.Tensor, group: int = GROUP) -> Tensors:
+    groups = weight.float().unflatten(1, (-1, group))
     scales = (groups.abs().amax(2) / 7).half()
     codes = (groups / scales.float()[..., None]).round().clamp(-8, 7).to(torch.int32).flatten(1) + 8
     eights = codes.unflatten(1, (-1, 8))
@@ -45,23 +46,29 @@ def _int4(name: str, weight: torch.Tensor) -> Tensors:
     return {f"{name}_packed": words, f"{name}_scale": scales, f"{name}_shape": torch.tensor(weight.shape)}
 
 
-_WEIGHTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP, "symmetric": True}
+def _int4_of(group: int) -> dict[str, object]:
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": group, "symmetric": True}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+
+
 FORMS: dict[str, tuple[Callable[[str, torch.Tensor], Tensors], dict[str, object]]] = {
     "fp8": (_fp8, {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}),
-    "int4": (
-        _int4,
-        {
-            "quant_method": "compressed-tensors",
-            "format": "pack-quantized",
-            "config_groups": {"group_0": {"targets": ["Linear"], "weights": _WEIGHTS}},
-        },
-    ),
+    "fp8 rows": (partial(_fp8, rows=1), {"quant_method": "fp8", "weight_block_size": [1, BLOCK]}),
+    "int4": (_int4, _int4_of(GROUP)),
+    "int4 64": (partial(_int4, group=64), _int4_of(64)),
+    "int4 32": (partial(_int4, group=32), _int4_of(32)),
 }
 
 
 def quantised(folder: Path, out: Path, form: str) -> Path:
-    """Write the folder's model to `out`, a shard after the other. Gives `out`."""
+    """Write the folder's model to `out`, unless it stands there, a shard after the other. Gives `out`."""
     write, how = FORMS[form]
+    if out.exists():
+        return out
     shutil.copytree(folder, out, ignore=shutil.ignore_patterns("*.safetensors", INDEX))
     config = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps(config | {"quantization_config": how}))

@@ -20,7 +20,7 @@ def rounded(x):
     """What rows are multiplied as, float64: each 32 of them by their largest / 127, to the nearest."""
     blocks = F.pad(x.float(), (0, -x.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
     most = blocks.abs().amax(2, keepdim=True)
-    codes = torch.where(most > 0, blocks * (127 / most), 0).round()
+    codes = torch.where(most > 0, blocks * (torch.tensor(127.0) / most), 0).round()
     return (codes.double() * (most / 127).double()).flatten(1)[:, : x.shape[1]]
 
 
