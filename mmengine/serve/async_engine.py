@@ -38,7 +38,7 @@ from mmengine.serve.options import FORM, SubmitOptions, make_options
 from mmengine.serve.preparation import FORM_WORKERS, Preparation, Preparing
 from mmengine.serve.prompts import Prompt, Prompted
 from mmengine.serve.stream import Stream
-from mmengine.serve.structured import response_format_of
+from mmengine.serve.structured import ResponseFormat, response_format_of
 from mmengine.serve.texts import AnswerTexts
 
 STEP_LIMIT_S = 60.0  # a step that takes longer hangs
@@ -109,6 +109,11 @@ class AsyncEngine(AsyncForms, AsyncLeft):
         return self._has_log
 
     @property
+    def can_end_reasoning(self) -> bool:
+        """Whether thinking_token_budget is taken."""
+        return self._engine.reasoning.can_end
+
+    @property
     def max_open(self) -> int:
         """Requests that may be open at once."""
         return self._limit
@@ -132,8 +137,27 @@ class AsyncEngine(AsyncForms, AsyncLeft):
         asked.sampling.check_vocabulary(self._engine.built.spec.vocab_size)
         has_form = any(options.get(name) is not None for name in FORM)
         form = partial(response_format_of, options) if has_form else None
-        prompt = Prompt.of(prompt)
         channel = Channel(asked, AnswerTexts(self._engine.processor.tokenizer, asked.sampling), hold)
+        self._prepare(channel, Prompt.of(prompt), form)
+        return Stream(channel, self._close_channel, self.let_go)
+
+    async def count(self, prompt: Prompted, *, cache_salt: str = "") -> int:
+        """Tokens of a prompt with its media, which is prepared as that of a request. Raises what `stream`
+        does, and what comes out of one."""
+        asked = make_options(None, {"cache_salt": cache_salt})
+        texts = AnswerTexts(self._engine.processor.tokenizer, asked.sampling)
+        channel = Channel(asked, texts, is_count=True)
+        self._prepare(channel, Prompt.of(prompt), None)
+        try:
+            await channel.accepted.wait()
+        finally:
+            self._close_channel(channel)
+        if channel.error is not None:
+            raise channel.error
+        return channel.num_prompt_tokens
+
+    def _prepare(self, channel: Channel, prompt: Prompt, form: Callable[[], ResponseFormat] | None) -> None:
+        """Raises InvalidRequest, QueueFull."""
         with self._lock:
             if self._failure is not None:
                 raise engine_failed(self._failure)
@@ -148,7 +172,6 @@ class AsyncEngine(AsyncForms, AsyncLeft):
             expire = partial(self._commands.put, partial(self._expire, channel))
             channel.timer = channel.loop.call_later(request.limit_s, expire)
         self._preparation.begin(request)
-        return Stream(channel, self._close_channel, self.let_go)
 
     def _prepared(self, request: Preparing, result: Prepared | Exception) -> None:
         """On a thread of the preparation."""
@@ -285,6 +308,8 @@ class AsyncEngine(AsyncForms, AsyncLeft):
                 self._end_late(request)
             elif isinstance(result, Exception):
                 raise result
+            elif channel.is_count:
+                self._end(channel, None)
             else:
                 options = channel.options.after(channel.age_s)
                 channel.request_id = self._engine.submit_prepared(result, options)
@@ -349,7 +374,7 @@ class AsyncEngine(AsyncForms, AsyncLeft):
         with self._lock:
             self._open.discard(channel)
 
-    def _end(self, channel: Channel, error: MMEngineError) -> None:
+    def _end(self, channel: Channel, error: MMEngineError | None) -> None:
         self._forget(channel)
         try:
             channel.loop.call_soon_threadsafe(channel.end, error)

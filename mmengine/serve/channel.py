@@ -22,8 +22,11 @@ LISTENERS_AT_ONCE = 32  # that are called before the event loop looks at its soc
 class Channel:
     """From the engine's thread to one caller. All but `closed` belongs to the caller's loop, once it runs."""
 
-    def __init__(self, options: Options, texts: AnswerTexts, is_held: bool = False):
+    def __init__(
+        self, options: Options, texts: AnswerTexts, is_held: bool = False, *, is_count: bool = False
+    ):
         self.options, self.is_held = options, is_held
+        self.is_count = is_count  # its prompt is counted, and not answered
         self.texts = texts
         self.begun = time.monotonic()
         self.loop = asyncio.get_running_loop()

@@ -65,6 +65,11 @@ class Reasoning:
     def _start(self) -> tuple[int, ...]:
         return self._spelled(self._start_text)
 
+    @property
+    def can_end(self) -> bool:
+        """Whether an answer can be made to end its reasoning."""
+        return bool(self._end)
+
     def tokens(self, options: Options, prompt_token_ids: np.ndarray) -> ReasoningTokens:
         """Of an answer to this prompt (int32 [n]). Raises what `settle` raises."""
         form = self.settle(options, prompt_token_ids).grammar

@@ -1,4 +1,4 @@
-"""/v1/chat/completions, /v1/completions and /v1/responses."""
+"""/v1/chat/completions, /v1/completions, /v1/responses and /v1/messages."""
 
 import asyncio
 import re
@@ -29,12 +29,13 @@ from mmengine.server.fields import dropped_header
 from mmengine.server.frames import ChatFrames, Frames
 from mmengine.server.http_metrics import HttpMetrics
 from mmengine.server.keep.everything import Keep
+from mmengine.server.messages.frames import MessagesFrames
+from mmengine.server.messages.reading import MessagesReader, check_version
 from mmengine.server.parsers import Parsers
 from mmengine.server.response_routes import ResponseRoutes
 from mmengine.server.responses.frames import ResponsesFrames
 from mmengine.server.responses.kept import KeptResponses
 from mmengine.server.responses.reading import GoingOn, ResponsesReader, previous_of
-from mmengine.server.responses.wording import reworded
 from mmengine.server.settings import ServerSettings
 from mmengine.server.sse import EventStream, unless_gone
 from mmengine.server.token_texts import TokenTexts
@@ -42,6 +43,7 @@ from mmengine.server.uploaded import UploadedImages
 
 MAX_ID_CHARS = 128
 ID_HEADER = "x-request-id"
+MESSAGE_ID_HEADER = "request-id"  # Anthropic's name of it
 REQUEST_ID = "mmengine.request_id"  # in a scope: the id of its answer
 UNENFORCED_HEADER = "x-mmengine-unenforced-tools"
 _MAX_UNENFORCED_CHARS = 1000
@@ -104,12 +106,15 @@ class AnswerRoutes:
         self._responses_reader = ResponsesReader(
             self.reader, ignore_unknown=ignores, is_kept=kept is not None
         )
-        self._parsers = Parsers()
+        self.messages_reader = MessagesReader(
+            self.reader, ignore_unknown=ignores, can_end_reasoning=engine.can_end_reasoning
+        )
+        self.parsers = Parsers()
         tokenizer = self._processor.tokenizer
         self.kept_responses: ResponseRoutes | None = None
         if kept is not None:
             self.kept_responses = ResponseRoutes(
-                kept, self.calls, self._parsers, tokenizer, texts, self.stream_again
+                kept, self.calls, self.parsers, tokenizer, texts, self.stream_again
             )
 
     def _tools(self, engine: AsyncEngine, settings: ServerSettings) -> Tools:
@@ -125,9 +130,13 @@ class AnswerRoutes:
     async def responses(self, request: Request) -> ASGIApp:
         return await self._answer(request, self._responses_reader, self._going_on)
 
+    async def messages(self, request: Request) -> ASGIApp:
+        check_version(request.headers.get("anthropic-version", ""))
+        return await self._answer(request, self.messages_reader)
+
     async def _going_on(self, data: list[bytes], held: Held, owner: str) -> Reader:
         """What reads a response, which may go on with others: those take room, too. Raises ApiError."""
-        previous = await self._parsers.run(held.num_bytes, lambda: previous_of(b"".join(data)))
+        previous = await self.parsers.run(held.num_bytes, lambda: previous_of(b"".join(data)))
         if self.kept_responses is None or previous is None:
             return self._responses_reader
         add = partial(self._admission.bodies.add_before, held)
@@ -146,7 +155,7 @@ class AnswerRoutes:
         """What a line of a batch asks, of one of LINE_ENDPOINTS. `name`: of the request. On any thread.
         Raises ApiError."""
         readers: tuple[Reader, ...] = (self.reader, self._completion_reader, self._responses_reader)
-        asked = self._named(readers[LINE_ENDPOINTS.index(endpoint)].read(data, name), owner)
+        asked = self.named(readers[LINE_ENDPOINTS.index(endpoint)].read(data, name), owner)
         if asked.stream:
             raise ApiError(400, "stream is not taken in a batch; leave it out", "stream")
         if asked.request_id != name:
@@ -162,6 +171,8 @@ class AnswerRoutes:
                 return ChatFrames(name, envelope, texts, asked.usage_frames, names_reasoning_twice=twice)
             case "responses":
                 return ResponsesFrames(name, envelope, texts)
+            case "messages":
+                return MessagesFrames(name, envelope)
         return CompletionFrames(name, envelope, texts, asked.usage_frames, asked.echoed, asked.sampling.n)
 
     async def _answer(self, request: Request, reader: Reader, going_on: _GoingOn | None = None) -> ASGIApp:
@@ -187,7 +198,7 @@ class AnswerRoutes:
                 request.scope[REQUEST_ID] = given  # in errors, unless the body has another one
             if going_on is not None:
                 reader = await going_on(data, held, owner)
-            asked = await self._parsers.run(held.num_bytes, partial(self._read, reader, data, given, request))
+            asked = await self.parsers.run(held.num_bytes, partial(self._read, reader, data, given, request))
             data.clear()
             request.scope[REQUEST_ID] = asked.request_id
             caller = Caller(asked.request_id != new_id, tries_again(request))
@@ -225,7 +236,7 @@ class AnswerRoutes:
     def _read(self, reader: Reader, data: list[bytes], name: str, request: Request) -> Asked:
         """What is asked. `name`: of the request, unless the body has another one. On any thread."""
         body = b"".join(data)
-        asked = self._named(reader.read(body, name), request.scope[OWNER])
+        asked = self.named(reader.read(body, name), request.scope[OWNER])
         return msgspec.structs.replace(asked, envelope=identified(asked.envelope, request, body))
 
     def _left_behind(self, answering: Answering, asked: Asked) -> ApiError:
@@ -238,7 +249,7 @@ class AnswerRoutes:
         answering.close()
         return shutting_down(self._admission.retry_later_s())
 
-    def _named(self, asked: Asked, owner: str) -> Asked:
+    def named(self, asked: Asked, owner: str) -> Asked:
         """With the model's name; another one is refused, and so is an id that no header could hold."""
         if not _is_id(asked.request_id):
             raise ApiError(
@@ -258,7 +269,7 @@ class AnswerRoutes:
         if found.body.code == "request_id_in_use":  # in the engine's words it has the owner
             return in_use((asked.envelope.owner, ITS_ID, asked.request_id))
         found = _in_their_words(found, asked)
-        return reworded(found, asked.places) if asked.places else found
+        return found if asked.wording is None else asked.wording.error(found)
 
     def _told_in_stream(self, error: Exception) -> ApiError:
         found = api_error(error)
@@ -310,6 +321,8 @@ def _in_their_words(error: ApiError, asked: Asked) -> ApiError:
 
 def _headers(asked: Asked, unenforced: tuple[str, ...]) -> dict[str, str]:
     headers = {ID_HEADER: asked.request_id}
+    if asked.envelope.api == "messages":
+        headers[MESSAGE_ID_HEADER] = asked.request_id
     if unenforced:
         headers[UNENFORCED_HEADER] = ", ".join(unenforced)[:_MAX_UNENFORCED_CHARS]
     return headers | dropped_header(asked.dropped)

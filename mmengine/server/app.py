@@ -16,7 +16,7 @@ from mmengine.processing.fetch.door import MediaDoor
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.operators import operator_log
 from mmengine.server.admission import OWNER, Admission
-from mmengine.server.answer_routes import ID_HEADER, REQUEST_ID, AnswerRoutes
+from mmengine.server.answer_routes import ID_HEADER, MESSAGE_ID_HEADER, REQUEST_ID, AnswerRoutes
 from mmengine.server.auth import ApiKeys
 from mmengine.server.batch_routes import BatchRoutes
 from mmengine.server.batch_runner import BatchRunner
@@ -25,6 +25,8 @@ from mmengine.server.file_routes import FileRoutes
 from mmengine.server.http_metrics import HttpMetrics
 from mmengine.server.keep.everything import Keep
 from mmengine.server.media import FetchMetrics
+from mmengine.server.messages.counting import MessageCounts
+from mmengine.server.messages.errors import error_json, kind_of
 from mmengine.server.other_routes import OtherRoutes
 from mmengine.server.rows_left import RowsLeft
 from mmengine.server.settings import ServerSettings, is_loopback
@@ -32,6 +34,7 @@ from mmengine.server.token_texts import TokenTexts
 
 LAG_EVERY_S = 0.5
 LEFT_STATUS = 499  # nginx's, in logs and metrics, for a client that left before it had an answer
+MESSAGES = "/v1/messages"
 _MODEL = "/v1/models/{name:path}"
 _OPEN = ("/health", "/health/live", "/health/ready")
 _ELSEWHERE = {
@@ -44,7 +47,7 @@ _ELSEWHERE = {
     "/v1/audio/speech": "no audio is made by this engine",
     "/v1/images/generations": "no images are made by this engine",
     "/v1/moderations": "nothing is moderated by this engine",
-    "/v1/messages": "Anthropic's messages are not served yet; use /v1/chat/completions",
+    "/v1/messages/batches": "batches of messages are not done; use /v1/files and /v1/batches",
 }
 _RESPONSES = (
     ("GET", "/v1/responses/{response_id}"),
@@ -96,6 +99,8 @@ class App:
             ("POST", "/v1/chat/completions"): answers.chat,
             ("POST", "/v1/completions"): answers.completions,
             ("POST", "/v1/responses"): answers.responses,
+            ("POST", MESSAGES): answers.messages,
+            ("POST", f"{MESSAGES}/count_tokens"): MessageCounts(engine, self.admission, answers).count,
             ("POST", "/tokenize"): others.tokenize,
             ("POST", "/detokenize"): others.detokenize,
             ("GET", "/v1/models"): others.models,
@@ -206,10 +211,14 @@ class App:
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         self.metrics.told(error)
-        headers = dict(error.headers)
-        if name := scope.get(REQUEST_ID):
+        headers, name = dict(error.headers), scope.get(REQUEST_ID)
+        if name:
             headers[ID_HEADER] = name
-        await Response(error.json(), error.status, headers, "application/json")(scope, receive, send)
+        status, told = error.status, error.json()
+        if scope["path"].startswith(MESSAGES):
+            (status, _), told = kind_of(error), error_json(error, name)
+            headers |= {MESSAGE_ID_HEADER: name} if name else {}
+        await Response(told, status, headers, "application/json")(scope, receive, send)
 
     async def run(self) -> None:
         """Measures, runs batches and removes what is too old, until it is cancelled."""
@@ -249,5 +258,7 @@ async def _nothing_kept(request: Request) -> ASGIApp:
 
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
     path = scope["path"]
-    why = _ELSEWHERE.get(path, f"there is no route {path[:200]}; see /v1/models, /v1/chat/completions")
+    why = _ELSEWHERE.get(
+        path, f"there is no route {path[:200]}; see /v1/models, /v1/chat/completions, /v1/messages"
+    )
     raise ApiError(404, why, code="unknown_url")

@@ -18,6 +18,7 @@ from mmengine.server.errors import ApiError, api_error, decoded
 from mmengine.server.fields import Fields
 from mmengine.server.payloads import Uploaded
 from mmengine.server.responses_asked import ResponsesAsked
+from mmengine.server.wording import Wording
 from mmengine.structured_output.request.fields import LARGE
 
 Json = dict[str, object]
@@ -111,9 +112,8 @@ FREE = Form()
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A call, checked. `dropped`: fields that nobody knows. `places`: of the body, one for each message that
-    was made of it; (): they are the body's own. `media`: of a response's input, by the hex of their sha256,
-    until the engine has them."""
+    """A call, checked. `dropped`: fields that nobody knows. `wording`: of a body that is none of chat's.
+    `media`: of a response's input, by the hex of their sha256, until the engine has them."""
 
     prompts: list[Prompt]
     sampling: SamplingParams
@@ -132,7 +132,7 @@ class Asked(msgspec.Struct, frozen=True):
     params: frozenset[str] = frozenset()  # fields of the body, by which errors name them
     show_reasoning: bool = True
     thinking_token_budget: int | None = None
-    places: tuple[str, ...] = ()
+    wording: Wording | None = None
     media: dict[str, bytes] = {}
     uploads: list[Uploaded] = []  # that its prompts still lack
 

@@ -49,6 +49,7 @@ STATUSES = {  # what each says
     500: "The request failed",
     503: "Not ready, with the reasons, or shutting down",
     504: "deadline_s passed",
+    529: "The queue is full, not ready, or shutting down",
 }
 _STOPPED = "the engine failed, and its log says why; try again later"
 _ID_RUNS = re.compile(r"a request with the id .* is running|the request id .* is in use")

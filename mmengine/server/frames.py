@@ -36,6 +36,9 @@ class Tails:
         """How many tokens the prompt of these choices has. To be told before their first frame."""
         self._num_prompt.update(dict.fromkeys(indices, num_tokens))
 
+    def num_prompt(self, index: int) -> int:
+        return self._num_prompt[index]
+
     def of(self, index: int, num_tokens: int) -> bytes:
         if self.plain:
             return self.plain

@@ -35,6 +35,10 @@ from mmengine.server.kept_shapes import (
     Upload,
     described_upload,
 )
+from mmengine.server.messages.body import CountBody, MessagesBody
+from mmengine.server.messages.errors import OVERLOADED
+from mmengine.server.messages.shapes import MESSAGE_EVENTS, InputTokenCount, MessageAnswer, MessageRefusal
+from mmengine.server.messages.table import COUNT_TOKENS, MESSAGES
 from mmengine.server.responses.body import ResponsesBody
 from mmengine.server.responses.shapes import EVENTS, InputItems, Response, ResponseDeleted
 from mmengine.server.responses.table import RESPONSES
@@ -45,12 +49,15 @@ _REF = "#/components/schemas/{name}"
 NOT_DONE = "not done:"  # how the description of a field begins that asks for nothing at most
 _READS = (401, 405, 408, 413, 415, 429, 431, 500, 503)  # of a route that reads a body
 _ASKS = (401, 404, 405, 431, 500)  # of one that reads none
-_HEADERS = {405: ("allow",), 429: ("retry-after",), 503: ("retry-after",)}
+_LATER = ("retry-after",)
+_HEADERS = {405: ("allow",), 429: _LATER, 503: _LATER, OVERLOADED: _LATER}
 _Kind = type[msgspec.Struct]
 _BODIES: dict[_Kind, tuple[Field, ...]] = {
     ChatBody: CHAT,
     CompletionBody: COMPLETION,
     ResponsesBody: RESPONSES,
+    MessagesBody: MESSAGES,
+    CountBody: COUNT_TOKENS,
     TokenizeBody: TOKENIZE,
     DetokenizeBody: DETOKENIZE,
 }
@@ -66,9 +73,11 @@ _PAGES = [_query(name) for name in ("after", "limit", "order")]
 @cache
 def document() -> bytes:
     """As JSON."""
-    kinds: tuple[_Kind, ...] = (*_BODIES, ChatEvent, TextEvent, *EVENTS, Refusal)
+    kinds: tuple[_Kind, ...] = (*_BODIES, ChatEvent, TextEvent, *EVENTS, *MESSAGE_EVENTS, Refusal)
     said = (ChatAnswer, TextAnswer, Response, Models, ModelCard, Tokens, Text, Health, Alive, Version)
     kinds += (
+        MessageAnswer,
+        InputTokenCount,
         InputItems,
         ResponseDeleted,
         FileObject,
@@ -112,6 +121,7 @@ def _paths() -> Json:
         "/v1/responses": {
             "post": _answering("Answer a conversation, in items", ResponsesBody, Response, _by_name(EVENTS))
         },
+        **_message_paths(),
         "/v1/models": {"get": _route("The served names", _ok("Models", Models), _ASKS)},
         "/v1/models/{name}": {
             "get": {**_route("One of them", _ok("A model", ModelCard), _ASKS), "parameters": [_named("name")]}
@@ -150,6 +160,18 @@ def _paths() -> Json:
         },
         "/version": {"get": _route("The version", _ok("It", Version), _ASKS)},
         **_kept_paths(),
+    }
+
+
+def _message_paths() -> Json:
+    events, statuses = _by_name(MESSAGE_EVENTS), (400, 404, OVERLOADED, *_READS)
+    says = "Answer a conversation, as Anthropic's API does"
+    answering = _answering(says, MessagesBody, MessageAnswer, events, MessageRefusal)
+    counted = _ok("The number", InputTokenCount)
+    counting = _route("Tokens that its conversation has", counted, statuses, MessageRefusal)
+    return {
+        "/v1/messages": {"post": answering},
+        "/v1/messages/count_tokens": {"post": {**counting, "requestBody": _body(CountBody)}},
     }
 
 
@@ -238,9 +260,12 @@ def _describe(schema: dict[str, object], fields: tuple[Field, ...]) -> None:
     schema["additionalProperties"] = {"type": "null"}
 
 
-def _route(summary: str, responses: Json, statuses: tuple[int, ...]) -> Json:
+def _route(summary: str, responses: Json, statuses: tuple[int, ...], refusal: _Kind = Refusal) -> Json:
+    """What is said below all routes, of a head that is too large, is the same for all of them."""
     refusals = {
-        str(status): _answer(STATUSES[status], Refusal, _HEADERS.get(status, ()))
+        str(status): _answer(
+            STATUSES[status], Refusal if status == 431 else refusal, _HEADERS.get(status, ())
+        )
         for status in sorted(statuses)
     }
     return {"summary": summary, "responses": {**refusals, **responses}}
@@ -285,9 +310,10 @@ def _by_name(events: Sequence[_Kind]) -> Json:
     return {"event": {"enum": [each.__struct_config__.tag for each in events]}, "data": _json_in(*events)}
 
 
-def _answering(summary: str, body: _Kind, answer: _Kind, event: Json) -> Json:
+def _answering(summary: str, body: _Kind, answer: _Kind, event: Json, refusal: _Kind = Refusal) -> Json:
     """A route of answers; `event` is what a stream has instead, property by property."""
     said = _answer("The answer, or with stream true its events", answer, ("x-request-id",))
+    more = () if refusal is Refusal else (OVERLOADED,)
     content = said["content"]
     assert isinstance(content, dict)
     content["text/event-stream"] = _events(event)
@@ -298,7 +324,7 @@ def _answering(summary: str, body: _Kind, answer: _Kind, event: Json) -> Json:
     unenforced = {"schema": {"type": "string"}, "description": "tools that are not held to their schemas"}
     headers["x-mmengine-unenforced-tools"] = unenforced
     return {
-        **_route(summary, {"200": said}, (400, 404, 409, 422, 504, *_READS)),
+        **_route(summary, {"200": said}, (400, 404, 409, 422, 504, *more, *_READS), refusal),
         "requestBody": _body(body),
         "parameters": [
             {

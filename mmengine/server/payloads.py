@@ -1,8 +1,8 @@
 """Media in a body, taken out of it before it is parsed: a parser keeps the interpreter, and so the event
 loop, for as long as what it parses is large.
 
-What is taken out is base64 of data: URLs, decoded piece by piece; a word that nobody can guess stays in its
-place. Whoever finds that word where no media stand parses the whole body instead.
+What is taken out is base64 of data: URLs, or of the field data, decoded piece by piece; a word that nobody
+can guess stays in its place. Whoever finds that word where no media stand parses the whole body instead.
 """
 
 import binascii
@@ -19,7 +19,10 @@ _LOOKED_THROUGH = 2**20  # bytes in one search
 _BEGIN, _HEAD, _END = b'"data:', b";base64,", b'"'
 _MAX_HEAD = 128  # bytes from the one to the other
 _MAX_HEADS = 4096  # that are looked at
+_FIELD = b'"data"'
+_VALUE = re.compile(rb'\s*:\s*"')
 _T = TypeVar("_T")
+_Places = Callable[[bytes], Iterator[tuple[int, int]]]
 
 
 class Uploaded(NamedTuple):
@@ -61,36 +64,8 @@ class Payloads:
 NO_PAYLOADS = Payloads()
 
 
-def read_apart(body: bytes, read: Callable[[bytes, Payloads], _T]) -> _T:
-    """What `read` makes of the body without its payloads, and of these; of the whole body where it did not
-    find all of them."""
-    small, payloads = take_out(body) if len(body) > MIN_CHARS else (body, NO_PAYLOADS)
-    made = read(small, payloads)
-    return made if payloads.are_all_used else read(body, NO_PAYLOADS)
-
-
-def take_out(body: bytes) -> tuple[bytes, Payloads]:
-    """The body without its payloads, and these. On a thread: all of it takes long, no part of it does."""
-    payloads, parts, done = Payloads(), list[bytes](), 0
-    for start, end in _places(body):
-        if (data := _decoded(body, start, end)) is not None:
-            parts += (body[done:start], payloads.add(data))
-            done = end
-    return (b"".join((*parts, body[done:])) if parts else body), payloads
-
-
-def cut_short(body: bytes) -> bytes:
-    """The body with only the first characters of what `take_out` would take out: enough to see what else is
-    in it, and that a text is too long."""
-    parts, done = list[bytes](), 0
-    for start, end in _places(body):
-        parts.append(body[done : start + CUT_CHARS])
-        done = end
-    return b"".join((*parts, body[done:])) if parts else body
-
-
-def _places(body: bytes) -> Iterator[tuple[int, int]]:
-    """Where base64 begins and ends that is the rest of a JSON string."""
+def in_urls(body: bytes) -> Iterator[tuple[int, int]]:
+    """Where base64 begins and ends that is the rest of a JSON string, behind the head of a data: URL."""
     at = 0
     for _ in range(_MAX_HEADS):
         if (head := _find(body, _HEAD, at)) < 0:
@@ -107,6 +82,51 @@ def _places(body: bytes) -> Iterator[tuple[int, int]]:
         at = end
         if end - start >= MIN_CHARS:
             yield start, end
+
+
+def in_data_fields(body: bytes) -> Iterator[tuple[int, int]]:
+    """Where the strings begin and end that are values of fields `data`."""
+    at = 0
+    for _ in range(_MAX_HEADS):
+        if (key := _find(body, _FIELD, at)) < 0:
+            return
+        at = key + len(_FIELD)
+        value = _VALUE.match(body, at, at + _MAX_HEAD)
+        if value is None or _is_escaped(body, key):
+            continue
+        at = _find(body, _END, value.end())
+        if at < 0:
+            return
+        if at - value.end() >= MIN_CHARS:
+            yield value.end(), at
+
+
+def read_apart(body: bytes, read: Callable[[bytes, Payloads], _T], places: _Places = in_urls) -> _T:
+    """What `read` makes of the body without its payloads, and of these; of the whole body where it did not
+    find all of them. `places`: where they are."""
+    small, payloads = take_out(body, places) if len(body) > MIN_CHARS else (body, NO_PAYLOADS)
+    made = read(small, payloads)
+    return made if payloads.are_all_used else read(body, NO_PAYLOADS)
+
+
+def take_out(body: bytes, places: _Places = in_urls) -> tuple[bytes, Payloads]:
+    """The body without its payloads, and these. On a thread: all of it takes long, no part of it does."""
+    payloads, parts, done = Payloads(), list[bytes](), 0
+    for start, end in places(body):
+        if (data := _decoded(body, start, end)) is not None:
+            parts += (body[done:start], payloads.add(data))
+            done = end
+    return (b"".join((*parts, body[done:])) if parts else body), payloads
+
+
+def cut_short(body: bytes) -> bytes:
+    """The body with only the first characters of what `take_out` would take out: enough to see what else is
+    in it, and that a text is too long."""
+    parts, done = list[bytes](), 0
+    for start, end in in_urls(body):
+        parts.append(body[done : start + CUT_CHARS])
+        done = end
+    return b"".join((*parts, body[done:])) if parts else body
 
 
 def _is_escaped(body: bytes, at: int) -> bool:

@@ -6,6 +6,7 @@ python -m tests.server.fields_page     writes them
 from pathlib import Path
 
 from mmengine.server.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Field
+from mmengine.server.messages.table import BLOCKS, COUNT_TOKENS, MESSAGES
 from mmengine.server.responses.table import RESPONSES
 
 PAGE = Path(__file__).parents[2] / "docs" / "server.md"
@@ -23,6 +24,14 @@ def table(fields: tuple[Field, ...]) -> str:
     return "\n".join(rows) + "\n"
 
 
+def blocks() -> str:
+    rows = ["| block, or tool | read | ignored |", "|---|---|---|"]
+    for kind, sides in BLOCKS.items():
+        read, ignored = (", ".join(f"`{name}`" for name in names) for names in sides)
+        rows.append(f"| `{kind}` | {read} | {ignored} |")
+    return "\n".join(rows) + "\n"
+
+
 def _json(value: object) -> str:
     import msgspec
 
@@ -37,15 +46,19 @@ def filled(text: str) -> str:
         if field.name not in shared or field.name in ("max_tokens", "logprobs", "echo")
     )
     responses = tuple(field for field in RESPONSES if field not in CHAT)
+    messages = tuple(field for field in MESSAGES if field not in CHAT)
+    counted = tuple(field for field in COUNT_TOKENS if field not in MESSAGES)
     tables = (
         *(("chat", CHAT), ("completions", only), ("responses", responses)),
-        *(("tokenize", TOKENIZE), ("detokenize", DETOKENIZE)),
+        *(("messages", messages), ("tokenize", TOKENIZE), ("detokenize", DETOKENIZE)),
     )
-    for name, fields in tables:
+    assert not counted, "count_tokens has a field of its own, of which the page says nothing"
+    pages = [*((name, table(fields)) for name, fields in tables), ("blocks", blocks())]
+    for name, made in pages:
         head, begin, rest = text.partition(_BEGIN.format(name))
         _, end, tail = rest.partition(_END)
         assert begin and end, f"docs/server.md has no place for the fields of {name}"
-        text = head + begin + "\n" + table(fields) + "\n" + end + tail
+        text = head + begin + "\n" + made + "\n" + end + tail
     return text
 
 

@@ -42,7 +42,8 @@ def check_own(path, method, status, headers, body):
     if method.lower() not in found:
         assert status in (401, 404, 405) or path == "/openapi.json"
         if status != 200:
-            _validator("#/components/schemas/Refusal").validate(body)
+            kind = "MessageRefusal" if path.startswith("/v1/messages") else "Refusal"
+            _validator(f"#/components/schemas/{kind}").validate(body)
         return
     answers = found[method.lower()]["responses"]
     assert str(status) in answers, f"{method} {path} answers {status}, which its description does not have"

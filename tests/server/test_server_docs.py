@@ -9,6 +9,8 @@ from mmengine.cli.serve_options import Http, Kept, Limits, Media
 from mmengine.server.chat_request import ChatBody
 from mmengine.server.completion_request import CompletionBody
 from mmengine.server.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
+from mmengine.server.messages.body import CountBody, MessagesBody
+from mmengine.server.messages.table import COUNT_TOKENS, MESSAGES
 from mmengine.server.openapi import document
 from mmengine.server.responses.body import ResponsesBody
 from mmengine.server.responses.table import RESPONSES
@@ -27,6 +29,8 @@ def test_no_field_stands_twice_and_each_struct_field_is_in_its_table():
         (CHAT, ChatBody),
         (COMPLETION, CompletionBody),
         (RESPONSES, ResponsesBody),
+        (MESSAGES, MessagesBody),
+        (COUNT_TOKENS, CountBody),
         (TOKENIZE, TokenizeBody),
         (DETOKENIZE, DetokenizeBody),
     ):

@@ -37,11 +37,11 @@ class Leaving(SlowEcho):
         pass
 
 
-def begin(one, body, headers=None):
+def begin(one, body, headers=None, path=CHAT):
     """A connection on which an answer was asked for, and, of a stream, has begun."""
     running = len(one.engine._running)
     connection = http.client.HTTPConnection("127.0.0.1", one.port, timeout=20)
-    connection.request("POST", CHAT, json.dumps(body), headers or {})
+    connection.request("POST", path, json.dumps(body), headers or {})
     if body.get("stream"):
         response = connection.getresponse()
         assert response.status == 200

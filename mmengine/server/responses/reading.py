@@ -14,8 +14,9 @@ from mmengine.server.responses.body import AS_CHAT, LOGPROBS, ResponsesBody, dec
 from mmengine.server.responses.chat_shapes import chat_choice, chat_form, chat_tools, told_text, told_tools
 from mmengine.server.responses.conversation import Conversation
 from mmengine.server.responses.table import FIELDS
-from mmengine.server.responses.wording import reworded, upload_place
+from mmengine.server.responses.wording import WORDS, upload_place
 from mmengine.server.responses_asked import ANY_TOOL, NO_REASONING, NOTHING, ResponsesAsked, told
+from mmengine.server.wording import Place, Wording
 
 _INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
 
@@ -70,18 +71,19 @@ class ResponsesReader:
             said.instruct(body.instructions)
         said.go_on(before)
         said.take(body.input)
+        wording = Wording(tuple(map(Place, said.places)), WORDS)
         tools = None if body.tools is None else chat_tools(body.tools, self._chat.max_tools)
         chat = _as_chat(body, said.finished(), tools)
         try:
             asked = self._chat.asked("responses", chat, request_id, dropped)
         except ApiError as error:
-            raise reworded(error, said.places) from None
+            raise wording.error(error) from None
         asked = msgspec.structs.replace(
             asked,
             usage_frames="last",
-            places=tuple(said.places),
+            wording=wording,
             media=said.media,
-            uploads=[each._replace(where=upload_place(each.where, said.places)) for each in asked.uploads],
+            uploads=[each._replace(where=upload_place(each.where, wording)) for each in asked.uploads],
         )
         told = _told(body, asked, said.items, self._is_kept and body.store is not False)
         envelope = msgspec.structs.replace(asked.envelope, usage_frames="last", responses=told)

@@ -1,13 +1,10 @@
-"""Responses are asked in the words of chat. What is wrong with one is told in those of its own body."""
+"""The words of a body of /v1/responses, where chat has others."""
 
 import re
-from collections.abc import Sequence
 
-from mmengine.server.errors import ApiError
+from mmengine.server.wording import Wording
 
-_MESSAGE = re.compile(r"\bmessages\[(\d+)\]")
-_MEDIUM = re.compile(r"\bmessage (\d+)(?:, part (\d+))?")
-_WORDS = (
+WORDS = (
     (re.compile(r"\btool_choice\.allowed_tools\b"), "tool_choice"),
     (re.compile(r"\b(tools\[\d+\]|tool_choice(?:\.tools\[\d+\])?)\.function\b"), r"\1"),
     (re.compile(r"\bresponse_format\.json_schema\b"), "text.format"),
@@ -17,32 +14,6 @@ _WORDS = (
 )
 
 
-def reworded(error: ApiError, places: Sequence[str]) -> ApiError:
-    """`places`: of the body, one for each message that was made of it."""
-    param = error.body.param
-    return ApiError(
-        error.status,
-        _reworded(error.body.message, places),
-        None if param is None else _reworded(param, places),
-        error.body.code,
-        error.headers,
-    )
-
-
-def upload_place(where: str, places: Sequence[str]) -> str:
+def upload_place(where: str, wording: Wording) -> str:
     """The field that names an uploaded image, of which chat says that it is its image_url."""
-    return f"{_reworded(where, places).removesuffix('image_url')}file_id"
-
-
-def _reworded(text: str, places: Sequence[str]) -> str:
-    def place(found: re.Match[str]) -> str:
-        number = int(found[1])
-        if number >= len(places):
-            return found[0]
-        part = found[2] if found.re is _MEDIUM else None
-        return places[number] if part is None else f"{places[number]}.content[{part}]"
-
-    text = _MEDIUM.sub(place, _MESSAGE.sub(place, text))
-    for pattern, word in _WORDS:
-        text = pattern.sub(word, text)
-    return text
+    return f"{wording.text(where).removesuffix('image_url')}file_id"

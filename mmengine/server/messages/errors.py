@@ -1,0 +1,34 @@
+"""Errors as Anthropic's clients read them: {"type": "error", "error": {"type", "message"}, "request_id"}."""
+
+import msgspec
+
+from mmengine.server.errors import ApiError
+
+OVERLOADED = 529  # Anthropic's status for a server that has no room; clients try again
+_OVERLOADED = ("queue_full", "bodies_full", "not_ready", "shutting_down")  # codes of what passes
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+}
+
+
+def kind_of(error: ApiError) -> tuple[int, str]:
+    """The status that a caller has, and the type."""
+    if error.body.code in _OVERLOADED:
+        return OVERLOADED, "overloaded_error"
+    if error.status in _TYPES:
+        return error.status, _TYPES[error.status]
+    return error.status, "invalid_request_error" if error.status < 500 else "api_error"
+
+
+def error_json(error: ApiError, request_id: str | None) -> bytes:
+    """What is wrong is named in the message: there is no place for it beside that."""
+    message, param = error.body.message, error.body.param
+    if param is not None and param not in message:
+        message = f"{param}: {message}"
+    told = {"type": kind_of(error)[1], "message": message}
+    return msgspec.json.encode({"type": "error", "error": told, "request_id": request_id})

@@ -1,0 +1,174 @@
+"""Answers as events of Anthropic's Messages API, and whole ones. All of them follows from the tokens, the
+request's id and its envelope, so a stream can be told again, byte for byte."""
+
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+
+from mmengine.core.executor import PromptLogprobs
+from mmengine.serve.call_parser import CallDelta, call_id
+from mmengine.serve.chat import WholeChoice
+from mmengine.serve.deltas import ArgumentError, Delta
+from mmengine.server.asked import Envelope, Json
+from mmengine.server.errors import ApiError
+from mmengine.server.frames import Tails, Usage
+from mmengine.server.messages.errors import error_json
+
+ID_PREFIX = "msg_"
+CALL_PREFIX = "toolu_"
+_encode = msgspec.json.encode
+_decode_object = msgspec.json.Decoder(dict[str, object]).decode
+
+
+class MessagesFrames:
+    """Blocks are opened by what they say first, and closed by the next one, or at the end."""
+
+    done = b""
+
+    def __init__(self, request_id: str, envelope: Envelope):
+        self._request_id, self.tails = request_id, Tails("last")
+        self._about: Json = {"id": f"{ID_PREFIX}{request_id}", "type": "message", "role": "assistant"}
+        self._about["model"] = envelope.model
+        self._kind = ""  # of the block that is open
+        self._number = 0  # of blocks that were closed
+        self._head = b""  # of the events that tell how the block grows, which are most of them
+        self._digest = hashlib.sha256()  # of the thinking that is open
+        self._stop: tuple[str, str | None] = ("", None)
+        self._errors: tuple[ArgumentError, ...] = ()
+        self._has_calls = False
+
+    def first(self, index: int, scores: PromptLogprobs | None = None) -> bytes:
+        usage = _usage(self.tails.num_prompt(index), 0, 0)
+        message = {**self._about, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        return _event("message_start", {"message": message})
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        if delta.content and self._kind == "text":  # what most tokens say
+            return b"%b%b}}\n\n" % (self._head, _encode(delta.content))
+        said = b""
+        if delta.reasoning:
+            if self._kind != "thinking":
+                said += self._open(
+                    "thinking", {"thinking": "", "signature": ""}, "thinking_delta", "thinking"
+                )
+                self._digest = hashlib.sha256()
+            self._digest.update(delta.reasoning.encode())
+            said += b"%b%b}}\n\n" % (self._head, _encode(delta.reasoning))
+        if delta.content:
+            if self._kind != "text":
+                said += self._open("text", {"text": ""}, "text_delta", "text")
+            said += b"%b%b}}\n\n" % (self._head, _encode(delta.content))
+        return said if delta.call is None else said + self._called(delta.call)
+
+    def _called(self, call: CallDelta) -> bytes:
+        said = b""
+        if call.name:
+            block = {"id": self._call_id(call.number), "name": call.name, "input": {}}
+            self._has_calls = True
+            said = self._open("tool_use", block, "input_json_delta", "partial_json")
+        return said + b"%b%b}}\n\n" % (self._head, _encode(call.arguments)) if call.arguments else said
+
+    def _call_id(self, number: int) -> str:
+        return CALL_PREFIX + call_id(self._request_id, 0, number).removeprefix("call_")
+
+    def _open(self, kind: str, block: Json, grows: str, field: str) -> bytes:
+        """A block begins, behind the end of the one before. `grows`: the type of its deltas, in whose
+        `field` more of it stands."""
+        said = self._close()
+        self._kind = kind
+        self._head = (
+            b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
+            b'"delta":{"type":"%b","%b":' % (self._number, grows.encode(), field.encode())
+        )
+        began = {"index": self._number, "content_block": {"type": kind, **block}}
+        return said + _event("content_block_start", began)
+
+    def _close(self) -> bytes:
+        if not self._kind:
+            return b""
+        said, index = b"", self._number
+        if self._kind == "thinking":
+            signed = {"type": "signature_delta", "signature": self._digest.hexdigest()}
+            said = _event("content_block_delta", {"index": index, "delta": signed})
+        self._kind, self._number = "", index + 1
+        return said + _event("content_block_stop", {"index": index})
+
+    def finish(self, index: int, rest: Delta, finish_reason: str, stop_reason: str | int | None) -> bytes:
+        said = self.delta(index, rest)
+        self._stop = _stop(finish_reason, stop_reason, calls=self._has_calls)
+        self._errors = rest.argument_errors
+        return said + self._close()
+
+    def usage(self, usage: Usage) -> bytes:
+        """The last two events."""
+        reason, sequence = self._stop
+        said: Json = {
+            "delta": {"stop_reason": reason, "stop_sequence": sequence},
+            "usage": _whole_usage(usage),
+        }
+        if self._errors:
+            said["argument_errors"] = self._errors
+        return _event("message_delta", said) + _event("message_stop", {})
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
+        (choice,) = choices
+        blocks: list[Json] = []
+        if choice.reasoning:
+            text = "".join(choice.reasoning)
+            signature = hashlib.sha256(text.encode()).hexdigest()
+            blocks.append({"type": "thinking", "thinking": text, "signature": signature})
+        if choice.content:
+            blocks.append({"type": "text", "text": "".join(choice.content)})
+        for number, (name, arguments) in enumerate(zip(choice.names, choice.arguments, strict=True)):
+            given = _meant("".join(arguments))
+            blocks.append({"type": "tool_use", "id": self._call_id(number), "name": name, "input": given})
+        reason, sequence = _stop(choice.finish_reason, choice.stop_reason, calls=bool(choice.names))
+        said: Json = {"content": blocks, "stop_reason": reason, "stop_sequence": sequence}
+        if choice.argument_errors:
+            said["argument_errors"] = choice.argument_errors
+        return _encode({**self._about, **said, "usage": _whole_usage(usage)})
+
+    def error(self, error: ApiError) -> bytes:
+        return b"event: error\ndata: %b\n\n" % error_json(error, self._request_id)
+
+
+def _event(kind: str, said: Json) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind, **said}))
+
+
+def _stop(finish_reason: str, stop_reason: str | int | None, *, calls: bool) -> tuple[str, str | None]:
+    """stop_reason and stop_sequence. `calls`: it calls tools."""
+    if isinstance(stop_reason, str):
+        return "stop_sequence", stop_reason
+    if finish_reason == "length":
+        return "max_tokens", None
+    return "tool_use" if calls else "end_turn", None
+
+
+def _meant(arguments: str) -> Json:
+    """The object of a call's arguments; an empty one where the answer was cut in them."""
+    try:
+        return _decode_object(arguments)
+    except msgspec.MsgspecError:
+        return {}
+
+
+def _usage(num_prompt: int, num_cached: int, num_output: int) -> Json:
+    return {
+        "input_tokens": num_prompt - num_cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": num_cached,
+        "output_tokens": num_output,
+    }
+
+
+def _whole_usage(usage: Usage) -> Json:
+    """From the names that chat has."""
+    prompt, completion = usage["prompt_tokens_details"], usage["completion_tokens_details"]
+    num_prompt, num_output = usage["prompt_tokens"], usage["completion_tokens"]
+    assert isinstance(prompt, dict) and isinstance(completion, dict)
+    assert isinstance(num_prompt, int) and isinstance(num_output, int)
+    found = _usage(num_prompt, prompt["cached_tokens"], num_output)
+    found["output_tokens_details"] = {"thinking_tokens": completion["reasoning_tokens"]}
+    return found

@@ -1,0 +1,158 @@
+"""The body of /v1/messages becomes what chat asks the engine."""
+
+import re
+from functools import partial
+
+import msgspec
+
+from mmengine.errors import shown
+from mmengine.server.asked import Asked, Json
+from mmengine.server.chat_request import ChatBody, ChatReader
+from mmengine.server.errors import ApiError, decoded
+from mmengine.server.messages.body import AS_CHAT, MessagesBody, OutputConfig, Thinking, decode, decode_count
+from mmengine.server.messages.conversation import Conversation, check_fields
+from mmengine.server.messages.table import COUNT_FIELDS, FIELDS
+from mmengine.server.payloads import Payloads, in_data_fields, read_apart
+from mmengine.server.wording import Wording
+
+_VERSION = re.compile(r"20\d\d-\d\d-\d\d")
+_SCHEMA_FIELDS = ("name", "description", "schema", "strict")
+_WORDS = (
+    (re.compile(r"\.(?:image_url|video_url)\b"), ".source"),
+    (re.compile(r"\b(tools\[\d+\])\.function\.parameters\b"), r"\1.input_schema"),
+    (re.compile(r"\b(tools\[\d+\]|tool_choice)\.function\b"), r"\1"),
+    (re.compile(r"\bresponse_format(?:\.json_schema)?\b"), "output_config.format"),
+    (re.compile(r"\bmax_completion_tokens\b"), "max_tokens"),
+    (re.compile(r"^stop\b"), "stop_sequences"),
+)
+
+
+def check_version(given: str) -> None:
+    """Raises ApiError for an anthropic-version that is none. All of them are answered alike."""
+    if given and not _VERSION.fullmatch(given):
+        text = f"anthropic-version must be a date as 2023-06-01, not {shown(given)}"
+        raise ApiError(400, text, "anthropic-version")
+
+
+class MessagesReader:
+    """`chat`: what reads all that messages share with it. `can_end_reasoning`: whether the model's reasoning
+    can be kept to a budget."""
+
+    def __init__(self, chat: ChatReader, *, ignore_unknown: bool, can_end_reasoning: bool):
+        self._chat, self._ignore_unknown = chat, ignore_unknown
+        self._can_end_reasoning = can_end_reasoning
+
+    def read(self, data: bytes, request_id: str) -> Asked:
+        """A body of any size. `request_id`: unless the body has one. Raises ApiError."""
+        return read_apart(data, partial(self._read, request_id=request_id), in_data_fields)
+
+    def read_count(self, data: bytes, request_id: str) -> Asked:
+        """Of /v1/messages/count_tokens, whose prompt alone is wanted."""
+        return read_apart(data, partial(self._read_count, request_id=request_id), in_data_fields)
+
+    def _read(self, data: bytes, payloads: Payloads, request_id: str) -> Asked:
+        dropped = FIELDS.check(data, ignore_unknown=self._ignore_unknown)
+        return self._asked(decoded(data, decode), payloads, request_id, dropped)
+
+    def _read_count(self, data: bytes, payloads: Payloads, request_id: str) -> Asked:
+        dropped = COUNT_FIELDS.check(data, ignore_unknown=self._ignore_unknown)
+        return self._asked(decoded(data, decode_count).whole(), payloads, request_id, dropped)
+
+    def _asked(self, body: MessagesBody, payloads: Payloads, request_id: str, dropped: list[str]) -> Asked:
+        if body.stop is not None and body.stop_sequences is not None:
+            raise ApiError(400, "give stop_sequences or stop, not both", "stop_sequences")
+        said = Conversation(payloads)
+        if body.system is not None:
+            said.instruct(body.system)
+        said.take(body.messages)
+        wording = Wording(said.places, _WORDS)
+        chat = self._as_chat(body, said)
+        try:
+            asked = self._chat.asked("messages", chat, request_id, dropped)
+        except ApiError as error:
+            raise wording.error(error) from None
+        uploads = [each._replace(where=f"{wording.text(each.where)}.file_id") for each in asked.uploads]
+        envelope = msgspec.structs.replace(asked.envelope, usage_frames="last")
+        return msgspec.structs.replace(
+            asked, usage_frames="last", wording=wording, uploads=uploads, envelope=envelope
+        )
+
+    def _as_chat(self, body: MessagesBody, said: Conversation) -> ChatBody:
+        """Raises ApiError."""
+        choice, parallel = _choice(body.tool_choice)
+        thinking = body.thinking or Thinking("disabled")
+        budget = body.thinking_token_budget
+        if budget is None:
+            budget = self._budget(thinking)
+        return ChatBody(
+            messages=said.finished(),
+            continue_final_message=said.goes_on or None,
+            tools=None if body.tools is None else self._tools(body.tools),
+            tool_choice=choice if body.tools else None,
+            parallel_tool_calls=parallel,
+            response_format=_form(body.output_config),
+            max_completion_tokens=body.max_tokens,
+            stop=body.stop if body.stop_sequences is None else body.stop_sequences,
+            thinking_token_budget=budget,
+            include_reasoning=thinking.display != "omitted",
+            chat_template_kwargs=body.chat_template_kwargs,
+            **{name: getattr(body, name) for name in AS_CHAT},
+        )
+
+    def _budget(self, thinking: Thinking) -> int | None:
+        if thinking.type == "enabled":
+            if thinking.budget_tokens is None:
+                text = "thinking.budget_tokens is needed with enabled; adaptive goes without"
+                raise ApiError(400, text, "thinking.budget_tokens")
+            return thinking.budget_tokens
+        return 0 if thinking.type == "disabled" and self._can_end_reasoning else None
+
+    def _tools(self, tools: list[Json]) -> list[Json]:
+        most = self._chat.max_tools
+        if len(tools) > most:
+            raise ApiError(400, f"tools has {len(tools)} entries; at most {most} are taken", "tools")
+        return [_tool(f"tools[{number}]", tool) for number, tool in enumerate(tools)]
+
+
+def _tool(where: str, tool: Json) -> Json:
+    kind = tool.get("type")
+    if kind not in (None, "custom"):
+        text = f"{where}.type, {shown(kind)}, is a tool that Anthropic runs; send tools of your own"
+        raise ApiError(400, text, f"{where}.type", "unsupported_parameter")
+    check_fields(where, tool, "custom")
+    if not isinstance(tool.get("input_schema"), dict):
+        raise ApiError(400, f"{where}.input_schema must be an object", f"{where}.input_schema")
+    function = {name: tool[name] for name in ("name", "description", "strict") if name in tool}
+    return {"type": "function", "function": {**function, "parameters": tool["input_schema"]}}
+
+
+def _choice(given: Json | None) -> tuple[str | Json | None, bool | None]:
+    """`tool_choice` and `parallel_tool_calls` of chat. Raises ApiError."""
+    if given is None:
+        return None, None
+    kind, name = given.get("type"), given.get("name")
+    taken = ("type", "disable_parallel_tool_use", *(("name",) if kind == "tool" else ()))
+    for field in given:
+        if field not in taken:
+            place = f"tool_choice.{field[:64]}"
+            raise ApiError(400, f"{place} is not known; leave it out", place, "unknown_parameter")
+    alone = given.get("disable_parallel_tool_use") or False
+    if not isinstance(alone, bool):
+        place = "tool_choice.disable_parallel_tool_use"
+        raise ApiError(400, f"{place} must be true or false, not {shown(alone)}", place)
+    choices: dict[object, str | Json] = {"auto": "auto", "any": "required", "none": "none"}
+    choices["tool"] = {"type": "function", "function": {"name": name}}
+    if not isinstance(kind, str) or kind not in choices:
+        text = f"tool_choice.type must be auto, any, tool or none, not {shown(kind)}"
+        raise ApiError(400, text, "tool_choice.type")
+    return choices[kind], not alone
+
+
+def _form(config: OutputConfig | None) -> dict[str, msgspec.Raw] | None:
+    """`response_format` of chat. A schema is not read here: it may be large."""
+    form = config.format if config is not None else None
+    if form is None or bytes(form.get("type", b"")) != b'"json_schema"':
+        return form
+    inner = {"name": msgspec.Raw(b'"output"'), **{n: raw for n, raw in form.items() if n in _SCHEMA_FIELDS}}
+    outer = {name: raw for name, raw in form.items() if name not in _SCHEMA_FIELDS}
+    return {**outer, "json_schema": msgspec.Raw(msgspec.json.encode(inner))}

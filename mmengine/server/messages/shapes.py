@@ -1,0 +1,141 @@
+"""What /v1/messages says, as the OpenAPI document describes it."""
+
+from typing import Literal
+
+from msgspec import UNSET, UnsetType
+
+from mmengine.server.answer_shapes import ArgumentFault, Said
+
+_Stop = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class TextBlock(Said, tag="text"):
+    text: str
+
+
+class ThinkingBlock(Said, tag="thinking"):
+    """`signature`: a digest of the text; a block that comes back is taken with any."""
+
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(Said, tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, object]
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class ThinkingTokens(Said):
+    thinking_tokens: int
+
+
+class MessageUsage(Said):
+    """`input_tokens`: without those of cache_read_input_tokens. Of message_start: all of them, for what is
+    cached is known later."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: ThinkingTokens | UnsetType = UNSET
+
+
+class MessageAnswer(Said, tag="message"):
+    id: str
+    role: Literal["assistant"]
+    model: str
+    content: list[Block]
+    stop_reason: _Stop | None
+    stop_sequence: str | None
+    usage: MessageUsage
+    argument_errors: list[ArgumentFault] | UnsetType = UNSET
+
+
+class InputTokenCount(Said):
+    input_tokens: int
+
+
+class MessageStart(Said, tag="message_start"):
+    message: MessageAnswer
+
+
+class ContentBlockStart(Said, tag="content_block_start"):
+    index: int
+    content_block: Block
+
+
+class TextBlockDelta(Said, tag="text_delta"):
+    text: str
+
+
+class ThinkingDelta(Said, tag="thinking_delta"):
+    thinking: str
+
+
+class SignatureDelta(Said, tag="signature_delta"):
+    signature: str
+
+
+class InputJsonDelta(Said, tag="input_json_delta"):
+    partial_json: str
+
+
+class ContentBlockDelta(Said, tag="content_block_delta"):
+    index: int
+    delta: TextBlockDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
+
+
+class ContentBlockStop(Said, tag="content_block_stop"):
+    index: int
+
+
+class StopDelta(Said):
+    stop_reason: _Stop
+    stop_sequence: str | None
+
+
+class MessageDeltaEvent(Said, tag="message_delta"):
+    delta: StopDelta
+    usage: MessageUsage
+    argument_errors: list[ArgumentFault] | UnsetType = UNSET
+
+
+class MessageStop(Said, tag="message_stop"):
+    pass
+
+
+class MessageFault(Said):
+    type: Literal[
+        "invalid_request_error",
+        "authentication_error",
+        "permission_error",
+        "not_found_error",
+        "request_too_large",
+        "rate_limit_error",
+        "timeout_error",
+        "api_error",
+        "overloaded_error",
+    ]
+    message: str
+
+
+class MessageRefusal(Said, tag="error"):
+    """Any status but 200, and an event in the middle of a stream."""
+
+    error: MessageFault
+    request_id: str | None
+
+
+MESSAGE_EVENTS = (
+    MessageStart,
+    ContentBlockStart,
+    ContentBlockDelta,
+    ContentBlockStop,
+    MessageDeltaEvent,
+    MessageStop,
+    MessageRefusal,
+)
