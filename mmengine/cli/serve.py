@@ -125,6 +125,7 @@ def serve(
 
     settings = server_settings(http, limits, media, kept)
     check_tls(settings)
+    check_tracing(settings)
     keys = ApiKeys(http.api_key_file)
     if log.log is not None and not log.no_supervise and not supervisor.is_supervised():
         _engine_config(model, log, is_new=False)  # a mistake is said before a process is started
@@ -138,6 +139,18 @@ def serve(
 
     is_new = log.log is not None and not segment_paths(log.log)
     _answer(http, model, log, settings, keys, _engine_config(model, log, is_new))
+
+
+def check_tracing(settings: "ServerSettings") -> None:
+    """Raises ConfigError where spans are asked for, and what sends them is not installed."""
+    if not settings.otlp_traces_endpoint:
+        return
+    try:
+        found = find_spec("opentelemetry.exporter.otlp.proto.http") and find_spec("opentelemetry.sdk")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise ConfigError("--otlp-traces-endpoint needs OpenTelemetry; pip install 'mmengine-vl[tracing]'")
 
 
 def _engine_config(model: Model, log: Log, is_new: bool) -> "EngineConfig":

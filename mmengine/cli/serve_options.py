@@ -51,6 +51,14 @@ class Http:
     open_metrics: Annotated[
         bool, typer.Option("--open-metrics", rich_help_panel=HTTP, help="/metrics without a key for all.")
     ] = False
+    otlp_traces_endpoint: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=HTTP,
+            help="Send a span of each call to this collector of OpenTelemetry, as "
+            "http://localhost:4318/v1/traces; with the extra tracing.",
+        ),
+    ] = ""
     metrics_compat: Annotated[
         Literal["none", "vllm"],
         typer.Option(rich_help_panel=HTTP, help="Whose names /metrics has too, beside mmengine_…"),

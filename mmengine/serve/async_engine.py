@@ -37,6 +37,7 @@ from mmengine.serve.operators import operator_log
 from mmengine.serve.options import FORM, SubmitOptions, make_options
 from mmengine.serve.preparation import FORM_WORKERS, Preparation, Preparing
 from mmengine.serve.prompts import Prompt, Prompted
+from mmengine.serve.request_times import Times
 from mmengine.serve.stream import Stream
 from mmengine.serve.structured import ResponseFormat, response_format_of
 from mmengine.serve.texts import AnswerTexts
@@ -66,6 +67,7 @@ class AsyncEngine(AsyncForms, AsyncLeft):
         self._has_log = engine_options.get("log") is not None
         self._num_hangs = 0  # in a row: 0 again when a step comes back
         self._is_stuck = False  # the engine's thread hangs, and no other engine takes over
+        self._told_times: Callable[[str, Times], None] | None = None
         self._engine = self._make_engine()
         self._left, nobodys = left_of(self._engine.requests.resumed)
         for core_id in nobodys:  # else the log kept it for ever
@@ -91,8 +93,16 @@ class AsyncEngine(AsyncForms, AsyncLeft):
 
     def _take_metrics(self) -> None:
         self.metrics = self._engine.metrics
+        if self._told_times is not None:
+            self.metrics.tell_times(self._told_times)
         self.metrics.ready = lambda: self.readiness().ready
         self.metrics.preparing = self._preparation.standing
+
+    def tell_times(self, told: Callable[[str, Times], None]) -> None:
+        """Call it with the id of each answer that is over, and when what of it began, on the engine's
+        thread."""
+        self._told_times = told
+        self.metrics.tell_times(told)
 
     def _begin(self) -> None:
         self._thread = threading.Thread(target=self._run, args=(self._engine,), name="mmengine", daemon=True)

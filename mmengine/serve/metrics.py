@@ -15,7 +15,7 @@ from mmengine.core.outputs import Output, Outputs, Stats
 from mmengine.core.state.drafted import DraftCounts
 from mmengine.models.media_cache import MediaCache
 from mmengine.request import Request
-from mmengine.serve.request_times import RequestTimes
+from mmengine.serve.request_times import RequestTimes, Times
 
 REASONS = ("stop", "length", "abort", "error", "rejected")
 COUNTERS = {  # by field of Stats: name, what it counts
@@ -83,6 +83,10 @@ class Metrics(Collector):
 
     def release(self, request_id: str) -> None:
         self._times.release(request_id)
+
+    def tell_times(self, told: Callable[[str, Times], None]) -> None:
+        """Call it with the id of each answer that is over, on the engine's thread."""
+        self._times.told = told
 
     def text(self) -> str:
         """Prometheus' text format, version 0.0.4."""

@@ -6,8 +6,9 @@ since is the same: it is put into its bucket once, with their number.
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from prometheus_client.core import HistogramMetricFamily, Metric
 
@@ -43,6 +44,18 @@ class Buckets:
         return family
 
 
+class Times(NamedTuple):
+    """Of one answer that is over, by the monotonic clock, in seconds; 0: it never came to that. `begun`: its
+    preparation, or its submit where there was none."""
+
+    begun: float
+    queued: float
+    admitted: float
+    first: float
+    last: float
+    over: float
+
+
 @dataclass(slots=True)
 class _Live:
     """One answer. Times are of the monotonic clock, in seconds; 0: not yet."""
@@ -59,6 +72,7 @@ class _Live:
 class RequestTimes:
     def __init__(self) -> None:
         self._live: dict[str, _Live] = {}
+        self.told: Callable[[str, Times], None] | None = None  # hears of each answer that is over
         self._before = -1.0  # when the last step with news came back
         self._all: list[Buckets] = []
         self._preparation = self._new("request_preparation_seconds", "From a call to its submit.")
@@ -144,7 +158,10 @@ class RequestTimes:
 
     def release(self, request_id: str) -> None:
         """A request is over. One that was not submitted here is no error."""
-        self._live.pop(request_id, None)
+        live = self._live.pop(request_id, None)
+        if live is not None and self.told is not None:
+            over = time.monotonic()
+            self.told(request_id, Times(live.begun, live.queued, live.admitted, live.first, live.last, over))
 
     def collect(self) -> Iterator[Metric]:
         for buckets in self._all:

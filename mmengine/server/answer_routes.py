@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from starlette.requests import Request
@@ -41,12 +41,16 @@ from mmengine.server.sse import EventStream, unless_gone
 from mmengine.server.token_texts import TokenTexts
 from mmengine.server.uploaded import UploadedImages
 
+if TYPE_CHECKING:  # OpenTelemetry is an extra
+    from mmengine.server.tracing import Traced, Tracing
+
 MAX_ID_CHARS = 128
 ID_HEADER = "x-request-id"
 MESSAGE_ID_HEADER = "request-id"  # Anthropic's name of it
 REQUEST_ID = "mmengine.request_id"  # in a scope: the id of its answer
 UNENFORCED_HEADER = "x-mmengine-unenforced-tools"
 _MAX_UNENFORCED_CHARS = 1000
+_TRACED = "mmengine.traced"  # in a scope: the span of its call
 LINE_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")  # that batches may ask
 _GRAMMAR = re.compile(r"^grammar\.(?:lark|gbnf)")
 
@@ -72,7 +76,9 @@ class AnswerRoutes:
         texts: TokenTexts,
         door: MediaDoor | None = None,
         keep: Keep | None = None,
+        tracing: "Tracing | None" = None,
     ):
+        self._tracing = tracing
         self._engine, self._settings, self._names = engine, settings, names
         self._metrics, self._admission, self._texts = metrics, admission, texts
         self._processor = engine.processor
@@ -183,6 +189,10 @@ class AnswerRoutes:
             answer = await self._read_and_answer(request, reader, going_on)
             streams = isinstance(answer, EventStream)
             return answer
+        except BaseException as error:
+            if (traced := request.scope.get(_TRACED)) is not None:
+                traced.failed(error)
+            raise
         finally:
             if not streams:  # a stream gives it back when it ends
                 self._admission.give(owner)
@@ -201,6 +211,7 @@ class AnswerRoutes:
             asked = await self.parsers.run(held.num_bytes, partial(self._read, reader, data, given, request))
             data.clear()
             request.scope[REQUEST_ID] = asked.request_id
+            traced = self._begin_span(request, asked)
             caller = Caller(asked.request_id != new_id, tries_again(request))
             fill = partial(self.uploads.fill, add=partial(self._admission.bodies.add, held))
             try:
@@ -216,7 +227,7 @@ class AnswerRoutes:
                     held.release()
                     if asked.stream:
                         await answering.first_news(self._settings.ping_s)
-                        return self._event_stream(answering, asked, owner)
+                        return self._event_stream(answering, asked, owner, traced)
                     if isinstance(frames, ResponsesFrames) and frames.is_background:
                         body = frames.response.of("queued")
                     else:
@@ -230,8 +241,16 @@ class AnswerRoutes:
                     raise
                 raise told from error
             answering.close()
-        headers = _headers(asked, answering.unenforced)
+        headers = _headers(asked, answering.unenforced, traced)
+        if traced is not None:
+            traced.answered(answering, "whole")
         return Response(body, media_type="application/json", headers=headers)
+
+    def _begin_span(self, request: Request, asked: Asked) -> "Traced | None":
+        if self._tracing is None:
+            return None
+        traced = request.scope[_TRACED] = self._tracing.begin(asked, len(asked.prompts))
+        return traced
 
     def _read(self, reader: Reader, data: list[bytes], name: str, request: Request) -> Asked:
         """What is asked. `name`: of the request, unless the body has another one. On any thread."""
@@ -276,24 +295,28 @@ class AnswerRoutes:
         self._metrics.told(found)
         return found
 
-    def _event_stream(self, answering: Answering, asked: Asked, owner: str) -> EventStream:
+    def _event_stream(
+        self, answering: Answering, asked: Asked, owner: str, traced: "Traced | None" = None
+    ) -> EventStream:
         self._metrics.streams.inc()
         settings = self._settings
         return EventStream(
             answering,
             answering.first(),
-            _headers(asked, answering.unenforced),
+            _headers(asked, answering.unenforced, traced),
             ping_s=settings.ping_s,
             slow_reader_s=settings.slow_reader_s,
             max_backlog=settings.max_backlog,
             sent=self._metrics.sent,
             told=self._told_in_stream,
-            ended=partial(self._stream_ended, owner),
+            ended=partial(self._stream_ended, owner, answering, traced),
             shutting_down=partial(self._cut, asked.request_id),
         )
 
-    def _stream_ended(self, owner: str, how: str) -> None:
+    def _stream_ended(self, owner: str, answering: Answering, traced: "Traced | None", how: str) -> None:
         self._admission.give(owner)
+        if traced is not None:
+            traced.answered(answering, how)
         self._metrics.stream_ended(how)
 
     def _cut(self, request_id: str) -> ApiError | None:
@@ -319,10 +342,12 @@ def _in_their_words(error: ApiError, asked: Asked) -> ApiError:
     return ApiError(400, message, param, error.body.code, error.headers)
 
 
-def _headers(asked: Asked, unenforced: tuple[str, ...]) -> dict[str, str]:
+def _headers(asked: Asked, unenforced: tuple[str, ...], traced: "Traced | None") -> dict[str, str]:
     headers = {ID_HEADER: asked.request_id}
     if asked.envelope.api == "messages":
         headers[MESSAGE_ID_HEADER] = asked.request_id
+    if traced is not None:
+        headers |= traced.headers
     if unenforced:
         headers[UNENFORCED_HEADER] = ", ".join(unenforced)[:_MAX_UNENFORCED_CHARS]
     return headers | dropped_header(asked.dropped)

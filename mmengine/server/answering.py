@@ -10,7 +10,7 @@ import msgspec
 
 from mmengine.core.executor import PromptLogprobs
 from mmengine.models.plugin import Tokenizer
-from mmengine.serve.answers import RequestOutput
+from mmengine.serve.answers import Completion, RequestOutput
 from mmengine.serve.chat import WholeChoice
 from mmengine.serve.record import News
 from mmengine.server.asked import Asked
@@ -203,11 +203,11 @@ class Answering:
 
     def _usage(self) -> Usage:
         found = [turn.usage() for turn in self._turns]
-        answers = [turn.stream.completion for turn in self._turns]
-        prompt = sum(len(answer.prompt_token_ids) for answer in answers if answer is not None)
+        answers = self.completions
+        prompt = sum(len(answer.prompt_token_ids) for answer in answers)
         completion, reasoning, cached = (sum(each) for each in zip(*found, strict=True))
-        drafts = sum(answer.num_drafts for answer in answers if answer is not None)
-        accepted = sum(answer.num_accepted for answer in answers if answer is not None)
+        drafts = sum(answer.num_drafts for answer in answers)
+        accepted = sum(answer.num_accepted for answer in answers)
         details: dict[str, int] = {"cached_tokens": cached}
         for turn in self._turns:
             for kind, count in turn.stream.num_embeds.items():
@@ -223,6 +223,11 @@ class Answering:
                 "rejected_prediction_tokens": drafts - accepted,
             },
         }
+
+    @property
+    def completions(self) -> list[Completion]:
+        """Of the prompts that are answered."""
+        return [found for turn in self._turns if (found := turn.stream.completion) is not None]
 
     @property
     def is_accepted(self) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from prometheus_client import Counter, Histogram
 from starlette.exceptions import HTTPException
@@ -31,6 +32,9 @@ from mmengine.server.other_routes import OtherRoutes
 from mmengine.server.rows_left import RowsLeft
 from mmengine.server.settings import ServerSettings, is_loopback
 from mmengine.server.token_texts import TokenTexts
+
+if TYPE_CHECKING:  # OpenTelemetry is an extra
+    from mmengine.server.tracing import Tracing
 
 LAG_EVERY_S = 0.5
 LEFT_STATUS = 499  # nginx's, in logs and metrics, for a client that left before it had an answer
@@ -73,7 +77,7 @@ _Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 class App:
     """An ASGI application over an engine. `names`: those of the model. `door`: to media that messages name;
     None: no URL is fetched, and no file read. `keep`: what is kept beside the log; None: no files and batches
-    are. It must be made on the event loop."""
+    are. `tracing`: where spans of calls go. It must be made on the event loop."""
 
     def __init__(
         self,
@@ -83,6 +87,7 @@ class App:
         names: tuple[str, ...],
         door: MediaDoor | None = None,
         keep: Keep | None = None,
+        tracing: "Tracing | None" = None,
     ):
         self._keys, self._settings = keys, settings
         self.metrics = HttpMetrics()
@@ -90,7 +95,9 @@ class App:
         fetches = FetchMetrics(door)
         texts = TokenTexts(engine.processor.tokenizer)
         rows_left = RowsLeft(engine, keep.batches) if keep is not None else None
-        answers = AnswerRoutes(engine, settings, names, self.metrics, self.admission, texts, door, keep)
+        answers = AnswerRoutes(
+            engine, settings, names, self.metrics, self.admission, texts, door, keep, tracing
+        )
         self.calls = answers.calls
         others = OtherRoutes(
             engine, settings, names, self.metrics, self.admission, texts, fetches, answers.reader

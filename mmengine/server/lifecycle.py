@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
@@ -29,6 +30,9 @@ from mmengine.server.keep.everything import Keep
 from mmengine.server.protocol import http_protocol
 from mmengine.server.settings import ServerSettings
 from mmengine.server.tls import tls_options
+
+if TYPE_CHECKING:  # OpenTelemetry is an extra
+    from mmengine.server.tracing import Tracing
 
 SWITCH_S = 0.0005  # that a thread keeps the interpreter while the event loop waits; Python's own is 5 ms
 LAST_WORDS_S = 1.0  # to tell the callers that are left, when the server ends
@@ -102,6 +106,7 @@ async def serve(
     while the first steps run."""
     pulse = _Pulse(engine, beats)
     tasks, keep = [asyncio.create_task(pulse.beat())], None
+    tracing = _tracing(settings, engine)
     try:
         keep = open_keep() if open_keep is not None else None
         if in_haste:
@@ -110,7 +115,7 @@ async def serve(
         else:
             await _warm_up(engine, settings.chat_template)
             keep_for_good()
-        app = App(engine, settings, keys, names, door, keep)
+        app = App(engine, settings, keys, names, door, keep, tracing)
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the app says what there is to say
         server = web_server(app, settings)
         pulse.app, pulse.server = app, server
@@ -127,10 +132,20 @@ async def serve(
         await engine.close(leave=True)
         if keep is not None:
             keep.close()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
         for task in tasks:
             task.cancel()
     if pulse.failure:
         raise ExecutorFailed(pulse.failure)
+
+
+def _tracing(settings: ServerSettings, engine: AsyncEngine) -> "Tracing | None":
+    if not settings.otlp_traces_endpoint:
+        return None
+    from mmengine.server.tracing import over_otlp  # lazy: OpenTelemetry is an extra
+
+    return over_otlp(settings.otlp_traces_endpoint, engine)
 
 
 class _Pulse:
