@@ -30,7 +30,7 @@ from mmengine.server.errors import ApiError, ClientLeft, api_error
 from mmengine.version import __version__
 
 MAX_TRACED = 2**14  # requests whose times are awaited; those of the oldest are not told any more
-_OPERATIONS = {"completions": "text_completion"}
+_OPERATIONS = {"completion": "text_completion"}
 _SAMPLING = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed", "max_tokens")
 Value = str | int | float | bool | list[str]
 

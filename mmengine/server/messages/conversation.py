@@ -149,7 +149,7 @@ class Conversation:
     def _part(self, where: str, block: Json) -> Json:
         if block["type"] == "text":
             return {"type": "text", "text": _text(where, block, "text")}
-        options = {name: block[name] for name in ("min_pixels", "max_pixels") if name in block}
+        options: Json = {name: block[name] for name in ("min_pixels", "max_pixels") if name in block}
         return {"type": "image_url", "image_url": {"url": self._source(f"{where}.source", block)}, **options}
 
     def _source(self, where: str, block: Json) -> str | bytes:

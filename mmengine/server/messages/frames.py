@@ -2,7 +2,7 @@
 request's id and its envelope, so a stream can be told again, byte for byte."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -72,7 +72,7 @@ class MessagesFrames:
     def _call_id(self, number: int) -> str:
         return CALL_PREFIX + call_id(self._request_id, 0, number).removeprefix("call_")
 
-    def _open(self, kind: str, block: Json, grows: str, field: str) -> bytes:
+    def _open(self, kind: str, block: Mapping[str, object], grows: str, field: str) -> bytes:
         """A block begins, behind the end of the one before. `grows`: the type of its deltas, in whose
         `field` more of it stands."""
         said = self._close()

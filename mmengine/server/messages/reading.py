@@ -153,6 +153,7 @@ def _form(config: OutputConfig | None) -> dict[str, msgspec.Raw] | None:
     form = config.format if config is not None else None
     if form is None or bytes(form.get("type", b"")) != b'"json_schema"':
         return form
-    inner = {"name": msgspec.Raw(b'"output"'), **{n: raw for n, raw in form.items() if n in _SCHEMA_FIELDS}}
+    inner: dict[str, object] = {"name": "output"}
+    inner |= {name: raw for name, raw in form.items() if name in _SCHEMA_FIELDS}
     outer = {name: raw for name, raw in form.items() if name not in _SCHEMA_FIELDS}
     return {**outer, "json_schema": msgspec.Raw(msgspec.json.encode(inner))}
