@@ -99,8 +99,7 @@ class AsyncEngine(AsyncForms, AsyncLeft):
         self.metrics.preparing = self._preparation.standing
 
     def tell_times(self, told: Callable[[str, Times], None]) -> None:
-        """Call it with the id of each answer that is over, and when what of it began, on the engine's
-        thread."""
+        """Call it, on the engine's thread, with the id of each answer that is over, and its times."""
         self._told_times = told
         self.metrics.tell_times(told)
 
@@ -151,13 +150,12 @@ class AsyncEngine(AsyncForms, AsyncLeft):
         self._prepare(channel, Prompt.of(prompt), form)
         return Stream(channel, self._close_channel, self.let_go)
 
-    async def count(self, prompt: Prompted, *, cache_salt: str = "") -> int:
+    async def count(self, prompt: Prompted) -> int:
         """Tokens of a prompt with its media, which is prepared as that of a request. Raises what `stream`
         does, and what comes out of one."""
-        asked = make_options(None, {"cache_salt": cache_salt})
+        asked = make_options(None, {})
         texts = AnswerTexts(self._engine.processor.tokenizer, asked.sampling)
-        channel = Channel(asked, texts, is_count=True)
-        self._prepare(channel, Prompt.of(prompt), None)
+        self._prepare(channel := Channel(asked, texts, is_count=True), Prompt.of(prompt), None)
         try:
             await channel.accepted.wait()
         finally:
