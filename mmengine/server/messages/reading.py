@@ -122,8 +122,9 @@ def _tool(where: str, tool: Json) -> Json:
     check_fields(where, tool, "custom")
     if not isinstance(tool.get("input_schema"), dict):
         raise ApiError(400, f"{where}.input_schema must be an object", f"{where}.input_schema")
-    function = {name: tool[name] for name in ("name", "description", "strict") if name in tool}
-    return {"type": "function", "function": {**function, "parameters": tool["input_schema"]}}
+    function: Json = {name: tool[name] for name in ("name", "description", "strict") if name in tool}
+    function["parameters"] = tool["input_schema"]
+    return {"type": "function", "function": function}
 
 
 def _choice(given: Json | None) -> tuple[str | Json | None, bool | None]:
