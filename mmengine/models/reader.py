@@ -271,7 +271,8 @@ class WeightReader:
         for _, stored in self._mapped(lies, slice(0, k), rows_in=k):  # all of it at once
             for first in range(cut.start, cut.stop, step):
                 columns = slice(entry.first + first, entry.first + min(first + step, cut.stop))
-                yield first - cut.start, stored[:, columns].t()
+                # Turned at once: torch is fast at it without gaps alone, and slow at all else with strides.
+                yield first - cut.start, stored[:, columns].contiguous().t().contiguous()
 
     def _mapped(self, entry: TensorEntry, cut: slice, rows_in: int = 1) -> Iterator[tuple[int, torch.Tensor]]:
         """Rows of a tensor where they lie in their file."""
