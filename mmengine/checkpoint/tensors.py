@@ -121,12 +121,22 @@ def check_tensors(
 
 def weight_files(folder: Path) -> list[Path]:
     """Those that hold a folder's weights. Raises ModelError where one is missing."""
-    index = folder / INDEX_FILE
-    if not index.is_file():
+    if not (folder / INDEX_FILE).is_file():
         single = folder / SINGLE_FILE
         if not single.is_file():
             raise ModelError(f"{folder} has no weights: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
         return [single]
+    names = indexed_files(folder)
+    for name in names:
+        if not (folder / name).is_file():
+            raise ModelError(f"{folder / name} is missing, though {INDEX_FILE} names it; download it")
+    return [folder / name for name in names]
+
+
+def indexed_files(folder: Path) -> list[str]:
+    """Names of the files that a folder's index spreads its weights over, in order; none need be there. Raises
+    ModelError for an index that names none, too many, or what is no file of the folder."""
+    index = folder / INDEX_FILE
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index} has no weight_map; download it again")
@@ -136,9 +146,7 @@ def weight_files(folder: Path) -> list[Path]:
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise ModelError(f"{index} names {name[:100]!r}, which is no safetensors file of this folder")
-        if not (folder / name).is_file():
-            raise ModelError(f"{folder / name} is missing, though {INDEX_FILE} names it; download it")
-    return [folder / name for name in names]
+    return names
 
 
 def _read_header(path: Path, dtypes: Mapping[str, int]) -> list[TensorEntry]:

@@ -125,7 +125,8 @@ class Model:
         str | None,
         typer.Option(
             rich_help_panel=MODEL,
-            help="A folder, a hub id or a GGUF file; without one, the embedded checkpoint.",
+            help="A folder, a GGUF file, or a hub id as owner/name, owner/name@revision or "
+            "modelscope:owner/name; without one, the embedded checkpoint.",
         ),
     ] = None
     device: Annotated[str, typer.Option(rich_help_panel=MODEL, help="auto, cpu, cuda or cuda:N.")] = "auto"

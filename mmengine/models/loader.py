@@ -1,16 +1,15 @@
 """From what a user names (nothing, a folder, a GGUF file, a hub id) to a model on this machine."""
 
-import re
 from pathlib import Path
 
 from mmengine.checkpoint.model_files import GGUF_SUFFIX, is_gguf
 from mmengine.errors import ModelError
+from mmengine.hubs.fetch import fetch_model
+from mmengine.hubs.names import parse_name
 from mmengine.registry import entry_points
 
 CHECKPOINT_GROUP = "mmengine.checkpoints"
 DEFAULT_CHECKPOINT = "default"
-HUB_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt"]  # never pickles, never code
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[\w.-]{1,96})?")
 
 
 def resolve_folder(model: str | Path | None) -> Path:
@@ -35,12 +34,13 @@ def resolve_folder(model: str | Path | None) -> Path:
         )
     if folder.suffix == GGUF_SUFFIX:
         raise ModelError(f"there is no file {str(model)[:200]}; give a GGUF file that is on this machine")
-    if isinstance(model, Path) or not _HUB_ID.fullmatch(model):
+    name = None if isinstance(model, Path) else parse_name(model)
+    if name is None:
         raise ModelError(
             f"there is no model folder {str(model)[:200]}; give one with config.json and the weights, or a "
-            "hub id as owner/name"
+            "hub id as owner/name, modelscope:owner/name or owner/name@revision"
         )
-    return _download(model)
+    return fetch_model(name)
 
 
 def _embedded_folder() -> Path:
@@ -61,22 +61,3 @@ def _embedded_folder() -> Path:
     if not (folder / "config.json").is_file():
         raise ModelError(f"the embedded checkpoint is missing from {folder}; reinstall mmengine-vl")
     return folder
-
-
-def _download(hub_id: str) -> Path:
-    try:
-        # Lazy: an embedded checkpoint or a folder needs no hub client.
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise ModelError(
-            f"there is no folder {hub_id}, and fetching it from the hub needs the package huggingface_hub"
-        ) from None
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=HUB_PATTERNS))
-    except Exception as error:  # hub, HTTP and file system errors share no base class
-        lines = str(error).strip().splitlines()
-        reason = lines[0][:200] if lines else "no reason given"
-        raise ModelError(
-            f"there is no folder {hub_id}, and it could not be fetched from the hub "
-            f"({type(error).__name__}: {reason}); check the name and the network, or give a folder"
-        ) from error

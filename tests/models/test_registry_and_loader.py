@@ -5,7 +5,6 @@ import json
 import sys
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 
 from mmengine import registry as registries
@@ -177,7 +176,7 @@ def test_a_folder_is_taken_as_it_is(tmp_path, monkeypatch):
     ],
 )
 def test_names_that_can_be_nothing(monkeypatch, name, words):
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: pytest.fail("asked the hub"))
+    monkeypatch.setattr(loader, "fetch_model", lambda name: pytest.fail("asked the hub"))
     with pytest.raises(ModelError, match=words) as error:
         loader.resolve_folder(name)
     assert len(str(error.value)) < 500
@@ -196,33 +195,3 @@ def test_a_file_is_not_a_folder(tmp_path):
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(ModelError, match="is a file"):
         loader.resolve_folder(tmp_path / "model.safetensors")
-
-
-def test_a_hub_id_is_downloaded_without_code_or_pickles(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    asked = {}
-
-    def snapshot_download(hub_id, **options):
-        asked.update(options, hub_id=hub_id)
-        return str(tmp_path)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    assert loader.resolve_folder("org/model-4B") == tmp_path
-    assert asked == {
-        "hub_id": "org/model-4B",
-        "allow_patterns": ["*.safetensors", "*.json", "*.jinja", "*.txt"],
-    }
-
-
-def test_no_network_is_one_clear_error(monkeypatch, tmp_path):
-    """The hub's real client, offline and with an empty cache."""
-    monkeypatch.chdir(tmp_path)
-    real = huggingface_hub.snapshot_download
-    monkeypatch.setattr(
-        huggingface_hub,
-        "snapshot_download",
-        lambda hub_id, **k: real(hub_id, cache_dir=tmp_path / "cache", local_files_only=True, **k),
-    )
-    with pytest.raises(ModelError, match="no folder org/model.*fetched from the hub.*network") as error:
-        loader.resolve_folder("org/model")
-    assert "\n" not in str(error.value) and len(str(error.value)) < 500

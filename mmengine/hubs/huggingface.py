@@ -1,0 +1,120 @@
+"""Hugging Face, or a mirror that HF_ENDPOINT names, by its own client: cache, tokens, resuming and
+HF_HUB_OFFLINE are the client's. It compares sizes alone, so hashes are compared here."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from mmengine.hubs.names import HubName
+from mmengine.hubs.port import (
+    HubError,
+    HubFile,
+    cut_off,
+    first_line,
+    no_file,
+    no_revision,
+    not_allowed,
+    not_asked,
+    not_found,
+    wrong_bytes,
+)
+
+LOG_IN = "set HF_TOKEN or run `hf auth login`"
+
+
+class HuggingFace:
+    """A Hub."""
+
+    def __init__(self, name: HubName) -> None:
+        # Lazy: an embedded checkpoint or a folder needs no hub client.
+        import huggingface_hub
+        import huggingface_hub.constants
+        import huggingface_hub.errors
+
+        self._client, self._name = huggingface_hub, name
+        self.cache = Path(huggingface_hub.constants.HF_HUB_CACHE)
+        self._listed: dict[str, HubFile] = {}
+        self._commit = ""
+
+    def find(self) -> Path | None:
+        return self._cached("config.json", self._name.revision)
+
+    def list_files(self) -> Mapping[str, HubFile]:
+        name = self._name
+        with self._told(None):
+            info = self._client.HfApi().model_info(name.repo, revision=name.revision, files_metadata=True)
+        self._commit = str(info.sha)
+        self._listed = {
+            file.rfilename: HubFile(
+                int(file.size or 0),
+                None if file.lfs is None else str(file.lfs.sha256).lower(),
+                self._cached(file.rfilename, self._commit) is not None,
+            )
+            for file in info.siblings or ()
+            if "/" not in file.rfilename
+        }
+        return self._listed
+
+    def fetch(self, names: Sequence[str]) -> Path:
+        name, new = self._name, [file for file in names if not self._listed[file].is_here]
+        if not new and (folder := self._cached(names[0], self._commit)) is not None:
+            return folder
+        with self._told(new[0]):
+            folder = Path(
+                self._client.snapshot_download(name.repo, revision=name.revision, allow_patterns=list(names))
+            )
+        if folder.name != self._commit:
+            raise HubError(f"{name} changed at Hugging Face while it was fetched; call again")
+        for file in new:
+            if not (folder / file).is_file():
+                raise no_file(name, file)
+            wanted = self._listed[file].sha256
+            if wanted is not None and _sha256(folder / file) != wanted:
+                (folder / file).resolve().unlink()  # the blob, which later calls would take for whole
+                (folder / file).unlink(missing_ok=True)
+                raise wrong_bytes(name, file)
+        return folder
+
+    def _cached(self, file: str, revision: str | None) -> Path | None:
+        """The folder of a file that is in the cache."""
+        try:
+            found = self._client.try_to_load_from_cache(self._name.repo, file, revision=revision)
+        except (OSError, ValueError):  # a name that cannot be one
+            return None
+        return Path(found).parent if isinstance(found, str) else None
+
+    @contextmanager
+    def _told(self, fetched: str | None) -> Iterator[None]:
+        """What the client raises, in one sentence. `fetched`: a file that was asked for, None for the
+        list."""
+        errors, name = self._client.errors, self._name
+        try:
+            yield
+        except errors.GatedRepoError:
+            raise not_allowed(name, LOG_IN) from None
+        except errors.RevisionNotFoundError:
+            raise no_revision(name) from None
+        except errors.RepositoryNotFoundError:
+            raise not_found(name) from None
+        except errors.RemoteEntryNotFoundError as error:
+            raise no_file(name, _file_of(error) or fetched or "a file") from None
+        except errors.OfflineModeIsEnabled:
+            raise not_asked(name, "HF_HUB_OFFLINE is set") from None
+        except Exception as error:  # hub, HTTP and file system errors share no base class
+            answer = getattr(error, "response", None)
+            if getattr(answer, "status_code", None) in (401, 403):
+                raise not_allowed(name, LOG_IN) from error
+            reason = first_line(error.__cause__ or error)
+            raise (not_asked(name, reason) if fetched is None else cut_off(name, reason)) from error
+
+
+def _file_of(error: Exception) -> str:
+    """The file that a 404 was about: the end of its URL."""
+    request = getattr(getattr(error, "response", None), "request", None)
+    return str(getattr(request, "url", "")).partition("?")[0].rpartition("/")[2][:100]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

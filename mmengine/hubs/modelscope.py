@@ -1,0 +1,131 @@
+"""ModelScope, or a mirror that MODELSCOPE_ENDPOINT names, by its own client (the extra `modelscope`): cache,
+tokens, resuming and hashes are the client's. Offline by HF_HUB_OFFLINE, as elsewhere, since it has no
+variable of its own."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from mmengine.errors import ModelError
+from mmengine.hubs.names import HubName
+from mmengine.hubs.port import (
+    HubFile,
+    cut_off,
+    first_line,
+    no_file,
+    no_revision,
+    not_allowed,
+    not_asked,
+    not_found,
+    wrong_bytes,
+)
+
+MAIN_BRANCH = "master"
+LOG_IN = "set MODELSCOPE_API_TOKEN or run `ms login`"
+
+
+class ModelScope:
+    """A Hub."""
+
+    def __init__(self, name: HubName) -> None:
+        try:
+            # Lazy, as all hub clients; and an extra.
+            import modelscope_hub
+        except ImportError:
+            raise ModelError(
+                f"fetching {name.repo} from ModelScope needs its client: pip install "
+                "'mmengine-vl[modelscope]'"
+            ) from None
+        from huggingface_hub.constants import is_offline_mode  # lazy, too
+
+        self._client, self._name, self._is_offline = modelscope_hub, name, is_offline_mode()
+        self._revision = name.revision or MAIN_BRANCH
+        self._api = modelscope_hub.HubApi(modelscope_hub.HubConfig())
+        self.cache = Path(self._api._config.cache_dir)
+        self._listed: dict[str, HubFile] = {}
+
+    def find(self) -> Path | None:
+        try:
+            found = self._api.download_repo(
+                self._name.repo, "model", revision=self._revision, local_files_only=True
+            )
+        except self._client.HubError:
+            return None
+        return Path(found)
+
+    def list_files(self) -> Mapping[str, HubFile]:
+        name = self._name
+        if self._is_offline:
+            raise not_asked(name, "HF_HUB_OFFLINE is set")
+        with self._told(None):
+            endpoint = self._api.resolve_endpoint_for_read(name.repo)  # of two, where no variable says which
+            self._api = self._client.HubApi(self._client.HubConfig(endpoint=endpoint))
+            files = self._api.list_repo_files(name.repo, "model", revision=self._revision, recursive=False)
+        here = self.find()
+        self._listed = {
+            file.path: HubFile(
+                file.size,
+                file.sha256 and file.sha256.lower(),
+                here is not None and _is_here(here / file.path, file.size, file.last_modified),
+            )
+            for file in files
+            if not file.is_dir and "/" not in file.path
+        }
+        return self._listed
+
+    def fetch(self, names: Sequence[str]) -> Path:
+        for file in names:
+            listed = self._listed[file]
+            if not listed.is_here:
+                with self._told(file):
+                    self._api.download_file(
+                        self._name.repo,
+                        "model",
+                        file,
+                        revision=self._revision,
+                        expected_sha256=listed.sha256,
+                        file_size=listed.num_bytes,
+                    )
+        folder = self.find()
+        if folder is None:
+            raise no_file(self._name, names[0])
+        return folder
+
+    @contextmanager
+    def _told(self, fetched: str | None) -> Iterator[None]:
+        """What the client raises, in one sentence. `fetched`: the file that was asked for, None for the
+        list."""
+        client, name = self._client, self._name
+        try:
+            yield
+        except (client.AuthenticationError, client.PermissionDeniedError):
+            raise not_allowed(name, LOG_IN) from None
+        except client.NotExistError:
+            if fetched is not None:
+                raise no_file(name, fetched) from None
+            raise (no_revision(name) if self._is_known() else not_found(name)) from None
+        except client.FileIntegrityError as error:
+            raise wrong_bytes(name, fetched or "a file") from error
+        except Exception as error:  # beside its own, those of HTTP and of the file system
+            reason = first_line(error.__cause__ or error)
+            raise (not_asked(name, reason) if fetched is None else cut_off(name, reason)) from error
+
+    def _is_known(self) -> bool:
+        """Whether the hub has the model, of which it has not the revision."""
+        try:
+            return self._name.revision is not None and self._api.repo_exists(self._name.repo, "model")
+        except Exception:  # the same
+            return False
+
+
+def _is_here(path: Path, num_bytes: int, changed: object) -> bool:
+    """Of the listed size, and written after it was last changed there; whatever is not is compared by its
+    hash."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return False
+    return (
+        found.st_size == num_bytes and isinstance(changed, datetime) and found.st_mtime > changed.timestamp()
+    )

@@ -1,0 +1,44 @@
+"""How a user names a model of a hub: owner/name, with the hub before it and a revision behind it."""
+
+import os
+import re
+from typing import NamedTuple
+
+from mmengine.errors import ModelError
+
+HUB_VARIABLE = "MMENGINE_HUB"  # where names that say no hub are looked up
+HUGGING_FACE, MODELSCOPE = "hf", "modelscope"
+TITLES = {HUGGING_FACE: "Hugging Face", MODELSCOPE: "ModelScope"}
+_NAME = re.compile(
+    r"((?P<hub>hf|modelscope):)?(?P<repo>[A-Za-z0-9][\w.-]{0,95}(/[\w.-]{1,96})?)(@(?P<revision>.*))?"
+)
+_REVISION = re.compile(r"[A-Za-z0-9][\w.-]{0,127}(/[\w.-]{1,127}){0,7}")
+
+
+class HubName(NamedTuple):
+    """A model of a hub. `revision`: a branch, a tag or a commit; None: the hub's main branch."""
+
+    hub: str  # of TITLES
+    repo: str
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        return self.repo if self.revision is None else f"{self.repo}@{self.revision}"
+
+
+def parse_name(text: str) -> HubName | None:
+    """[hf:|modelscope:]owner/name[@revision]; None for what is no such name. Raises ModelError for a revision
+    that cannot be one, and for a variable MMENGINE_HUB that names no hub."""
+    found = _NAME.fullmatch(text)
+    if found is None or ".." in found["repo"]:
+        return None
+    revision = found["revision"]
+    if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
+        raise ModelError(
+            f"{revision[:100]!r} is no revision; behind @ stands a branch, a tag or a commit of "
+            f"{found['repo']}"
+        )
+    hub = found["hub"] or os.environ.get(HUB_VARIABLE, "").strip().lower() or HUGGING_FACE
+    if hub not in TITLES:
+        raise ModelError(f"{HUB_VARIABLE} is {hub[:100]!r}; it may be {' or '.join(TITLES)}")
+    return HubName(hub, found["repo"], revision)

@@ -1,0 +1,231 @@
+"""Models of hubs, by the real clients against a hub on the loopback: the same must hold for both."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from mmengine.errors import ModelError
+from mmengine.hubs.fetch import fetch_model
+from mmengine.hubs.names import HubName, parse_name
+from mmengine.models.loader import resolve_folder
+from tests.hubs.fake_hub import LARGE, REPO, FakeHub, running
+
+modelscope_hub = pytest.importorskip("modelscope_hub")
+
+WEIGHTS = bytes(range(256)) * 16
+INDEX = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}).encode()
+WHOLE = {
+    "config.json": b"{}",
+    "tokenizer.json": b"{ }",
+    "chat_template.jinja": b"{{ messages }}",
+    "model.safetensors.index.json": INDEX,
+    "model-1.safetensors": WEIGHTS,
+    "model-2.safetensors": WEIGHTS[::-1],
+}
+UNWANTED = {
+    "consolidated.safetensors": WEIGHTS,
+    "pytorch_model.bin": WEIGHTS,
+    "modeling_tiny.py": b"raise SystemExit",
+    "original/params.json": b"{}",
+}
+
+
+@pytest.fixture(params=["hf", "modelscope"])
+def name(request, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MMENGINE_HUB", raising=False)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    control = modelscope_hub._download_control._DownloadControl
+    monkeypatch.setattr(control, "sleep", lambda self, seconds: None)
+    return HubName(request.param, REPO)
+
+
+@pytest.fixture
+def hub(name, tmp_path, monkeypatch):
+    with running(FakeHub({"main": WHOLE | UNWANTED, "v1": WHOLE | {"config.json": b'{"old": 1}'}})) as hub:
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants.ENDPOINT)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
+        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100)  # what is kept of a file is whole ones
+        monkeypatch.setenv("MODELSCOPE_ENDPOINT", hub.url)
+        monkeypatch.setenv("MODELSCOPE_CACHE", str(tmp_path / "modelscope"))
+        monkeypatch.setenv("MODELSCOPE_HOME", str(tmp_path / "home"))
+        yield hub
+
+
+def refused(name, words: str) -> str:
+    with pytest.raises(ModelError, match=words) as error:
+        fetch_model(name)
+    text = str(error.value)
+    assert "\n" not in text and len(text) < 500 and REPO in text
+    return text
+
+
+def test_what_an_engine_reads_comes_and_nothing_else(name, hub):
+    folder = fetch_model(name)
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == WHOLE
+    assert hub.fetched() == sorted(WHOLE)
+    hub.asked.clear()
+    assert fetch_model(name) == folder
+    assert not hub.fetched()  # it is here
+
+
+def test_a_revision_is_another_folder(name, hub):
+    new, old = fetch_model(name), fetch_model(name._replace(revision="v1"))
+    assert new != old
+    assert [folder.joinpath("config.json").read_bytes() for folder in (new, old)] == [b"{}", b'{"old": 1}']
+    refused(name._replace(revision="v2"), f"{REPO} has no revision v2 at ")
+
+
+def test_after_a_cut_it_goes_on_where_it_stopped(name, hub):
+    hub.cut_after["model-1.safetensors"] = 1000
+    folder = fetch_model(name)
+    assert (folder / "model-1.safetensors").read_bytes() == WEIGHTS
+    assert "GET model-1.safetensors bytes=1000-" in hub.asked
+
+
+def test_a_hub_that_goes_away_leaves_what_came(name, hub):
+    hub.cut_after["model-1.safetensors"], hub.always_cut = 1000, True
+    refused(name, "could not be fetched whole.*; call again, files that came whole are kept")
+    hub.cut_after.clear()
+    assert (fetch_model(name) / "model-1.safetensors").read_bytes() == WEIGHTS
+    assert hub.asked.count("GET config.json") == 1
+
+
+def test_other_bytes_than_listed_are_thrown_away(name, hub):
+    hub.sent["model-1.safetensors"] = bytes(len(WEIGHTS))
+    refused(name, r"model-1.safetensors of .* came from .* with other bytes")
+    assert not [path for path in large_files() if path.read_bytes() == hub.sent["model-1.safetensors"]]
+    hub.sent.clear()
+    assert (fetch_model(name) / "model-1.safetensors").read_bytes() == WEIGHTS
+
+
+def large_files():
+    """In the caches."""
+    return [path for path in Path.cwd().rglob("*") if path.is_file() and path.stat().st_size >= LARGE]
+
+
+def test_a_file_that_is_not_there(name, hub):
+    hub.gone.add("model-2.safetensors")
+    refused(name, r"model-2\.safetensors, which .* needs, is missing at ")
+    hub.gone.clear()
+    del hub.revisions["v1"]["model-2.safetensors"]
+    refused(name._replace(revision="v1"), r"model-2\.safetensors, which .* needs, is missing at ")
+
+
+def test_who_may_not_have_it_is_told_how(name, hub):
+    hub.gated = True
+    text = refused(name, "only to those whom its owner lets in")
+    assert "HF_TOKEN" in text or "MODELSCOPE_API_TOKEN" in text
+
+
+def test_a_model_that_nobody_has(name, hub):
+    with pytest.raises(ModelError, match="there is no folder acme/none, and .* has no such model"):
+        fetch_model(name._replace(repo="acme/none"))
+
+
+def test_without_the_network_the_cache_is_taken(name, hub, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    refused(name, "there is no folder .* could not be fetched from the hub, .*HF_HUB_OFFLINE is set")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    folder = fetch_model(name)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    hub.asked.clear()
+    assert fetch_model(name) == folder and not hub.asked
+
+
+def test_a_hub_that_does_not_answer(name, hub, monkeypatch):
+    folder = fetch_model(name)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("MODELSCOPE_ENDPOINT", "http://127.0.0.1:9")
+    assert fetch_model(name) == folder
+    with pytest.raises(ModelError, match="there is no folder acme/none, .* check the name and the network"):
+        fetch_model(name._replace(repo="acme/none"))
+
+
+@pytest.mark.parametrize(
+    ("listed", "words"),
+    [
+        ({"model-1.safetensors": 2**60}, "has 1,152,921,505 GB; at most 4,398 are fetched"),
+        ({"model-1.safetensors": 2**42 - 2**20}, "GB more in .*, and .* are free; make room"),
+        ({f"{number}.json": 1 for number in range(99)}, "files beside its weights; at most 64"),
+        ({"config.json": 2**30}, "has no config.json"),
+    ],
+)
+def test_what_is_too_much_is_refused_before_it_comes(name, hub, listed, words):
+    hub.listed = listed
+    refused(name, words)
+    assert not [file for file in hub.fetched() if file.endswith("safetensors")]
+
+
+def test_names_that_leave_the_folder_are_never_fetched(name, hub):
+    hub.listed = {"../evil.json": 2, "/etc/evil.json": 2, "a/../../evil.json": 2, "..json": 2}
+    fetch_model(name)
+    assert hub.fetched() == sorted(WHOLE)
+    hub.listed = {}
+    files = hub.revisions["main"]
+    files["model.safetensors.index.json"] = json.dumps(
+        {"weight_map": {"a": "../model-1.safetensors"}}
+    ).encode()
+    files["config.json"] = b"{  }"  # another commit
+    with pytest.raises(ModelError, match="no safetensors file of this folder"):
+        fetch_model(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "variable", "meant"),
+    [
+        ("a/b", None, ("hf", "a/b", None)),
+        ("a/b", "modelscope", ("modelscope", "a/b", None)),
+        ("hf:a/b@main", "modelscope", ("hf", "a/b", "main")),
+        ("modelscope:a/b-1.5@refs/pr/3", None, ("modelscope", "a/b-1.5", "refs/pr/3")),
+        ("gpt2", "", ("hf", "gpt2", None)),
+        ("ollama:a/b", None, None),
+        ("a/../b", None, None),
+        ("a/b/c", None, None),
+    ],
+)
+def test_names(text, variable, meant, monkeypatch):
+    monkeypatch.delenv("MMENGINE_HUB", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("MMENGINE_HUB", variable)
+    assert parse_name(text) == meant
+
+
+@pytest.mark.parametrize(
+    ("text", "variable", "words"),
+    [
+        ("a/b@", None, "is no revision"),
+        ("a/b@../c", None, "is no revision"),
+        ("a/b", "ollama", "MMENGINE_HUB is 'ollama'; it may be hf or modelscope"),
+    ],
+)
+def test_names_that_are_refused(text, variable, words, monkeypatch):
+    monkeypatch.setenv("MMENGINE_HUB", variable or "")
+    with pytest.raises(ModelError, match=words):
+        parse_name(text)
+
+
+def test_without_its_client_modelscope_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "modelscope_hub", None)
+    with pytest.raises(ModelError, match=r"pip install 'mmengine-vl\[modelscope\]'"):
+        resolve_folder(f"modelscope:{REPO}")
+
+
+def test_a_mirror_is_named_by_the_environment(tmp_path):
+    """The client reads HF_ENDPOINT when it is imported."""
+    with running(FakeHub({"main": WHOLE})) as hub:
+        environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+        code = f"from mmengine.models.loader import resolve_folder; print(resolve_folder({REPO!r}))"
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True
+        )
+        assert hub.fetched() == sorted(WHOLE), done.stderr
+    assert done.stdout.strip().startswith(str(tmp_path))
