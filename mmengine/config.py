@@ -118,6 +118,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     encoder_even_patches: Annotated[int, Meta(ge=0, le=2**31)] = 0
     # What a unit of encoder work takes; 0: measured.
     encoder_work_ns: Annotated[int, Meta(ge=0, le=2**40)] = 0
+    # Slots for the recurrent states of rows, and for those that are kept for prefix hits (docs/models.md); 0:
+    # auto, from free memory, and in a log that the model has no such states.
+    num_state_slots: Annotated[int, Meta(ge=0, le=2**20)] = 0
+    # Tokens between two states that are kept of one request; 0: only where its prompt ends, and where it
+    # leaves what others began with.
+    snapshot_every: Annotated[int, Meta(ge=0, le=2**24)] = 256
 
     def as_dict(self) -> dict:
         return msgspec.to_builtins(self)
@@ -228,6 +234,13 @@ def _contradictions(config: EngineConfig) -> Iterator[str]:
         yield (
             f"swap_blocks {config.swap_blocks} would never be used with preempt_mode recompute; set "
             "swap_blocks 0, or preempt_mode auto or swap"
+        )
+    if config.num_state_slots and config.compat:
+        yield f"compat {config.compat} knows no recurrent states (num_state_slots {config.num_state_slots})"
+    if config.num_state_slots and config.swap_blocks:
+        yield (
+            f"swap_blocks {config.swap_blocks} would never be used: who gives way and has a recurrent state "
+            "is computed again, from the last state that was kept; set swap_blocks 0"
         )
     for name in ("encoder_budget", "encoder_cache_size"):
         if config.max_item_embeds > getattr(config, name) > 0:

@@ -10,6 +10,7 @@ from mmengine.core.executor import (
     EncodeItem,
     EncodePart,
     MediaSpan,
+    StatePlan,
     StepPlan,
 )
 from mmengine.core.state.columns import NEVER, ReadOnlyArray
@@ -81,7 +82,19 @@ def batch(view: View, decisions: Sequence[ev.Event], tables: BlockTables) -> Ste
         num_drafts=_num_drafts(view, rows),
         draft_room=draft_room(view, rows),
         part=_part(view),
+        states=_states(view, rows, admitted) if view.config.num_state_slots else None,
     )
+
+
+def _states(view: View, rows: ReadOnlyArray, admitted: Sequence[ev.Admitted]) -> StatePlan:
+    begins = [
+        (event.state_from, event.state_slot) for event in admitted if isinstance(event, ev.AdmittedWithState)
+    ]
+    kept = np.concatenate([*view.step_kept, np.zeros((0, 3), np.int32)])
+    if len(kept):
+        order = np.argsort(rows)
+        kept[:, 0] = order[np.searchsorted(rows[order], kept[:, 0])]
+    return StatePlan(view.state_slot[rows], np.array(begins, np.int32).reshape(-1, 2), kept)
 
 
 def _part(view: View) -> EncodePart | None:

@@ -61,6 +61,19 @@ class MediaSpan:
     length: int
 
 
+class StatePlan(msgspec.Struct, frozen=True, eq=False):
+    """What a step does to recurrent states, for the n rows of its plan. A row's state stands behind its
+    `num_computed` tokens, or behind as many as were sure before: drafts are not."""
+
+    slots: np.ndarray  # int32 [n], where each row's state is
+    # int32 [m, 2]: before the forward, in this order, the first is copied to the second, or where it is
+    # NO_STATE the second is set to zero: those of the rows that were admitted.
+    begins: np.ndarray
+    # int32 [k, 3]: place among the rows, tokens, slot: the state of the row behind so many of its tokens
+    # is written to that slot, too. Not more than are sure after the step.
+    kept: np.ndarray
+
+
 class StepPlan(msgspec.Struct, frozen=True, eq=False):
     """One step, for an executor. n scheduled rows, t = num_scheduled.sum() tokens, s sampling rows.
 
@@ -90,6 +103,7 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     # [0, 0]: nobody for anybody); None: as many as they like.
     draft_room: np.ndarray | None = None
     part: EncodePart | None = None  # of an item that is encoded over several steps; then there may be no rows
+    states: StatePlan | None = None  # where rows have recurrent states
 
 
 _NONE = np.zeros(0, np.int32)

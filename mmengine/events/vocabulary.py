@@ -16,6 +16,7 @@ SCHEMA_VERSION = 3
 NO_SLOT = -1  # in place of a slot: a grammar that the log keeps nowhere
 FOR_ALL = -1  # in place of a row: room is made for whoever needs it
 AS_CACHED = -1  # in place of a number of tokens: as many as the cached blocks hold
+NO_STATE = -1  # in place of a state slot
 
 
 class EventBase(msgspec.Struct, array_like=True, frozen=True):
@@ -131,6 +132,26 @@ class Admitted(EventBase, frozen=True):
     num_computed: int = AS_CACHED
     copy: tuple[int, int] | None = None
     swap_in: bool = False
+
+
+class AdmittedWithState(Admitted, frozen=True):
+    """Decision: ADMITTED where rows have recurrent states. `state_slot`: the row's. `state_from`: the slot
+    that holds the state behind the cached blocks, which is copied, or NO_STATE: it begins at zero.
+    `num_shared`: tokens of its beginning that other requests' blocks hold, with or without a state behind
+    them."""
+
+    state_slot: int = 0
+    state_from: int = NO_STATE
+    num_shared: int = 0
+
+
+class StatesKept(EventBase, frozen=True):
+    """Decision, behind all rows of the open step: the states of `rows` behind their first `num_tokens`, which
+    this step computes, are kept in `slots` for prefix hits; what these held is gone. int32 columns."""
+
+    rows: bytes
+    num_tokens: bytes
+    slots: bytes
 
 
 class Evicted(EventBase, frozen=True):
@@ -260,6 +281,8 @@ Event: TypeAlias = (
     | Preempted
     | Scheduled
     | Admitted
+    | AdmittedWithState
+    | StatesKept
     | Evicted
     | Encoded
     | Dispatched
@@ -273,7 +296,7 @@ Event: TypeAlias = (
     | Stalled
 )
 # What the scheduler decides of a step.
-StepDecision: TypeAlias = Preempted | Scheduled | Admitted | Evicted | Encoded
+StepDecision: TypeAlias = Preempted | Scheduled | Admitted | StatesKept | Evicted | Encoded
 TYPES: dict[int, type[Event]] = {
     1: Started,
     2: Queued,
@@ -294,6 +317,8 @@ TYPES: dict[int, type[Event]] = {
     17: Dispatched,
     18: Recovered,
     19: Encoded,
+    25: AdmittedWithState,
+    26: StatesKept,
 }
 NUMBERS: dict[type[EventBase], int] = {cls: number for number, cls in TYPES.items()}
 OBSERVATIONS = (

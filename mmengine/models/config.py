@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from mmengine.models.decoder.config import DecoderConfig
+from mmengine.models.decoder.config import DecoderConfig, DeltaConfig
 from mmengine.models.plugin import ModelSpec
+from mmengine.models.states import StateSpec
 from mmengine.models.vision.config import VisionConfig
 
 
@@ -27,4 +28,10 @@ def make_spec(config: NetworkConfig) -> ModelSpec:
         num_deepstack=len(vision.deepstack_layers) if vision else 0,
         patch_width=vision.patch_width if vision else 0,
         merge_size=vision.merge_size if vision else 1,
+        state=_state_spec(text.delta) if text.delta is not None else None,
     )
+
+
+def _state_spec(delta: DeltaConfig) -> StateSpec:
+    sizes = (delta.width, delta.taps, delta.num_heads, delta.key_dim, delta.value_dim)
+    return StateSpec(len(delta.layers), *sizes)

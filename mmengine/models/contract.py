@@ -171,6 +171,7 @@ class PluginContract:
     plugin: ClassVar[ModelPlugin]
     refused: ClassVar[Mapping[str, object]]
     chats: Sequence[Chat] = CHATS
+    near_steps: int = NEAR_STEPS  # a family says more where a norm stands behind sums that may cancel out
     _made: ClassVar[Made]
 
     def make_checkpoint(self, folder: Path) -> Reference:
@@ -295,7 +296,8 @@ class PluginContract:
             near = _near_experts(said).expand(-1 if said else NUM_NEW)[-NUM_NEW:]
             assert near.float().mean() <= MOST_NEAR_EXPERTS, "experts are near ties at most tokens"
             worst = steps.masked_fill(near, 0).max()
-            assert worst <= NEAR_STEPS, f"by {worst:.1f} steps, where no two experts are near a tie"
+            print(f"chosen at most {worst:.1f} steps below the likeliest")
+            assert worst <= self.near_steps, f"by {worst:.1f} steps, where no two experts are near a tie"
 
     def test_the_fingerprint_is_of_the_weights(self, made: Made, copy: Path) -> None:
         before = self.plugin.fingerprint(made.folder)

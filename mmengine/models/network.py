@@ -13,13 +13,14 @@ from mmengine.gpu.text_ops import text_ops
 from mmengine.models.config import NetworkConfig, make_spec
 from mmengine.models.decoder.config import DecoderConfig
 from mmengine.models.decoder.fused_text import FusedTextDecoder
-from mmengine.models.decoder.native_text import NativeTextDecoder
+from mmengine.models.decoder.native_text import NativeTextDecoder, delta_sizes
 from mmengine.models.decoder.sharding import cut_config
 from mmengine.models.decoder.text import TextDecoder
 from mmengine.models.plugin import AttentionPort, AuxHiddenStates, EncoderCost, EncoderSize
 from mmengine.models.quantising import Activations, Quantize
 from mmengine.models.reader import WeightReader
 from mmengine.models.sharding import Shard
+from mmengine.models.states import StepStates
 from mmengine.models.vision.captured import CapturedVision
 from mmengine.models.vision.measured import measure_tower
 from mmengine.models.vision.parts import TowerPass
@@ -85,8 +86,10 @@ class Network:
         positions: Tensor,
         attention: AttentionPort,
         aux_hidden_states: AuxHiddenStates | None = None,
+        states: StepStates | None = None,
     ) -> Tensor:
-        return self._text.forward(embeds, deepstack, positions, attention, aux_hidden_states)
+        asked = () if states is None else (states,)
+        return self._text.forward(embeds, deepstack, positions, attention, aux_hidden_states, *asked)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._text.logits(hidden)
@@ -151,6 +154,9 @@ def text_decoder(
     batch_invariant: bool = False,
 ) -> AnyTextDecoder:
     """See load_network."""
+    plain = config.delta is None and not (config.gated or config.norm_offset or config.rotary_dim)
+    if device.type != "cpu" and not plain:
+        return TextDecoder(config, weights, device)
     if device.type != "cpu":
         if batch_invariant and config.experts is not None:
             raise ConfigError(
@@ -160,7 +166,9 @@ def text_decoder(
         ops = text_ops(device, dtype, batch_invariant=batch_invariant)
         return FusedTextDecoder(config, weights, device, ops, shard)
     # The kernels compute whole layers in one call, ranks must add up in their middle.
-    library = native.load() if shard is None and fits(config.head_dim, device, dtype) else None
+    sizes = delta_sizes(config)
+    usable = shard is None and fits(config.head_dim, device, dtype) and (sizes is None or sizes.fits)
+    library = native.load() if usable else None
     if library is None:
         return TextDecoder(config, weights, device, shard)
     return NativeTextDecoder(config, weights, library)

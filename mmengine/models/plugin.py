@@ -14,6 +14,7 @@ import numpy as np
 from mmengine.models.decoding import DecoderRecipe, MediaDecoder
 from mmengine.models.media_cache import MediaCache
 from mmengine.models.sharding import Shard
+from mmengine.models.states import StateSpec, StepStates
 from mmengine.request import CallFormat, MediaItem
 
 
@@ -152,6 +153,12 @@ class ModelSpec:
     patch_width: int  # values of one patch row; 0: the model takes no media, and is never asked to encode
     merge_size: int = 2  # patches that a side of one embedding stands for
     weights_held: str = ""  # for people: as which codes matrices are in memory, if they are
+    state: StateSpec | None = None  # of layers that have recurrent states in place of KV
+
+    @property
+    def num_kv_layers(self) -> int:
+        """Layers with attention, which a port counts by themselves."""
+        return self.num_layers - (self.state.num_layers if self.state is not None else 0)
 
     @property
     def has_encoder(self) -> bool:
@@ -247,10 +254,12 @@ class VisionLanguageModel(Protocol):
         positions: Any,
         attention: AttentionPort,
         aux_hidden_states: AuxHiddenStates | None = None,
+        states: StepStates | None = None,
     ) -> Any:
         """embeds [t, hidden]; deepstack [num_deepstack, t, hidden], zero at text tokens, or None;
         positions int64 [3, t]. Gives the normed hidden states [t, hidden]; fills `aux_hidden_states`.
-        Only a draft head asks for these."""
+        Only a draft head asks for these. `states`: only of a model that has `spec.state`; without them all
+        tokens are one row's, from its first, and nothing is kept of it."""
 
     def logits(self, hidden: Any) -> Any:
         """[s, hidden] to float32 [s, vocab_size]."""

@@ -75,6 +75,11 @@ class WeightReader:
         self._forms: set[str] = set()  # in which matrices were given as codes
         self._num_read, self._whole = 0, sum(entry.num_bytes for entry in entries.values())  # bytes
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what is read."""
+        return self._dtype
+
     def __contains__(self, name: str) -> bool:
         return name in self._entries
 

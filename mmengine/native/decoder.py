@@ -3,12 +3,14 @@
 import ctypes
 from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmengine.native.decoder_weights import DecoderWeights, NativeLayer, Scratch, Sizes, StepStruct
+from mmengine.native.delta import StateStep
 
 
 class Decoder:
@@ -37,11 +39,15 @@ class Decoder:
         sin: Tensor,
         attention: Any,
         aux_rows: tuple[Sequence[int], Tensor] | None = None,
+        states: StateStep | None = None,
     ) -> Tensor:
-        """embeds [t, hidden], deepstack [n, t, hidden] or None, cos and sin float32 [t, head_dim / 2]
-        to normed hidden states [t, hidden]. `attention` is an AttentionPort; one with a `step_address`
-        keeps its cache where the kernels read it themselves. `aux_rows`: n layers, and [t, n * hidden] with
-        contiguous rows, to which what enters them is written; one beyond the last is the final norm."""
+        """embeds [t, hidden], deepstack [n, t, hidden] or None, cos and sin float32 [t, half of what is
+        rotated] to normed hidden states [t, hidden]. `attention` is an AttentionPort; one with a
+        `step_address` keeps its cache where the kernels read it themselves. `aux_rows`: n layers, and
+        [t, n * hidden] with contiguous rows, to which what enters them is written; one beyond the last is the
+        final norm. `states`: of a decoder with delta nets."""
+        if (states is None) != (self._sizes.delta is None):
+            raise ValueError("states belong to a decoder with delta nets, and to no other")
         num_tokens = len(embeds)
         embeds = embeds.contiguous()
         hidden = torch.empty_like(embeds)
@@ -60,6 +66,7 @@ class Decoder:
             self._check_aux_rows(aux_rows[0], rows, embeds)
             step.num_aux_layers, step.aux_hidden_states = len(layers), ctypes.addressof(layers)
             step.aux_rows, step.aux_stride = rows.data_ptr(), rows.stride(0)
+        step.states = None if states is None else ctypes.addressof(states.c)
         if hasattr(attention, "step_address"):
             self._run_at_once(attention)
         else:
@@ -83,11 +90,17 @@ class Decoder:
 
     def _run_in_halves(self, attention: Any) -> None:
         s, num_tokens = self._sizes, self._step.num_tokens
-        q, k, v = self._scratch.qkv[:num_tokens].split((s.num_heads, s.num_kv_heads, s.num_kv_heads), 1)
+        heads = self._scratch.qkv[:num_tokens]
+        q, k, v, _ = heads.tensor_split(tuple(accumulate((s.num_heads, s.num_kv_heads, s.num_kv_heads))), 1)
+        place = 0  # among the layers with attention
         for layer in range(self._weights.num_layers):
+            if self._weights.has_delta(layer):
+                check(self._library.mm_decoder_delta_layer(self._c, self._c_step, layer, layer - place))
+                continue
             check(self._library.mm_decoder_before_attention(self._c, self._c_step, layer))
-            attention.append(layer, k, v)
-            mixed = attention.run(layer, q).reshape(num_tokens, -1)
+            attention.append(place, k, v)
+            mixed = attention.run(place, q).reshape(num_tokens, -1)
+            place += 1
             check(
                 self._library.mm_decoder_after_attention(
                     self._c, self._c_step, layer, mixed.data_ptr(), mixed.stride(0)
@@ -105,10 +118,11 @@ def check(failed: int) -> None:
 def declared(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, number = ctypes.c_void_p, ctypes.c_int32
     library.mm_decoder_before_attention.argtypes = (pointer, pointer, number)
+    library.mm_decoder_delta_layer.argtypes = (pointer, pointer, number, number)
     library.mm_decoder_after_attention.argtypes = (pointer, pointer, number, pointer, ctypes.c_int64)
     library.mm_decoder_final_norm.argtypes = (pointer, pointer)
     library.mm_decoder_forward.argtypes = (pointer,) * 4
-    for name in ("forward", "before_attention", "after_attention"):
+    for name in ("forward", "before_attention", "after_attention", "delta_layer"):
         getattr(library, f"mm_decoder_{name}").restype = number
     library.mm_decoder_final_norm.restype = None
     return library

@@ -2,12 +2,13 @@
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from mmengine.native.delta import DeltaSizes, DeltaSizesStruct, DeltaStruct
 from mmengine.native.dtypes import DTYPES
 from mmengine.native.experts import Experts
 from mmengine.native.feed_forward import Dense
@@ -26,7 +27,9 @@ def fits(head_dim: int, device: torch.device, dtype: torch.dtype) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of a decoder. `head_dim` is a multiple of 8 up to MAX_HEAD_DIM."""
+    """Of a decoder. `head_dim` is a multiple of 8 up to MAX_HEAD_DIM. `rotary_dim`: values of a head that are
+    rotated, 0: all. `gated`: attention's output is, by heads behind v's. `norm_once`: a bfloat16 norm is
+    rounded behind its weight alone. `delta`: of layers that have one."""
 
     hidden_size: int
     intermediate_size: int
@@ -34,10 +37,31 @@ class Sizes:
     num_kv_heads: int
     head_dim: int
     eps: float
+    rotary_dim: int = 0
+    gated: bool = False
+    norm_once: bool = False
+    delta: DeltaSizes | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Heads that qkv gives."""
+        return self.num_heads * (2 if self.gated else 1) + 2 * self.num_kv_heads
+
+
+class DeltaWeights(NamedTuple, Generic[L]):
+    """What a gated delta net has beside the projections in and out."""
+
+    ba: L  # hidden to 2 * heads: what beta and the decay are made of
+    conv: Tensor  # [taps, width]
+    decay: Tensor  # float32 [heads], negative: its logarithm over softplus
+    dt_bias: Tensor  # float32 [heads]
+    norm: Tensor  # [value_dim]
 
 
 class LayerWeights(NamedTuple, Generic[L, F]):
-    """A layer with a feed-forward F: Dense, or a Mixture. Norms are of any float dtype."""
+    """A layer with a feed-forward F: Dense, or a Mixture. Norms are of any float dtype. With `delta` its
+    mixer is a gated delta net: `qkv` gives the channels of its convolution and the gate of its output, `out`
+    takes its values."""
 
     input_norm: Tensor  # [hidden]
     qkv: L  # hidden to (heads + 2 * kv_heads) * head_dim
@@ -45,6 +69,7 @@ class LayerWeights(NamedTuple, Generic[L, F]):
     out: L  # heads * head_dim to hidden
     post_norm: Tensor  # [hidden]
     feed_forward: F
+    delta: DeltaWeights[L] | None = None
 
 
 NativeLayer = LayerWeights[PackedLinear, Dense[PackedLinear] | Experts]
@@ -54,7 +79,7 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
         *((name, Linear) for name in ("qkv", "out", "gate_up", "down")),
-        ("experts", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("experts", "delta")),
     )
 
 
@@ -77,6 +102,8 @@ class DecoderStruct(ctypes.Structure):
         ("eps", ctypes.c_float),
         ("norm", ctypes.c_void_p),
         ("layers", ctypes.POINTER(_Layer)),
+        *((name, ctypes.c_int32) for name in ("rotary_dim", "gated", "norm_once")),
+        ("delta", DeltaSizesStruct),
     )
 
 
@@ -104,6 +131,7 @@ class StepStruct(ctypes.Structure):
         ("aux_stride", ctypes.c_int64),
         ("aux_hidden_states", ctypes.c_void_p),
         ("num_aux_layers", ctypes.c_int32),
+        ("states", ctypes.c_void_p),
     )
 
 
@@ -118,6 +146,9 @@ class DecoderWeights:
         self.sizes, self.dtype, self.num_layers = s, dtype, len(layers)
         self._weights = layers
         self._norms: list[Tensor] = []
+        self._deltas: list[DeltaStruct] = []
+        if s.delta is not None and not s.delta.fits:
+            raise ValueError(f"no kernel for a delta net of {s.delta}")
         self._layers = (_Layer * len(layers))(*map(self._layer, layers))
         self.c = DecoderStruct(
             len(layers),
@@ -130,6 +161,10 @@ class DecoderWeights:
             s.eps,
             self._address(norm),
             self._layers,
+            s.rotary_dim,
+            s.gated,
+            s.norm_once,
+            DeltaSizesStruct(*astuple(s.delta)) if s.delta is not None else DeltaSizesStruct(),
         )
 
     def _layer(self, w: NativeLayer) -> _Layer:
@@ -139,7 +174,18 @@ class DecoderWeights:
         after = w.feed_forward
         linears = [Linear(), Linear()] if isinstance(after, Experts) else [after.gate_up.c, after.down.c]
         experts = after.address if isinstance(after, Experts) else None
-        return _Layer(*map(self._address, norms), w.qkv.c, w.out.c, *linears, experts)
+        parts = (w.qkv.c, w.out.c, *linears, experts, self._delta(w.delta))
+        return _Layer(*map(self._address, norms), *parts)
+
+    def _delta(self, w: DeltaWeights[PackedLinear] | None) -> int | None:
+        if w is None:
+            return None
+        arrays = (w.conv, w.decay, w.dt_bias, w.norm)
+        self._deltas.append(DeltaStruct(w.ba.c, *map(self._address, arrays)))
+        return ctypes.addressof(self._deltas[-1])
+
+    def has_delta(self, layer: int) -> bool:
+        return self._weights[layer].delta is not None
 
     def _address(self, norm: Tensor | None) -> int | None:
         if norm is None:
@@ -167,7 +213,10 @@ class Scratch:
         def rows(*shape: int) -> Tensor:
             return torch.empty((room, *shape), dtype=self._dtype)
 
-        self.qkv = rows(s.num_heads + 2 * s.num_kv_heads, s.head_dim)
-        self._mixed = rows(s.num_heads, s.head_dim)
+        heads, mixed = s.num_rows * s.head_dim, s.num_heads * s.head_dim
+        wide = 0 if s.delta is None else s.delta.width + s.delta.values
+        whole = torch.empty(room * max(heads, wide), dtype=self._dtype)
+        self.qkv = whole[: room * heads].view(room, s.num_rows, s.head_dim)
+        self._mixed = rows(max(mixed, 0 if s.delta is None else s.delta.values))
         self._normed = rows(s.hidden_size)
         self._product = rows(s.intermediate_size)

@@ -85,6 +85,18 @@ def _rows(state: State) -> Iterator[str]:
             yield f"row {req_state.row} of request {name!r} belongs to another"
 
 
+def _state_slots(state: State) -> Iterator[str]:
+    """Each row holds a state slot of its own, and the others are free."""
+    slots = state.states
+    rows = [*state.running.tolist(), *state.leaving]
+    held = np.sort(state.state_slot[rows]) if state.config.num_state_slots else np.zeros(0, np.int32)
+    if not np.array_equal(held, np.flatnonzero(slots.held)) or slots.num_free != len(slots.held) - len(held):
+        yield (
+            f"rows hold the state slots {held.tolist()}, those that count as held are "
+            f"{np.flatnonzero(slots.held).tolist()}, and {slots.num_free} of {len(slots.held)} as free"
+        )
+
+
 def _queue(state: State) -> Iterator[str]:
     """Who waits stands where the policy's rank belongs, and rows stand in the order of their admission."""
     ranks = [state.policy.rank(req_state) for req_state in state.waiting]
@@ -201,6 +213,7 @@ INVARIANTS: dict[str, Callable[[State], Iterator[str]]] = {
     "blocks": _blocks,
     "host_blocks": _host_blocks,
     "rows": _rows,
+    "state_slots": _state_slots,
     "queue": _queue,
     "budgets": _budgets,
     "computed": _computed,

@@ -30,6 +30,7 @@ from mmengine.runtime.graphs.decode import DecodeGraphs
 from mmengine.runtime.graphs.encoder import EncoderGraphs, capture_encoder
 from mmengine.runtime.inputs import StepInputs, fresh_blocks, prepare
 from mmengine.runtime.kv.pool import pool_of
+from mmengine.runtime.kv.states import state_pool
 from mmengine.runtime.reading import Computed, Launched, Reader
 from mmengine.runtime.rows import GRAMMAR, STOP_STRINGS, THINKING, PositionsOf, RowColumns
 from mmengine.runtime.sampling.grammar_rows import sample_grammar_rows
@@ -69,6 +70,7 @@ class ModelRunner:
         if invariant:
             check_invariant(model, placement.device)
         self._kv = pool_of(spec, config, placement)
+        self._states = state_pool(spec, config, placement)
         self._attention = make_backend(placement.attention, spec, self._kv, batch_invariant=invariant)
         self._features = FeatureStore(spec.hidden_size, spec.num_deepstack, config.encoder_cache_size)
         if placement.device.has_own_memory and spec.has_encoder:
@@ -103,7 +105,8 @@ class ModelRunner:
         """What `capture` captures, in words that are the same on all ranks of a model; empty: nothing."""
         config, attention = self._config, self._attention
         sizes = f"{config.max_num_seqs} rows, {config.num_draft_tokens} drafts of each"
-        return f"{type(attention).__name__}, {sizes}" if attention.captures else ""
+        captures = attention.captures and self._states is None  # places of states are told from the host
+        return f"{type(attention).__name__}, {sizes}" if captures else ""
 
     def capture(self, recorder: Recorder, capture: Capture = capture) -> None:
         """What can be captured is replayed from now on: steps that only decode, by `capture`, a head's passes
@@ -111,7 +114,7 @@ class ModelRunner:
         head = self._drafting.head if self._drafting is not None else None
         config = self._config
         with torch.inference_mode():
-            if self._attention.captures:
+            if self.captures:
                 self.graphs = DecodeGraphs(
                     self._model,
                     self._attention,
@@ -250,7 +253,8 @@ class ModelRunner:
         deepstack = self._features.place(plan.media, embeds)
         self._attention.begin(inputs.attention)
         asked = () if aux_hidden_states is None else (aux_hidden_states,)
-        hidden = self._model.forward(embeds, deepstack, inputs.positions, self._attention, *asked)
+        states = () if self._states is None else (aux_hidden_states, self._states.begin(plan))
+        hidden = self._model.forward(embeds, deepstack, inputs.positions, self._attention, *(states or asked))
         return hidden, inputs, inputs.positions
 
     def _logits(
@@ -317,6 +321,8 @@ class ModelRunner:
         self._features.clear()
         self._parts.clear()
         self._kv.close()
+        if self._states is not None:
+            self._states.close()
         if self._drafting is not None and self._drafting.head is not None:
             self._drafting.head.close()
 

@@ -19,6 +19,7 @@ from mmengine.encoder_cache.cache import encoder_key
 from mmengine.errors import ExecutorFailed
 from mmengine.request import Request
 from mmengine.simulation.device import embeds_of
+from mmengine.simulation.states import SimulatedStates
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
@@ -66,6 +67,7 @@ class SimulatedExecutor:
         self._values = np.zeros(slots, np.uint64)
         self._sums = np.zeros(slots, np.uint64)  # of the values of the sequence up to the slot
         self._host_values = np.zeros((config.swap_blocks, config.block_size), np.uint64)
+        self._states = SimulatedStates(config) if config.num_state_slots else None
         self._features: dict[bytes, int] = {}
         self._part: EncodePart | None = None  # of an item under way, what was computed last
         self._requests: list[Request | None] = [None] * config.max_num_seqs
@@ -139,7 +141,10 @@ class SimulatedExecutor:
         self._values[plan.slot_mapping] = values
         starts = np.cumsum(plan.num_scheduled) - plan.num_scheduled
         sums = np.cumsum(values, dtype=np.uint64)
-        base = self._sums_before(plan) - (sums[starts] - values[starts])
+        before = self._sums_before(plan)
+        if self._states is not None and plan.states is not None:
+            self._states.run(plan, plan.states, values, before)
+        base = before - (sums[starts] - values[starts])
         self._sums[plan.slot_mapping] = sums + np.repeat(base, plan.num_scheduled)
 
     def _sums_before(self, plan: StepPlan) -> np.ndarray:

@@ -35,7 +35,7 @@ def read_config(folder: Path) -> ModelConfig:
     root = Fields(read_json(path), path, "")
     check_served(root, ARCHITECTURES, ("text_config", "vision_config"))
     text = _text_config(root)
-    vision = _vision_config(root.child("vision_config"))
+    vision = read_vision(root.child("vision_config"))
     if vision.out_hidden_size != text.hidden_size:
         root.fail(
             f"vision_config.out_hidden_size {vision.out_hidden_size} differs from "
@@ -61,7 +61,7 @@ def _text_config(root: Fields) -> DecoderConfig:
         text,
         tied=root.flag("tie_word_embeddings", text.flag("tie_word_embeddings", False)),
         head_dim=None if is_mixture else 128,
-        rope=_text_rope,
+        rope=text_rope,
         qkv_bias=biased,
         out_bias=biased,
         qk_norm=True,
@@ -69,27 +69,30 @@ def _text_config(root: Fields) -> DecoderConfig:
     )
 
 
-def _text_rope(text: Fields, head_dim: int) -> RopeConfig:
-    """From either style of config."""
+def text_rope(
+    text: Fields, head_dim: int, sections: tuple[int, ...] = (24, 20, 20), theta: float = 500000.0
+) -> RopeConfig:
+    """From either style of config. `head_dim`: the part of a head that is rotated; `sections` and `theta`:
+    where the file says nothing of them."""
     modern = text.values.get("rope_parameters") is not None
     rope = text.child("rope_parameters" if modern else "rope_scaling", optional=True)
     kind = rope.values.get("rope_type", rope.values.get("type", "default"))
     if kind not in _ROPE_TYPES:
         text.fail(f"{rope.prefix}rope_type {repr(kind)[:60]} is not supported, only default")
     if not rope.flag("mrope_interleaved", True):
-        text.fail(f"{rope.prefix}mrope_interleaved is false; Qwen3-VL interleaves")
-    section = rope.integers("mrope_section", [24, 20, 20], 0, 512, 3)
+        text.fail(f"{rope.prefix}mrope_interleaved is false; this family interleaves")
+    section = rope.integers("mrope_section", list(sections), 0, 512, 3)
     if len(section) != 3 or head_dim % 2 or sum(section) != head_dim // 2:
         text.fail(
             f"{rope.prefix}mrope_section is {list(section)}; it must be three numbers whose sum is half "
-            f"of head_dim {head_dim}"
+            f"of the {head_dim} values of a head that are rotated"
         )
     theta_fields = rope if "rope_theta" in rope.values else text
-    theta = theta_fields.number("rope_theta", 500000.0)
-    return RopeConfig(theta, sections=section, interleaved=True)
+    return RopeConfig(theta_fields.number("rope_theta", theta), sections=section, interleaved=True)
 
 
-def _vision_config(vision: Fields) -> VisionConfig:
+def read_vision(vision: Fields, *, deepstack: bool = True) -> VisionConfig:
+    """`deepstack`: whether layers are tapped, which the file then must name."""
     depth = vision.integer("depth", 1, 1024)
     num_heads = vision.integer("num_heads", 1, 1024)
     hidden_size = vision.integer("hidden_size", 1, 2**17)
@@ -107,7 +110,7 @@ def _vision_config(vision: Fields) -> VisionConfig:
         vision.fail(
             f"{rope.prefix}rope_type {repr(rope.values['rope_type'])[:60]} is not supported, only axial"
         )
-    layers = vision.integers("deepstack_visual_indexes", None, 0, depth - 1, depth)
+    layers = vision.integers("deepstack_visual_indexes", None if deepstack else [], 0, depth - 1, depth)
     if len(set(layers)) != len(layers):
         vision.fail(f"vision_config.deepstack_visual_indexes names a layer twice: {list(layers)}")
     return VisionConfig(

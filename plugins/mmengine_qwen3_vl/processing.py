@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mmengine.checkpoint.fingerprint import fingerprint
+from mmengine.checkpoint.names import TensorNames
 from mmengine.models.vision.config import VisionConfig
 from mmengine.processing.chat.template import ChatTemplate
 from mmengine.processing.chat.token_writer import Piece, Run
@@ -18,7 +19,7 @@ from mmengine.processing.media.settings import (
     read_settings,
 )
 from mmengine.processing.processor import ChatProcessor
-from mmengine_qwen3_vl.config import ModelConfig, read_config
+from mmengine_qwen3_vl.config import read_config
 from mmengine_qwen3_vl.names import NAMES
 
 VERSION = "qwen3-vl-processing-1"  # changes when the same input would give other pixels or tokens
@@ -31,7 +32,8 @@ def load_processor(folder: Path) -> ChatProcessor:
     folder = Path(folder)
     config = read_config(folder)
     tokenizer = ChatTokenizer.of_folder(folder)
-    media = _media(folder, config, tokenizer)
+    pads = {config.image_token_id: "image", config.video_token_id: "video"}
+    media = media_of(folder, config.vision, pads, tokenizer, NAMES)
     return ChatProcessor(
         Description(
             version=VERSION,
@@ -45,8 +47,12 @@ def load_processor(folder: Path) -> ChatProcessor:
     )
 
 
-def _media(folder: Path, config: ModelConfig, tokenizer: ChatTokenizer) -> MediaDescription:
-    settings = read_settings(folder, _defaults(config.vision), NORMALISATION)
+def media_of(
+    folder: Path, vision: VisionConfig, pads: dict[int, str], tokenizer: ChatTokenizer, names: TensorNames
+) -> MediaDescription:
+    """Of this family and those that take media as it does. `pads`: modality by the id of its placeholder;
+    `names`: of the tensors in the folder's files."""
+    settings = read_settings(folder, _defaults(vision), NORMALISATION)
     start, end = (special_id(tokenizer, f"<|vision_{side}|>", "a Qwen3-VL") for side in ("start", "end"))
 
     def tokens(pad: int, loaded: LoadedMedia) -> Iterator[Piece]:
@@ -57,8 +63,7 @@ def _media(folder: Path, config: ModelConfig, tokenizer: ChatTokenizer) -> Media
         for seconds in loaded.timestamps:
             yield from (f"<{seconds:.1f} seconds>", start, run, end)
 
-    pads = {config.image_token_id: "image", config.video_token_id: "video"}
-    return MediaDescription(settings, pads, tokens, fingerprint(folder, NAMES, prefix="visual."))
+    return MediaDescription(settings, pads, tokens, fingerprint(folder, names, prefix="visual."))
 
 
 def _defaults(vision: VisionConfig) -> Settings:

@@ -8,7 +8,7 @@ from mmengine.core.engine import EngineCore
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.snapshot import body as snapshot_body
 from mmengine.core.snapshot import snapshot
-from mmengine.core.state.columns import COLUMNS
+from mmengine.core.state.columns import COLUMNS, STATE_COLUMNS
 from mmengine.core.state.digest import state_digest
 from mmengine.core.state.state import State
 from mmengine.errors import CorruptLog, QueueFull
@@ -25,6 +25,7 @@ PARTS = {
     "kept_grammars",
     *("part", "step_part", "work_left"),
     *("step_rows", "step_filled", "step_encoded", "step_evicted", "step_swapped", "step_copies"),
+    *("states", "step_kept"),
     *(
         *("has_drafts", "verifies"),  # as the columns say
         "num_large",  # as the requests do
@@ -100,7 +101,7 @@ def test_replay_from_any_event_equals_replay_from_zero(seed):
 
 def test_every_field_of_a_state_is_kept():
     config, _ = random_run(0)
-    kept = {*snapshot_body.PLAIN, *snapshot_body.NAMES, *COLUMNS, *PARTS}
+    kept = {*snapshot_body.PLAIN, *snapshot_body.NAMES, *COLUMNS, *STATE_COLUMNS, *PARTS}
     assert set(vars(State(config))) == kept
 
 

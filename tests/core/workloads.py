@@ -53,6 +53,10 @@ def small_config(rng: random.Random) -> EngineConfig:
         checkpoint_interval=rng.choice([1, 4, 16]),
         # An image is 4 units, a video up to 12.
         encoder_piece=0 if compat else (0, 1, 2, 4, 8)[max_model_len % 5],
+        num_state_slots=0
+        if compat or swap_blocks
+        else (0, 1, max_num_seqs, max_num_seqs + 1, max_num_seqs + 4)[max_model_len % 5],
+        snapshot_every=(0, 8, 256)[max_model_len % 3],
     )
 
 

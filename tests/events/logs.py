@@ -28,6 +28,8 @@ def one_of_each() -> list[ev.Event]:
         ev.Scheduled(column(0, 2), column(3, 1), column(4, 5), encode, (b"old",)),
         ev.Scheduled(None, None),
         ev.Admitted("b", 1, 1, column(3), column(6), encode, (b"old",)),
+        ev.AdmittedWithState("c", 2, 1, column(3), column(7), state_slot=4, state_from=1, num_shared=8),
+        ev.StatesKept(column(2), column(16), column(3)),
         ev.Executed(column(8, 9), ((0, "eos"),), ((1, "NaN"),), ((0, ((8, -0.5), (1, -2.0))),), 12345),
         ev.Failed("out of memory"),
         ev.Preempted("b", 1, "recompute", "no free blocks"),

@@ -81,17 +81,11 @@ FIELDS = {
         st.none() | BYTES,
     ),
     ev.Admitted: (
-        TEXT,
-        INTS,
-        INTS,
-        BYTES,
-        BYTES,
-        WORK,
-        KEYS,
-        INTS,
+        *(TEXT, INTS, INTS, BYTES, BYTES, WORK, KEYS, INTS),
         st.none() | st.tuples(INTS, INTS),
         st.booleans(),
     ),
+    ev.StatesKept: (BYTES, BYTES, BYTES),
     ev.Evicted: (KEYS, KEYS),
     ev.Encoded: (TEXT, INTS, INTS, KEYS),
     ev.Dispatched: (),
@@ -114,6 +108,7 @@ FIELDS = {
     ev.Checkpoint: (BYTES, BYTES, BYTES),
     ev.Stalled: (TEXT, TEXT, TEXT),
 }
+FIELDS[ev.AdmittedWithState] = (*FIELDS[ev.Admitted], INTS, INTS, INTS)
 EVENTS = st.one_of(*(st.builds(cls, *fields) for cls, fields in FIELDS.items()))
 HUGE = 2**32 - 1
 

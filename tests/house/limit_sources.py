@@ -10,7 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-PACKAGES = ("mmengine", "plugins/mmengine_llama", "plugins/mmengine_qwen3_vl", "plugins/mmengine_xgrammar")
+PACKAGES = (
+    "mmengine",
+    "plugins/mmengine_llama",
+    "plugins/mmengine_qwen3_5",
+    "plugins/mmengine_qwen3_vl",
+    "plugins/mmengine_xgrammar",
+)
 LIMIT = re.compile(r"MAX_[A-Z_]+|(?:[A-Z_]+_)?LIMIT(?:_S)?|[A-Z_]+_TIMEOUT_S")
 LEAST_WORDS = 4  # of what counts as a message
 DEPTH = 3  # functions that a limit is passed through

@@ -195,6 +195,10 @@ def state_tables(report: "StateReport", limit: int) -> Iterator[Table | str]:
     pools.add_row("encoder cache", str(encoder["capacity"]), str(free), note)
     if report.host_blocks["total"]:
         pools.add_row("host blocks", *(str(report.host_blocks[name]) for name in ("total", "free")), "")
+    states = report.state_slots
+    if states["total"]:
+        note = f"{states['kept']} free ones hold states behind prefixes"
+        pools.add_row("state slots", str(states["total"]), str(states["total"] - states["held"]), note)
     rows = len(report.free_rows) + len(report.running) + len(report.rows_being_left)
     pools.add_row("rows", str(rows), str(len(report.free_rows)), "")
     yield pools

@@ -16,12 +16,16 @@ from mmengine.events import vocabulary as ev
 
 class Start(NamedTuple):
     """Where a waiting request can start: blocks it shares, tokens whose KV is there or comes with a
-    copy, a block to copy from or NO_BLOCK, whether its own blocks come back from the host."""
+    copy, a block to copy from or NO_BLOCK, whether its own blocks come back from the host. Where rows have
+    recurrent states: the slot that holds the one behind the shared blocks, and how many tokens stand in
+    blocks that it could share if there were states behind all of them."""
 
     cached: np.ndarray
     num_computed: int
     copy_from: int = NO_BLOCK
     swap_in: bool = False
+    state_from: int = ev.NO_STATE
+    num_shared: int = 0
 
 
 def admit_next(
@@ -31,6 +35,8 @@ def admit_next(
     waits for its grammar, for the encoder, or for the prefill that it shares is passed over; one whose
     blocks do not fit holds back those behind it."""
     if not view.free_rows or view.tokens_left <= 0 or (view.preempted_in_step and len(view.running)):
+        return None
+    if view.config.num_state_slots and not view.states.num_free:
         return None
     for req_state in view.waiting[view.scan_from :]:
         if may_start is not None and not may_start(req_state):
@@ -119,7 +125,7 @@ def _admission(
     revived = _num_free_hits(view, cached)
     num_new = _blocks_for(view, start.num_computed + length) - len(cached)
     new = _next_free(view, cached, revived, num_new)
-    return ev.Admitted(
+    admitted = ev.Admitted(
         request_id=req_state.request.request_id,
         row=view.free_rows[-1],
         num_tokens=length,
@@ -132,6 +138,17 @@ def _admission(
         else start.num_computed,
         copy=(start.copy_from, int(new[0])) if start.copy_from != NO_BLOCK else None,
         swap_in=start.swap_in,
+    )
+    return _with_state(view, admitted, start) if view.config.num_state_slots else admitted
+
+
+def _with_state(view: View, admitted: ev.Admitted, start: Start) -> ev.AdmittedWithState:
+    """A slot beside the one that is copied from; that one itself where there is no other."""
+    slots = view.states.peek(2)
+    slot = next((slot for slot in slots.tolist() if slot != start.state_from), start.state_from)
+    fields = {name: getattr(admitted, name) for name in admitted.__struct_fields__}
+    return ev.AdmittedWithState(
+        **fields, state_slot=slot, state_from=start.state_from, num_shared=start.num_shared
     )
 
 
@@ -157,9 +174,21 @@ def start_of(view: View, req_state: RequestView) -> Start | None:
         return shared
     cached = _cached_prefix(view, req_state)
     start = Start(cached, len(cached) * view.block_size)
+    if view.config.num_state_slots:
+        start = _from_state(view, cached)
     if req_state.num_swapped > start.num_computed:
         return Start(cached[:0], req_state.num_swapped, swap_in=True)
     return start
+
+
+def _from_state(view: View, cached: np.ndarray) -> Start:
+    """As much of the blocks as ends where a state is kept: what stands behind is computed again."""
+    shared = len(cached) * view.block_size
+    for count in range(len(cached), 0, -1):
+        slot = view.states.find(int(view.blocks.content[cached[count - 1]]))
+        if slot != ev.NO_STATE:
+            return Start(cached[:count], count * view.block_size, state_from=slot, num_shared=shared)
+    return Start(cached[:0], 0, num_shared=shared)
 
 
 _ALONE = Start(np.zeros(0, np.int32), 0)
@@ -179,6 +208,8 @@ def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
     before = view.num_computed[leader.row] - view.scheduled[leader.row]
     if before < req_state.num_prompt or leader.admitted_step == view.step:
         return None  # copies run before this step's own KV, and its swaps in, are there
+    if view.config.num_state_slots:
+        return _ALONE  # from the state that was kept before the prompt's last token
     last = req_state.num_prompt - 1
     table, number = view.block_table[leader.row], last // view.block_size
     copied = last % view.block_size > 0

@@ -115,6 +115,8 @@ def _preempt(view: View, for_row: int = ev.FOR_ALL, for_tokens: int = 0) -> ev.P
     wanted = config.preempt_mode == "swap" or (config.preempt_mode == "auto" and cheaper)
     if req_state.request.sampling.prompt_logprobs is not None:  # those of a part would be lost
         wanted = wanted and int(view.num_tokens[row]) > req_state.num_prompt
+    if config.num_state_slots:  # a state is computed again, or copied from one that was kept
+        wanted = False
     if not wanted or not 0 < num_blocks <= len(free) or view.scheduled[row]:
         return ev.Preempted(name, row, "recompute", "no free blocks", for_row=for_row, for_tokens=for_tokens)
     return ev.Preempted(

@@ -7,6 +7,7 @@ event before left behind:
     PREEMPTED*   while the running rows need more blocks than are free
     SCHEDULED    the running rows, in admission order
     ADMITTED*    waiting requests, while there are rows, tokens and blocks
+    STATESKEPT   recurrent states of its rows, for later prefix hits (core/decide/states_kept.py)
     ENCODED      a part of an item that is too large for a step (core/decide/encoder_parts.py)
 
 so that a block scheduled by one event can be a prefix hit of the next. Where decisions are vLLM's, rows
@@ -23,6 +24,7 @@ from mmengine.core.decide.admission import admit_next
 from mmengine.core.decide.encoder_parts import next_part
 from mmengine.core.decide.fault_isolation import try_suspects
 from mmengine.core.decide.running import schedule_running
+from mmengine.core.decide.states_kept import keep_states
 from mmengine.core.state import overlap
 from mmengine.core.state.blocks import COMPAT_VERSION
 from mmengine.core.state.view import View
@@ -50,12 +52,15 @@ def schedule(view: View) -> ev.StepDecision | None:
         return None
     if view.flights and not view.is_open and overlap.waits_for(view):
         return None
-    event = _wanted(view)
+    # What is kept in this step is there behind it: nobody else is admitted then.
+    event = None if view.step_kept else _wanted(view)
     if isinstance(event, ev.Preempted) and view.flights:
         return None  # blocks that a step in flight names would not become free now
     if event is None and view.config.compat and not view.is_open and len(view.running):
         # Each row waits for what its drafter would read next, and another holds: vLLM stands still.
         return schedule_running(view, view.running, patient=False)
+    if event is None and view.config.num_state_slots and not view.step_kept:
+        event = keep_states(view)
     if event is None and view.num_large:
         return next_part(view)
     return event

@@ -18,6 +18,7 @@ from mmengine.core.fold.rows import (
     pad_drafts,
     swap_out,
 )
+from mmengine.core.fold.states import keep, take_state
 from mmengine.core.fold.steps import close_step, dispatched, executed, failed, land
 from mmengine.core.state.columns import BROKEN, CRASHED, LOST, NEVER, RUNS_ON, frozen
 from mmengine.core.state.prefix_index import NO_CONTENT
@@ -33,6 +34,8 @@ def evolve(state: State, event: ev.Event) -> None:
             executed(state, event)
         case ev.Scheduled():
             _scheduled(state, event)
+        case ev.StatesKept():
+            keep(state, event)
         case ev.Encoded():
             encode_part(state, event)
         case ev.Dispatched():
@@ -144,6 +147,8 @@ def _admitted(state: State, event: ev.Admitted) -> None:
         state.step_copies["swap_in"].append(pairs)
     drop_host_blocks(state, req_state)
     fill_row(state, row, req_state, np.concatenate((cached, new)), len(cached), computed)
+    if isinstance(event, ev.AdmittedWithState):
+        take_state(state, event, computed)
     encode(state, event.encode, event.evict)
     rows = np.array([row], np.intp)
     if (padding := computed + event.num_tokens - len(req_state.tokens)) > 0:
@@ -203,6 +208,7 @@ def _finished(state: State, event: ev.Finished) -> None:
 
 def _cache_reset(state: State, event: ev.CacheReset) -> None:
     state.blocks.reset_cache()
+    state.states.clear()
     state.content[state.running] = NO_CONTENT
     state.resetting = event.preempt_running and len(state.running) > 0
 
@@ -224,6 +230,7 @@ def _recovered(state: State, event: ev.Recovered) -> None:
     state.encoder.clear()
     state.part = None
     state.blocks.reset_cache()
+    state.states.clear()
     state.content[rows] = NO_CONTENT
     state.resetting = False
     goes_on = (state.ended[rows] == RUNS_ON) & (state.num_tokens[rows] < state.max_total[rows])

@@ -6,6 +6,7 @@ import numpy as np
 
 from mmengine.core.executor import PADDING
 from mmengine.core.fold.media import reference_media
+from mmengine.core.fold.states import release_state
 from mmengine.core.state.blocks import ROWS_IN_ORDER_SINCE, block_extras, further_blocks, media_ahead
 from mmengine.core.state.columns import BROKEN, LEFT, NEVER, RUNS_ON, frozen
 from mmengine.core.state.draft_arbiter import DraftArbiter
@@ -225,6 +226,8 @@ def _let_go(state: State, row: int, keys: list[bytes]) -> None:
     for key in keys:
         state.encoder.release(key)
     state.blocks.release(state.block_table[row, : state.num_blocks[row]])
+    if state.config.num_state_slots:
+        release_state(state, row)
     state.block_table[row, : state.num_blocks[row]] = 0
     state.num_blocks[row] = 0
 

@@ -4,6 +4,7 @@ import numpy as np
 
 from mmengine.core.fold.media import drop_part, release_media
 from mmengine.core.fold.rows import drop_host_blocks, free_rows_left, take_drafts, take_runs, weigh_drafts
+from mmengine.core.fold.states import pass_kept
 from mmengine.core.state.columns import BROKEN, LEFT, LOST, STOPPED
 from mmengine.core.state.flight import Flight
 from mmengine.core.state.overlap import asked_behind
@@ -19,6 +20,8 @@ def close_step(state: State) -> Flight:
     flight = state.open_step()
     state.encoder.dropped.clear()
     state.last_rows = flight.rows
+    if state.config.num_state_slots:
+        pass_kept(state, flight.rows)
     state.scheduled[flight.rows] = 0
     state.step += 1
     state.reset_step()
@@ -140,6 +143,8 @@ def _forget(state: State, flight: Flight) -> None:
     """Nothing of the step can be relied on: what it filled, encoded, copied or dropped."""
     for blocks in flight.filled:
         state.blocks.index.forget(blocks)
+    for kept_states in flight.kept:
+        state.states.forget(kept_states[:, 2])
     for req_state in flight.swapped:
         drop_host_blocks(state, req_state)
     kept = state.encoder

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from mmengine.core.snapshot.form import INTS, INTS_OR_NONE, LIST, MANY_INTS, ROWS, SET
+from mmengine.core.snapshot.form import INTS, INTS_OR_NONE, LIST, MANY_INTS, ROWS, SET, TRIPLES
 from mmengine.core.state.draft_arbiter import NOBODY_ASKED, Saved
 from mmengine.core.state.flight import Part
 from mmengine.events import vocabulary as ev
@@ -59,6 +59,7 @@ class Step(msgspec.Struct, array_like=True):
     swapped: tuple[str, ...]
     asked: int = NOBODY_ASKED
     part_of: str = ""
+    kept: Annotated[tuple[bytes, ...], TRIPLES] = ()
 
 
 class Pool(msgspec.Struct, array_like=True):
@@ -76,6 +77,17 @@ class Pool(msgspec.Struct, array_like=True):
     extra: dict[int, bytes]
     twins: tuple[tuple[int, ...], ...]
     next_content: int
+
+
+class States(msgspec.Struct, array_like=True):
+    """State slots: columns by row, columns by slot, and the clock of their use."""
+
+    rows: dict[str, bytes]
+    held: bytes
+    content: bytes
+    block: bytes
+    used: bytes
+    clock: int
 
 
 class Scores(msgspec.Struct, array_like=True):
@@ -145,3 +157,4 @@ class Body(msgspec.Struct):
     work_left: int = 0
     part: Part | None = None
     step_part: Part | None = None
+    states: States | None = None  # where rows have recurrent states

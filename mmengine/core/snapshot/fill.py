@@ -3,9 +3,9 @@ TypeError or OverflowError."""
 
 import numpy as np
 
-from mmengine.core.snapshot.body import NAMES, PLAIN, Body, Known, Pool, Step
+from mmengine.core.snapshot.body import NAMES, PLAIN, Body, Known, Pool, States, Step
 from mmengine.core.snapshot.form import array, as_rows, fill_fields
-from mmengine.core.state.columns import COLUMNS
+from mmengine.core.state.columns import COLUMNS, STATE_COLUMNS
 from mmengine.core.state.flight import Flight
 from mmengine.core.state.request_state import NO_ROW, RequestState, request_of
 from mmengine.core.state.state import State
@@ -41,10 +41,24 @@ def fill(state: State, body: Body) -> None:
     state.flights.extend(_flight(state, step, owners) for step in body.flights)
     state.leaving.update((row, list(keys)) for row, keys in body.leaving)
     _fill_open(state, body, _flight(state, body.open, owners))
+    if state.config.num_state_slots:
+        _fill_states(state, body.states)
     if state.goodput is not None:
         if body.goodput is None:
             raise ValueError("it does not say what drafts gave")
         state.goodput.restore(body.goodput)
+
+
+def _fill_states(state: State, saved: States | None) -> None:
+    if saved is None:
+        raise ValueError("it does not say who has the state slots")
+    for name in STATE_COLUMNS:
+        column = getattr(state, name)
+        column[:] = _column(saved.rows[name], column.dtype, len(column))
+    kept = (saved.held, saved.content, saved.block, saved.used)
+    columns = zip(state.states.columns(), kept, strict=True)
+    filled = tuple(_column(data, column.dtype, len(column)) for column, data in columns)
+    state.states.fill(filled, saved.clock)
 
 
 def _add_request(state: State, saved: Known) -> RequestState:
@@ -77,7 +91,7 @@ def _flight(state: State, saved: Step, owners: list[Request]) -> Flight:
 def _fill_open(state: State, body: Body, flight: Flight) -> None:
     state.step_rows, state.step_filled = flight.rows, flight.filled
     state.step_encoded, state.step_swapped = flight.encoded, flight.swapped
-    state.step_evicted = flight.gone[len(body.dropped) :]
+    state.step_evicted, state.step_kept = flight.gone[len(body.dropped) :], flight.kept
     state.made_room_for = body.made_room_for
     state.work_left, state.part, state.step_part = body.work_left, body.part, body.step_part
     for name, parts in body.copies.items():

@@ -39,6 +39,9 @@ INTS_OR_NONE = Form(
     lambda data: None if data is None else array(data),
 )
 MANY_INTS = Form(lambda parts: tuple(map(ints, parts)), lambda parts: list(map(array, parts)))
+TRIPLES = Form(
+    lambda parts: tuple(map(ints, parts)), lambda parts: [array(part).reshape(-1, 3) for part in parts]
+)
 LIST = Form(tuple, list)
 SET = Form(lambda values: tuple(sorted(values)), set)
 SAME = Form(lambda value: value, lambda value: value)

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mmengine.core.snapshot.body import NAMES, PLAIN, Body, Known, Pool, Step
+from mmengine.core.snapshot.body import NAMES, PLAIN, Body, Known, Pool, States, Step
 from mmengine.core.snapshot.form import ints, take_fields
-from mmengine.core.state.columns import COLUMNS
+from mmengine.core.state.columns import COLUMNS, STATE_COLUMNS
 from mmengine.core.state.digest import state_digest
 from mmengine.core.state.flight import Flight
 from mmengine.core.state.kept_grammars import KeptGrammars
@@ -62,7 +62,14 @@ def body_of(state: State, started: ev.Started, sequence: int) -> Body:
         work_left=state.work_left,
         part=state.part,
         step_part=state.step_part,
+        states=_states_of(state) if state.config.num_state_slots else None,
     )
+
+
+def _states_of(state: State) -> States:
+    rows = {name: getattr(state, name).tobytes() for name in STATE_COLUMNS}
+    held, content, block, used = (column.tobytes() for column in state.states.columns())
+    return States(rows, held, content, block, used, state.states.clock)
 
 
 def _row_tokens(state: State, row: int) -> bytes:

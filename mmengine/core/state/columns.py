@@ -74,6 +74,15 @@ class FlightColumns(Generic[Array]):
 
 
 @never_assigned
+class StateColumns(Generic[Array]):
+    """Of models whose rows have recurrent states; else all zero."""
+
+    state_slot: Int32[Array]  # the row's, or NO_STATE
+    keep_at: Int32[Array]  # tokens behind which its state is kept next, or NEVER
+    num_shared: Int32[Array]  # tokens of its beginning that others' blocks held when it got the row
+
+
+@never_assigned
 class WideColumns(Generic[Array]):
     """int32, many values for each row."""
 
@@ -81,7 +90,7 @@ class WideColumns(Generic[Array]):
     block_table: Array  # [row, number of a block]; behind a row's blocks it holds 0, the dummy
 
 
-class Columns(RowColumns[Array], FlightColumns[Array], WideColumns[Array]):
+class Columns(RowColumns[Array], FlightColumns[Array], StateColumns[Array], WideColumns[Array]):
     """All of them."""
 
 
@@ -92,6 +101,7 @@ def _dtypes(columns: type) -> dict[str, type[np.signedinteger]]:
 
 ROW_COLUMNS, FLIGHT_COLUMNS = _dtypes(RowColumns), _dtypes(FlightColumns)
 COLUMNS = {**ROW_COLUMNS, **FLIGHT_COLUMNS}  # dtypes by name
+STATE_COLUMNS = _dtypes(StateColumns)
 WIDE_COLUMNS = tuple(get_type_hints(WideColumns))
 
 
@@ -103,7 +113,7 @@ def frozen(array: np.ndarray) -> np.ndarray:
 
 def make_columns(rows: int, num_tokens: int, num_blocks: int) -> dict[str, np.ndarray]:
     """All columns by name, zero. A row has room for so many tokens and blocks."""
-    columns = {name: np.zeros(rows, dtype) for name, dtype in COLUMNS.items()}
+    columns = {name: np.zeros(rows, dtype) for name, dtype in {**COLUMNS, **STATE_COLUMNS}.items()}
     return {
         **columns,
         "token_ids": _wide_column(rows, num_tokens),

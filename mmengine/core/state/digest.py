@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from mmengine.core.state.columns import COLUMNS
+from mmengine.core.state.columns import COLUMNS, STATE_COLUMNS
 from mmengine.core.state.digest_1 import digest_1
 from mmengine.core.state.kept_grammars import SINCE_SCHEMA
 from mmengine.core.state.state import State
@@ -26,6 +26,7 @@ COLUMN_NAMES = (
     *("counters", "free rows", "host blocks", "last rows", "history", "flights", "leaving", "goodput"),
     "kept grammars",
 )
+STATE_SLOTS = "state slots"  # behind them, where rows have recurrent states: no log of before has any
 _FACTS = 10  # of a request
 # Odd factors of the sums: a state is no adversary, but small numbers must not cancel each other out.
 _FACTORS = np.frombuffer(hashlib.shake_128(b"mmengine").digest(8 * 64), np.uint64) | np.uint64(1)
@@ -42,6 +43,7 @@ def checkpoint(state: State) -> ev.Checkpoint:
         return ev.Checkpoint(digest_1(state))
     sums = _Sums(state)
     kept = [state.kept_grammars.digest()] if state.schema >= SINCE_SCHEMA else []
+    kept += [_state_slots(state)] if state.config.num_state_slots else []
     parts = (*(row.data for row in sums.cells), *sums.wide(), *sums.known(), *_pools(state), *kept)
     leaves = [_hash(part) if len(part) else _NOTHING for part in parts]
     columns = b"".join(leaf[:SHOWN_BYTES] for leaf in leaves)
@@ -52,9 +54,8 @@ def where_apart(state: State, logged: ev.Checkpoint) -> tuple[list[str], list[tu
     """The columns in which a checkpoint is of another state than this one, and the requests, each with its
     row or NO_ROW. Neither is known of a log of schema 1, and no request where others are live."""
     here = checkpoint(state)
-    names = [
-        COLUMN_NAMES[place] for place in apart(here.columns, logged.columns) if place < len(COLUMN_NAMES)
-    ]
+    every = (*COLUMN_NAMES, STATE_SLOTS)
+    names = [every[place] for place in apart(here.columns, logged.columns) if place < len(every)]
     if len(here.requests) != len(logged.requests) or not logged.columns:
         return (names if logged.columns else []), []
     live = list(state.requests.items())
@@ -141,6 +142,12 @@ class _Sums:
         sums[places] += of_row
         sums ^= sums >> np.uint64(29)
         return ((sums * _FACTORS[-1]) >> np.uint64(32)).astype(np.uint32).tobytes()
+
+
+def _state_slots(state: State) -> bytes:
+    of_rows = (getattr(state, name)[state.running] for name in STATE_COLUMNS)
+    columns = (column.tobytes() for column in (*of_rows, *state.states.columns()))
+    return b"".join(columns) + state.states.clock.to_bytes(8, "little")
 
 
 def _pools(state: State) -> Iterator[bytes]:

@@ -40,3 +40,4 @@ class Flight:
     swapped: list[RequestState] = field(default_factory=list)  # whose KV it copies to the host
     asked: int = NOBODY_ASKED  # of a dispatched step: up to which number drafters may draft behind it
     part_of: str = ""  # the request of whose item it computes a part
+    kept: list[np.ndarray] = field(default_factory=list)  # states, as `step_kept`

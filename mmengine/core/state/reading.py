@@ -13,6 +13,7 @@ import numpy as np
 from mmengine.core.state.blocks import BlockPool
 from mmengine.core.state.columns import ReadOnlyArray, never_assigned
 from mmengine.core.state.free_list import FreeList
+from mmengine.core.state.state_slots import StateSlots
 from mmengine.encoder_cache.cache import EncoderCache
 from mmengine.events.vocabulary import Queued
 from mmengine.request import Request
@@ -162,6 +163,26 @@ class EncoderCacheView(Face):
     @property
     def idle_size(self) -> int:
         return self._cache.idle_size
+
+
+@never_assigned
+class StatesView(Face):
+    """A StateSlots."""
+
+    find: Callable[[int], int]
+    _slots: StateSlots
+    _pool: BlockPool
+
+    def __init__(self, slots: StateSlots, pool: BlockPool):
+        super().__init__(find=slots.find, _slots=slots, _pool=pool)
+
+    @property
+    def num_free(self) -> int:
+        return self._slots.num_free
+
+    def peek(self, count: int) -> np.ndarray:
+        """See StateSlots."""
+        return self._slots.peek(count, self._pool.index.content)
 
 
 def read_only(array: np.ndarray) -> np.ndarray:

@@ -21,6 +21,7 @@ from mmengine.core.state.history import History
 from mmengine.core.state.kept_grammars import KeptGrammars
 from mmengine.core.state.policy import Policy, policy_of
 from mmengine.core.state.request_state import NO_ROW, RequestState
+from mmengine.core.state.state_slots import StateSlots
 from mmengine.encoder_cache.cache import EncoderCache, encoder_key
 from mmengine.encoder_cache.work import work_of
 from mmengine.events import vocabulary as ev
@@ -58,6 +59,7 @@ class State(Columns[np.ndarray]):
         self.encoder = EncoderCache(config.encoder_cache_size)
         self.part: Part | None = None  # of the item that is being encoded: what was scheduled of it last
         self.num_large = 0  # requests with an item that takes more than a step may
+        self.states = StateSlots(config.num_state_slots)
         self.free_host_blocks = np.arange(config.swap_blocks, dtype=np.int32)[::-1]  # the last goes next
         # Whether any row has drafts behind its known tokens, and any step verifies some; if in doubt, True.
         self.has_drafts = self.verifies = False
@@ -105,6 +107,9 @@ class State(Columns[np.ndarray]):
         self.step_encoded: list[tuple[bytes, Request, int]] = []  # key, and whose item it is
         self.step_evicted: list[bytes] = []
         self.step_swapped: list[RequestState] = []  # whose KV the open step copies to the host
+        self.step_kept: list[
+            np.ndarray
+        ] = []  # int32 [n, 3]: row, tokens behind which its state is kept, slot
         self.step_copies: dict[str, list[np.ndarray]] = {"swap_out": [], "copy": [], "swap_in": []}
 
     def enqueue(self, request: RequestState) -> None:
@@ -171,4 +176,5 @@ class State(Columns[np.ndarray]):
             [*self.encoder.dropped, *self.step_evicted],
             self.step_swapped,
             part_of=self.step_part.request_id if self.step_part is not None else "",
+            kept=self.step_kept,
         )

@@ -8,7 +8,14 @@ from typing import get_type_hints
 import numpy as np
 
 from mmengine.config import EngineConfig
-from mmengine.core.state.columns import COLUMNS, WIDE_COLUMNS, Columns, ReadOnlyArray, never_assigned
+from mmengine.core.state.columns import (
+    COLUMNS,
+    STATE_COLUMNS,
+    WIDE_COLUMNS,
+    Columns,
+    ReadOnlyArray,
+    never_assigned,
+)
 from mmengine.core.state.flight import Part
 from mmengine.core.state.policy import Policy
 from mmengine.core.state.reading import (
@@ -20,6 +27,7 @@ from mmengine.core.state.reading import (
     KeptGrammarsView,
     RequestsByRow,
     RequestView,
+    StatesView,
     read_only,
 )
 from mmengine.core.state.state import State
@@ -56,6 +64,7 @@ class _Replaced:
     step_encoded: Sequence[tuple[bytes, Request, int]]
     step_evicted: Sequence[bytes]
     step_copies: Mapping[str, Sequence[ReadOnlyArray]]
+    step_kept: Sequence[ReadOnlyArray]
 
 
 @never_assigned
@@ -72,6 +81,7 @@ class View(Columns[ReadOnlyArray], _Replaced, Face):
     waiting: Sequence[RequestView]
     blocks: BlocksView
     encoder: EncoderCacheView
+    states: StatesView
     kept_grammars: KeptGrammarsView
     cancelled: Sequence[str]
     grammar_failed: Sequence[str]
@@ -83,7 +93,7 @@ class View(Columns[ReadOnlyArray], _Replaced, Face):
     def __init__(self, state: State):
         Face.__init__(
             self,
-            **{name: read_only(getattr(state, name)) for name in (*COLUMNS, *WIDE_COLUMNS)},
+            **{name: read_only(getattr(state, name)) for name in (*COLUMNS, *STATE_COLUMNS, *WIDE_COLUMNS)},
             config=state.config,
             policy=state.policy,
             block_size=state.block_size,
@@ -94,6 +104,7 @@ class View(Columns[ReadOnlyArray], _Replaced, Face):
             waiting=state.waiting,
             blocks=BlocksView(state.blocks),
             encoder=EncoderCacheView(state.encoder),
+            states=StatesView(state.states, state.blocks),
             kept_grammars=state.kept_grammars,
             cancelled=state.cancelled,
             grammar_failed=state.grammar_failed,

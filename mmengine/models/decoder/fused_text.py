@@ -15,6 +15,7 @@ from mmengine.models.decoder.text import TextDecoder, aux_layer
 from mmengine.models.plugin import AttentionPort, AuxHiddenStates
 from mmengine.models.reader import WeightReader
 from mmengine.models.sharding import Shard
+from mmengine.models.states import StepStates
 
 
 class FusedTextDecoder(TextDecoder):
@@ -38,6 +39,7 @@ class FusedTextDecoder(TextDecoder):
         positions: Tensor,
         attention: AttentionPort,
         aux_hidden_states: AuxHiddenStates | None = None,
+        states: StepStates | None = None,
     ) -> Tensor:
         """embeds [t, hidden], deepstack [n, t, hidden] (zero at text) or None, positions int64 [3, t]
         to normed hidden states [t, hidden]. Fills the rows of `aux_hidden_states`."""

@@ -11,6 +11,7 @@ from mmengine.models.decoder.config import DecoderConfig, ExpertsConfig
 from mmengine.models.decoder.tensors import (
     EMBEDDING,
     HEAD,
+    NORM,
     ROUTER,
     SHARED,
     SHARED_GATE,
@@ -18,7 +19,7 @@ from mmengine.models.decoder.tensors import (
     layer_name,
 )
 from mmengine.models.reader import WeightReader
-from mmengine.native.decoder_weights import LayerWeights
+from mmengine.native.decoder_weights import DeltaWeights, LayerWeights
 from mmengine.native.feed_forward import Dense, Mixture
 
 L = TypeVar("L")
@@ -30,13 +31,15 @@ MakeExperts = Callable[[Sequence[Names]], E]  # of the weights of each expert
 
 @dataclass(frozen=True, slots=True)
 class Makers(Generic[L, E]):
-    """Who makes what multiplies out of names. `exact`: of matrices that stay what they are stored as."""
+    """Who makes what multiplies out of names. `exact`: of matrices that stay what they are stored as.
+    `gated`: of q, k and v where q's heads have gates behind them, as `gates_behind` orders these."""
 
     linear: Make[L]
     gate_up: Make[L]
     exact: Make[L]
     experts_gate_up: MakeExperts[E]
     experts_down: MakeExperts[E]
+    gated: Make[L]
 
 
 def read_layer(
@@ -56,24 +59,63 @@ def read_layer(
         bias = read(*(f"{name}.bias" for name in names)) if biased else None
         return make([f"{layer_name(index)}.{name}.weight" for name in names], bias)
 
-    qk_norm = None
-    if config.qk_norm:
-        q_norm, k_norm = read("self_attn.q_norm.weight"), read("self_attn.k_norm.weight")
-        qk_norm = torch.cat((q_norm.expand(config.num_heads, -1), k_norm.expand(config.num_kv_heads, -1)))
-    projections = [f"self_attn.{name}_proj" for name in ("q", "k", "v")]
-    input_norm = read("input_layernorm.weight")
-    qkv = linear(*projections, biased=config.qkv_bias)
-    post_norm = read("post_attention_layernorm.weight")
-    out = linear("self_attn.o_proj", biased=config.out_bias and adds_bias)
-    feed_forward: Dense[L] | Mixture[L, E]
+    def norm(name: str) -> Tensor:
+        weight = read(f"{name}.weight")
+        return 1 + weight.float() if config.norm_offset else weight
+
+    after: Dense[L] | Mixture[L, E]
     if (experts := config.experts_of(index)) is not None:
-        feed_forward = _mixture(experts, layer_name(index), makers)
+        after = _mixture(experts, layer_name(index), makers)
     else:
-        feed_forward = Dense(
+        after = Dense(
             linear("mlp.gate_proj", "mlp.up_proj", biased=config.mlp_bias, make=makers.gate_up),
             linear("mlp.down_proj", biased=config.mlp_bias and adds_bias),
         )
-    return LayerWeights(input_norm, qkv, qk_norm, out, post_norm, feed_forward)
+    if config.is_delta(index):
+        return LayerWeights(
+            norm("input_layernorm"),
+            linear("linear_attn.in_proj_qkv", "linear_attn.in_proj_z", biased=False),
+            None,
+            linear("linear_attn.out_proj", biased=False),
+            norm("post_attention_layernorm"),
+            after,
+            _read_delta(read, linear, makers.exact),
+        )
+    qk_norm = None
+    if config.qk_norm:
+        q_norm, k_norm = norm("self_attn.q_norm"), norm("self_attn.k_norm")
+        qk_norm = torch.cat((q_norm.expand(config.num_heads, -1), k_norm.expand(config.num_kv_heads, -1)))
+    projections = [f"self_attn.{name}_proj" for name in ("q", "k", "v")]
+    input_norm = norm("input_layernorm")
+    qkv = linear(*projections, biased=config.qkv_bias, make=makers.gated if config.gated else makers.linear)
+    post_norm = norm("post_attention_layernorm")
+    out = linear("self_attn.o_proj", biased=config.out_bias and adds_bias)
+    return LayerWeights(input_norm, qkv, qk_norm, out, post_norm, after)
+
+
+def _read_delta(read: Callable[..., Tensor], linear: Callable[..., L], exact: Make[L]) -> DeltaWeights[L]:
+    """transformers computes the decay in float32, of weights in the model's dtype."""
+    return DeltaWeights(
+        ba=linear("linear_attn.in_proj_b", "linear_attn.in_proj_a", biased=False, make=exact),
+        conv=read("linear_attn.conv1d.weight").flatten(1).t().contiguous(),
+        decay=-read("linear_attn.A_log").float().exp(),
+        dt_bias=read("linear_attn.dt_bias").float(),
+        norm=read("linear_attn.norm.weight"),
+    )
+
+
+def gates_behind(config: DecoderConfig) -> Tensor:
+    """Of q, k and v joined, whose q has each head's gate behind it: which row stands where, int64 [rows],
+    when the gates of all heads come last."""
+    heads, size = config.num_heads, config.head_dim
+    q = torch.arange(2 * heads * size).view(heads, 2, size)
+    kv = torch.arange(2 * heads * size, 2 * (heads + config.num_kv_heads) * size)
+    return torch.cat((q[:, 0].flatten(), kv, q[:, 1].flatten()))
+
+
+def read_final_norm(config: DecoderConfig, weights: WeightReader) -> Tensor:
+    weight = weights.read(NORM)
+    return 1 + weight.float() if config.norm_offset else weight
 
 
 def _mixture(experts: ExpertsConfig, layer: str, makers: Makers[L, E]) -> Mixture[L, E]:

@@ -4,26 +4,32 @@ Weights are packed one tensor at a time while they are read; what stays in memor
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mmengine.models.decoder.config import DecoderConfig
-from mmengine.models.decoder.layers import Makers, is_tied, read_layer
+from mmengine.models.decoder.layers import Makers, gates_behind, is_tied, read_final_norm, read_layer
 from mmengine.models.decoder.rotary import Rotary
-from mmengine.models.decoder.tensors import EMBEDDING, HEAD, NORM
+from mmengine.models.decoder.tensors import EMBEDDING, HEAD
 from mmengine.models.plugin import AttentionPort, AuxHiddenStates
 from mmengine.models.reader import WeightReader
+from mmengine.models.states import StepStates
 from mmengine.models.step_progress import tell
 from mmengine.native.decoder import Decoder
 from mmengine.native.decoder_weights import LayerWeights, NativeLayer, Sizes
+from mmengine.native.delta import STATE_ARRAYS, DeltaSizes, StateStep
 from mmengine.native.experts import Experts, PackedExperts
 from mmengine.native.feed_forward import Dense, Mixture
-from mmengine.native.linear import PackedLinear
+from mmengine.native.linear import CodePieces, Codes, PackedLinear, Pieces
 from mmengine.native.rotary import RotaryTable
+
+R = TypeVar("R", Tensor, Codes)
 
 
 class NativeTextDecoder:
@@ -38,15 +44,20 @@ class NativeTextDecoder:
         def exact(names: Sequence[str], bias: Tensor | None) -> PackedLinear:
             return PackedLinear(library, weights.pieces(*names), bias)
 
+        def gated(names: Sequence[str], bias: Tensor | None) -> PackedLinear:
+            bias = None if bias is None else bias[gates_behind(config)]
+            return PackedLinear(library, with_gates_behind(weights.held(*names), config), bias)
+
         def experts(groups: Sequence[Sequence[str]], *, gate_up: bool = False) -> PackedExperts:
             return PackedExperts(library, weights.held_each(groups), gate_up=gate_up)
 
-        makers = Makers(pack, partial(pack, gate_up=True), exact, partial(experts, gate_up=True), experts)
+        gate_up, experts_gate_up = partial(pack, gate_up=True), partial(experts, gate_up=True)
+        makers = Makers(pack, gate_up, exact, experts_gate_up, experts, gated)
         layers = [
             _in_kernels(library, read_layer(config, weights, i, makers)) for i in range(config.num_layers)
         ]
         self.experts = [layer.feed_forward for layer in layers if isinstance(layer.feed_forward, Experts)]
-        norm = weights.read(NORM)
+        norm, dtype = read_final_norm(config, weights), weights.dtype
         # The matrix is not kept twice: a tied embedding is read back out of the packed head.
         tied = is_tied(config, weights)
         self._head = pack([EMBEDDING if tied else HEAD])
@@ -58,10 +69,15 @@ class NativeTextDecoder:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             eps=config.rms_norm_eps,
+            rotary_dim=config.rotary_dim,
+            gated=config.gated,
+            norm_once=config.norm_offset,
+            delta=delta_sizes(config),
         )
-        self._decoder = Decoder(library, sizes, norm.dtype, layers, norm)
-        rotary = Rotary(config.rope, config.head_dim, torch.device("cpu"))
-        self._rotary = RotaryTable(library, rotary.axis, rotary.halves, norm.dtype)
+        self._decoder = Decoder(library, sizes, dtype, layers, norm)
+        self._states = None if sizes.delta is None else StateStep(sizes.delta, dtype)
+        rotary = Rotary(config.rope, config.rotated, torch.device("cpu"))
+        self._rotary = RotaryTable(library, rotary.axis, rotary.halves, dtype)
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """int64 [t] to [t, hidden]."""
@@ -80,13 +96,19 @@ class NativeTextDecoder:
         positions: Tensor,
         attention: AttentionPort,
         aux_hidden_states: AuxHiddenStates | None = None,
+        states: StepStates | None = None,
     ) -> Tensor:
         """embeds [t, hidden], deepstack [n, t, hidden] (zero at text) or None, positions int64 [3, t]
-        to normed hidden states [t, hidden]. Fills the rows of `aux_hidden_states`."""
+        to normed hidden states [t, hidden]. Fills the rows of `aux_hidden_states`, goes on with `states`."""
         cos, sin = self._rotary.rows(positions)
         tell()  # what was encoded for the step is; the layers are one call
         aux_rows = None if aux_hidden_states is None else (aux_hidden_states.layers, aux_hidden_states.rows)
-        return self._decoder.forward(embeds, deepstack, cos, sin, attention, aux_rows)
+        pointed = None
+        if self._states is not None and states is not None:
+            arrays = {name: getattr(states, name) for name in STATE_ARRAYS}
+            tensors = (states.conv, states.recurrent, states.pending)
+            pointed = self._states.point(tensors, arrays, states.stayed)
+        return self._decoder.forward(embeds, deepstack, cos, sin, attention, aux_rows, pointed)
 
 
 def _in_kernels(
@@ -94,5 +116,39 @@ def _in_kernels(
     layer: LayerWeights[PackedLinear, Dense[PackedLinear] | Mixture[PackedLinear, PackedExperts]],
 ) -> NativeLayer:
     after = layer.feed_forward
-    feed_forward = after if isinstance(after, Dense) else Experts(library, after)
-    return LayerWeights(layer.input_norm, layer.qkv, layer.qk_norm, layer.out, layer.post_norm, feed_forward)
+    kept = (layer.input_norm, layer.qkv, layer.qk_norm, layer.out, layer.post_norm)
+    return LayerWeights(*kept, after if isinstance(after, Dense) else Experts(library, after), layer.delta)
+
+
+def delta_sizes(config: DecoderConfig) -> DeltaSizes | None:
+    d = config.delta
+    return None if d is None else DeltaSizes(d.num_key_heads, d.num_heads, d.key_dim, d.value_dim, d.taps)
+
+
+def with_gates_behind(weight: Pieces | CodePieces, config: DecoderConfig) -> Pieces | CodePieces:
+    """As `gates_behind` orders it, a piece at a time."""
+    if isinstance(weight, Pieces):
+        return replace(weight, pieces=_moved(weight.pieces, config))
+    return replace(weight, pieces=_moved(weight.pieces, config))
+
+
+def _moved(pieces: Iterable[tuple[int, R]], config: DecoderConfig) -> Iterator[tuple[int, R]]:
+    heads, size = config.num_heads, config.head_dim
+    behind = (heads + 2 * config.num_kv_heads) * size
+    for first, rows in pieces:
+        count, start = len(rows[0] if isinstance(rows, Codes) else rows), 0
+        while start < count:
+            head, inside = divmod(first + start, size)
+            end, to = count, first + start - heads * size
+            if head < 2 * heads:
+                end = min(count, start + size - inside)
+                to = (behind if head % 2 else 0) + head // 2 * size + inside
+            yield to, _cut(rows, start, end)
+            start = end
+
+
+def _cut(rows: R, start: int, end: int) -> R:
+    if not isinstance(rows, Codes):
+        return rows[start:end]
+    values, scales, mins = rows
+    return Codes(values[start:end], scales[start:end], None if mins is None else mins[start:end])

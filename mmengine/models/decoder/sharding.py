@@ -6,7 +6,7 @@ import re
 from collections.abc import Container, Iterator
 from dataclasses import replace
 
-from mmengine.errors import ModelError
+from mmengine.errors import ConfigError, ModelError
 from mmengine.models.decoder.config import DecoderConfig
 from mmengine.models.decoder.tensors import SHARED, expert_name, layer_name
 from mmengine.models.sharding import COLUMNS, ROWS, Shard
@@ -29,6 +29,8 @@ def axis_of(name: str) -> int | None:
 
 def cut_config(config: DecoderConfig, shard: Shard) -> DecoderConfig:
     """The decoder of one rank. Raises ConfigError where heads or the MLP's middle cannot be cut."""
+    if config.delta is not None or config.gated:
+        raise ConfigError("layers with recurrent states cannot be cut over ranks; use tensor_parallel 1")
     experts = config.experts
     if experts is not None:
         experts = replace(

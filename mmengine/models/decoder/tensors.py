@@ -1,6 +1,6 @@
 """Which tensors a text decoder has, by canonical name."""
 
-from mmengine.models.decoder.config import DecoderConfig, ExpertsConfig
+from mmengine.models.decoder.config import DecoderConfig, DeltaConfig, ExpertsConfig
 
 ROUTER, SHARED, SHARED_GATE = "mlp.gate", "mlp.shared_expert", "mlp.shared_expert_gate"
 EMBEDDING = "text.embed_tokens.weight"
@@ -32,22 +32,51 @@ def decoder_tensors(c: DecoderConfig) -> Shapes:
 
 
 def _layer_tensors(c: DecoderConfig, index: int) -> Shapes:
-    q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     shapes: Shapes = {"input_layernorm.weight": (c.hidden_size,)}
     shapes |= {"post_attention_layernorm.weight": (c.hidden_size,)}
-    linears = (
-        ("self_attn.q_proj", q_size, c.hidden_size, c.qkv_bias),
+    shapes |= _linears(_feed_forward(c, c.experts_of(index)))
+    if c.delta is not None and c.is_delta(index):
+        return shapes | _delta_tensors(c.delta, c.hidden_size)
+    return shapes | _attention_tensors(c)
+
+
+def _attention_tensors(c: DecoderConfig) -> Shapes:
+    q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    linears: Linears = [
+        ("self_attn.q_proj", q_size * (2 if c.gated else 1), c.hidden_size, c.qkv_bias),
         ("self_attn.k_proj", kv_size, c.hidden_size, c.qkv_bias),
         ("self_attn.v_proj", kv_size, c.hidden_size, c.qkv_bias),
         ("self_attn.o_proj", c.hidden_size, q_size, c.out_bias),
-        *_feed_forward(c, c.experts_of(index)),
-    )
+    ]
+    shapes = _linears(linears)
+    if c.qk_norm:
+        shapes |= {f"self_attn.{name}.weight": (c.head_dim,) for name in ("q_norm", "k_norm")}
+    return shapes
+
+
+def _delta_tensors(d: DeltaConfig, hidden_size: int) -> Shapes:
+    values = d.num_heads * d.value_dim
+    linears: Linears = [
+        ("linear_attn.in_proj_qkv", d.width, hidden_size, False),
+        ("linear_attn.in_proj_z", values, hidden_size, False),
+        ("linear_attn.in_proj_b", d.num_heads, hidden_size, False),
+        ("linear_attn.in_proj_a", d.num_heads, hidden_size, False),
+        ("linear_attn.out_proj", hidden_size, values, False),
+    ]
+    return _linears(linears) | {
+        "linear_attn.conv1d.weight": (d.width, 1, d.taps),
+        "linear_attn.A_log": (d.num_heads,),
+        "linear_attn.dt_bias": (d.num_heads,),
+        "linear_attn.norm.weight": (d.value_dim,),
+    }
+
+
+def _linears(linears: Linears) -> Shapes:
+    shapes: Shapes = {}
     for name, out, inputs, biased in linears:
         shapes[f"{name}.weight"] = (out, inputs)
         if biased:
             shapes[f"{name}.bias"] = (out,)
-    if c.qk_norm:
-        shapes |= {f"self_attn.{name}.weight": (c.head_dim,) for name in ("q_norm", "k_norm")}
     return shapes
 
 

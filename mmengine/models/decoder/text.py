@@ -6,21 +6,24 @@ one matmul, gate and up another, and both norms and the rotation run on q and k 
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mmengine.models.decoder.config import DecoderConfig
+from mmengine.models.decoder.delta import DeltaMixer
 from mmengine.models.decoder.experts import Gate, TorchLayer, feed_forward, silu_mul
-from mmengine.models.decoder.layers import Makers, is_tied, read_layer
+from mmengine.models.decoder.layers import Makers, gates_behind, is_tied, read_final_norm, read_layer
 from mmengine.models.decoder.operations import norm_and_rotate, rms_norm_of
 from mmengine.models.decoder.prepacked import Linear, MakeLinear, linear_of
 from mmengine.models.decoder.rotary import Rotary
-from mmengine.models.decoder.tensors import EMBEDDING, HEAD, NORM
+from mmengine.models.decoder.tensors import EMBEDDING, HEAD
 from mmengine.models.plugin import AttentionPort, AuxHiddenStates
 from mmengine.models.reader import WeightReader
 from mmengine.models.sharding import Shard
+from mmengine.models.states import StepStates
 from mmengine.models.step_progress import tell
 
 
@@ -46,15 +49,25 @@ class TextDecoder:
         def make(names: Sequence[str], bias: Tensor | None) -> Linear:
             return make_linear(weights.read(*names), bias)
 
-        makers = Makers(make, make, make, weights.read_each, weights.read_each)
+        def gated(names: Sequence[str], bias: Tensor | None) -> Linear:
+            order = gates_behind(config).to(device)
+            return make_linear(weights.read(*names)[order], None if bias is None else bias[order])
+
+        makers = Makers(make, make, make, weights.read_each, weights.read_each, gated)
         self._layers = [
             read_layer(config, weights, i, makers, adds_bias=leads) for i in range(config.num_layers)
         ]
         self._feed_forwards = [feed_forward(layer.feed_forward, gate) for layer in self._layers]
-        self._norm = weights.read(NORM)
+        self._norm = read_final_norm(config, weights)
         self._embedding = weights.read(EMBEDDING)
-        self._rotary = Rotary(config.rope, config.head_dim, device)
-        self._rms_norm = rms_norm_of(self._norm.dtype)
+        self._rotary = Rotary(config.rope, config.rotated, device)
+        self._rms_norm = rms_norm_of(self._embedding.dtype, once=config.norm_offset)
+        self._places = attention_places(config)
+        self._deltas = {
+            index: DeltaMixer(config.delta, layer.delta, config.rms_norm_eps, index - self._places[index])
+            for index, layer in enumerate(self._layers)
+            if config.delta is not None and layer.delta is not None
+        }
         self._head: Linear | None = None
         if leads:
             head = self._embedding if is_tied(config, weights) else weights.read(HEAD)
@@ -76,10 +89,11 @@ class TextDecoder:
         positions: Tensor,
         attention: AttentionPort,
         aux_hidden_states: AuxHiddenStates | None = None,
+        states: StepStates | None = None,
     ) -> Tensor:
         """embeds [t, hidden], deepstack [n, t, hidden] (zero at text) or None, positions int64 [3, t]
         to normed hidden states [t, hidden]. q, k and v reach the port as views of one tensor. Fills the
-        rows of `aux_hidden_states`."""
+        rows of `aux_hidden_states`, and goes on with `states`."""
         cos, sin = self._rotary.rows(positions, embeds.dtype)
         eps = self.config.rms_norm_eps
         hidden = embeds
@@ -87,7 +101,11 @@ class TextDecoder:
             if aux_hidden_states is not None:
                 aux_layer(aux_hidden_states, index, hidden)
             normed = self._rms_norm(hidden, layer.input_norm, eps)
-            hidden = hidden + self._attend(index, layer, normed, cos, sin, attention)
+            if index in self._deltas:
+                mixed = self._deltas[index].mix(layer.qkv(normed), normed, states)
+                hidden = hidden + layer.out(mixed)
+            else:
+                hidden = hidden + self._attend(index, layer, normed, cos, sin, attention)
             normed = self._rms_norm(hidden, layer.post_norm, eps)
             hidden = hidden + self._sum(self._feed_forwards[index](normed))
             if deepstack is not None and index < len(deepstack):
@@ -108,11 +126,18 @@ class TextDecoder:
     ) -> Tensor:
         c = self.config
         qkv = layer.qkv(normed).view(len(normed), -1, c.head_dim)
-        num_qk = c.num_heads + c.num_kv_heads
-        qk = norm_and_rotate(qkv[:, :num_qk], layer.qk_norm, cos, sin, c.rms_norm_eps)
-        attention.append(index, qk[:, c.num_heads :], qkv[:, num_qk:])
-        mixed = attention.run(index, qk[:, : c.num_heads])
+        num_qk, place = c.num_heads + c.num_kv_heads, self._places[index]
+        qk = norm_and_rotate(qkv[:, :num_qk], layer.qk_norm, cos, sin, c.rms_norm_eps, once=c.norm_offset)
+        attention.append(place, qk[:, c.num_heads :], qkv[:, num_qk : num_qk + c.num_kv_heads])
+        mixed = attention.run(place, qk[:, : c.num_heads])
+        if c.gated:
+            mixed = mixed * qkv[:, num_qk + c.num_kv_heads :].sigmoid()
         return self._sum(layer.out(mixed.reshape(len(normed), -1)))
+
+
+def attention_places(config: DecoderConfig) -> list[int]:
+    """Of each layer: how many layers with attention stand before it."""
+    return list(accumulate((not config.is_delta(index) for index in range(config.num_layers)), initial=0))
 
 
 def aux_layer(aux_hidden_states: AuxHiddenStates, layer: int, hidden: Tensor) -> None:

@@ -49,7 +49,7 @@ void norm(const mm_decoder* decoder, const mm_decoder_step* step, const void* x,
   Timed timed(kRows);
   int size = decoder->hidden_size;
   mm::rms_norm_rows(rows_of(decoder, step, x, size), weight, size, decoder->eps,
-                    rows_of(decoder, step, out, size));
+                    rows_of(decoder, step, out, size), decoder->norm_once);
 }
 
 // What enters `layer`, num_layers for the final norm.
@@ -67,7 +67,8 @@ void record_aux(const mm_decoder* decoder, const mm_decoder_step* step, int32_t 
 }
 
 int64_t qkv_size(const mm_decoder* decoder) {
-  return (int64_t)(decoder->num_heads + 2 * decoder->num_kv_heads) * decoder->head_dim;
+  const int gates = decoder->gated ? decoder->num_heads : 0;
+  return (int64_t)(decoder->num_heads + 2 * decoder->num_kv_heads + gates) * decoder->head_dim;
 }
 
 }  // namespace
@@ -90,7 +91,7 @@ int32_t mm_decoder_heads(const mm_decoder* decoder, const mm_decoder_step* step,
   Timed timed(kRows);
   mm::norm_and_rotate(rows_of(decoder, step, step->qkv, size),
                       {weights.q_norm, weights.k_norm, decoder->eps, step->cos, step->sin, decoder->num_heads,
-                       decoder->num_kv_heads, decoder->head_dim});
+                       decoder->num_kv_heads, decoder->head_dim, decoder->rotary_dim, decoder->norm_once != 0});
   return 0;
 }
 
@@ -99,6 +100,15 @@ int32_t mm_decoder_after_attention(const mm_decoder* decoder, const mm_decoder_s
   const mm_decoder_layer& weights = decoder->layers[layer];
   int64_t hidden = decoder->hidden_size, wide = decoder->intermediate_size;
   int m = step->num_tokens;
+  if (decoder->gated && !weights.delta) {
+    Timed timed(kRows);
+    const int heads = decoder->num_heads * decoder->head_dim;
+    const int64_t before = qkv_size(decoder) - heads;
+    const char* gates = (const char*)step->qkv + before * (decoder->dtype == MM_BF16 ? 2 : 4);
+    mm::gate_rows(rows_of(decoder, step, mixed, mixed_stride), rows_of(decoder, step, gates, qkv_size(decoder)),
+                  heads, rows_of(decoder, step, step->mixed, heads));
+    mixed = step->mixed, mixed_stride = heads;
+  }
   if (linear(&weights.out, mixed, mixed_stride, m, step->hidden, hidden, 0, residual(step, layer))) return 1;
   norm(decoder, step, step->hidden, weights.post_norm, step->normed);
   if (weights.experts) {
@@ -115,6 +125,24 @@ int32_t mm_decoder_after_attention(const mm_decoder* decoder, const mm_decoder_s
                  (int)hidden);
   }
   return 0;
+}
+
+int32_t mm_decoder_delta_layer(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer,
+                               int32_t place) {
+  const mm_decoder_layer& weights = decoder->layers[layer];
+  const int hidden = decoder->hidden_size, m = step->num_tokens;
+  const int64_t values = (int64_t)decoder->delta.num_heads * decoder->delta.value_dim;
+  record_aux(decoder, step, layer);
+  norm(decoder, step, residual(step, layer), weights.input_norm, step->normed);
+  if (linear(&weights.qkv, step->normed, (int64_t)hidden, m, step->qkv, (int64_t)weights.qkv.n, 0, nullptr)) return 1;
+  const mm_linear& ba = weights.delta->ba;
+  if (linear(&ba, step->normed, (int64_t)hidden, m, step->states->ba, (int64_t)ba.n, 0, nullptr)) return 1;
+  {
+    Timed timed(kAttention);
+    mm_delta_mix(&decoder->delta, weights.delta, step->states, place, step->qkv, decoder->dtype, decoder->eps,
+                 step->mixed);
+  }
+  return mm_decoder_after_attention(decoder, step, layer, step->mixed, values);
 }
 
 void mm_decoder_final_norm(const mm_decoder* decoder, const mm_decoder_step* step) {
@@ -137,9 +165,14 @@ int32_t mm_decoder_attend(const mm_decoder* decoder, const mm_decoder_step* step
 int32_t mm_decoder_forward(const mm_decoder* decoder, const mm_decoder_step* step,
                            const mm_attention_step* attention, void* const* kv_layers) {
   const int64_t mixed = (int64_t)decoder->num_heads * decoder->head_dim;
+  int32_t with_kv = 0;
   for (int32_t layer = 0; layer < decoder->num_layers; ++layer) {
+    if (decoder->layers[layer].delta) {
+      if (mm_decoder_delta_layer(decoder, step, layer, layer - with_kv)) return 1;
+      continue;
+    }
     if (mm_decoder_before_attention(decoder, step, layer)) return 1;
-    if (mm_decoder_attend(decoder, step, attention, kv_layers[layer])) return 1;
+    if (mm_decoder_attend(decoder, step, attention, kv_layers[with_kv++])) return 1;
     if (mm_decoder_after_attention(decoder, step, layer, step->mixed, mixed)) return 1;
   }
   mm_decoder_final_norm(decoder, step);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "attention.h"
+#include "delta.h"
 #include "experts.h"
 #include "linear.h"
 
@@ -22,6 +23,7 @@ typedef struct {
   mm_linear gate_up;  // packed with a half
   mm_linear down;
   const mm_experts* experts;  // in place of gate_up and down, or NULL
+  const mm_delta* delta;  // NULL, or the mixer in place of attention: then qkv gives what mm_delta_mix takes
 } mm_decoder_layer;
 
 typedef struct {
@@ -31,6 +33,10 @@ typedef struct {
   float eps;
   const float* norm;  // [hidden], behind the last layer
   const mm_decoder_layer* layers;
+  int32_t rotary_dim;  // values of a head that are rotated, its first ones; 0: all
+  int32_t gated;       // whether qkv has num_heads more heads, the gates of what attention gives
+  int32_t norm_once;   // bfloat16 norms round behind their weight alone
+  mm_delta_sizes delta;
 } mm_decoder;
 
 // A step of t tokens; matrices without gaps, of the decoder's dtype unless said otherwise.
@@ -38,9 +44,9 @@ typedef struct {
   int32_t num_tokens, num_deepstack;
   const void* embeds;      // [t, hidden]
   const void* deepstack;   // [num_deepstack, t, hidden]: added behind the first layers
-  const float *cos, *sin;  // [t, head_dim / 2], rounded to the decoder's dtype
+  const float *cos, *sin;  // [t, half of what is rotated], rounded to the decoder's dtype
   void* hidden;            // [t, hidden]: the result
-  void* qkv;               // [t, heads and twice kv heads, head_dim]: scratch; rotated q and k, and v
+  void* qkv;               // [t, heads and twice kv heads, head_dim]: scratch; rotated q and k, v, and gates
   void* mixed;             // [t, num_heads, head_dim]: scratch
   void* normed;            // [t, hidden]: scratch
   void* product;           // [t, intermediate]: scratch
@@ -48,6 +54,7 @@ typedef struct {
   int64_t aux_stride;   // elements between rows of `aux_rows`
   const int32_t* aux_hidden_states;     // [num_aux_layers]: layers, num_layers for what enters the final norm
   int32_t num_aux_layers;        // 0: nothing is kept
+  const mm_state_step* states;   // where a layer has a delta
 } mm_decoder_step;
 
 // All layers and the final norm. kv_layers [num_layers]: each layer's part of the pool. Gives 0, or 1 where
@@ -60,6 +67,9 @@ int32_t mm_decoder_forward(const mm_decoder* decoder, const mm_decoder_step* ste
 int32_t mm_decoder_before_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer);
 int32_t mm_decoder_after_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer,
                                    const void* mixed, int64_t mixed_stride);
+
+// One layer with a delta, as a whole; `place`: how many such layers stand before it.
+int32_t mm_decoder_delta_layer(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer, int32_t place);
 
 // Parts of those halves: q, k and v of `inputs`, normed already and rows input_stride apart; and attention
 // over the paged cache from step->qkv to step->mixed. They give what mm_decoder_forward gives.

@@ -1,9 +1,6 @@
 // Norms, rotation and additions over rows, in float32 or with bfloat16's roundings.
 #include "decoder_rows.h"
 
-#include <cmath>
-#include <cstring>
-
 #include "linear.h"
 #include "row_vec.h"
 
@@ -13,21 +10,10 @@ namespace {
 constexpr int64_t kSmall = 100000;  // values below which a second thread costs more than it gives
 constexpr int kMaxHalf = 128;
 
-MM_INLINE float sum16(f16v v) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_add_ps((__m512)v);
-#else
-  float lanes[16];
-  store_as(lanes, v);
-  for (int width = 8; width; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  return lanes[0];
-#endif
-}
-
 inline float scale_of(f16v squares, int size, float eps) { return 1.0f / sqrtf(sum16(squares) / size + eps); }
 
-template <bool BF16>
+// ONCE: rounded behind the weight alone.
+template <bool BF16, bool ONCE = false>
 void norm_row(const char* x, const float* weight, int size, float eps, char* out) {
   f16v squares[2] = {};
   int at = 0;
@@ -42,10 +28,10 @@ void norm_row(const char* x, const float* weight, int size, float eps, char* out
   }
   f16v scale = splat(scale_of(squares[0] + squares[1], size, eps));
   for (at = 0; at + 16 <= size; at += 16)
-    store16<BF16>(out, at, rounded<BF16>(load16<BF16>(x, at) * scale) * load_as<f16v>(weight + at));
+    store16<BF16>(out, at, rounded<BF16 && !ONCE>(load16<BF16>(x, at) * scale) * load_as<f16v>(weight + at));
   if (int rest = size - at; rest > 0) {
     f16v w = load_part<false>((const char*)weight, at, rest);
-    store_part<BF16>(out, at, rounded<BF16>(load_part<BF16>(x, at, rest) * scale) * w, rest);
+    store_part<BF16>(out, at, rounded<BF16 && !ONCE>(load_part<BF16>(x, at, rest) * scale) * w, rest);
   }
 }
 
@@ -76,11 +62,27 @@ MM_INLINE void rotate_head(char* head, const float* weight, float eps, const flo
 
 template <bool BF16>
 void rotate_row(char* row, int at, const HeadNorm& how) {
-  int half = how.head_dim / 2, num_qk = how.num_heads + how.num_kv_heads;
+  const int rotated = how.rotary_dim ? how.rotary_dim : how.head_dim;
+  int half = rotated / 2, num_qk = how.num_heads + how.num_kv_heads;
   const float *cos = how.cos + (int64_t)at * half, *sin = how.sin + (int64_t)at * half;
   for (int head = 0; head < num_qk; ++head) {
     const float* weight = head < how.num_heads ? how.q_weight : how.k_weight;
-    rotate_head<BF16>(row + (int64_t)head * how.head_dim * (BF16 ? 2 : 4), weight, how.eps, cos, sin, half);
+    char* values = row + (int64_t)head * how.head_dim * (BF16 ? 2 : 4);
+    if (weight && (how.once || rotated < how.head_dim)) {  // the norm by itself: it is of the whole head
+      (how.once ? norm_row<BF16, true> : norm_row<BF16>)(values, weight, how.head_dim, how.eps, values);
+      weight = nullptr;
+    }
+    rotate_head<BF16>(values, weight, how.eps, cos, sin, half);
+  }
+}
+
+// x *= sigmoid(gate), which is rounded before.
+template <bool BF16>
+void gate_values(const char* x, const char* gate, int size, char* out) {
+  for (int at = 0; at < size; at += 16) {
+    const int rest = size - at;
+    f16v open = rounded<BF16>(1.0f / (1.0f + exp_clamped(-load_part<BF16>(gate, at, rest))));
+    store_part<BF16>(out, at, load_part<BF16>(x, at, rest) * open, rest);
   }
 }
 
@@ -98,10 +100,17 @@ inline char* row_of(const Rows& rows, int i) {
 
 }  // namespace
 
-void rms_norm_rows(const Rows& x, const float* weight, int size, float eps, const Rows& out) {
+void rms_norm_rows(const Rows& x, const float* weight, int size, float eps, const Rows& out, bool once) {
+  const auto norm = x.dtype != MM_BF16 ? norm_row<false> : once ? norm_row<true, true> : norm_row<true>;
+#pragma omp parallel for schedule(static) if ((int64_t)x.count * size > kSmall)
+  for (int i = 0; i < x.count; ++i) norm(row_of(x, i), weight, size, eps, row_of(out, i));
+}
+
+void gate_rows(const Rows& x, const Rows& gate, int size, const Rows& out) {
 #pragma omp parallel for schedule(static) if ((int64_t)x.count * size > kSmall)
   for (int i = 0; i < x.count; ++i)
-    (x.dtype == MM_BF16 ? norm_row<true> : norm_row<false>)(row_of(x, i), weight, size, eps, row_of(out, i));
+    (x.dtype == MM_BF16 ? gate_values<true> : gate_values<false>)(row_of(x, i), row_of(gate, i), size,
+                                                                 row_of(out, i));
 }
 
 void norm_and_rotate(const Rows& qkv, const HeadNorm& how) {

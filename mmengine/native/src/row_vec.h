@@ -1,5 +1,8 @@
-// Sixteen neighbouring values of a row, float32 or bfloat16, as float32.
+// Sixteen values of a row at a time, float32 or bfloat16, as floats.
 #pragma once
+
+#include <cmath>
+#include <cstring>
 
 #include "linear_vec.h"
 
@@ -42,6 +45,18 @@ template <bool BF16>
 MM_INLINE f16v rounded(f16v v) {
   if constexpr (BF16) return round_bf16(v);
   return v;
+}
+
+MM_INLINE float sum16(f16v v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)v);
+#else
+  float lanes[16];
+  store_as(lanes, v);
+  for (int width = 8; width; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  return lanes[0];
+#endif
 }
 
 }  // namespace mm

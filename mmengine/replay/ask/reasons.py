@@ -17,7 +17,7 @@ from mmengine.core.state.reading import RequestView
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
-BLOCKS, ROWS, TOKENS = "blocks", "rows", "token budget"
+BLOCKS, ROWS, TOKENS, STATES = "blocks", "rows", "token budget", "state slots"
 ENCODER_BUDGET, ENCODER_CACHE = "encoder budget", "encoder cache"  # as Shortage names them
 ENCODER_WORK, ENCODER_PIECES = "encoder work", "encoder pieces"  # likewise
 GRAMMAR, GROUP, BEHIND, FLIGHT = "grammar", "group prefill", "behind", "in flight"
@@ -52,6 +52,7 @@ _SENTENCES = {
     BLOCKS: "it needs {r.needed} free blocks and finds {r.free}: {r.short} short",
     ROWS: "all rows are taken",
     TOKENS: "the token budget is spent",
+    STATES: "all {r.needed} state slots are held by requests that run",
     ENCODER_CACHE: "its image or video needs {r.needed} embeddings of the encoder cache, and {r.free} can be "
     "had: {r.short} short",
     ENCODER_BUDGET: "its image or video needs {r.needed} embeddings of the encoder budget, and {r.free} are "
@@ -89,6 +90,9 @@ class Reasons:
             case ev.Admitted(request_id=name):
                 self._ask_running(None)
                 self._pass_over(name)
+            case ev.StatesKept():
+                self._ask_running(None)
+                self._ask_waiting()
             case ev.Encoded():  # opens a step, and closes it: who is not in it by now gets nothing
                 self._ask_running(None)
                 self._ask_waiting()
@@ -190,6 +194,8 @@ class Reasons:
                 reason = Reason(name, PREEMPTING)
             elif not view.free_rows:
                 reason = Reason(name, ROWS, 1, 0)
+            elif view.config.num_state_slots and not view.states.num_free:
+                reason = Reason(name, STATES, view.config.num_state_slots, 0)
             elif view.tokens_left <= 0:
                 reason = Reason(name, TOKENS, 1, view.tokens_left)
             elif ahead:

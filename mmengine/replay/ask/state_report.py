@@ -22,6 +22,7 @@ class StateReport(msgspec.Struct, frozen=True):
     blocks: dict[str, int]
     encoder: dict[str, int]
     host_blocks: dict[str, int]
+    state_slots: dict[str, int]
     in_flight: list[dict[str, Any]]
     free_rows: list[int]
     rows_being_left: list[int]
@@ -62,6 +63,11 @@ def report_of(state: State) -> StateReport:
             "items": len(cache.entries),
         },
         host_blocks={"total": state.config.swap_blocks, "free": len(state.free_host_blocks)},
+        state_slots={
+            "total": len(state.states.held),
+            "held": len(state.states.held) - state.states.num_free,
+            "kept": int(np.count_nonzero(state.states.content >= 0)),
+        },
         in_flight=[
             {"step": flight.step, "rows": flight.rows.tolist(), "num_tokens": flight.num_tokens}
             for flight in state.flights
@@ -90,6 +96,7 @@ def _running(state: State, row: int) -> dict[str, Any]:
         "held_media": sorted(req_state.held_media),
         "admitted_step": req_state.admitted_step,
         "failures": req_state.failures,
+        **({"state_slot": int(state.state_slot[row])} if state.config.num_state_slots else {}),
     }
 
 

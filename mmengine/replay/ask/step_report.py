@@ -128,6 +128,7 @@ def _budgets(step: Step) -> dict[str, Budget]:
         "encoder budget": Budget(config.encoder_budget - state.encoder_left, config.encoder_budget),
         "encoder work": Budget(config.encoder_piece - state.work_left, config.encoder_piece),
         "encoder cache": Budget(state.encoder.used, state.encoder.capacity),
+        "state slots": Budget(len(state.states.held) - state.states.num_free, len(state.states.held)),
         "host blocks": Budget(config.swap_blocks - len(state.free_host_blocks), config.swap_blocks),
     }
 

@@ -185,6 +185,12 @@ class _Inquiry:
         elif event.num_computed >= 0:
             text = f"It shares the prompt that {self._request.group} computed: {event.num_computed} tokens."
             self._claim(record, "group", text, tokens=event.num_computed)
+        elif isinstance(event, ev.AdmittedWithState) and event.num_shared > cached:
+            text = (
+                f"The prefix cache holds blocks of {event.num_shared} of its tokens, but the last recurrent "
+            )
+            text += f"state on them that is kept stands behind {cached}: it goes on from there."
+            self._claim(record, "prefix cache", text, cached_tokens=cached, shared_tokens=event.num_shared)
         else:
             self._cached(record, cached, len(req_state.tokens))
         self._encoded(record, event.row, event.encode)

@@ -20,7 +20,7 @@ T = TypeVar("T")
 # Each is tried from the smallest value up that the other settings allow.
 SIZES = (
     *("num_blocks", "max_num_seqs", "token_budget", "max_model_len", "encoder_cache_size"),
-    *("encoder_budget", "swap_blocks", "num_draft_tokens", "lookahead_tokens"),
+    *("encoder_budget", "swap_blocks", "num_draft_tokens", "lookahead_tokens", "num_state_slots"),
 )
 
 

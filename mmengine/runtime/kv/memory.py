@@ -21,7 +21,8 @@ MOST_CACHED = 2**17  # embeddings that it is given by itself: those of 128 image
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Bytes of one device: `total`; `taken` with the weights in it; `layers` and `encoder`: peaks of the two
-    passes of the largest step; `features`: the encoder cache when it is full; `reserve`; `graphs`.
+    passes of the largest step; `features`: the encoder cache when it is full; `states`: the pool of
+    recurrent states likewise; `reserve`; `graphs`.
     `cache_setting`: which setting makes the encoder cache smaller."""
 
     total: int
@@ -29,6 +30,7 @@ class Memory:
     layers: int = 0
     encoder: int = 0
     features: int = 0
+    states: int = 0
     reserve: int = 0
     graphs: int = 0
     cache_setting: str = "encoder_cache_size"
@@ -37,7 +39,7 @@ class Memory:
     def left(self) -> int:
         """For the KV pool, and for the encoder cache where `features` is 0; negative where the rest does not
         fit by itself."""
-        needed = max(self.layers, self.encoder) + self.graphs + self.features + self.reserve
+        needed = max(self.layers, self.encoder) + self.graphs + self.features + self.states + self.reserve
         return self.total - self.taken - needed
 
     def __str__(self) -> str:
@@ -46,6 +48,7 @@ class Memory:
             ("the peak of a step", max(self.layers, self.encoder)),
             ("graphs", self.graphs),
             ("the encoder cache", self.features),
+            ("recurrent states", self.states),
             ("reserve", self.reserve),
         )
         sums = "".join(f" - {_gib(size)} ({name})" for name, size in parts if size)
@@ -77,6 +80,7 @@ class Memory:
             ("encoder_budget", self.encoder if self.encoder > self.layers else 0),
             (self.cache_setting, self.features),
             ("max_num_seqs", self.graphs),
+            ("num_state_slots", self.states),
         )
         name, size = max(settings, key=lambda setting: setting[1])
         return f", or {name}" if size else ""

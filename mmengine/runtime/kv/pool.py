@@ -28,7 +28,7 @@ MIN_BLOCKS = 2  # the dummy block and one that can be used
 
 def bytes_per_block(specs: Sequence[ModelSpec], dtype: torch.dtype, block_size: int) -> int:
     """Bytes that one block takes over all layers of these models, K and V together."""
-    values = (2 * spec.num_layers * block_size * spec.num_kv_heads * spec.head_dim for spec in specs)
+    values = (2 * spec.num_kv_layers * block_size * spec.num_kv_heads * spec.head_dim for spec in specs)
     return sum(values) * dtype.itemsize
 
 
@@ -72,16 +72,16 @@ class KVPool:
             raise ConfigError(
                 f"num_blocks must be at least {MIN_BLOCKS} (block 0 is a dummy), not {num_blocks}"
             )
-        shape = (spec.num_layers, num_blocks, 2, block_size, spec.num_kv_heads, spec.head_dim)
+        shape = (spec.num_kv_layers, num_blocks, 2, block_size, spec.num_kv_heads, spec.head_dim)
         try:
-            self.blocks = _zeros(shape, dtype, device)
+            self.blocks = fresh_zeros(shape, dtype, device)
         except (RuntimeError, MemoryError, ValueError, OSError, OverflowError) as error:
             need = num_blocks * bytes_per_block([spec], dtype, block_size)
             raise ConfigError(
                 f"{num_blocks} KV blocks need {need / 2**30:.2f} GiB on {device.name}, which could not be "
                 "had; lower num_blocks"
             ) from error
-        self._host = HostBlocks(swap_blocks, (spec.num_layers, *shape[2:]), dtype, device, copy_stream)
+        self._host = HostBlocks(swap_blocks, (spec.num_kv_layers, *shape[2:]), dtype, device, copy_stream)
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._tokens = [layer.view(-1, *shape[-2:]) for layer in self.blocks.unbind(0)]
@@ -121,7 +121,7 @@ class KVPool:
             self.blocks.untyped_storage().resize_(0)
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: Device) -> torch.Tensor:
+def fresh_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: Device) -> torch.Tensor:
     """On a CPU fresh pages of the system, which take memory when they are written to and not before: calloc
     may clear and give what the process has freed."""
     if device.torch_device.type != "cpu":

@@ -14,6 +14,7 @@ from mmengine.runtime.device.port import Device, Meter
 from mmengine.runtime.drafting.eagle3.head import kv_spec
 from mmengine.runtime.kv.memory import Memory, cached_embeds
 from mmengine.runtime.kv.pool import FP8, MIN_BLOCKS, blocks_for_memory, bytes_per_block
+from mmengine.runtime.kv.states import slots_for, state_bytes
 from mmengine.runtime.startup.profile import measure
 from mmengine.spec_decode.eagle3.loading import HeadFolder
 
@@ -21,6 +22,7 @@ RESERVE_SHARE = 0.1  # of a GPU's memory
 CPU_MEMORY_SHARE = 0.25
 CPU_FULL_REQUESTS = 4  # requests of full length that the CPU's pool is sized for, at least 256 MiB
 CPU_MIN_BYTES = 256 * 2**20
+STATE_SHARE = 0.125  # of what the weights leave, at most, where nobody says how many state slots there are
 GROWTH = 1.5  # on a CPU the encoder cache is copied when it doubles: the old half beside the new whole
 
 
@@ -38,6 +40,8 @@ def resolve(
         raise ConfigError(
             f"max_model_len {config.max_model_len} is more than the model's own {spec.max_model_len}"
         )
+    if spec.state is not None:
+        _check_states(config, head)
     wanted_len = config.max_model_len or spec.max_model_len
     blocks_each = -(-wanted_len // size)
     block_bytes = block_bytes_of(config, spec, head, dtype)
@@ -46,12 +50,14 @@ def resolve(
     meter = placement.device.meter()
     if meter is not None:
         memory = _measured(model, config, head, placement, meter)
+        config, memory = _with_slots(config, spec, dtype, memory)
         kv_bytes = (config.num_blocks or max(needed, MIN_BLOCKS)) * block_bytes
         cached, memory = _with_cache(config, memory, embed_bytes, kv_bytes, wanted_len)
         num_blocks = config.num_blocks or memory.blocks(block_bytes, needed)
     else:
         cached = config.encoder_cache_size or max(ENCODER_CACHE, config.max_item_embeds)
         memory = Memory(placement.device.memory()[0], 0, features=int(GROWTH * cached * embed_bytes))
+        config, memory = _with_slots(config, spec, dtype, memory)
         num_blocks = config.num_blocks
         if not num_blocks:
             room = _kv_bytes_of_cpu(memory.left, blocks_each * block_bytes)
@@ -76,6 +82,30 @@ def resolve(
         max_model_len=min(wanted_len, room),
         eos_token_ids=config.eos_token_ids or eos_token_ids,
     )
+
+
+def _check_states(config: EngineConfig, head: HeadFolder | None) -> None:
+    """Raise ConfigError for what does not go with recurrent states."""
+    if config.compat:
+        raise ConfigError(f"compat {config.compat} knows no recurrent states, and this model has some")
+    if config.swap_blocks:
+        raise ConfigError(
+            "swap_blocks cannot go with this model: who gives way and has a recurrent state is computed "
+            "again, from the last state that was kept; leave swap_blocks away"
+        )
+    if head is not None:
+        raise ConfigError("a draft head cannot draft for a model with recurrent states; choose another spec")
+
+
+def _with_slots(
+    config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, memory: Memory
+) -> tuple[EngineConfig, Memory]:
+    """How many state slots there are, and the memory with all of them in it."""
+    if spec.state is None:
+        return msgspec.structs.replace(config, num_state_slots=0), memory
+    slots = config.num_state_slots or slots_for(spec, config, dtype, int(max(0, memory.left) * STATE_SHARE))
+    config = msgspec.structs.replace(config, num_state_slots=slots)
+    return config, dataclasses.replace(memory, states=state_bytes(spec, config, dtype))
 
 
 def block_bytes_of(config: EngineConfig, spec: ModelSpec, head: HeadFolder | None, dtype: torch.dtype) -> int:

@@ -1,0 +1,41 @@
+"""Which states a step keeps for the prefix cache."""
+
+import numpy as np
+
+from mmengine.core.state.columns import ReadOnlyArray
+from mmengine.core.state.prefix_index import NO_CONTENT
+from mmengine.core.state.state_slots import next_kept
+from mmengine.core.state.view import View
+from mmengine.events import vocabulary as ev
+
+
+def keep_states(view: View) -> ev.StatesKept | None:
+    """For the rows of the open step, once all of them are decided; None where nothing is to be kept, or no
+    slot is free. Where slots are few, the places of the rows admitted last have them."""
+    rows = view.step_rows
+    certain = view.num_computed[rows] - view.scheduled_drafts[rows]
+    due = (view.keep_at[rows] <= certain).nonzero()[0]
+    if not len(due):
+        return None
+    wanted = _wanted(view, rows[due], certain[due])
+    slots = view.states.peek(len(wanted))
+    if not len(slots):
+        return None
+    kept = np.array(wanted[-len(slots) :], np.int32)
+    return ev.StatesKept(kept[:, 0].tobytes(), kept[:, 1].tobytes(), slots.tobytes())
+
+
+def _wanted(view: View, rows: ReadOnlyArray, certain: np.ndarray) -> list[tuple[int, int]]:
+    """(row, tokens) for each state behind a block whose content is recorded, and of which none is kept."""
+    size, every = view.block_size, view.config.snapshot_every
+    wanted, seen = list[tuple[int, int]](), set[int]()
+    for row, end in zip(rows.tolist(), certain.tolist(), strict=True):
+        num_prompt, shared = view.requests_by_row[row].num_prompt, int(view.num_shared[row])
+        filled, place = int(view.num_filled[row]) * size, int(view.keep_at[row])
+        while place <= min(end, filled):
+            content = int(view.blocks.content[view.block_table[row, place // size - 1]])
+            if content not in seen and content != NO_CONTENT and view.states.find(content) == ev.NO_STATE:
+                seen.add(content)
+                wanted.append((row, place))
+            place = next_kept(place, num_prompt, shared, every, size)
+    return wanted

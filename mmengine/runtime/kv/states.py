@@ -1,0 +1,114 @@
+"""The pool of recurrent states: a slot for each row that runs, and for each state that is kept."""
+
+import numpy as np
+import torch
+
+from mmengine.config import EngineConfig
+from mmengine.core.executor import StatePlan, StepPlan
+from mmengine.errors import ConfigError, ExecutorFailed
+from mmengine.events.vocabulary import NO_STATE
+from mmengine.models.plugin import ModelSpec
+from mmengine.models.states import StateSpec, StepStates
+from mmengine.runtime.device.placement import Placement
+from mmengine.runtime.kv.pool import fresh_zeros
+
+
+class StatePool:
+    """Slot by slot, all layers of one beside each other. Of drafts a state cannot be taken back by length:
+    it stays behind the tokens that were sure, and the inputs of the others wait in `pending`, a hundredth of
+    a state each, until the next step knows which of them it begins with."""
+
+    def __init__(self, spec: StateSpec, config: EngineConfig, placement: Placement) -> None:
+        """Raises ConfigError where there is no memory for it."""
+        slots, layers, device = config.num_state_slots, spec.num_layers, placement.device
+        try:
+            self._conv = fresh_zeros((slots, layers, spec.taps - 1, spec.width), placement.dtype, device)
+            self._recurrent = fresh_zeros(
+                (slots, layers, spec.num_heads, spec.key_dim, spec.value_dim), torch.float32, device
+            )
+            room = (config.max_num_seqs, layers, config.num_draft_tokens, spec.input_width)
+            self._pending = fresh_zeros(room, placement.dtype, device)
+        except (RuntimeError, MemoryError, ValueError, OSError, OverflowError) as error:
+            need = slots * spec.slot_bytes(placement.dtype.itemsize) / 2**30
+            raise ConfigError(
+                f"{slots} slots for recurrent states need {need:.2f} GiB on {device.name}, which could not "
+                "be had; lower num_state_slots"
+            ) from error
+        self._lengths = np.zeros(slots, np.int64)  # tokens behind which each state stands
+        self._num_pending = np.zeros(config.max_num_seqs, np.int64)
+
+    def begin(self, plan: StepPlan) -> StepStates:
+        """What the layers do to the states in this step. Raises ExecutorFailed where a row's state stands
+        elsewhere than its tokens do."""
+        states = plan.states
+        assert states is not None
+        for source, target in states.begins.tolist():
+            self._copy(source, target)
+        self._num_pending[plan.rows[np.isin(states.slots, states.begins[:, 1])]] = 0
+        stayed = plan.num_computed - self._lengths[states.slots]
+        if ((stayed < 0) | (stayed > self._num_pending[plan.rows])).any():
+            raise ExecutorFailed("a row's recurrent state does not stand behind its computed tokens")
+        drafts = np.zeros_like(plan.num_scheduled) if plan.num_drafts is None else plan.num_drafts
+        certain = plan.num_scheduled - drafts
+        kept_starts, kept_after, kept_slots = self._kept(plan, states)
+        self._lengths[states.slots] += stayed + certain
+        self._num_pending[plan.rows] = drafts
+        starts = np.zeros(len(plan.rows) + 1, np.int32)
+        np.cumsum(plan.num_scheduled, out=starts[1:])
+        return StepStates(
+            self._conv,
+            self._recurrent,
+            self._pending,
+            slots=np.ascontiguousarray(states.slots, np.int32),
+            rows=np.ascontiguousarray(plan.rows, np.int32),
+            query_starts=starts,
+            stayed=stayed.astype(np.int32),
+            certain=certain.astype(np.int32),
+            kept_starts=kept_starts,
+            kept_after=kept_after,
+            kept_slots=kept_slots,
+        )
+
+    def _copy(self, source: int, target: int) -> None:
+        if source == target:
+            return
+        if source == NO_STATE:
+            self._conv[target], self._recurrent[target], self._lengths[target] = 0, 0, 0
+            return
+        self._conv[target], self._recurrent[target] = self._conv[source], self._recurrent[source]
+        self._lengths[target] = self._lengths[source]
+
+    def _kept(self, plan: StepPlan, states: StatePlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """kept_starts, kept_after and kept_slots of StepStates."""
+        kept = states.kept[np.lexsort((states.kept[:, 1], states.kept[:, 0]))]
+        places, tokens, slots = (np.ascontiguousarray(column) for column in kept.T)
+        starts = np.searchsorted(places, np.arange(len(plan.rows) + 1)).astype(np.int32)
+        after = (tokens - self._lengths[states.slots[places]]).astype(np.int32)
+        self._lengths[slots] = tokens
+        return starts, after, slots
+
+    def close(self) -> None:
+        """Give the memory of a GPU back, as KVPool does."""
+        for tensor in (self._conv, self._recurrent, self._pending):
+            if tensor.device.type != "cpu":
+                tensor.untyped_storage().resize_(0)
+
+
+def state_bytes(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype) -> int:
+    """Of the pool that `config` asks for when it is full; 0 for a model without recurrent states."""
+    if spec.state is None:
+        return 0
+    pending = config.max_num_seqs * config.num_draft_tokens * spec.state.input_bytes(dtype.itemsize)
+    return config.num_state_slots * spec.state.slot_bytes(dtype.itemsize) + pending
+
+
+def slots_for(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype, memory_bytes: int) -> int:
+    """How many slots there are where nobody says it: one for each row and as many for states that are kept,
+    but no more than `memory_bytes` hold, and at least one of each kind."""
+    if spec.state is None:
+        return 0
+    return max(2, min(2 * config.max_num_seqs, memory_bytes // spec.state.slot_bytes(dtype.itemsize)))
+
+
+def state_pool(spec: ModelSpec, config: EngineConfig, placement: Placement) -> StatePool | None:
+    return None if spec.state is None else StatePool(spec.state, config, placement)

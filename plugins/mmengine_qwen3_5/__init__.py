@@ -1,0 +1,35 @@
+"""Qwen3.5 and its successors of the same architecture: the plugin object. Importing this imports neither
+torch nor the processor."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mmengine.models.described import DescribedPlugin
+from mmengine.models.plugin import Processor
+from mmengine.request import MediaItem
+from mmengine_qwen3_5.config import ARCHITECTURES, ModelConfig, read_config
+from mmengine_qwen3_5.names import NAMES
+from mmengine_qwen3_vl.positions import rope_positions
+
+
+class Qwen35Plugin(DescribedPlugin):
+    """With images and video, and the text model alone."""
+
+    architectures = ARCHITECTURES
+    names = NAMES
+
+    def read_config(self, folder: Path) -> ModelConfig:
+        return read_config(folder)
+
+    def load_processor(self, folder: Path) -> Processor:
+        from mmengine_qwen3_5.processing import load_processor  # lazy: Pillow, tokenizers, templates
+
+        return load_processor(folder)
+
+    def positions(self, prompt_token_ids: np.ndarray, media: Sequence[MediaItem]) -> tuple[np.ndarray, int]:
+        return rope_positions(len(prompt_token_ids), media)
+
+
+plugin = Qwen35Plugin()

@@ -1,0 +1,120 @@
+"""config.json of Qwen3.5 and its like, checked: with `text_config` and `vision_config`, or of a text model.
+
+Fields that transformers has a default for may be missing; sizes may not.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mmengine.checkpoint.fields import Fields
+from mmengine.checkpoint.files import read_json
+from mmengine.checkpoint.rope import RopeConfig
+from mmengine.models.config import NetworkConfig
+from mmengine.models.decoder.config import DecoderConfig, DeltaConfig
+from mmengine.models.reading import check_served, read_decoder
+from mmengine.models.vision.config import VisionConfig
+from mmengine_qwen3_vl.config import read_vision, text_rope
+
+WITH_MEDIA = "Qwen3_5ForConditionalGeneration"
+TEXT_ALONE = "Qwen3_5ForCausalLM"
+ARCHITECTURES = (WITH_MEDIA, TEXT_ALONE)
+LINEAR, FULL = "linear_attention", "full_attention"
+IMAGE_TOKEN, VIDEO_TOKEN = 248056, 248057  # where the file does not name them
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig(NetworkConfig):
+    vision: VisionConfig | None
+    image_token_id: int
+    video_token_id: int
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Sizes and constants of the model in `folder`. ModelError names the file and the field."""
+    path = folder / "config.json"
+    root = Fields(read_json(path), path, "")
+    has_text = root.values.get("text_config") is not None
+    check_served(root, ARCHITECTURES, ("text_config", "vision_config") if has_text else ())
+    fields = root.child("text_config") if has_text else root
+    tied = root.flag("tie_word_embeddings", fields.flag("tie_word_embeddings", False))
+    text, vision = _text_config(fields, tied), None
+    if WITH_MEDIA in root.values["architectures"]:
+        vision = read_vision(root.child("vision_config"), deepstack=False)
+        if vision.deepstack_layers:
+            root.fail("vision_config.deepstack_visual_indexes is not empty; this family has no deepstack")
+        if vision.out_hidden_size != text.hidden_size:
+            root.fail(
+                f"vision_config.out_hidden_size {vision.out_hidden_size} differs from "
+                f"text_config.hidden_size {text.hidden_size}"
+            )
+    return ModelConfig(
+        text=text,
+        vision=vision,
+        image_token_id=root.integer("image_token_id", 0, 2**31 - 1, IMAGE_TOKEN),
+        video_token_id=root.integer("video_token_id", 0, 2**31 - 1, VIDEO_TOKEN),
+    )
+
+
+def _text_config(text: Fields, tied: bool) -> DecoderConfig:
+    if text.flag("attention_bias", False):
+        text.fail(f"{text.prefix}attention_bias is true, which is not supported for gated attention")
+    head_dim = text.integer("head_dim", 2, 1024, 256)
+    share = _rotary_share(text)
+    rotary_dim = int(head_dim * share)
+    if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
+        text.fail(
+            f"{text.prefix}partial_rotary_factor {share:g} of head_dim {head_dim} is no even part of it"
+        )
+    kinds = _layer_types(text)
+    decoder = read_decoder(
+        text,
+        tied=tied,
+        head_dim=256,
+        rope=lambda fields, _: _rope(fields, rotary_dim),
+        qk_norm=True,
+        mixers=(LINEAR, FULL),
+    )
+    delta = DeltaConfig(
+        layers=frozenset(index for index, kind in enumerate(kinds) if kind == LINEAR),
+        num_key_heads=text.integer("linear_num_key_heads", 1, 1024, 16),
+        num_heads=text.integer("linear_num_value_heads", 1, 1024, 32),
+        key_dim=text.integer("linear_key_head_dim", 1, 1024, 128),
+        value_dim=text.integer("linear_value_head_dim", 1, 1024, 128),
+        taps=text.integer("linear_conv_kernel_dim", 2, 16, 4),
+    )
+    if delta.num_heads % delta.num_key_heads:
+        text.fail(
+            f"{text.prefix}linear_num_value_heads {delta.num_heads} are not shared evenly by "
+            f"linear_num_key_heads {delta.num_key_heads}"
+        )
+    return replace(
+        decoder,
+        rotary_dim=rotary_dim,
+        gated=True,
+        norm_offset=True,
+        delta=delta if delta.layers else None,
+    )
+
+
+def _layer_types(text: Fields) -> list[str]:
+    """Of each layer; by default each fourth one has attention."""
+    count = text.integer("num_hidden_layers", 1, 1024)
+    kinds = text.values.get("layer_types")
+    if kinds is None:
+        every = text.integer("full_attention_interval", 1, 1024, 4)
+        kinds = [FULL if (index + 1) % every == 0 else LINEAR for index in range(count)]
+    if not isinstance(kinds, list) or len(kinds) != count:
+        text.fail(f"{text.prefix}layer_types must name {LINEAR} or {FULL} for each of {count} layers")
+    if FULL not in kinds:
+        text.fail(f"{text.prefix}layer_types has no {FULL}; a model without any is not supported")
+    return kinds
+
+
+def _rotary_share(text: Fields) -> float:
+    rope = text.child("rope_parameters", optional=True)
+    fields = rope if rope.values.get("partial_rotary_factor") is not None else text
+    return fields.number("partial_rotary_factor", 0.25)
+
+
+def _rope(text: Fields, rotary_dim: int) -> RopeConfig:
+    return text_rope(text, rotary_dim, sections=(11, 11, 10), theta=10000.0)

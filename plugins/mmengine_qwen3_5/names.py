@@ -1,0 +1,23 @@
+"""Names of tensors in the wild. The draft head that comes along (`mtp.`) is nobody's here."""
+
+import re
+from dataclasses import dataclass
+
+from mmengine.checkpoint.names import TensorNames
+
+_DRAFT_HEAD = re.compile(r"(?:model\.)?mtp\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Names(TensorNames):
+    def canonical(self, stored: str) -> str | None:
+        return None if _DRAFT_HEAD.match(stored) else TensorNames.canonical(self, stored)
+
+
+NAMES = Names(
+    (
+        (re.compile(r"(?:model\.)?visual\."), "visual."),
+        (re.compile(r"(?:language_model\.|model\.)?lm_head\."), "lm_head."),
+        (re.compile(r"(?:model\.language_model\.|language_model\.(?:model\.)?|model\.)"), "text."),
+    )
+)

@@ -1,0 +1,36 @@
+"""What messages and media become for this family, told to the processor of the floor. Images and videos are
+those of Qwen3-VL, placeholders and timestamps too."""
+
+from pathlib import Path
+
+from mmengine.processing.chat.template import ChatTemplate
+from mmengine.processing.chat.tokens import ChatTokenizer
+from mmengine.processing.description import Description, read_generation
+from mmengine.processing.processor import ChatProcessor
+from mmengine_qwen3_5.config import read_config
+from mmengine_qwen3_5.names import NAMES
+from mmengine_qwen3_vl.processing import media_of
+
+VERSION = "qwen3-5-processing-1"  # changes when the same input would give other pixels or tokens
+_IM_END = "<|im_end|>"
+
+
+def load_processor(folder: Path) -> ChatProcessor:
+    """The processor of the model in `folder`. Raises ModelError naming the file that is wrong."""
+    config, tokenizer = read_config(folder), ChatTokenizer.of_folder(folder)
+    media = None
+    if config.vision is not None:
+        pads = {config.image_token_id: "image", config.video_token_id: "video"}
+        media = media_of(folder, config.vision, pads, tokenizer, NAMES)
+    modalities = media.modalities if media is not None else ()
+    return ChatProcessor(
+        Description(
+            version=VERSION,
+            tokenizer=tokenizer,
+            template=ChatTemplate.of_folder(folder, tokenizer, modalities, optional=True),
+            max_positions=config.text.max_positions,
+            generation=read_generation(folder),
+            eos_token_ids=(tokenizer.special[_IM_END],) if _IM_END in tokenizer.special else (),
+            media=media,
+        )
+    )

@@ -1,0 +1,40 @@
+"""The contract of plugins, for the hybrid family: with images, and the text model alone."""
+
+from mmengine.models.contract import PluginContract
+from mmengine_qwen3_5 import plugin
+from tests.models import test_contract_qwen3_vl
+from tests.qwen3_5.tiny import make_text, make_whole
+
+# Behind a row's first tokens a head gives (q'k) beta v, and its norm leaves the sign of q'k alone: where that
+# is near 0, a rounding in bfloat16 turns it. transformers' own bfloat16 is 80 steps from its float32 here.
+NEAR_STEPS = 32
+
+
+class TestQwen35Text(PluginContract):
+    plugin = plugin
+    near_steps = NEAR_STEPS
+    refused = {
+        "hidden_act": "relu",
+        "rope_parameters.rope_type": "yarn",
+        "rope_parameters.partial_rotary_factor": 0.01,
+        "layer_types": ["linear_attention", "sliding_attention", "full_attention", "full_attention"],
+        "attention_bias": True,
+        "linear_num_key_heads": 3,
+    }
+
+    def make_checkpoint(self, folder):
+        return make_text(folder)
+
+
+class TestQwen35(test_contract_qwen3_vl.TestQwen3VL):
+    plugin = plugin
+    near_steps = NEAR_STEPS
+    refused = {
+        "text_config.hidden_act": "relu",
+        "text_config.rope_parameters.rope_type": "yarn",
+        "vision_config.hidden_act": "quick_gelu",
+        "vision_config.deepstack_visual_indexes": [0],
+    }
+
+    def make_checkpoint(self, folder):
+        return make_whole(folder)

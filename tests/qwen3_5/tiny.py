@@ -1,0 +1,81 @@
+"""Tiny random checkpoints of the hybrid family, with transformers' model beside them."""
+
+import json
+import shutil
+
+import torch
+
+from mmengine.models.contract import make_lively
+from mmengine_shapes import checkpoint_path
+
+WORDS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "preprocessor_config.json")
+TEXT = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 1024,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [3, 3, 2],
+        "mrope_interleaved": True,
+    },
+}
+VISION = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 56,
+    "num_heads": 4,
+    "out_hidden_size": 48,
+    "num_position_embeddings": 25,
+}
+
+
+def lively(model):
+    """Norms that add 1 to their weights, and decays that neither keep nor forget all."""
+    make_lively(model)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "visual" not in name and name.endswith("norm.weight") and "linear_attn" not in name:
+                weight.sub_(1)
+            if name.endswith("A_log"):
+                weight.copy_(torch.linspace(-3, 1, len(weight)))
+    return model
+
+
+def make_text(folder, **fields):
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+    words = json.loads((checkpoint_path() / "config.json").read_text())
+    config = Qwen3_5TextConfig(**TEXT | {"vocab_size": words["text_config"]["vocab_size"]} | fields)
+    return _saved(folder, Qwen3_5ForCausalLM(config))
+
+
+def make_whole(folder, text=None, **fields):
+    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+    words = json.loads((checkpoint_path() / "config.json").read_text())
+    sizes = {"vocab_size": words["text_config"]["vocab_size"]}
+    config = Qwen3_5Config(
+        text_config=TEXT | sizes | (text or {}),
+        vision_config=VISION | {"patch_size": words["vision_config"]["patch_size"]},
+        **{name: words[name] for name in words if name.endswith("token_id")},
+        **fields,
+    )
+    return _saved(folder, Qwen3_5ForConditionalGeneration(config))
+
+
+def _saved(folder, model):
+    for name in WORDS:
+        shutil.copy(checkpoint_path() / name, folder)
+    lively(model.eval()).save_pretrained(folder)
+    return model
