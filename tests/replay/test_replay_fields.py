@@ -33,6 +33,7 @@ OTHERS = {
     "Queued.grammar": lambda old: [GrammarRequest("regex", "a")] if old is None else [None],
     "Queued.thinking": lambda old: [ThinkingBudget(3, True, (), (5,))] if old is None else [None],
     "Admitted.copy": lambda old: [(1, 2)],
+    "AdmittedWithState.copy": lambda old: [(1, 2)],
     "Executed.stops": lambda old: [old[1:] or ((0, "planted"),)],
     "Executed.errors": lambda old: [old[1:] or ((0, "planted"),)],
     "Executed.logprobs": lambda old: [old[1:] or ((0, ((5, -1.0),)),)],
@@ -46,7 +47,7 @@ OTHERS = {
     "Recovered.fingerprints": lambda old: [{**old, "weights": "others"}],
 }
 # Of these no record in the logs has another value than its default, and a tuple of keys does for it.
-KEYS = {"Scheduled.encode", "Admitted.encode"}
+KEYS = {"Scheduled.encode", "Admitted.encode", "AdmittedWithState.encode"}
 
 
 def other_values(name, old):
@@ -85,6 +86,9 @@ RUNS = {
     "two lives": lambda folder: crashed_run(folder, 16),
     "vLLM's": lambda folder: busy_run(folder, 0, compat="vllm", policy="fcfs", num_requests=12, fail_at=()),
     "thrashing": thrashing_run,
+    "with states": lambda folder: busy_run(
+        folder, 5, num_requests=9, swap_blocks=0, num_state_slots=6, snapshot_every=4
+    ),
     "in pieces": lambda folder: busy_run(folder, 5, num_requests=9, encoder_piece=1),
 }
 
