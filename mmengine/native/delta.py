@@ -10,7 +10,7 @@ from torch import Tensor
 from mmengine.native.linear import Linear
 
 MAX_KEY_DIM = 256  # of what the kernels compute; torch computes beyond it
-MAX_TAPS = 16
+MAX_TAPS = 16  # of a convolution, likewise
 _NUMBER, _ADDRESS, _STRIDE = ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64
 _ARRAYS = (
     *("query_starts", "work_starts", "slots", "rows", "certain"),
