@@ -13,7 +13,8 @@ _DERIVED = re.compile(r"rotary(?:_pos)?_emb\.inv_freq$")  # old files store this
 @dataclass(frozen=True, slots=True)
 class TensorNames:
     """`beginnings`: what a stored name may begin with, and what stands there in the canonical one (`text.`,
-    `visual.`, `lm_head.`). The first that fits counts; a name that none fits stays as it is."""
+    `visual.`, `lm_head.`), groups of the pattern among it. The first that fits counts; a name that none fits
+    stays as it is."""
 
     beginnings: tuple[tuple[re.Pattern[str], str], ...]
 
@@ -23,7 +24,7 @@ class TensorNames:
             return None
         for pattern, beginning in self.beginnings:
             if found := pattern.match(stored):
-                return beginning + stored[found.end() :]
+                return found.expand(beginning) + stored[found.end() :]
         return stored
 
     def entries(self, folder: Path) -> dict[str, TensorEntry]:

@@ -33,11 +33,14 @@ class EncodedMedia:
 @dataclass(frozen=True, slots=True)
 class DecodedMedia:
     """`patches`: uint8 [num_patches, patch_width], as in MediaInput; `timestamps`: of a video the time in
-    seconds of each temporal patch."""
+    seconds of each temporal patch, and `duration`, how long it is; `tiles`: rows and columns of those that an
+    image was cut into, (0, 0) for one that was not."""
 
     patches: np.ndarray = field(repr=False)
     grid: tuple[int, int, int]
     timestamps: tuple[float, ...] = ()
+    duration: float = 0.0
+    tiles: tuple[int, int] = (0, 0)
 
 
 # Raises InvalidMedia, InvalidRequest.

@@ -1,7 +1,7 @@
 """What a plugin says of its prompts, for the processor of the floor: plain data, and what media become."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmengine.checkpoint.model_files import has_model_file, read_model_json
@@ -10,19 +10,19 @@ from mmengine.processing.chat.template import ChatTemplate
 from mmengine.processing.chat.token_writer import Piece
 from mmengine.processing.chat.tokens import ChatTokenizer
 from mmengine.processing.media.loader import LoadedMedia
-from mmengine.processing.media.settings import Settings
+from mmengine.processing.media.settings import MediaSettings
 
 
 @dataclass(frozen=True, slots=True)
 class MediaDescription:
     """What a model takes beside text.
 
-    `placeholders`: modality ("image", "video") by the id of the special token that stands for one item in a
-    template. `tokens`: what an item becomes there, given that id and what was loaded; its runs of
-    placeholders are the embeddings in their order. `encoder`: a fingerprint of what computes these, which
-    goes into every hash of pixels."""
+    `placeholders`: modality ("image", "video") by the id of what stands for one item in a template, a special
+    token or what the tokenizer has `marked`. `tokens`: what an item becomes there, given that id and what was
+    loaded; its runs of placeholders are the embeddings in their order. `encoder`: a fingerprint of what
+    computes these, which goes into every hash of pixels."""
 
-    settings: Settings
+    settings: MediaSettings
     placeholders: Mapping[int, str]
     tokens: Callable[[int, LoadedMedia], Iterable[Piece]]
     encoder: str
@@ -37,7 +37,7 @@ class Description:
     """`version`: of the plugin's part in prompts; it changes when the same input would give other pixels or
     tokens. `max_positions`: tokens that the model has positions for. `generation`: what
     generation_config.json says. `eos_token_ids`: where that names none. `media`: None, a model of text
-    alone."""
+    alone. `templates`: by modality, in place of `template` for messages that hold some of it."""
 
     version: str
     tokenizer: ChatTokenizer
@@ -46,6 +46,7 @@ class Description:
     generation: dict
     eos_token_ids: tuple[int, ...]
     media: MediaDescription | None = None
+    templates: Mapping[str, ChatTemplate] = field(default_factory=dict)
 
 
 def read_generation(folder: Path) -> dict:

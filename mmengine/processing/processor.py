@@ -4,7 +4,7 @@ tokenizers."""
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,10 @@ class ChatProcessor:
         tokenizer, media = described.tokenizer, described.media
         self.tokenizer, self.media = tokenizer, media
         self.max_positions = self.max_prompt_tokens = described.max_positions
-        self._template = described.template
+        self._template, self._templates = described.template, described.templates
         self._last_given: ChatTemplate | None = None
         self._pads = media.placeholders if media is not None else {}
-        self._names = {token: name for name, token in tokenizer.special.items()}
+        self._names = {token: name for name, token in tokenizer.marked.items()}
         if not self._pads.keys() <= self._names.keys():
             fields = " or ".join(f"{modality}_token_id" for modality in self._pads.values())
             raise ModelError(f"config.json's {fields} is no special token of tokenizer.json")
@@ -62,7 +62,8 @@ class ChatProcessor:
             self._loader = MediaLoader(media.settings, _hash_key(described, media), self._check_length)
             self.media_cache = self._loader.cache
         seen = ("", "") if media is None else (media.settings.describe(), media.encoder)
-        parts = (described.version, seen[0], tokenizer.digest, self._template.source, seen[1])
+        sources = (template.source for template in (self._template, *self._templates.values()))
+        parts = (described.version, seen[0], tokenizer.digest, *sources, seen[1])
         self.fingerprint = hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def prepare(
@@ -87,7 +88,7 @@ class ChatProcessor:
         beside = _beside(images, videos, metadata)
         self._check_taken(parts, beside)
         parts = fill(parts, beside)
-        template, variables = self._template_of(template_options)
+        template, variables = self._template_of(template_options, {part.modality for part in parts})
         rendered = template.render(
             plain,
             add_generation_prompt=add_generation_prompt and not continue_final_message,
@@ -100,7 +101,7 @@ class ChatProcessor:
 
     @property
     def max_image_pixels(self) -> int:
-        return 0 if self.media is None else self.media.settings.image.max_pixels
+        return 0 if self.media is None else self.media.settings.max_image_pixels
 
     @property
     def template_variables(self) -> frozenset[str]:
@@ -110,12 +111,15 @@ class ChatProcessor:
         """See Processor."""
         return self._template_of(template_options)[0].call_format
 
-    def _template_of(self, options: Mapping[str, Any] | None) -> tuple[ChatTemplate, dict[str, Any]]:
-        """The template to render with, and its variables."""
+    def _template_of(
+        self, options: Mapping[str, Any] | None, modalities: Collection[str] = ()
+    ) -> tuple[ChatTemplate, dict[str, Any]]:
+        """The template to render messages with that hold these modalities, and its variables."""
         variables = dict(options or {})
         source = variables.pop("chat_template", None)
         if source is None:
-            return self._template, read_variables(variables)
+            own = (self._templates[each] for each in modalities if each in self._templates)
+            return next(own, self._template), read_variables(variables)
         if not isinstance(source, str):
             raise InvalidRequest(f"chat_template must be a Jinja template, not a {type(source).__name__}")
         last = self._last_given

@@ -10,14 +10,9 @@ from mmengine.processing.chat.template import ChatTemplate
 from mmengine.processing.chat.token_writer import Piece, Run
 from mmengine.processing.chat.tokens import ChatTokenizer
 from mmengine.processing.description import Description, MediaDescription, read_generation, special_id
+from mmengine.processing.media.grids import GridSettings, ImageSettings, VideoSettings, read_grids
 from mmengine.processing.media.loader import LoadedMedia
-from mmengine.processing.media.settings import (
-    ImageSettings,
-    PatchSettings,
-    Settings,
-    VideoSettings,
-    read_settings,
-)
+from mmengine.processing.media.patches import PatchSettings
 from mmengine.processing.processor import ChatProcessor
 from mmengine_qwen3_vl.config import read_config
 from mmengine_qwen3_vl.names import NAMES
@@ -52,7 +47,7 @@ def media_of(
 ) -> MediaDescription:
     """Of this family and those that take media as it does. `pads`: modality by the id of its placeholder;
     `names`: of the tensors in the folder's files."""
-    settings = read_settings(folder, _defaults(vision), NORMALISATION)
+    settings = read_grids(folder, _defaults(vision), NORMALISATION)
     start, end = (special_id(tokenizer, f"<|vision_{side}|>", "a Qwen3-VL") for side in ("start", "end"))
 
     def tokens(pad: int, loaded: LoadedMedia) -> Iterator[Piece]:
@@ -66,9 +61,9 @@ def media_of(
     return MediaDescription(settings, pads, tokens, fingerprint(folder, names, prefix="visual."))
 
 
-def _defaults(vision: VisionConfig) -> Settings:
+def _defaults(vision: VisionConfig) -> GridSettings:
     """What the files need not say."""
-    return Settings(
+    return GridSettings(
         PatchSettings(vision.patch_size, vision.temporal_patch_size, vision.merge_size),
         ImageSettings(min_pixels=56 * 56, max_pixels=28 * 28 * 1280),
         VideoSettings(

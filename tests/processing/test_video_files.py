@@ -14,7 +14,6 @@ from mmengine.errors import InvalidMedia, InvalidRequest
 from mmengine.processing.media import video_file
 from mmengine.processing.media.options import video_options
 from mmengine.processing.media.sources import Access
-from mmengine.processing.media.video import sample
 from mmengine.processing.media.video_file import VideoFile
 
 PLACE = "<|vision_start|><|video_pad|><|vision_end|>"
@@ -169,7 +168,7 @@ def test_one_frame_is_shown_twice(processor):
 
 def indices(processor, total, rate, **options):
     chosen = video_options(options, "video 0")
-    return sample(total, rate, chosen, processor.media.settings.video, "video 0").tolist()
+    return processor.media.settings.sample(total, rate, chosen, "video 0").tolist()
 
 
 def test_sampling(processor):

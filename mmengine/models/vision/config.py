@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class VisionConfig:
-    """Blocks of attention within a frame, over patches with learned positions and rotary ones, and mergers
-    that join merge_size x merge_size patches into an embedding of the text model. Pixels come to it as
-    uint8, and are brought to -1 to 1."""
+    """Blocks of attention within a frame, over patches with learned positions, and mergers that join
+    merge_size x merge_size patches into an embedding of the text model. Pixels come to it as uint8, and are
+    brought to -1 to 1."""
 
     depth: int
     hidden_size: int
@@ -16,13 +16,15 @@ class VisionConfig:
     out_hidden_size: int
     in_channels: int
     patch_size: int
-    temporal_patch_size: int
+    temporal_patch_size: int  # 1: each frame by itself, and a kernel of patches without time
     merge_size: int
     num_positions: int  # learned position embeddings, a square
-    rope_theta: float
+    rope_theta: float | None  # of rotary positions beside the learned ones; None: there are none
     norm_eps: float  # of every layer norm
     gelu: str  # `approximate` of F.gelu in the blocks; the mergers' is exact
     deepstack_layers: tuple[int, ...]  # blocks tapped; item i belongs to deepstack merger i
+    joined_qkv: bool = True  # stored as one matrix; else as three
+    linear_merger: bool = False  # one matrix without a bias behind its norm; else two layers
 
     @property
     def head_dim(self) -> int:

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmengine.models.reader import WeightReader
+from mmengine.models.vision.config import VisionConfig
+from mmengine.models.vision.tensors import QKV
 from mmengine.native.linear import PackedLinear
 
 
@@ -26,7 +28,7 @@ class TorchLinear:
     """What PackedLinear is without the kernels."""
 
     weight: Tensor  # [out, in]
-    bias: Tensor
+    bias: Tensor | None
 
     def __call__(self, x: Tensor, *, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """Without a residual, `out` is left as it is."""
@@ -49,35 +51,39 @@ class Block:
 
 @dataclass(slots=True)
 class Merger:
-    """Joins merge x merge patches into one embedding of the text model's width."""
+    """Joins merge x merge patches into one embedding of the text model's width: by `fc2`, behind `fc1` where
+    there is one."""
 
     norm: Norm
     norm_after_join: bool
-    fc1: Linear
+    fc1: Linear | None
     fc2: Linear
 
 
 class LayerReader:
     """Layers by their canonical names; `library` None: torch's linears."""
 
-    def __init__(self, weights: WeightReader, library: ctypes.CDLL | None, norm_eps: float) -> None:
-        self._weights, self._library, self._norm_eps = weights, library, norm_eps
+    def __init__(self, config: VisionConfig, weights: WeightReader, library: ctypes.CDLL | None) -> None:
+        self._config, self._weights, self._library = config, weights, library
 
-    def linear(self, name: str) -> Linear:
-        weight, bias = f"{name}.weight", self._weights.read(f"{name}.bias")
+    def linear(self, *names: str, biased: bool = True) -> Linear:
+        """One, or several joined."""
+        weights = [f"{name}.weight" for name in names]
+        bias = self._weights.read(*(f"{name}.bias" for name in names)) if biased else None
         if self._library is None:
-            return TorchLinear(self._weights.read(weight).flatten(1), bias)
-        return PackedLinear(self._library, self._weights.pieces(weight), bias)
+            return TorchLinear(self._weights.read(*weights).flatten(1), bias)
+        return PackedLinear(self._library, self._weights.pieces(*weights), bias)
 
     def norm(self, name: str) -> Norm:
         weight, bias = self._weights.read(f"{name}.weight"), self._weights.read(f"{name}.bias")
-        return Norm(weight, bias, self._norm_eps)
+        return Norm(weight, bias, self._config.norm_eps)
 
     def block(self, index: int) -> Block:
         name = f"visual.blocks.{index}"
+        qkv = ("qkv",) if self._config.joined_qkv else QKV
         return Block(
             self.norm(f"{name}.norm1"),
-            self.linear(f"{name}.attn.qkv"),
+            self.linear(*(f"{name}.attn.{part}" for part in qkv)),
             self.linear(f"{name}.attn.proj"),
             self.norm(f"{name}.norm2"),
             self.linear(f"{name}.mlp.linear_fc1"),
@@ -85,5 +91,8 @@ class LayerReader:
         )
 
     def merger(self, name: str, *, norm_after_join: bool) -> Merger:
+        norm = self.norm(f"{name}.norm")
+        if self._config.linear_merger:
+            return Merger(norm, norm_after_join, None, self.linear(f"{name}.linear", biased=False))
         fc1, fc2 = self.linear(f"{name}.linear_fc1"), self.linear(f"{name}.linear_fc2")
-        return Merger(self.norm(f"{name}.norm"), norm_after_join, fc1, fc2)
+        return Merger(norm, norm_after_join, fc1, fc2)

@@ -38,7 +38,7 @@ class PatchCosts(NamedTuple):
             embedding=c.patch_width * c.hidden_size,
             before=3 * square,
             behind=square + 2 * c.hidden_size * c.intermediate_size,
-            merger=merged * (merged + c.out_hidden_size) // c.merge_size**2,
+            merger=merged * (c.out_hidden_size + (0 if c.linear_merger else merged)) // c.merge_size**2,
         )
 
     def whole(self, c: VisionConfig) -> int:

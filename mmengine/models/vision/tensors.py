@@ -3,12 +3,14 @@
 from mmengine.models.vision.config import VisionConfig
 
 Shapes = dict[str, tuple[int, ...]]
+QKV = ("q", "k", "v")  # where each has a matrix of its own
 
 
 def vision_tensors(c: VisionConfig) -> Shapes:
     """Their shapes; linear weights are [out, in]."""
     merged = c.hidden_size * c.merge_size**2
-    patch = (c.in_channels, c.temporal_patch_size, c.patch_size, c.patch_size)
+    time = () if c.temporal_patch_size == 1 else (c.temporal_patch_size,)
+    patch = (c.in_channels, *time, c.patch_size, c.patch_size)
     shapes: Shapes = {
         "visual.patch_embed.proj.weight": (c.hidden_size, *patch),
         "visual.patch_embed.proj.bias": (c.hidden_size,),
@@ -17,17 +19,24 @@ def vision_tensors(c: VisionConfig) -> Shapes:
     block = (
         _affine("norm1", c.hidden_size)
         | _affine("norm2", c.hidden_size)
-        | _affine("attn.qkv", 3 * c.hidden_size, c.hidden_size)
         | _affine("attn.proj", c.hidden_size, c.hidden_size)
         | _affine("mlp.linear_fc1", c.intermediate_size, c.hidden_size)
         | _affine("mlp.linear_fc2", c.hidden_size, c.intermediate_size)
     )
+    if c.joined_qkv:
+        block |= _affine("attn.qkv", 3 * c.hidden_size, c.hidden_size)
+    else:
+        for name in QKV:
+            block |= _affine(f"attn.{name}", c.hidden_size, c.hidden_size)
     for i in range(c.depth):
         shapes |= {f"visual.blocks.{i}.{name}": shape for name, shape in block.items()}
     mergers = [("visual.merger", c.hidden_size)]
     mergers += [(f"visual.deepstack_merger_list.{i}", merged) for i in range(len(c.deepstack_layers))]
     for name, norm_size in mergers:
         shapes |= _affine(f"{name}.norm", norm_size)
+        if c.linear_merger:
+            shapes[f"{name}.linear.weight"] = (c.out_hidden_size, merged)
+            continue
         shapes |= _affine(f"{name}.linear_fc1", merged, merged)
         shapes |= _affine(f"{name}.linear_fc2", c.out_hidden_size, merged)
     return shapes

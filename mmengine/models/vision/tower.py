@@ -61,7 +61,7 @@ class VisionTower:
         self.ops = vision_ops(device, self.dtype, config.head_dim)
         pays = config.hidden_size < _WIDE or self.dtype == torch.bfloat16
         library = load() if self._kernels is not None and pays else None
-        read = LayerReader(weights, library, config.norm_eps)
+        read = LayerReader(config, weights, library)
         self._patch = read.linear("visual.patch_embed.proj")  # a convolution whose stride is its kernel
         self.blocks = [read.block(i) for i in range(config.depth)]
         self.merger = read.merger("visual.merger", norm_after_join=False)
@@ -69,9 +69,7 @@ class VisionTower:
             layer: read.merger(f"visual.deepstack_merger_list.{i}", norm_after_join=True)
             for i, layer in enumerate(config.deepstack_layers)
         }
-        quarter = config.head_dim // 2
-        exponents = torch.arange(0, quarter, 2, dtype=torch.float) / quarter
-        self._inv_freq = 1.0 / config.rope_theta**exponents  # [head_dim / 4], on the CPU
+        self._inv_freq = inverse_frequencies(config)
         self._tables: OrderedDict[tuple[int, int], GridTables] = OrderedDict()
 
     def encode(self, patches: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
@@ -204,7 +202,7 @@ class VisionTower:
             joined = merger.norm(hidden.view(-1, width))
         else:
             joined = merger.norm(hidden).view(-1, width)
-        return merger.fc2(F.gelu(merger.fc1(joined)))
+        return merger.fc2(joined if merger.fc1 is None else F.gelu(merger.fc1(joined)))
 
     def _grid_tables(self, height: int, width: int) -> GridTables:
         """Tables of one frame; the last used are kept, up to a bound on their patches together."""
@@ -232,6 +230,13 @@ class VisionTower:
         angles = upload((coordinates[:, :, None] * self._inv_freq).flatten(1), self.device)
         cos, sin = angles.cos(), angles.sin()
         return GridTables(positions, torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
+
+
+def inverse_frequencies(c: VisionConfig) -> Tensor:
+    """[head_dim / 4], on the CPU; zeros where nothing is rotated."""
+    quarter = c.head_dim // 2
+    exponents = torch.arange(0, quarter, 2, dtype=torch.float) / quarter
+    return torch.zeros_like(exponents) if c.rope_theta is None else 1.0 / c.rope_theta**exponents
 
 
 def normalise(pixels: Tensor) -> Tensor:

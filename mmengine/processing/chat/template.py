@@ -20,6 +20,7 @@ import jinja2.meta
 from mmengine.checkpoint.model_files import has_model_file, is_gguf, read_model_json
 from mmengine.errors import InvalidRequest, ModelError
 from mmengine.processing.chat.call_formats import call_format_of
+from mmengine.processing.chat.contents import CUT, cut, in_parts, is_text_in_parts, joined, with_cut
 from mmengine.processing.chat.environment import chat_environment
 from mmengine.processing.chat.tokens import ChatTokenizer
 from mmengine.request import CallFormat, check_unicode
@@ -29,7 +30,6 @@ MAX_TEMPLATE_BYTES = 2**20
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _FIRST_MARK = 0xDC00
 _MAX_MARKS = 0x400
-_CUT = "\ud800"  # where continue_final_message ends the text: a high surrogate, no mark
 NO_TEMPLATE = (  # of a model that was not made to chat
     "{{ raise_exception('it has none; give one as chat_template, or ask with a text that is no chat') }}"
 )
@@ -53,13 +53,13 @@ class ChatTemplate:
         is from. `modalities`: of the media that the model takes. Raises ModelError; `check` finds more."""
         self.source, self._names, self._tokenizer, self._origin = source, names, tokenizer, origin
         self._modalities = modalities
-        written = [token for token in tokenizer.special if token in self.source or token in names.values()]
+        written = [token for token in tokenizer.marked if token in self.source or token in names.values()]
         if len(written) > _MAX_MARKS:
             raise ModelError(f"the chat template {origin} names {len(written)} special tokens, too many")
         written.sort(key=len, reverse=True)  # so that a token which contains another is replaced first
         self._marks = {token: chr(_FIRST_MARK + i) for i, token in enumerate(written)}
         self._tokens = {mark: token for token, mark in self._marks.items()}
-        self._ids = {mark: tokenizer.special[token] for mark, token in self._tokens.items()}
+        self._ids = {mark: tokenizer.marked[token] for mark, token in self._tokens.items()}
         self._mark_pattern = re.compile(f"([{chr(_FIRST_MARK)}-{chr(_FIRST_MARK + _MAX_MARKS - 1)}])")
         marked = self.source
         for token, mark in self._marks.items():
@@ -145,23 +145,34 @@ class ChatTemplate:
         variables: Mapping[str, Any] = _NO_VARIABLES,
     ) -> str:
         """The prompt with marks in place of special tokens. Messages and variables: plain, checked data."""
-        if any(_is_text_in_parts(message) for message in messages) and not self.reads_parts:
-            messages = [_joined(message) if _is_text_in_parts(message) else message for message in messages]
+        if any(is_text_in_parts(message) for message in messages) and not self.reads_parts:
+            messages = [joined(message) if is_text_in_parts(message) else message for message in messages]
+        if any(isinstance(message.get("content"), str) for message in messages) and not self.reads_texts:
+            messages = [in_parts(message) for message in messages]
         if continue_final_message:
-            messages = _with_cut(messages)
+            messages = with_cut(messages)
         rendered = self._rendered(messages, add_generation_prompt, variables)
-        return _cut(rendered) if continue_final_message else rendered
+        return cut(rendered) if continue_final_message else rendered
 
     @cached_property
     def reads_parts(self) -> bool:
         """Whether a message's content may be a list of parts: a template for text alone prints the list as it
         is, leaves it out, or fails. Whoever asks in parts all the same is answered as if in one text."""
-        content = [{"type": "text", "text": _PROBE}]
-        try:
-            rendered = self._rendered([{"role": "user", "content": content}], False, _NO_VARIABLES)
-        except InvalidRequest:
-            return False
+        rendered = self._probed([{"type": "text", "text": _PROBE}])
         return _PROBE in rendered and not re.search(f"{_PROBE}[\"']", rendered)
+
+    @cached_property
+    def reads_texts(self) -> bool:
+        """Whether a message's content may be a text: a template for parts alone leaves it out. Whoever asks
+        in a text all the same is answered as if in one part."""
+        return _PROBE in self._probed(_PROBE) or not self.reads_parts
+
+    def _probed(self, content: str | list[dict[str, str]]) -> str:
+        """A message of that content, rendered; "" where the template refuses it."""
+        try:
+            return self._rendered([{"role": "user", "content": content}], False, _NO_VARIABLES)
+        except InvalidRequest:
+            return ""
 
     def _rendered(
         self, messages: list[dict[str, Any]], add_generation_prompt: bool, variables: Mapping[str, Any]
@@ -176,7 +187,7 @@ class ChatTemplate:
                         f"the rendered prompt is longer than {MAX_RENDERED_CHARS} characters"
                     )
         except jinja2.TemplateError as error:
-            detail = self.readable(str(error)).replace(_CUT, "")[:300]
+            detail = self.readable(str(error)).replace(CUT, "")[:300]
             raise InvalidRequest(f"the model's chat template refuses these messages: {detail}") from None
         except InvalidRequest:
             raise
@@ -218,41 +229,6 @@ class ChatTemplate:
             raise ModelError(
                 f"the chat template {self._origin} builds special tokens from pieces, which is not supported"
             )
-
-
-def _is_text_in_parts(message: Mapping[str, object]) -> bool:
-    content = message.get("content")
-    return isinstance(content, list) and all("text" in part for part in content)
-
-
-def _joined(message: dict) -> dict:
-    return {**message, "content": "\n".join(part["text"] for part in message["content"])}
-
-
-def _with_cut(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with a cut, and a space to see whether the template trims, behind the last text."""
-    content = messages[-1].get("content")
-    if isinstance(content, str):
-        continued: Any = content + _CUT + " "
-    else:
-        continued = list(content or ())
-        for i in reversed(range(len(continued))):
-            if "text" in continued[i]:
-                continued[i] = {**continued[i], "text": continued[i]["text"] + _CUT + " "}
-                break
-        else:
-            raise InvalidRequest(
-                "continue_final_message is set, but the last message holds no text to continue"
-            )
-    return [*messages[:-1], {**messages[-1], "content": continued}]
-
-
-def _cut(rendered: str) -> str:
-    end = rendered.rfind(_CUT)
-    if end < 0:
-        raise InvalidRequest("the model's chat template drops the last message, so it cannot be continued")
-    kept = rendered[:end]
-    return kept if rendered[end + 1 : end + 2] == " " else kept.rstrip()
 
 
 def _find_source(folder: Path) -> str | None:

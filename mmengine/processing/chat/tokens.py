@@ -22,12 +22,14 @@ class ChatTokenizer:
     """Implements the Tokenizer of mmengine.models.plugin. Thread-safe.
 
     `special` maps the text of each special token to its id. Added tokens that the file does not
-    call special (such as <think> or <tool_call>) are ordinary text with an id of their own.
+    call special (such as <think> or <tool_call>) are ordinary text with an id of their own. `marked` has
+    beside the special ones what stands for media in templates and is no token: ids below 0, which no prompt
+    keeps.
     """
 
-    def __init__(self, data: dict, origin: object) -> None:
-        """`data`: what tokenizer.json holds, or would. `origin`: in errors, where it is from. Raises
-        ModelError."""
+    def __init__(self, data: dict, origin: object, placeholders: Sequence[str] = ()) -> None:
+        """`data`: what tokenizer.json holds, or would. `origin`: in errors, where it is from. `placeholders`:
+        those of `marked`. Raises ModelError."""
         try:
             added = data.get("added_tokens") or []
             text = json.dumps(data, sort_keys=True)
@@ -44,16 +46,17 @@ class ChatTokenizer:
         self._short = lru_cache(NUM_SHORT)(partial(self._encode, self._plain))
         self.digest = hashlib.sha256(text.encode()).hexdigest()
         self.special_ids = frozenset(self.special.values())
+        self.marked = {name: -1 - place for place, name in enumerate(placeholders)} | self.special
         ids = max(ordinary.values(), default=-1), max(self._full.get_added_tokens_decoder(), default=-1)
         self.vocab_size = 1 + max(ids)
-        names = sorted(self.special, key=len, reverse=True)
+        names = sorted(self.marked, key=len, reverse=True)
         self._special_pattern = re.compile("(" + "|".join(map(re.escape, names)) + ")")
 
     @classmethod
-    def of_folder(cls, folder: Path) -> "ChatTokenizer":
+    def of_folder(cls, folder: Path, placeholders: Sequence[str] = ()) -> "ChatTokenizer":
         """Of a model's folder, or its GGUF file."""
         name = "tokenizer.json"
-        return cls(read_model_json(folder, name), model_file(folder, name))
+        return cls(read_model_json(folder, name), model_file(folder, name), placeholders)
 
     def _check(self, data: dict, added: list[dict], ordinary: dict[str, int], origin: object) -> None:
         if not self.special:
@@ -92,11 +95,11 @@ class ChatTokenizer:
         return exceeds(self._plain, text, limit)
 
     def split(self, text: str, max_special: int = 0) -> list[str | int]:
-        """Runs of text, and the ids of the special tokens between them. Behind `max_special` of these (0:
-        any number) the rest stays as it is."""
+        """Runs of text, and the ids of what is marked between them. Behind `max_special` of these (0: any
+        number) the rest stays as it is."""
         check_unicode("the prompt", text)
         pieces = self._special_pattern.split(text, max_special)
-        return [self.special[piece] if i % 2 else piece for i, piece in enumerate(pieces) if piece]
+        return [self.marked[piece] if i % 2 else piece for i, piece in enumerate(pieces) if piece]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._full.decode(list(token_ids), skip_special_tokens=skip_special_tokens)

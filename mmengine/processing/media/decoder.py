@@ -1,5 +1,6 @@
 """What a decoder process runs: encoded images and videos to patches. Neither torch nor a tokenizer."""
 
+import importlib
 from functools import partial
 
 import msgspec
@@ -7,26 +8,33 @@ import msgspec
 from mmengine.errors import InvalidRequest
 from mmengine.models.decoding import DecodedMedia, DecoderRecipe, EncodedMedia, MediaDecoder
 from mmengine.processing.media.loader import MediaLoader
-from mmengine.processing.media.settings import Settings
+from mmengine.processing.media.settings import MediaSettings
 from mmengine.processing.media.sources import Access, MediaPart
 
 
 class _Recipe(msgspec.Struct, frozen=True):
-    settings: Settings
+    """`module`, `name`: of the class of `settings`."""
+
+    module: str
+    name: str
+    settings: msgspec.Raw
     limit: int
     who: str
 
 
-def recipe(settings: Settings, limit: int, who: str) -> DecoderRecipe:
+def recipe(settings: MediaSettings, limit: int, who: str) -> DecoderRecipe:
     """For `decoder`, below. `limit`, `who`: of tokens, and whose it is."""
-    return DecoderRecipe(__name__, msgspec.json.encode(_Recipe(settings, limit, who)))
+    kind, data = type(settings), msgspec.Raw(msgspec.json.encode(settings))
+    made = _Recipe(kind.__module__, kind.__name__, data, limit, who)
+    return DecoderRecipe(__name__, msgspec.json.encode(made))
 
 
 def decoder(settings: bytes) -> MediaDecoder:
     """The decoder that `recipe` describes."""
     read = msgspec.json.decode(settings, type=_Recipe)
+    kind: type[MediaSettings] = getattr(importlib.import_module(read.module), read.name)
     check = partial(check_length, most=read.limit, who=read.who)
-    return partial(_decode, MediaLoader(read.settings, b"", check))
+    return partial(_decode, MediaLoader(msgspec.json.decode(read.settings, type=kind), b"", check))
 
 
 def _decode(loader: MediaLoader, media: EncodedMedia) -> DecodedMedia:

@@ -8,13 +8,12 @@ that was asked about before is not decoded, resized and cut up again. Pixels tha
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from mmengine.errors import InvalidMedia
 from mmengine.models.decoding import DecodedMedia, Encoded, EncodedMedia, FrameTimes, MediaDecoder
@@ -22,9 +21,8 @@ from mmengine.models.media_cache import MediaCache
 from mmengine.models.plugin import MediaSource
 from mmengine.processing.media.images import load_rgb
 from mmengine.processing.media.options import NAMES as OPTION_NAMES
-from mmengine.processing.media.options import ImageOptions, image_options, video_options
-from mmengine.processing.media.patches import image_size, patchify
-from mmengine.processing.media.settings import ImageSettings, PatchSettings, Settings
+from mmengine.processing.media.options import check_known, image_options, video_options
+from mmengine.processing.media.settings import CheckLength, MediaSettings
 from mmengine.processing.media.sources import (
     MAX_IMAGE_BYTES,
     MAX_VIDEO_BYTES,
@@ -34,21 +32,22 @@ from mmengine.processing.media.sources import (
     keepable,
     read_source,
 )
-from mmengine.processing.media.video import MAX_LISTED_FRAMES, load_video
+from mmengine.processing.media.video import MAX_LISTED_FRAMES
 
-MAX_RESIZED_PIXELS = 2**24  # one image, 16384 embeddings
 _ENTRY_BYTES = 1024  # of the cache, beside the rows
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedMedia:
-    """Rows of the encoder (uint8, shared by whoever asks for the same content: never written), their
-    grid, what they hash to, and of a video the time in seconds of each temporal patch."""
+    """As DecodedMedia, with what the rows hash to: uint8, shared by whoever asks for the same content, and
+    never written."""
 
     patches: np.ndarray
     grid: tuple[int, int, int]
     mm_hash: bytes
     timestamps: tuple[float, ...] = ()
+    duration: float = 0.0
+    tiles: tuple[int, int] = (0, 0)
 
     @property
     def num_bytes(self) -> int:
@@ -56,10 +55,9 @@ class LoadedMedia:
 
 
 class MediaLoader:
-    """`hash_key`: what beside the pixels decides what the encoder makes of them. `check_length`: called with
-    the tokens that an image takes before its pixels are resized; raises where they are too many."""
+    """`hash_key`: what beside the pixels decides what the encoder makes of them."""
 
-    def __init__(self, settings: Settings, hash_key: bytes, check_length: Callable[[int], None]) -> None:
+    def __init__(self, settings: MediaSettings, hash_key: bytes, check_length: CheckLength) -> None:
         self.cache: MediaCache[LoadedMedia] = MediaCache()
         self.decoder: MediaDecoder | None = None  # of encoded media; None: this thread
         self._settings, self._hash_key, self._check_length = settings, hash_key, check_length
@@ -69,6 +67,7 @@ class MediaLoader:
     ) -> tuple[LoadedMedia, MediaSource | None]:
         """The media of a part, and what `restore` makes the same of again. Raises InvalidMedia,
         InvalidRequest."""
+        check_known(given, self._settings.options, part.where)
         source = _source_of(part, given, access)
         if source is None:
             return self._load(part, given, access), None
@@ -92,25 +91,17 @@ class MediaLoader:
         else:
             found = self.decoder(encoded)
         mm_hash = self._mm_hash(part.modality, found.patches, found.grid)
-        return LoadedMedia(found.patches, found.grid, mm_hash, found.timestamps)
+        return LoadedMedia(found.patches, found.grid, mm_hash, found.timestamps, found.duration, found.tiles)
 
     def decode(self, part: MediaPart, given: Mapping[str, object], access: Access) -> DecodedMedia:
         """On this thread. Raises InvalidMedia, InvalidRequest."""
+        settings, check_length = self._settings, self._check_length
         if part.modality == "image":
-            return DecodedMedia(*self._image(part, image_options(given, part.where), access))
+            wanted = image_options(given, part.where)
+            image = load_rgb(part.source, access, part.where)
+            return settings.prepare_image(image, wanted, check_length, part.where)
         options = video_options(given, part.where)
-        settings = self._settings
-        return load_video(part.source, options, settings.video, settings.patches, access, part.where)
-
-    def _image(self, part: MediaPart, options: ImageOptions, access: Access) -> tuple[np.ndarray, tuple]:
-        patches = self._settings.patches
-        image = load_rgb(part.source, access, part.where)
-        height, width = _image_target(image, options, self._settings.image, patches, part.where)
-        self._check_length(height * width // patches.factor**2)
-        if image.size != (width, height):
-            image = image.resize((width, height), Image.Resampling.BICUBIC)
-        planes = np.asarray(image).transpose(2, 0, 1)
-        return patchify(np.broadcast_to(planes, (patches.temporal_patch_size, *planes.shape)), patches)
+        return settings.prepare_video(part.source, options, access, check_length, part.where)
 
     def _mm_hash(self, modality: str, rows: np.ndarray, grid: tuple[int, int, int]) -> bytes:
         digest = hashlib.sha256(self._hash_key)
@@ -213,17 +204,3 @@ def _stamp(data: bytes | Path) -> tuple[int, ...]:
     except OSError:
         return (-1,)
     return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _image_target(
-    image: Image.Image, options: ImageOptions, settings: ImageSettings, patches: PatchSettings, where: str
-) -> tuple[int, int]:
-    width, height = image.size
-    if not options.resize:
-        return options.unresized((height, width), patches.factor, where)
-    if options.resized is not None:
-        return image_size(*options.resized, patches.factor, 1, MAX_RESIZED_PIXELS, where)
-    low = settings.min_pixels if options.min_pixels is None else options.min_pixels
-    high = settings.max_pixels if options.max_pixels is None else options.max_pixels
-    high = min(high, MAX_RESIZED_PIXELS)
-    return image_size(height, width, patches.factor, min(low, high), high, where)

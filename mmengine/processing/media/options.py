@@ -10,12 +10,14 @@ from mmengine.errors import InvalidMedia, InvalidRequest
 MAX_SIDE = 2**15  # pixels of resized_height and resized_width
 MAX_PIXELS = 2**28  # of min_pixels, max_pixels and total_pixels
 MAX_FRAMES = 2048  # of nframes, min_frames and max_frames
+SPLITS, LONGEST = "do_image_splitting", "longest_edge"  # of families with tiles
 
 _NUMBERS = {  # name: (low, high, whole)
     "min_pixels": (1, MAX_PIXELS, True),
     "max_pixels": (1, MAX_PIXELS, True),
     "total_pixels": (1, 2**40, False),
     "total_min_pixels": (1, 2**40, False),
+    LONGEST: (1, MAX_SIDE, True),
     "resized_height": (1, MAX_SIDE, True),
     "resized_width": (1, MAX_SIDE, True),
     "fps": (1e-3, 1000.0, False),
@@ -28,7 +30,7 @@ _NUMBERS = {  # name: (low, high, whole)
     "sample_fps": (1e-3, 1000.0, False),
     "raw_fps": (1e-3, 1000.0, False),
 }
-_FLAGS = ("do_resize", "do_sample_frames", "cap_pixels_per_frame")
+_FLAGS = ("do_resize", "do_sample_frames", "cap_pixels_per_frame", SPLITS)
 NAMES = (*_NUMBERS, *_FLAGS)
 
 
@@ -38,6 +40,8 @@ class ImageOptions:
     max_pixels: int | None = None
     resized: tuple[int, int] | None = None  # (height, width) asked for
     resize: bool = True
+    longest_edge: int | None = None
+    splits: bool | None = None  # into tiles; None: as the checkpoint says
 
     def unresized(self, size: tuple[int, int], factor: int, where: str) -> tuple[int, int]:
         """`size` (height, width) as it is, for do_resize False."""
@@ -97,6 +101,16 @@ def video_options(values: Mapping[str, Any], where: str) -> VideoOptions:
     )
 
 
+def check_known(values: Mapping[str, Any], known: frozenset[str], where: str) -> None:
+    """Raises InvalidRequest for an option that is none of those that the model knows."""
+    for name in NAMES:
+        if values.get(name) is not None and name not in known:
+            raise InvalidRequest(
+                f"{where}: {name} means nothing to this model, which knows {', '.join(sorted(known))}; "
+                "leave it out"
+            )
+
+
 def _common(options: dict[str, Any], where: str) -> dict[str, Any]:
     low, high = options.get("min_pixels"), options.get("max_pixels")
     if low is not None and high is not None and low > high:
@@ -109,6 +123,8 @@ def _common(options: dict[str, Any], where: str) -> dict[str, Any]:
         "max_pixels": high,
         "resized": None if height is None else (height, width),
         "resize": options.get("do_resize", True),
+        "longest_edge": options.get(LONGEST),
+        "splits": options.get(SPLITS),
     }
 
 

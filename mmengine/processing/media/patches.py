@@ -5,13 +5,29 @@ stands for, the ratio stays, and the number of pixels comes to lie in a range.
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from mmengine.errors import InvalidMedia
-from mmengine.processing.media.settings import PatchSettings
 
 MAX_RATIO = 200  # long side over short side
+
+
+@dataclass(frozen=True, slots=True)
+class PatchSettings:
+    patch_size: int
+    temporal_patch_size: int
+    merge_size: int
+
+    @property
+    def factor(self) -> int:
+        """Sides of a resized frame are multiples of it, in pixels."""
+        return self.patch_size * self.merge_size
+
+    def embeds(self, grid: tuple[int, int, int]) -> int:
+        """Of one temporal patch of `grid`."""
+        return grid[1] * grid[2] // self.merge_size**2
 
 
 def image_size(height: int, width: int, factor: int, low: int, high: int, where: str) -> tuple[int, int]:

@@ -1,34 +1,38 @@
-"""Bicubic resizing of uint8 frames, bit for bit what torch's uint8 kernel gives, in numpy.
+"""Resizing of uint8 frames, bit for bit what torch's uint8 kernels give, in numpy.
 
-transformers resizes video frames with `torch.nn.functional.interpolate(mode="bicubic",
-antialias=True)` on uint8, which runs two separable passes, columns first, each rounded to uint8.
+transformers resizes video frames with `torch.nn.functional.interpolate(antialias=True)` on uint8, mode
+"bicubic" or "lanczos", which runs two separable passes, columns first, each rounded to uint8.
 Its weights are 16-bit integers with as many fraction bits as the largest weight allows. Sums of
 such products are exact in float64, so plain matrix products give the same integers.
 Pillow differs: by one grey value from finer weights, and by more where it takes rows first.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Literal, NamedTuple
 
 import numpy as np
+
+Filter = Literal["bicubic", "lanczos"]
 
 CUBIC_A = -0.5  # Keys' kernel, as Pillow and torch's antialiased path use it
 BLOCK = 64  # output samples a product; keeps the band of non-zero weights dense
 
 
-def resize(planes: np.ndarray, height: int, width: int) -> np.ndarray:
+def resize(planes: np.ndarray, height: int, width: int, by: Filter = "bicubic") -> np.ndarray:
     """uint8 [c, h, w] to uint8 [c, height, width]."""
     channels, old_height, old_width = planes.shape
     if width != old_width:
-        rows = _pass(planes.reshape(channels * old_height, old_width).T, width)
+        rows = _pass(planes.reshape(channels * old_height, old_width).T, width, by)
         planes = rows.T.reshape(channels, old_height, width)
     if height != old_height:
-        planes = np.stack([_pass(plane, height) for plane in planes])
+        planes = np.stack([_pass(plane, height, by) for plane in planes])
     return np.ascontiguousarray(planes)
 
 
-def _pass(lines: np.ndarray, size: int) -> np.ndarray:
+def _pass(lines: np.ndarray, size: int, by: Filter) -> np.ndarray:
     """uint8 [n, m] to uint8 [size, m], along the first axis."""
-    blocks, precision = _weights(lines.shape[0], size)
+    blocks, precision = _weights(lines.shape[0], size, by)
     lines = lines.astype(np.float64)
     out = np.empty((size, lines.shape[1]), np.uint8)
     for start, first, matrix in blocks:
@@ -41,15 +45,16 @@ def _pass(lines: np.ndarray, size: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=64)
-def _weights(old: int, new: int) -> tuple[tuple[tuple[int, int, np.ndarray], ...], int]:
+def _weights(old: int, new: int, by: Filter) -> tuple[tuple[tuple[int, int, np.ndarray], ...], int]:
     """Blocks (first output, first input, weights [outputs, inputs]) and the fraction bits."""
+    kernel = _KERNELS[by]
     scale = old / new
     stretch = max(scale, 1.0)
     centers = scale * (np.arange(new) + 0.5)
-    low = np.maximum((centers - 2 * stretch + 0.5).astype(np.int64), 0)
-    high = np.minimum((centers + 2 * stretch + 0.5).astype(np.int64), old)
+    low = np.maximum((centers - kernel.reach * stretch + 0.5).astype(np.int64), 0)
+    high = np.minimum((centers + kernel.reach * stretch + 0.5).astype(np.int64), old)
     taps = low[:, None] + np.arange(int((high - low).max()))
-    weights = _cubic((taps - centers[:, None] + 0.5) / stretch) * (taps < high[:, None])
+    weights = kernel.weight((taps - centers[:, None] + 0.5) / stretch) * (taps < high[:, None])
     weights /= weights.sum(axis=1, keepdims=True)
     precision = 0
     while precision < 22 and int(0.5 + weights.max() * (1 << (precision + 1))) < 1 << 15:
@@ -71,3 +76,16 @@ def _cubic(x: np.ndarray) -> np.ndarray:
     near = ((CUBIC_A + 2) * x - (CUBIC_A + 3)) * x * x + 1
     far = (((x - 5) * x + 8) * x - 4) * CUBIC_A
     return np.where(x < 1, near, np.where(x < 2, far, 0.0))
+
+
+def _lanczos(x: np.ndarray) -> np.ndarray:
+    """A sinc, faded out by the one that is three times as wide."""
+    return np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0.0)
+
+
+class _Kernel(NamedTuple):
+    reach: int  # samples to either side, where nothing is shrunk
+    weight: Callable[[np.ndarray], np.ndarray]
+
+
+_KERNELS: dict[Filter, _Kernel] = {"bicubic": _Kernel(2, _cubic), "lanczos": _Kernel(3, _lanczos)}

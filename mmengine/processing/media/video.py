@@ -1,10 +1,10 @@
 """A video from a file or from frames: which frames are taken, their pixels, and their times.
 
-Sampling and timestamps are those of transformers' video processors that take frames by their rate. Only
-the frames that are taken are decoded to pixels, and each is resized as soon as it is.
+Timestamps are those of transformers' video processors; which frames are taken, and how large they become, is
+the family's. Only the frames that are taken are decoded to pixels, and each is resized as soon as it is.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,9 +16,7 @@ from mmengine.models.decoding import DecodedMedia
 from mmengine.processing.media.image_headers import MAX_DECODED_PIXELS
 from mmengine.processing.media.images import array_to_rgb, load_rgb, to_array, to_uint8
 from mmengine.processing.media.options import VideoOptions
-from mmengine.processing.media.patches import patchify, video_size
-from mmengine.processing.media.resample import resize
-from mmengine.processing.media.settings import PatchSettings, VideoSettings
+from mmengine.processing.media.patches import PatchSettings, patchify
 from mmengine.processing.media.sources import Access, is_source
 from mmengine.processing.media.video_file import VideoFile
 
@@ -39,65 +37,43 @@ class Clip(Protocol):
         """uint8 [h, w, 3] of each index; indices ascend."""
 
 
-def load_video(
-    source: Any,
-    options: VideoOptions,
-    settings: VideoSettings,
-    patches: PatchSettings,
-    access: Access,
-    where: str,
-) -> DecodedMedia:
-    """Raises InvalidMedia."""
-    clip, indices = _open(source, access, where)
-    try:
-        return _take(clip, indices, options, settings, patches, where)
-    finally:
-        if isinstance(clip, VideoFile):
-            clip.close()
+class VideoRules(Protocol):
+    """What a family does with a video."""
+
+    @property
+    def patches(self) -> PatchSettings: ...
+
+    @property
+    def do_sample_frames(self) -> bool:
+        """Of frames that were passed, whether some are taken where nobody says."""
+
+    def sample(self, num_frames: int, fps: float, options: VideoOptions, where: str) -> np.ndarray:
+        """Ascending indices of the frames to take, int64, of a video of `num_frames` at `fps`. Raises
+        InvalidMedia."""
+
+    def frame_size(
+        self, num_frames: int, size: tuple[int, int], options: VideoOptions, where: str
+    ) -> tuple[int, int]:
+        """(height, width) that `num_frames` frames of `size` are resized to. Raises InvalidMedia."""
+
+    def resized(self, frame: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+        """uint8 [3, h, w] to uint8 [3, *size]."""
 
 
-def _take(
-    clip: Clip,
-    indices: np.ndarray | None,
-    options: VideoOptions,
-    settings: VideoSettings,
-    patches: PatchSettings,
-    where: str,
-) -> DecodedMedia:
-    """`indices` says which frames of the original a clip that was sampled before holds."""
-    fps = options.source_fps or clip.fps or DEFAULT_SOURCE_FPS
-    sampled = options.sampled if options.sampled is not None else not settings.do_sample_frames
-    is_file = isinstance(clip, VideoFile)
-    if indices is not None or (sampled and not (is_file and options.sampled is None)):
-        wanted = np.arange(clip.num_frames)
-        times = (wanted if indices is None else indices) / fps
-    else:
-        wanted = sample(clip.num_frames, fps, options, settings, where)
-        times = wanted / fps
-    if len(wanted) > MAX_TAKEN_FRAMES:
-        raise InvalidMedia(
-            f"{where}: {len(wanted)} frames would be taken, more than {MAX_TAKEN_FRAMES}; lower fps"
-        )
-    height, width = _target_size(len(wanted), clip.size, options, settings, patches, where)
-    if len(wanted) * height * width > 2 * MAX_RESIZED_PIXELS:
-        raise InvalidMedia(
-            f"{where}: {len(wanted)} frames of {width} x {height} pixels are too many; lower fps"
-        )
-    temporal = patches.temporal_patch_size
-    padding = -len(wanted) % temporal
-    frames = np.empty((len(wanted) + padding, 3, height, width), np.uint8)
-    for i, frame in enumerate(clip.frames(wanted.tolist())):
-        frames[i] = resize(np.ascontiguousarray(frame.transpose(2, 0, 1)), height, width)
-    frames[len(wanted) :] = frames[len(wanted) - 1]
-    rows, grid = patchify(frames, patches)
-    times = np.concatenate([times, np.repeat(times[-1:], padding)]).reshape(-1, temporal)
-    return DecodedMedia(rows, grid, tuple(((times[:, 0] + times[:, -1]) / 2).tolist()))
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Of the frames of a video, those that may be taken."""
+
+    first: int
+    last: int
+
+    @property
+    def num_frames(self) -> int:
+        return self.last - self.first + 1
 
 
-def sample(
-    num_frames: int, fps: float, options: VideoOptions, settings: VideoSettings, where: str
-) -> np.ndarray:
-    """Ascending indices of the frames to take, of a video of `num_frames` at `fps`."""
+def span_of(num_frames: int, fps: float, options: VideoOptions, where: str) -> Span:
+    """Between video_start and video_end. Raises InvalidMedia for none."""
     first, last = 0, num_frames - 1
     if options.start is not None:
         first = int(np.ceil(min(options.start, num_frames / fps) * fps))
@@ -107,42 +83,68 @@ def sample(
         raise InvalidMedia(
             f"{where}: no frame lies from video_start to video_end; it is {num_frames / fps:.2f} seconds long"
         )
-    total = last - first + 1
-    if options.num_frames is not None:
-        count = min(options.num_frames, total)
-    else:
-        count = int(total / fps * (options.fps or settings.fps))
-        count = max(count, options.min_frames or settings.min_frames)
-        count = min(count, options.max_frames or settings.max_frames, total)
-    return np.linspace(first, last, count).round().astype(np.int64)
+    return Span(first, last)
 
 
-def _target_size(
-    num_frames: int,
-    size: tuple[int, int],
+def load_video(
+    source: Any,
     options: VideoOptions,
-    settings: VideoSettings,
-    patches: PatchSettings,
+    rules: VideoRules,
+    access: Access,
+    check_length: Callable[[int], None],
     where: str,
-) -> tuple[int, int]:
-    if not options.resize:
-        return options.unresized(size, patches.factor, where)
-    num_frames = max(num_frames, patches.temporal_patch_size)  # a single frame is shown twice
-    low, high = settings.min_pixels, options.total_pixels or settings.max_pixels
-    low = options.total_min_pixels or low
-    is_capped = options.cap_pixels_per_frame
-    if settings.cap_pixels_per_frame if is_capped is None else is_capped:
-        cap = settings.max_video_tokens * patches.factor**2
-        high = max(min(cap, high // num_frames), int(low * 1.05)) * num_frames
-    if options.max_pixels is not None:
-        high = min(high, options.max_pixels * num_frames)
-    if options.min_pixels is not None:
-        low = options.min_pixels * num_frames
-    low, high = min(low, high, MAX_RESIZED_PIXELS), min(high, MAX_RESIZED_PIXELS)
-    if options.resized is not None:
-        size = options.resized
-        low, high = 1, MAX_RESIZED_PIXELS
-    return video_size(num_frames, *size, patches, low, high, where)
+) -> DecodedMedia:
+    """`source`: a file, an array of frames or a list of them; or two of it and its metadata. `check_length`:
+    called with the embeddings before frames are decoded. Raises InvalidMedia, and what that raises."""
+    clip, indices = _open(source, access, where)
+    try:
+        return _take(clip, indices, options, rules, check_length, where)
+    finally:
+        if isinstance(clip, VideoFile):
+            clip.close()
+
+
+def _take(
+    clip: Clip,
+    indices: np.ndarray | None,
+    options: VideoOptions,
+    rules: VideoRules,
+    check_length: Callable[[int], None],
+    where: str,
+) -> DecodedMedia:
+    """`indices` says which frames of the original a clip that was sampled before holds."""
+    fps = options.source_fps or clip.fps or DEFAULT_SOURCE_FPS
+    sampled = options.sampled if options.sampled is not None else not rules.do_sample_frames
+    is_file = isinstance(clip, VideoFile)
+    duration = clip.num_frames / fps
+    if indices is not None or (sampled and not (is_file and options.sampled is None)):
+        wanted = np.arange(clip.num_frames)
+        times = (wanted if indices is None else indices) / fps
+        duration = float(times[-1])  # how long the original goes on behind it, nobody says
+    else:
+        wanted = rules.sample(clip.num_frames, fps, options, where)
+        times = wanted / fps
+    if len(wanted) > MAX_TAKEN_FRAMES:
+        raise InvalidMedia(
+            f"{where}: {len(wanted)} frames would be taken, more than {MAX_TAKEN_FRAMES}; lower fps"
+        )
+    patches = rules.patches
+    height, width = rules.frame_size(len(wanted), clip.size, options, where)
+    if len(wanted) * height * width > 2 * MAX_RESIZED_PIXELS:
+        raise InvalidMedia(
+            f"{where}: {len(wanted)} frames of {width} x {height} pixels are too many; lower fps"
+        )
+    temporal = patches.temporal_patch_size
+    padding = -len(wanted) % temporal
+    check_length((len(wanted) + padding) // temporal * (height * width // patches.factor**2))
+    frames = np.empty((len(wanted) + padding, 3, height, width), np.uint8)
+    for i, frame in enumerate(clip.frames(wanted.tolist())):
+        frames[i] = rules.resized(np.ascontiguousarray(frame.transpose(2, 0, 1)), (height, width))
+    frames[len(wanted) :] = frames[len(wanted) - 1]
+    rows, grid = patchify(frames, patches)
+    times = np.concatenate([times, np.repeat(times[-1:], padding)]).reshape(-1, temporal)
+    middles = ((times[:, 0] + times[:, -1]) / 2).tolist()
+    return DecodedMedia(rows, grid, tuple(middles), duration=duration)
 
 
 def _open(source: Any, access: Access, where: str) -> tuple[Clip, np.ndarray | None]:

@@ -51,6 +51,8 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
     grid: tuple[int, int, int]
     timestamps: tuple[float, ...]
     inline: bool
+    duration: float
+    tiles: tuple[int, int]
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):

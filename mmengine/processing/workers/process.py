@@ -123,7 +123,7 @@ class DecoderProcess:
         pixels: bytearray | mmap.mmap
         pixels = self._wire.receive_bytes(size) if descriptor is None else map_file(descriptor, size)
         patches = np.frombuffer(pixels, np.uint8).reshape(answer.shape)
-        return DecodedMedia(patches, answer.grid, answer.timestamps)
+        return DecodedMedia(patches, answer.grid, answer.timestamps, answer.duration, answer.tiles)
 
     def _error(self, answer: Refused, where: str) -> Exception:
         match answer.kind:

@@ -136,12 +136,13 @@ def _send(wire: Wire, found: DecodedMedia) -> None:
     rows = found.patches
     shape, pixels = (rows.shape[0], rows.shape[1]), rows.reshape(-1).data
     if rows.nbytes <= MAX_INLINE or not hasattr(os, "memfd_create"):
-        wire.send(Done(shape, found.grid, found.timestamps, True))
+        wire.send(Done(shape, found.grid, found.timestamps, True, found.duration, found.tiles))
         wire.send_bytes(pixels)
         return
     descriptor = write_file(pixels)
     try:
-        wire.send(Done(shape, found.grid, found.timestamps, False), descriptor)
+        done = Done(shape, found.grid, found.timestamps, False, found.duration, found.tiles)
+        wire.send(done, descriptor)
     finally:
         os.close(descriptor)
 
