@@ -15,6 +15,7 @@ PACKAGES = (
     "plugins/mmengine_llama",
     "plugins/mmengine_qwen3_5",
     "plugins/mmengine_qwen3_vl",
+    "plugins/mmengine_smolvlm",
     "plugins/mmengine_xgrammar",
 )
 LIMIT = re.compile(r"MAX_[A-Z_]+|(?:[A-Z_]+_)?LIMIT(?:_S)?|[A-Z_]+_TIMEOUT_S")

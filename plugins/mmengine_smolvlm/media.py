@@ -1,0 +1,219 @@
+"""Images as tiles of one size and a small picture of the whole behind them; videos as frames of that size.
+
+The sizes are those of transformers' processors: an image is resized to a longest edge, then to whole tiles,
+and cut; what fits one tile is not cut. Of images Pillow's filter is used, of videos torch's.
+"""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from mmengine.errors import InvalidRequest, ModelError
+from mmengine.models.decoding import DecodedMedia
+from mmengine.processing.media.options import LONGEST, SPLITS, ImageOptions, VideoOptions
+from mmengine.processing.media.patches import PatchSettings, patchify
+from mmengine.processing.media.resample import resize
+from mmengine.processing.media.settings import (
+    CheckLength,
+    check_constants,
+    read_integer,
+    read_rate,
+    read_section,
+)
+from mmengine.processing.media.sources import Access
+from mmengine.processing.media.video import load_video, span_of
+
+MAX_EDGE = 4096  # pixels of a resized image's longest edge
+SKIPPED_S = 1.0  # at both ends of a video that is much longer than what is taken of it
+_EDGE, _SIDE = 4 * 364, 364  # longest edge and tile of transformers' processors, where files are silent
+_DONE = {
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "rescale_factor": 1 / 255,
+    "resample": 1,
+    "do_convert_rgb": True,
+    "do_normalize": True,
+    "do_rescale": True,
+    "do_resize": True,
+}
+_OPTIONS = frozenset(
+    {
+        *(LONGEST, SPLITS, "do_resize", "max_pixels", "fps", "num_frames", "nframes", "do_sample_frames"),
+        *("video_start", "video_end", "sample_fps", "raw_fps"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TileSettings:
+    """A MediaSettings, and the rules of its videos. Pixels: `side` of a tile, `longest_edge` of an image
+    before it is cut, `frame_edge` of a video's frame before it becomes a tile."""
+
+    patches: PatchSettings
+    side: int
+    longest_edge: int
+    do_image_splitting: bool
+    frame_edge: int
+    fps: float
+    max_frames: int
+    do_sample_frames: bool
+
+    @property
+    def options(self) -> frozenset[str]:
+        return _OPTIONS
+
+    @property
+    def max_image_pixels(self) -> int:
+        return self.longest_edge**2
+
+    @property
+    def seen(self) -> int:
+        """Pixels of a tile's side that patches cover."""
+        return self.side // self.patches.patch_size * self.patches.patch_size
+
+    @property
+    def embeds(self) -> int:
+        return (self.seen // self.patches.factor) ** 2
+
+    def describe(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    def prepare_image(
+        self, image: Image.Image, options: ImageOptions, check_length: CheckLength, where: str
+    ) -> DecodedMedia:
+        size = (image.height, image.width)
+        if options.resize:
+            size = fitted(size, self._edge(size, options, where))
+        rows, columns = self._tiling(size) if self._splits(options) else (1, 1)
+        is_cut = rows * columns > 1
+        num_tiles = rows * columns + is_cut
+        check_length(num_tiles * self.embeds)
+        image = image.resize(size[::-1], Image.Resampling.LANCZOS)
+        image = image.resize((columns * self.side, rows * self.side), Image.Resampling.LANCZOS)
+        tiles = np.empty((num_tiles, 3, self.seen, self.seen), np.uint8)
+        for place in range(rows * columns):
+            row, column = divmod(place, columns)
+            tiles[place] = self._tile(image, row * self.side, column * self.side)
+        if is_cut:
+            tiles[-1] = self._tile(image.resize((self.side, self.side), Image.Resampling.LANCZOS), 0, 0)
+        return DecodedMedia(*patchify(tiles, self.patches), tiles=(rows, columns) if is_cut else (0, 0))
+
+    def prepare_video(
+        self, source: Any, options: VideoOptions, access: Access, check_length: CheckLength, where: str
+    ) -> DecodedMedia:
+        return load_video(source, options, self, access, check_length, where)
+
+    def _splits(self, options: ImageOptions) -> bool:
+        return self.do_image_splitting if options.splits is None else options.splits
+
+    def _edge(self, size: tuple[int, int], options: ImageOptions, where: str) -> int:
+        """The longest edge, of which `max_pixels` allows whole tiles, but never less than one."""
+        edge = self.longest_edge if options.longest_edge is None else options.longest_edge
+        if edge > MAX_EDGE:
+            raise InvalidRequest(f"{where}: longest_edge is {edge}; at most {MAX_EDGE} pixels are taken")
+        if options.max_pixels is None or not self._splits(options):
+            return edge
+        while edge > self.side:
+            if math.prod(self._tiling(fitted(size, edge))) * self.side**2 <= options.max_pixels:
+                return edge
+            edge = (edge - 1) // self.side * self.side
+        return edge
+
+    def _tiling(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of tiles for an image of `size`, (height, width)."""
+        height, width = size
+        if width >= height:
+            columns = math.ceil(width / self.side)
+            return max(1, math.ceil(int(columns * self.side / (width / height)) / self.side)), columns
+        rows = math.ceil(height / self.side)
+        return rows, max(1, math.ceil(int(rows * self.side * (width / height)) / self.side))
+
+    def _tile(self, image: Image.Image, top: int, left: int) -> np.ndarray:
+        """uint8 [3, seen, seen]."""
+        return np.asarray(image.crop((left, top, left + self.seen, top + self.seen))).transpose(2, 0, 1)
+
+    def sample(self, num_frames: int, fps: float, options: VideoOptions, where: str) -> np.ndarray:
+        """See VideoRules. `num_frames` of the options is the most that are taken."""
+        span = span_of(num_frames, fps, options, where)
+        rate, most = options.fps or self.fps, options.num_frames or self.max_frames
+        seconds = span.num_frames / fps
+        count = max(1, min(round(rate * seconds), most))
+        first, last = span.first, span.last
+        if (options.start, options.end) == (None, None) and seconds - 2 * SKIPPED_S > most * rate:
+            first, last = int(SKIPPED_S * fps), min(last, int(num_frames - SKIPPED_S * fps))
+        if first >= last:
+            first, last = span.first, span.last
+        return np.unique(np.linspace(first, last, count, dtype=np.int64))
+
+    def frame_size(
+        self, num_frames: int, size: tuple[int, int], options: VideoOptions, where: str
+    ) -> tuple[int, int]:
+        """Of one tile. Raises InvalidRequest where another size is asked for."""
+        if options.longest_edge is not None or not options.resize:
+            name = LONGEST if options.resize else "do_resize"
+            raise InvalidRequest(f"{where}: {name} means nothing for a video, whose frames are tiles")
+        return self.seen, self.seen
+
+    def resized(self, frame: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+        frame = resize(frame, *fitted(frame.shape[1:], self.frame_edge), by="lanczos")
+        return resize(frame, self.side, self.side, by="lanczos")[:, : size[0], : size[1]]
+
+
+def fitted(size: tuple[int, ...], edge: int) -> tuple[int, int]:
+    """(height, width) of the ratio of `size` with that longest edge; the other one is even, or 1."""
+    height, width = size
+    if width >= height:
+        shorter = int(edge / (width / height))
+        return max(1, shorter + shorter % 2), edge
+    shorter = int(edge * (width / height))
+    return edge, max(1, shorter + shorter % 2)
+
+
+def read_tiles(folder: Path, patches: PatchSettings, side: int) -> TileSettings:
+    """What the files say, and where they are silent what transformers' processors do. `side`: of the tiles
+    that the model's tower is made for, which they may not contradict. Raises ModelError naming the file and
+    the field."""
+    image, image_path = read_section(folder, "image_processor", "preprocessor_config.json")
+    video, video_path = read_section(
+        folder, "video_processor", "video_preprocessor_config.json", optional=True
+    )
+    if not video:
+        video, video_path = image, image_path
+    for values, path in ((image, image_path), (video, video_path)):
+        check_constants(values, path, _DONE)
+        found = _edge_of(values, path, "max_image_size", _SIDE)
+        if found != side:
+            raise ModelError(
+                f"{path}: max_image_size is {found}, but config.json's vision_config.image_size {side}; "
+                "tiles of another size are not supported"
+            )
+    sampling = video.get("video_sampling")
+    sampling = sampling if isinstance(sampling, dict) else {}
+    size = video if "size" in video else {"size": sampling.get("video_size")}
+    named = {"num_frames": video.get("num_frames"), "fps": video.get("fps")}
+    named |= {"num_frames": sampling.get("max_frames"), "fps": sampling.get("fps")} if sampling else {}
+    known = {name: value for name, value in named.items() if value is not None}
+    return TileSettings(
+        patches=patches,
+        side=side,
+        longest_edge=_edge_of(image, image_path, "size", _EDGE),
+        do_image_splitting=image.get("do_image_splitting", True) is not False,
+        frame_edge=_edge_of(size, video_path, "size", _EDGE),
+        fps=read_rate(known, video_path, "fps", 1.0),
+        max_frames=read_integer(known, video_path, "num_frames", 64),
+        do_sample_frames=video.get("do_sample_frames", True) is not False,
+    )
+
+
+def _edge_of(values: dict[str, Any], path: Path, name: str, default: int) -> int:
+    size = values.get(name)
+    if size is None:
+        return default
+    if not isinstance(size, dict) or set(size) != {LONGEST}:
+        raise ModelError(f"{path}: {name} is {repr(size)[:60]}; an object with longest_edge is read here")
+    return read_integer(size, path, LONGEST, default, MAX_EDGE)

@@ -1,0 +1,104 @@
+"""What messages and media become for SmolVLM2, told to the processor of the floor."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+from mmengine.checkpoint.files import read_json
+from mmengine.checkpoint.fingerprint import fingerprint
+from mmengine.errors import ModelError
+from mmengine.processing.chat.template import ChatTemplate
+from mmengine.processing.chat.token_writer import Piece, Run
+from mmengine.processing.chat.tokens import ChatTokenizer
+from mmengine.processing.description import Description, MediaDescription, read_generation, special_id
+from mmengine.processing.media.loader import LoadedMedia
+from mmengine.processing.media.patches import PatchSettings
+from mmengine.processing.processor import ChatProcessor
+from mmengine_smolvlm.config import ModelConfig, read_config
+from mmengine_smolvlm.media import read_tiles
+from mmengine_smolvlm.names import NAMES
+from mmengine_smolvlm.number_words import in_words
+
+VERSION = "smolvlm-processing-1"  # changes when the same input would give other pixels or tokens
+IMAGE, VIDEO, END = "<image>", "<video>", "<end_of_utterance>"  # the second is no token of published folders
+# Published templates know of no videos; this one writes what they do, and videos.
+VIDEO_TEMPLATE = (
+    "<|im_start|>{% for message in messages %}{{ message.role | capitalize }}"
+    "{{ ':' if message.content[0].type == 'image' else ': ' }}{% for part in message.content %}"
+    "{% if part.type == 'text' %}{{ part.text }}{% elif part.type == 'image' %}<image>"
+    "{% elif part.type == 'video' %}<video>{% endif %}{% endfor %}<end_of_utterance>\n{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+
+
+def load_processor(folder: Path) -> ChatProcessor:
+    """The processor of the model in `folder`. Raises ModelError naming the file that is wrong."""
+    folder = Path(folder)
+    config = read_config(folder)
+    tokenizer = ChatTokenizer.of_folder(folder, (VIDEO,))
+    media = _media(folder, config, tokenizer)
+    template = ChatTemplate.of_folder(folder, tokenizer, media.modalities)
+    of_videos = ChatTemplate.of_source(VIDEO_TEMPLATE, {}, tokenizer, "of videos", media.modalities)
+    return ChatProcessor(
+        Description(
+            version=VERSION,
+            tokenizer=tokenizer,
+            template=template,
+            max_positions=config.text.max_positions,
+            generation=read_generation(folder),
+            eos_token_ids=(tokenizer.special[END],) if END in tokenizer.special else (),
+            media=media,
+            templates={"video": of_videos},
+        )
+    )
+
+
+def _media(folder: Path, config: ModelConfig, tokenizer: ChatTokenizer) -> MediaDescription:
+    vision = config.vision
+    patches = PatchSettings(vision.patch_size, vision.temporal_patch_size, vision.merge_size)
+    settings = read_tiles(folder, patches, config.image_size)
+    _check_length_of_runs(folder, settings.embeds)
+    image, fake, whole = (
+        special_id(tokenizer, name, "a SmolVLM")
+        for name in (IMAGE, "<fake_token_around_image>", "<global-img>")
+    )
+    if image != config.image_token_id:
+        raise ModelError(f"config.json's image_token_id is {config.image_token_id}, {IMAGE} is token {image}")
+    run, video = Run(image, settings.embeds), tokenizer.marked[VIDEO]
+
+    def tokens(pad: int, loaded: LoadedMedia) -> Iterator[Piece]:
+        """Each tile behind its place, the whole image behind all; each frame of a video behind its time."""
+        picture = (fake, whole, run, fake)
+        if pad == video:
+            yield _intro(len(loaded.timestamps), loaded.duration)
+            for seconds in loaded.timestamps:
+                yield f"\nFrame from {int(seconds // 60):02d}:{int(seconds % 60):02d}:"
+                yield from picture
+            yield "\n\n"
+            return
+        rows, columns = loaded.tiles
+        for row in range(1, rows + 1):
+            for column in range(1, columns + 1):
+                place = f"<row_{row}_col_{column}>"
+                yield from (fake, tokenizer.special.get(place, place), run)
+            yield "\n"
+        if rows:
+            yield "\n"
+        yield from picture
+
+    pads = {image: "image", video: "video"}
+    return MediaDescription(settings, pads, tokens, fingerprint(folder, NAMES, prefix="visual."))
+
+
+def _intro(num_frames: int, seconds: float) -> str:
+    return (
+        f"You are provided the following series of {in_words(num_frames)} frames from a "
+        f"{timedelta(seconds=int(seconds))} [H:MM:SS] video.\n"
+    )
+
+
+def _check_length_of_runs(folder: Path, embeds: int) -> None:
+    path = folder / "processor_config.json"
+    said = read_json(path).get("image_seq_len", embeds) if path.is_file() else embeds
+    if said != embeds:
+        raise ModelError(f"{path}: image_seq_len is {repr(said)[:60]}; the model makes {embeds} of a tile")
