@@ -1,5 +1,6 @@
 """What both routes of answers share: sampling, the answer's form, and whose request it is."""
 
+import math
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -296,6 +297,9 @@ def bounded(where: str, options: Json, max_pixels: int) -> Json:
         value = options.get(name)
         if isinstance(value, (int, float)) and value > max_pixels:  # JSON's 1e9 is a float
             options[name] = max_pixels
+    edge = options.get("longest_edge")
+    if isinstance(edge, (int, float)) and edge * edge > max_pixels:
+        options["longest_edge"] = math.isqrt(max_pixels)
     if options.get("do_resize") is False:
         name = f"{where}.do_resize"
         raise ApiError(400, f"{name} false is not taken; give max_pixels", name, "unsupported_parameter")

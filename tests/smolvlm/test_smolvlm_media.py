@@ -17,6 +17,7 @@ from mmengine.processing.workers.decoders import Decoders
 from mmengine.replay import verify
 from mmengine.request import MediaItem
 from mmengine.serve.engine import Engine
+from mmengine.server.asked import bounded
 from mmengine_smolvlm import plugin
 from mmengine_smolvlm.number_words import in_words
 from tests.smolvlm.make_goldens import GOLDENS, MAX_NUMBER
@@ -122,6 +123,11 @@ def test_max_pixels_takes_whole_tiles_and_never_less_than_one(processor, tiles, 
     assert (
         processor.prepare(asked({"type": "image", "image": image, **options})).media[0].item.grid[0] == grid
     )
+
+
+def test_a_server_bounds_the_longest_edge_by_its_pixels():
+    assert bounded("here", {"longest_edge": 4096}, 96 * 96) == {"longest_edge": 96}
+    assert bounded("here", {"longest_edge": 90.0}, 96 * 96) == {"longest_edge": 90.0}
 
 
 @pytest.mark.parametrize(
