@@ -6,9 +6,9 @@ and cut; what fits one tile is not cut. Of images Pillow's filter is used, of vi
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -104,7 +104,7 @@ class TileSettings:
         return DecodedMedia(*patchify(tiles, self.patches), tiles=(rows, columns) if is_cut else (0, 0))
 
     def prepare_video(
-        self, source: Any, options: VideoOptions, access: Access, check_length: CheckLength, where: str
+        self, source: object, options: VideoOptions, access: Access, check_length: CheckLength, where: str
     ) -> DecodedMedia:
         return load_video(source, options, self, access, check_length, where)
 
@@ -210,7 +210,7 @@ def read_tiles(folder: Path, patches: PatchSettings, side: int) -> TileSettings:
     )
 
 
-def _edge_of(values: dict[str, Any], path: Path, name: str, default: int) -> int:
+def _edge_of(values: Mapping[str, object], path: Path, name: str, default: int) -> int:
     size = values.get(name)
     if size is None:
         return default

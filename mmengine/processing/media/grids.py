@@ -8,7 +8,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -89,7 +88,7 @@ class GridSettings:
         return DecodedMedia(*patchify(frames, self.patches))
 
     def prepare_video(
-        self, source: Any, options: VideoOptions, access: Access, check_length: CheckLength, where: str
+        self, source: object, options: VideoOptions, access: Access, check_length: CheckLength, where: str
     ) -> DecodedMedia:
         return load_video(source, options, self, access, check_length, where)
 
@@ -176,7 +175,7 @@ def read_grids(folder: Path, defaults: GridSettings, normalisation: Mapping[str,
 
 
 def _pixel_range(
-    values: dict[str, Any], path: Path, defaults: ImageSettings | VideoSettings
+    values: Mapping[str, object], path: Path, defaults: ImageSettings | VideoSettings
 ) -> tuple[int, int]:
     size = values.get("size")
     size = dict(size) if isinstance(size, dict) else {}

@@ -65,14 +65,14 @@ def read_section(folder: Path, key: str, name: str, *, optional: bool = False) -
     return read_json(path), path
 
 
-def check_constants(values: dict[str, Any], path: Path, constants: Mapping[str, object]) -> None:
+def check_constants(values: Mapping[str, object], path: Path, constants: Mapping[str, object]) -> None:
     """ModelError for a field that is there with another value."""
     for name, wanted in constants.items():
         if (value := values.get(name, wanted)) != wanted:
             raise ModelError(f"{path}: {name} is {repr(value)[:60]}; only {wanted} is supported here")
 
 
-def read_integer(values: dict[str, Any], path: Path, name: str, default: int, high: int = 2**20) -> int:
+def read_integer(values: Mapping[str, object], path: Path, name: str, default: int, high: int = 2**20) -> int:
     """From 1 to `high`. Raises ModelError."""
     value = values.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
@@ -80,7 +80,7 @@ def read_integer(values: dict[str, Any], path: Path, name: str, default: int, hi
     return value
 
 
-def read_rate(values: dict[str, Any], path: Path, name: str, default: float) -> float:
+def read_rate(values: Mapping[str, Any], path: Path, name: str, default: float) -> float:
     """Frames a second. Raises ModelError."""
     value = values.get(name, default)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1000:
