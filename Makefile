@@ -8,6 +8,7 @@
 # make soak-server   of these the tests of the server, in under 20 minutes
 # make soak-durable  of these the tests of servers that are killed, in under 20 minutes
 # make clients  other people's clients of the server, in Python and in Node, in an environment of their own
+# make store    Dynamo's router against our KV events, in an environment of its own
 # make kernels  of these the tests of what runs on GPUs, which need none
 # make clean    removes what the others made
 # All of them need python3 (3.11 or newer) alone; the first one sets up .venv.
@@ -20,7 +21,7 @@ WORKERS ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo check reading short test limits soak soak-schemas soak-server soak-durable soak-million soak-kills \
-	kernels clients clean
+	kernels clients store clean
 
 demo: .venv/.ready
 	$(BIN)/mmengine demo
@@ -93,6 +94,17 @@ build/clients/.ready: tests/clients/requirements.txt tests/clients/package.json 
 	mkdir build/clients/node && cp tests/clients/package.json tests/clients/*.mjs build/clients/node
 	@command -v npm >/dev/null && npm install --prefix build/clients/node --silent --no-audit --no-fund || \
 		echo "npm cannot be had here: the clients in JavaScript are left out"
+	@touch $@
+
+store: .venv/.ready
+	@$(MAKE) --no-print-directory build/store/.ready || { rm -rf build/store; \
+		echo "ai-dynamo-runtime cannot be had here: what Dynamo's router makes of KV events is left out"; }
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.routers.run
+
+build/store/.ready: tests/routers/requirements.txt
+	rm -rf build/store
+	$(PYTHON) -m venv build/store
+	build/store/bin/python -m pip install --quiet --retries 1 -r $<
 	@touch $@
 
 # What only GPUs need, beside .venv, so that no demo waits for it: a third of a gigabyte. Triton's kernels are

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from mmengine.block_store.registry import BLOCK_STORES
 from mmengine.checkpoint.model_files import model_weight_files
 from mmengine.config import EngineConfig
 from mmengine.core.continuation import OpenLog, open_log
@@ -30,6 +31,7 @@ from mmengine.runtime.device.threads import choose_threads
 from mmengine.runtime.drafting.drafters import head_folder, head_for, make_drafters, with_drafts
 from mmengine.runtime.drafting.eagle3.loading import load_head
 from mmengine.runtime.executor import TorchExecutor
+from mmengine.runtime.kv.store_client import StoreClient
 from mmengine.runtime.parallel.ranks import Ranks
 from mmengine.runtime.sampling.stops import StopWatcher
 from mmengine.runtime.startup.encoder_pace import with_encoder_pace
@@ -59,6 +61,7 @@ class Built:
     free_bytes: int = 0  # of the device's memory beside weights and the full pool, when this was built
     num_threads: int = 1  # of torch, in the whole process, since this was built
     threads_before: int = 1
+    store: StoreClient | None = None  # of blocks
 
     def close(self) -> None:
         """Close the core. The host program has its number of threads back, unless somebody else has set
@@ -66,7 +69,11 @@ class Built:
         if torch.get_num_threads() == self.num_threads:
             torch.set_num_threads(self.threads_before)
         self.grammars.close()
-        self.core.close()
+        try:
+            self.core.close()
+        finally:
+            if self.store is not None:
+                self.store.close()
 
 
 def build(
@@ -206,7 +213,10 @@ def _assemble(
         load_head(head, network, placement) if head is not None else None,
     )
     make_core = EngineCore if opened is None else opened.core
-    core = make_core(config, executor, fingerprints=fingerprints)
+    store = _store(config, executor, fingerprints)
+    core = make_core(config, executor, fingerprints=fingerprints, remote=store)
+    if store is not None:
+        store.connect(core.inbox.put)
     if ranks is not None:
         ranks.start(core)
     before = torch.get_num_threads()
@@ -229,7 +239,16 @@ def _assemble(
         free_bytes=max(0, free),
         num_threads=threads.count,
         threads_before=before,
+        store=store,
     )
+
+
+def _store(config: EngineConfig, executor: TorchExecutor, fingerprints: dict[str, str]) -> StoreClient | None:
+    """Of blocks. Raises ConfigError for one that nobody knows, or that cannot be used."""
+    if not config.block_store:
+        return None
+    made = BLOCK_STORES.load(config.block_store)(config.block_store_path, config.block_store_bytes)
+    return executor.use_store(made, config, fingerprints)
 
 
 def _network(

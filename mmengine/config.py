@@ -16,6 +16,7 @@ OPERATIONAL = (
     *("media_decoding", "media_process_bytes", "prepare_timeout_s"),
     *("grammar_timeout_s", "spec", "reasoning_start", "reasoning_end", "cuda_graphs"),
     *("tensor_parallel", "batch_invariant"),
+    *("block_store_path", "block_store_bytes", "fetch_timeout_s"),
 )
 MAX_MARKER_CHARS = 64
 ENCODER_CACHE = 32_768  # embeddings that are kept where nothing is measured
@@ -110,6 +111,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tensor_parallel: Annotated[int, Meta(ge=1, le=64)] = 1  # devices that the model is cut over (docs/gpu.md)
     # Threads that compute on a CPU; 0: as the machine and the model suggest (docs/cpu.md).
     num_threads: Annotated[int, Meta(ge=0, le=1024)] = 0
+    # Who keeps KV blocks beyond this process (docs/block_store.md); "": nobody.
+    block_store: str = ""
+    block_store_path: str = ""  # where; for a folder its name
+    # Bytes that it may keep there; the longest unused go first.
+    block_store_bytes: Annotated[int, Meta(ge=2**20, le=2**50)] = 16 * 2**30
+    # Seconds that a request waits for what the store has, before it is computed.
+    fetch_timeout_s: Annotated[float, Meta(ge=0, le=3600)] = 2.0
     # Encoder work of one step (encoder_cache/work.py): items within it are encoded whole, and one that takes
     # more in pieces of it, over several steps; 0: auto, what this machine does in a second, and where the
     # encoder cannot stop in between, and in a log, no limit.
@@ -188,6 +196,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if not 0 <= token < 2**31:
                 raise ConfigError(f"eos_token_ids must lie in 0 to 2^31 - 1, not {shown(token)}")
 
+    def without_store(self) -> "EngineConfig":
+        """For who plays an engine and has no store: what that would send is computed."""
+        return msgspec.structs.replace(self, block_store="") if self.block_store else self
+
     @property
     def largest_item(self) -> int:
         """Embeddings of the largest image or video that is taken."""
@@ -228,6 +240,22 @@ def _contradictions(config: EngineConfig) -> Iterator[str]:
             f"batch_invariant cannot go with tensor_parallel {config.tensor_parallel}: ranks compute with "
             "torch's products, whose bits depend on the number of rows; choose one of them"
         )
+    if config.block_store and not config.block_store_path:
+        yield f"block_store {config.block_store} needs a place: set block_store_path"
+    if config.block_store and config.num_state_slots:
+        yield (
+            "block_store keeps KV blocks, and behind them this model needs recurrent states, which are in no "
+            "store; set no block_store"
+        )
+    if config.block_store and config.compat:
+        yield f"block_store cannot go with compat {config.compat}, which has none; choose one of them"
+    if config.block_store and config.tensor_parallel > 1:
+        yield (
+            f"block_store keeps whole blocks, and tensor_parallel {config.tensor_parallel} cuts them over "
+            "ranks; choose one of them"
+        )
+    if config.block_store and not config.enable_prefix_caching:
+        yield "block_store fetches prefixes, and enable_prefix_caching is off; set it, or no block_store"
     if config.preempt_mode == "swap" and not config.swap_blocks:
         yield "preempt_mode swap needs a host pool: set swap_blocks, or another preempt_mode"
     if config.preempt_mode == "recompute" and config.swap_blocks:

@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -15,9 +16,19 @@ import typer
 
 from mmengine.cli import supervisor
 from mmengine.cli.grouped import grouped
+from mmengine.cli.kv_events import publishing
 from mmengine.cli.loading import Loading, loading, say
 from mmengine.cli.run_options import Model
-from mmengine.cli.serve_options import DEFAULT_LOG_BYTES, Http, Kept, Limits, Log, Media, server_settings
+from mmengine.cli.serve_options import (
+    DEFAULT_LOG_BYTES,
+    Http,
+    Kept,
+    Limits,
+    Log,
+    Media,
+    Routers,
+    server_settings,
+)
 from mmengine.cli.settings import kept_of_log
 from mmengine.errors import ConfigError, InvalidRequest, LogError, MMEngineError, code_of
 from mmengine.models.progress import weights_told
@@ -114,7 +125,14 @@ class Config:
 
 @grouped(environment="MMENGINE_")
 def serve(
-    config: Config, http: Http, model: Model, limits: Limits, media: Media, log: Log, kept: Kept
+    config: Config,
+    http: Http,
+    model: Model,
+    limits: Limits,
+    media: Media,
+    log: Log,
+    kept: Kept,
+    routers: Routers,
 ) -> None:
     if supervisor.is_supervised():
         supervisor.obey_supervisor()
@@ -129,7 +147,8 @@ def serve(
     keys = ApiKeys(http.api_key_file)
     if log.log is not None and not log.no_supervise and not supervisor.is_supervised():
         _engine_config(model, log, is_new=False)  # a mistake is said before a process is started
-        raise typer.Exit(_guarded(settings, log.log))
+        with _told(routers, log):
+            raise typer.Exit(_guarded(settings, log.log))
     check_supervised(settings)
     if http.request_log:
         from mmengine.cli.records import show_records  # lazy: help needs no logs
@@ -138,7 +157,14 @@ def serve(
     from mmengine.events.segment import segment_paths  # lazy: help and a supervisor need no logs
 
     is_new = log.log is not None and not segment_paths(log.log)
-    _answer(http, model, log, settings, keys, _engine_config(model, log, is_new))
+    told = nullcontext() if supervisor.is_supervised() else _told(routers, log)
+    with told:
+        _answer(http, model, log, settings, keys, _engine_config(model, log, is_new))
+
+
+def _told(routers: Routers, log: Log) -> AbstractContextManager[None]:
+    """Routers are told meanwhile what the KV cache holds."""
+    return publishing(log.log, routers.kv_events, routers.kv_events_replay, routers.kv_events_topic)
 
 
 def check_tracing(settings: "ServerSettings") -> None:

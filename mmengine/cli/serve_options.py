@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # heavy: loaded when a command runs
 MAX_TEMPLATE_BYTES = 2**20
 DEFAULT_LOG_BYTES = 16 * 2**30  # a server that runs for months does not fill its disk
 HTTP, LIMITS, LOG, KEPT = "HTTP", "Limits", "Log", "Kept beside the log"
+ROUTERS = "Routers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +236,26 @@ class Kept:
             rich_help_panel=KEPT, help="Of a batch's requests; a smaller one goes first, a call is 0."
         ),
     ] = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Routers:
+    """Who is told what the KV cache holds (docs/routers.md)."""
+
+    kv_events: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=ROUTERS,
+            help="Endpoint for KV events as vLLM's, such as tcp://*:5557; with --log. Whoever reads it reads "
+            "prompts.",
+        ),
+    ] = ""
+    kv_events_replay: Annotated[
+        str, typer.Option(rich_help_panel=ROUTERS, help="Endpoint where they can be asked for again.")
+    ] = ""
+    kv_events_topic: Annotated[
+        str, typer.Option(rich_help_panel=ROUTERS, help="What each message begins with; llm-d: kv@POD@MODEL.")
+    ] = ""
 
 
 def server_settings(http: Http, limits: Limits, media: Media, kept: Kept) -> "ServerSettings":

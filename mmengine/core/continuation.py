@@ -8,6 +8,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.decide.schedule import decides, decision_version
 from mmengine.core.engine import EngineCore
 from mmengine.core.executor import Executor
+from mmengine.core.remote_blocks import RemoteBlocks
 from mmengine.core.resume import Resume, ResumeState, read_resume_state
 from mmengine.errors import LogError
 from mmengine.events.log import LogWriter
@@ -45,14 +46,25 @@ class OpenLog:
             )
         self.resumed.fingerprints = now
 
-    def core(self, config: EngineConfig, executor: Executor, fingerprints: dict[str, str]) -> EngineCore:
+    def core(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        fingerprints: dict[str, str],
+        remote: RemoteBlocks | None = None,
+    ) -> EngineCore:
         """A core that writes here. One with a past waits for `recover`."""
         begin, every = self.sink.next_sequence, config.snapshot_bytes
         every = _a_sixteenth(config.log_retain_bytes, every)  # no segment goes without one
         snapshots = SnapshotFolder(self.folder, every, begin=begin, in_background=True) if every else None
         if self.resumed is None:
             return EngineCore(
-                config, executor, sink=self.sink, fingerprints=fingerprints, snapshots=snapshots
+                config,
+                executor,
+                sink=self.sink,
+                fingerprints=fingerprints,
+                snapshots=snapshots,
+                remote=remote,
             )
         resumed = self.resumed
         resumed.state.config = config
@@ -64,6 +76,7 @@ class OpenLog:
             state=resumed.state,
             snapshots=snapshots,
             unreceived=None if snapshots is None else resumed.unreceived,
+            remote=remote,
         )
 
 

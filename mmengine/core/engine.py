@@ -29,6 +29,7 @@ from mmengine.core.executor import NO_PLAN, Executor
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.inbox import Inbox, Source
 from mmengine.core.outputs import Outputs, Stats
+from mmengine.core.remote_blocks import RemoteBlocks
 from mmengine.core.snapshot import snapshot
 from mmengine.core.snapshot.take import body_of
 from mmengine.core.state import overlap
@@ -37,6 +38,7 @@ from mmengine.core.state.drafted import added, drafted
 from mmengine.core.state.request_state import queued_of
 from mmengine.core.state.state import State
 from mmengine.core.state.view import View
+from mmengine.core.store_line import StoreLine
 from mmengine.core.unreceived import Unreceived
 from mmengine.errors import InvalidRequest, MMEngineError, QueueFull
 from mmengine.events import vocabulary as ev
@@ -71,6 +73,7 @@ class EngineCore:
         state: State | None = None,
         snapshots: SnapshotFolder | None = None,
         unreceived: Unreceived | None = None,
+        remote: RemoteBlocks | None = None,
     ):
         if started is None:
             config.check_resolved()
@@ -94,6 +97,7 @@ class EngineCore:
         if self._overlaps:
             self._stats.overlap = dict.fromkeys(overlap.HOW, 0)
         self.last_stall: tuple[int, ev.Stalled] | None = None  # and the step at which it was found
+        self._store = None if remote is None else StoreLine(remote, self.state, self.inbox)
         self._snapshots = snapshots
         self._unreceived = Unreceived() if state is None and snapshots is not None else unreceived
         self._started = started or _started(config, fingerprints or {})
@@ -163,7 +167,7 @@ class EngineCore:
 
     @property
     def awaits_grammars(self) -> bool:
-        """Whether requests are there and none can run before a grammar is compiled."""
+        """Whether requests are there and none can run before a grammar is compiled, or a store answers."""
         return bool(self.state.requests) and not (self._dispatched or self._is_decided or self._source)
 
     def is_on_disk(self, request_id: str) -> bool:
@@ -308,6 +312,8 @@ class EngineCore:
         self._is_committed = self.sink.commit()
         if not self._is_committed:
             return Outputs()
+        if self._store is not None:
+            self._store.release()
         if self._is_decided:
             plan, self._is_decided, self._plan = self._plan, False, NO_PLAN
             self._dispatched.dispatch(plan)
@@ -358,10 +364,14 @@ class EngineCore:
         req_state = self.state.requests.get(getattr(event, "request_id", ""))
         self._now = max(self._now, self._clock())  # verify compares the order of times
         self.sink.append(event, self.state.step_of(event), self._now)
+        if self._store is not None:
+            self._store.before(event)
         if self._unreceived is None:
             evolve(self.state, event)
         else:
             self._unreceived.fold(self.state, event, self.sink.next_sequence - 1)
+        if self._store is not None:
+            self._store.after(event)
         self._stats.count(event, req_state, self.config.block_size)
         if isinstance(event, ev.Admitted):
             self._outputs.admitted.append(event.request_id)
@@ -380,7 +390,7 @@ def _queued(request: Request) -> ev.Queued:
 
 def _started(config: EngineConfig, fingerprints: dict[str, str]) -> ev.Started:
     return ev.Started(
-        schema=ev.SCHEMA_VERSION,
+        schema=ev.SCHEMA_VERSION if config.block_store else ev.SCHEMA_WITHOUT_STORE,
         engine_version=__version__,
         decision_version=decision_version(config),
         config=config.as_dict(),

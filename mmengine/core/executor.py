@@ -102,6 +102,9 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     # int32 [d, n], the most drafts to propose for each row by number of the drafter (beyond d: as the last;
     # [0, 0]: nobody for anybody); None: as many as they like.
     draft_room: np.ndarray | None = None
+    # Blocks that came of a store, for a request: the next of those that it was sent for (int32). They are
+    # copied to the device before all else.
+    fetched: tuple[tuple[str, np.ndarray], ...] = ()
     part: EncodePart | None = None  # of an item that is encoded over several steps; then there may be no rows
     states: StatePlan | None = None  # where rows have recurrent states
 

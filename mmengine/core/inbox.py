@@ -2,9 +2,10 @@
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
+from mmengine.core.state.request_state import DEADLINE
 from mmengine.events import vocabulary as ev
 
 
@@ -20,14 +21,41 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
 
+class Deadlines:
+    """Of one thing for each request; a later one takes the place of the one before. `clock` gives ns."""
+
+    def __init__(self, clock: Callable[[], int]):
+        self._clock = clock
+        self._of: dict[str, int] = {}
+        self._all: list[tuple[int, str]] = []  # a heap; entries that `_of` denies are stale
+
+    def expect(self, request_id: str, within_ns: int) -> None:
+        deadline = self._clock() + within_ns
+        self._of[request_id] = deadline
+        heapq.heappush(self._all, (deadline, request_id))
+
+    def forget(self, request_id: str) -> None:
+        self._of.pop(request_id, None)
+        if len(self._all) > 2 * len(self._of) + 64:
+            self._all = [(deadline, name) for name, deadline in self._of.items()]
+            heapq.heapify(self._all)
+
+    def passed(self) -> Iterator[str]:
+        """Whose deadline is over; each is named once."""
+        while self._all and self._all[0][0] <= self._clock():
+            deadline, name = heapq.heappop(self._all)
+            if self._of.get(name) == deadline:
+                del self._of[name]
+                yield name
+
+
 class Inbox:
     """A queue in memory, and the deadlines of what went through it. `clock` gives ns."""
 
     def __init__(self, clock: Callable[[], int]):
-        self._clock = clock
         self._events: deque[ev.Event] = deque()
-        self._deadline_of: dict[str, int] = {}
-        self._deadlines: list[tuple[int, str]] = []  # a heap; entries that `_deadline_of` denies are stale
+        self._deadlines = Deadlines(clock)
+        self._of_store = Deadlines(clock)
         self.queued: set[str] = set()  # ids of arrivals that no step has seen yet
 
     def __len__(self) -> int:
@@ -46,25 +74,27 @@ class Inbox:
     def expect(self, request_id: str, deadline_ns: int) -> None:
         """A request is to be given up so long from now; 0: never."""
         if deadline_ns:
-            deadline = self._clock() + deadline_ns
-            self._deadline_of[request_id] = deadline
-            heapq.heappush(self._deadlines, (deadline, request_id))
+            self._deadlines.expect(request_id, deadline_ns)
+
+    def expect_store(self, request_id: str, within_ns: int) -> None:
+        """A store is to say something of a request so long from now."""
+        self._of_store.expect(request_id, within_ns)
+
+    def heard_store(self, request_id: str) -> None:
+        """It did, or nobody waits for it any more."""
+        self._of_store.forget(request_id)
 
     def ended(self, request_id: str) -> None:
-        """A request is over: its deadline means nothing any more, also to a later one of that id."""
-        self._deadline_of.pop(request_id, None)
-        if len(self._deadlines) > 2 * len(self._deadline_of) + 64:
-            self._deadlines = [(deadline, name) for name, deadline in self._deadline_of.items()]
-            heapq.heapify(self._deadlines)
+        """A request is over: its deadlines mean nothing any more, also to a later one of that id."""
+        self._deadlines.forget(request_id)
+        self._of_store.forget(request_id)
 
     def drain(self) -> list[ev.Event]:
         """Everything asked so far, then the deadlines that have passed."""
-        events = list(self._events)
-        self._events.clear()
+        events = [
+            self._events.popleft() for _ in range(len(self._events))
+        ]  # other threads put some meanwhile
         self.queued.clear()
-        while self._deadlines and self._deadlines[0][0] <= self._clock():
-            deadline, name = heapq.heappop(self._deadlines)
-            if self._deadline_of.get(name) == deadline:
-                del self._deadline_of[name]
-                events.append(ev.Cancelled(name, "deadline"))
+        events += [ev.Lost(name, DEADLINE) for name in self._of_store.passed()]
+        events += [ev.Cancelled(name, "deadline") for name in self._deadlines.passed()]
         return events

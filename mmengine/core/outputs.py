@@ -146,6 +146,8 @@ class Stats:
     num_no_progress: int = 0
     num_encoded_items: int = 0
     num_encoder_hits: int = 0
+    num_fetched_blocks: int = 0  # of a store
+    num_lost_fetches: int = 0  # that it did not answer in time, or not whole
     device_ns: int = 0
     num_running: int = 0
     num_waiting: int = 0
@@ -171,6 +173,10 @@ class Stats:
                 self.num_looked_up_tokens += 0 if req_state is None else len(req_state.tokens)
             case ev.Encoded(index=index, until=until):
                 self.num_encoded_items += req_state is not None and until >= req_state.media_work[index]
+            case ev.Arrived(digests=digests):
+                self.num_fetched_blocks += len(digests) // 8
+            case ev.Lost():
+                self.num_lost_fetches += 1
             case ev.Queued(prompt=prompt):
                 self.num_prompt_tokens += len(prompt) // 4
             case ev.Preempted():

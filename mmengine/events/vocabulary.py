@@ -12,7 +12,9 @@ import msgspec
 from mmengine.request import GrammarRequest, MediaItem, SamplingParams, ThinkingBudget
 
 # 2: digests are trees, see core/state/digest.py. 3: a grammar is a struct, which the log may keep in a slot.
-SCHEMA_VERSION = 3
+# 4: blocks are fetched from a store; a log whose engine has none is written as 3.
+SCHEMA_VERSION = 4
+SCHEMA_WITHOUT_STORE = 3
 NO_SLOT = -1  # in place of a slot: a grammar that the log keeps nowhere
 FOR_ALL = -1  # in place of a row: room is made for whoever needs it
 AS_CACHED = -1  # in place of a number of tokens: as many as the cached blocks hold
@@ -272,6 +274,41 @@ class Stalled(EventBase, frozen=True):
     detail: str
 
 
+class Offered(EventBase, frozen=True):
+    """Observation: a store has the KV of the first `num_blocks` blocks of a request that waits for that
+    answer; 0: nothing of use. `items`: encoder outputs that came of it with the answer, by their number among
+    the request's media, with 64 bits of what came for each: they are not computed."""
+
+    request_id: str
+    num_blocks: int
+    items: tuple[tuple[int, bytes], ...] = ()
+
+
+class Fetched(EventBase, frozen=True):
+    """Decision: blocks [`first`, `first` + n) of a request that waits are fetched from the store into the n
+    `blocks` (int32). `cached`: hits of this engine before them, which are held until the fetch is over."""
+
+    request_id: str
+    cached: bytes
+    blocks: bytes
+
+
+class Arrived(EventBase, frozen=True):
+    """Observation: of the blocks that are being fetched for a request the next ones are here; `digests` has
+    64 bits of what came for each. The open step, or the next, copies them to the device."""
+
+    request_id: str
+    digests: bytes
+
+
+class Lost(EventBase, frozen=True):
+    """Observation: what a request waits for of the store, and has not arrived, does not come: "deadline", or
+    what the store said. It is computed."""
+
+    request_id: str
+    reason: str
+
+
 Event: TypeAlias = (
     Started
     | Queued
@@ -294,9 +331,13 @@ Event: TypeAlias = (
     | Checkpoint
     | Recovered
     | Stalled
+    | Offered
+    | Fetched
+    | Arrived
+    | Lost
 )
 # What the scheduler decides of a step.
-StepDecision: TypeAlias = Preempted | Scheduled | Admitted | StatesKept | Evicted | Encoded
+StepDecision: TypeAlias = Preempted | Scheduled | Admitted | StatesKept | Evicted | Encoded | Fetched
 TYPES: dict[int, type[Event]] = {
     1: Started,
     2: Queued,
@@ -317,6 +358,10 @@ TYPES: dict[int, type[Event]] = {
     17: Dispatched,
     18: Recovered,
     19: Encoded,
+    20: Offered,
+    21: Fetched,
+    22: Arrived,
+    23: Lost,
     25: AdmittedWithState,
     26: StatesKept,
 }
@@ -332,4 +377,7 @@ OBSERVATIONS = (
     Delivered,
     CacheReset,
     Recovered,
+    Offered,
+    Arrived,
+    Lost,
 )

@@ -178,6 +178,15 @@ def _check_columns(state: State, event: ev.Event) -> None:
             done = part.until if part is not None and part.key == req_state.media_keys[index] else 0
             if index < 0 or not done < event.until <= req_state.media_work[index]:
                 raise ValueError(f"until {event.until} is out of range")
+        case ev.Fetched(request_id=name):
+            _check_column("cached", event.cached, 1, config.num_blocks)
+            _check_column("blocks", event.blocks, 1, config.num_blocks)
+            size = config.block_size * (len(event.cached) + len(event.blocks)) // 4
+            if not event.blocks or size >= len(state.requests[name].tokens):
+                raise ValueError(f"{size} tokens are fetched of a request that has no more")
+        case ev.Arrived(request_id=name):
+            if not 0 < len(event.digests) <= 8 * state.requests[name].num_fetching:
+                raise ValueError(f"{len(event.digests)} bytes of digests are of no blocks that are fetched")
         case ev.Dispatched():
             if len(state.flights) >= config.max_in_flight:
                 raise ValueError(f"more steps in flight than max_in_flight {config.max_in_flight}")

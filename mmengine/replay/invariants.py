@@ -49,6 +49,8 @@ def _held_blocks(state: State) -> np.ndarray:
     held = np.zeros(state.blocks.num_blocks, np.int32)
     for row in (*state.running.tolist(), *state.leaving):
         np.add.at(held, state.block_table[row, : state.num_blocks[row]], 1)
+    for name in state.fetching:
+        np.add.at(held, state.requests[name].fetch_blocks, 1)
     return held
 
 

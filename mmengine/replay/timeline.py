@@ -44,7 +44,7 @@ def is_scheduling(state: State, event: ev.Event) -> bool:
     """Whether `schedule` decided this event, given the state before it. A request whose step failed, whose
     process ended, or whose cache is being reset is preempted before the scheduler is asked."""
     match event:
-        case ev.Scheduled() | ev.Admitted() | ev.StatesKept() | ev.Evicted() | ev.Encoded():
+        case ev.Scheduled() | ev.Admitted() | ev.StatesKept() | ev.Evicted() | ev.Encoded() | ev.Fetched():
             return True
         case ev.Preempted(row=row):
             return state.ended[row] not in (LOST, CRASHED) and not state.resetting

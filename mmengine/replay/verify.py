@@ -243,7 +243,11 @@ def _int32(column: bytes | None) -> np.ndarray | None:
 def _asked(event: ev.Event) -> ev.Event | None:
     """What was asked of the engine so that it logged this event first; None for a decision."""
     if isinstance(
-        event, (ev.Queued, ev.GrammarReady, ev.GrammarFailed, ev.Cancelled, ev.Delivered, ev.CacheReset)
+        event,
+        (
+            *(ev.Queued, ev.GrammarReady, ev.GrammarFailed, ev.Cancelled, ev.Delivered, ev.CacheReset),
+            *(ev.Offered, ev.Arrived, ev.Lost),
+        ),
     ):
         return event
     if isinstance(event, ev.Finished) and event.reason == "rejected":

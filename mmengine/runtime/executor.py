@@ -1,11 +1,13 @@
 """The torch executor: the real side of the port in core/executor.py."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from mmengine.block_store.base import BlockStore
 from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan, StepResult
 from mmengine.errors import ExecutorFailed, ExecutorLost, MMEngineError
@@ -16,6 +18,7 @@ from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.device.port import Device, Event, Recorder
 from mmengine.runtime.drafting.eagle3.head import DraftHead
 from mmengine.runtime.graphs.capture import recorder_for
+from mmengine.runtime.kv.store_client import StoreClient
 from mmengine.runtime.reading import Computed, Launched
 from mmengine.runtime.rows import PositionsOf
 from mmengine.runtime.runner import ModelRunner
@@ -36,6 +39,7 @@ class InFlight:
     error: Exception | None = None
     start: Event | None = None
     end: Event | None = None
+    fetched: Sequence[tuple[np.ndarray, torch.Tensor]] = ()  # blocks, and what came of a store for them
 
 
 ON_CPU = Placement(CpuDevice(), torch.float32)
@@ -100,6 +104,13 @@ class TorchExecutor:
         """How many were replayed from CUDA graphs, and how many were not, by why: see ModelRunner."""
         return self._runner.graph_counts
 
+    def use_store(
+        self, store: BlockStore, config: EngineConfig, fingerprints: Mapping[str, str]
+    ) -> StoreClient:
+        """What is computed goes to `store`, and what it has comes from there; the core talks to what is
+        given."""
+        return self._runner.use_store(store, config, fingerprints)
+
     def attach(self, request_id: str, media: Sequence[MediaInput]) -> None:
         """Hand over the pixels of a request, one for each of its media items, before a step that
         encodes any. They are kept until `release`."""
@@ -111,6 +122,8 @@ class TorchExecutor:
 
     def dispatch(self, plan: StepPlan) -> None:
         step = InFlight(plan, self._runner.pixels_of(plan))
+        if plan.fetched:
+            step.fetched = self._runner.taken(plan)
         if self._is_ahead:
             if not self._in_flight:
                 self._launches.launch()
@@ -133,7 +146,7 @@ class TorchExecutor:
             self._sample(step)
 
     def _run(self, step: InFlight) -> Computed:
-        return self._runner.launch(step.plan, step.pixels)
+        return self._runner.launch(step.plan, step.pixels, step.fetched)
 
     def _sample(self, step: InFlight) -> None:
         computed, step.computed = step.computed, None

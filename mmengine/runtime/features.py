@@ -1,6 +1,7 @@
 """Encoder outputs on the device, by key, and the way from pixels to them and into a batch."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -10,6 +11,16 @@ from mmengine.errors import ConfigError, ExecutorFailed
 from mmengine.models.plugin import MediaInput, VisionLanguageModel
 from mmengine.runtime.device.upload import upload, upload_joined
 from mmengine.runtime.graphs.encoder import EncoderGraphs
+
+
+class KeptFeatures(Protocol):
+    """Where encoder outputs are kept beyond this engine."""
+
+    def came(self, key: bytes) -> torch.Tensor | None:
+        """[embeddings, width] of an item that is to be encoded, if they came."""
+
+    def encoded(self, key: bytes, features: torch.Tensor) -> None:
+        """Those of an item were computed."""
 
 
 class FeatureStore:
@@ -67,6 +78,10 @@ class FeatureStore:
         if places is not None:
             self._free[self._num_free : self._num_free + len(places)] = places
             self._num_free += len(places)
+
+    def held(self, key: bytes) -> torch.Tensor:
+        """A copy of the features of a key, [embeddings, width]."""
+        return self._cache.index_select(0, upload(self._places[key], self._cache.device))
 
     def clear(self) -> None:
         self._places.clear()
@@ -143,19 +158,27 @@ def encode(
     share: Callable[[torch.Tensor], torch.Tensor] | None = None,
     alone: bool = False,
     last: torch.Tensor | None = None,
+    kept: KeptFeatures | None = None,
 ) -> None:
     """Encode `items` in one packed call and put their features into `store`. `graphs`: of the model's
     encoder, which is launched where they do not have the call's size. `share`: what the features go through
     before they are kept. `alone`: in a call each, so that an item's features, and whether they are replayed,
     do not depend on who comes along. `last`: features of the last of `items`, which was encoded in parts.
+    `kept`: has some items' features already, and keeps those of the others.
 
     `payloads`: the media of each request id. Raises ExecutorFailed where a payload is missing or the
     model gives another number of embeddings than the items have placeholders.
     """
+    if kept is not None:
+        items = _without_kept(items, store, kept, last)
+        if not items:
+            return
     if alone and len(items) > 1:
         for item in items:
             own = last if item is items[-1] else None
             encode(model, [item], payloads, store, device, graphs=graphs, share=share, last=own)
+            if kept is not None:
+                kept.encoded(item.key, store.held(item.key))
         return
     media = [payload_of(item, payloads) for item in (items if last is None else items[:-1])]
     patches, grids = [one.patches for one in media], [one.item.grid for one in media]
@@ -171,6 +194,24 @@ def encode(
             f"the encoder gave {features.shape[0]} embeddings for media items with {sum(sizes)} placeholders"
         )
     store.put([item.key for item in items], sizes, features if share is None else share(features))
+    if kept is not None:
+        for item in items:
+            kept.encoded(item.key, store.held(item.key))
+
+
+def _without_kept(
+    items: Sequence[EncodeItem], store: FeatureStore, kept: KeptFeatures, last: torch.Tensor | None
+) -> list[EncodeItem]:
+    """Those of `items` whose features are not there already; the last one where it was encoded in parts."""
+    left = []
+    for item in items:
+        own = last is not None and item is items[-1]
+        came = None if own else kept.came(item.key)
+        if came is None or len(came) != item.request.media[item.index].num_embeds:
+            left.append(item)
+        else:
+            store.put([item.key], [len(came)], came)
+    return left
 
 
 def payload_of(item: EncodeItem, payloads: Mapping[str, Sequence[MediaInput]]) -> MediaInput:

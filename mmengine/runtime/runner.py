@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
+from mmengine.block_store.base import BlockStore
 from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan, StepResult
 from mmengine.encoder_cache.work import EVEN_PATCHES
@@ -29,8 +30,10 @@ from mmengine.runtime.graphs.capture import Capture, capture
 from mmengine.runtime.graphs.decode import DecodeGraphs
 from mmengine.runtime.graphs.encoder import EncoderGraphs, capture_encoder
 from mmengine.runtime.inputs import StepInputs, fresh_blocks, prepare
+from mmengine.runtime.kv.features_store import FeatureRows
 from mmengine.runtime.kv.pool import pool_of
 from mmengine.runtime.kv.states import state_pool
+from mmengine.runtime.kv.store_client import StoreClient
 from mmengine.runtime.reading import Computed, Launched, Reader
 from mmengine.runtime.rows import GRAMMAR, STOP_STRINGS, THINKING, PositionsOf, RowColumns
 from mmengine.runtime.sampling.grammar_rows import sample_grammar_rows
@@ -92,6 +95,7 @@ class ModelRunner:
         )
         self.graphs: DecodeGraphs | None = None
         self._encoder_graphs: EncoderGraphs | None = None
+        self._store: StoreClient | None = None  # what is computed goes there, and comes from there
         self.share_features: Callable[[torch.Tensor], torch.Tensor] | None = None  # with other ranks
         if recorder is not None:
             self.capture(recorder)
@@ -167,10 +171,32 @@ class ModelRunner:
             names.add(plan.part.item.request.request_id)
         return {name: self._media[name] for name in names if name in self._media}
 
-    def launch(self, plan: StepPlan, pixels: Mapping[str, Sequence[MediaInput]]) -> Computed:
-        """`pixels`: what `pixels_of` gave when the step was dispatched. `sample` comes next, before anything
-        else is launched."""
+    def use_store(
+        self, store: BlockStore, config: EngineConfig, fingerprints: Mapping[str, str]
+    ) -> StoreClient:
+        spec, features = self._model.spec, None
+        if spec.has_encoder:
+            width = (1 + spec.num_deepstack) * spec.hidden_size
+            features = FeatureRows(width, self._kv.dtype, self._device)
+        self._store = StoreClient(store, self._kv, config, fingerprints, features)
+        return self._store
+
+    def taken(self, plan: StepPlan) -> list[tuple[np.ndarray, torch.Tensor]]:
+        """What came of a store for the step, blocks and rows; to be asked once, when it is dispatched."""
+        assert self._store is not None
+        return [(blocks, self._store.take(name, len(blocks))) for name, blocks in plan.fetched]
+
+    def launch(
+        self,
+        plan: StepPlan,
+        pixels: Mapping[str, Sequence[MediaInput]],
+        fetched: Sequence[tuple[np.ndarray, torch.Tensor]] = (),
+    ) -> Computed:
+        """`pixels`, `fetched`: what `pixels_of` and `taken` gave when the step was dispatched. `sample` comes
+        next, before anything else is launched."""
         with torch.inference_mode():
+            for blocks, rows in fetched:
+                self._kv.fetch(blocks, rows)
             self._admit(plan)
             for key in plan.evict:
                 self._features.drop(key)
@@ -187,6 +213,7 @@ class ModelRunner:
                     share=self.share_features,
                     alone=self._config.batch_invariant,
                     last=last,
+                    kept=self._store,
                 )
             if not len(plan.rows):
                 return self._launch_nobody(plan)

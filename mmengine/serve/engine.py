@@ -239,7 +239,8 @@ class Engine(EngineForms):
         self._failure = ""
         self._stall_watch.stepped(moved=bool(outputs))
         if not outputs and self._core.awaits_grammars:
-            self._grammars.wait(GRAMMAR_PAUSE_S)
+            awaited = self.built.store or self._grammars
+            awaited.wait(GRAMMAR_PAUSE_S)
         return [output for output in outputs if output is not None]
 
     def _tell_of_grammars(self) -> None:

@@ -27,6 +27,8 @@ COUNTERS = {  # by field of Stats: name, what it counts
     "num_scheduled_tokens": ("scheduled_tokens", "Tokens that steps computed."),
     "num_preemptions": ("preemptions", "Running requests that lost their blocks."),
     "num_encoded_items": ("encoded_items", "Images and videos that were encoded."),
+    "num_fetched_blocks": ("fetched_blocks", "KV blocks that came of a store."),
+    "num_lost_fetches": ("lost_fetches", "Times that a store did not answer in time, or not whole."),
     "num_encoder_hits": ("encoder_hits", "Images and videos found in the encoder cache."),
     "log_bytes": ("log_bytes", "Bytes written to the event log."),
 }

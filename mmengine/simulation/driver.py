@@ -105,7 +105,7 @@ class Driver:
         self._executor = FakeExecutor(settings.config, requests, settings.cost, observers)
         feed = _Feed(self._between_steps, self._leavers)
         self._core = EngineCore(
-            settings.config,
+            settings.config.without_store(),
             self._executor,
             sink=_Tap(log or MemoryLog(limit=1), self._see),
             source=feed,

@@ -45,6 +45,7 @@ class CostModel:
 class SimulatedExecutor:
     """`fault(step)` gives the text of an error for steps that shall fail, else None. `eos_in`: one
     token in so many ends the text (0: none does). `check_kv` reads all slots back at each sample.
+    `arrived`: what came of a store for a request, the next so many blocks, uint64 [n, block_size].
     """
 
     needs_plan = True
@@ -58,11 +59,13 @@ class SimulatedExecutor:
         fault: Callable[[int], str | None] = lambda step: None,
         cost: CostModel = CostModel(),  # noqa: B008 - frozen
         check_kv: bool = False,
+        arrived: Callable[[str, int], np.ndarray] | None = None,
     ):
         self._block_size = config.block_size
         self._num_draft_tokens = config.num_draft_tokens
         self._vocab_size, self._eos_in = vocab_size, eos_in
         self._fault, self._cost, self._check_kv = fault, cost, check_kv
+        self._arrived = arrived
         slots = config.num_blocks * config.block_size
         self._values = np.zeros(slots, np.uint64)
         self._sums = np.zeros(slots, np.uint64)  # of the values of the sequence up to the slot
@@ -73,16 +76,28 @@ class SimulatedExecutor:
         self._requests: list[Request | None] = [None] * config.max_num_seqs
         self._last_tokens = np.zeros(config.max_num_seqs, np.int32)  # that each row sampled
         self._plans: deque[StepPlan] = deque()
+        self._came: deque[list[tuple[np.ndarray, np.ndarray]]] = deque()  # of a store, with each plan
         self.clock_ns = 0
 
     def dispatch(self, plan: StepPlan) -> None:
         self._plans.append(plan)
+        self._came.append([(blocks, self._take(name, len(blocks))) for name, blocks in plan.fetched])
+
+    def _take(self, request_id: str, count: int) -> np.ndarray:
+        if self._arrived is None:
+            raise ExecutorFailed("blocks of a store came, and there is none")
+        return self._arrived(request_id, count)
+
+    def kv(self, blocks: np.ndarray) -> np.ndarray:
+        """What the slots of these blocks hold, uint64 [n, block_size]."""
+        return self._values.reshape(-1, self._block_size)[blocks].copy()
 
     def discard(self) -> None:
         self._plans.clear()
+        self._came.clear()
 
     def collect(self) -> StepResult:
-        plan = self._with_pending(self._plans.popleft())
+        plan, came = self._with_pending(self._plans.popleft()), self._came.popleft()
         for admission in plan.admitted:
             self._requests[admission.row] = admission.request
         for key in plan.evict:
@@ -98,6 +113,8 @@ class SimulatedExecutor:
             self._features[item.key] = item.request.media[item.index].num_embeds
         device_ns = self._cost.price(plan, embeds_of(plan))
         self.clock_ns += device_ns
+        for blocks, values in came:
+            self._values.reshape(-1, self._block_size)[blocks] = values
         self._copy(plan)
         self._write(plan)
         result = self._sample(plan, device_ns)

@@ -11,6 +11,7 @@ HELP = (
     (["log", "--help"], ("verify", "show")),
     (["log", "verify", "--help"], ("divergence",)),
     (["log", "show", "-h"], ("--steps",)),
+    (["log", "kv-events", "--help"], ("--publish", "--replay", "Example")),
     (["schema", "check", "--help"], ("--tokenizer", "--strict-keywords", "Examples", "Exit code")),
 )
 MISTAKES = (
@@ -28,6 +29,8 @@ MISTAKES = (
     (["schema", "check", "-", "--tokenizer", "nowhere"], 2, "there is no folder nowhere"),
     (["log", "verify", "nowhere"], 1, "no folder nowhere"),
     (["log", "verify", "."], 1, "holds no log"),
+    (["log", "kv-events", "nowhere"], 1, "no folder nowhere"),
+    (["serve", "--kv-events", "tcp://*:5557"], 2, "give --log"),
 )
 
 

@@ -332,7 +332,7 @@ def test_deadlines_of_ended_requests_are_forgotten():
         inbox.put(ev.Queued(str(number), b"", SamplingParams(), deadline_ns=10**18))
         inbox.ended(str(number))
         inbox.drain()
-    assert len(inbox._deadlines) < 100 and not inbox._deadline_of
+    assert len(inbox._deadlines._all) < 100 and not inbox._deadlines._of
 
 
 def test_a_reset_makes_no_hit_of_what_was_before():

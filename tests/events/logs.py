@@ -40,6 +40,10 @@ def one_of_each() -> list[ev.Event]:
         ev.Evicted((b"key",), (b"old",)),
         ev.Encoded("a", 0, 7, (b"old",)),
         ev.Dispatched(),
+        ev.Offered("a", 3, ((0, b"12345678"),)),
+        ev.Fetched("a", column(1), column(2, 3)),
+        ev.Arrived("a", b"12345678"),
+        ev.Lost("a", "deadline"),
         ev.Recovered(
             (3, 4), "tail", (("0.mmlog", 99, 7),), (("a", "its image is lost"),), {"dtype": "x"}, "1"
         ),

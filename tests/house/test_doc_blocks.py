@@ -87,6 +87,12 @@ NOT_RUN = {
     ("docs/models.md", "x ── norm"): "a drawing",
     ("docs/models.md", "class TestLlama"): "its like is tests/models/test_contract_llama.py",
     ("docs/quantisation.md", "mmengine run"): "it asks a hub; tests/models/test_quantising.py has the option",
+    (
+        "docs/block_store.md",
+        "mmengine serve",
+    ): "it serves until it is ended; tests/serve/test_block_store_engines.py",
+    ("docs/routers.md", "pip install"): "it fetches packages",
+    ("docs/routers.md", "mmengine serve"): "it serves until it is ended; tests/serve/test_kv_publisher.py",
     ("docs/server.md", "[Service]"): "a unit of systemd; tests/server/test_server_listening.py reads it",
     ("docs/server.md", "mmengine serve"): SERVES,
     ("plugins/mmengine_shapes/README.md", "OMP_NUM_THREADS=1 python -m"): TRAINING,

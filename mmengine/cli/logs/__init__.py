@@ -2,7 +2,19 @@
 
 import typer
 
-from mmengine.cli.logs import diff, export, fsck, minimize, redact, report, rerun, show, verify, why
+from mmengine.cli.logs import (
+    diff,
+    export,
+    fsck,
+    kv_events,
+    minimize,
+    redact,
+    report,
+    rerun,
+    show,
+    verify,
+    why,
+)
 
 log_app = typer.Typer(
     help="Ask an event log what happened, and whether it is true. No model and no GPU is needed.",
@@ -20,3 +32,4 @@ log_app.command(help=minimize.HELP)(minimize.minimize)
 log_app.command(help=fsck.HELP)(fsck.fsck)
 log_app.command(help=report.HELP)(report.report)
 log_app.command(help=rerun.HELP)(rerun.rerun)
+log_app.command("kv-events", help=kv_events.HELP)(kv_events.kv_events)

@@ -241,6 +241,8 @@ def _waiting_table(waiting: list[dict[str, Any]], count: int) -> Table:
             notes.append(f"{each['num_swapped_tokens']} tokens on the host")
         if each["waits_for_grammar"]:
             notes.append("its grammar is not compiled")
+        if each.get("waits_for_store"):
+            notes.append("a store is asked for its prefix, or sends it")
         if each["group"]:
             notes.append(f"shares the prompt of {each['group']}")
         if each["priority"]:

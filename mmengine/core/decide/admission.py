@@ -6,10 +6,11 @@ from typing import NamedTuple
 import numpy as np
 
 from mmengine.core.decide.encoder_draft import EncoderDraft
+from mmengine.core.decide.fetch import PASSED, Passed, fetched
 from mmengine.core.state.blocks import block_extras, content_windows, media_ahead, threshold_of
 from mmengine.core.state.prefix_index import NO_BLOCK, ROOT
 from mmengine.core.state.reading import RequestView
-from mmengine.core.state.request_state import NO_ROW
+from mmengine.core.state.request_state import NO_ROW, SETTLED
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
@@ -30,10 +31,11 @@ class Start(NamedTuple):
 
 def admit_next(
     view: View, may_start: Callable[[RequestView], bool] | None = None
-) -> ev.Admitted | ev.Evicted | None:
-    """The first waiting request that can start, of those that `may_start` where that is given. One that
-    waits for its grammar, for the encoder, or for the prefill that it shares is passed over; one whose
-    blocks do not fit holds back those behind it."""
+) -> ev.Admitted | ev.Evicted | ev.Fetched | None:
+    """The first waiting request that can start, of those that `may_start` where that is given; FETCHED where
+    a store has more of its beginning than is here. One that waits for its grammar, for a store, for the
+    encoder, or for the prefill that it shares is passed over; one whose blocks do not fit holds back those
+    behind it."""
     if not view.free_rows or view.tokens_left <= 0 or (view.preempted_in_step and len(view.running)):
         return None
     if view.config.num_state_slots and not view.states.num_free:
@@ -44,6 +46,11 @@ def admit_next(
         start = start_of(view, req_state)
         if start is None:
             continue
+        if req_state.num_offered > len(start.cached) and not start.swap_in:
+            fetch = _fetch(view, req_state, start)
+            if fetch == PASSED:
+                continue
+            return fetch
         length = first_chunk(view, req_state, start)
         if not length:
             return None
@@ -152,6 +159,15 @@ def _with_state(view: View, admitted: ev.Admitted, start: Start) -> ev.AdmittedW
     )
 
 
+def _fetch(view: View, req_state: RequestView, start: Start) -> ev.Fetched | Passed | None:
+    """What a store offers beyond the hits; None when the blocks of the prompt are not free."""
+    count = req_state.num_offered - len(start.cached)
+    if blocks_wanted(view, req_state, start, count * view.block_size) > view.blocks.num_free:
+        return None
+    new = _next_free(view, start.cached, _num_free_hits(view, start.cached), count)
+    return fetched(view, req_state, start.cached, new)
+
+
 def blocks_wanted(view: View, req_state: RequestView, start: Start, length: int) -> int:
     """Blocks that must be free for the request to start with `length` tokens: those that it takes, what
     is held in reserve for it, and hits that nobody holds."""
@@ -166,8 +182,8 @@ def _num_free_hits(view: View, cached: np.ndarray) -> int:
 
 
 def start_of(view: View, req_state: RequestView) -> Start | None:
-    """Where the request can start; None while it waits for its grammar or for the prefill of its group."""
-    if req_state.waits_for_grammar:
+    """Where the request can start; None while it waits for its grammar, a store, or its group's prefill."""
+    if req_state.waits_for_grammar or req_state.store != SETTLED:
         return None
     shared = _shared_prompt(view, req_state)
     if shared is not _ALONE:

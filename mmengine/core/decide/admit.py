@@ -5,6 +5,7 @@ import numpy as np
 
 from mmengine.config import EngineConfig
 from mmengine.core.state.kept_grammars import SINCE_SCHEMA
+from mmengine.core.state.request_state import ASKED, SETTLED
 from mmengine.core.state.view import View
 from mmengine.errors import InvalidRequest, shown
 from mmengine.events import vocabulary as ev
@@ -33,11 +34,26 @@ def admit(view: View, asked: ev.Event) -> list[ev.Event]:
             req_state = view.requests.get(name)
             waits = req_state is not None and req_state.waits_for_grammar and name not in view.grammar_failed
             return [asked] if waits else []
+        case ev.Offered() | ev.Arrived() | ev.Lost():
+            return [asked] if _is_awaited(view, asked) else []
         case ev.Cancelled(request_id=name):
             req_state = view.requests.get(name)
             return [asked] if req_state is not None and not req_state.cancelled else []
         case _:
             return [asked]
+
+
+def _is_awaited(view: View, told: ev.Offered | ev.Arrived | ev.Lost) -> bool:
+    """Whether a request waits for what a store says, and it can be."""
+    req_state = view.requests.get(told.request_id)
+    if req_state is None:
+        return False
+    match told:
+        case ev.Offered():
+            return req_state.store == ASKED
+        case ev.Arrived(digests=digests):
+            return 0 < len(digests) <= 8 * req_state.num_fetching and len(digests) % 8 == 0
+    return req_state.store != SETTLED
 
 
 def _written(view: View, asked: ev.Queued) -> ev.Queued:

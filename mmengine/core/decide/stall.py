@@ -7,6 +7,7 @@ without a token gained in between; it may still end, but the pool is too small f
 
 from collections.abc import Iterator
 
+from mmengine.core.state.request_state import SETTLED
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
@@ -21,7 +22,10 @@ def find_stalls(view: View) -> Iterator[ev.Stalled]:
             THRASH, name, f"preempted {count} times without a token in between; {_holders(view)}"
         )
     idle = not view.is_open and not view.flights
-    if idle and any(not req_state.waits_for_grammar for req_state in view.requests.values()):
+    requests = view.requests.values()
+    if not idle or any(req_state.store != SETTLED for req_state in requests):
+        return  # a store that is awaited has a deadline, and others may wait for what it sends
+    if any(not req_state.waits_for_grammar for req_state in requests):
         yield ev.Stalled(NO_PROGRESS, "", _holders(view))
 
 

@@ -5,6 +5,7 @@ from typing import assert_never
 
 import numpy as np
 
+from mmengine.core.fold import fetch
 from mmengine.core.fold.media import encode, encode_part, leave_part
 from mmengine.core.fold.rows import (
     compute,
@@ -60,6 +61,14 @@ def evolve(state: State, event: ev.Event) -> None:
             _cancelled(state, event)
         case ev.Evicted():
             _evicted(state, event)
+        case ev.Offered():
+            fetch.offered(state, event)
+        case ev.Fetched():
+            fetch.fetched(state, event)
+        case ev.Arrived():
+            fetch.arrived(state, event)
+        case ev.Lost():
+            fetch.lost(state, event)
         case ev.Failed():
             failed(state, event)
         case ev.CacheReset():
@@ -87,6 +96,7 @@ def _queued(state: State, event: ev.Queued) -> None:
     state.kept_grammars.keep(event)
     req_state = state.new_request(request)
     req_state.waits_for_grammar = request.grammar is not None
+    fetch.ask(state, req_state)
     state.requests[event.request_id] = req_state
     state.num_large += req_state.has_large
     state.history.update(event.prompt)
@@ -146,6 +156,7 @@ def _admitted(state: State, event: ev.Admitted) -> None:
         pairs = np.stack((req_state.host_blocks, new[: len(req_state.host_blocks)]), axis=1)
         state.step_copies["swap_in"].append(pairs)
     drop_host_blocks(state, req_state)
+    req_state.num_offered = 0
     fill_row(state, row, req_state, np.concatenate((cached, new)), len(cached), computed)
     if isinstance(event, ev.AdmittedWithState):
         take_state(state, event, computed)
@@ -193,6 +204,7 @@ def _finished(state: State, event: ev.Finished) -> None:
     state.num_large -= req_state.has_large
     leave_part(state, event.request_id)
     drop_host_blocks(state, req_state)
+    fetch.leave_fetch(state, req_state)
     state.clear_suspicion(req_state)
     if req_state.row == NO_ROW:
         state.waiting.remove(req_state)
@@ -225,6 +237,8 @@ def _recovered(state: State, event: ev.Recovered) -> None:
     for req_state in state.requests.values():
         req_state.held_media.clear()
         drop_host_blocks(state, req_state)
+        fetch.leave_fetch(state, req_state)
+        fetch.ask(state, req_state)
     rows = state.running
     state.release_at[rows] = NEVER
     state.encoder.clear()

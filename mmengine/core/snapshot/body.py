@@ -42,6 +42,10 @@ class Known(msgspec.Struct, array_like=True):
     cancelled: str
     detail: str
     held_media: Annotated[tuple[int, ...], SET]
+    store: int = 0
+    num_offered: int = 0
+    fetch_blocks: Annotated[bytes, INTS] = b""
+    num_fetching: int = 0
 
 
 class Step(msgspec.Struct, array_like=True):

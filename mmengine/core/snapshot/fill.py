@@ -74,6 +74,8 @@ def _add_request(state: State, saved: Known) -> RequestState:
     state.weigh_media(req_state)
     state.num_large += req_state.has_large
     state.requests[request.request_id] = req_state
+    if req_state.num_fetching:
+        state.fetching[request.request_id] = None
     if req_state.row != NO_ROW:
         state.requests_by_row[req_state.row] = req_state
     return req_state

@@ -120,6 +120,10 @@ class _Sums:
                 held = np.array(sorted(each.held_media), np.int32).tobytes() + each.host_blocks.tobytes()
                 rest.append(held)
                 self._own[place] = zlib.crc32(held, self._own[place])
+            if each.store or each.num_offered:
+                told = np.array((each.store, each.num_offered, each.num_fetching), np.int32).tobytes()
+                rest.append(told + each.fetch_blocks.tobytes())
+                self._own[place] = zlib.crc32(rest[-1], self._own[place])
         if facts:
             self._facts = np.array(facts, np.int64)
         names = msgspec.msgpack.encode(list(state.requests))

@@ -9,6 +9,10 @@ from mmengine.request import Request
 
 NO_ROW = -1  # it waits
 NEVER_RAN = -1  # it had no row yet
+# What a waiting request hears of a store of blocks: nothing more, what it has, what is fetched.
+SETTLED, ASKED, FETCHING = 0, 1, 2
+DEADLINE = "deadline"  # why something is lost: the store did not say anything in time
+NO_BLOCKS = np.zeros(0, np.int32)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -35,10 +39,19 @@ class RequestState:
     held_media: set[int] = field(default_factory=set)  # indices of items it references
     media_work: tuple[int, ...] = ()  # to encode each item; (): it does not matter to this engine
     has_large: bool = False  # an item of it takes more than a step may
+    store: int = SETTLED
+    num_offered: int = 0  # blocks of its beginning that a store has
+    fetch_blocks: np.ndarray = field(default_factory=lambda: NO_BLOCKS)  # held while it fetches, in order
+    num_fetching: int = 0  # the last of them that have not arrived
 
     @property
     def num_prompt(self) -> int:
         return len(self.request.prompt_token_ids)
+
+    def may_fetch(self, block_size: int) -> bool:
+        """Whether a store can have anything of use for it: a block, and not one whose logits are wanted."""
+        scored = self.request.sampling.prompt_logprobs is not None and len(self.tokens) == self.num_prompt
+        return len(self.tokens) > block_size and not scored
 
 
 def request_of(event: Queued) -> Request:

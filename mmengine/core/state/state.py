@@ -67,6 +67,7 @@ class State(Columns[np.ndarray]):
         self.cancelled: list[str] = []
         self.grammar_failed: list[str] = []
         self.kept_grammars = KeptGrammars()
+        self.fetching: dict[str, None] = {}  # requests that hold blocks which a store fills
         self.suspects: dict[str, None] = {}  # requests on trial after a step that failed
         self.thrashing: list[str] = []  # reached thrash_limit, not reported yet
         self.resetting = False  # what runs is about to be preempted and to start again
@@ -110,6 +111,7 @@ class State(Columns[np.ndarray]):
         self.step_kept: list[
             np.ndarray
         ] = []  # int32 [n, 3]: row, tokens behind which its state is kept, slot
+        self.step_fetched: list[tuple[str, np.ndarray]] = []  # blocks that came of a store, and for whom
         self.step_copies: dict[str, list[np.ndarray]] = {"swap_out": [], "copy": [], "swap_in": []}
 
     def enqueue(self, request: RequestState) -> None:

@@ -63,6 +63,7 @@ class _Replaced:
     step_rows: ReadOnlyArray
     step_encoded: Sequence[tuple[bytes, Request, int]]
     step_evicted: Sequence[bytes]
+    step_fetched: Sequence[tuple[str, ReadOnlyArray]]
     step_copies: Mapping[str, Sequence[ReadOnlyArray]]
     step_kept: Sequence[ReadOnlyArray]
 
@@ -86,6 +87,7 @@ class View(Columns[ReadOnlyArray], _Replaced, Face):
     cancelled: Sequence[str]
     grammar_failed: Sequence[str]
     suspects: Mapping[str, None]
+    fetching: Mapping[str, None]
     thrashing: Sequence[str]
     flights: Sequence[FlightView]
     _state: State
@@ -109,6 +111,7 @@ class View(Columns[ReadOnlyArray], _Replaced, Face):
             cancelled=state.cancelled,
             grammar_failed=state.grammar_failed,
             suspects=MappingProxyType(state.suspects),
+            fetching=MappingProxyType(state.fetching),
             thrashing=state.thrashing,
             flights=state.flights,
             _state=state,

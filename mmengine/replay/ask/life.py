@@ -95,6 +95,17 @@ def _own(state: State, event: ev.Event) -> tuple[str, dict[str, Any]]:
             }
         case ev.Cancelled():
             return f"given up: {event.reason}", {"reason": event.reason}
+        case ev.Offered():
+            items = f", and {len(event.items)} encoder outputs came" if event.items else ""
+            text = f"a store has {event.num_blocks} blocks of its prefix{items}"
+            return text, {"blocks": event.num_blocks, "items": [index for index, _ in event.items]}
+        case ev.Fetched():
+            count, cached = len(event.blocks) // 4, len(event.cached) // 4
+            return f"fetches {count} blocks behind {cached} cached ones", {"blocks": count, "cached": cached}
+        case ev.Arrived():
+            return f"{len(event.digests) // 8} blocks came", {"blocks": len(event.digests) // 8}
+        case ev.Lost():
+            return f"what the store has does not come: {event.reason}", {"reason": event.reason}
         case ev.GrammarReady():
             return "its grammar is compiled", {}
         case ev.GrammarFailed():

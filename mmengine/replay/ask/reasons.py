@@ -14,13 +14,14 @@ from mmengine.core.decide.running import Wanted, wanted_by
 from mmengine.core.state.blocks import further_blocks
 from mmengine.core.state.columns import ReadOnlyArray
 from mmengine.core.state.reading import RequestView
+from mmengine.core.state.request_state import SETTLED
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
 BLOCKS, ROWS, TOKENS, STATES = "blocks", "rows", "token budget", "state slots"
 ENCODER_BUDGET, ENCODER_CACHE = "encoder budget", "encoder cache"  # as Shortage names them
 ENCODER_WORK, ENCODER_PIECES = "encoder work", "encoder pieces"  # likewise
-GRAMMAR, GROUP, BEHIND, FLIGHT = "grammar", "group prefill", "behind", "in flight"
+GRAMMAR, GROUP, BEHIND, FLIGHT, STORE = "grammar", "group prefill", "behind", "in flight", "store"
 GAVE_WAY, PREEMPTING, PREFILL_FIRST, OTHER = "gave way", "preempting step", "prefill first", "other rules"
 TRIAL = "trial"
 
@@ -62,6 +63,7 @@ _SENTENCES = {
     ENCODER_PIECES: "its image or video is encoded in pieces: it takes {r.needed} of encoder work, and a "
     "step {r.free}",
     GRAMMAR: "its grammar is not compiled yet",
+    STORE: "a store was asked for its prefix, or sends it",
     GROUP: "it waits for {r.other}, which computes the prompt that both share",
     BEHIND: "it stands behind {r.other}, which comes first and does not fit",
     FLIGHT: "a step in flight computes the token that it needs to go on",
@@ -213,6 +215,8 @@ class Reasons:
         view, name = self._view, req_state.request.request_id
         if req_state.waits_for_grammar:
             return Reason(name, GRAMMAR)
+        if req_state.store != SETTLED:
+            return Reason(name, STORE)
         start = start_of(view, req_state)
         if start is None:
             return Reason(name, GROUP, other=req_state.request.group)

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from mmengine.core.state.digest import state_digest
-from mmengine.core.state.request_state import RequestState
+from mmengine.core.state.request_state import SETTLED, RequestState
 from mmengine.core.state.state import State
 from mmengine.replay.checked import CheckedLog
 from mmengine.replay.timeline import open_log
@@ -108,6 +108,7 @@ def _waiting(req_state: RequestState) -> dict[str, Any]:
         "preempted": req_state.preempted > 0,
         "num_swapped_tokens": req_state.num_swapped,
         "waits_for_grammar": req_state.waits_for_grammar,
+        **({"waits_for_store": True} if req_state.store != SETTLED else {}),
         "group": req_state.request.group,
         "priority": req_state.request.priority,
         "cancelled": req_state.cancelled,

@@ -131,6 +131,18 @@ class _Inquiry:
                 self._claim(record, "cancelled", f"It was given up ({event.reason}).", reason=event.reason)
             case ev.GrammarReady(request_id=name) if name == self._name:
                 self._claim(record, "grammar", "Its grammar was compiled.")
+            case ev.Fetched(request_id=name) if name == self._name:
+                count = len(event.blocks) // 4
+                text = f"A store has more of its prefix than is cached here: {count} blocks are fetched."
+                self._claim(record, "fetch", text, blocks=count)
+            case ev.Arrived(request_id=name) if name == self._name:
+                count = len(event.digests) // 8
+                self._claim(
+                    record, "arrived", f"{count} blocks of its prefix came of the store.", blocks=count
+                )
+            case ev.Lost(request_id=name) if name == self._name:
+                text = f"What it waited for of the store does not come ({event.reason}); it is computed."
+                self._claim(record, "lost", text, reason=event.reason)
             case ev.Stalled(request_id=name) if name == self._name:
                 self._claim(record, "stall", f"The engine reported it: {event.kind}, {event.detail}.")
             case ev.Finished(request_id=name) if name == self._name:

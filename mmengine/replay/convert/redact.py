@@ -169,6 +169,14 @@ class _Redactor:
                 return replace(event, error=hashes.text(event.error))
             case ev.GrammarFailed():
                 event = replace(event, detail=hashes.text(event.detail))
+            case ev.Offered():
+                event = replace(
+                    event, items=tuple((index, self._digests(came)) for index, came in event.items)
+                )
+            case ev.Arrived():
+                event = replace(event, digests=self._digests(event.digests))
+            case ev.Lost():
+                event = replace(event, reason=hashes.text(event.reason))
             case ev.Cancelled():
                 event = replace(event, reason=hashes.text(event.reason))
             case ev.Finished():
@@ -183,8 +191,15 @@ class _Redactor:
             event = replace(event, request_id=hashes.name(event.request_id))
         return event
 
+    def _digests(self, digests: bytes) -> bytes:
+        """Of what a store sent, 8 bytes each: equal ones stay equal."""
+        each = (digests[place : place + 8] for place in range(0, len(digests), 8))
+        return b"".join(self._hashes.of(b"kv", one, 8) for one in each)
+
     def _started(self, event: ev.Started) -> ev.Started:
         config = {**event.config, "eos_token_ids": ()}
+        if config.get("block_store_path"):
+            config["block_store_path"] = _REDACTED
         return msgspec.structs.replace(
             event, config=config, fingerprints=self._hashes.prints(event.fingerprints)
         )

@@ -255,7 +255,7 @@ class Collector:
                 self.lanes.columns["preemptions"][lane] += 1
                 self.lanes.enter(lane, state.step, SWAPPED if mode == "swap" else PREEMPTED)
                 self._stale = True
-            case ev.GrammarReady() | ev.GrammarFailed() | ev.Cancelled():
+            case ev.GrammarReady() | ev.GrammarFailed() | ev.Cancelled() | ev.Offered() | ev.Lost():
                 self._stale = True
 
 

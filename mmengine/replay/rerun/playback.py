@@ -91,7 +91,7 @@ class _Heard(SinkBefore):
 class Playback:
     """An engine and what happens to it. `timer`: observations are due at their time on the executor's
     clock, and deadlines pass by it; without one at their step, and deadlines pass where the log says. `see`
-    hears of each event right before it is applied.
+    hears of each event right before it is applied. What a store of blocks sent the log's engine is computed.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Playback:
         self._timed = timer is not None
         self._heard = _Heard(sink or MemoryLog(limit=1), see)
         self.core = EngineCore(
-            config,
+            config.without_store(),
             executor,
             sink=self._heard,
             source=self,

@@ -97,6 +97,11 @@ class KVPool:
         if plan.swap_in is not None:
             self._host.fetch(self.blocks, plan.swap_in)
 
+    def fetch(self, blocks: np.ndarray, rows: torch.Tensor) -> None:
+        """Write rows [n, layers, 2, ...] of host memory into blocks (int32 [n])."""
+        places = upload(blocks.astype(np.int64), self.blocks.device)
+        self.blocks.index_copy_(1, places, rows.to(self.blocks.device).transpose(0, 1))
+
     def store(
         self, layer: int, k: torch.Tensor, v: torch.Tensor, k_places: torch.Tensor, v_places: torch.Tensor
     ) -> None:

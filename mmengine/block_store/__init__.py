@@ -1,0 +1,1 @@
+"""Where KV blocks are kept beyond the process that computed them."""

@@ -1,0 +1,153 @@
+"""A block store in a folder, of this machine or shared: a file for each key.
+
+A value is written aside, synced and renamed, so under its name it is whole or not there. What was not read
+or written for longest goes when the folder holds more than it may. Several processes may use it at once; what
+one deletes, another misses.
+"""
+
+import os
+import secrets
+import stat
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from mmengine.block_store.base import MAX_KEY_BYTES
+from mmengine.errors import ConfigError
+
+KEPT_SHARE = 0.9  # of what the folder may hold is left when something had to go
+STALE_S = 3600  # a value that was begun so long before another one is nobody's
+ASIDE = ".part"
+
+
+class FolderStore:
+    """`path`: the folder, made where there is none. `max_bytes`: of all values. Raises ConfigError."""
+
+    def __init__(self, path: str, max_bytes: int):
+        self._root, self._max_bytes = Path(path), max_bytes
+        self._lock = threading.Lock()
+        self._held = -1  # bytes of all values, about; not known yet
+        try:
+            self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise ConfigError(
+                f"block_store_path {path} cannot be used: {error.strerror}; name a folder that can be written"
+            ) from None
+
+    def _path(self, key: bytes) -> Path:
+        if not 2 <= len(key) <= MAX_KEY_BYTES:
+            raise ValueError(f"a key has 2 to {MAX_KEY_BYTES} bytes, not {len(key)}")
+        name = key.hex()
+        return self._root / name[-2:] / name  # the last digits of a key are as good as random
+
+    def has(self, keys: Sequence[bytes]) -> list[bool]:
+        return [os.path.exists(self._path(key)) for key in keys]
+
+    def put(self, keys: Sequence[bytes], values: Sequence[Sequence[memoryview]]) -> None:
+        for key, pieces in zip(keys, values, strict=True):
+            with suppress(OSError):  # full, or gone: it is kept elsewhere, or not at all
+                self._put(self._path(key), pieces)
+
+    def _put(self, path: Path, pieces: Sequence[memoryview]) -> None:
+        size = sum(piece.nbytes for piece in pieces)
+        if size > self._max_bytes or (path.exists() and path.stat().st_size == size):
+            return
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        aside = path.with_name(f"{secrets.token_hex(8)}{ASIDE}")
+        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(fd, "wb", buffering=0) as file:
+                for piece in pieces:
+                    _write_all(file.fileno(), piece)
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+        except BaseException:
+            with suppress(OSError):
+                aside.unlink()
+            raise
+        self._grew(size)
+
+    def get(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
+        return [self._get(self._path(key), buffer) for key, buffer in zip(keys, buffers, strict=True)]
+
+    def _get(self, path: Path, buffer: memoryview) -> bool:
+        try:
+            # No link is followed, and nothing is waited for: what lies there may be anybody's.
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_size != buffer.nbytes:
+                return False
+            done = 0
+            while done < buffer.nbytes:
+                count = os.readv(fd, [buffer[done:]])
+                if not count:
+                    return False
+                done += count
+            os.utime(fd)  # it was used now
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+    def remove(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            with suppress(OSError):
+                self._path(key).unlink()
+
+    def _grew(self, size: int) -> None:
+        """Let the longest unused values go where there are too many bytes."""
+        with self._lock:
+            if self._held >= 0:
+                self._held += size
+            if 0 <= self._held <= self._max_bytes:
+                return
+            files = sorted(self._files())
+            self._held = sum(size for _, size, _ in files)
+            if self._held <= self._max_bytes:
+                return
+            for _, size, path in files:
+                if self._held <= self._max_bytes * KEPT_SHARE:
+                    return
+                with suppress(OSError):
+                    os.unlink(path)
+                self._held -= size
+
+    def _files(self) -> Iterator[tuple[int, int, str]]:
+        """When each value was last used (ns), its bytes and its name; what was left half written goes."""
+        newest = 0
+        aside: list[tuple[int, str]] = []
+        for folder in _entries(self._root):
+            for entry in _entries(Path(folder.path)) if folder.is_dir(follow_symlinks=False) else ():
+                with suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
+                    newest = max(newest, status.st_mtime_ns)
+                    if entry.name.endswith(ASIDE):
+                        aside.append((status.st_mtime_ns, entry.path))
+                    else:
+                        yield status.st_mtime_ns, status.st_size, entry.path
+        for since, path in aside:
+            if newest - since > STALE_S * 10**9:
+                with suppress(OSError):
+                    os.unlink(path)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except OSError:
+        return []
+
+
+def _write_all(fd: int, piece: memoryview) -> None:
+    done = 0
+    while done < piece.nbytes:
+        done += os.write(fd, piece[done:])

@@ -1,0 +1,52 @@
+"""`mmengine log kv-events`: what is in the KV cache, for routers."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from mmengine.cli.logs.printing import Folder, existing, print_json
+
+HELP = (
+    "Tell which blocks the KV cache holds, as vLLM's engines tell routers (Dynamo, llm-d).\n\n"
+    "With --publish the log is followed while it is written, and each batch goes out by ZeroMQ; without it "
+    "the batches are printed, one JSON object a line.\n\n"
+    "[bold]Example[/bold]\n\n  mmengine log kv-events run.log\n\n"
+    "  mmengine log kv-events run.log --publish tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558"
+)
+
+
+def kv_events(
+    folder: Folder,
+    publish: Annotated[
+        str, typer.Option(help="Endpoint to publish at, as tcp://*:5557; whoever reads it reads prompts.")
+    ] = "",
+    replay: Annotated[str, typer.Option(help="Endpoint where batches can be asked for again.")] = "",
+    topic: Annotated[str, typer.Option(help="What each message begins with.")] = "",
+    beside: Annotated[bool, typer.Option("--beside", hidden=True)] = False,
+) -> None:
+    if not publish:
+        _print(folder)
+        return
+    from mmengine.cli.kv_events import check_installed  # lazy, like all below: help needs none of it
+
+    check_installed()
+    from mmengine.cli.loading import say
+    from mmengine.serve.kv_publisher import KvPublisher
+
+    publisher, parent = KvPublisher(folder, publish, replay, topic), os.getppid()
+    try:
+        say(f"KV events at {' and '.join(filter(None, publisher.endpoints))}")
+        publisher.run(lambda: not beside or os.getppid() == parent)
+    finally:
+        publisher.close()
+
+
+def _print(folder: Folder) -> None:
+    import msgspec
+
+    from mmengine.replay.kv_events.batches import batches
+
+    for batch in batches(existing(folder)):
+        ts, events, rank = msgspec.msgpack.decode(batch.payload)
+        print_json({"seq": batch.seq, "ts": ts, "events": events, "data_parallel_rank": rank})

@@ -1,0 +1,35 @@
+"""Whether what a store offers of a waiting request's prefix is fetched, in place of an admission."""
+
+from typing import Literal
+
+import numpy as np
+
+from mmengine.core.state.reading import RequestView
+from mmengine.core.state.view import View
+from mmengine.events import vocabulary as ev
+
+Passed = Literal["passed"]
+PASSED: Passed = "passed"  # another request fetches what this one would
+
+
+def fetched(view: View, req_state: RequestView, cached: np.ndarray, new: np.ndarray) -> ev.Fetched | Passed:
+    """FETCHED into the blocks `new`, behind the hits `cached` (int32 both); PASSED while another one does."""
+    if any(_same_next(view, req_state, view.requests[name], len(cached)) for name in view.fetching):
+        return PASSED
+    return ev.Fetched(req_state.request.request_id, cached.tobytes(), new.tobytes())
+
+
+def _same_next(view: View, one: RequestView, other: RequestView, number: int) -> bool:
+    """Whether block `number` is the same for both, and `other` fetches it. Those before it are cached."""
+    end = (number + 1) * view.block_size
+    first = len(other.fetch_blocks) - other.num_fetching
+    return (
+        first <= number < len(other.fetch_blocks)
+        and np.array_equal(one.tokens[:end], other.tokens[:end])
+        and one.request.cache_salt == other.request.cache_salt
+        and _media_before(one, end) == _media_before(other, end)
+    )
+
+
+def _media_before(req_state: RequestView, end: int) -> list[tuple[bytes, tuple[tuple[int, int], ...]]]:
+    return [(item.mm_hash, item.runs) for item in req_state.request.media if item.runs[0][0] < end]

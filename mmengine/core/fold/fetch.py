@@ -1,0 +1,73 @@
+"""The part of `evolve` that concerns a store of blocks: what it offers, what is fetched, and how that ends.
+
+A request that fetches holds blocks, though it has no row: hits of its own prefix, behind which the others are
+chained, and those that are filled. When the fetch is over it lets them go: what arrived stays in the prefix
+cache, as any block whose last holder left, and the request starts by hitting it.
+"""
+
+import numpy as np
+
+from mmengine.core.state.blocks import block_extras, content_windows
+from mmengine.core.state.prefix_index import ROOT
+from mmengine.core.state.request_state import ASKED, DEADLINE, FETCHING, NO_BLOCKS, SETTLED, RequestState
+from mmengine.core.state.state import State
+from mmengine.events import vocabulary as ev
+
+
+def ask(state: State, req_state: RequestState) -> None:
+    """It waits for what the store says, where it is to be asked."""
+    asked = state.config.block_store and req_state.may_fetch(state.block_size)
+    req_state.store = ASKED if asked else SETTLED
+
+
+def offered(state: State, event: ev.Offered) -> None:
+    req_state = state.requests[event.request_id]
+    most = (len(req_state.tokens) - 1) // state.block_size  # the last token is computed, for its logits
+    req_state.store, req_state.num_offered = SETTLED, max(0, min(event.num_blocks, most))
+
+
+def fetched(state: State, event: ev.Fetched) -> None:
+    req_state = state.requests[event.request_id]
+    cached, new = (np.frombuffer(blocks, np.int32) for blocks in (event.cached, event.blocks))
+    if len(cached):
+        state.blocks.share(cached)
+    state.blocks.take_new(new)
+    req_state.store, req_state.num_offered = FETCHING, 0
+    req_state.fetch_blocks, req_state.num_fetching = np.concatenate((cached, new)), len(new)
+    state.fetching[event.request_id] = None
+
+
+def arrived(state: State, event: ev.Arrived) -> None:
+    """The next of the blocks that are fetched hold what the prompt says, once the step that copies them is
+    back."""
+    req_state = state.requests[event.request_id]
+    count = len(event.digests) // 8
+    first = len(req_state.fetch_blocks) - req_state.num_fetching
+    blocks = req_state.fetch_blocks[first : first + count]
+    index, size = state.blocks.index, state.block_size
+    content = int(index.content[req_state.fetch_blocks[first - 1]]) if first else ROOT
+    extras = block_extras(req_state.request, first, first + count, size)
+    tokens = content_windows(req_state.tokens, first, first + count, size, state.content_width)
+    index.insert_chain(blocks, content, tokens, {number - first: own for number, own in extras.items()})
+    state.step_filled.append(blocks)
+    state.step_fetched.append((event.request_id, blocks))
+    req_state.num_fetching -= count
+    if not req_state.num_fetching:
+        leave_fetch(state, req_state)
+
+
+def lost(state: State, event: ev.Lost) -> None:
+    """Where the store did not answer in time, nobody who waits in line for it does so for long either."""
+    leave_fetch(state, state.requests[event.request_id])
+    if event.reason == DEADLINE:
+        for req_state in state.requests.values():
+            req_state.num_offered = 0
+
+
+def leave_fetch(state: State, req_state: RequestState) -> None:
+    """It waits for nothing of the store any more."""
+    req_state.store, req_state.num_offered, req_state.num_fetching = SETTLED, 0, 0
+    if len(req_state.fetch_blocks):
+        state.blocks.release(req_state.fetch_blocks)
+        req_state.fetch_blocks = NO_BLOCKS
+    state.fetching.pop(req_state.request.request_id, None)

@@ -1,0 +1,78 @@
+"""The loop's line to a store of blocks: what events say of it is asked, and answered within a time.
+
+A request waits for the store at two places, until it says what it has and until that is here, and for each
+the loop keeps a deadline of its own: a store that hangs, and every thread with it, costs `fetch_timeout_s`.
+"""
+
+import numpy as np
+
+from mmengine.core.inbox import Inbox
+from mmengine.core.remote_blocks import RemoteBlocks
+from mmengine.core.state.prefix_index import NO_CONTENT
+from mmengine.core.state.request_state import ASKED, FETCHING
+from mmengine.core.state.state import State
+from mmengine.events import vocabulary as ev
+
+
+class StoreLine:
+    """`state` is the loop's, told of each event `before` and `after` it is applied."""
+
+    def __init__(self, remote: RemoteBlocks, state: State, inbox: Inbox):
+        self._remote, self._state, self._inbox = remote, state, inbox
+        self._timeout_ns = int(state.config.fetch_timeout_s * 10**9)
+        self._filled: list[np.ndarray] = []  # blocks of the step that is coming back
+        self._computed: list[tuple[np.ndarray, np.ndarray]] = []  # blocks of steps that are, and contents
+        self._fetches: list[tuple[str, int, int]] = []  # decided, and not written yet
+
+    def before(self, event: ev.Event) -> None:
+        if isinstance(event, ev.Executed):
+            flights = self._state.flights
+            self._filled = flights[0].filled if flights else self._state.step_filled
+
+    def after(self, event: ev.Event) -> None:
+        match event:
+            case ev.Executed():
+                self._fill()
+            case ev.Queued(request_id=name):
+                self._ask(name)
+            case ev.Recovered():
+                for name in self._state.requests:
+                    self._ask(name)
+            case ev.Fetched(request_id=name, cached=cached, blocks=blocks):
+                self._fetches.append((name, len(cached) // 4, len(blocks) // 4))
+                self._inbox.expect_store(name, self._timeout_ns)
+            case ev.Offered(request_id=name):
+                self._inbox.heard_store(name)
+            case ev.Arrived(request_id=name, digests=digests):
+                self._remote.accept(name, len(digests) // 8)
+                if self._state.requests[name].store != FETCHING:
+                    self._inbox.heard_store(name)
+            case ev.Lost(request_id=name) | ev.Finished(request_id=name):
+                self._inbox.heard_store(name)
+                self._remote.forget(name)
+
+    def _fill(self) -> None:
+        filled, self._filled = self._filled, []
+        if filled:
+            blocks = np.unique(np.concatenate(filled))
+            self._computed.append((blocks, self._state.blocks.index.content[blocks]))
+
+    def _ask(self, name: str) -> None:
+        req_state = self._state.requests[name]
+        if req_state.store == ASKED:
+            self._inbox.expect_store(name, self._timeout_ns)
+            self._remote.ask(req_state.request, req_state.tokens)
+
+    def release(self) -> None:
+        """All of it is written: what was decided may happen. The next step is not dispatched yet, so blocks
+        that were computed hold that still; those that were forgotten since, or promised to somebody, go
+        without."""
+        computed, self._computed = self._computed, []
+        index = self._state.blocks.index
+        for blocks, content in computed:
+            kept = blocks[(index.content[blocks] == content) & (content != NO_CONTENT)]
+            if len(kept):
+                self._remote.computed(index, kept)
+        fetches, self._fetches = self._fetches, []
+        for name, first, count in fetches:
+            self._remote.fetch(name, first, count)

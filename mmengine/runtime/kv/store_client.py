@@ -1,0 +1,296 @@
+"""What goes to a store of blocks and comes of it, beside the loop: one thread that reads and one that writes.
+
+    computed:  blocks ──gather──► rows in host memory ──writer──► sealed values in the store
+    fetched:   store ──reader──► rows in host memory, opened ──a step's plan──► blocks
+
+A row is a block of all layers, as `swap_out` has it. Nothing here is waited for by the loop: a store that is
+slow gets less to keep (what does not fit MAX_WAITING_BYTES is left out), and while a call of it hangs nobody
+else is asked to wait. What comes is believed when its seal holds (block_store/sealed.py).
+"""
+
+import hashlib
+import json
+import queue
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmengine.block_store.base import BlockStore
+from mmengine.block_store.sealed import SEAL_BYTES, opened, seal
+from mmengine.config import EngineConfig
+from mmengine.core.state.block_digest import ContentDigests, prompt_digests
+from mmengine.core.state.prefix_index import PrefixIndex
+from mmengine.encoder_cache.cache import encoder_key
+from mmengine.events import vocabulary as ev
+from mmengine.request import Request
+from mmengine.runtime.device.upload import upload
+from mmengine.runtime.kv.features_store import FeatureRows
+from mmengine.runtime.kv.pool import KVPool
+
+MAX_WAITING_BYTES = 256 * 2**20  # of what was computed and is not written yet
+MAX_FETCHED_BYTES = 2**31  # of what was read and no step has taken yet; of one request half as much
+MAX_KNOWN = 2**17  # names of what is in the store already
+Given = TypeVar("Given")
+CLOSE_S = 10.0  # in which what was computed is still written when an engine closes
+
+
+def namespace(fingerprints: Mapping[str, str], config: EngineConfig, kind: str) -> bytes:
+    """16 bytes before each key: KV is of use to who has the same weights, dtypes, block size and backend."""
+    said = {
+        **{name: value for name, value in fingerprints.items() if name != "processor"},
+        "kind": kind,
+        **({"kv_dtype": config.kv_dtype, "block_size": config.block_size} if kind == "kv" else {}),
+        "rank": f"0/{config.tensor_parallel}",
+    }
+    return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=16).digest()
+
+
+class StoreClient:
+    """The port of core/remote_blocks.py over a store, for the blocks of `pool` and, where the model has an
+    encoder, its outputs (`features`)."""
+
+    def __init__(
+        self,
+        store: BlockStore,
+        pool: KVPool,
+        config: EngineConfig,
+        fingerprints: Mapping[str, str],
+        features: FeatureRows | None,
+    ) -> None:
+        self._store, self._pool, self._features = store, pool, features
+        self._timeout_s, self._block_size = config.fetch_timeout_s, config.block_size
+        self._kv_names = namespace(fingerprints, config, "kv")
+        self._feature_names = namespace(fingerprints, config, "features")
+        layers, _, *block = pool.blocks.shape
+        self._shape = (layers, *block)
+        self._row_bytes = torch.Size(self._shape).numel() * pool.blocks.element_size()
+        self._digests: ContentDigests | None = None
+        self._known: OrderedDict[bytes, None] = OrderedDict()
+        self._lock = threading.Lock()  # guards what follows
+        self._asked: dict[str, list[bytes]] = {}  # digests of the blocks of each request that waits
+        self._told: dict[str, Tensor] = {}  # rows that were told of
+        self._accepted: dict[str, Tensor] = {}  # and that a step is about to copy
+        self._waiting_bytes = self._fetched_bytes = 0
+        self._reading_since = 0.0  # when the call of the store began that runs; 0: none does
+        self.num_put = self.num_left_out = self.num_spoiled = 0
+        self._tell: Callable[[ev.Event], None] = lambda event: None
+        self._news = threading.Event()
+        self._reads: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=_work, args=(tasks,), name=f"mmengine-store-{name}", daemon=True)
+            for name, tasks in (("reads", self._reads), ("writes", self._writes))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def connect(self, tell: Callable[[ev.Event], None]) -> None:
+        """`tell` hears what comes; any thread may call it."""
+        self._tell = tell
+
+    def wait(self, seconds: float) -> None:
+        """Until something was told, at most so long."""
+        if self._news.wait(seconds):
+            self._news.clear()
+
+    def _say(self, event: ev.Event) -> None:
+        self._tell(event)
+        self._news.set()
+
+    # The port: the loop's thread
+
+    def ask(self, request: Request, tokens: np.ndarray) -> None:
+        if self._is_stuck():
+            self._say(ev.Offered(request.request_id, 0))
+            return
+        with self._lock:
+            self._asked[request.request_id] = []
+        self._reads.put(lambda: self._look_up(request, tokens))
+
+    def _is_stuck(self) -> bool:
+        since = self._reading_since
+        return since > 0 and time.monotonic() - since > self._timeout_s
+
+    def fetch(self, request_id: str, first: int, count: int) -> None:
+        self._reads.put(lambda: self._fetch(request_id, first, count))
+
+    def accept(self, request_id: str, count: int) -> None:
+        with self._lock:
+            rows = self._told.pop(request_id)
+            self._accepted[request_id] = rows[:count]
+
+    def forget(self, request_id: str) -> None:
+        with self._lock:
+            self._asked.pop(request_id, None)
+            rows = self._told.pop(request_id, None)
+            self._fetched_bytes -= 0 if rows is None else rows.nbytes
+        if self._features is not None:
+            self._features.forget(request_id)
+
+    def take(self, request_id: str, count: int) -> Tensor:
+        """The next rows that were accepted, [count, layers, 2, block_size, num_kv_heads, head_dim]."""
+        with self._lock:
+            rows = self._accepted.pop(request_id)
+            self._fetched_bytes -= rows.nbytes
+        assert len(rows) == count
+        return rows[:, SEAL_BYTES:].view(self._pool.blocks.dtype).unflatten(1, self._shape)
+
+    def computed(self, index: PrefixIndex, blocks: np.ndarray) -> None:
+        if self._digests is None:
+            self._digests = ContentDigests(index, self._block_size)
+        self._digests.add(blocks)
+        self._digests.prune()
+        content = index.content[blocks].tolist()
+        named = {self._digests.get(held): block for held, block in zip(content, blocks.tolist(), strict=True)}
+        new = [(digest, block) for digest, block in named.items() if digest and digest not in self._known]
+        for digest, _ in new:
+            self._know(digest)
+        size = len(new) * self._row_bytes
+        if not new or not self._may_wait(size, len(new)):
+            return
+        wanted = upload(np.array([block for _, block in new], np.int64), self._pool.blocks.device)
+        rows = self._pool.blocks.index_select(1, wanted).transpose(0, 1).contiguous()
+        keys = [self._kv_names + digest for digest, _ in new]
+        self._writes.put(lambda: self._put(keys, list(rows.unbind(0)), size))
+
+    def _know(self, digest: bytes) -> None:
+        self._known[digest] = None
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+
+    def _may_wait(self, size: int, count: int) -> bool:
+        with self._lock:
+            if self._waiting_bytes + size > MAX_WAITING_BYTES:
+                self.num_left_out += count
+                return False
+            self._waiting_bytes += size
+            return True
+
+    def encoded(self, key: bytes, features: Tensor) -> None:
+        """Keep the features of an item, [embeddings, width], under its encoder key."""
+        if self._features is not None and self._features.came(key) is None:
+            name = self._features.name(key)
+            if name not in self._known and self._may_wait(features.nbytes, 1):
+                self._know(name)
+                rows, size = [features.detach().clone()], features.nbytes
+                self._writes.put(lambda: self._put([self._feature_names + name], rows, size))
+
+    def came(self, key: bytes) -> Tensor | None:
+        """Features of the store for an item that is to be encoded."""
+        return None if self._features is None else self._features.came(key)
+
+    # The reader's thread
+
+    def _look_up(self, request: Request, tokens: np.ndarray) -> None:
+        name = request.request_id
+        digests = prompt_digests(request, tokens, self._block_size)
+        found = self._call(lambda: self._store.has([self._kv_names + digest for digest in digests])) or []
+        count = found.index(False) if False in found else len(found)
+        count = min(count, MAX_FETCHED_BYTES // 2 // self._row_bytes)
+        items = self._fetch_items(request, count * self._block_size)
+        with self._lock:
+            if name not in self._asked:
+                return  # it was given up
+            self._asked[name] = digests
+        self._say(ev.Offered(name, count, tuple(items)))
+
+    def _fetch_items(self, request: Request, num_computed: int) -> list[tuple[int, bytes]]:
+        """Features of items that are read behind the tokens which a fetch covers."""
+        found: list[tuple[int, bytes]] = []
+        if self._features is None:
+            return found
+        for number, item in enumerate(request.media):
+            key = encoder_key(item.mm_hash, request.cache_salt)
+            value = self._features.room_for(item.num_embeds) if item.end > num_computed else None
+            if value is None:
+                continue
+            name = self._features.name(key)
+            digest = self._get(self._feature_names + name, value)
+            if digest is not None:
+                self._know(name)
+                self._features.keep(request.request_id, key, value)
+                found.append((number, digest[:8]))
+        return found
+
+    def _fetch(self, request_id: str, first: int, count: int) -> None:
+        with self._lock:
+            digests = self._asked.get(request_id)
+            if digests is None:
+                return
+            fits = self._fetched_bytes + count * (self._row_bytes + SEAL_BYTES) <= MAX_FETCHED_BYTES
+        if not fits:
+            self._say(ev.Lost(request_id, "too much is being fetched"))
+            return
+        rows = torch.empty(count, SEAL_BYTES + self._row_bytes, dtype=torch.uint8)
+        came = []
+        for place, digest in enumerate(digests[first : first + count]):
+            found = self._get(self._kv_names + digest, rows[place])
+            if found is None or request_id not in self._asked:
+                break
+            self._know(digest)
+            came.append(found[:8])
+        with self._lock:
+            if request_id not in self._asked:
+                return
+            if came:
+                self._told[request_id] = rows = rows[: len(came)]
+                self._fetched_bytes += rows.nbytes
+        if came:
+            self._say(ev.Arrived(request_id, b"".join(came)))
+        if len(came) < count:
+            self._say(ev.Lost(request_id, f"{count - len(came)} of {count} blocks are gone, or do not hold"))
+
+    def _get(self, key: bytes, row: Tensor) -> bytes | None:
+        """The digest of what was read into a row, uint8, if it holds."""
+        value = row.numpy().data
+        if not self._call(lambda: self._store.get([key], [value])[0]):
+            return None
+        digest = opened(key, value)
+        if digest is None:
+            self.num_spoiled += 1
+            self._call(lambda: self._store.remove([key]))
+        return digest
+
+    def _call(self, call: Callable[[], Given]) -> Given | None:
+        """What a call of the store gives; None where it raises, whatever the port says."""
+        self._reading_since = time.monotonic()
+        try:
+            return call()
+        except Exception:
+            return None
+        finally:
+            self._reading_since = 0.0
+
+    # The writer's thread
+
+    def _put(self, keys: list[bytes], rows: list[Tensor], size: int) -> None:
+        try:
+            for key, row in zip(keys, rows, strict=True):
+                payload = row.cpu().flatten().view(torch.uint8).numpy().data
+                self._store.put([key], [[seal(key, payload), payload]])
+                self.num_put += 1
+        except Exception:  # a stranger's store may raise anything at all: it keeps nothing then
+            self.num_left_out += 1
+        finally:
+            with self._lock:
+                self._waiting_bytes -= size
+
+    def close(self) -> None:
+        """What was computed is written, if that does not take too long."""
+        until = time.monotonic() + CLOSE_S
+        self._reads.put(None)
+        self._writes.put(None)
+        self._threads[1].join(max(0.0, until - time.monotonic()))
+        if not any(thread.is_alive() for thread in self._threads):
+            self._store.close()
+
+
+def _work(tasks: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
+    while (task := tasks.get()) is not None:
+        task()

@@ -1,0 +1,103 @@
+"""Tells routers what is in the KV cache, by ZeroMQ, as vLLM does: a process beside the engine reads its log.
+
+    PUB      (topic, number of the batch in 8 bytes, payload)
+    ROUTER   asked with (empty, first number): (empty, topic, number, payload) for each batch since then, and
+             at the end number -1
+
+Numbers follow from the log, and so does every batch: what a subscriber asks for again is read from the disk,
+from any number on, also after the engine or this process was started again.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import zmq
+
+from mmengine.errors import ConfigError, MMEngineError
+from mmengine.replay.kv_events.batches import Numbered, batches
+from mmengine.serve.operators import operator_log
+
+MAX_QUEUED = 100_000  # batches that a subscriber may be behind before it loses some, as in vLLM
+MAX_RECENT = 10_000  # batches that are answered from memory
+MAX_ASKED = 64  # bytes of a frame of a request
+REPLAY_WAIT_MS = 1000  # for a subscriber that does not read what it asked for
+POLL_MS = 20  # how late a batch may be told
+END = (-1).to_bytes(8, "big", signed=True)
+
+
+class KvPublisher:
+    """`publish`, `replay`: endpoints to bind, as tcp://*:5557; without `replay` nobody can ask again.
+    `topic`: what each message begins with. Raises ConfigError for an endpoint that cannot be bound."""
+
+    def __init__(self, folder: Path, publish: str, replay: str = "", topic: str = ""):
+        self._folder, self._topic = folder, topic.encode()
+        self._recent: deque[Numbered] = deque(maxlen=MAX_RECENT)
+        self._context = zmq.Context()
+        self._context.setsockopt(zmq.LINGER, 0)
+        self._pub = self._bound(zmq.PUB, publish)
+        self._router = self._bound(zmq.ROUTER, replay) if replay else None
+
+    def _bound(self, kind: int, endpoint: str) -> "zmq.Socket[bytes]":
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.SNDHWM, MAX_QUEUED)
+        if kind == zmq.ROUTER:
+            socket.setsockopt(zmq.MAXMSGSIZE, MAX_ASKED)
+            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what does not fit its queue is dropped
+            socket.setsockopt(zmq.SNDTIMEO, REPLAY_WAIT_MS)
+        try:
+            socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self._context.destroy(0)
+            raise ConfigError(
+                f"KV events cannot be published at {endpoint}: {error}; give an endpoint as tcp://*:5557"
+            ) from None
+        return socket
+
+    @property
+    def endpoints(self) -> tuple[str, str]:
+        """Where it publishes, and where it answers; with the ports that the system chose."""
+        bound = [self._pub.getsockopt_string(zmq.LAST_ENDPOINT)]
+        bound.append("" if self._router is None else self._router.getsockopt_string(zmq.LAST_ENDPOINT))
+        return bound[0], bound[1]
+
+    def run(self, goes_on: Callable[[], bool]) -> None:
+        """Until `goes_on` says no; it is asked when there is nothing to tell. Raises LogError, CorruptLog."""
+
+        def wait() -> bool:
+            if self._router is None:
+                time.sleep(POLL_MS / 1000)
+            elif self._router.poll(POLL_MS):
+                self._answer(self._router)
+            return goes_on()
+
+        for batch in batches(self._folder, wait):
+            self._recent.append(batch)
+            self._pub.send_multipart((self._topic, batch.seq.to_bytes(8, "big"), batch.payload))
+
+    def _answer(self, router: "zmq.Socket[bytes]") -> None:
+        frames = router.recv_multipart()
+        if len(frames) != 3 or len(frames[2]) != 8:
+            return  # nobody whom vLLM would answer
+        asker, first = frames[0], int.from_bytes(frames[2], "big")
+        try:
+            for batch in self._since(first):
+                head = asker, b"", self._topic, batch.seq.to_bytes(8, "big")
+                router.send_multipart((*head, batch.payload))
+            router.send_multipart((asker, b"", self._topic, END, b""))
+        except zmq.ZMQError as error:
+            operator_log.warning("a subscriber to KV events left, or does not read", reason=str(error))
+        except MMEngineError as error:  # of the log a part was given up meanwhile
+            operator_log.warning("KV events cannot be read again", reason=str(error))
+
+    def _since(self, first: int) -> Iterator[Numbered]:
+        """All that was published from that number on."""
+        recent = self._recent
+        if recent and first < recent[0].seq:
+            older = batches(self._folder, until=recent[0].seq)
+            yield from (batch for batch in older if batch.seq >= first)
+        yield from (batch for batch in recent if batch.seq >= first)
+
+    def close(self) -> None:
+        self._context.destroy(0)

@@ -1,0 +1,28 @@
+"""Dynamo's SelectionService, asked line by line: runs in an environment of its own, build/store.
+
+Each line of stdin is a JSON array [method, argument], each of stdout its answer.
+"""
+
+import asyncio
+import json
+import sys
+
+from dynamo.llm import SelectionService
+
+
+async def main() -> None:
+    service = SelectionService(indexer_threads=1)
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        method, argument = json.loads(line)
+        if "kv_events_endpoints" in argument:  # by rank, an integer
+            argument["kv_events_endpoints"] = dict(enumerate(argument["kv_events_endpoints"]))
+        try:
+            found = getattr(service, method)(argument)
+            answer = {"ok": await found if hasattr(found, "__await__") else found}
+        except Exception as error:  # said to whoever asked
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), flush=True)
+
+
+asyncio.run(main())
