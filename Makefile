@@ -9,6 +9,7 @@
 # make soak-durable  of these the tests of servers that are killed, in under 20 minutes
 # make clients  other people's clients of the server, in Python and in Node, in an environment of their own
 # make store    Dynamo's router against our KV events, in an environment of its own
+# make ray      replicas and batches on Ray, killed and rolled over, in an environment of their own
 # make kernels  of these the tests of what runs on GPUs, which need none
 # make clean    removes what the others made
 # All of them need python3 (3.11 or newer) alone; the first one sets up .venv.
@@ -84,6 +85,24 @@ kernels: .venv/.ready build/gpu/.ready
 clients: .venv/.ready build/clients/.ready
 	$(BIN)/python benchmarks/functions.py --data build/clients/python/lib/python3*/site-packages/bfcl_eval/data
 	$(BIN)/python -m tests.clients.run
+
+.PHONY: ray
+# Ray starts a dozen processes, all on loopback; nothing of its use is reported, and no token is left in a home.
+ray: .venv/.ready
+	@$(MAKE) --no-print-directory build/ray/.ready || { rm -rf build/ray; \
+		echo "Ray cannot be had here: its tests are left out"; }
+	[ ! -e build/ray/.ready ] || RAY_USAGE_STATS_ENABLED=0 RAY_AUTH_MODE=disabled OMP_NUM_THREADS=1 \
+		build/ray/bin/python -m pytest -q -s -m soak tests/ray
+
+# Beside what .venv has, which it sees: Ray's own 70 distributions stay out of it.
+build/ray/.ready: tests/ray/requirements.txt | .venv/.ready
+	rm -rf build/ray
+	$(PYTHON) -m venv build/ray
+	$(BIN)/python -c 'import os, sys; here = os.getcwd(); \
+		print(here, here + "/plugins", *[p for p in sys.path if p.endswith("site-packages")], sep="\n")' \
+		> $$(echo build/ray/lib/python3*/site-packages)/zz_venv.pth
+	build/ray/bin/python -m pip install --quiet --retries 1 -c constraints.txt -r $<
+	@touch $@
 
 build/clients/.ready: tests/clients/requirements.txt tests/clients/package.json tests/clients/checks.mjs \
 		$(wildcard tests/clients/*.mjs)

@@ -16,7 +16,7 @@ from mmengine.core.resume import Resume, ResumeState
 from mmengine.errors import InvalidRequest, MMEngineError
 from mmengine.serve.answers import Completion
 from mmengine.serve.batch_progress import AnswerFile, RequestIndex, answered_in
-from mmengine.serve.batchfile import RequestFile
+from mmengine.serve.batchfile import WHOLE_FILE, RequestFile, Shard
 from mmengine.serve.batching import run_batch
 from mmengine.serve.engine import Engine
 
@@ -29,11 +29,12 @@ def run_batch_file(
     log: Path | None,
     make_engine: Callable[[Resume | None], Engine],
     media_options: Mapping[str, object] | None = None,
+    shard: Shard = WHOLE_FILE,
 ) -> int:
-    """Answer every line of `requests` into `out`. 0 when each line got an answer or an error, 130
-    when a signal ended it before. With a `log` that this batch began, go on where the log ends.
+    """Answer every line of `requests`, or of a `shard` of it, into `out`. 0 when each line got an answer or
+    an error, 130 when a signal ended it before. With a `log` that this batch began, go on where the log ends.
     `media_options`: of all prompts."""
-    index = RequestIndex(requests)
+    index = RequestIndex(requests, shard=shard)
     if out.exists() and out.samefile(requests):
         raise InvalidRequest("--out is the request file itself; name another file")
     console = Console(stderr=True)
@@ -69,7 +70,7 @@ def _answer_all(
     counts = _Counts()
     drain, stop = threading.Event(), threading.Event()
     with index.path.open("rb") as source, _signals(drain, stop), _progress(console) as progress:
-        file = RequestFile(source, index.path.parent, answers.answered, media_options)
+        file = RequestFile(source, index.path.parent, answers.answered, media_options, index.shard)
         task = progress.add_task("answering", total=len(index), completed=before, tokens=0)
         for place, answer in run_batch(engine, file, received=False, drain=drain, stop=stop):
             counts.take(answer)

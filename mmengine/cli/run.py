@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # heavy: loaded when a command runs
 
     MediaOptions = dict[str, MediaDoor] | None
     MakeEngine = Callable[[Resume | None], Engine]
+    MakeEngineOf = Callable[[Path | None, Resume | None], Engine]
 
 HELP = """Answer a question about images or videos, or a file of questions.
 
@@ -38,6 +39,8 @@ HELP = """Answer a question about images or videos, or a file of questions.
   mmengine run "Which is older?" --image a.png --image b.png --model Qwen/Qwen3-VL-4B-Instruct
 
   mmengine run --batch requests.jsonl --out answers.jsonl --log run.log
+
+  mmengine run --batch requests.jsonl --out answers.jsonl --log /shared/run --shards 8 --shard 3
 
 """ + (
     'A line of a request file is {"custom_id": "a", "messages": […], "max_tokens": 64, …}; paths in it are '
@@ -66,18 +69,26 @@ def run(
     kept = kept_of_log(files.log, files.log_bytes, files.log_days)
     config = model.config(keeps_media=not files.no_media_store, kept_of_log=kept)
     tells = sys.stderr.isatty() or printing.verbose
-    make_engine = partial(_make_engine, model, files, config, tells)
+    make_engine = partial(_make_engine, model, files, config, tells)  # of a log
+    if files.shards > 1 and (files.batch is None or files.log is None):
+        raise InvalidRequest("--shards needs --batch, --out and --log, the folder that all processes share")
     if files.batch is not None:
         _refuse_beside_batch(question, printing)
         raise typer.Exit(_answer_file(files.batch, files, make_engine, media_options))
     question.check()
     if files.out is not None:
         raise InvalidRequest("--out belongs to --batch; redirect the output instead")
-    _answer_one(question, sampling, make_engine, printing.json_output, media_options)
+    make_one = partial(make_engine, files.log)
+    _answer_one(question, sampling, make_one, printing.json_output, media_options)
 
 
 def _make_engine(
-    model: Model, files: Files, config: "EngineConfig", tells: bool, resume: "Resume | None"
+    model: Model,
+    files: Files,
+    config: "EngineConfig",
+    tells: bool,
+    log: Path | None,
+    resume: "Resume | None",
 ) -> "Engine":
     """`tells`: also when loading does not take long."""
     from mmengine.cli import supervisor  # lazy: help needs no processes
@@ -94,7 +105,7 @@ def _make_engine(
                 config=config,
                 device=model.device,
                 dtype=model.dtype,
-                log=files.log,
+                log=log,
                 resume=resume,
             )
         progress.loaded(engine.built)
@@ -102,7 +113,7 @@ def _make_engine(
 
 
 def _answer_file(
-    requests: Path, files: Files, make_engine: "MakeEngine", media_options: "MediaOptions"
+    requests: Path, files: Files, make_engine: "MakeEngineOf", media_options: "MediaOptions"
 ) -> int:
     """The exit code. With a log, this process only watches over another one that answers."""
     from mmengine.cli import supervisor  # lazy: help needs no processes
@@ -111,12 +122,28 @@ def _answer_file(
     if out is None:
         raise InvalidRequest("--batch needs --out, the file that the answers go to")
     if files.log is not None and not supervisor.is_supervised():
-        return supervisor.supervise(sys.argv[1:], lambda: out.stat().st_size if out.exists() else 0)
+        return supervisor.supervise(sys.argv[1:], lambda: _num_bytes(out, files.shards))
     if supervisor.is_supervised():
         supervisor.obey_supervisor()
     from mmengine.cli.batch import run_batch_file  # lazy: numpy, msgspec
 
-    return run_batch_file(requests, out, files.log, make_engine, media_options)
+    if files.shards == 1 or files.log is None:
+        return run_batch_file(requests, out, files.log, partial(make_engine, files.log), media_options)
+    from mmengine.cli.batch_shards import Shards
+    from mmengine.serve.batchfile import Shard
+
+    def run_shard(answers: Path, log: Path, shard: Shard) -> int:
+        return run_batch_file(requests, answers, log, partial(make_engine, log), media_options, shard)
+
+    return Shards(requests, out, files.log, Shard(files.shard, files.shards)).run(run_shard)
+
+
+def _num_bytes(out: Path, shards: int) -> int:
+    if shards == 1:
+        return out.stat().st_size if out.exists() else 0
+    from mmengine.cli.batch_shards import num_answer_bytes  # lazy: numpy, msgspec
+
+    return num_answer_bytes(out, shards)
 
 
 def _answer_one(

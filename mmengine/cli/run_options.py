@@ -12,6 +12,7 @@ from mmengine.errors import InvalidRequest
 if TYPE_CHECKING:  # heavy: loaded when a command runs
     from mmengine.config import EngineConfig
 
+MAX_SHARDS = 65536  # of one batch
 SAMPLING, MODEL, FILES = "Sampling (in a request file: on each line)", "Model", "Files"
 
 
@@ -204,6 +205,24 @@ class Files:
             "folder must hold none.",
         ),
     ] = None
+    shards: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=MAX_SHARDS,
+            rich_help_panel=FILES,
+            help="Cut the batch into so many parts, which as many processes answer over a shared folder: the "
+            "same command on each, but for --shard. The log is then a folder of logs.",
+        ),
+    ] = 1
+    shard: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            rich_help_panel=FILES,
+            help="Which part this process answers first; then those that nobody answers any more.",
+        ),
+    ] = 0
     force_resume: Annotated[
         bool,
         typer.Option(

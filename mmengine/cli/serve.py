@@ -21,6 +21,7 @@ from mmengine.cli.loading import Loading, loading, say
 from mmengine.cli.run_options import Model
 from mmengine.cli.serve_options import (
     DEFAULT_LOG_BYTES,
+    Fleet,
     Http,
     Kept,
     Limits,
@@ -50,6 +51,8 @@ HELP = """Serve a model over HTTP, as OpenAI's chat API.
   mmengine serve --model Qwen/Qwen3-VL-8B-Instruct --host 0.0.0.0 --api-key-file keys --log run.log
 
   mmengine serve --config serve.yaml
+
+  mmengine serve --ray --replicas 4 --log /shared/logs
 
   curl localhost:8000/v1/chat/completions -H 'content-type: application/json' \\
     -d '{"messages": [{"role": "user", "content": "What is a triangle?"}]}'
@@ -133,6 +136,7 @@ def serve(
     log: Log,
     kept: Kept,
     routers: Routers,
+    fleet: Fleet,
 ) -> None:
     if supervisor.is_supervised():
         supervisor.obey_supervisor()
@@ -145,6 +149,15 @@ def serve(
     check_tls(settings)
     check_tracing(settings)
     keys = ApiKeys(http.api_key_file)
+    if fleet.ray:
+        if routers.kv_events:
+            raise ConfigError(
+                "--kv-events tells of one log, and --ray has one for each replica; leave it out"
+            )
+        from mmengine.cli.serve_ray import serve_ray  # lazy: most serve by one process
+
+        serve_ray(model, log, fleet, settings, keys, _engine_config(model, log, is_new=log.log is not None))
+        return
     if log.log is not None and not log.no_supervise and not supervisor.is_supervised():
         _engine_config(model, log, is_new=False)  # a mistake is said before a process is started
         with _told(routers, log):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # heavy: loaded when a command runs
 
 MAX_TEMPLATE_BYTES = 2**20
 DEFAULT_LOG_BYTES = 16 * 2**30  # a server that runs for months does not fill its disk
-HTTP, LIMITS, LOG, KEPT = "HTTP", "Limits", "Log", "Kept beside the log"
+HTTP, LIMITS, LOG, KEPT, FLEET = "HTTP", "Limits", "Log", "Kept beside the log", "Replicas"
 ROUTERS = "Routers"
 
 
@@ -255,6 +255,35 @@ class Routers:
     ] = ""
     kv_events_topic: Annotated[
         str, typer.Option(rich_help_panel=ROUTERS, help="What each message begins with; llm-d: kv@POD@MODEL.")
+    ] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Several replicas, where one machine is not enough."""
+
+    ray: Annotated[
+        bool,
+        typer.Option(
+            "--ray",
+            rich_help_panel=FLEET,
+            help="Replicas on Ray Serve behind this process; --log is then the folder of their logs.",
+        ),
+    ] = False
+    replicas: Annotated[int, typer.Option(min=1, rich_help_panel=FLEET, help="How many.")] = 1
+    max_replicas: Annotated[
+        int,
+        typer.Option(
+            min=0, rich_help_panel=FLEET, help="Up to so many, by the tokens that wait. 0: as many."
+        ),
+    ] = 0
+    replica_cpus: Annotated[
+        float, typer.Option(min=0.01, rich_help_panel=FLEET, help="Of a replica, as Ray counts them.")
+    ] = 1.0
+    replica_gpus: Annotated[float, typer.Option(min=0.0, rich_help_panel=FLEET, help="Likewise.")] = 0.0
+    ray_address: Annotated[
+        str,
+        typer.Option(rich_help_panel=FLEET, help="Of a Ray that runs.", show_default="one is started here"),
     ] = ""
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from mmengine.core.executor import CUT as CUT_BY_STRING
 from mmengine.core.executor import PromptLogprobs
 from mmengine.errors import ExecutorFailed, MMEngineError, QueueFull, RequestFailed
 from mmengine.structured_output.json_schema.notes import Note
@@ -206,6 +207,13 @@ def engine_failed(error: BaseException) -> MMEngineError:
     if isinstance(error, MMEngineError):
         return type(error)(*error.args)
     return ExecutorFailed(f"the engine stopped: {type(error).__name__}: {error}")
+
+
+def detail_of(reason: str, detail: str, *, has_form: bool) -> str:
+    """As Choice tells it: of a form that was cut, where."""
+    if has_form and reason == "length":
+        return CUT_AT_STOP if detail == CUT_BY_STRING else CUT
+    return detail
 
 
 def unbegun(request_id: str, num_choices: int, detail: str) -> Completion:

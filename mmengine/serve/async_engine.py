@@ -12,7 +12,6 @@ Callers speak to the thread through a queue of commands. What it knows of a call
 import asyncio
 import queue
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -30,7 +29,7 @@ from mmengine.serve.async_forms import AsyncForms
 from mmengine.serve.async_left import AsyncLeft
 from mmengine.serve.channel import Channel, deliver, tell_accepted
 from mmengine.serve.engine import Engine
-from mmengine.serve.health import Readiness
+from mmengine.serve.health import Readiness, StepClock
 from mmengine.serve.left import left_of
 from mmengine.serve.media_memory import media_workers, schema_processes_of
 from mmengine.serve.operators import operator_log
@@ -88,7 +87,7 @@ class AsyncEngine(AsyncForms, AsyncLeft):
         self._unwritten: list[Channel] = []  # channels whose requests no step has written down yet
         self._stats = replace(self._engine.stats())
         self._take_metrics()
-        self._stepping_since = 0.0  # when the step that runs began; 0: none runs
+        self.step_clock = StepClock()
         self._begin()
 
     def _take_metrics(self) -> None:
@@ -203,9 +202,8 @@ class AsyncEngine(AsyncForms, AsyncLeft):
         reasons = self._engine.readiness().reasons
         standing = self._preparation.standing()
         reasons += standing.reasons
-        since = self._stepping_since
-        if since and time.monotonic() - since > STEP_LIMIT_S:
-            reasons += (f"a step has not returned for {time.monotonic() - since:.0f} seconds",)
+        if (step_s := self.step_clock.seconds) > STEP_LIMIT_S:
+            reasons += (f"a step has not returned for {step_s:.0f} seconds",)
         return Readiness(reasons + (("the engine is closing",) if self._closing else ()), *standing)
 
     async def close(self, *, drain: bool = True, leave: bool = False) -> None:
@@ -249,9 +247,10 @@ class AsyncEngine(AsyncForms, AsyncLeft):
             while not (self._closing and (self._leaving or not self._open)):
                 self._take_commands()
                 if engine.has_work:
-                    self._stepping_since = time.monotonic()
+                    self.step_clock.begin()
                     outputs = engine.step(received=False)
-                    self._stepping_since, self._num_hangs = 0.0, 0
+                    self.step_clock.end()
+                    self._num_hangs = 0
                     self._stats = replace(engine.stats())
                     self._deliver(outputs)
                     self._acknowledge(engine)
@@ -282,7 +281,7 @@ class AsyncEngine(AsyncForms, AsyncLeft):
             self._fail_all(engine_failed(error))
             self._is_stuck = True
             return
-        self._stepping_since = 0.0
+        self.step_clock.end()
         self._take_metrics()
         self._begin()
 

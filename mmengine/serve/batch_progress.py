@@ -18,7 +18,7 @@ import msgspec
 from mmengine.errors import InvalidRequest, LogError
 from mmengine.events.files import sync_data, write_whole
 from mmengine.events.segment import segment_paths
-from mmengine.serve.batchfile import numbered_lines
+from mmengine.serve.batchfile import WHOLE_FILE, Shard, numbered_lines
 from mmengine.serve.request_lines import custom_id_of, head_of
 
 MANIFEST = "batch.json"
@@ -33,18 +33,26 @@ class _Manifest(msgspec.Struct):
 
 
 class RequestIndex:
-    """The lines of a request file that are not blank: `numbers` (from 1) and `custom_ids` (None where a
-    line has none), and the hash of the whole file. `custom_id`: of a line."""
+    """The lines of a request file's shard that are not blank: `numbers` (in the file, from 1) and
+    `custom_ids` (None where a line has none), and the hash of the whole file. `custom_id`: of a line."""
 
-    def __init__(self, path: Path, custom_id: Callable[[bytes | None], str | None] = custom_id_of):
-        self.path = path
+    def __init__(
+        self,
+        path: Path,
+        custom_id: Callable[[bytes | None], str | None] = custom_id_of,
+        shard: Shard = WHOLE_FILE,
+    ):
+        self.path, self.shard = path, shard
+        self.num_in_file = 0
         self.numbers: list[int] = []
         self.custom_ids: list[str | None] = []
         digest = hashlib.sha256()
         with path.open("rb") as file:
-            for number, line in numbered_lines(_Hashing(file, digest)):
-                self.numbers.append(number)
-                self.custom_ids.append(custom_id(line))
+            for place, (number, line) in enumerate(numbered_lines(_Hashing(file, digest))):
+                self.num_in_file = place + 1
+                if shard.has(place):
+                    self.numbers.append(number)
+                    self.custom_ids.append(custom_id(line))
         self.sha256 = digest.hexdigest()
 
     def __len__(self) -> int:

@@ -13,7 +13,7 @@ is not to be run as it is.
 """
 
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -30,10 +30,27 @@ _CHUNK = 2**20
 _OWN_FIELDS = ("custom_id", "messages")
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Shard:
+    """Of the lines of a request file that are not blank, each `count`-th, from the one at `index` on."""
+
+    index: int = 0
+    count: int = 1
+
+    def has(self, place: int) -> bool:
+        return place % self.count == self.index
+
+    def num_of(self, num_lines: int) -> int:
+        return (num_lines + self.count - 1 - self.index) // self.count
+
+
+WHOLE_FILE = Shard()
+
+
 class RequestFile:
-    """Reads requests; iterating gives a job, or the error that takes its place, for each line that
-    is not blank. `custom_ids` holds the id of each until `answer_line` took it. `answered`: indices of
-    lines whose answers are in the answer file. `media_options`: of all prompts."""
+    """Reads requests; iterating gives a job, or the error that takes its place, for each line of the shard.
+    `custom_ids` holds the id of each until `answer_line` took it; indices count the lines of the shard.
+    `answered`: indices of lines whose answers are in the answer file. `media_options`: of all prompts."""
 
     def __init__(
         self,
@@ -41,7 +58,9 @@ class RequestFile:
         base_folder: Path,
         answered: Set[int] = frozenset(),
         media_options: Mapping[str, object] | None = None,
+        shard: Shard = WHOLE_FILE,
     ):
+        self._shard = shard
         self._media_options = dict(media_options) if media_options is not None else None
         self._file = file
         self._answered = answered
@@ -50,8 +69,13 @@ class RequestFile:
         self.custom_ids: dict[int, str | None] = {}
 
     def __iter__(self) -> Iterator[Job | MMEngineError | Answered]:
-        for index, (number, line) in enumerate(numbered_lines(self._file)):
-            self.custom_ids[index] = custom_id_of(line)
+        for place, (number, line) in enumerate(numbered_lines(self._file)):
+            custom_id, index = custom_id_of(line), place // self._shard.count
+            if not self._shard.has(place):
+                if custom_id is not None:
+                    self._seen.add(custom_id)
+                continue
+            self.custom_ids[index] = custom_id
             try:
                 job = self._job(index, line)
             except MMEngineError as error:

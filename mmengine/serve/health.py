@@ -1,5 +1,6 @@
 """Whether an engine may be given work, and why not."""
 
+import time
 from dataclasses import dataclass
 
 from mmengine.core.decide.stall import THRASH
@@ -23,6 +24,24 @@ class Readiness:
 
     def __bool__(self) -> bool:
         return self.ready
+
+
+class StepClock:
+    """How long the step under way has taken. Another thread than the engine's may ask."""
+
+    def __init__(self) -> None:
+        self._since = 0.0  # 0: none runs
+
+    def begin(self) -> None:
+        self._since = time.monotonic()
+
+    def end(self) -> None:
+        self._since = 0.0
+
+    @property
+    def seconds(self) -> float:
+        since = self._since
+        return time.monotonic() - since if since else 0.0
 
 
 def core_reasons(core: EngineCore) -> list[str]:

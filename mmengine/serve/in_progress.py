@@ -7,7 +7,6 @@ import msgspec
 import numpy as np
 
 from mmengine.core.engine import EngineCore
-from mmengine.core.executor import CUT as CUT_BY_STRING
 from mmengine.core.executor import PromptLogprobs
 from mmengine.core.outputs import Output
 from mmengine.core.state.request_state import NO_ROW
@@ -15,7 +14,7 @@ from mmengine.core.unreceived import ResumedAnswer
 from mmengine.events.vocabulary import Queued
 from mmengine.models.plugin import Prepared, Tokenizer
 from mmengine.request import Request
-from mmengine.serve.answers import CUT, CUT_AT_STOP, Choice, Completion, Logprobs, RequestOutput
+from mmengine.serve.answers import Choice, Completion, Logprobs, RequestOutput, detail_of
 from mmengine.serve.detokenize import Stops, TextStream
 from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import core_ids
@@ -175,9 +174,7 @@ class InProgress:
             operator_log.warning("request failed", request_id=output.request_id, reason=output.detail)
         self._undelivered.setdefault(pending.request_id, []).append(output.request_id)
         del self._answers[output.request_id]
-        detail = output.detail
-        if answer.has_form and reason == "length":
-            detail = CUT_AT_STOP if output.detail == CUT_BY_STRING else CUT
+        detail = detail_of(reason, output.detail, has_form=answer.has_form)
         choice = Choice(answer.index, "", answer.token_ids, reason, detail, answer.logprobs, answer.after)
         if self._texts:
             choice = with_texts(choice, self._tokenizer, answer.stops)

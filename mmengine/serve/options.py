@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 import msgspec
 
 from mmengine.errors import InvalidRequest, shown
-from mmengine.request import GrammarRequest, SamplingParams, ThinkingBudget, check_unicode
+from mmengine.request import MAX_CHOICES, GrammarRequest, SamplingParams, ThinkingBudget, check_unicode
 from mmengine.serve.tools import CallsAsked
 from mmengine.serve.vllm_forms import VLLM_NAMES
 from mmengine.structured_output.json_schema.notes import Note
@@ -79,12 +79,13 @@ class LineOptions(GenerateOptions, total=False):
 class SubmitOptions(LineOptions, total=False):
     """For one prompt. `envelope`: kept with the request in the log. `calls`: of tools, as serve/chat.py makes
     it for a prompt that shows these. `outputs`: the first tokens of the answer, which an engine gave
-    before."""
+    before. `sample_index`: which of several answers to the prompt this one is."""
 
     calls: CallsAsked | None
     request_id: str
     envelope: bytes
     outputs: Sequence[int]
+    sample_index: int
 
 
 _SAMPLING = SamplingOptions.__optional_keys__
@@ -101,9 +102,11 @@ class Options:
     the form begins behind the model's reasoning; None: where the prompt leaves that open. `notes`: on the
     form. `max_length` and `min_length` count the prompt too (0: none is given); `sampling.max_tokens` then
     follows from them. `envelope`: kept with the request in the log. `outputs`: the first tokens of an answer
-    that another engine began and did not end; this one goes on behind them. `prepared_s`: seconds that
-    preparing the prompt took. `thinking_token_budget`: tokens of the answer that may be reasoning; None and
-    -1: as many as there is room for; `thinking`: what becomes of it for this prompt."""
+    that another engine began and did not end; this one goes on behind them. `sample_index`: which of several
+    answers to the prompt this one is, where they are asked for one by one: it chooses as that one of n does,
+    and is told of by that index. `prepared_s`: seconds that preparing the prompt took.
+    `thinking_token_budget`: tokens of the answer that may be reasoning; None and -1: as many as there is room
+    for; `thinking`: what becomes of it for this prompt."""
 
     sampling: SamplingParams = SamplingParams()
     request_id: str = ""
@@ -117,6 +120,7 @@ class Options:
     min_length: int = 0
     envelope: bytes = b""
     outputs: Sequence[int] = ()
+    sample_index: int = 0
     prepared_s: float = 0.0
     thinking_token_budget: int | None = None
     thinking: ThinkingBudget | None = None
@@ -157,6 +161,13 @@ class Options:
             raise InvalidRequest("outputs must be token ids: the first ones of the answer")
         if outputs and self.sampling.n != 1:
             raise InvalidRequest("outputs are of one answer: submit the others as requests of their own")
+        index = self.sample_index
+        if type(index) is not int or not 0 <= index < MAX_CHOICES:
+            raise InvalidRequest(
+                f"sample_index must be an integer from 0 to {MAX_CHOICES - 1}, not {shown(index)}"
+            )
+        if index and self.sampling.n != 1:
+            raise InvalidRequest("sample_index is of one answer: leave it out beside n")
 
     def of_prompt(self, num_tokens: int) -> "Options":
         """The options of a prompt of `num_tokens`. Raises InvalidRequest where that leaves no room for an

@@ -146,7 +146,7 @@ def core_requests(request_id: str, prepared: Prepared, options: Options) -> list
             prompt_token_ids=np.asarray(prepared.prompt_token_ids, dtype=np.int32),
             sampling=msgspec.structs.replace(sampling, prompt_logprobs=None) if index else sampling,
             media=tuple(media.item for media in prepared.media),
-            sample_index=index,
+            sample_index=options.sample_index + index,
             priority=options.priority,
             cache_salt=options.cache_salt,
             deadline_ns=int(options.deadline_s * 1e9),

@@ -1,1 +1,1 @@
-"""HTTP before an AsyncEngine. Needs the extra `serve`; nothing below `mmengine.server` knows of it."""
+"""HTTP before an engine. Needs the extra `serve`; nothing below `mmengine.server` knows of it."""

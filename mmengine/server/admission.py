@@ -1,6 +1,6 @@
 """Which calls are taken, and what those that are may hold."""
 
-from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.port import ServedEngine
 from mmengine.server.auth import ApiKeys
 from mmengine.server.bodies import Bodies, Held
 from mmengine.server.drain_rate import DrainRate
@@ -12,7 +12,7 @@ OWNER = "mmengine.owner"  # in a scope: whose call it is
 
 
 class Admission:
-    def __init__(self, engine: AsyncEngine, settings: ServerSettings, keys: ApiKeys):
+    def __init__(self, engine: ServedEngine, settings: ServerSettings, keys: ApiKeys):
         self._engine, self._keys = engine, keys
         self.rate = DrainRate()
         self.bodies = Bodies(

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from mmengine.processing.fetch.door import MediaDoor
-from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.port import ServedEngine
 from mmengine.serve.prompts import request_ids
 from mmengine.serve.tools import ToolLimits
 from mmengine.server.admission import OWNER, Admission
@@ -68,7 +68,7 @@ class AnswerRoutes:
 
     def __init__(
         self,
-        engine: AsyncEngine,
+        engine: ServedEngine,
         settings: ServerSettings,
         names: tuple[str, ...],
         metrics: HttpMetrics,
@@ -123,7 +123,7 @@ class AnswerRoutes:
                 kept, self.calls, self.parsers, tokenizer, texts, self.stream_again
             )
 
-    def _tools(self, engine: AsyncEngine, settings: ServerSettings) -> Tools:
+    def _tools(self, engine: ServedEngine, settings: ServerSettings) -> Tools:
         limits = ToolLimits(settings.max_tools, settings.max_tool_bytes, settings.strict_tools)
         return Tools(self._processor, limits, (engine.config.reasoning_start, engine.config.reasoning_end))
 

@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmengine.errors import in_one_line
 from mmengine.processing.fetch.door import MediaDoor
-from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.operators import operator_log
+from mmengine.serve.port import ServedEngine
 from mmengine.server.admission import OWNER, Admission
 from mmengine.server.answer_routes import ID_HEADER, MESSAGE_ID_HEADER, REQUEST_ID, AnswerRoutes
 from mmengine.server.auth import ApiKeys
@@ -81,7 +81,7 @@ class App:
 
     def __init__(
         self,
-        engine: AsyncEngine,
+        engine: ServedEngine,
         settings: ServerSettings,
         keys: ApiKeys,
         names: tuple[str, ...],

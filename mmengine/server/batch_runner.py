@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 
 from mmengine.errors import in_one_line
-from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.operators import operator_log
+from mmengine.serve.port import ServedEngine
 from mmengine.server.admission import Admission
 from mmengine.server.batch_room import Room
 from mmengine.server.batch_run import BatchRun, Means
@@ -30,7 +30,7 @@ class BatchRunner:
     def __init__(
         self,
         keep: Keep,
-        engine: AsyncEngine,
+        engine: ServedEngine,
         reader: LineReader,
         rows_left: RowsLeft,
         admission: Admission,

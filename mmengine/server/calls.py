@@ -12,8 +12,8 @@ from functools import partial
 import msgspec
 
 from mmengine.errors import MMEngineError
-from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.operators import operator_log
+from mmengine.serve.port import ServedEngine
 from mmengine.serve.record import News, Reader, Record
 from mmengine.serve.stream import Stream
 from mmengine.server.asked import Asked, Envelope
@@ -35,7 +35,7 @@ class Calls:
     before are. `kept`: where responses are stored, if they are. Belongs to the event loop on which it is
     made."""
 
-    def __init__(self, engine: AsyncEngine, reattach_s: float, kept: KeptResponses | None = None):
+    def __init__(self, engine: ServedEngine, reattach_s: float, kept: KeptResponses | None = None):
         self._engine, self._reattach_s, self._kept_responses = engine, reattach_s, kept
         self._calls: dict[Key, Call] = {}
         self._unread: dict[Call, int] = {}  # sizes of those that nobody listens to, the oldest first

@@ -20,8 +20,8 @@ from PIL import Image
 
 from mmengine.errors import ExecutorFailed, InvalidMedia, InvalidRequest, MMEngineError
 from mmengine.processing.fetch.door import MediaDoor
-from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.operators import operator_log
+from mmengine.serve.port import ServedEngine
 from mmengine.serve.prompts import Prompt
 from mmengine.server.app import App
 from mmengine.server.auth import ApiKeys
@@ -88,7 +88,7 @@ def run(serving: Coroutine[None, None, None]) -> None:
 
 
 async def serve(
-    engine: AsyncEngine,
+    engine: ServedEngine,
     settings: ServerSettings,
     keys: ApiKeys,
     names: tuple[str, ...],
@@ -140,7 +140,7 @@ async def serve(
         raise ExecutorFailed(pulse.failure)
 
 
-def _tracing(settings: ServerSettings, engine: AsyncEngine) -> "Tracing | None":
+def _tracing(settings: ServerSettings, engine: ServedEngine) -> "Tracing | None":
     if not settings.otlp_traces_endpoint:
         return None
     from mmengine.server.tracing import over_otlp  # lazy: OpenTelemetry is an extra
@@ -152,7 +152,7 @@ class _Pulse:
     """Tells a supervisor how things stand, and ends a server whose engine stopped: another process can load
     the model again, which this one cannot."""
 
-    def __init__(self, engine: AsyncEngine, beats: Beats | None):
+    def __init__(self, engine: ServedEngine, beats: Beats | None):
         self._engine, self._beats = engine, beats
         self.app: App | None = None  # when it was made, as the server
         self.server: uvicorn.Server | None = None
@@ -219,7 +219,7 @@ async def _tell(server: uvicorn.Server, listening: Callable[[], None]) -> None:
     listening()
 
 
-async def _warm_up(engine: AsyncEngine, chat_template: str) -> None:
+async def _warm_up(engine: ServedEngine, chat_template: str) -> None:
     """Steps have run, of a text and of a chat with a form, and an image where the model takes some, before
     anybody is told to come: kernels are compiled, and the processes and tables that the first of each makes
     are there. A model may know of no messages."""
@@ -237,7 +237,7 @@ async def _warm_up(engine: AsyncEngine, chat_template: str) -> None:
         operator_log.warning("no first step of a chat with a form", reason=str(error))
 
 
-async def _warm_up_meanwhile(engine: AsyncEngine, chat_template: str) -> None:
+async def _warm_up_meanwhile(engine: ServedEngine, chat_template: str) -> None:
     # The queue is full, or the server ends: callers hear of it, where it matters.
     with suppress(MMEngineError):
         await _warm_up(engine, chat_template)

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.port import ServedEngine
 from mmengine.serve.stream import Stream
 from mmengine.server.answering import Answering
 from mmengine.server.asked import Asked, Envelope
@@ -49,7 +49,7 @@ class LineAnswers:
     """`seats`: choices that may be on their way at once. `priority`: of all lines, at the least."""
 
     def __init__(
-        self, engine: AsyncEngine, reader: LineReader, rows_left: RowsLeft, seats: Room, priority: int
+        self, engine: ServedEngine, reader: LineReader, rows_left: RowsLeft, seats: Room, priority: int
     ):
         self._engine, self._reader, self._seats, self._priority = engine, reader, seats, priority
         self.rows_left = rows_left

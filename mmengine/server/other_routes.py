@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from mmengine.errors import MMEngineError
-from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.port import ServedEngine
 from mmengine.serve.vllm_metrics import VllmMetrics
 from mmengine.server.admission import OWNER, Admission
 from mmengine.server.asked import Json
@@ -42,7 +42,7 @@ class OtherRoutes:
 
     def __init__(
         self,
-        engine: AsyncEngine,
+        engine: ServedEngine,
         settings: ServerSettings,
         names: tuple[str, ...],
         metrics: HttpMetrics,
@@ -139,7 +139,7 @@ class OtherRoutes:
 
 
 def _exposed(
-    engine: AsyncEngine,
+    engine: ServedEngine,
     settings: ServerSettings,
     model_name: str,
     metrics: HttpMetrics,

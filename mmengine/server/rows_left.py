@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.port import ServedEngine
 from mmengine.serve.stream import Stream
 from mmengine.server.asking import in_log
 from mmengine.server.keep.batches import Batches
@@ -20,7 +20,7 @@ class RowsLeft:
     """Those of batches that are live are taken up, those of batches that have ended are given up. Make it
     before anybody else looks at what was left: they are no calls."""
 
-    def __init__(self, engine: AsyncEngine, batches: Batches):
+    def __init__(self, engine: ServedEngine, batches: Batches):
         self._rows: dict[str, RowLeft] = {}  # by their ids in the log
         for left in engine.left():
             found = _ROW.fullmatch(left.request_id)

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, format_span_id, format_trace_id
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.port import ServedEngine
 from mmengine.serve.prompts import core_ids
 from mmengine.serve.request_times import Times
 from mmengine.server.answering import Answering
@@ -38,7 +38,7 @@ Value = str | int | float | bool | list[str]
 class Tracing:
     """`provider`: where spans go. Belongs to the event loop on which it is made."""
 
-    def __init__(self, provider: trace.TracerProvider, engine: AsyncEngine):
+    def __init__(self, provider: trace.TracerProvider, engine: ServedEngine):
         self._provider = provider
         self._tracer = provider.get_tracer("mmengine", __version__)
         self._parents: dict[str, Context] = {}  # of the spans of requests, by their ids in the log
@@ -159,7 +159,7 @@ def _told_of(answering: Answering) -> dict[str, Value]:
     }
 
 
-def over_otlp(endpoint: str, engine: AsyncEngine) -> Tracing:
+def over_otlp(endpoint: str, engine: ServedEngine) -> Tracing:
     """Spans go to a collector at this URL, in the background."""
     # lazy: a program that has a provider of its own needs no exporter
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

@@ -48,6 +48,7 @@ TRAINING = "it takes an hour; that the module is there is tested"
 SERVES = "it runs until it is ended; tests/server/test_server_command.py starts it"
 KILLS = "it takes half a minute; tests/durable/test_durable_example.py runs it"
 A_GPU = "it needs a GPU"
+RAY = "it needs Ray; `make ray` runs its like"
 # The others by how they begin: a command by its line, a block that holds none by its first line.
 NOT_RUN = {
     ("CONTRIBUTING.md", "git clone …"): "the project is here already",
@@ -93,6 +94,13 @@ NOT_RUN = {
     ): "it serves until it is ended; tests/serve/test_block_store_engines.py",
     ("docs/routers.md", "pip install"): "it fetches packages",
     ("docs/routers.md", "mmengine serve"): "it serves until it is ended; tests/serve/test_kv_publisher.py",
+    ("docs/scale.md", "clients (OpenAI's API)"): "a drawing",
+    ("docs/scale.md", "pip install 'mmengine-vl[ray]'"): RAY,
+    ("docs/scale.md", "mmengine serve --ray"): RAY,
+    ("docs/scale.md", "serve run"): RAY,
+    ("docs/scale.md", "mmengine log"): "tests/fleet/test_fleet_logs.py asks logs of replicas all of it",
+    ("docs/scale.md", "mmengine run --batch"): "tests/cli/test_cli_shards.py runs shards",
+    ("docs/scale.md", "import ray"): RAY,
     ("docs/server.md", "[Service]"): "a unit of systemd; tests/server/test_server_listening.py reads it",
     ("docs/server.md", "mmengine serve"): SERVES,
     ("plugins/mmengine_shapes/README.md", "OMP_NUM_THREADS=1 python -m"): TRAINING,

@@ -33,7 +33,7 @@ def test_every_option_of_a_request_has_its_default_in_options():
     assert (
         fields - {"sampling", "grammar", "reasoning", "notes"} - lengths - measured == opts.SUBMIT - opts.FORM
     )
-    assert {"request_id", "envelope", "calls", "outputs"} == opts.SUBMIT - opts.LINE and {
+    assert {"request_id", "envelope", "calls", "outputs", "sample_index"} == opts.SUBMIT - opts.LINE and {
         "deadline_s"
     } == opts.LINE - opts.GENERATE
     assert opts.make_options(None, {}) == opts.Options()

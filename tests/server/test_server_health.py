@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from mmengine.errors import ExecutorLost
 from mmengine.events.log import LogWriter
-from mmengine.serve import async_engine
+from mmengine.serve import async_engine, health
 from tests.server.running import SlowEcho, served, wait_for
 
 
@@ -44,7 +44,7 @@ def in_background(server):
 
 def test_a_step_that_hangs(monkeypatch):
     clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(async_engine, "time", clock)
+    monkeypatch.setattr(health, "time", clock)
     hangs, goes_on = threading.Event(), threading.Event()
 
     class Hanging(SlowEcho):

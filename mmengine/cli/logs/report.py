@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mmengine.cli.logs import fleet
 from mmengine.cli.logs.printing import Folder, Json, existing, print_json
 
 if TYPE_CHECKING:  # heavy: loaded when a command runs
@@ -15,6 +16,8 @@ if TYPE_CHECKING:  # heavy: loaded when a command runs
 HELP = (
     "Write a log as one page for a browser: a lane a request, memory and budgets over time, and for each "
     "step its batch and why the others waited.\n\n"
+    "Of a folder of replicas' logs it is one page for all of them, which says where each request went, and a "
+    "page beside it for each log.\n\n"
     "The page needs no network and asks for nothing.\n\n"
     "[bold]Example[/bold]\n\n  mmengine log report run.log -o report.html"
 )
@@ -27,6 +30,9 @@ def report(
 ) -> None:
     from mmengine.replay.report import write_report  # lazy: numpy
 
+    if fleet.is_fleet(existing(folder)):
+        fleet.write_page(folder, out, json_output)
+        return
     with _progress() as progress:
         num_steps, num_requests = write_report(existing(folder), out, progress)
     num_bytes = out.stat().st_size

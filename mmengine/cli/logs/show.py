@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from mmengine.cli.logs import fleet
 from mmengine.cli.logs.printing import Folder, Json, console, existing, print_json, printable
 from mmengine.errors import NO_END, InvalidRequest, LogError
 
@@ -24,6 +25,7 @@ HELP = (
     "  mmengine log show run.log --steps         one line a step\n\n"
     "  mmengine log show run.log --step 120      its batch, its budgets, who waited and why\n\n"
     "  mmengine log show run.log --at 120        the whole state just before step 120; -1: at the end\n\n"
+    "  mmengine log show logs                    a folder of replicas' logs: where each request went\n\n"
     "  mmengine log show run.log --steps --follow   as the steps come, until Ctrl-C\n\n"
     "[bold]Exit codes[/bold]\n\n"
     "0; 13 the end of the log is missing; 14 nothing says that it is the end; 6 it is cut short within a "
@@ -49,6 +51,14 @@ def show(
     from mmengine.replay.ask.show import request_lines, step_lines
 
     existing(folder)
+    if fleet.is_fleet(folder):
+        fleet.only_requests(folder, steps or follow or step is not None or at is not None)
+        if request is None:
+            fleet.show_requests(folder, limit, json_output)
+            return
+        for log in fleet.tell_of(folder, request, json_output):
+            _lives(log, request, json_output)
+        return
     had_writer = not follow and is_locked(folder)
     views = [request is not None, steps, step is not None, at is not None]
     if sum(views) > 1 or follow and (step is not None or at is not None):
@@ -83,6 +93,21 @@ def show(
         sys.stdout.flush()
         print(f"mmengine: {printable(end.text)}", file=sys.stderr)
         raise typer.Exit(NO_END.get(end.kind, 4))
+
+
+def _lives(log: Path, request: str, json_output: bool) -> None:
+    """What one of several logs has of a request and its choices."""
+    from mmengine.cli.logs import show_tables as tables  # lazy
+    from mmengine.replay.ask.fleet import ids_of
+    from mmengine.replay.ask.life import life_lines
+    from mmengine.replay.ask.show import request_lines
+    from mmengine.replay.checked import CheckedLog
+
+    for name in ids_of([line.request_id for line in request_lines(log)], request):
+        if not json_output:
+            print(f"\n{printable(log.name)}, {printable(name)}")
+        lines = list(life_lines(CheckedLog(log), name))
+        _list(tables.life_table(lines), lines, json_output)
 
 
 def _list(table: Any, lines: Iterable[Any], json_output: bool) -> None:

@@ -1,10 +1,14 @@
 """`mmengine log why`: a request's story, each sentence with its step."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mmengine.cli.logs import fleet
 from mmengine.cli.logs.printing import Folder, Json, console, existing, ms, print_json, printable
+
+if TYPE_CHECKING:  # heavy: loaded when a command runs
+    from mmengine.replay.ask.why import Claim
 
 HELP = (
     "Say in sentences why a request waited, was preempted, missed the caches and ended.\n\n"
@@ -18,11 +22,24 @@ def why(
     request: Annotated[str, typer.Argument(metavar="REQUEST", help="Its id.", show_default=False)],
     json_output: Json = False,
 ) -> None:
-    import msgspec  # lazy, like all below: help needs none of it
+    from mmengine.replay.ask.why import why as explain  # lazy: help needs none of it
 
-    from mmengine.replay.ask.why import why as explain
+    if not fleet.is_fleet(existing(folder)):
+        _print(explain(folder, request), json_output)
+        return
+    from mmengine.replay.ask.fleet import ids_of
+    from mmengine.replay.ask.show import request_lines
 
-    claims = explain(existing(folder), request)
+    for log in fleet.tell_of(folder, request, json_output):
+        for name in ids_of([line.request_id for line in request_lines(log)], request):
+            if not json_output:
+                print(f"\n{printable(log.name)}, {printable(name)}")
+            _print(explain(log, name), json_output)
+
+
+def _print(claims: "list[Claim]", json_output: bool) -> None:
+    import msgspec  # lazy
+
     if json_output:
         for claim in claims:
             print_json(msgspec.to_builtins(claim))

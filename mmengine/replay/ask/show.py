@@ -35,6 +35,7 @@ class RequestLine:
     finish_reason: str = ""
     detail: str = ""
     api: str = ""  # through which it was asked, as its envelope says
+    num_given_tokens: int = 0  # of its answer, that came along: another engine gave them
 
 
 @dataclass(slots=True)
@@ -80,7 +81,8 @@ class _Requests:
         match record.event:
             case ev.Queued(request_id=name, prompt=prompt, media=media, outputs=outputs, envelope=envelope):
                 line = RequestLine(name, len(prompt) // 4, len(media), record.mono_ns, record.step)
-                line.num_output_tokens, line.api = len(outputs) // 4, kind_of(envelope)
+                line.num_output_tokens = line.num_given_tokens = len(outputs) // 4
+                line.api = kind_of(envelope)
                 self._live[name] = line
                 return line
         return None

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.port import ServedEngine
 from mmengine.server.admission import OWNER, Admission
 from mmengine.server.asked import Asked
 from mmengine.server.fields import dropped_header
@@ -31,7 +31,7 @@ class Answers(Protocol):
 
 
 class MessageCounts:
-    def __init__(self, engine: AsyncEngine, admission: Admission, answers: Answers):
+    def __init__(self, engine: ServedEngine, admission: Admission, answers: Answers):
         self._engine, self._admission, self._answers = engine, admission, answers
 
     async def count(self, request: Request) -> ASGIApp:

@@ -1,0 +1,95 @@
+"""`mmengine log show`, `why` and `report` of a folder of replicas' logs: where requests went."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mmengine.cli.logs.printing import clean, console, print_json, printable
+from mmengine.errors import InvalidRequest, LogError
+
+if TYPE_CHECKING:  # heavy: loaded when a command runs
+    from mmengine.replay.ask.fleet import Way
+
+
+def is_fleet(folder: Path) -> bool:
+    from mmengine.replay.ask.fleet import is_fleet  # lazy, like all below: help needs none of it
+
+    return is_fleet(folder)
+
+
+def only_requests(folder: Path, others: bool) -> None:
+    """Raises InvalidRequest for a view of one log's steps."""
+    if others:
+        raise InvalidRequest(
+            f"{folder} holds logs of replicas, and steps are of one of them; name that log: {folder}/NAME"
+        )
+
+
+def show_requests(folder: Path, limit: int, json_output: bool) -> None:
+    """A line for each choice of each request, over all logs."""
+    ways = list(_ways(folder).values())
+    if json_output:
+        for way in ways:
+            print_json(_as_json(way))
+        return
+    from rich.table import Table
+
+    table = Table("request", "went to", "tokens", "computed", "end")
+    for way in ways[-limit:]:
+        places = " → ".join(stop.log for stop in way.stops)
+        counts = str(way.num_tokens), str(way.num_computed)
+        table.add_row(clean(way.core_id), clean(places), *counts, clean(way.end or "unfinished"))
+    out = console()
+    out.print(table)
+    moved = sum(len(way.stops) > 1 for way in ways)
+    twice = sum(way.num_computed - way.num_tokens + way.stops[0].num_given for way in ways)
+    out.print(
+        f"{len(ways)} answers, {moved} of them moved; {max(0, twice)} tokens were computed twice",
+        markup=False,
+    )
+
+
+def tell_of(folder: Path, request_id: str, json_output: bool) -> list[Path]:
+    """The way of one request; gives the logs that have it. Raises LogError where none does."""
+    from mmengine.replay.ask.fleet import ids_of, story
+
+    ways = _ways(folder)
+    found = [ways[name] for name in ids_of(ways, request_id)]
+    if not found:
+        raise LogError(f"no log in {folder} has a request with that id; see mmengine log show {folder}")
+    for way in found:
+        if json_output:
+            print_json(_as_json(way))
+            continue
+        print(printable(way.core_id))
+        for sentence in story(way):
+            print(f"  {printable(sentence, 1000)}")
+    return [folder / name for name in dict.fromkeys(stop.log for way in found for stop in way.stops)]
+
+
+def write_page(folder: Path, out: Path, json_output: bool) -> None:
+    """One page for the fleet, and one beside it for each log that has a step to show."""
+    from mmengine.replay.report.fleet_page import write_fleet_report
+
+    num_logs, num_requests = write_fleet_report(folder, out)
+    if json_output:
+        print_json({"page": str(out), "logs": num_logs, "requests": num_requests})
+    else:
+        print(f"{out}: {num_requests} answers over {num_logs} logs, each of which has a page beside it")
+
+
+def _ways(folder: Path) -> "dict[str, Way]":
+    import sys
+
+    from mmengine.replay.ask.fleet import logs_in, ways_in
+
+    ways, broken = ways_in(logs_in(folder))
+    for log, why in broken.items():
+        print(f"mmengine: {log.name} is left out: {printable(why)}", file=sys.stderr)
+    return ways
+
+
+def _as_json(way: "Way") -> dict[str, object]:
+    import msgspec
+
+    counts = {"num_tokens": way.num_tokens, "num_computed": way.num_computed, "end": way.end}
+    return {**msgspec.to_builtins(way), **counts}

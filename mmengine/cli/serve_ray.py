@@ -1,0 +1,59 @@
+"""`mmengine serve --ray`: this process speaks HTTP, and Ray runs the replicas."""
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from mmengine.cli.loading import say
+from mmengine.errors import ConfigError
+
+if TYPE_CHECKING:  # heavy: loaded when a command runs
+    from mmengine.cli.run_options import Model
+    from mmengine.cli.serve_options import Fleet, Log
+    from mmengine.config import EngineConfig
+    from mmengine.server.auth import ApiKeys
+    from mmengine.server.settings import ServerSettings
+
+
+def serve_ray(
+    model: "Model",
+    log: "Log",
+    fleet: "Fleet",
+    settings: "ServerSettings",
+    keys: "ApiKeys",
+    engine: "EngineConfig",
+) -> None:
+    """Raises ConfigError where Ray is not installed, or an option needs one process."""
+    if find_spec("ray") is None:
+        raise ConfigError("--ray needs Ray; install it with: pip install 'mmengine-vl[ray]'")
+    if settings.health_port is not None:
+        raise ConfigError("--health-port belongs to a supervisor, and --ray has none; ask /health here")
+    from mmengine.server.listening import address_of, listen  # lazy: help needs no server
+    from mmengine.server.media import media_door
+    from mmengine_ray.serving import begin, serve_fleet
+    from mmengine_ray.settings import RaySettings
+
+    ray_settings = RaySettings(
+        model=model.model,
+        device=model.device,
+        dtype=model.dtype,
+        engine=engine,
+        log="" if log.log is None else str(log.log.absolute()),
+        replicas=fleet.replicas,
+        max_replicas=fleet.max_replicas,
+        num_gpus=fleet.replica_gpus,
+        num_cpus=fleet.replica_cpus,
+        server=settings,
+    )
+    with listen(settings) as bound:
+        scheme = "https" if settings.ssl_certfile else "http"
+        where, names = f"{scheme}://{address_of(bound)}/v1", ", ".join(ray_settings.served_names)
+        say("starting Ray" if not fleet.ray_address else f"joining Ray at {fleet.ray_address}")
+        begin(fleet.ray_address or None)
+        say(f"starting {fleet.replicas} replicas")
+        serve_fleet(
+            ray_settings,
+            keys,
+            bound,
+            lambda: say(f"serving {names} at {where} by {fleet.replicas} replicas"),
+            media_door(settings),
+        )

@@ -1,0 +1,328 @@
+"""One request's way over replicas, at the ingress: what was said of it is kept, and whoever goes on has it.
+
+A request begins whole. When its replica dies, hangs or drains, each of its choices that is not over goes on
+as a request of its own, with the tokens that were forwarded as its `outputs` and its `sample_index`: sampling
+is keyed by seed, index and place, and forms, penalties and stops follow from tokens, so any engine of the
+same weights says what the first one would have said.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+
+from mmengine.core.executor import PromptLogprobs
+from mmengine.errors import InvalidRequest, MMEngineError, QueueFull, RequestFailed
+from mmengine.fleet.wire import (
+    Ask,
+    Beat,
+    Begun,
+    Ended,
+    Here,
+    Moved,
+    News,
+    Refused,
+    Said,
+    decoded_told,
+    encoded,
+)
+from mmengine.serve.answers import Choice, Completion, Logprobs, RequestOutput, detail_of, engine_failed
+from mmengine.serve.channel import Channel
+from mmengine.serve.prompts import core_ids
+
+AVOIDED = 8  # replicas, the last ones of which a request was let down
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.3  # before it is asked for again
+DODGES = 8  # that the ring led to one of them, after which they may be all that there are
+
+
+class ReplicaLost(Exception):
+    """The replica that answered is no more."""
+
+
+class Carrier(Protocol):
+    """How bytes go from an ingress to replicas and back."""
+
+    def call(self, key: str, data: bytes) -> AsyncGenerator[bytes, None]:
+        """What a replica says to an Ask: the one that `key` belongs to, or where that takes none, another.
+        Closing it is the request's end there. Raises ReplicaLost."""
+
+    def is_leaving(self, replica: str) -> bool:
+        """Whether this replica is known to take no more requests: what it has goes elsewhere."""
+
+
+class Patience(NamedTuple):
+    """`silence_s`: without a sign of life, after which a replica is given up. `patience_s`: for which a
+    request waits for a replica that takes it. `deaths`: of replicas in a row without a token, after which a
+    request is taken for what kills them."""
+
+    silence_s: float = 10.0
+    patience_s: float = 120.0
+    deaths: int = 3
+
+
+class _Move(Exception):
+    """It is to go on elsewhere. `is_death`: of its replica, or of what looks like it."""
+
+    def __init__(self, why: str, *, is_death: bool = False):
+        super().__init__(why)
+        self.is_death = is_death
+
+
+@dataclass(slots=True)
+class _Told:
+    """Of one choice, what the caller has."""
+
+    index: int
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: Logprobs | None = None
+    last: RequestOutput | None = None  # it is over
+
+    def add(self, said: RequestOutput) -> None:
+        self.token_ids += said.token_ids
+        if said.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + said.logprobs
+        if said.finish_reason is not None:
+            self.last = said
+
+    def choice(self, *, has_form: bool) -> Choice:
+        assert self.last is not None and self.last.finish_reason is not None
+        reason = self.last.finish_reason
+        detail = detail_of(reason, self.last.detail, has_form=has_form)
+        return Choice(self.index, "", self.token_ids, reason, detail, self.logprobs, self.last.after)
+
+
+class Journey:
+    """`ask`: with its seed drawn. `key`: for routing. `moved`: hears why, each time that it moves."""
+
+    def __init__(
+        self,
+        ask: Ask,
+        key: str,
+        channel: Channel,
+        carrier: Carrier,
+        patience: Patience,
+        moved: Callable[[str], None],
+    ):
+        self._ask, self._key, self._channel = ask, key, channel
+        self._carrier, self._patience, self._moved = carrier, patience, moved
+        self._told = [_Told(index) for index in range(ask.sampling.n)]
+        self._scores: PromptLogprobs | None = None
+        self._ends: list[Ended] = []
+        self._last: RequestOutput | None = None
+        self._num_prompt_tokens = 0
+        self._avoid: list[str] = []
+        self._num_dodges = 0  # how often the ring led where it is not to go
+        self.news_at = time.monotonic()  # when something was said of it last
+        self.is_unheard = True  # nobody who lives has it
+
+    @property
+    def num_tokens(self) -> int:
+        """That were forwarded."""
+        return sum(len(told.token_ids) for told in self._told)
+
+    async def run(self) -> None:
+        """To its end, which the channel has then."""
+        try:
+            await self._persist(lambda: self._leg(self._ask_for_all()), lambda: self._channel.accepted.is_set)
+            await _all(self._go_on(told) for told in self._told if told.last is None)
+        except asyncio.CancelledError:
+            if not self._channel.closed:
+                raise
+            self._end_all("cancelled")
+        except Exception as error:
+            self._channel.end(engine_failed(error))
+            return
+        self._complete()
+
+    async def _go_on(self, told: _Told) -> None:
+        await self._persist(lambda: self._leg(self._ask_for(told)), lambda: told.last is not None)
+
+    async def _persist(self, leg: Callable[[], Awaitable[None]], is_done: Callable[[], bool]) -> None:
+        """Legs, until one comes to its end, or `is_done` says that no other is to begin."""
+        pause, deaths = FIRST_PAUSE_S, 0
+        while not is_done() and not self._is_late():
+            before = self.news_at
+            try:
+                await leg()
+                return
+            except _Move as move:
+                if is_done():
+                    return
+                if self.news_at != before:
+                    pause, deaths = FIRST_PAUSE_S, 0
+                deaths += move.is_death
+                if deaths >= self._patience.deaths:
+                    raise RequestFailed(
+                        f"{deaths} replicas in a row ended without a token of it, and it may be why: {move}"
+                    ) from None
+                if time.monotonic() - self.news_at > self._patience.patience_s:
+                    raise RequestFailed(
+                        f"no replica has said a word of it for {self._patience.patience_s:g} seconds: {move}"
+                    ) from None
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _is_late(self) -> bool:
+        """Its deadline passed between two replicas."""
+        deadline_s = self._channel.options.deadline_s
+        if not deadline_s or self._channel.age_s < deadline_s:
+            return False
+        self._end_all("deadline")
+        return True
+
+    # What is asked
+
+    def _ask_for_all(self) -> Ask:
+        return msgspec.structs.replace(self._ask, options=self._options(), avoid=tuple(self._avoid))
+
+    def _ask_for(self, told: _Told) -> Ask:
+        """One choice, from behind what was said of it."""
+        ask = self._ask_for_all()
+        names, scored = core_ids(ask.request_id, len(self._told)), ask.sampling.prompt_logprobs
+        if told.index or told.token_ids or self._scores is not None:
+            scored = None
+        return msgspec.structs.replace(
+            ask,
+            request_id=names[told.index],
+            sampling=msgspec.structs.replace(ask.sampling, n=1, prompt_logprobs=scored),
+            outputs=np.asarray(told.token_ids, np.int32).tobytes(),
+            sample_index=told.index,
+        )
+
+    def _options(self) -> dict[str, object]:
+        """What is left of them: a deadline counts from when the ingress was asked."""
+        left = self._channel.options.after(self._channel.age_s).deadline_s
+        return {**self._ask.options, "deadline_s": left} if left else self._ask.options
+
+    # What is said
+
+    async def _leg(self, ask: Ask) -> None:
+        """On one replica. Raises _Move, and what the request is refused with."""
+        key = f"{self._key}/{self._num_dodges}" if self._num_dodges else self._key
+        replica = ""
+        async with aclosing(self._carrier.call(key, encoded(ask))) as words:
+            while True:
+                try:
+                    async with asyncio.timeout(self._patience.silence_s):
+                        told = decoded_told(await anext(words))
+                except StopAsyncIteration:
+                    raise self._let_down(replica, "it stopped in the middle") from None
+                except ReplicaLost as lost:
+                    raise self._let_down(replica, f"it is lost ({lost})") from None
+                except TimeoutError:
+                    self._num_dodges += bool(replica)
+                    raise self._let_down(replica, "it is silent") from None
+                self.is_unheard = False
+                match told:
+                    case Here(replica=name):
+                        replica = name
+                        if name in self._avoid:
+                            self._num_dodges += 1  # another place on the ring, the next time
+                            if self._num_dodges % DODGES == 0:
+                                self._avoid = []
+                    case Moved(why=why):
+                        self._dodge(replica)
+                        raise self._move(f"replica {replica}: {why}")
+                    case Refused():
+                        self._refuse(told.error(), replica, is_first=not self._channel.accepted.is_set)
+                    case Begun():
+                        self._begin(told)
+                    case News():
+                        self._tell(told.said)
+                        if told.ended is not None:
+                            self._ends.append(told.ended)
+                            return
+                    case Beat():
+                        pass
+                if self._carrier.is_leaving(replica):
+                    raise self._move(f"replica {replica} takes no more requests")
+
+    def _let_down(self, replica: str, why: str) -> _Move:
+        self._dodge(replica)
+        return self._move(f"replica {replica or '(none yet)'}: {why}", is_death=bool(replica))
+
+    def _move(self, why: str, *, is_death: bool = False) -> _Move:
+        self.is_unheard = True
+        self._moved(why)
+        return _Move(why, is_death=is_death)
+
+    def _dodge(self, replica: str) -> None:
+        if replica and replica not in self._avoid:
+            self._avoid = [*self._avoid, replica][-AVOIDED:]
+
+    def _refuse(self, error: MMEngineError, replica: str, is_first: bool) -> None:
+        """Of a request that was taken once, a replica that has no room says nothing."""
+        if is_first or not isinstance(error, (QueueFull, InvalidRequest)):
+            raise error
+        self._dodge(replica)
+        raise self._move(f"replica {replica} refused it: {error}")
+
+    def _begin(self, begun: Begun) -> None:
+        channel = self._channel
+        self.news_at = time.monotonic()
+        self._num_prompt_tokens = begun.num_prompt_tokens
+        if channel.accepted.is_set:
+            return
+        channel.reasoning, channel.num_embeds = begun.reasoning, begun.num_embeds
+        channel.num_prompt_tokens = begun.num_prompt_tokens
+        channel.options = replace(channel.options, grammar=begun.grammar)
+        channel.texts.grammar = begun.grammar
+        channel.accepted.set()
+
+    def _tell(self, said: list[Said]) -> None:
+        """Forward it."""
+        self.news_at = time.monotonic()
+        for each in said:
+            output, told = each.output(self._ask.request_id), self._told[each.index]
+            if told.last is None:
+                self._scores = output.prompt_scores or self._scores
+                self._put(told, output)
+        self._channel.wake()
+
+    def _put(self, told: _Told, output: RequestOutput) -> None:
+        """The last word of all is kept back for `_complete`."""
+        told.add(output)
+        if any(one.last is None for one in self._told):
+            self._channel.put(output)
+        else:
+            self._last = output
+
+    def _end_all(self, detail: str) -> None:
+        """Give up those that are not over."""
+        for told in self._told:
+            if told.last is None:
+                output = RequestOutput(self._ask.request_id, told.index, "", [], "abort", detail=detail)
+                self._put(told, output)
+
+    def _complete(self) -> None:
+        """The last word, with the answer."""
+        assert self._last is not None, "each choice is over"
+        has_form = self._channel.options.grammar is not None
+        ends = self._ends or [Ended(np.zeros(self._num_prompt_tokens, np.int32).tobytes())]
+        completion = Completion(
+            self._ask.request_id,
+            np.frombuffer(ends[-1].prompt, np.int32),
+            [told.choice(has_form=has_form) for told in self._told],
+            max(each.num_cached_tokens for each in ends),
+            sum(each.num_drafts for each in ends),
+            sum(each.num_accepted for each in ends),
+            ends[0].notes,
+            self._scores,
+        )
+        self._channel.put(msgspec.structs.replace(self._last, completion=completion))
+        self._channel.wake()
+
+
+async def _all(ways: Iterable[Coroutine[None, None, None]]) -> None:
+    """All of them, or the first error, which ends the others."""
+    tasks = [asyncio.ensure_future(way) for way in ways]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,82 @@
+"""Which replica a request should go to: the one that may have its prefix.
+
+What is the same in many requests is what they begin with: their salt and adapter, without which no block is
+shared, and then the first image, whose features and blocks cost most. Consistent hashing of that reads no
+load: a hot image stays on one replica and, where that is full, on the next ones of the ring, so its prefix is
+computed that many times at most.
+"""
+
+import bisect
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+
+import msgspec
+
+from mmengine.serve.prompts import MAX_LOOKED_AT, MEDIA_KEYS, Prompt
+
+TEXT_CHARS = 1024  # of a prompt without media that count
+VIRTUAL_NODES = 100  # of a replica on the ring
+_KEY_BYTES = 16
+
+
+def affinity(prompt: Prompt, salt: str = "", adapter: str = "") -> str:
+    """Hex of 32 characters, equal for requests that should share a replica. URLs count as they are
+    written."""
+    digest = hashlib.blake2b(digest_size=_KEY_BYTES)
+    for part in (salt.encode(), adapter.encode(), _beginning(prompt)):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _beginning(prompt: Prompt) -> bytes:
+    medium = next(_media(prompt), None)
+    if medium is not None:
+        return b"m" + (medium if isinstance(medium, bytes) else str(medium).encode(errors="replace"))
+    if prompt.token_ids is not None:
+        return b"t" + msgspec.json.encode(list(islice(prompt.token_ids, TEXT_CHARS)))
+    text = prompt.text if prompt.text is not None else "\0".join(_texts(prompt))
+    return b"s" + text[:TEXT_CHARS].encode(errors="replace")
+
+
+def _parts(prompt: Prompt) -> Iterator[Mapping[str, object]]:
+    for message in prompt.messages or ():
+        content = message.get("content")
+        if isinstance(content, str):
+            yield {"type": "text", "text": content}
+        elif isinstance(content, (list, tuple)):
+            yield from (part for part in islice(content, MAX_LOOKED_AT) if isinstance(part, Mapping))
+
+
+def _media(prompt: Prompt) -> Iterator[object]:
+    for part in _parts(prompt):
+        for name in sorted(MEDIA_KEYS & part.keys()):
+            given = part[name]
+            yield given.get("url") if isinstance(given, Mapping) else given
+    yield from (*prompt.images, *prompt.videos)
+
+
+def _texts(prompt: Prompt) -> Iterator[str]:
+    for part in _parts(prompt):
+        text = part.get("text")
+        if isinstance(text, str):
+            yield text
+
+
+class Ring:
+    """Replicas by name on a circle. Who comes or goes moves only the keys beside it."""
+
+    def __init__(self, names: Iterable[str]):
+        self._points = sorted(
+            (_place(f"{name}#{n}"), name) for name in set(names) for n in range(VIRTUAL_NODES)
+        )
+
+    def order(self, key: str) -> list[str]:
+        """All of them, the one that the key belongs to first, then its successors."""
+        at = bisect.bisect(self._points, (_place(key), ""))
+        return list(dict.fromkeys(name for _, name in (*self._points[at:], *self._points[:at])))
+
+
+def _place(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -1,0 +1,291 @@
+"""What an ingress and its replicas say to one another: msgpack, held to its types as it is read.
+
+An ingress sends one Ask. A replica answers with a Here, then, when the log has the request, a Begun, and News
+up to the answer's end; a Beat where nothing else came for a while. Moved and Refused end it before.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from mmengine.core.executor import PromptLogprobs
+from mmengine.errors import (
+    ExecutorFailed,
+    InvalidMedia,
+    InvalidRequest,
+    KeepFailed,
+    LogError,
+    MMEngineError,
+    QueueFull,
+    RequestFailed,
+)
+from mmengine.request import GrammarRequest, SamplingParams
+from mmengine.serve.answers import Logprobs, RequestOutput
+from mmengine.serve.options import SubmitOptions
+from mmengine.serve.prompts import Prompt
+from mmengine.serve.reasoning import ReasoningTokens
+from mmengine.serve.stream import Prompted, Stream
+from mmengine.serve.tools import CallsAsked
+from mmengine.structured_output.json_schema.notes import Note
+
+_ERRORS: dict[str, type[MMEngineError]] = {
+    each.__name__: each
+    for each in (
+        InvalidMedia,
+        QueueFull,
+        InvalidRequest,
+        RequestFailed,
+        ExecutorFailed,
+        KeepFailed,
+        LogError,
+        MMEngineError,
+    )
+}
+
+
+class AskedPrompt(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A Prompt whose media stand in it, as bytes or data: URLs."""
+
+    messages: list[dict[str, object]] | None = None
+    text: str | None = None
+    token_ids: list[int] | None = None
+    images: list[object] = []
+    videos: list[object] = []
+    continue_final_message: bool = False
+    add_generation_prompt: bool = True
+    media_options: dict[str, object] | None = None
+    template_options: dict[str, object] | None = None
+
+
+class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One request. `options`: those of `AsyncEngine.stream` that are neither here nor `calls`, whose types
+    are the caller's business there. `outputs`: int32 [m], tokens of the answer that the ingress has.
+    `avoid`: replicas that are not to take it. `journey`: a word of the ingress's own for all that it asks of
+    this request. `is_count`: its prompt is only counted, which Begun tells. Fields are only ever added, with
+    a default: in a rolling update both sides may be the older one."""
+
+    request_id: str
+    prompt: AskedPrompt
+    sampling: SamplingParams
+    options: dict[str, object] = {}
+    calls: CallsAsked | None = None
+    outputs: bytes = b""
+    sample_index: int = 0
+    avoid: tuple[str, ...] = ()
+    journey: str = ""
+    is_count: bool = False
+
+    @property
+    def output_ids(self) -> list[int]:
+        return np.frombuffer(self.outputs, np.int32).tolist()
+
+
+class Here(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """`replica`: by this name. The log of its life has it, too."""
+
+    replica: str
+
+
+class Begun(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The log has the request: what Stream tells of it from then on."""
+
+    reasoning: ReasoningTokens
+    grammar: GrammarRequest | None
+    num_embeds: dict[str, int]
+    num_prompt_tokens: int
+
+
+class Scores(NamedTuple):
+    """PromptLogprobs, row by row: int32 and float32 [n, 1 + k]."""
+
+    num_columns: int
+    token_ids: bytes
+    logprobs: bytes
+
+
+class Said(msgspec.Struct, frozen=True, array_like=True):
+    """A RequestOutput without its text and its completion."""
+
+    index: int
+    token_ids: list[int]
+    finish_reason: str | None = None
+    detail: str = ""
+    after: tuple[int, ...] = ()
+    logprobs: Logprobs | None = None
+    scores: Scores | None = None
+
+    def output(self, request_id: str) -> RequestOutput:
+        return RequestOutput(
+            request_id,
+            self.index,
+            "",
+            self.token_ids,
+            self.finish_reason,
+            after=self.after,
+            logprobs=self.logprobs,
+            detail=self.detail,
+            prompt_scores=None if self.scores is None else _prompt_logprobs(self.scores),
+        )
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of the whole answer, by the replica that ended it. `prompt`: int32 [n]."""
+
+    prompt: bytes
+    num_cached_tokens: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
+    notes: tuple[Note, ...] = ()
+
+
+class News(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What came together, and with the last of it the answer's end."""
+
+    said: list[Said]
+    ended: Ended | None = None
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Nothing came, and the replica lives."""
+
+
+class Moved(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Another replica is to go on, for this reason."""
+
+    why: str
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """It is over without an answer, by an error of this kind."""
+
+    kind: str
+    text: str
+
+    @classmethod
+    def by(cls, error: MMEngineError) -> "Refused":
+        kinds = (each.__name__ for each in type(error).__mro__)
+        return cls(next(kind for kind in kinds if kind in _ERRORS), str(error))
+
+    def error(self) -> MMEngineError:
+        return _ERRORS.get(self.kind, RequestFailed)(self.text)
+
+
+Told = Here | Begun | News | Beat | Moved | Refused
+
+
+def asked_prompt(prompt: Prompt) -> AskedPrompt:
+    """Raises InvalidRequest for what cannot leave this process: media as objects, paths."""
+    given = (*prompt.images, *prompt.videos)
+    if prompt.base_folder is not None or not all(isinstance(each, (bytes, str)) for each in given):
+        raise InvalidRequest(
+            "media of a fleet's requests are bytes or data: URLs; put them into the messages"
+        )
+    options = None if prompt.media_options is None else dict(prompt.media_options)
+    return AskedPrompt(
+        None if prompt.messages is None else list(prompt.messages),
+        prompt.text,
+        None if prompt.token_ids is None else list(prompt.token_ids),
+        list(prompt.images),
+        list(prompt.videos),
+        prompt.continue_final_message,
+        prompt.add_generation_prompt,
+        options,
+        None if prompt.template_options is None else dict(prompt.template_options),
+    )
+
+
+def prompt_of(asked: AskedPrompt) -> Prompt:
+    return Prompt(
+        messages=asked.messages,
+        text=asked.text,
+        token_ids=asked.token_ids,
+        images=asked.images,
+        videos=asked.videos,
+        continue_final_message=asked.continue_final_message,
+        add_generation_prompt=asked.add_generation_prompt,
+        media_options=asked.media_options,
+        template_options=asked.template_options,
+    )
+
+
+def begun(prompted: Prompted) -> Begun:
+    return Begun(prompted.reasoning, prompted.grammar, prompted.num_embeds, prompted.num_prompt_tokens)
+
+
+def ended_of(stream: Stream) -> Ended | None:
+    """Of one that is over, with an answer."""
+    answer = stream.completion
+    if answer is None or not stream.is_over:
+        return None
+    prompt = answer.prompt_token_ids.astype(np.int32).tobytes()
+    return Ended(prompt, answer.num_cached_tokens, answer.num_drafts, answer.num_accepted, answer.notes)
+
+
+def said(output: RequestOutput) -> Said:
+    scores = output.prompt_scores
+    return Said(
+        output.index,
+        output.token_ids,
+        output.finish_reason,
+        output.detail,
+        output.after,
+        output.logprobs,
+        None
+        if scores is None
+        else Scores(scores.token_ids.shape[1], scores.token_ids.tobytes(), scores.logprobs.tobytes()),
+    )
+
+
+def _prompt_logprobs(scores: Scores) -> PromptLogprobs:
+    ids = np.frombuffer(scores.token_ids, np.int32).reshape(-1, scores.num_columns)
+    return PromptLogprobs(0, ids, np.frombuffer(scores.logprobs, np.float32).reshape(ids.shape))
+
+
+def submit_options(ask: Ask) -> SubmitOptions:
+    """As `AsyncEngine.stream` takes them, which checks them as it does those of any caller."""
+    options: SubmitOptions = msgspec.to_builtins(ask.options, builtin_types=(bytes,))
+    options["request_id"], options["sample_index"] = ask.request_id, ask.sample_index
+    if ask.outputs:
+        options["outputs"] = ask.output_ids
+    if ask.calls is not None:
+        options["calls"] = ask.calls
+    return options
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(type(value).__name__)
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+_decode_ask = msgspec.msgpack.Decoder(Ask).decode
+_decode_told = msgspec.msgpack.Decoder(Told).decode
+
+
+def encoded(message: Ask | Told) -> bytes:
+    """Raises InvalidRequest for a value that is no text, number, bytes, list or mapping of those."""
+    try:
+        return _encode(message)
+    except TypeError as error:
+        raise InvalidRequest(
+            f"a request for another process holds a value that cannot go there: {error}"
+        ) from None
+
+
+def decoded_ask(data: bytes) -> Ask:
+    """Raises InvalidRequest."""
+    try:
+        return _decode_ask(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidRequest(f"an ingress sent what is no request of this version: {error}") from None
+
+
+def decoded_told(data: bytes) -> Told:
+    """Raises RequestFailed."""
+    try:
+        return _decode_told(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise RequestFailed(f"a replica said what nobody here understands: {error}") from None

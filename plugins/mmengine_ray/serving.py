@@ -1,0 +1,47 @@
+"""`mmengine serve --ray`: this process is the ingress, and speaks HTTP itself; its replicas are Ray's."""
+
+import socket
+from collections.abc import Callable
+
+import ray
+from ray import serve
+
+from mmengine.processing.fetch.door import MediaDoor
+from mmengine.server import lifecycle
+from mmengine.server.auth import ApiKeys
+from mmengine_ray.deployments import fleet_engine, replicas_of
+from mmengine_ray.settings import RaySettings
+
+APPLICATION = "mmengine"
+LOOPBACK = "127.0.0.1"
+
+
+def begin(address: str | None) -> None:
+    """Join the Ray at this address, or start one on this machine, which only it can reach."""
+    if address:
+        ray.init(address=address, log_to_driver=False)
+    else:
+        ray.init(include_dashboard=False, log_to_driver=False, _node_ip_address=LOOPBACK)
+
+
+def serve_fleet(
+    settings: RaySettings,
+    keys: ApiKeys,
+    bound: socket.socket,
+    listening: Callable[[], None],
+    door: MediaDoor | None,
+) -> None:
+    """Answer until a signal ends it, and the replicas with it."""
+    serve.start(proxy_location="Disabled")
+    replicas = serve.run(replicas_of(settings), name=APPLICATION, route_prefix=None)
+
+    async def run() -> None:
+        engine = await fleet_engine(settings, replicas)
+        await lifecycle.serve(engine, settings.server, keys, settings.served_names, bound, listening, door)
+
+    try:
+        lifecycle.run(run())
+    finally:
+        serve.delete(APPLICATION)
+        serve.shutdown()
+        ray.shutdown()

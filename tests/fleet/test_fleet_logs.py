@@ -1,0 +1,89 @@
+"""Logs of replicas side by side: where requests went, what was computed twice, and one page of it."""
+
+import asyncio
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from mmengine.cli.main import app
+from mmengine.fleet.engine import FleetEngine
+from mmengine.fleet.journey import Patience
+from mmengine.fleet.replica import Replica
+from mmengine.replay.ask.fleet import ids_of, is_fleet, logs_in, story, ways_in
+from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.prompts import Prompt
+from tests.fleet.carriers import LocalCarrier
+from tests.serve.serve_fakes import EchoProcessor, builder
+from tests.server.running import SlowEcho
+
+TEXT = "abc" * 40
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    """Three lives; one is lost in the middle of what it said, another drains."""
+    folder = tmp_path_factory.mktemp("fleet")
+
+    async def go():
+        build = builder(executor_class=SlowEcho)
+        kept = [Replica(name, AsyncEngine(builder=build, log=folder / name), beat_s=0.05) for name in "abc"]
+        carrier = LocalCarrier(*kept)
+        engine = FleetEngine(carrier, EchoProcessor(), kept[0].engine.config, 64, Patience(10, 60))
+        asked = [
+            asyncio.create_task(engine.generate(Prompt(text=f"{n}{TEXT}"), request_id=f"r{n}", n=1 + n % 2))
+            for n in range(8)
+        ]
+        while sum(each.load().num_open and not each.load().waiting_tokens for each in kept) < 2:
+            await asyncio.sleep(0.01)
+        lost, drained, _ = sorted(kept, key=lambda each: -each.load().num_open)
+        carrier.lose(lost.name)
+        drained.leave("it drains")
+        assert all(each.text == f"{n}{TEXT}".upper() for n, each in enumerate(await asyncio.gather(*asked)))
+        await engine.close()
+        for each in kept:
+            await each.engine.close(drain=False)
+
+    asyncio.run(go())
+    return folder
+
+
+def run(*words):
+    result = CliRunner().invoke(app, ["log", *map(str, words)])
+    return result.exit_code, result.output
+
+
+def test_ways_of_requests(logs):
+    assert is_fleet(logs) and not is_fleet(logs / "a") and logs_in(logs / "a") == [logs / "a"]
+    ways, broken = ways_in(logs_in(logs))
+    assert not broken and len(ways) == 12, sorted(ways)
+    assert ids_of(ways, "r1") == ["r1/0", "r1/1"] and ids_of(ways, "r2") == ["r2"]
+    for way in ways.values():
+        assert way.end == "stop" and way.num_tokens == len(TEXT) + 2
+        for before, after in zip(way.stops, way.stops[1:]):
+            assert before.end == "abort" and after.num_given <= before.num_given + before.num_said
+    moved = [way for way in ways.values() if len(way.stops) > 1]
+    assert moved and any(way.stops[1].num_given for way in moved)
+    sentences = story(moved[0])
+    assert "was let go of there, to go on elsewhere" in sentences[0] and "ended there: stop" in sentences[-1]
+
+
+def test_the_verbs_know_a_fleet(logs, tmp_path):
+    ways, _ = ways_in(logs_in(logs))
+    name = next(way.core_id for way in ways.values() if len(way.stops) > 1)
+    code, shown = run("show", logs)
+    assert code == 0 and "→" in shown and "12 answers" in shown
+    code, lines = run("show", logs, "--json")
+    assert code == 0 and {json.loads(line)["core_id"] for line in lines.splitlines()} == set(ways)
+    for verb in (("show", logs, "--request", name), ("why", logs, name)):
+        code, told = run(*verb)
+        assert code == 0 and "to go on elsewhere" in told and f", {name}\n" in told
+    assert run("show", logs, "--steps")[0] != 0
+    assert run("why", logs, "nobody")[0] != 0
+    code, verified = run("verify", logs)
+    assert code == 0 and "3 of 3 logs verified" in verified
+    page = tmp_path / "fleet.html"
+    assert run("report", logs, "-o", page)[0] == 0
+    text = page.read_text()
+    assert name in text and "script" not in text and 'href="fleet.a.html"' in text
+    assert (tmp_path / "fleet.a.html").stat().st_size > 10_000

@@ -1,0 +1,302 @@
+"""Requests whose replicas die, hang, drain and refuse: who asked hears nothing of it."""
+
+import asyncio
+import random
+import time
+
+import pytest
+
+from mmengine.errors import ExecutorFailed, ExecutorLost, InvalidRequest, QueueFull, RequestFailed
+from mmengine.fleet.engine import FleetEngine
+from mmengine.fleet.journey import Patience
+from mmengine.fleet.replica import Replica
+from mmengine.fleet.wire import (
+    Ask,
+    Begun,
+    Here,
+    News,
+    Refused,
+    asked_prompt,
+    decoded_ask,
+    decoded_told,
+    encoded,
+)
+from mmengine.request import SamplingParams
+from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.prompts import Prompt
+from tests.fleet.carriers import LocalCarrier, ReplicaProcess, SocketCarrier
+from tests.serve.serve_fakes import EchoExecutor, EchoProcessor, builder
+from tests.server.running import SlowEcho
+
+TEXT = "the quick brown fox jumps over the lazy dog " * 3
+CONFIG = builder()(stop_watcher_factory=lambda tokenizer: None).config
+SHORT = Patience(silence_s=0.4, patience_s=20.0)
+
+
+def replica(name, executor_class=SlowEcho, *, beat_s=0.05, hang_s=60.0, **config):
+    engine = AsyncEngine(builder=builder(executor_class=executor_class, **config))
+    return Replica(name, engine, beat_s=beat_s, hang_s=hang_s)
+
+
+def fleet(*replicas, patience=SHORT, max_open=64):
+    carrier = LocalCarrier(*replicas)
+    return FleetEngine(carrier, EchoProcessor(), replicas[0].engine.config, max_open, patience), carrier
+
+
+async def closed(engine, *replicas):
+    await engine.close(drain=False)
+    for each in replicas:
+        await each.engine.close(drain=False)
+
+
+async def told(stream, sometimes=None):
+    """What was said, choice by choice, and how each ended."""
+    said = {}
+    async with stream:
+        async for output in stream:
+            text, ends = said.get(output.index, ("", []))
+            said[output.index] = (
+                text + output.text,
+                ends + [output.finish_reason] * bool(output.finish_reason),
+            )
+            if sometimes is not None:
+                sometimes()
+    assert stream.completion is not None and len(stream.completion.choices) == len(said)
+    for choice in stream.completion.choices:
+        assert said[choice.index] == (choice.text, [choice.finish_reason])
+    return said
+
+
+def test_replicas_are_cut_off_one_after_the_other():
+    async def go():
+        chosen, kept = random.Random(5), [replica(name) for name in "abcdef"]
+        engine, carrier = fleet(*kept)
+        streams = [engine.stream(Prompt(text=f"{n} {TEXT}"), max_tokens=300, n=1 + n % 3) for n in range(8)]
+        tasks = [asyncio.create_task(told(stream)) for stream in streams]
+        for each in chosen.sample(kept, 5):
+            await asyncio.sleep(chosen.random() * 0.1)
+            carrier.lose(each.name)
+        found = await asyncio.gather(*tasks)
+        for n, said in enumerate(found):
+            wanted = f"{n} {TEXT}".upper()
+            assert said == {index: (wanted, ["stop"]) for index in range(1 + n % 3)}
+        assert engine.metrics.num_tokens == sum((len(TEXT) + 3) * (1 + n % 3) for n in range(8))
+        assert engine.metrics.moves._value.get() >= 5 and not engine._open
+        asked = [decoded_ask(data) for _, data in carrier.calls]
+        assert any(ask.outputs and ask.sample_index for ask in asked), "none moved in the middle"
+        await closed(engine, *kept)
+
+    asyncio.run(go())
+
+
+def test_a_replica_drains_and_is_let_go_of_at_once():
+    async def go():
+        first, second = replica("a"), replica("b")
+        engine, carrier = fleet(first, second)
+        tasks = [asyncio.create_task(told(engine.stream(Prompt(text=f"{n}{TEXT}")))) for n in range(6)]
+        while not (first.load().num_open and second.load().num_open):
+            await asyncio.sleep(0.01)
+        first.leave("it drains")
+        begun = time.monotonic()
+        while first.load().num_open:
+            await asyncio.sleep(0.005)
+        assert time.monotonic() - begun < 1
+        assert [said[0][0] for said in await asyncio.gather(*tasks)] == [
+            f"{n}{TEXT}".upper() for n in range(6)
+        ]
+        carrier.leaving.add("a")  # who knows of it does not ask there
+        carrier.calls.clear()
+        assert (await told(engine.stream(Prompt(text=TEXT))))[0][1] == ["stop"]
+        assert {name for name, _ in carrier.calls} == {"b"}
+        await closed(engine, first, second)
+
+    asyncio.run(go())
+
+
+class Stuck(SlowEcho):
+    """A step of it never returns, until the test is over."""
+
+    until: "asyncio.Event | None" = None
+    may_end = False
+
+    def collect(self):
+        while self._steps == 20 and not Stuck.may_end:
+            time.sleep(0.01)
+        return super().collect()
+
+
+def test_a_hang_is_seen_and_a_silence_too():
+    async def go():
+        Stuck.may_end = False
+        stuck, silent, good = replica("a", Stuck, hang_s=0.2), replica("b"), replica("c")
+        engine, carrier = fleet(stuck)
+        carrier.replicas["b"] = silent
+        said = asyncio.create_task(told(engine.stream(Prompt(text=TEXT))))
+        while stuck.engine.stats().steps < 20:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        with pytest.raises(ExecutorFailed, match="a step has not returned for 0 seconds"):
+            stuck.check()
+        silent.check()
+        silent.run = silent_run
+        carrier.replicas["c"] = good
+        assert (await said)[0] == (TEXT.upper(), ["stop"])
+        Stuck.may_end = True
+        await closed(engine, stuck, silent, good)
+
+    async def silent_run(data):
+        await asyncio.sleep(1000)
+        yield b""
+
+    asyncio.run(go())
+
+
+class Fails(EchoExecutor):
+    def collect(self):
+        raise ExecutorLost("the device is gone")
+
+
+def test_an_engine_that_stopped_is_a_reason_to_move_and_to_be_unhealthy():
+    async def go():
+        bad, good = replica("a", Fails), replica("b")
+        engine, _ = fleet(bad, good)
+        answers = await asyncio.gather(*(told(engine.stream(Prompt(text=f"{n}{TEXT}"))) for n in range(6)))
+        assert all(said[0][1] == ["stop"] for said in answers)
+        good.check()
+        with pytest.raises(ExecutorFailed, match="the device is gone"):
+            bad.check()
+        await closed(engine, bad, good)
+
+    asyncio.run(go())
+
+
+def test_what_kills_every_replica_is_given_up():
+    async def go():
+        kept = [replica(name) for name in "abcd"]
+        engine, carrier = fleet(*kept)
+
+        def kill(name):
+            async def run(data):
+                yield encoded(Here(name))
+                carrier.lose(name)
+                await asyncio.sleep(1000)
+
+            return run
+
+        for each in kept:
+            each.run = kill(each.name)
+        with pytest.raises(RequestFailed, match="3 replicas in a row ended without a token of it"):
+            await told(engine.stream(Prompt(text=TEXT)))
+        assert len(carrier.replicas) == 1
+        await closed(engine, *kept)
+
+    asyncio.run(go())
+
+
+def test_what_is_refused_is_refused_as_by_one_engine():
+    async def go():
+        one = replica("a", max_num_seqs=1, max_waiting=1)
+        engine, carrier = fleet(one, max_open=3)
+        with pytest.raises(InvalidRequest, match="temperature"):
+            engine.stream(Prompt(text="a"), temperature=-1)
+        with pytest.raises(InvalidRequest, match="fleet's own"):
+            engine.stream(Prompt(text="a"), outputs=[1])
+        with pytest.raises(InvalidRequest, match="image 1 is no image"):
+            await engine.generate(Prompt(text="bad"))
+        with pytest.raises(InvalidRequest, match="image 1 is no image"):
+            await engine.count(Prompt(text="bad"))
+        assert await engine.count(Prompt(text=TEXT)) == len(TEXT) and engine.can_end_reasoning
+        streams = [engine.stream(Prompt(text=TEXT), request_id=f"r{n}") for n in range(3)]
+        with pytest.raises(QueueFull, match="3 requests are open"):
+            engine.stream(Prompt(text=TEXT))
+        with pytest.raises(QueueFull, match="2 requests are open"):
+            await asyncio.gather(*(stream.accepted() for stream in streams))
+        for stream in streams:
+            stream.cancel()
+        await engine.close()
+        carrier.lose("a")
+        await closed(engine, one)
+
+    asyncio.run(go())
+
+
+def test_who_leaves_is_left_and_deadlines_hold_across_replicas():
+    async def go():
+        one, two = replica("a"), replica("b")
+        engine, carrier = fleet(one, two)
+        stream = engine.stream(Prompt(text=TEXT))
+        await stream.accepted()
+        await anext(stream)
+        with pytest.raises(InvalidRequest, match="ids must differ"):
+            engine.stream(Prompt(text=TEXT), request_id=stream.request_id)
+        stream.cancel()
+        said = [output async for output in stream]
+        assert said[-1].finish_reason == "abort" and stream.completion is not None
+        while one.load().num_open or two.load().num_open or one.engine.stats().num_running:
+            await asyncio.sleep(0.01)
+        late = engine.stream(Prompt(text=TEXT), deadline_s=0.6)
+        await late.accepted()
+        for name in list(carrier.replicas):
+            carrier.lose(name)
+        assert [output async for output in late][-1].detail == "deadline"
+        assert engine.readiness().ready
+        await closed(engine, one, two)
+
+    asyncio.run(go())
+
+
+def test_who_asks_again_at_once_is_not_in_its_own_way():
+    """A carrier may close a call and bring the same one again before a step has ended the first."""
+
+    async def go():
+        one = replica("a")
+        prompt = asked_prompt(Prompt(text=TEXT))
+        data = encoded(Ask("r", prompt, SamplingParams(seed=1), journey="j"))
+        for number in range(4):
+            words = one.run(data)
+            async for word in words:
+                if isinstance(decoded_told(word), Begun) or number == 1:
+                    break  # the second time before it is begun
+            await words.aclose()
+        said = [decoded_told(word) async for word in one.run(data)]
+        assert isinstance(said[-1], News) and said[-1].ended is not None, said[-1]
+        other = encoded(Ask("r", prompt, SamplingParams(seed=1), journey="another"))
+        first = one.run(data)
+        while not isinstance(decoded_told(await anext(first)), Begun):
+            pass
+        refused = [decoded_told(word) async for word in one.run(other)][-1]
+        assert isinstance(refused, Refused) and "ids must differ" in refused.text
+        await first.aclose()
+        while one._runs:
+            await asyncio.sleep(0.01)
+        await closed(one.engine)
+
+    asyncio.run(go())
+
+
+@pytest.mark.soak
+def test_processes_that_are_killed_and_frozen(tmp_path):
+    """Real processes with logs of their own, over sockets."""
+    kept = [ReplicaProcess(tmp_path, name) for name in "abc"]
+
+    async def go():
+        patience = Patience(silence_s=1.0, patience_s=20)
+        engine = FleetEngine(SocketCarrier(tmp_path), EchoProcessor(), CONFIG, 64, patience)
+        streams = [engine.stream(Prompt(text=f"{n} {TEXT}"), request_id=f"r{n}") for n in range(12)]
+        tasks = [asyncio.create_task(told(stream)) for stream in streams]
+        await asyncio.gather(*(stream.accepted() for stream in streams))
+        await asyncio.to_thread(kept[0].kill)
+        await asyncio.sleep(0.05)
+        kept[1].freeze()
+        (tmp_path / "b.sock").unlink()
+        found = await asyncio.gather(*tasks)
+        assert [said[0] for said in found] == [(f"{n} {TEXT}".upper(), ["stop"]) for n in range(12)]
+        await engine.close()
+
+    try:
+        for each in kept:
+            each.wait_until_it_listens()
+        asyncio.run(go())
+    finally:
+        for each in kept:
+            each.kill()

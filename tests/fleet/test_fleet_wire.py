@@ -1,0 +1,122 @@
+"""What crosses between an ingress and a replica, and which replica a request belongs to."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from mmengine.core.executor import PromptLogprobs
+from mmengine.errors import ExecutorFailed, InvalidMedia, InvalidRequest, QueueFull, RequestFailed
+from mmengine.fleet import wire
+from mmengine.fleet.routing import Ring, affinity
+from mmengine.request import GrammarRequest, SamplingParams
+from mmengine.serve.answers import RequestOutput
+from mmengine.serve.prompts import Prompt
+from mmengine.serve.reasoning import ReasoningTokens
+from mmengine.serve.tools import CallsAsked, tools_asked
+from mmengine.structured_output.json_schema.refusal import SchemaRefused
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+
+
+def image(data, text="What is it?"):
+    return Prompt([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": data}}, text]}])
+
+
+def test_an_ask_crosses_as_it_is():
+    messages = [
+        {"role": "user", "content": [{"type": "image", "image": b"\x89PNG"}, {"type": "text", "text": "é"}]}
+    ]
+    prompt = Prompt(messages, media_options={"local_files": False}, template_options={"tools": [TOOL]})
+    sampling = SamplingParams(seed=2**63 - 1, logit_bias={5: -1.5}, stop=("a",), bad_words_ids=((1, 2),))
+    options = {
+        "cache_salt": "s",
+        "deadline_s": 2.5,
+        "envelope": b"\0",
+        "response_format": {"type": "json_object"},
+    }
+    calls = CallsAsked(tools_asked([TOOL]), "json", ("<think>", "</think>"))
+    outputs = np.array([0, 2**31 - 1], np.int32).tobytes()
+    ask = wire.Ask("r", wire.asked_prompt(prompt), sampling, options, calls, outputs, 3, ("b",), "j")
+    found = wire.decoded_ask(wire.encoded(ask))
+    assert found == ask
+    assert wire.prompt_of(found.prompt).messages == messages
+    given = wire.submit_options(found)
+    assert given["outputs"] == [0, 2**31 - 1] and given["calls"] == calls and given["envelope"] == b"\0"
+
+
+def test_what_a_replica_says_crosses_as_it_is():
+    scores = PromptLogprobs(0, np.arange(6, dtype=np.int32).reshape(3, 2), np.ones((3, 2), np.float32))
+    output = RequestOutput(
+        "r", 1, "", [7, 8], "stop", None, (9,), [((7, -0.5),), ((8, -1.0),)], "eos", scores
+    )
+    ended = wire.Ended(np.array([1, 2], np.int32).tobytes(), 16, 4, 2)
+    grammar = GrammarRequest("json", "{}", (3,), "close")
+    for told in (
+        wire.Here("a"),
+        wire.Begun(ReasoningTokens(True, (1,), (2,)), grammar, {"image": 4}, 10),
+        wire.News([wire.said(output)], ended),
+        wire.Beat(),
+        wire.Moved("it drains"),
+    ):
+        assert wire.decoded_told(wire.encoded(told)) == told
+    again = wire.said(output).output("r")
+    assert (again.prompt_scores.token_ids == scores.token_ids).all()
+    names = ("index", "token_ids", "finish_reason", "after", "logprobs", "detail")
+    assert [getattr(again, name) for name in names] == [getattr(output, name) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (QueueFull("full"), QueueFull),
+        (InvalidMedia("no image"), InvalidMedia),
+        (SchemaRefused("enum", "#/a", "it is empty"), InvalidRequest),
+        (RequestFailed("cut"), RequestFailed),
+        (ExecutorFailed("gone"), ExecutorFailed),
+    ],
+)
+def test_an_error_keeps_its_kind_and_words(error, kind):
+    found = wire.decoded_told(wire.encoded(wire.Refused.by(error))).error()
+    assert type(found) is kind and str(found) == str(error)
+
+
+def test_what_cannot_cross_is_refused():
+    with pytest.raises(InvalidRequest, match="media of a fleet's requests are bytes"):
+        wire.asked_prompt(Prompt(text="<image>", images=[object()]))
+    ask = wire.Ask("r", wire.asked_prompt(Prompt([{"role": "user", "content": object()}])), SamplingParams())
+    with pytest.raises(InvalidRequest, match="cannot go there: object"):
+        wire.encoded(ask)
+    for data in (b"", b"\x80", msgspec.msgpack.encode({"request_id": 1})):
+        with pytest.raises(InvalidRequest, match="no request of this version"):
+            wire.decoded_ask(data)
+        with pytest.raises(RequestFailed, match="nobody here understands"):
+            wire.decoded_told(data)
+
+
+def test_requests_about_one_image_belong_together():
+    keys = {affinity(image(b"picture", f"Question {n}?"), "salt") for n in range(16)}
+    assert len(keys) == 1
+    assert affinity(image("data:,x")) == affinity(image("data:,x", "Else?"))
+    others = [
+        affinity(image(b"picture"), "other salt"),
+        affinity(image(b"picture"), "salt", "adapter"),
+        affinity(image(b"another"), "salt"),
+        affinity(Prompt(text="picture"), "salt"),
+        affinity(Prompt(token_ids=[1, 2]), "salt"),
+        affinity(Prompt(token_ids=[1, 3]), "salt"),
+    ]
+    assert len(keys.union(others)) == 7
+    system = [{"role": "system", "content": "s" * 2000}]
+    first, second = ([*system, {"role": "user", "content": each}] for each in "ab")
+    assert affinity(Prompt(first)) == affinity(Prompt(second)), "what they begin with is the same"
+
+
+def test_who_leaves_a_ring_moves_its_own_keys_alone():
+    keys = [str(n) for n in range(600)]
+    before, after = Ring("abcd"), Ring("abd")
+    moved = [key for key in keys if before.order(key)[0] != after.order(key)[0]]
+    assert all(before.order(key)[0] == "c" for key in moved)
+    assert all(before.order(key)[1] == after.order(key)[0] for key in moved)
+    shares = [sum(before.order(key)[0] == name for key in keys) / len(keys) for name in "abcd"]
+    assert all(0.1 < share < 0.45 for share in shares), shares
+    assert sorted(before.order("x")) == list("abcd") and Ring(()).order("x") == []
