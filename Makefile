@@ -10,6 +10,9 @@
 # make clients  other people's clients of the server, in Python and in Node, in an environment of their own
 # make store    Dynamo's router against our KV events, in an environment of its own
 # make ray      replicas and batches on Ray, killed and rolled over, in an environment of their own
+# make docs     the site, into build/site/html: docs, decisions, figures, and a reference from docstrings
+# make pages    eslint and TypeScript over the JavaScript of the pages; skipped where there is no npm
+# make browser  both pages in Debian's chromium, which it installs; screenshots go to build/browser
 # make kernels  of these the tests of what runs on GPUs, which need none
 # make clean    removes what the others made
 # All of them need python3 (3.11 or newer) alone; the first one sets up .venv.
@@ -22,7 +25,7 @@ WORKERS ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo check reading short test limits soak soak-schemas soak-server soak-durable soak-million soak-kills \
-	kernels clients store clean
+	kernels clients store docs pages browser clean
 
 demo: .venv/.ready
 	$(BIN)/mmengine demo
@@ -125,6 +128,37 @@ build/store/.ready: tests/routers/requirements.txt
 	$(PYTHON) -m venv build/store
 	build/store/bin/python -m pip install --quiet --retries 1 -r $<
 	@touch $@
+
+docs: build/site/.ready
+	$(PYTHON) docs/site/stage.py build/site/pages
+	NO_MKDOCS_2_WARNING=1 build/site/bin/mkdocs build --quiet --config-file docs/site/mkdocs.yml
+	@echo "the site: build/site/html/index.html"
+
+build/site/.ready: docs/site/requirements.txt
+	rm -rf build/site
+	$(PYTHON) -m venv build/site
+	build/site/bin/python -m pip install --quiet -r $<
+	@touch $@
+
+PAGES := mmengine/replay/report/*.js mmengine/server/live/*.js
+
+pages:
+	@command -v npm >/dev/null && $(MAKE) --no-print-directory build/pages/.ready || { rm -rf build/pages; \
+		echo "npm, or what it installs, cannot be had here: the JavaScript of the pages is not checked"; }
+	@test ! -e build/pages/.ready || { \
+		build/pages/node_modules/.bin/eslint -c build/pages/eslint.config.mjs $(PAGES) && \
+		build/pages/node_modules/.bin/tsc -p tests/pages/tsconfig.json; }
+
+build/pages/.ready: tests/pages/package.json tests/pages/eslint.config.mjs
+	rm -rf build/pages
+	mkdir -p build/pages && cp $^ build/pages
+	npm install --prefix build/pages --silent --no-audit --no-fund
+	@touch $@
+
+browser: .venv/.ready
+	command -v chromium >/dev/null || apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s -m "soak or not soak" --timeout 600 \
+		tests/server/test_live_in_a_browser.py tests/replay/test_replay_report.py
 
 # What only GPUs need, beside .venv, so that no demo waits for it: a third of a gigabyte. Triton's kernels are
 # tested in its interpreter and compiled; FlashInfer's signatures and wrappers are what ours are compared with.

@@ -148,6 +148,8 @@ def serve(
     settings = server_settings(http, limits, media, kept)
     check_tls(settings)
     check_tracing(settings)
+    if settings.live and log.log is None:
+        raise ConfigError("--live shows a log, and here is none; give --log FOLDER")
     keys = ApiKeys(http.api_key_file)
     if fleet.ray:
         if routers.kv_events:
@@ -285,7 +287,17 @@ def _answer(
         try:
             run(
                 serve_engine(
-                    engine, settings, keys, names, bound, listening, door, open_keep, beats, in_haste
+                    engine,
+                    settings,
+                    keys,
+                    names,
+                    bound,
+                    listening,
+                    door,
+                    open_keep,
+                    beats,
+                    in_haste,
+                    log.log if http.live else None,
                 )
             )
         except MMEngineError as error:

@@ -52,6 +52,10 @@ class Http:
     open_metrics: Annotated[
         bool, typer.Option("--open-metrics", rich_help_panel=HTTP, help="/metrics without a key for all.")
     ] = False
+    live: Annotated[
+        bool,
+        typer.Option("--live", rich_help_panel=HTTP, help="/live shows requests as they run; with --log."),
+    ] = False
     otlp_traces_endpoint: Annotated[
         str,
         typer.Option(

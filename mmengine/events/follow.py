@@ -12,7 +12,8 @@ NO_SEGMENT = -1  # in place of its first sequence
 
 
 class LogFollower:
-    """Iterates over the records of a folder, and goes on with those that are appended meanwhile.
+    """Iterates over the records of a folder, and goes on with those that are appended. `start`: from the
+    segment on that holds this record.
 
     `wait` is called when there are no more; it gives False to end the iteration. What is not whole at
     the very end may still be in the making, and is looked at again. Raises CorruptLog for damage that
@@ -21,8 +22,8 @@ class LogFollower:
 
     torn = None  # nothing is: it may still become whole
 
-    def __init__(self, folder: Path, wait: Callable[[], bool]):
-        self._folder, self._wait = folder, wait
+    def __init__(self, folder: Path, wait: Callable[[], bool], start: int = 0):
+        self._folder, self._wait, self._start = folder, wait, start
         self._segment = (
             NO_SEGMENT  # the first sequence of the one at hand; its name changes when it is packed
         )
@@ -31,7 +32,7 @@ class LogFollower:
 
     def __iter__(self) -> Iterator[Record]:
         while True:
-            for path in segment_paths(self._folder):
+            for path in self._paths():
                 first = first_sequence_of(path)
                 if first > self._segment:
                     if self._segment != NO_SEGMENT and first != self._next:
@@ -46,6 +47,13 @@ class LogFollower:
                         break  # it was packed just now, and has another name
             if not self._wait():
                 return
+
+    def _paths(self) -> list[Path]:
+        paths = segment_paths(self._folder)
+        if self._segment != NO_SEGMENT:
+            return paths
+        behind = [place for place, path in enumerate(paths) if first_sequence_of(path) <= self._start]
+        return paths[behind[-1] :] if behind else paths
 
     def _rest_of(self, path: Path) -> Iterator[Record]:
         with opened(path) as data:

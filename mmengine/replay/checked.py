@@ -50,7 +50,7 @@ class CheckedLog:
         elif self._reader.first_sequence:
             base = oldest_after(folder, self._reader.first_sequence - 1)
         if wait is not None:
-            self._reader = LogFollower(folder, wait)
+            self._reader = LogFollower(folder, wait, 0 if base is None else base[1].sequence + 1)
         elif base is not None:
             self._reader = LogReader(folder, start=base[1].sequence + 1)
         self._base = base[1] if base is not None else None

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prometheus_client import Counter, Histogram
@@ -25,6 +26,7 @@ from mmengine.server.errors import ApiError, ClientLeft, api_error
 from mmengine.server.file_routes import FileRoutes
 from mmengine.server.http_metrics import HttpMetrics
 from mmengine.server.keep.everything import Keep
+from mmengine.server.live.routes import LIVE, LiveRoutes
 from mmengine.server.media import FetchMetrics
 from mmengine.server.messages.counting import MessageCounts
 from mmengine.server.messages.errors import error_json, kind_of
@@ -77,7 +79,8 @@ _Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 class App:
     """An ASGI application over an engine. `names`: those of the model. `door`: to media that messages name;
     None: no URL is fetched, and no file read. `keep`: what is kept beside the log; None: no files and batches
-    are. `tracing`: where spans of calls go. It must be made on the event loop."""
+    are. `tracing`: where spans of calls go. `live`: the folder
+    of a log that /live shows. It must be made on the event loop."""
 
     def __init__(
         self,
@@ -88,6 +91,7 @@ class App:
         door: MediaDoor | None = None,
         keep: Keep | None = None,
         tracing: "Tracing | None" = None,
+        live: Path | None = None,
     ):
         self._keys, self._settings = keys, settings
         self.metrics = HttpMetrics()
@@ -130,6 +134,11 @@ class App:
             endpoints |= _kept_endpoints(keep, self._runner, self.admission, settings)
         else:
             endpoints |= dict.fromkeys((*_RESPONSES, *_KEPT), _nothing_kept)
+        self._open, self._live = set(_OPEN), None
+        if live is not None:
+            self._live = LiveRoutes(live, settings, self.metrics)
+            self._open.add(LIVE)  # its page holds nothing, and asks with the key
+            endpoints |= self._live.endpoints()
         if (responses := answers.kept_responses) is not None:
             ways = (responses.get, responses.delete, responses.cancel, responses.input_items)
             endpoints |= dict(zip(_RESPONSES, ways, strict=True))
@@ -185,7 +194,7 @@ class App:
 
     def _check_key(self, scope: Scope) -> None:
         path = scope["path"]
-        if path in _OPEN:
+        if path in self._open:
             return
         owner = self._keys.owner_of(dict(scope["headers"]))
         if owner is not None:
@@ -239,6 +248,11 @@ class App:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.calls.flush()
+
+    def close_pages(self) -> None:
+        """End what never ends by itself."""
+        if self._live is not None:
+            self._live.close()
 
     async def watch_lag(self) -> None:
         """Measures how late the loop wakes, until it is cancelled."""

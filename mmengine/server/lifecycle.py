@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -69,6 +70,7 @@ class _Uvicorn(uvicorn.Server):
             server.close()
         for each in self._sockets:
             each.close()
+        self._app.close_pages()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.admission.is_draining = True
@@ -98,12 +100,13 @@ async def serve(
     open_keep: Callable[[], Keep] | None = None,
     beats: Beats | None = None,
     in_haste: bool = False,
+    live: Path | None = None,
 ) -> None:
     """Answer until a signal ends it; the engine is closed then. `listening`: called when a step has run and
     the socket is served. `door`: to media that messages name. `open_keep`: to what is kept beside the log.
     `beats`: to a supervisor, which hears how things stand; then an engine that stops raises ExecutorFailed,
     for another process to take its place. `in_haste`: clients of the process before wait, and are answered
-    while the first steps run."""
+    while the first steps run. `live`: the folder of a log that /live shows."""
     pulse = _Pulse(engine, beats)
     tasks, keep = [asyncio.create_task(pulse.beat())], None
     tracing = _tracing(settings, engine)
@@ -115,7 +118,7 @@ async def serve(
         else:
             await _warm_up(engine, settings.chat_template)
             keep_for_good()
-        app = App(engine, settings, keys, names, door, keep, tracing)
+        app = App(engine, settings, keys, names, door, keep, tracing, live)
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the app says what there is to say
         server = web_server(app, settings)
         pulse.app, pulse.server = app, server

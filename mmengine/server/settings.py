@@ -27,6 +27,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     metrics_compat: Literal["none", "vllm"] = "none"  # whose names /metrics has beside ours
     # Of messages; both: as reasoning too, which other clients read.
     reasoning_fields: Literal["reasoning_content", "both"] = "reasoning_content"
+    live: bool = False  # /live shows the log
     otlp_traces_endpoint: str = ""  # URL of a collector; "": no spans are made
     open_metrics: bool = False  # without a key for other machines too
     # One body; it is counted while it is read.

@@ -50,8 +50,8 @@ LONG_CONTEXT = {"num_blocks": 2000, "max_model_len": 30_000}  # for Lasting: a m
 
 
 class Served:
-    def __init__(self, engine, settings, names, key_file, door=None, keep=None, tracing=None):
-        self.door, self.tracing = door, tracing
+    def __init__(self, engine, settings, names, key_file, door=None, keep=None, tracing=None, live=None):
+        self.door, self.tracing, self.live = door, tracing, live
         self.engine, self.settings, self.names = engine, settings, names
         self.keys = ApiKeys(key_file)
         several = self.keys.are_several
@@ -69,7 +69,8 @@ class Served:
     async def _serve(self):
         self.loop = asyncio.get_running_loop()
         tracing = self.tracing(self.engine) if self.tracing is not None else None
-        self.app = App(self.engine, self.settings, self.keys, self.names, self.door, self.keep, tracing)
+        given = (self.engine, self.settings, self.keys, self.names, self.door, self.keep)
+        self.app = App(*given, tracing, self.live)
         self.server = web_server(self.app, self.settings)
         serving = asyncio.create_task(self.server.serve(sockets=[self._bound]))
         while not self.server.started:
@@ -152,13 +153,16 @@ def served(
     door=None,
     keep=None,
     tracing=None,
+    live=None,
     **settings,
 ):
-    """`keep`: arguments of Keep. `tracing`: makes it of the engine."""
+    """`keep`: arguments of Keep. `tracing`: makes it of the engine. `live`: the folder of its log."""
     if engine is None:
         build = builder(executor_class=executor_class, **(config or {}))
         engine = AsyncEngine(builder=build, **(engine_options or {}))
-    one = Served(engine, ServerSettings.of({"port": 0, **settings}), names, key_file, door, keep, tracing)
+    one = Served(
+        engine, ServerSettings.of({"port": 0, **settings}), names, key_file, door, keep, tracing, live
+    )
     try:
         yield one
     finally:

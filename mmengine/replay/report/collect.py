@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from mmengine.core.state.request_state import RequestState
+from mmengine.core.state.state import State
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
@@ -30,6 +31,7 @@ REASONS_EVERY = 16  # steps, where nothing happened that could change them
 _BY_STEP = (
     *("time_ns", "device_ns", "tokens", "rows", "running", "waiting", "free_blocks"),
     *("encoder_used", "encoder_held", "encoded", "preempted", "admitted", "common_reason"),
+    *("drafted", "kept"),
 )
 
 
@@ -82,11 +84,12 @@ class Lanes:
 
 class Collector:
     """Reads a log from its beginning to its end. `reasons`: the kinds that segments and steps name, from
-    1 on; a waiting segment that names none has the reason of its step."""
+    1 on; a waiting segment that names none has the reason of its step. `state`: where it begins, if that is
+    not where the log does."""
 
-    def __init__(self, log: CheckedLog):
+    def __init__(self, log: CheckedLog, state: State | None = None):
         self.log = log
-        self.state = log.first_state()
+        self.state = log.first_state() if state is None else state
         self._view = View(self.state)
         self.lanes = Lanes()
         self.steps = {name: array("q") for name in _BY_STEP}
@@ -110,15 +113,29 @@ class Collector:
 
     def read(self, progress: Callable[[Record], None]) -> None:
         for record in self.log:
-            with self.log.naming(record):
-                self._before(record)
-                self.log.apply(self.state, record.event)
-                self._after(record)
+            self.take(record)
             progress(record)
+        self.count_answers()
+
+    def take(self, record: Record) -> None:
+        """The next one."""
+        with self.log.naming(record):
+            self._before(record)
+            self.log.apply(self.state, record.event)
+            self._after(record)
+
+    def count_answers(self) -> None:
+        """Of those that have no end yet, too."""
         for name, lane in self.lanes.by_id.items():
             req_state = self.state.requests[name]
             count = len(req_state.tokens) if req_state.row < 0 else int(self.state.num_tokens[req_state.row])
             self.lanes.columns["answer"][lane] = count - req_state.num_prompt
+
+    @property
+    def num_done(self) -> int:
+        """Steps of which nothing changes any more: those before the first one in flight."""
+        flying = [place for place in self._in_flight if place >= 0]
+        return min(flying, default=len(self.steps["rows"]))
 
     def _present(self, req_state: RequestState) -> None:
         """A request that was there before the log's first record."""
@@ -144,9 +161,10 @@ class Collector:
             case ev.Recovered():
                 self._lose_flights()
                 self.notes.append((record.step, "the process ended, and another one went on"))
-            case ev.Executed(device_ns=device_ns):
+            case ev.Executed(device_ns=device_ns, counts=counts):
                 if (place := self._in_flight.pop(0)) >= 0:
                     self.steps["device_ns"][place] = device_ns
+                    self.steps["kept"][place] = _num_kept(counts)
             case ev.Failed(error=error):
                 self._lose_flights()
                 self.notes.append((record.step, f"the step failed: {error}"))
@@ -189,6 +207,7 @@ class Collector:
             *(self._now, 0, state.config.token_budget - state.tokens_left, len(rows)),
             *(len(state.running), len(state.waiting), state.blocks.num_free, state.encoder.used),
             *(state.encoder.used - state.encoder.idle_size, encoded, self._preempted, self._admitted, 0),
+            *(int(state.scheduled_drafts[rows].sum()), 0),
         )
         for column, value in zip(self.steps.values(), values, strict=True):
             column.append(value)
@@ -257,6 +276,14 @@ class Collector:
                 self._stale = True
             case ev.GrammarReady() | ev.GrammarFailed() | ev.Cancelled() | ev.Offered() | ev.Lost():
                 self._stale = True
+
+
+def _num_kept(counts: bytes | None) -> int:
+    """Drafts that a step kept: of what a row gained all but its last token."""
+    if counts is None:
+        return 0
+    gained = np.frombuffer(counts, np.int32)
+    return int(gained.sum()) - int((gained > 0).sum())
 
 
 def slots_of(start: np.ndarray, end: np.ndarray) -> np.ndarray:

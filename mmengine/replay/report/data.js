@@ -1,7 +1,20 @@
 // The log's columns as typed arrays, and how to look things up in them.
 
+/**
+ * A log as the charts read it: `step_…` by step, `lane_…` by request in order of arrival, `segment_…` by segment,
+ * those of a lane from lane_segments[lane] on.
+ * @typedef {{
+ *   name: string, version: string, states: string[], reasons: string[], first_step: number, ids: string[],
+ *   ends: string[], notes: [number, string][], config: Record<string, number>, torn: boolean,
+ *   numSteps: number, numLanes: number, numSlots: number, bySlot: { starts: Int32Array, lanes: Int32Array },
+ *   step_time_ms: Float64Array, step_device_ms: Float64Array, [column: string]: any
+ * }} Data
+ */
+/** @typedef {{ lane: number, segment: number }} Placed a request at a step */
+/** @typedef {{ name: string, whole: number, now: (step: number) => string, curves: { pyramid: Pyramid, colour: string, share: number }[] }} Track */
+
 async function readData() {
-  const text = document.getElementById("data").textContent;
+  const text = document.getElementById("data")?.textContent ?? "";
   const letters = atob(text), packed = new Uint8Array(letters.length);
   for (let place = 0; place < letters.length; place++) packed[place] = letters.charCodeAt(place);
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
@@ -9,19 +22,20 @@ async function readData() {
   const headLength = new DataView(buffer).getInt32(0, true);
   const data = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, headLength)));
   const types = { int32: Int32Array, float64: Float64Array };
-  for (const [name, place] of Object.entries(data.columns)) {
+  for (const [name, given] of Object.entries(data.columns)) {
+    const place = /** @type {{ type: "int32" | "float64", offset: number, length: number }} */ (given);
     data[name] = new types[place.type](buffer, 4 + headLength + place.offset, place.length);
   }
   data.numSteps = data.step_rows.length;
   data.numLanes = data.ids.length;
-  data.numSlots = data.lane_slot.reduce((most, slot) => Math.max(most, slot + 1), 1);
+  data.numSlots = data.lane_slot.reduce((/** @type {number} */ most, /** @type {number} */ slot) => Math.max(most, slot + 1), 1);
   data.bySlot = groupBySlot(data);
   Object.assign(data, spansOf(data));
   return data;
 }
 
 // Segments without their reasons: stretches of one state, which is what lanes are drawn from.
-function spansOf(data) {
+function spansOf(/** @type {Data} */ data) {
   const { lane_segments: segments, segment_step: step, segment_state: state } = data;
   const lane_spans = new Int32Array(data.numLanes + 1);
   const span_step = new Int32Array(step.length), span_state = new Int32Array(step.length);
@@ -38,7 +52,7 @@ function spansOf(data) {
 }
 
 // Lanes of each slot in order of time: `lanes` flat, slot s has [starts[s], starts[s + 1]).
-function groupBySlot(data) {
+function groupBySlot(/** @type {Data} */ data) {
   const starts = new Int32Array(data.numSlots + 1);
   for (const slot of data.lane_slot) starts[slot + 1]++;
   for (let slot = 0; slot < data.numSlots; slot++) starts[slot + 1] += starts[slot];
@@ -48,7 +62,7 @@ function groupBySlot(data) {
 }
 
 // The last place in [low, high) whose value is at most `value`; low - 1 when there is none.
-function lastAtMost(column, low, high, value) {
+function lastAtMost(/** @type {Int32Array} */ column, /** @type {number} */ low, /** @type {number} */ high, /** @type {number} */ value) {
   while (low < high) {
     const middle = (low + high) >> 1;
     if (column[middle] <= value) low = middle + 1;
@@ -58,7 +72,7 @@ function lastAtMost(column, low, high, value) {
 }
 
 // The segment in which a lane is at a step, or -1.
-function segmentAt(data, lane, step) {
+function segmentAt(/** @type {Data} */ data, /** @type {number} */ lane, /** @type {number} */ step) {
   if (step < data.lane_start[lane] || step >= data.lane_end[lane]) return -1;
   const first = data.lane_segments[lane];
   const place = lastAtMost(data.segment_step, first, data.lane_segments[lane + 1], step);
@@ -66,7 +80,7 @@ function segmentAt(data, lane, step) {
 }
 
 // The lane drawn in a slot at a step, or -1.
-function laneAt(data, slot, step) {
+function laneAt(/** @type {Data} */ data, /** @type {number} */ slot, /** @type {number} */ step) {
   if (slot < 0 || slot >= data.numSlots) return -1;
   const { starts, lanes } = data.bySlot;
   let low = starts[slot], high = starts[slot + 1];
@@ -80,7 +94,7 @@ function laneAt(data, slot, step) {
 }
 
 // Tokens that a lane computes in a step: one, unless the log says otherwise.
-function tokensAt(data, step) {
+function tokensAt(/** @type {Data} */ data, /** @type {number} */ step) {
   const tokens = new Map();
   let place = lastAtMost(data.chunk_step, 0, data.chunk_step.length, step);
   for (; place >= 0 && data.chunk_step[place] === step; place--) {
@@ -90,8 +104,9 @@ function tokensAt(data, step) {
 }
 
 // Who is in a step's batch, and who waits, in order of arrival: [{ lane, segment }].
-function stepAt(data, step) {
-  const batch = [], waiting = [];
+function stepAt(/** @type {Data} */ data, /** @type {number} */ step) {
+  /** @type {Placed[]} */
+  const batch = [], /** @type {Placed[]} */ waiting = [];
   for (let lane = 0; lane < data.numLanes; lane++) {
     if (data.lane_start[lane] > step) break; // lanes are in order of arrival
     const segment = segmentAt(data, lane, step);
@@ -104,12 +119,12 @@ function stepAt(data, step) {
 
 // Sums and maxima over 1, 2, 4, … steps, so that a pixel reads a few numbers however many steps it covers.
 class Pyramid {
-  constructor(values) {
+  constructor(/** @type {ArrayLike<number>} */ values) {
     this.length = values.length;
     this.sums = [Float64Array.from(values)];
     this.most = [this.sums[0]];
-    while (this.sums.at(-1).length > 1) {
-      const sums = this.sums.at(-1), most = this.most.at(-1), half = (sums.length + 1) >> 1;
+    for (let level = 0; this.sums[level].length > 1; level++) {
+      const sums = this.sums[level], most = this.most[level], half = (sums.length + 1) >> 1;
       const nextSums = new Float64Array(half), nextMost = new Float64Array(half);
       for (let place = 0; place < half; place++) {
         const left = 2 * place, right = Math.min(left + 1, sums.length - 1);
@@ -122,7 +137,7 @@ class Pyramid {
   }
 
   // { mean, most } of steps [first, last).
-  over(first, last) {
+  over(/** @type {number} */ first, /** @type {number} */ last) {
     let low = Math.max(0, first), high = Math.min(this.length, last), sum = 0, most = -Infinity;
     const count = high - low;
     for (let level = 0; low < high; level++) {

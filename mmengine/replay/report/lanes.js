@@ -1,10 +1,17 @@
 // The lanes: written pixel by pixel, so that a frame costs the same whether it shows 100 steps or 100,000.
 
 class LaneChart {
-  constructor(canvas, view) {
+  constructor(/** @type {HTMLCanvasElement} */ canvas, /** @type {View} */ view) {
     this.canvas = canvas;
     this.view = view;
-    this.context = canvas.getContext("2d");
+    this.context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+    this.scale = 1;
+    this.image = this.context.createImageData(1, 1);
+    this.pixels = new Uint32Array(this.image.data.buffer);
+    /** @type {number[]} */
+    this.colours = [];
+    this.back = 0;
+    this.text = this.mark = this.bad = this.bright = "";
   }
 
   resize() {
@@ -18,7 +25,7 @@ class LaneChart {
     this.view.height = height;
   }
 
-  recolour(style) {
+  recolour(/** @type {CSSStyleDeclaration} */ style) {
     this.colours = STATE_CLASSES.map((name) => pixelOf(style.getPropertyValue(`--${name}`)));
     this.back = pixelOf(style.getPropertyValue("--card"));
     this.text = style.getPropertyValue("--text");
@@ -43,7 +50,7 @@ class LaneChart {
     this.drawOver(slotHeight, gap, firstSlot, lastSlot);
   }
 
-  drawSlot(slot, top, bottom) {
+  drawSlot(/** @type {number} */ slot, /** @type {number} */ top, /** @type {number} */ bottom) {
     const { view } = this, { data } = view, { starts, lanes } = data.bySlot;
     const scale = view.stepWidth * this.scale, left = GUTTER * this.scale - view.first * scale;
     let low = starts[slot], high = starts[slot + 1];
@@ -59,7 +66,7 @@ class LaneChart {
     }
   }
 
-  drawLane(lane, top, bottom, scale, left) {
+  drawLane(/** @type {number} */ lane, /** @type {number} */ top, /** @type {number} */ bottom, /** @type {number} */ scale, /** @type {number} */ left) {
     const { data, first, last: lastStep } = this.view, { span_step: steps, span_state: states } = data;
     const last = data.lane_spans[lane + 1], end = data.lane_end[lane];
     let span = data.lane_spans[lane], drawn = -1;
@@ -74,7 +81,7 @@ class LaneChart {
     }
   }
 
-  fill(x0, x1, top, bottom, state) {
+  fill(/** @type {number} */ x0, /** @type {number} */ x1, /** @type {number} */ top, /** @type {number} */ bottom, /** @type {number} */ state) {
     const { width } = this.canvas, colour = this.colours[state];
     const low = Math.max(0, x0), high = Math.min(width, x1);
     const from = state === QUEUED && bottom - top > 6 ? top + Math.floor((bottom - top) / 3) : top;
@@ -84,7 +91,7 @@ class LaneChart {
   }
 
   // Names, ends, the chosen lane and the chosen step.
-  drawOver(slotHeight, gap, firstSlot, lastSlot) {
+  drawOver(/** @type {number} */ slotHeight, /** @type {number} */ gap, /** @type {number} */ firstSlot, /** @type {number} */ lastSlot) {
     const { context, view, scale } = this, { data } = view;
     context.save();
     context.scale(scale, scale);
@@ -101,7 +108,7 @@ class LaneChart {
     context.restore();
   }
 
-  drawNames(height, firstSlot, lastSlot) {
+  drawNames(/** @type {number} */ height, /** @type {number} */ firstSlot, /** @type {number} */ lastSlot) {
     const { context, view } = this, { data } = view;
     context.font = `${Math.min(12, Math.round(height * 0.62))}px system-ui, "DejaVu Sans", sans-serif`;
     context.textBaseline = "middle";
@@ -124,7 +131,7 @@ class LaneChart {
   }
 }
 
-function drawCursor(context, view, colour, height) {
+function drawCursor(/** @type {CanvasRenderingContext2D} */ context, /** @type {View} */ view, /** @type {string} */ colour, /** @type {number} */ height) {
   const x = view.x(view.step), width = Math.max(view.stepWidth, 1);
   context.globalAlpha = width > 3 ? 0.18 : 0.75;
   context.fillStyle = colour;
@@ -133,7 +140,7 @@ function drawCursor(context, view, colour, height) {
 }
 
 // "#rrggbb" as one pixel of an ImageData on a little-endian machine.
-function pixelOf(colour) {
+function pixelOf(/** @type {string} */ colour) {
   const value = parseInt(colour.trim().slice(1), 16);
   return ((255 << 24) | ((value & 255) << 16) | (value & 0xff00) | (value >> 16)) >>> 0;
 }

@@ -21,7 +21,7 @@ from mmengine.events.codec import Record
 from mmengine.replay.report.collect import STATES, Collector, collect, slots_of
 from mmengine.version import __version__
 
-SCRIPTS = ("data.js", "view.js", "lanes.js", "tracks.js", "panel.js", "main.js")
+SCRIPTS = ("data.js", "view.js", "lanes.js", "tracks.js", "panel.js", "input.js", "main.js")
 
 
 def write_report(
@@ -44,7 +44,7 @@ def page(data: str) -> str:
     code = "\n".join((here / name).read_text(encoding="utf-8") for name in SCRIPTS)
     script = f'(() => {{\n"use strict";\n{code}\n}})();\n'
     policy = (
-        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
+        f"default-src 'none'; script-src {hash_of(script)}; style-src {hash_of(style)}; "
         "base-uri 'none'; form-action 'none'"
     )
     html = (here / "page.html").read_text(encoding="utf-8")
@@ -53,7 +53,8 @@ def page(data: str) -> str:
     return html
 
 
-def _hash(text: str) -> str:
+def hash_of(text: str) -> str:
+    """As a page's policy names what may run in it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 

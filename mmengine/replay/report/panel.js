@@ -2,8 +2,14 @@
 
 const MOST_ROWS = 60;
 
+/**
+ * @param {string} tag
+ * @param {Record<string, any>} properties
+ * @param {(string | Node)[]} children
+ * @returns {any}
+ */
 function element(tag, properties = {}, ...children) {
-  const made = document.createElement(tag);
+  const made = /** @type {any} */ (document.createElement(tag));
   for (const [name, value] of Object.entries(properties)) {
     if (name === "width") made.style.width = value;
     else if (name === "click") made.addEventListener("click", value);
@@ -13,12 +19,12 @@ function element(tag, properties = {}, ...children) {
   return made;
 }
 
-function drawPanel(panel, view, choose) {
+function drawPanel(/** @type {HTMLElement} */ panel, /** @type {View} */ view, /** @type {(lane: number, step?: number) => void} */ choose) {
   const { data, step } = view;
   const parts = [
     element("h2", {}, `Step ${formatCount(step + data.first_step)}`),
     element("p", { className: "when" }, whenOf(data, step)),
-    ...notesAt(data, step).map((note) => element("p", { className: "note" }, note)),
+    ...notesAt(data, step).map((/** @type {string} */ note) => element("p", { className: "note" }, note)),
     ...metersOf(data, step),
   ];
   const { batch, waiting } = stepAt(data, step);
@@ -35,13 +41,13 @@ function drawPanel(panel, view, choose) {
   panel.replaceChildren(...parts);
 }
 
-function whenOf(data, step) {
+function whenOf(/** @type {Data} */ data, /** @type {number} */ step) {
   const parts = [`${formatMs(data.step_time_ms[step])} after the first step`];
   parts.push(data.step_failed[step] ? "the step failed" : `${formatMs(data.step_device_ms[step])} on the device`);
   return parts.join(", ");
 }
 
-function notesAt(data, step) {
+function notesAt(/** @type {Data} */ data, /** @type {number} */ step) {
   const number = step + data.first_step, end = data.numSteps - 1;
   return data.notes
     .filter(([at]) => at === number || (step === end && at > number))
@@ -49,7 +55,7 @@ function notesAt(data, step) {
     .map(([, text]) => text);
 }
 
-function metersOf(data, step) {
+function metersOf(/** @type {Data} */ data, /** @type {number} */ step) {
   const { config } = data, blocks = config.num_blocks - 1;
   const rows = [
     ["tokens", data.step_tokens[step], config.token_budget],
@@ -69,16 +75,16 @@ function metersOf(data, step) {
   );
 }
 
-function tableOf(title, entries, cells, view, choose) {
+function tableOf(/** @type {string} */ title, /** @type {Placed[]} */ entries, /** @type {(entry: Placed) => string[]} */ cells, /** @type {View} */ view, /** @type {(lane: number, step?: number) => void} */ choose) {
   const { data } = view, parts = [element("h3", {}, title)];
-  const rows = entries.slice(0, MOST_ROWS).map((entry) => {
+  const rows = entries.slice(0, MOST_ROWS).map((/** @type {Placed} */ entry) => {
     const state = data.segment_state[entry.segment];
     return element(
       "tr",
       { className: entry.lane === view.lane ? "chosen" : "", click: () => choose(entry.lane) },
       element("td", {}, element("i", { className: `dot ${STATE_CLASSES[state]}` })),
       element("td", { className: "name", title: data.ids[entry.lane] }, data.ids[entry.lane]),
-      ...cells(entry).map((text) => element("td", {}, text)),
+      ...cells(entry).map((/** @type {string} */ text) => element("td", {}, text)),
     );
   });
   parts.push(element("table", {}, element("tbody", {}, ...rows)));
@@ -89,7 +95,7 @@ function tableOf(title, entries, cells, view, choose) {
 }
 
 // Who holds back those behind: the first without a row that lacks blocks. Its id, or "another".
-function firstThatDoesNotFit(data, waiting) {
+function firstThatDoesNotFit(/** @type {Data} */ data, /** @type {Placed[]} */ waiting) {
   const first = waiting.find(({ segment }) => {
     const kind = data.reasons[data.segment_reason[segment]];
     return data.segment_state[segment] !== PASSED_OVER && (kind === "blocks");
@@ -98,9 +104,10 @@ function firstThatDoesNotFit(data, waiting) {
 }
 
 // Why a lane gets nothing at a step of a segment, in a few words. `ahead`: who comes first.
-function reasonOf(data, segment, step, ahead = "another") {
+function reasonOf(/** @type {Data} */ data, /** @type {number} */ segment, /** @type {number} */ step, ahead = "another") {
   const kind = data.reasons[data.segment_reason[segment] || data.step_common_reason[step]];
   const needed = formatCount(data.segment_needed[segment]);
+  /** @type {Record<string, string>} */
   const sentences = {
     "": "arrived",
     blocks: `needs ${needed} free blocks`,
@@ -121,7 +128,7 @@ function reasonOf(data, segment, step, ahead = "another") {
   return sentences[kind] ?? kind;
 }
 
-function lifeOf(data, lane, choose) {
+function lifeOf(/** @type {Data} */ data, /** @type {number} */ lane, /** @type {(lane: number, step?: number) => void} */ choose) {
   const end = data.lane_end[lane] < data.numSteps || data.ends[lane] ? data.ends[lane] || "ended" : "no end in this log";
   const facts = [
     `${formatCount(data.lane_prompt[lane])} prompt tokens`,

@@ -3,11 +3,21 @@
 const TRACK_GAP = 8, AXIS = 20;
 
 class TrackChart {
-  constructor(canvas, view) {
+  constructor(/** @type {HTMLCanvasElement} */ canvas, /** @type {View} */ view) {
     this.canvas = canvas;
     this.view = view;
-    this.context = canvas.getContext("2d");
-    this.tracks = tracksOf(view.data);
+    this.context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+    this.scale = this.width = this.height = 1;
+    /** @type {Record<string, string>} */
+    this.style = {};
+    /** @type {Track[]} */
+    this.tracks = [];
+    this.renew();
+  }
+
+  // The view has other data.
+  renew() {
+    this.tracks = tracksOf(this.view.data);
   }
 
   resize() {
@@ -19,7 +29,7 @@ class TrackChart {
     this.height = height;
   }
 
-  recolour(style) {
+  recolour(/** @type {CSSStyleDeclaration} */ style) {
     this.style = Object.fromEntries(
       ["text", "faint", "line", "mark", "shade", ...STATE_CLASSES, "good"].map((name) => [
         name,
@@ -38,7 +48,7 @@ class TrackChart {
     drawCursor(context, this.view, this.style.mark, this.height - AXIS);
   }
 
-  drawTrack(track, top, height) {
+  drawTrack(/** @type {Track} */ track, /** @type {number} */ top, /** @type {number} */ height) {
     const { context, view, style } = this;
     context.fillStyle = style.shade;
     context.fillRect(GUTTER, top, view.inner, height);
@@ -49,13 +59,15 @@ class TrackChart {
     context.font = '11px system-ui, "DejaVu Sans", sans-serif';
     context.textBaseline = "top";
     this.drawLabel(track.name, GUTTER + 5, top + 3, "left");
-    this.drawLabel(track.now(view.step), GUTTER + view.inner - 5, top + 3, "right");
+    if (view.data.numSteps) this.drawLabel(track.now(view.step), GUTTER + view.inner - 5, top + 3, "right");
   }
 
   // The largest value of each pixel's steps pale, their mean strong.
-  drawCurve(pyramid, top, height, scale, colour, share) {
+  drawCurve(/** @type {Pyramid} */ pyramid, /** @type {number} */ top, /** @type {number} */ height, /** @type {number} */ scale, /** @type {string} */ colour, /** @type {number} */ share) {
     const { context, view } = this;
     const bottom = top + height;
+    /** @type {{ left: number, right: number, high: number, low: number }[]} */
+    const runs = [];
     context.fillStyle = colour;
     const wide = Math.max(1, view.stepWidth); // a step, or a pixel of several steps
     const end = GUTTER + view.inner;
@@ -64,16 +76,21 @@ class TrackChart {
       if (last <= 0 || first >= pyramid.length) continue;
       const { mean, most } = pyramid.over(first, last);
       // Whole pixels, or their edges would show.
-      const left = Math.max(Math.round(x), GUTTER), width = Math.min(Math.round(x + wide), end) - left;
-      context.globalAlpha = 0.3 * share;
-      context.fillRect(left, bottom - most * scale, width, (most - mean) * scale);
-      context.globalAlpha = share;
-      context.fillRect(left, bottom - mean * scale, width, mean * scale);
+      const left = Math.max(Math.round(x), GUTTER), right = Math.min(Math.round(x + wide), end);
+      const high = Math.round(most * scale * this.scale) / this.scale, low = Math.round(mean * scale * this.scale) / this.scale;
+      const before = runs[runs.length - 1];
+      if (before && before.right === left && before.high === high && before.low === low) before.right = right;
+      else runs.push({ left, right, high, low });
     }
+    // What is alike beside one another is one rectangle: they are what a frame takes its time for.
+    context.globalAlpha = 0.3 * share;
+    for (const { left, right, high, low } of runs) context.fillRect(left, bottom - high, right - left, high - low);
+    context.globalAlpha = share;
+    for (const { left, right, low } of runs) context.fillRect(left, bottom - low, right - left, low);
     context.globalAlpha = 1;
   }
 
-  drawLabel(text, x, y, align) {
+  drawLabel(/** @type {string} */ text, /** @type {number} */ x, /** @type {number} */ y, /** @type {CanvasTextAlign} */ align) {
     const { context, style } = this;
     context.textAlign = align;
     context.lineWidth = 3;
@@ -89,7 +106,7 @@ class TrackChart {
     const { context, view, style } = this, { data } = view;
     const wanted = (view.last - view.first) / Math.max(2, view.inner / 110);
     const power = 10 ** Math.floor(Math.log10(wanted));
-    const each = Math.max(1, power * [1, 2, 5, 10].find((times) => times * power >= wanted));
+    const each = Math.max(1, power * ([1, 2, 5, 10].find((times) => times * power >= wanted) ?? 10));
     context.fillStyle = style.faint;
     context.font = '11px system-ui, "DejaVu Sans", sans-serif';
     context.textBaseline = "bottom";
@@ -104,42 +121,48 @@ class TrackChart {
 }
 
 // Curves of a track are drawn over one another, the largest first; `now` says the values of a step.
-function tracksOf(data) {
+function tracksOf(/** @type {Data} */ data) {
   const { config } = data, blocks = config.num_blocks - 1, count = formatCount;
-  const used = data.step_free_blocks.map((free) => blocks - free);
-  const present = data.step_running.map((running, step) => running + data.step_waiting[step]);
-  const most = present.reduce((high, value) => Math.max(high, value), 1);
-  const curve = (values, colour, share = 0.85) => ({ pyramid: new Pyramid(values), colour, share });
+  const used = data.step_free_blocks.map((/** @type {number} */ free) => blocks - free);
+  const present = data.step_running.map((/** @type {number} */ running, /** @type {number} */ step) => running + data.step_waiting[step]);
+  const most = present.reduce((/** @type {number} */ high, /** @type {number} */ value) => Math.max(high, value), 1);
+  const curve = (/** @type {Int32Array} */ values, /** @type {string} */ colour, share = 0.85) => ({ pyramid: new Pyramid(values), colour, share });
   const held = data.step_encoder_held, kept = data.step_encoder_used;
   return [
     {
       name: "KV blocks in use",
       whole: blocks,
-      now: (step) => `${count(used[step])} of ${count(blocks)}`,
+      now: (/** @type {number} */ step) => `${count(used[step])} of ${count(blocks)}`,
       curves: [curve(used, "decode")],
     },
     {
       name: "encoder cache: held, and kept",
       whole: config.encoder_cache_size,
-      now: (step) => `${count(held[step])} held, ${count(kept[step] - held[step])} kept, of ${count(config.encoder_cache_size)}`,
+      now: (/** @type {number} */ step) => `${count(held[step])} held, ${count(kept[step] - held[step])} kept, of ${count(config.encoder_cache_size)}`,
       curves: [curve(kept, "queued", 0.9), curve(held, "swapped")],
     },
     {
       name: "token budget",
       whole: config.token_budget,
-      now: (step) => `${count(data.step_tokens[step])} of ${count(config.token_budget)}`,
+      now: (/** @type {number} */ step) => `${count(data.step_tokens[step])} of ${count(config.token_budget)}`,
       curves: [curve(data.step_tokens, "prefill")],
     },
     {
       name: "encoder budget",
       whole: config.encoder_budget,
-      now: (step) => `${count(data.step_encoded[step])} of ${count(config.encoder_budget)}`,
+      now: (/** @type {number} */ step) => `${count(data.step_encoded[step])} of ${count(config.encoder_budget)}`,
       curves: [curve(data.step_encoded, "good")],
+    },
+    {
+      name: "drafts: computed, and kept",
+      whole: data.step_drafted.reduce((/** @type {number} */ high, /** @type {number} */ value) => Math.max(high, value), 1),
+      now: (/** @type {number} */ step) => `${count(data.step_kept[step])} of ${count(data.step_drafted[step])} kept`,
+      curves: [curve(data.step_drafted, "queued", 0.9), curve(data.step_kept, "good")],
     },
     {
       name: "running, and waiting",
       whole: most,
-      now: (step) => `${count(data.step_running[step])} run, ${count(data.step_waiting[step])} wait`,
+      now: (/** @type {number} */ step) => `${count(data.step_running[step])} run, ${count(data.step_waiting[step])} wait`,
       curves: [curve(present, "queued", 0.9), curve(data.step_running, "decode")],
     },
   ];

@@ -5,13 +5,28 @@ const STATE_CLASSES = ["queued", "prefill", "decode", "preempted", "swapped", "o
 const GUTTER = 10; // pixels left and right of what is drawn
 
 class View {
-  constructor(data) {
+  constructor(/** @type {Data} */ data) {
     this.data = data;
     this.step = 0;
     this.lane = -1;
     this.width = 1;
     this.height = 1;
+    this.first = this.last = this.top = this.bottom = 0;
     this.showAll();
+  }
+
+  // Other data of the same log, which has gone on. Whoever looked at its end still does.
+  renew(/** @type {Data} */ data) {
+    const before = this.data.numSteps, more = data.numSteps - before;
+    const isAtEnd = more >= 0 && this.last >= before - 0.5, isWhole = isAtEnd && this.first <= 0.5;
+    const wereSlots = this.bottom >= Math.max(this.data.numSlots, 4) - 0.5 && this.top <= 0.5;
+    const wasLast = this.step >= before - 1;
+    this.data = data;
+    if (more < 0) this.lane = -1;
+    if (more < 0 || isWhole) [this.first, this.last] = [0, Math.max(data.numSteps, 1)];
+    else if (isAtEnd) [this.first, this.last] = [this.first + more, this.last + more];
+    if (more < 0 || wereSlots) [this.top, this.bottom] = [0, Math.max(data.numSlots, 4)];
+    if (wasLast || more < 0) this.step = data.numSteps - 1;
   }
 
   showAll() {
@@ -25,11 +40,11 @@ class View {
   get stepWidth() { return this.inner / (this.last - this.first); }
   get slotHeight() { return this.height / (this.bottom - this.top); }
 
-  x(step) { return GUTTER + (step - this.first) * this.stepWidth; }
-  stepAt(x) { return this.first + (x - GUTTER) / this.stepWidth; }
-  slotAt(y) { return Math.floor(this.top + y / this.slotHeight); }
+  x(/** @type {number} */ step) { return GUTTER + (step - this.first) * this.stepWidth; }
+  stepAt(/** @type {number} */ x) { return this.first + (x - GUTTER) / this.stepWidth; }
+  slotAt(/** @type {number} */ y) { return Math.floor(this.top + y / this.slotHeight); }
 
-  pan(dx, dy) {
+  pan(/** @type {number} */ dx, /** @type {number} */ dy) {
     const steps = -dx / this.stepWidth, slots = -dy / this.slotHeight;
     this.first += steps;
     this.last += steps;
@@ -38,7 +53,7 @@ class View {
     this.clamp();
   }
 
-  zoom(factor, x) {
+  zoom(/** @type {number} */ factor, /** @type {number} */ x) {
     const at = this.stepAt(x);
     const span = Math.min(Math.max((this.last - this.first) * factor, 8), Math.max(this.data.numSteps, 8));
     const share = (at - this.first) / (this.last - this.first);
@@ -47,7 +62,7 @@ class View {
     this.clamp();
   }
 
-  zoomSlots(factor, y) {
+  zoomSlots(/** @type {number} */ factor, /** @type {number} */ y) {
     const at = this.top + y / this.slotHeight, most = Math.max(this.data.numSlots, 4);
     const span = Math.min(Math.max((this.bottom - this.top) * factor, Math.min(4, most)), most);
     const share = (at - this.top) / (this.bottom - this.top);
@@ -65,7 +80,7 @@ class View {
     this.bottom += shiftSlots;
   }
 
-  choose(step) {
+  choose(/** @type {number} */ step) {
     this.step = Math.min(Math.max(Math.round(step), 0), this.data.numSteps - 1);
     const span = this.last - this.first, margin = span * 0.06;
     if (this.step < this.first || this.step >= this.last) {
@@ -76,7 +91,7 @@ class View {
   }
 
   // Bring a lane into view, large enough to see.
-  focus(lane) {
+  focus(/** @type {number} */ lane) {
     const { lane_start: start, lane_end: end, lane_slot: slot } = this.data;
     this.lane = lane;
     const life = Math.max(end[lane] - start[lane], 4);
@@ -90,17 +105,17 @@ class View {
   }
 }
 
-function shiftInto(low, high, most) {
+function shiftInto(/** @type {number} */ low, /** @type {number} */ high, /** @type {number} */ most) {
   if (high - low >= most) return (most - high - low) / 2;
   if (low < 0) return -low;
   return high > most ? most - high : 0;
 }
 
-function formatMs(ms) {
+function formatMs(/** @type {number} */ ms) {
   if (ms >= 3600e3) return `${Math.floor(ms / 3600e3)} h ${Math.floor((ms % 3600e3) / 60e3)} min`;
   if (ms >= 100e3) return `${Math.floor(ms / 60e3)} min ${Math.round((ms % 60e3) / 1e3)} s`;
   if (ms >= 1e3) return `${(ms / 1e3).toFixed(2)} s`;
   return `${ms.toFixed(ms < 10 ? 2 : 1)} ms`;
 }
 
-const formatCount = (count) => count.toLocaleString("en-US");
+const formatCount = (/** @type {number} */ count) => count.toLocaleString("en-US");

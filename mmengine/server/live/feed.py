@@ -1,0 +1,139 @@
+"""What live pages are sent: one process follows the log for all of them, while somebody looks."""
+
+import asyncio
+import sys
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from mmengine.serve.operators import operator_log
+from mmengine.server.errors import LATER_S, ApiError, shutting_down
+
+MAX_VIEWERS = 16  # pages that look at once
+MAX_LINE_BYTES = 64 * 2**20  # of one message of the follower
+MAX_HELD_BYTES = 128 * 2**20  # of messages since the last beginning, which a new page is sent
+LINGER_S = 5.0  # that the follower goes on when the last page left: it may come again at once
+_BEGIN = b'{"type":"begin"'
+
+
+class Feed:
+    """Belongs to the event loop on which it is made."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._viewers: set[Viewer] = set()
+        self._held: list[bytes] = []  # events since the last beginning
+        self._num_held = 0
+        self._following: asyncio.Task[None] | None = None
+        self._leaving: asyncio.TimerHandle | None = None
+        self._is_over = False
+
+    def view(self) -> "Viewer":
+        """Another page. Raises ApiError where there are too many, or the server ends."""
+        if self._is_over:
+            raise shutting_down(LATER_S)
+        if len(self._viewers) >= MAX_VIEWERS:
+            text = f"{MAX_VIEWERS} live pages look already; close one of them"
+            raise ApiError(429, text, code="live_pages_full", headers={"retry-after": "10"})
+        if self._leaving is not None:
+            self._leaving.cancel()
+        viewer = Viewer(self._held, self._left)
+        self._viewers.add(viewer)
+        if self._following is None:
+            self._following = asyncio.get_running_loop().create_task(self._follow())
+        return viewer
+
+    def _left(self, viewer: "Viewer") -> None:
+        self._viewers.discard(viewer)
+        if not self._viewers and self._following is not None:
+            self._leaving = asyncio.get_running_loop().call_later(LINGER_S, self._stop)
+
+    def _stop(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+
+    def close(self) -> None:
+        """The server ends: so do the streams of pages, for which it would wait."""
+        self._is_over = True
+        self._stop()
+
+    async def _follow(self) -> None:
+        process: asyncio.subprocess.Process | None = None
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "mmengine.server.live.follower", str(self._folder)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                limit=MAX_LINE_BYTES,
+            )
+            assert process.stdout is not None
+            while line := await process.stdout.readline():
+                self._take(line)
+                if self._num_held > MAX_HELD_BYTES:
+                    break  # the next one begins anew
+        except ValueError:  # a line that is too long
+            operator_log.warning("a message for live pages is too large", limit=MAX_LINE_BYTES)
+        finally:
+            self._following, self._held, self._num_held = None, [], 0
+            for viewer in list(self._viewers):  # they come again
+                viewer.end()
+            if process is not None and process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    def _take(self, line: bytes) -> None:
+        kind = b"begin" if line.startswith(_BEGIN) else b"more"
+        event = b"event: %b\ndata: %b\n\n" % (kind, line.rstrip(b"\n"))
+        if kind == b"begin":
+            self._held.clear()
+            self._num_held = 0
+        self._held.append(event)
+        self._num_held += len(event)
+        for viewer in self._viewers:
+            viewer.put(event)
+
+
+class Viewer:
+    """One page, as a source of frames."""
+
+    def __init__(self, held: list[bytes], left: Callable[["Viewer"], None]):
+        self._events, self._left = deque(held), left
+        self._listener: Callable[[], None] | None = None
+        self._is_over = False
+
+    def put(self, event: bytes) -> None:
+        self._events.append(event)
+        self._wake()
+
+    def end(self) -> None:
+        self._is_over = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._listener is not None:
+            self._listener()
+
+    def take(self, told: Callable[[Exception], ApiError]) -> tuple[bytes, str]:
+        """All that has come; "whole" behind the end of the follower."""
+        found = b"".join(self._events)
+        self._events.clear()
+        return found, "whole" if self._is_over else ""
+
+    def broken_off(self, error: ApiError) -> bytes:
+        return b""
+
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        self._listener = listener
+
+    @property
+    def backlog(self) -> int:
+        return len(self._events)
+
+    has_more = False
+
+    def close(self) -> None:
+        self._left(self)
+
+    def leave(self) -> None:
+        self._left(self)

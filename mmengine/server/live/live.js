@@ -1,0 +1,224 @@
+// The live page: the report's charts over a log that goes on.
+
+const NOTHING = { type: /** @type {"begin"} */ ("begin"), name: "", version: "", states: [], first_step: 0, config: { num_blocks: 1, token_budget: 1, encoder_cache_size: 1, encoder_budget: 1, max_num_seqs: 1 } };
+const KEY = "mmengine key";
+
+class LivePage {
+  constructor() {
+    this.byId = (/** @type {string} */ id) => /** @type {any} */ (document.getElementById(id));
+    this.columns = new LiveColumns(NOTHING);
+    this.view = new View(this.columns.data());
+    this.lanes = new LaneChart(this.byId("lanes"), this.view);
+    this.tracks = new TrackChart(this.byId("tracks"), this.view);
+    this.isDue = this.isStale = false;
+    this.frames = 0; // that were drawn
+    this.key = () => sessionStorage.getItem(KEY) ?? "";
+    this.draw = this.draw.bind(this);
+    this.choose = this.choose.bind(this);
+    this.find = this.find.bind(this);
+    this.redraw = this.redraw.bind(this);
+  }
+
+  draw() {
+    this.isDue = false;
+    if (this.isStale) this.renew();
+    this.lanes.draw();
+    this.tracks.draw();
+    this.frames++;
+  }
+
+  redraw() {
+    if (!this.isDue) requestAnimationFrame(this.draw);
+    this.isDue = true;
+  }
+
+  /** The log has gone on. */
+  renew() {
+    const { view, byId } = this, data = this.columns.data();
+    this.isStale = false;
+    view.renew(data);
+    this.tracks.renew();
+    byId("slider").max = Math.max(0, data.numSteps - 1);
+    byId("slider").value = view.step;
+    this.showPanel();
+    writeSummary(byId("summary"), data);
+  }
+
+  showPanel() {
+    const { view, byId } = this;
+    if (!view.data.numSteps) return;
+    drawPanel(byId("panel"), view, (/** @type {number} */ lane, step = view.step) => this.choose(step, lane));
+    if (view.lane >= 0) byId("panel").append(...actionsOf(view.data.ids[view.lane], this.key, byId("story")));
+  }
+
+  /** @param {number} step */
+  choose(step, lane = this.view.lane) {
+    const { view, byId } = this;
+    if (lane !== view.lane) byId("story").replaceChildren();
+    view.lane = lane;
+    view.choose(step);
+    byId("slider").value = view.step;
+    this.showPanel();
+    this.redraw();
+  }
+
+  /** @param {number} lane */
+  find(lane) {
+    this.view.focus(lane);
+    this.choose(this.view.step, lane);
+  }
+
+  resize() {
+    this.lanes.resize();
+    this.tracks.resize();
+    this.redraw();
+  }
+
+  recolour() {
+    const style = getComputedStyle(document.documentElement);
+    this.lanes.recolour(style);
+    this.tracks.recolour(style);
+    this.redraw();
+  }
+
+  toggleTheme() {
+    document.documentElement.classList.toggle("dark");
+    this.recolour();
+  }
+
+  showAll() {
+    this.view.showAll();
+    this.redraw();
+  }
+
+  /** @param {string} tab */
+  show(tab) {
+    for (const each of ["live", "playground"]) {
+      this.byId(each).hidden = each !== tab;
+      this.byId(`to-${each}`).setAttribute("aria-selected", String(each === tab));
+    }
+    this.resize();
+  }
+
+  begin() {
+    const { byId, view, choose } = this;
+    document.documentElement.classList.toggle("dark", matchMedia("(prefers-color-scheme: dark)").matches);
+    for (const canvas of [this.lanes.canvas, this.tracks.canvas]) listenTo(canvas, view, choose, this.redraw);
+    listenToTip(this.lanes.canvas, view, byId("tip"));
+    listenToSearch(view, byId, this.find);
+    byId("slider").addEventListener("input", () => choose(Number(byId("slider").value)));
+    byId("whole").addEventListener("click", () => this.showAll());
+    byId("theme").addEventListener("click", () => this.toggleTheme());
+    byId("to-live").addEventListener("click", () => this.show("live"));
+    byId("to-playground").addEventListener("click", () => this.show("playground"));
+    this.listenToKeys();
+    new ResizeObserver(() => this.resize()).observe(byId("charts"));
+    this.resize();
+    this.recolour();
+    new Playground(byId, this.key);
+    void follow(this.key, { take: this.take.bind(this), status: this.status.bind(this) }, () => this.keyGiven());
+  }
+
+  listenToKeys() {
+    const { view, byId, choose } = this;
+    listenToKeys({
+      ArrowLeft: (event) => choose(view.step - (event.shiftKey ? 10 : 1)),
+      ArrowRight: (event) => choose(view.step + (event.shiftKey ? 10 : 1)),
+      ArrowDown: () => this.find(Math.min(view.lane + 1, view.data.numLanes - 1)),
+      ArrowUp: () => this.find(Math.max(view.lane - 1, 0)),
+      End: () => {
+        this.showAll();
+        choose(view.data.numSteps - 1);
+      },
+      0: () => this.showAll(),
+      1: () => this.show("live"),
+      2: () => {
+        this.show("playground");
+        byId("question").focus();
+      },
+      t: () => this.toggleTheme(),
+      w: () => byId("panel").querySelector(".why")?.click(),
+      "/": () => byId("query").focus(),
+      Escape: () => choose(view.step, -1),
+    });
+  }
+
+  /** A message of the server. @param {string} event @param {any} data */
+  take(event, data) {
+    if (event === "begin") {
+      this.columns = new LiveColumns(data);
+      writeLegend(this.byId("legend"), data.states);
+      this.byId("name").textContent = data.name;
+    } else this.columns.add(data);
+    this.isStale = true;
+    this.redraw();
+  }
+
+  /** @param {string} text @param {unknown} [error] */
+  status(text, error) {
+    const status = this.byId("status");
+    status.textContent = status.className = text;
+    status.title = error instanceof Error ? error.message : "";
+  }
+
+  /** When somebody gave another key. @returns {Promise<void>} */
+  keyGiven() {
+    const form = this.byId("key-form"), key = this.byId("key");
+    form.hidden = false;
+    key.focus();
+    return new Promise((done) => {
+      const take = (/** @type {Event} */ event) => {
+        event.preventDefault();
+        sessionStorage.setItem(KEY, key.value);
+        form.hidden = true;
+        done();
+      };
+      form.addEventListener("submit", take, { once: true });
+    });
+  }
+}
+
+/** @param {HTMLElement} summary @param {any} data */
+function writeSummary(summary, data) {
+  const last = data.numSteps - 1;
+  if (last < 0) return;
+  const parts = [
+    `${formatCount(data.step_running[last])} run, ${formatCount(data.step_waiting[last])} wait`,
+    `${formatCount(data.numLanes)} requests`,
+    `step ${formatCount(last + data.first_step)}`,
+    ...data.notes.slice(-1).map((/** @type {[number, string]} */ [step, text]) => `step ${formatCount(step)}: ${text}`),
+  ];
+  summary.textContent = parts.join(" · ");
+}
+
+/** What may be asked of a request. @param {string} name @param {() => string} key @param {HTMLElement} story */
+function actionsOf(name, key, story) {
+  const tell = async () => {
+    story.replaceChildren(element("p", { className: "more" }, "reading the log …"));
+    try {
+      const claims = await (await ask(`/live/ask/why?request=${encodeURIComponent(name)}`, key())).json();
+      story.replaceChildren(
+        element("h3", {}, `Why ${name} went as it did`),
+        element("ol", {}, ...claims.map((/** @type {{ step: number, text: string }} */ claim) => element("li", {}, `step ${formatCount(claim.step)}: ${claim.text}`))),
+      );
+    } catch (error) {
+      story.replaceChildren(element("p", { className: "note" }, error instanceof Error ? error.message : String(error)));
+    }
+  };
+  const save = async () => {
+    const trace = await (await ask("/live/ask/trace", key())).blob();
+    const link = element("a", { href: URL.createObjectURL(trace), download: "mmengine-trace.json" });
+    link.click();
+    URL.revokeObjectURL(link.href);
+  };
+  return [
+    element("p", { className: "actions" },
+      element("button", { type: "button", className: "why", click: () => void tell() }, "Why? (w)"),
+      element("button", { type: "button", className: "trace", click: () => void save() }, "Perfetto trace"),
+    ),
+  ];
+}
+
+const shown = new LivePage();
+Object.assign(window, { mmengineReport: shown });
+shown.begin();

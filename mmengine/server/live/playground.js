@@ -1,0 +1,148 @@
+// Ask the model: an image, a question, a form; the answer's tokens with their probabilities, and which were drafts.
+
+const SHAPE = {
+  type: "object",
+  properties: { shape: { enum: ["circle", "square", "triangle"] }, colour: { type: "string", maxLength: 12 } },
+  required: ["shape", "colour"],
+  additionalProperties: false,
+};
+/** @type {Record<string, object | null>} */
+const FORMS = { "free text": null, "any JSON object": {}, "a shape": SHAPE };
+const OWN_FORM = "a schema of your own";
+
+/** @typedef {{ token: string, logprob: number }} Likely */
+/** @typedef {Likely & { top_logprobs: Likely[] }} Entry */
+
+class Playground {
+  /** @param {(id: string) => any} byId @param {() => string} key */
+  constructor(byId, key) {
+    this.byId = byId;
+    this.key = key;
+    this.image = "";
+    /** @type {AbortController | null} */
+    this.running = null;
+    byId("form").append(...[...Object.keys(FORMS), OWN_FORM].map((name) => element("option", { value: name }, name)));
+    byId("form").addEventListener("change", () => (byId("schema").hidden = byId("form").value !== OWN_FORM));
+    byId("ask").addEventListener("submit", (/** @type {Event} */ event) => {
+      event.preventDefault();
+      if (this.running) this.running.abort();
+      else void this.ask();
+    });
+    byId("question").addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("ask").requestSubmit();
+    });
+    byId("file").addEventListener("change", () => this.take(byId("file").files[0]));
+    byId("clear").addEventListener("click", () => this.show(""));
+    const drop = byId("drop");
+    drop.addEventListener("dragover", (/** @type {Event} */ event) => {
+      event.preventDefault();
+      drop.classList.add("over");
+    });
+    drop.addEventListener("dragleave", () => drop.classList.remove("over"));
+    drop.addEventListener("drop", (/** @type {DragEvent} */ event) => {
+      event.preventDefault();
+      drop.classList.remove("over");
+      this.take(event.dataTransfer?.files[0]);
+    });
+  }
+
+  /** @param {File | undefined} file */
+  take(file) {
+    if (!file) return;
+    const reader = new FileReader();
+    reader.addEventListener("load", () => this.show(String(reader.result)));
+    reader.readAsDataURL(file);
+  }
+
+  /** @param {string} image a data: URL */
+  show(image) {
+    this.image = image;
+    this.byId("picture").hidden = this.byId("clear").hidden = !image;
+    if (image) this.byId("picture").src = image;
+    else this.byId("file").value = "";
+  }
+
+  /** Throws where the schema is no JSON. */
+  body() {
+    const { byId, image } = this, question = { type: "text", text: byId("question").value };
+    const content = image ? [{ type: "image_url", image_url: { url: image } }, question] : [question];
+    const name = byId("form").value, schema = name === OWN_FORM ? JSON.parse(byId("schema").value) : FORMS[name];
+    const form = schema === null ? {} : name === "any JSON object" ? { type: "json_object" } : { type: "json_schema", json_schema: { name: "answer", schema } };
+    return {
+      messages: [{ role: "user", content }],
+      max_completion_tokens: Number(byId("most").value),
+      temperature: Number(byId("temperature").value),
+      stream: true,
+      logprobs: true,
+      top_logprobs: 3,
+      stream_options: { include_usage: true },
+      ...(schema === null ? {} : { response_format: form }),
+    };
+  }
+
+  async ask() {
+    const { byId } = this, answer = byId("answer"), note = byId("note");
+    const name = `live-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
+    answer.replaceChildren();
+    note.textContent = "";
+    this.running = new AbortController();
+    byId("go").textContent = "Stop";
+    try {
+      const headers = { "content-type": "application/json", "x-request-id": name };
+      const options = { method: "POST", headers, body: JSON.stringify(this.body()), signal: this.running.signal };
+      const response = await ask("/v1/chat/completions", this.key(), options);
+      const usage = await this.read(response, answer);
+      const marked = await this.mark(name, answer);
+      note.textContent = `${formatCount(usage?.completion_tokens ?? 0)} tokens behind ${formatCount(usage?.prompt_tokens ?? 0)}${marked}`;
+    } catch (error) {
+      if (!(error instanceof DOMException)) note.textContent = error instanceof Error ? error.message : String(error);
+    } finally {
+      this.running = null;
+      byId("go").textContent = "Ask";
+    }
+  }
+
+  /** @param {Response} response @param {HTMLElement} answer */
+  async read(response, answer) {
+    let place = 0, usage = null;
+    for await (const { data } of eventsOf(response)) {
+      if (data === "[DONE]") break;
+      const said = JSON.parse(data), choice = said.choices?.[0];
+      if (said.error) throw new Error(said.error.message);
+      usage = said.usage ?? usage;
+      const entries = choice?.logprobs?.content ?? [];
+      const text = (choice?.delta.reasoning_content ?? "") + (choice?.delta.content ?? "");
+      if (text || entries.length) answer.append(tokenOf(text, entries, place));
+      place += entries.length;
+    }
+    return usage;
+  }
+
+  /** Which tokens were drafts that were kept, as the log has it. @param {string} name @param {HTMLElement} answer */
+  async mark(name, answer) {
+    const response = await ask(`/live/ask/drafts?request=${encodeURIComponent(name)}`, this.key());
+    const drafts = await response.json();
+    let count = 0;
+    for (const span of /** @type {NodeListOf<HTMLElement>} */ (answer.querySelectorAll(".token"))) {
+      const first = Number(span.dataset.first), last = Number(span.dataset.last);
+      const kept = drafts.slice(first, last).reduce((/** @type {number} */ sum, /** @type {number} */ one) => sum + one, 0);
+      count += kept;
+      if (kept) span.classList.add("draft");
+      if (kept) span.title += "\na draft";
+    }
+    return count ? `, ${formatCount(count)} of them drafts` : "";
+  }
+}
+
+/** What tokens said: pale where they were unlikely. @param {string} text @param {Entry[]} entries @param {number} first of the answer's tokens */
+function tokenOf(text, entries, first) {
+  const span = element("span", { className: "token" }, text);
+  const least = entries.reduce((low, entry) => Math.min(low, entry.logprob), 0);
+  span.dataset.first = String(first);
+  span.dataset.last = String(first + entries.length);
+  span.classList.add(`p${Math.min(3, Math.floor(-least / 0.7))}`);
+  const percent = (/** @type {number} */ logprob) => `${(100 * Math.exp(logprob)).toFixed(1)} %`;
+  const others = (/** @type {Entry} */ entry) => entry.top_logprobs.map((each) => `  ${JSON.stringify(each.token)} ${percent(each.logprob)}`);
+  span.title = entries.map((entry) => [`${JSON.stringify(entry.token)} ${percent(entry.logprob)}`, ...others(entry)].join("\n")).join("\n");
+  return span;
+}

@@ -1,0 +1,75 @@
+"""/live and what its page asks. The page itself holds nothing of anybody's, and is given to all; what it
+shows needs the key, which the page sends as other clients do."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from mmengine.server.admission import OWNER
+from mmengine.server.asking import in_log
+from mmengine.server.errors import ApiError, api_error
+from mmengine.server.http_metrics import HttpMetrics
+from mmengine.server.live.asked import QUESTIONS, Asking
+from mmengine.server.live.feed import Feed
+from mmengine.server.live.page import live_page
+from mmengine.server.settings import ServerSettings
+from mmengine.server.sse import EventStream, FrameSource, unless_gone
+
+LIVE = "/live"
+MAX_BACKLOG = 1024  # messages that wait for a page that is slow
+
+
+class LiveRoutes:
+    """`folder`: of the log."""
+
+    def __init__(self, folder: Path, settings: ServerSettings, metrics: HttpMetrics):
+        self._feed, self._asking = Feed(folder), Asking(folder)
+        self._settings, self._metrics = settings, metrics
+        self._html, self._policy = live_page()
+
+    def endpoints(self) -> dict[tuple[str, str], Callable[[Request], Awaitable[ASGIApp]]]:
+        return {
+            ("GET", LIVE): self.page,
+            ("GET", f"{LIVE}/events"): self.events,
+            ("GET", f"{LIVE}/ask/{{question}}"): self.ask,
+        }
+
+    async def page(self, request: Request) -> ASGIApp:
+        headers = {"content-security-policy": self._policy, "cache-control": "no-cache"}
+        return Response(self._html, 200, headers, "text/html")
+
+    async def events(self, request: Request) -> ASGIApp:
+        viewer: FrameSource = self._feed.view()
+        self._metrics.streams.inc()
+        return EventStream(
+            viewer,
+            b"",
+            {},
+            ping_s=self._settings.ping_s,
+            slow_reader_s=self._settings.slow_reader_s,
+            max_backlog=MAX_BACKLOG,
+            sent=self._metrics.sent,
+            told=api_error,
+            ended=self._metrics.stream_ended,
+            shutting_down=lambda: None,
+        )
+
+    async def ask(self, request: Request) -> ASGIApp:
+        question = request.path_params["question"]
+        name = request.query_params.get("request", "")
+        if question == "drafts":  # of an answer that the page's own key asked for
+            name = in_log(request.scope[OWNER], name)
+        if question not in QUESTIONS or not (name or question == "trace"):
+            raise ApiError(404, f"ask {', '.join(QUESTIONS)} of a request", "request", "not_found")
+        with unless_gone(request.scope):
+            said = await self._asking.answer(question, name)
+        headers = {}
+        if question == "trace":
+            headers["content-disposition"] = 'attachment; filename="trace.json"'
+        return Response(said, 200, headers, "application/json")
+
+    def close(self) -> None:
+        self._feed.close()

@@ -1,0 +1,75 @@
+// Server-sent events over fetch, which sends the key as other clients do; EventSource cannot.
+
+const LEAST_WAIT_MS = 500, MOST_WAIT_MS = 5000;
+
+/** What the server said instead of an answer. */
+class Refused extends Error {
+  /** @param {number} status @param {string} message */
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** @param {string} key @returns {Record<string, string>} */
+function authorization(key) {
+  return key ? { authorization: `Bearer ${key}` } : {};
+}
+
+/** @param {string} path @param {string} key @param {RequestInit} [options] */
+async function ask(path, key, options = {}) {
+  const response = await fetch(path, { ...options, headers: { ...authorization(key), ...options.headers } });
+  if (response.ok) return response;
+  const said = await response.json().catch(() => ({}));
+  throw new Refused(response.status, said.error?.message ?? `the server answers ${response.status}`);
+}
+
+/**
+ * The events of an answer, as they come.
+ * @param {Response} response
+ * @returns {AsyncGenerator<{ event: string, data: string }>}
+ */
+async function* eventsOf(response) {
+  const body = /** @type {ReadableStream<Uint8Array>} */ (response.body);
+  const reader = body.pipeThrough(/** @type {any} */ (new TextDecoderStream())).getReader();
+  let held = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const parts = (held + value).split("\n\n");
+    held = /** @type {string} */ (parts.pop());
+    for (const part of parts) {
+      const lines = part.split("\n"), field = (/** @type {string} */ name) => lines.find((line) => line.startsWith(`${name}: `))?.slice(name.length + 2);
+      const data = field("data");
+      if (data !== undefined) yield { event: field("event") ?? "message", data };
+    }
+  }
+}
+
+/**
+ * Follows /live/events for good: where the connection breaks, or the server, it comes again.
+ * @param {() => string} key
+ * @param {{ take: (event: string, data: any) => void, status: (text: string, error?: unknown) => void }} told
+ * @param {() => Promise<void>} keyGiven ends when there is another key to try
+ */
+async function follow(key, told, keyGiven) {
+  for (let wait = LEAST_WAIT_MS; ; wait = Math.min(2 * wait, MOST_WAIT_MS)) {
+    try {
+      told.status("connecting");
+      const response = await ask("/live/events", key());
+      told.status("live");
+      for await (const { event, data } of eventsOf(response)) {
+        wait = LEAST_WAIT_MS;
+        told.take(event, JSON.parse(data));
+      }
+      told.status("reconnecting");
+    } catch (error) {
+      told.status("reconnecting", error);
+      if (error instanceof Refused && error.status === 401) {
+        await keyGiven();
+        continue;
+      }
+    }
+    await new Promise((done) => setTimeout(done, wait));
+  }
+}

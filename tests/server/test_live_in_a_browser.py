@@ -1,0 +1,192 @@
+"""The live page in a browser (`make browser`): its lanes are the log's, it is fast, and it comes again."""
+
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from mmengine.core.engine import EngineCore
+from mmengine.core.resume import Resume
+from mmengine.events.log import LogWriter
+from mmengine.replay.report.collect import collect
+from mmengine.replay.report.page import _columns
+from mmengine.serve.async_engine import AsyncEngine
+from mmengine.simulation.slots import SimulatedExecutor
+from tests.core.small_engine import request, settings_of
+from tests.pictures import data_url, looking
+from tests.replay.browser import Browser, chromium
+from tests.serve.serve_fakes import builder
+from tests.server.running import SlowEcho, served
+
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.skipif(chromium() is None, reason="no chromium here (Debian: apt-get install chromium)"),
+]
+SHOTS = Path(__file__).parents[2] / "build" / "browser"
+PAGE = "window.mmengineReport"
+DATA = f"{PAGE}.view.data"
+MOST_FRAME_MS = 1000 / 30
+NUM_REQUESTS = 1000
+
+
+@pytest.fixture(params=[False, True], ids=["light", "dark"])
+def browser(request):
+    one = Browser(dark=request.param)
+    one.is_dark = request.param
+    yield one
+    one.close()
+
+
+def look(browser, server):
+    browser.call("Page.navigate", url=f"http://127.0.0.1:{server.port}/live")
+    browser.wait(f"Boolean({PAGE}) && {DATA}.numSteps > 0")
+
+
+def settle(browser, num_steps):
+    browser.wait(f"{DATA}.numSteps >= {num_steps}")
+
+
+def shown(browser, name):
+    return browser.run(f"Array.from({DATA}.{name})")
+
+
+def save(browser, name):
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    browser.screenshot(SHOTS / f"{name}-{'dark' if browser.is_dark else 'light'}.png")
+
+
+def test_lanes_are_those_of_the_log_and_keys_suffice(browser, tmp_path):
+    """The embedded model looks at images meanwhile; nobody touches a mouse."""
+    log = tmp_path / "log"
+    with served(AsyncEngine(log=log), names=("shapes",), live=log) as one:
+        asked = [looking("Describe the image.", data_url(seed)) for seed in range(3)]
+        threads = [
+            threading.Thread(
+                target=lambda place=place: one.call(
+                    "/v1/chat/completions", {"messages": [asked[place % 3]], "max_tokens": 40}
+                )
+            )
+            for place in range(12)
+        ]
+        for thread in threads:
+            thread.start()
+        look(browser, one)
+        for thread in threads:
+            thread.join()
+        columns = _columns(collect(log))
+        settle(browser, len(columns["step_rows"]))
+        browser.wait(f"{DATA}.ends.every(Boolean)")
+        for name in ("step_rows", "step_tokens", "step_free_blocks", "step_encoder_held", "lane_answer"):
+            assert shown(browser, name) == columns[name].tolist(), name
+        for name in ("lane_segments", "segment_state", "segment_reason", "lane_slot", "lane_start"):
+            assert shown(browser, name) == columns[name].tolist(), name
+        for _ in range(3):
+            browser.key("ArrowDown")
+        browser.wait(f"{PAGE}.view.lane === 2")
+        browser.key("w")
+        browser.wait("document.querySelectorAll('#story li').length > 2")
+        save(browser, "live")
+        browser.key("2")
+        browser.wait("!document.getElementById('playground').hidden")
+        browser.run(DROP)
+        browser.wait("!document.getElementById('picture').hidden")
+        browser.run("document.getElementById('form').value = 'free text'")
+        browser.run("document.getElementById('ask').requestSubmit()")
+        browser.wait("document.getElementById('note').textContent.includes('tokens')")
+        answer = browser.run("document.getElementById('answer').textContent")
+        spans = browser.run("document.querySelectorAll('.token').length")
+        assert spans > 3 and answer.strip() and "%" in browser.run("document.querySelector('.token').title")
+        save(browser, "playground")
+        assert not browser.errors
+
+
+# A drawn image, let go over the place for it.
+DROP = """new Promise((done) => {
+  const canvas = document.createElement("canvas");
+  canvas.width = canvas.height = 192;
+  const context = canvas.getContext("2d");
+  context.fillStyle = "#ffffff";
+  context.fillRect(0, 0, 192, 192);
+  context.fillStyle = "#d02020";
+  context.fillRect(40, 60, 90, 90);
+  canvas.toBlob((blob) => {
+    const files = new DataTransfer();
+    files.items.add(new File([blob], "square.png", { type: "image/png" }));
+    const event = new DragEvent("drop", { dataTransfer: files, bubbles: true });
+    document.getElementById("drop").dispatchEvent(event);
+    done();
+  });
+})"""
+
+
+# 120 frames, in each of which the view moves, and in each sixth of which the data are made anew.
+FRAMES = """new Promise((done) => {
+  const page = window.mmengineReport, times = [];
+  let factor = 1.03;
+  const next = (now) => {
+    times.push(now);
+    page.isStale = times.length % 6 === 0;
+    factor = 1 / factor;
+    page.view.zoom(factor, 400);
+    page.draw();
+    if (times.length < 120) requestAnimationFrame(next);
+    else done(times);
+  };
+  requestAnimationFrame(next);
+})"""
+
+
+# What a frame is made of, in milliseconds.
+PARTS = """(() => {
+  const page = window.mmengineReport, timed = (what) => {
+    const begun = performance.now();
+    for (let times = 0; times < 10; times++) what();
+    return (performance.now() - begun) / 10;
+  };
+  return { data: timed(() => page.columns.data()), renew: timed(() => page.renew()),
+           lanes: timed(() => page.lanes.draw()), tracks: timed(() => page.tracks.draw()) };
+})()"""
+
+
+def test_a_thousand_requests_are_drawn_in_time(browser, tmp_path):
+    log = tmp_path / "log"
+    config = settings_of(max_num_seqs=64, num_blocks=600, max_waiting=2 * NUM_REQUESTS)
+    core = EngineCore(config, SimulatedExecutor(config, eos_in=20), sink=LogWriter(log))
+    for number in range(NUM_REQUESTS):
+        core.submit(request(f"request-{number}", 6))
+    while core.has_work:
+        core.step()
+    core.close()
+    with served(live=log) as one:
+        look(browser, one)
+        browser.wait(f"{DATA}.numLanes === {NUM_REQUESTS}")
+        browser.run(FRAMES)  # the browser, too, compiles what it runs often
+        frames = browser.run(FRAMES)
+        parts = browser.run(PARTS)
+        print("\nmilliseconds: " + ", ".join(f"{name} {value:.1f}" for name, value in parts.items()))
+        each = [after - before for before, after in zip(frames, frames[1:], strict=False)]
+        mean = sum(each) / len(each)
+        print(f"\n{1000 / mean:.0f} frames a second, the slowest {max(each):.0f} ms")
+        assert mean < MOST_FRAME_MS
+        save(browser, "thousand")
+        assert not browser.errors
+
+
+def test_it_comes_again_behind_another_process_of_the_engine(browser, tmp_path):
+    log = tmp_path / "log"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with served(executor_class=SlowEcho, engine_options={"log": log}, live=log, port=port) as one:
+        one.chat("first", request_id="first")
+        look(browser, one)
+        browser.wait(f"{DATA}.ids.includes('first')")
+    browser.wait("document.getElementById('status').textContent === 'reconnecting'")
+    time.sleep(1)
+    engine = AsyncEngine(builder=builder(executor_class=SlowEcho), log=log, resume=Resume())
+    with served(engine, live=log, port=port) as one:
+        one.chat("second", request_id="second")
+        browser.wait(
+            f"{DATA}.ids.includes('second') && document.getElementById('status').textContent === 'live'"
+        )
