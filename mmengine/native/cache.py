@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmengine.native.compile import all_flags, find_compiler, source_files
+from mmengine.native.compile import all_flags, find_compiler, source_files, wheel_flags
 from mmengine.native.problem import NativeProblem
 from mmengine.strict_modes import BadModes, open_strict
 
@@ -67,9 +67,16 @@ def cache_folder() -> CacheFolder:
 
 def library_name(isa: str, openmp: Path | None) -> str:
     """The file of the library for these sources, flags and OpenMP runtime, whatever compiled it."""
-    flags = all_flags(isa, openmp)
-    facts = json.dumps([isa, flags, openmp.name if openmp else None])
-    digest = hashlib.sha256(facts.encode())
+    return _named(isa, [isa, all_flags(isa, openmp), openmp.name if openmp else None])
+
+
+def built_name(isa: str) -> str:
+    """The file of the library that a wheel brings for these sources."""
+    return _named(isa, [isa, wheel_flags(isa)])
+
+
+def _named(isa: str, facts: list[object]) -> str:
+    digest = hashlib.sha256(json.dumps(facts).encode())
     for path in sorted([*source_files(), *source_files()[0].parent.glob("*.h")]):
         digest.update(f"\0{path.name}\0".encode() + path.read_bytes())
     return f"kernels-{isa}-{digest.hexdigest()[:24]}.so"

@@ -12,6 +12,7 @@ from pathlib import Path
 from mmengine.native.problem import NativeProblem
 
 SOURCES = Path(__file__).parent / "src"
+BUILT = Path(__file__).parent / "built"  # what a wheel brings
 NAMES = ("c++", "g++", "clang++")
 TIME_LIMIT_S = 120.0  # one source takes seconds
 _log = logging.getLogger("mmengine.native")
@@ -64,8 +65,21 @@ def compile_library(compiler: str, isa: str, openmp: Path | None, out: Path) -> 
     _log.warning(
         "compiling CPU kernels with %s, once for this machine: some ten seconds", Path(compiler).name
     )
+    _compile(compiler, all_flags(isa, openmp), [str(openmp)] if openmp else [], out)
+
+
+def compile_for_wheel(compiler: str, isa: str, out: Path) -> None:
+    """The same for a wheel: which OpenMP runtime it will be used with is not known, so its functions are
+    looked for when it is loaded. Raises NativeProblem."""
+    _compile(compiler, wheel_flags(isa), [], out)
+
+
+def wheel_flags(isa: str) -> list[str]:
+    return [*_FLAGS, *_ISA_FLAGS[isa], "-fopenmp"]
+
+
+def _compile(compiler: str, flags: Sequence[str], linked: Sequence[str], out: Path) -> None:
     limit = _time_limit()
-    flags = all_flags(isa, openmp)
     # Beside it, not in $TMPDIR: what others could change there would be linked.
     with tempfile.TemporaryDirectory(prefix="compiling-", dir=out.parent) as folder:
         objects = [Path(folder) / f"{source.stem}.o" for source in source_files()]
@@ -75,8 +89,7 @@ def compile_library(compiler: str, isa: str, openmp: Path | None, out: Path) -> 
         ]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             list(pool.map(lambda command: _run(command, limit), commands))
-        link = [compiler, "-shared", "-o", str(out), *map(str, objects)]
-        _run([*link, str(openmp)] if openmp else link, limit)
+        _run([compiler, "-shared", "-o", str(out), *map(str, objects), *linked], limit)
 
 
 def _time_limit() -> float:

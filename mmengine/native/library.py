@@ -5,9 +5,10 @@ import logging
 import os
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
-from mmengine.native.cache import cache_folder, library_name, make_whole
-from mmengine.native.compile import compile_library, openmp_library
+from mmengine.native.cache import built_name, cache_folder, library_name, make_whole
+from mmengine.native.compile import BUILT, compile_library, openmp_library
 from mmengine.native.cpu import usable_isas
 from mmengine.native.problem import NativeProblem
 
@@ -59,10 +60,26 @@ def _compiled() -> Found:
     raise NativeProblem("the kernel of the system does not let this process use AMX")
 
 
+def _built(isa: str, openmp: Path | None) -> ctypes.CDLL | None:
+    """What the wheel brought, if it brought one: it is as much a part of the package as its Python. None also
+    where it does not load, as with an older libstdc++: then it is compiled here."""
+    path = BUILT / built_name(isa)
+    if openmp is None or not path.exists():
+        return None
+    try:
+        ctypes.CDLL(str(openmp), mode=ctypes.RTLD_GLOBAL)
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        _log.warning("the kernels of the wheel do not load, and are compiled here: %s", error)
+        return None
+
+
 def open_isa(isa: str) -> ctypes.CDLL:
     """The library for one instruction set, which this CPU must have (an "amx" one: after its
     `mm_allow_amx()` gave 1). A process may hold several. Raises NativeProblem."""
     openmp = openmp_library()
+    if (built := _built(isa, openmp)) is not None:
+        return built
     folder, name = cache_folder(), library_name(isa, openmp)
     make_whole(folder, name, lambda compiler, out: compile_library(compiler, isa, openmp, out))
     try:

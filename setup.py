@@ -1,0 +1,73 @@
+"""What pyproject.toml cannot say: a wheel brings the CPU kernels, one library for each set of instructions.
+
+    python -m build                          # an sdist, and a wheel for this platform with all of them
+    MMENGINE_WHEEL_ISAS=avx2 python -m build # only these; none: a pure wheel, which compiles where it runs
+
+Without a compiler, and on CPUs that the kernels are not for, the wheel is a pure one.
+"""
+
+import os
+import platform
+import sys
+import types
+from pathlib import Path
+
+from setuptools import Distribution, setup
+from setuptools.command.build_py import build_py
+
+HERE = Path(__file__).parent
+ISAS = ("avx2", "avx512", "avx512_bf16", "amx")
+
+
+def isas() -> list[str]:
+    """Those that the wheel brings."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return []
+    return [name for name in os.environ.get("MMENGINE_WHEEL_ISAS", ",".join(ISAS)).split(",") if name in ISAS]
+
+
+def native() -> tuple[types.ModuleType, types.ModuleType]:
+    """The modules that compile and name libraries, without the package around them: what that imports is not
+    there when a wheel is built."""
+    package = types.ModuleType("mmengine")
+    package.__path__ = [str(HERE / "mmengine")]
+    sys.modules.setdefault("mmengine", package)
+    sys.path.insert(0, str(HERE))
+    from mmengine.native import cache, compile  # behind the package that stands in for its own
+
+    return compile, cache
+
+
+class BuildWithKernels(build_py):
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode or not self.distribution.has_kernels:
+            return
+        compile, cache = native()
+        folder = Path(self.build_lib) / "mmengine" / "native" / "built"
+        folder.mkdir(parents=True, exist_ok=True)
+        for isa in isas():
+            print(f"compiling the CPU kernels for {isa}", flush=True)
+            compile.compile_for_wheel(compile.find_compiler(), isa, folder / cache.built_name(isa))
+
+
+class WithKernels(Distribution):
+    """Of this platform alone, where it brings kernels."""
+
+    @property
+    def has_kernels(self) -> bool:
+        if not isas():
+            return False
+        compile, _ = native()
+        try:
+            compile.find_compiler()
+        except Exception as problem:
+            print(f"the wheel brings no CPU kernels: {problem}")
+            return False
+        return True
+
+    def has_ext_modules(self) -> bool:
+        return self.has_kernels
+
+
+setup(cmdclass={"build_py": BuildWithKernels}, distclass=WithKernels)
