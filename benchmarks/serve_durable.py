@@ -13,7 +13,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import ceil
 from pathlib import Path
 from statistics import median
@@ -81,11 +81,11 @@ def _served(folder: Path, parts: list[Which], quick: bool) -> Part:
     return found
 
 
-def _turns(rounds: int) -> Iterator[tuple[int, str]]:
+def turns(rounds: int, sides: Sequence[str] = SIDES) -> Iterator[tuple[int, str]]:
     """Numbers of rounds, of which those below 0 warm up, and whose turn it is."""
     chance = random.Random(19)
     for number in range(-1, rounds):
-        order = chance.sample(SIDES, len(SIDES))
+        order = chance.sample(sides, len(sides))
         yield from ((number, side) for side in (*order, *reversed(order)))
 
 
@@ -97,7 +97,7 @@ def _rates(name: str, servers: dict[str, "Running"], tokens: int, rounds: int, i
     targets, start = [], 0
     for kind, is_response in KINDS.items():
         took = {side: [[0.0, 0.0] for _ in range(rounds)] for side in SIDES}  # seconds, and those of CPU
-        for number, side in _turns(rounds):
+        for number, side in turns(rounds):
             start += STREAMS
             more = (("ignore_eos", True),)
             asked = Load(STREAMS, STREAMS, tokens, True, more, start=start, is_response=is_response)
@@ -129,7 +129,7 @@ def _first(name: str, servers: dict[str, "Running"], rounds: int) -> Part:
     targets = []
     for kind, is_response in KINDS.items():
         times: dict[str, list[float]] = {side: [0.0] * rounds for side in SIDES}
-        for number, side in _turns(rounds):
+        for number, side in turns(rounds):
             time.sleep(PAUSE_S)
             more = (("ignore_eos", True),)
             asked = Load(1, 1, 1, True, more, start=10**6 + number, is_response=is_response)

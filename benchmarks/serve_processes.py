@@ -56,8 +56,9 @@ def ours(folder: Path | None) -> Iterator[int]:
 
 
 @contextmanager
-def serving(folder: Path | None, log: Path | None = None) -> Iterator[Running]:
-    """`mmengine serve`, which tells of no request. `log`: the folder of its log, if it has one."""
+def serving(folder: Path | None, log: Path | None = None, traces: str = "") -> Iterator[Running]:
+    """`mmengine serve`, which tells of no request. `log`: the folder of its log, if it has one.
+    `traces`: of a collector of spans."""
     model = [] if folder is None else ["--model", str(folder)]
     kept = [] if log is None else ["--log", str(log)]
     words = [
@@ -65,6 +66,7 @@ def serving(folder: Path | None, log: Path | None = None) -> Iterator[Running]:
         "serve",
         *model,
         *kept,
+        *(["--otlp-traces-endpoint", traces] if traces else []),
         "--device",
         "cpu",
         "--no-request-log",

@@ -4,6 +4,7 @@ import sys
 
 import typer
 
+from mmengine.cli.bench import bench_app
 from mmengine.cli.demo import demo
 from mmengine.cli.env import clash, env
 from mmengine.cli.logs import log_app
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.command(help=RUN_HELP)(run)
 app.command(help=SERVE_HELP)(serve)
+app.add_typer(bench_app, name="bench")
 app.add_typer(log_app, name="log")
 app.add_typer(schema_app, name="schema")
 app.command(help=SIMULATE_HELP)(simulate)

@@ -1,0 +1,109 @@
+"""Calls that come at a rate, or some at a time, each with a prompt of its own."""
+
+import asyncio
+import base64
+import itertools
+import json
+import math
+import mimetypes
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmengine.errors import ConfigError
+from mmengine.server.bench.calling import Call, Target, ask
+
+MAX_REQUESTS = 100_000  # of one load
+MAX_CONCURRENCY = 4096  # calls that are open at once
+MAX_PROMPT_WORDS = 100_000  # of one call
+_WORDS = ("red", "green", "blue", "large", "small", "circle", "square", "triangle", "left", "right")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`rate`: calls a second, in random distances; infinite: each comes as soon as one of `concurrency`
+    places is free. `prompt_words`, `max_tokens`: of each call, whose answer does not end before."""
+
+    num_requests: int
+    rate: float
+    concurrency: int
+    prompt_words: int
+    max_tokens: int
+    model: str = ""
+    images: tuple[Path, ...] = ()
+    seed: int = 0
+    timeout_s: float = 600.0
+    ignore_eos: bool = True
+
+    def check(self) -> None:
+        """Raises ConfigError."""
+        for name, most in (
+            ("num_requests", MAX_REQUESTS),
+            ("concurrency", MAX_CONCURRENCY),
+            ("prompt_words", MAX_PROMPT_WORDS),
+        ):
+            if getattr(self, name) > most:
+                raise ConfigError(f"{name} must be at most {most:,}, not {getattr(self, name):,}")
+
+
+def bodies(load: Load) -> list[bytes]:
+    """One for each call; no two prompts begin alike, so that no cache has them."""
+    chance = random.Random(load.seed)
+    urls = [_data_url(path) for path in load.images]
+    images = itertools.cycle(urls) if urls else None
+    return [
+        _body(load, number, chance, next(images) if images else "") for number in range(load.num_requests)
+    ]
+
+
+def _body(load: Load, number: int, chance: random.Random, image: str) -> bytes:
+    text = " ".join(
+        [f"{chance.getrandbits(32):08x}", *chance.choices(_WORDS, k=max(load.prompt_words - 1, 0))]
+    )
+    content: list[dict[str, object]] = [{"type": "text", "text": text}]
+    if image:
+        content.insert(0, {"type": "image_url", "image_url": {"url": image}})
+    body: dict[str, object] = {
+        "messages": [{"role": "user", "content": content if image else text}],
+        "max_tokens": load.max_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **({"model": load.model} if load.model else {}),
+        **({"ignore_eos": True} if load.ignore_eos else {}),
+    }
+    return json.dumps(body).encode()
+
+
+def _data_url(path: Path) -> str:
+    kind = mimetypes.guess_type(path.name)[0] or "image/png"
+    return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+async def run(
+    target: Target, load: Load, done: Callable[[], None] = lambda: None
+) -> tuple[list[Call], float]:
+    """The calls, in the order in which they were sent, and how many seconds all of it took. `done`: called
+    when one of them is over."""
+    chance, places = random.Random(load.seed + 1), asyncio.Semaphore(load.concurrency)
+
+    async def one(body: bytes) -> Call:
+        try:
+            call = await ask(target, body, load.timeout_s)
+        finally:
+            places.release()
+        done()
+        return call
+
+    begun = due = time.monotonic()
+    tasks = []
+    for body in bodies(load):
+        await places.acquire()
+        if math.isfinite(load.rate):
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            due += chance.expovariate(load.rate)
+        tasks.append(asyncio.create_task(one(body)))
+    calls = await asyncio.gather(*tasks)
+    return calls, time.monotonic() - begun
