@@ -43,6 +43,7 @@ class BuildWithKernels(build_py):
         super().run()
         if self.editable_mode or not self.distribution.has_kernels:
             return
+        os.environ.setdefault("MMENGINE_NATIVE_TIMEOUT_S", "1800")  # nobody waits for an answer meanwhile
         compile, cache = native()
         folder = Path(self.build_lib) / "mmengine" / "native" / "built"
         folder.mkdir(parents=True, exist_ok=True)

@@ -23,6 +23,7 @@ from mmengine.server.errors import ApiError
 MAX_ANSWER_BYTES = 256 * 2**20  # of one question to the log
 MAX_ASKED_S = 60.0  # that one question may take
 NICENESS = 5  # the engine goes first
+_PIECE = 2**16
 QUESTIONS = ("why", "trace", "drafts")
 
 
@@ -45,9 +46,9 @@ class Asking:
             try:
                 async with asyncio.timeout(MAX_ASKED_S):
                     assert process.stdout is not None and process.stderr is not None
-                    said = await process.stdout.read(MAX_ANSWER_BYTES)
-                    wrong = await process.stderr.read(2**16)
-                    code = await process.wait() if len(said) < MAX_ANSWER_BYTES else -1
+                    said = await _all_of(process.stdout, MAX_ANSWER_BYTES)
+                    wrong = await process.stderr.read(_PIECE)
+                    code = await process.wait() if len(said) <= MAX_ANSWER_BYTES else -1
             except TimeoutError:
                 code, wrong = -1, b""
             finally:
@@ -60,6 +61,15 @@ class Asking:
         if code:
             raise ApiError(404, wrong.decode(errors="replace").strip(), "request", "not_found")
         return said
+
+
+async def _all_of(reader: asyncio.StreamReader, most: int) -> bytes:
+    """To its end, or so much that it is more than `most`."""
+    pieces, count = list[bytes](), 0
+    while count <= most and (piece := await reader.read(_PIECE)):
+        pieces.append(piece)
+        count += len(piece)
+    return b"".join(pieces)
 
 
 def drafts(folder: Path, request_id: str) -> list[int]:
