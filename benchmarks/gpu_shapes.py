@@ -1,5 +1,6 @@
 """A Qwen3-VL of a given shape with random weights, made on the device: for speed, not for sense."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -10,7 +11,7 @@ from mmengine.models.network import Network, text_decoder
 from mmengine.models.vision.config import VisionConfig
 from mmengine.models.vision.tower import VisionTower
 from mmengine.models.weights import expected_tensors
-from mmengine.native.linear import Pieces
+from mmengine.native.linear import CodePieces, Pieces
 from mmengine_qwen3_vl.config import ModelConfig
 
 
@@ -102,6 +103,10 @@ class RandomWeights:
         self._device, self._dtype = device, dtype
         self._generator = torch.Generator(device).manual_seed(0)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
     def __contains__(self, name: str) -> bool:
         return name in self._shapes
 
@@ -113,10 +118,16 @@ class RandomWeights:
         out = torch.empty(shape, device=self._device, dtype=self._dtype)
         return out.normal_(0, 0.02, generator=self._generator)
 
+    def read_each(self, groups: Sequence[Sequence[str]]) -> torch.Tensor:
+        return torch.stack([self.read(*names) for names in groups])
+
     def pieces(self, *names: str) -> Pieces:
         return Pieces.of(self.read(*names).flatten(1))
 
     held = pieces  # none of them is in FP8
+
+    def held_each(self, groups: Sequence[Sequence[str]]) -> list[Pieces | CodePieces]:
+        return [self.pieces(*names) for names in groups]
 
 
 def random_model(
