@@ -226,7 +226,8 @@ class Journey:
                             if self._num_dodges % DODGES == 0:
                                 self._avoid = []
                     case Moved(why=why):
-                        self._dodge(replica)
+                        if replica not in ask.avoid:
+                            self._dodge(replica)
                         raise self._move(f"replica {replica}: {why}")
                     case Refused():
                         self._refuse(told.error(), replica, is_first=not self._channel.accepted.is_set)

@@ -245,6 +245,21 @@ def test_who_leaves_is_left_and_deadlines_hold_across_replicas():
     asyncio.run(go())
 
 
+def test_the_last_replica_is_taken_though_it_was_dodged():
+    async def go():
+        one = replica("a")
+        engine, carrier = fleet(one)
+        said = asyncio.create_task(told(engine.stream(Prompt(text=TEXT))))
+        while not one.load().num_open or one.load().waiting_tokens:
+            await asyncio.sleep(0.01)
+        carrier.lose("a")
+        carrier.replicas["a"] = one  # it was the way to it that broke
+        assert (await said)[0] == (TEXT.upper(), ["stop"])
+        await closed(engine, one)
+
+    asyncio.run(go())
+
+
 def test_who_asks_again_at_once_is_not_in_its_own_way():
     """A carrier may close a call and bring the same one again before a step has ended the first."""
 
