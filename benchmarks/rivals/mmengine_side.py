@@ -1,0 +1,84 @@
+"""mmengine: python mmengine_side.py FOLDER THREADS QUANTIZE. Whole steps of the engine: the scheduler, its
+events and sampling are within the clock."""
+
+import gc
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from side import MAX_ROWS, MAX_TOKENS, serve
+
+from mmengine import Engine, EngineConfig
+from mmengine.native.linear import PackedLinear
+from mmengine.request import SamplingParams
+from mmengine.serve.prompts import Prompt
+
+MAX_NEW = 64  # tokens of an answer; what is not asked for is cancelled
+
+
+class MMEngine:
+    def __init__(self, folder: str, threads: int, quantize: str) -> None:
+        config = EngineConfig(
+            spec="none",
+            max_model_len=MAX_TOKENS,
+            max_num_seqs=MAX_ROWS,
+            num_blocks=MAX_ROWS * MAX_TOKENS // 16,
+            enable_prefix_caching=False,
+            num_threads=threads,
+            quantize=quantize,
+        )
+        self._engine = Engine(Path(folder), device="cpu", dtype="bfloat16", config=config)
+        self._ids: list[str] = []
+        self.weight_bytes = _held_bytes()
+
+    def prompts(self, prompts: Sequence[Sequence[int]]) -> None:
+        for request in self._ids:
+            self._engine.cancel(request)
+        while self._engine.has_work:
+            self._engine.step()
+        self._ids = [
+            self._engine.submit(Prompt(token_ids=list(prompt)), max_tokens=MAX_NEW, ignore_eos=True)
+            for prompt in prompts
+        ]
+        while self._step() < len(prompts):
+            pass
+
+    def step(self, tokens: Sequence[int]) -> None:
+        if self._step() != len(tokens):
+            raise RuntimeError("a step left a row out")
+
+    def _step(self) -> int:
+        """How many rows got a token."""
+        return sum(len(output.token_ids) for output in self._engine.step())
+
+    def logits(self, tokens: Sequence[int]) -> np.ndarray:
+        """As logprobs of a prompt ask the model for them."""
+        model = self._engine.built.executor._runner._model
+        found, whole = [], model.logits
+
+        def noted(hidden: torch.Tensor) -> torch.Tensor:
+            found.append(whole(hidden))
+            return found[-1]
+
+        model.logits = noted
+        try:
+            sampling = SamplingParams(max_tokens=1, prompt_logprobs=1, ignore_eos=True)
+            self._engine.submit(Prompt(token_ids=list(tokens)), sampling)
+            while self._engine.has_work:
+                self._engine.step()
+        finally:
+            del model.logits
+        last, *before = found  # what is sampled from comes first
+        return torch.cat([*before, last]).float().numpy()
+
+
+def _held_bytes() -> int:
+    """Of packed matrices; norms are a thousandth."""
+    return sum(each._packed.nbytes for each in gc.get_objects() if type(each) is PackedLinear)
+
+
+if __name__ == "__main__":
+    folder, threads, quantize = sys.argv[1:]
+    serve(MMEngine(folder, int(threads), quantize))

@@ -1,0 +1,107 @@
+"""One random text decoder in every form that is measured: our folders, GGUF files, OpenVINO's folders."""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+HERE = Path(__file__).parent
+BUILD = HERE.parents[1] / "build" / "rivals"
+PYTHON = BUILD / "python" / "bin" / "python"
+CONVERTERS = BUILD / "llama_cpp_python" / "vendor" / "llama.cpp"
+QUANTIZE = BUILD / "llama" / "bin" / "llama-quantize"
+TEXT, INDEX = "model.language_model.", "model.safetensors.index.json"
+GGUF = ("BF16", "Q8_0", "Q4_K_M")
+SHAPES = ("small", "0.4 B", "2 B")
+
+
+def make(shape: str) -> dict[str, Path]:
+    """By form: bf16 and int4 (folders of ours and transformers), GGUF's BF16, Q8_0, Q4_K_M, OpenVINO's bf16
+    and int8 as openvino/…. Made where they are not there yet."""
+    folder = BUILD / "models" / shape.replace(" ", "")
+    if not (folder / "whole").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        _make(shape, folder)
+        (folder / "whole").touch()
+    found = {name: folder / name for name in ("bf16", "int4", "openvino/bf16", "openvino/int8")}
+    return found | {name: folder / f"{name}.gguf" for name in GGUF}
+
+
+def _make(shape: str, folder: Path) -> None:
+    from quantised_folders import quantised
+
+    plain = folder / "bf16"
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        _text_folder(_with_vision(shape, Path(scratch) / "whole"), plain)
+    quantised(plain, folder / "int4", "int4")
+    gguf = {name: folder / f"{name}.gguf" for name in GGUF}
+    _run(PYTHON, HERE / "convert_gguf.py", CONVERTERS, plain, "--outtype", "bf16", "--outfile", gguf["BF16"])
+    for name in GGUF[1:]:
+        _run(QUANTIZE, gguf["BF16"], gguf[name], name)
+    for name, more in (("bf16", ()), ("int8", ("--weight-format", "int8"))):
+        command = ("-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", plain)
+        task = ("--task", "text-generation-with-past", "--disable-convert-tokenizer")
+        _run(PYTHON, *command, *task, *more, folder / "openvino" / name)
+
+
+def _with_vision(shape: str, folder: Path) -> Path:
+    import day_one_model
+    import half_billion_model
+
+    if shape == "0.4 B":
+        return half_billion_model.cached_folder()
+    day_one_model.make(folder, None, small=shape == "small", tower_layers=1)
+    return folder
+
+
+def _text_folder(whole: Path, folder: Path) -> None:
+    """Of a Qwen3-VL its text decoder, which is Qwen3's with rotary positions in one dimension: what everybody
+    loads, and converts, most simply."""
+    config = json.loads((whole / "config.json").read_text())
+    text = config["text_config"]
+    rope = {"rope_type": "default", "rope_theta": text["rope_parameters"]["rope_theta"]}
+    ends = {name: text.get(name) for name in ("bos_token_id", "eos_token_id")}
+    made = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "dtype": "bfloat16",
+        "hidden_act": "silu",
+        "rope_parameters": rope,
+        "tie_word_embeddings": True,
+        **{name: value for name, value in ends.items() if value is not None},
+    }
+    for name in (
+        *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+        *("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps"),
+    ):
+        made[name] = text[name]
+    shutil.copytree(whole, folder, ignore=shutil.ignore_patterns("*.safetensors", INDEX, "*processor*"))
+    (folder / "config.json").write_text(json.dumps(made))
+    shards = sorted(whole.glob("*.safetensors"))
+    places: dict[str, str] = {}
+    for shard in shards:
+        with safe_open(shard, "pt") as file:
+            names = [name for name in file.keys() if name.startswith(TEXT)]  # noqa: SIM118 (no mapping)
+            tensors = {"model." + name.removeprefix(TEXT): file.get_tensor(name) for name in names}
+        if tensors:
+            save_file(tensors, folder / shard.name, {"format": "pt"})
+            places |= dict.fromkeys(tensors, shard.name)
+    if len(set(places.values())) > 1:
+        (folder / INDEX).write_text(json.dumps({"weight_map": places}))
+
+
+def num_weights(folder: Path) -> int:
+    """Of a folder that is not quantised, the tied head once."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) // 2
+
+
+def _run(*command: object) -> None:
+    done = subprocess.run([str(each) for each in command], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))} failed:\n{(done.stdout + done.stderr)[-2000:]}")
