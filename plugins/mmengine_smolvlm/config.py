@@ -102,6 +102,7 @@ def _vision_config(root: Fields, out_hidden_size: int) -> tuple[VisionConfig, in
         in_channels=vision.integer("num_channels", 3, 3, 3),
         patch_size=patch_size,
         temporal_patch_size=1,
+        patches_have_time=False,
         merge_size=merge_size,
         num_positions=side**2,
         rope_theta=None,

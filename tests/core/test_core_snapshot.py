@@ -25,6 +25,7 @@ PARTS = {
     "kept_grammars",
     *("part", "step_part", "work_left"),
     *("step_rows", "step_filled", "step_encoded", "step_evicted", "step_swapped", "step_copies"),
+    *("step_fetched", "fetching"),  # the requests say who is fetching
     *("states", "step_kept"),
     *(
         *("has_drafts", "verifies"),  # as the columns say

@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-ray = pytest.importorskip("ray", reason="Ray cannot be had here; make ray makes an environment with it")
+pytest.importorskip("ray.serve", reason="Ray cannot be had here; make ray makes an environment with it")
 
+import ray  # noqa: E402
 from ray import serve  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 

@@ -1,6 +1,7 @@
 """The table in docs/log.md says of each field what verify makes of a changed one: each is changed here, with
 a valid checksum, and verify does as the table says."""
 
+import random
 import re
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,8 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.replay import verify
 from mmengine.request import GrammarRequest, ThinkingBudget
+from tests.core.shaky_store import ShakyStore
+from tests.core.test_store_chaos import Engine, plain_config, prompt
 from tests.events.logs import column, rewrite
 from tests.golden.make_golden import crashed_run
 from tests.replay.runs import busy_run, thrashing_core
@@ -34,6 +37,8 @@ OTHERS = {
     "Queued.thinking": lambda old: [ThinkingBudget(3, True, (), (5,))] if old is None else [None],
     "Admitted.copy": lambda old: [(1, 2)],
     "AdmittedWithState.copy": lambda old: [(1, 2)],
+    "Offered.num_blocks": lambda old: [old - 1 if old else 1],
+    "Offered.items": lambda old: [((0, bytes(8)),)],
     "Executed.stops": lambda old: [old[1:] or ((0, "planted"),)],
     "Executed.errors": lambda old: [old[1:] or ((0, "planted"),)],
     "Executed.logprobs": lambda old: [old[1:] or ((0, ((5, -1.0),)),)],
@@ -81,6 +86,18 @@ def thrashing_run(folder):
     core.close()
 
 
+def fetched_run(folder):
+    """What another engine has put into a store, but for a block that was torn there."""
+    store, config = ShakyStore(random.Random(1), chance=0), plain_config()
+    first, second = (Engine(config, store, path) for path in (folder.with_name("first"), folder))
+    for engine in (first, second):
+        engine.submit(prompt("a"))
+        engine.run()
+        engine.check()
+        torn = list(store.values)[3]
+        store.values[torn] = bytes(len(store.values[torn]))
+
+
 RUNS = {
     "busy": lambda folder: busy_run(folder, 5, num_requests=9),
     "two lives": lambda folder: crashed_run(folder, 16),
@@ -89,6 +106,7 @@ RUNS = {
     "with states": lambda folder: busy_run(
         folder, 5, num_requests=9, swap_blocks=0, num_state_slots=6, snapshot_every=4
     ),
+    "with a store": fetched_run,
     "in pieces": lambda folder: busy_run(folder, 5, num_requests=9, encoder_piece=1),
 }
 

@@ -174,5 +174,6 @@ def test_on_a_gpu_the_decoder_is_of_our_kernels(wanted, monkeypatch):
     made = []
     monkeypatch.setattr(network, "text_ops", lambda *of, **options: made.append(options))
     monkeypatch.setattr(network, "FusedTextDecoder", lambda *of: of)
-    network.text_decoder(None, None, torch.device("cuda"), torch.bfloat16, None, wanted)
+    config = SimpleNamespace(delta=None, gated=False, norm_offset=0, rotary_dim=None, experts=None)
+    network.text_decoder(config, None, torch.device("cuda"), torch.bfloat16, None, wanted)
     assert made == [{"batch_invariant": wanted}]

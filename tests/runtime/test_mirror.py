@@ -57,6 +57,13 @@ def assert_same(one, other):
             assert [(x.key, x.request.request_id, x.index) for x in a] == [
                 (x.key, x.request.request_id, x.index) for x in b
             ]
+        elif name == "fetched":
+            assert [who for who, _ in a] == [who for who, _ in b]
+            for (_, x), (_, y) in zip(a, b, strict=True):
+                np.testing.assert_array_equal(x, y, name)
+        elif name == "states" and a is not None:
+            for field in a.__struct_fields__:
+                np.testing.assert_array_equal(getattr(a, field), getattr(b, field), field)
         elif name == "part" and a is not None:
             assert (a.item.key, a.start, a.until, a.work) == (b.item.key, b.start, b.until, b.work)
         else:

@@ -153,6 +153,7 @@ class FakeBuilt:
     folder: Path = Path("fake")
     closed: bool = False
     resumed: ResumeState | None = None
+    store: None = None
 
     def close(self):
         self.closed = True

@@ -15,8 +15,8 @@ TOKENIZER = plugin_for(FOLDER).load_processor(FOLDER).tokenizer
 class Damaged(type(TOKENIZER)):
     """With an added token whose letters the decoder reads as bytes."""
 
-    def __init__(self, data, origin):
-        super().__init__(data, origin)
+    def __init__(self, data, origin, placeholders=()):
+        super().__init__(data, origin, placeholders)
         self._full.add_tokens(["é"])
         token = self._full.token_to_id("é")
         self._added[token], self.vocab_size = "é", max(self.vocab_size, token + 1)

@@ -16,7 +16,7 @@ class VisionConfig:
     out_hidden_size: int
     in_channels: int
     patch_size: int
-    temporal_patch_size: int  # 1: each frame by itself, and a kernel of patches without time
+    temporal_patch_size: int  # 1: each frame by itself
     merge_size: int
     num_positions: int  # learned position embeddings, a square
     rope_theta: float | None  # of rotary positions beside the learned ones; None: there are none
@@ -24,6 +24,7 @@ class VisionConfig:
     gelu: str  # `approximate` of F.gelu in the blocks; the mergers' is exact
     deepstack_layers: tuple[int, ...]  # blocks tapped; item i belongs to deepstack merger i
     joined_qkv: bool = True  # stored as one matrix; else as three
+    patches_have_time: bool = True  # False: the kernel of patches is stored without that dimension
     linear_merger: bool = False  # one matrix without a bias behind its norm; else two layers
 
     @property

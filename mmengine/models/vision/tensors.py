@@ -9,7 +9,7 @@ QKV = ("q", "k", "v")  # where each has a matrix of its own
 def vision_tensors(c: VisionConfig) -> Shapes:
     """Their shapes; linear weights are [out, in]."""
     merged = c.hidden_size * c.merge_size**2
-    time = () if c.temporal_patch_size == 1 else (c.temporal_patch_size,)
+    time = (c.temporal_patch_size,) if c.patches_have_time else ()
     patch = (c.in_channels, *time, c.patch_size, c.patch_size)
     shapes: Shapes = {
         "visual.patch_embed.proj.weight": (c.hidden_size, *patch),
