@@ -179,18 +179,18 @@ def wait_for(true, seconds=10):
 def events_past_the_deadline(server):
     """Events of an answer whose deadline passes when it has begun, by the core's clock: no matter how busy
     the machine is."""
-    inbox, begun = server.engine._engine._core.inbox, server.engine.stats().num_output_tokens
-    told = inbox._clock
+    deadlines = server.engine._engine._core.inbox._deadlines
+    begun, told = server.engine.stats().num_output_tokens, deadlines._clock
 
     def clock():
         has_begun = server.engine.stats().num_output_tokens > begun
         return told() + has_begun * 1_000_000_000_000
 
-    inbox._clock = clock
+    deadlines._clock = clock
     try:
         return server.events("a" * 190, deadline_s=100)
     finally:
-        inbox._clock = told
+        deadlines._clock = told
 
 
 def opened(server, **fields):

@@ -6,6 +6,7 @@ import shutil
 import ssl
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import pytest
 import typer
 
 from mmengine.cli.main import app
-from mmengine.cli.serve_options import server_settings
+from mmengine.cli.serve_options import Fleet, server_settings
 from mmengine.events.segment import segment_name
 from mmengine.server import lifecycle
 from mmengine.server.listening import listen
@@ -23,7 +24,9 @@ from tests.cli.cli_process import call_cli
 from tests.server.running import served
 
 COMMANDS = typer.main.get_command(app).commands
-OPTIONS = {each.opts[0]: each for each in COMMANDS["serve"].params if each.name not in ("help", "config")}
+# --ray serves in another way, which refuses some of the rest (tests/fleet).
+ELSEWHERE = ("help", "config", *(field.name for field in fields(Fleet)))
+OPTIONS = {each.opts[0]: each for each in COMMANDS["serve"].params if each.name not in ELSEWHERE}
 
 
 @pytest.fixture
@@ -45,6 +48,11 @@ def started(monkeypatch):
         kept.groups = (http, limits, media, kept_options)
         return server_settings(http, limits, media, kept_options)
 
+    def told(routers, log):
+        kept.routers = routers
+        return nullcontext()
+
+    monkeypatch.setattr(serve, "_told", told)
     monkeypatch.setattr(serve, "_engine", engine)
     monkeypatch.setattr(serve, "check_tracing", lambda settings: None)  # the extra may not be there
     monkeypatch.setattr(serve, "server_settings", groups)
@@ -104,6 +112,7 @@ def test_each_flag_is_a_variable_and_a_line_of_a_file_too(started, tmp_path, mon
         "--grammar-backend": "xgrammar",
         "--set": ["max_num_seqs=3", "token_budget=64"],
         "--log": tmp_path / "log",
+        **{f"--kv-events{end}": f"tcp://127.0.0.1:1{end}" for end in ("", "-replay", "-topic")},
         "--tensor-parallel": 2,
         "--quantize": "int8",
         "--activations": "int8",
@@ -123,7 +132,7 @@ def test_each_flag_is_a_variable_and_a_line_of_a_file_too(started, tmp_path, mon
         return [word for each in words(value) for word in (flag, each)]
 
     def found(kept):
-        groups = (*kept.groups, kept.model, kept.log)
+        groups = (*kept.groups, kept.model, kept.log, kept.routers)
         return {field.name: getattr(group, field.name) for group in groups for field in fields(group)}
 
     assert given.keys() == OPTIONS.keys()
