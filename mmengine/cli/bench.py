@@ -1,6 +1,5 @@
 """`mmengine bench serve`: how a server bears a load."""
 
-import asyncio
 import json
 import math
 from dataclasses import asdict
@@ -85,6 +84,8 @@ def serve(
     load.check()
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("calls", total=requests)
+        import asyncio  # lazy: the supervisor of a server reads these commands, and stays small
+
         calls, seconds = asyncio.run(run(target, load, lambda: progress.advance(task)))
     summary = summary_of(calls, seconds, limits)
     title = f"{url}: {requests} calls of {prompt_words} words and {max_tokens} tokens"

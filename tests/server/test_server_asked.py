@@ -73,7 +73,7 @@ def test_without_a_budget_an_answer_is_as_long_as_the_context_leaves():
 
 def test_other_routes_and_those_that_are_not_done(server):
     assert server.call("/version")[2] == {"version": __version__}
-    for path, word in (("/v1/rerank", "ranked"), ("/v1/audio/speech", "audio"), ("/v1/messages", "served")):
+    for path, word in (("/v1/rerank", "ranked"), ("/v1/audio/speech", "audio"), ("/v1/nowhere", "no route")):
         status, _, body = server.call(path, {})
         assert status == 404 and word in body["error"]["message"]
     status, headers, _ = server.call("/v1/models", headers={"origin": "https://a.org"}, method="OPTIONS")
