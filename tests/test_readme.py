@@ -58,7 +58,7 @@ def test_the_commands_work(tmp_path, monkeypatch, capsys):
     (tmp_path / "shapes.schema.json").write_text('{"type": "array", "items": {"enum": ["circle", "square"]}}')
     monkeypatch.chdir(tmp_path)
     commands = [line for block in blocks("README.md", "sh") for line in block.text.splitlines()]
-    assert len(commands) == 8
+    assert len(commands) == 9
     for command in commands:
         monkeypatch.setattr("sys.argv", shlex.split(command))
         with pytest.raises(SystemExit) as end:
