@@ -3,18 +3,14 @@
 python benchmarks/serve_durable.py    # all of it into benchmarks/results/serve_durable.md, seventeen minutes
 python benchmarks/serve_durable.py --quick --part costs    # one part, half a minute
 
-What is compared runs in turns: in an order drawn anew each round and then the same order backwards, so that a
-machine that gets slower meanwhile is as much slower for each. Told is the median of the rounds' differences,
-and with ± half of the interval in which it lies in two of three times, however they are spread.
+What is compared runs in turns (serve_sides.py). Told is the median of the rounds' differences, and with ±
+half of the interval in which it lies in two of three times, however they are spread.
 """
 
 import enum
 import os
-import random
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated
@@ -22,16 +18,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from measure import THREAD_VARIABLES
 from report import Part, Table, Target, machine_lines, markdown, show, target_table
+from serve_sides import PAUSE_S, STREAMS, compared, error_of, num_prompts, turns
 
 if TYPE_CHECKING:  # what the engine needs is loaded when the threads are set
     from serve_processes import Running
 
 TITLE = "A server that can be killed, on a CPU"
 WANTED_LOSS, WANTED_FIRST_MS, WANTED_US = 0.02, 1.0, 60
-STREAMS = 16
 KINDS = {"chat": False, "responses, stored": True}  # whether it is of /v1/responses
 SIDES = ("without a log", "with log and store")
-PAUSE_S = 0.03  # before a stream that is timed: what the answer before left is in the log by then
 RESULTS = Path(__file__).parent / "results" / "serve_durable.md"
 
 
@@ -81,44 +76,18 @@ def _served(folder: Path, parts: list[Which], quick: bool) -> Part:
     return found
 
 
-def turns(rounds: int, sides: Sequence[str] = SIDES) -> Iterator[tuple[int, str]]:
-    """Numbers of rounds, of which those below 0 warm up, and whose turn it is."""
-    chance = random.Random(19)
-    for number in range(-1, rounds):
-        order = chance.sample(sides, len(sides))
-        yield from ((number, side) for side in (*order, *reversed(order)))
-
-
 def _rates(name: str, servers: dict[str, "Running"], tokens: int, rounds: int, is_wanted: bool) -> Part:
-    from serve_clients import Load, load
-
     rates = Table(f"{STREAMS} streams of {tokens} tokens, {name}: tokens a second", ("", *SIDES, "lost", "±"))
     costs = Table(f"The same, CPU of the server: microseconds a token, {name}", ("", *SIDES, "more", "±"))
     targets, start = [], 0
     for kind, is_response in KINDS.items():
-        took = {side: [[0.0, 0.0] for _ in range(rounds)] for side in SIDES}  # seconds, and those of CPU
-        for number, side in turns(rounds):
-            start += STREAMS
-            more = (("ignore_eos", True),)
-            asked = Load(STREAMS, STREAMS, tokens, True, more, start=start, is_response=is_response)
-            cpu, begun = servers[side].cpu_s, time.perf_counter()
-            load(servers[side].port, asked)
-            seconds = time.perf_counter() - begun
-            time.sleep(PAUSE_S)
-            if number >= 0:
-                took[side][number][0] += seconds
-                took[side][number][1] += servers[side].cpu_s - cpu
-        count = 2 * STREAMS * tokens  # of a round
-        plain, kept = (took[side] for side in SIDES)
-        lost = [1 - mine[0] / theirs[0] for mine, theirs in zip(plain, kept, strict=True)]
-        figures = (f"{count / median(each[0] for each in took[side]):.1f}" for side in SIDES)
-        rates.rows.append((kind, *figures, f"{100 * median(lost):.1f} %", f"{100 * error_of(lost):.1f} %"))
-        grown = [theirs[1] / mine[1] - 1 for mine, theirs in zip(plain, kept, strict=True)]
-        figures = (f"{1e6 * median(each[1] for each in took[side]) / count:.0f}" for side in SIDES)
-        costs.rows.append((kind, *figures, f"{100 * median(grown):.1f} %", f"{100 * error_of(grown):.1f} %"))
+        found = compared(servers, rounds, tokens, start, is_response)
+        start += num_prompts(rounds)
+        rates.rows.append(found.rates_row(kind))
+        costs.rows.append(found.costs_row(kind))
         if is_wanted:
             what = f"share of tokens lost, {kind}, {name}"
-            targets.append(Target(what, median(lost), WANTED_LOSS, most=True))
+            targets.append(Target(what, median(found.lost()), WANTED_LOSS, most=True))
     return Part([rates, costs], targets)
 
 
@@ -129,7 +98,7 @@ def _first(name: str, servers: dict[str, "Running"], rounds: int) -> Part:
     targets = []
     for kind, is_response in KINDS.items():
         times: dict[str, list[float]] = {side: [0.0] * rounds for side in SIDES}
-        for number, side in turns(rounds):
+        for number, side in turns(rounds, SIDES):
             time.sleep(PAUSE_S)
             more = (("ignore_eos", True),)
             asked = Load(1, 1, 1, True, more, start=10**6 + number, is_response=is_response)
@@ -166,13 +135,6 @@ def _costs(log: Path, quick: bool) -> Part:
         f"requests a side, {AT_ONCE} at once. Without one the log has what it had before there were any."
     )
     return Part([table, more], targets)
-
-
-def error_of(values: list[float]) -> float:
-    """Of their median: half of what lies between the values that enclose it in two of three times."""
-    found, reach = sorted(values), len(values) ** 0.5 / 2
-    least, most = max(0.0, len(found) / 2 - reach), min(len(found) - 1.0, len(found) / 2 + reach)
-    return (found[ceil(most)] - found[int(least)]) / 2
 
 
 if __name__ == "__main__":

@@ -3,14 +3,13 @@
 python benchmarks/serve_traced.py    # into benchmarks/results/serve_traced.md, five minutes
 python benchmarks/serve_traced.py --quick
 
-The two run in turns, as in serve_durable.py, whose way of comparing this is. The collector takes what comes
+The two run in turns (serve_sides.py). The collector takes what comes
 and throws it away, in a process of its own.
 """
 
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated
@@ -18,14 +17,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from measure import THREAD_VARIABLES
 from report import Part, Table, Target, machine_lines, markdown, show, target_table
-from serve_durable import error_of, turns
+from serve_sides import STREAMS, compared
 
 if TYPE_CHECKING:  # what the engine needs is loaded when the threads are set
     from serve_processes import Running
 
 TITLE = "Spans of OpenTelemetry, on a CPU"
 SIDES = ("without spans", "with spans")
-STREAMS, TOKENS, WANTED_LOSS = 16, 40, 0.01
+TOKENS, WANTED_LOSS = 40, 0.01
 RESULTS = Path(__file__).parent / "results" / "serve_traced.md"
 COLLECTOR = """
 import http.server
@@ -75,31 +74,12 @@ def _compared(url: str, rounds: int) -> Part:
 
 
 def _rates(servers: "dict[str, Running]", rounds: int) -> Part:
-    from serve_clients import Load, load
-
-    took = {side: [[0.0, 0.0] for _ in range(rounds)] for side in SIDES}  # seconds, and those of CPU
-    start = 0
-    for number, side in turns(rounds, SIDES):
-        start += STREAMS
-        asked = Load(STREAMS, STREAMS, TOKENS, True, (("ignore_eos", True),), start=start)
-        cpu, begun = servers[side].cpu_s, time.perf_counter()
-        load(servers[side].port, asked)
-        seconds = time.perf_counter() - begun
-        if number >= 0:
-            took[side][number][0] += seconds
-            took[side][number][1] += servers[side].cpu_s - cpu
-    count = 2 * STREAMS * TOKENS  # of a round
-    plain, traced = (took[side] for side in SIDES)
-    lost = [1 - mine[0] / theirs[0] for mine, theirs in zip(plain, traced, strict=True)]
-    grown = [theirs[1] / mine[1] - 1 for mine, theirs in zip(plain, traced, strict=True)]
-    table = Table(f"{STREAMS} streams of {TOKENS} tokens, 0.4 B, bfloat16", ("", *SIDES, "lost or more", "±"))
-    rates = (f"{count / median(each[0] for each in took[side]):.1f}" for side in SIDES)
-    costs = (f"{1e6 * median(each[1] for each in took[side]) / count:.0f}" for side in SIDES)
-    for name, figures, shares in (("tokens a second", rates, lost), ("CPU us a token", costs, grown)):
-        table.rows.append(
-            (name, *figures, f"{100 * median(shares):.1f} %", f"{100 * error_of(shares):.1f} %")
-        )
-    return Part([table], [Target("share of tokens lost, 0.4 B", median(lost), WANTED_LOSS, most=True)])
+    found = compared(servers, rounds, TOKENS)
+    columns = ("", *SIDES, "lost or more", "±")
+    table = Table(f"{STREAMS} streams of {TOKENS} tokens, 0.4 B, bfloat16", columns)
+    table.rows = [found.rates_row("tokens a second"), found.costs_row("CPU us a token")]
+    lost = Target("share of tokens lost, 0.4 B", median(found.lost()), WANTED_LOSS, most=True)
+    return Part([table], [lost])
 
 
 if __name__ == "__main__":

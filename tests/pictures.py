@@ -4,6 +4,9 @@ import base64
 import io
 import random
 
+import numpy as np
+from PIL import Image
+
 from mmengine_shapes.scenes import random_scene
 
 
@@ -24,3 +27,17 @@ def looking(question, *urls):
     """A user's message with images before its question."""
     parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     return {"role": "user", "content": [*parts, {"type": "text", "text": question}]}
+
+
+def noise(seed, size):
+    """An image of nothing but noise; `size`: its height and width."""
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8))
+
+
+def asked(*parts):
+    """One message of a user: texts, and images between them."""
+    content = [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part}
+        for part in parts
+    ]
+    return [{"role": "user", "content": content}]

@@ -55,16 +55,19 @@ def serve(
     as_json: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the times into this file.")] = None,
 ) -> None:
-    from rich.console import Console  # lazy, as the others: help is instant
+    import asyncio  # lazy, as the others: help is instant, and the supervisor of a server stays small
+
+    from rich.console import Console
     from rich.progress import Progress
     from rich.table import Table
 
+    from mmengine.cli.pictures import check_picture
     from mmengine.server.bench.calling import Target
     from mmengine.server.bench.load import Load, run
-    from mmengine.server.bench.summary import Limits, check_picture, draw, markdown, rows_of, summary_of
+    from mmengine.server.bench.summary import Limits, draw, markdown, rows_of, summary_of
 
     if picture is not None:
-        check_picture(picture)
+        check_picture(picture, "--picture")
     for path in image or ():
         if not path.is_file():
             raise ConfigError(f"--image {path} is no file")
@@ -84,8 +87,6 @@ def serve(
     load.check()
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("calls", total=requests)
-        import asyncio  # lazy: the supervisor of a server reads these commands, and stays small
-
         calls, seconds = asyncio.run(run(target, load, lambda: progress.advance(task)))
     summary = summary_of(calls, seconds, limits)
     title = f"{url}: {requests} calls of {prompt_words} words and {max_tokens} tokens"

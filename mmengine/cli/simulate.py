@@ -38,15 +38,16 @@ def simulate(
     limit: Annotated[int | None, typer.Option(min=1, help="Take only so many requests.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the run over time into this picture.")] = None,
 ) -> None:
-    from mmengine.cli.simulate_table import print_report  # lazy, like all below: help needs none of it
+    from mmengine.cli.pictures import check_picture  # lazy, like all below: help needs none of it
+    from mmengine.cli.simulate_table import print_report
     from mmengine.events.log import LogWriter
     from mmengine.simulation import Driver, read_settings
     from mmengine.simulation.files import read_object
     from mmengine.simulation.load import load_workload
-    from mmengine.simulation.plot import check_plot, draw
+    from mmengine.simulation.plot import draw
 
     if plot is not None:
-        check_plot(plot)
+        check_picture(plot, "--plot")
     work = load_workload(workload, form, limit)
     settings = read_settings(
         {**work.settings, **(read_object(config) if config is not None else {})}, work, compat or ""

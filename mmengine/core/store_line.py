@@ -26,8 +26,7 @@ class StoreLine:
 
     def before(self, event: ev.Event) -> None:
         if isinstance(event, ev.Executed):
-            flights = self._state.flights
-            self._filled = flights[0].filled if flights else self._state.step_filled
+            self._filled = self._state.filled_blocks()
 
     def after(self, event: ev.Event) -> None:
         match event:

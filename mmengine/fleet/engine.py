@@ -175,7 +175,7 @@ class FleetEngine(AsyncForms):
             await journey.run()
         finally:
             del self._journeys[channel]
-            self.metrics.tokens.inc(journey.num_tokens)
+            self.metrics.ended(journey.num_tokens)
 
     def _moved(self, request_id: str, why: str) -> None:
         self.metrics.moves.inc()
@@ -248,12 +248,14 @@ class FleetMetrics:
         self.moves = Counter(
             "mmengine_fleet_moves", "Times that a request went on elsewhere.", registry=registry
         )
-        self.tokens = Counter("mmengine_fleet_tokens", "Tokens of answers that ended.", registry=registry)
+        self.num_tokens = 0  # of answers that ended
+        self._tokens = Counter("mmengine_fleet_tokens", "Tokens of answers that ended.", registry=registry)
         Gauge("mmengine_fleet_open", "Requests that are open.", registry=registry).set_function(num_open)
 
-    @property
-    def num_tokens(self) -> int:
-        return int(self.tokens._value.get())
+    def ended(self, num_tokens: int) -> None:
+        """An answer ended, of which so many tokens were forwarded."""
+        self.num_tokens += num_tokens
+        self._tokens.inc(num_tokens)
 
     def collect(self) -> Iterator[Metric]:
         yield from self._registry.collect()

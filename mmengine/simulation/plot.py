@@ -5,21 +5,9 @@ from pathlib import Path
 import numpy as np
 
 from mmengine.config import EngineConfig
-from mmengine.errors import ConfigError
 from mmengine.simulation.meter import Timeline
 
 MAX_POINTS = 4000  # of a curve; a longer one is thinned out
-
-
-def check_plot(path: Path) -> None:
-    """Raises ConfigError when there is nothing to draw with, or the file is no picture by its name."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # lazy: only a plot needs it
-    except ImportError:
-        raise ConfigError("--plot needs matplotlib: pip install 'mmengine-vl[plot]'") from None
-    kinds = sorted(FigureCanvasAgg.get_supported_filetypes())
-    if path.suffix.lstrip(".").lower() not in kinds:
-        raise ConfigError(f"--plot {path}: the name must end in one of .{', .'.join(kinds)}")
 
 
 def draw(timeline: Timeline, config: EngineConfig, title: str, path: Path) -> None:

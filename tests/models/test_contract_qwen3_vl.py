@@ -3,29 +3,16 @@
 import json
 import shutil
 
-import numpy as np
 import torch
-from PIL import Image
 
 from mmengine.models.contract import PluginContract, make_lively
 from mmengine_qwen3_vl import plugin
 from mmengine_shapes import checkpoint_path
 from tests.models.text_reference import EXPERTS
+from tests.pictures import asked, noise
 from tests.qwen3_vl.qwen3_vl_reference import TINY
 
 WORDS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "preprocessor_config.json")
-
-
-def image(seed, size):
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8))
-
-
-def chat(*parts):
-    content = [
-        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part}
-        for part in parts
-    ]
-    return [{"role": "user", "content": content}]
 
 
 class TestQwen3VL(PluginContract):
@@ -36,10 +23,10 @@ class TestQwen3VL(PluginContract):
         "vision_config.hidden_act": "quick_gelu",
     }
     chats = (
-        chat("What is the time?"),
-        chat(image(0, (64, 96)), "What is in it?"),
-        chat(image(0, (64, 96)), "And how many are there, and of which colour is each of them?"),
-        chat("Between ", image(1, (96, 64)), " and ", image(2, (64, 64)), ", which one?"),
+        asked("What is the time?"),
+        asked(noise(0, (64, 96)), "What is in it?"),
+        asked(noise(0, (64, 96)), "And how many are there, and of which colour is each of them?"),
+        asked("Between ", noise(1, (96, 64)), " and ", noise(2, (64, 64)), ", which one?"),
     )
 
     architecture, sizes = "Qwen3VL", {}

@@ -1,25 +1,12 @@
 """The contract of plugins, for SmolVLM2 with images."""
 
-import numpy as np
 import torch
-from PIL import Image
 from tokenizers import Tokenizer
 
 from mmengine.models.contract import PluginContract
 from mmengine_smolvlm import plugin
+from tests.pictures import asked, noise
 from tests.smolvlm.tiny import images_only, make_tiny, patches_of
-
-
-def image(seed, size):
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8))
-
-
-def chat(*parts):
-    content = [
-        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part}
-        for part in parts
-    ]
-    return [{"role": "user", "content": content}]
 
 
 class TestSmolVLM(PluginContract):
@@ -32,10 +19,10 @@ class TestSmolVLM(PluginContract):
         "vision_config.patch_size": [5, 5],
     }
     chats = (
-        chat("What is the time?"),
-        chat(image(0, (30, 96)), "What is in it?"),
-        chat(image(0, (30, 96)), "And how many are there, and of which colour is each of them?"),
-        chat("Between ", image(1, (90, 28)), " and ", image(2, (20, 63)), ", which one?"),
+        asked("What is the time?"),
+        asked(noise(0, (30, 96)), "What is in it?"),
+        asked(noise(0, (30, 96)), "And how many are there, and of which colour is each of them?"),
+        asked("Between ", noise(1, (90, 28)), " and ", noise(2, (20, 63)), ", which one?"),
     )
 
     def make_checkpoint(self, folder):
@@ -44,8 +31,8 @@ class TestSmolVLM(PluginContract):
         return model
 
     def inputs(self, folder, chat):
-        asked = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
-        return dict(images_only(folder).apply_chat_template(chat, add_generation_prompt=True, **asked))
+        how = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
+        return dict(images_only(folder).apply_chat_template(chat, add_generation_prompt=True, **how))
 
     def patches(self, inputs):
         if "pixel_values" not in inputs:

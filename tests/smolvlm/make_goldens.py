@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tests.processing.video_cases import draw
 from tests.smolvlm.tiny import PATCH, SIDE, make_tiny
-from tests.smolvlm.video_cases import CASES, draw
+from tests.smolvlm.video_cases import CASES
 
 GOLDENS = Path(__file__).with_name("video_goldens.json")
 MAX_NUMBER = 2048

@@ -20,9 +20,10 @@ from mmengine.serve.engine import Engine
 from mmengine.server.asked import bounded
 from mmengine_smolvlm import plugin
 from mmengine_smolvlm.number_words import in_words
+from tests.processing.video_cases import draw
 from tests.smolvlm.make_goldens import GOLDENS, MAX_NUMBER
 from tests.smolvlm.tiny import SIDE, images_only, make_tiny, patches_of
-from tests.smolvlm.video_cases import CASES, PROMPT, draw
+from tests.smolvlm.video_cases import CASES, PROMPT
 
 SIZES = [(34, 34), (35, 34), (10, 10), (1, 1), (64, 96), (500, 31), (3, 400), (137, 136), (271, 97), (20, 63)]
 ASKED = [{}, {"longest_edge": 70}, {"do_image_splitting": False}, {"do_resize": False}]

@@ -145,6 +145,10 @@ class State(Columns[np.ndarray]):
         """Rows of the step whose result comes next that give tokens, intp."""
         return self.flights[0].sampled if self.flights else self._due_rows()
 
+    def filled_blocks(self) -> list[np.ndarray]:
+        """Blocks whose content the step completes that comes back next."""
+        return self.flights[0].filled if self.flights else self.step_filled
+
     def due(self) -> np.ndarray:
         """Places in `step_rows` of those that reach the end of their tokens, known and pending, intp."""
         if self.due_places is None:

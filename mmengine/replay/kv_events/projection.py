@@ -68,7 +68,7 @@ class KVProjection:
         """The event is about to be applied."""
         state = self._state
         if isinstance(event, ev.Executed):
-            self._filled = state.flights[0].filled if state.flights else state.step_filled
+            self._filled = state.filled_blocks()
         elif isinstance(event, ev.Queued) and event.cache_salt:
             if len(self._salts) >= MAX_SALTS:
                 del self._salts[next(iter(self._salts))]

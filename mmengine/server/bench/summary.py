@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mmengine.errors import ConfigError
 from mmengine.server.bench.calling import Call
 
 PERCENTILES = (50, 90, 99)
@@ -113,17 +112,6 @@ def markdown(title: str, summary: Summary) -> str:
     lines = [f"# {title}", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {text} |" for name, text in rows_of(summary)]
     return "\n".join(lines) + "\n"
-
-
-def check_picture(path: Path) -> None:
-    """Raises ConfigError."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # lazy: only a picture needs it
-    except ImportError:
-        raise ConfigError("--picture needs matplotlib: pip install 'mmengine-vl[plot]'") from None
-    kinds = sorted(FigureCanvasAgg.get_supported_filetypes())
-    if path.suffix.lstrip(".").lower() not in kinds:
-        raise ConfigError(f"--picture {path}: the name must end in one of .{', .'.join(kinds)}")
 
 
 def draw(title: str, calls: Sequence[Call], limits: Limits, path: Path) -> None:

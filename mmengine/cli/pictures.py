@@ -1,0 +1,17 @@
+"""Pictures that commands draw into files."""
+
+from pathlib import Path
+
+from mmengine.errors import ConfigError
+
+
+def check_picture(path: Path, option: str) -> None:
+    """Raises ConfigError, which names the `option`, when there is nothing to draw with, or the file is no
+    picture by its name."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # lazy: only a picture needs it
+    except ImportError:
+        raise ConfigError(f"{option} needs matplotlib: pip install 'mmengine-vl[plot]'") from None
+    kinds = sorted(FigureCanvasAgg.get_supported_filetypes())
+    if path.suffix.lstrip(".").lower() not in kinds:
+        raise ConfigError(f"{option} {path}: the name must end in one of .{', .'.join(kinds)}")
