@@ -37,4 +37,6 @@ fi
 # torch stays the project's: a resolver that wants another one fails here.
 "$PYTHON" -c 'import torch; print("torch==" + torch.__version__.split("+")[0])' >constraints.txt
 python/bin/python -m pip install --quiet --only-binary :all: -c constraints.txt -r "$here/requirements.txt"
+# What PyPI has of it fails to import beside a CPU build of torch, and nothing here looks at pictures.
+python/bin/python -m pip uninstall --quiet --yes torchvision
 python/bin/python -c 'import llama_cpp, openvino; print(llama_cpp.llama_print_system_info().decode(), openvino.__version__)'

@@ -26,7 +26,8 @@ class Transformers:
         if rows not in self._caches:
             self._caches[rows] = StaticCache(self._model.config, max_cache_len=MAX_TOKENS)
         self._cache = self._caches[rows]
-        self._cache.reset()
+        with torch.inference_mode():  # its tensors were made there
+            self._cache.reset()
         self._forward(torch.tensor(prompts))
 
     def step(self, tokens: Sequence[int]) -> None:

@@ -34,6 +34,9 @@ ASKED = {
 }
 
 
+CLOSED_BY_SEED = [ASKED["closed form"] | {"temperature": 1.2, "seed": seed} for seed in (5, 11, 12)]
+
+
 @pytest.fixture(scope="module")
 def engine():
     with Engine() as made:
@@ -61,6 +64,15 @@ def test_it_goes_on_as_it_would_have(engine, name):
         again, _ = answer_of(engine, **asked, outputs=choice.token_ids[:count])
         (found,) = again.choices
         assert found == choice, count
+
+
+@pytest.mark.parametrize("asked", CLOSED_BY_SEED)
+def test_a_closing_has_its_name_whoever_says_its_last_tokens(engine, asked):
+    (choice,) = answer_of(engine, max_tokens=24, **asked)[0].choices
+    assert choice.detail == "closed"
+    for count in range(len(choice.token_ids) - 6, len(choice.token_ids)):
+        again, _ = answer_of(engine, max_tokens=24, **asked, outputs=choice.token_ids[:count])
+        assert again.choices[0] == choice, count
 
 
 def test_a_stop_string_that_the_outputs_began_is_found(engine):

@@ -99,7 +99,7 @@ struct CodeTable {
     __m512i code = load_as<__m512i>(codes);
     __m512i below = _mm512_permutex2var_epi8(low[0], code, low[1]);
     __m512i above = _mm512_permutex2var_epi8(high[0], code, high[1]);
-    above = _mm512_ternarylogic_epi32(above, code, _mm512_set1_epi8((char)0x80), 0xf8);  // or the sign
+    above = _mm512_ternarylogic_epi32(above, code, _mm512_set1_epi8((char)0x80), 0x78);  // a scale may be negative
     first = _mm512_unpacklo_epi8(below, above);
     second = _mm512_unpackhi_epi8(below, above);
   }

@@ -12,8 +12,9 @@ class Closer:
 
     `path`: the tokens of a closing from where the text is now; None once none is known. It follows from the
     tokens that were said alone, so a row that is computed again, after a preemption or a crash, closes alike.
-    `left`: tokens that may still be said. `has_closed`: whether a closing changed what the model said. Behind
-    a `cut` it says the closing, whatever the model does.
+    `left`: tokens that may still be said. `has_closed`: whether a closing changed what the model said, or was
+    said where it took all that was left: who goes on with tokens of somebody else knows no more of them than
+    that. Behind a `cut` it says the closing, whatever the model does.
     """
 
     def __init__(
@@ -52,6 +53,8 @@ class Closer:
         """The text goes on by `token`, which the matcher is yet to consume."""
         if self.path is None:
             return
+        if self.path and token == self.path[0] and len(self.path) >= self.left:
+            self.has_closed = True
         known, self._next = self._next, (-1, None)
         self.path = known[1] if known[0] == token else self._behind(self.path, matcher, token)
         self._place = self._closings.behind(self._place, token)
