@@ -45,7 +45,7 @@ class Breaking:
         self.replicas.reverse()
         async with contextlib.aclosing(self.replicas[0].run(data)) as words:
             async for word in words:
-                if isinstance(decoded_told(word), (Begun, News)) and self.chosen.random() < 0.3:
+                if isinstance(decoded_told(word), (Begun, News)) and self.chosen.random() < 0.15:
                     self.num_breaks += 1
                     raise ReplicaLost("a break")
                 yield word
