@@ -3,6 +3,7 @@ answer."""
 
 import os
 import threading
+import time
 
 import pytest
 
@@ -103,6 +104,31 @@ def test_what_does_not_hold_is_found_and_computed(copied, expected, how):
     assert tokens == expected
     assert stats.num_fetched_blocks == 0 and stats.num_lost_fetches == 1
     assert store.num_spoiled == (0 if how == "gone" else 1)
+
+
+def test_a_block_that_is_gone_is_put_again_by_whoever_put_it(tmp_path, expected):
+    folder = tmp_path / "store"
+    with Engine(config=config(folder, num_blocks=40)) as engine:
+        assert engine.generate([QUESTION], max_tokens=12)[0].token_ids == expected
+        put = settled(engine)
+        before = {path: path.read_bytes() for path in blocks_of(folder)}
+        for path in before:
+            path.unlink()
+        for number in range(6):  # until the blocks in memory are others'
+            engine.generate([QUESTION], max_tokens=4, cache_salt=str(number))
+        assert engine.generate([QUESTION], max_tokens=12)[0].token_ids == expected
+        assert settled(engine) > put
+    first = [path for path in before if path.exists()]
+    assert first and all(path.read_bytes() == before[path] for path in first)
+
+
+def settled(engine):
+    """How many values were put, once nothing waits to be."""
+    store = engine.built.store
+    end = time.monotonic() + 20
+    while store._waiting_bytes and time.monotonic() < end:
+        time.sleep(0.01)
+    return store.num_put
 
 
 def test_a_hostile_value_is_not_read_beyond_its_room(copied, expected):

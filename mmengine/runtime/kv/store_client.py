@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 import numpy as np
@@ -36,19 +36,20 @@ from mmengine.runtime.kv.pool import KVPool
 MAX_WAITING_BYTES = 256 * 2**20  # of what was computed and is not written yet
 MAX_FETCHED_BYTES = 2**31  # of what was read and no step has taken yet; of one request half as much
 MAX_KNOWN = 2**17  # names of what is in the store already
+NAMESPACE_BYTES = 16  # before each name in a key
 Given = TypeVar("Given")
 CLOSE_S = 10.0  # in which what was computed is still written when an engine closes
 
 
 def namespace(fingerprints: Mapping[str, str], config: EngineConfig, kind: str) -> bytes:
-    """16 bytes before each key: KV is of use to who has the same weights, dtypes, block size and backend."""
+    """Stands before each name: KV is of use to who has the same weights, dtypes, block size and backend."""
     said = {
         **{name: value for name, value in fingerprints.items() if name != "processor"},
         "kind": kind,
         **({"kv_dtype": config.kv_dtype, "block_size": config.block_size} if kind == "kv" else {}),
         "rank": f"0/{config.tensor_parallel}",
     }
-    return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=16).digest()
+    return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=NAMESPACE_BYTES).digest()
 
 
 class StoreClient:
@@ -149,11 +150,11 @@ class StoreClient:
         content = index.content[blocks].tolist()
         named = {self._digests.get(held): block for held, block in zip(content, blocks.tolist(), strict=True)}
         new = [(digest, block) for digest, block in named.items() if digest and digest not in self._known]
-        for digest, _ in new:
-            self._know(digest)
         size = len(new) * self._row_bytes
         if not new or not self._may_wait(size, len(new)):
             return
+        for digest, _ in new:
+            self._know(digest)
         wanted = upload(np.array([block for _, block in new], np.int64), self._pool.blocks.device)
         rows = self._pool.blocks.index_select(1, wanted).transpose(0, 1).contiguous()
         keys = [self._kv_names + digest for digest, _ in new]
@@ -163,6 +164,11 @@ class StoreClient:
         self._known[digest] = None
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
+
+    def _unknow(self, keys: Iterable[bytes]) -> None:
+        """They are not in the store, or not whole: who computes them again may put them again."""
+        for key in keys:
+            self._known.pop(key[NAMESPACE_BYTES:], None)
 
     def _may_wait(self, size: int, count: int) -> bool:
         with self._lock:
@@ -190,7 +196,9 @@ class StoreClient:
     def _look_up(self, request: Request, tokens: np.ndarray) -> None:
         name = request.request_id
         digests = prompt_digests(request, tokens, self._block_size)
-        found = self._call(lambda: self._store.has([self._kv_names + digest for digest in digests])) or []
+        keys = [self._kv_names + digest for digest in digests]
+        found = self._call(lambda: self._store.has(keys)) or []
+        self._unknow(key for key, is_there in zip(keys, found) if not is_there)
         count = found.index(False) if False in found else len(found)
         count = min(count, MAX_FETCHED_BYTES // 2 // self._row_bytes)
         items = self._fetch_items(request, count * self._block_size)
@@ -250,9 +258,11 @@ class StoreClient:
         """The digest of what was read into a row, uint8, if it holds."""
         value = row.numpy().data
         if not self._call(lambda: self._store.get([key], [value])[0]):
+            self._unknow([key])
             return None
         digest = opened(key, value)
         if digest is None:
+            self._unknow([key])
             self.num_spoiled += 1
             self._call(lambda: self._store.remove([key]))
         return digest
@@ -277,6 +287,7 @@ class StoreClient:
                 self.num_put += 1
         except Exception:  # a stranger's store may raise anything at all: it keeps nothing then
             self.num_left_out += 1
+            self._unknow(keys)
         finally:
             with self._lock:
                 self._waiting_bytes -= size
