@@ -23,6 +23,7 @@ from step_cost_engine import Shape, bare_loop, boundary, decode, memory, percent
 
 SIZES = (16, 64, 256, 1024, 4096)
 OVERLAPPED = (16, 256, 1024)
+WITH_SLOTS = "decode, state slots"
 PHASES = ("schedule", "evolve", "append", "batch", "complete")
 
 
@@ -89,6 +90,7 @@ def _cases(rows: int, folder: Path, steps: int) -> dict[str, dict]:
     cases = {"decode": decode(Shape(rows), folder, count)}
     if rows in OVERLAPPED:
         cases["decode, two in flight"] = decode(Shape(rows, max_in_flight=2), folder, count)
+        cases[WITH_SLOTS] = decode(Shape(rows, slots=True), folder, count)
     cases["decode, 3 drafts"] = decode(Shape(rows, num_drafts=3), folder, count)
     return cases | boundary(rows, folder, max(6, count // 100))
 
@@ -123,6 +125,7 @@ def _targets(table: Table, cases: dict[str, dict], bare: int) -> None:
     table.target("stretch: whole step / bare loop at 1,024 rows", whole / bare, 4)
     table.target("aligned boundary / plain step at 1,024 rows", worst / whole, 3)
     table.target("p99 / p50 at 1,024 rows", percentile(plain["whole"], 99) / whole, 3)
+    table.target("with state slots / without at 1,024 rows", _p50(cases[WITH_SLOTS]) / whole, 1.1)
 
 
 def facts(table: Table, folder: Path, args: argparse.Namespace) -> None:

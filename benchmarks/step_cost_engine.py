@@ -35,13 +35,14 @@ def percentile(values: Iterable[int], share: int) -> int:
 @dataclass(frozen=True, slots=True)
 class Shape:
     """`prefill`: long prompts come in chunks beside the rows that decode. `max_in_flight`: steps decided
-    before the oldest of them is back."""
+    before the oldest of them is back. `slots`: rows have recurrent states, of which some are kept."""
 
     rows: int
     num_drafts: int = 0
     prefill: bool = False
     aligned: bool = False
     max_in_flight: int = 1
+    slots: bool = False
 
 
 class _Bare:
@@ -196,6 +197,7 @@ def _running(shape: Shape, folder: Path, num_steps: int) -> Bench:
         num_draft_tokens=shape.num_drafts,
         long_prefill_token_threshold=256 if shape.prefill else 0,
         max_in_flight=shape.max_in_flight,
+        num_state_slots=2 * (shape.rows + 1) if shape.slots else 0,
     )
     for number in range(shape.rows):
         bench.ask(BLOCK if shape.aligned else BLOCK + number % BLOCK)

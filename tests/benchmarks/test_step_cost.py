@@ -60,6 +60,12 @@ def test_steps_are_decided_while_the_one_before_runs(engine, tmp_path):
     assert (ev.Dispatched, ev.Executed, ev.Scheduled) in zip(kinds, kinds[1:], kinds[2:])
 
 
+def test_rows_have_state_slots(engine, tmp_path):
+    engine.decode(engine.Shape(4, slots=True), tmp_path, 10)
+    admitted = [event for event in events_of(tmp_path) if isinstance(event, ev.Admitted)]
+    assert len({event.state_slot for event in admitted}) == 4
+
+
 def test_drafts_are_accepted_in_part(engine, tmp_path):
     engine.decode(engine.Shape(4, num_drafts=3), tmp_path, 10)
     executed = [event for event in events_of(tmp_path) if isinstance(event, ev.Executed)]
@@ -114,6 +120,7 @@ def test_a_quick_run_ends_with_a_table_and_its_targets(module, engine, tmp_path,
     assert {
         "| decode",
         "| decode, two in flight",
+        "| decode, state slots",
         "| all rows need a block",
         "| preemption storm, swap",
     } <= set(cases)

@@ -1,5 +1,5 @@
 """Writes the golden log of a format, or of rules of the scheduler (the last digit is the format's; what
-begins with "compat" has vLLM's decisions):
+begins with "compat" has vLLM's decisions, with "slots" a model with recurrent states):
 
     python -m tests.golden.make_golden NAME
 
@@ -51,6 +51,9 @@ def expected(folder: Path, digest: bytes) -> dict:
 OURS = {"seed": 42, "max_in_flight": 2, "draft_policy": "goodput"}
 # A drafter that keeps KV, and a run in which each of vLLM's rules decides something.
 COMPAT = {"seed": 49, "compat": "vllm", "lookahead_tokens": 2}
+# Slots for the rows and a few states that are kept, which give way to one another.
+SLOTS = OURS | {"num_state_slots": 9, "snapshot_every": 8}
+SETTINGS = {"compat": COMPAT, "slots": SLOTS}  # by what a name begins with; else OURS
 
 
 def crashed_run(folder: Path, num_requests: int, settings: dict = OURS) -> EngineCore:
@@ -104,7 +107,7 @@ def save_state(folder: Path) -> None:
 
 def main(name: str) -> None:
     folder = HERE / name
-    core = crashed_run(folder, 24, COMPAT if name.startswith("compat") else OURS)
+    core = crashed_run(folder, 24, SETTINGS.get(name.partition("_")[0], OURS))
     save_state(folder)
     (folder / "lock").unlink()
     text = json.dumps(expected(folder, state_digest(core.state)), separators=(",", ":"))
