@@ -94,7 +94,8 @@ def make_lively(model: torch.nn.Module, seed: int = 0) -> None:
         for name, weight in model.named_parameters():
             drawn = torch.randn(weight.shape, generator=generator)
             if weight.ndim > 1 and "embed" not in name:
-                weight.copy_(drawn / weight[0].numel() ** 0.5)
+                one = weight[0, 0] if "experts." in name and weight.ndim > 2 else weight[0]  # of an expert
+                weight.copy_(drawn / one.numel() ** 0.5)
             elif "norm" in name and not name.endswith("bias"):
                 weight.copy_(1 + 0.3 * drawn)
             else:

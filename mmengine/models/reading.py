@@ -92,23 +92,29 @@ def read_experts(fields: Fields, *, norm_top_k: bool) -> ExpertsConfig | None:
     """Which layers have experts, and how a token chooses among them. `norm_top_k`: whether the chances of
     those that it takes are divided by their sum. None: all layers are dense. ModelError names the field."""
     num_layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
-    name = "num_experts" if fields.values.get("num_experts") is not None else "num_local_experts"
-    count = fields.integer(name, 1, MAX_EXPERTS // num_layers)
     every = fields.integer("decoder_sparse_step", 1, MAX_LAYERS, 1)
     dense = fields.integers("mlp_only_layers", [], 0, MAX_LAYERS - 1, MAX_LAYERS)
+    layers = tuple(i for i in range(num_layers) if (i + 1) % every == 0 and i not in dense)
+    experts = read_mixture(fields, layers, norm_top_k=norm_top_k)
+    return experts if layers else None
+
+
+def read_mixture(fields: Fields, layers: tuple[int, ...], *, norm_top_k: bool) -> ExpertsConfig:
+    """The same where the family says which `layers` have them."""
+    num_layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
+    name = "num_experts" if fields.values.get("num_experts") is not None else "num_local_experts"
+    count = fields.integer(name, 1, MAX_EXPERTS // num_layers)
     for field, plain in ROUTERS.items():
         if fields.values.get(field, plain) not in (plain, None):
             found = repr(fields.values[field])[:60]
             fields.fail(f"{fields.prefix}{field} {found} is not supported: routers are a softmax alone")
-    layers = tuple(i for i in range(num_layers) if (i + 1) % every == 0 and i not in dense)
-    experts = ExpertsConfig(
+    return ExpertsConfig(
         count,
         top_k=fields.integer("num_experts_per_tok", 1, count),
         intermediate_size=fields.integer("moe_intermediate_size", 1, 2**20),
         layers=layers,
         norm_top_k=norm_top_k,
     )
-    return experts if layers else None
 
 
 def _refuse_windows(fields: Fields, mixers: tuple[str, ...]) -> None:

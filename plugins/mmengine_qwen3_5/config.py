@@ -1,4 +1,5 @@
-"""config.json of Qwen3.5 and its like, checked: with `text_config` and `vision_config`, or of a text model.
+"""config.json of Qwen3.5 and its like, checked: with `text_config` and `vision_config`, or of a text model;
+dense or a mixture of experts in every layer, with a shared one.
 
 Fields that transformers has a default for may be missing; sizes may not.
 """
@@ -10,14 +11,15 @@ from mmengine.checkpoint.fields import Fields
 from mmengine.checkpoint.files import read_json
 from mmengine.checkpoint.rope import RopeConfig
 from mmengine.models.config import NetworkConfig
-from mmengine.models.decoder.config import DecoderConfig, DeltaConfig
-from mmengine.models.reading import check_served, read_decoder
+from mmengine.models.decoder.config import DecoderConfig, DeltaConfig, ExpertsConfig
+from mmengine.models.reading import MAX_LAYERS, check_served, read_decoder, read_mixture
 from mmengine.models.vision.config import VisionConfig
 from mmengine_qwen3_vl.config import read_vision, text_rope
 
-WITH_MEDIA = "Qwen3_5ForConditionalGeneration"
-TEXT_ALONE = "Qwen3_5ForCausalLM"
-ARCHITECTURES = (WITH_MEDIA, TEXT_ALONE)
+WITH_MEDIA = ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
+TEXT_ALONE = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
+MIXTURES = (WITH_MEDIA[1], TEXT_ALONE[1])
+ARCHITECTURES = (*WITH_MEDIA, *TEXT_ALONE)
 LINEAR, FULL = "linear_attention", "full_attention"
 IMAGE_TOKEN, VIDEO_TOKEN = 248056, 248057  # where the file does not name them
 
@@ -37,8 +39,9 @@ def read_config(folder: Path) -> ModelConfig:
     check_served(root, ARCHITECTURES, ("text_config", "vision_config") if has_text else ())
     fields = root.child("text_config") if has_text else root
     tied = root.flag("tie_word_embeddings", fields.flag("tie_word_embeddings", False))
-    text, vision = _text_config(fields, tied), None
-    if WITH_MEDIA in root.values["architectures"]:
+    architecture = next(name for name in root.values["architectures"] if name in ARCHITECTURES)
+    text, vision = _text_config(fields, tied, is_mixture=architecture in MIXTURES), None
+    if architecture in WITH_MEDIA:
         vision = read_vision(root.child("vision_config"), deepstack=False)
         if vision.deepstack_layers:
             root.fail("vision_config.deepstack_visual_indexes is not empty; this family has no deepstack")
@@ -55,7 +58,7 @@ def read_config(folder: Path) -> ModelConfig:
     )
 
 
-def _text_config(text: Fields, tied: bool) -> DecoderConfig:
+def _text_config(text: Fields, tied: bool, *, is_mixture: bool) -> DecoderConfig:
     if text.flag("attention_bias", False):
         text.fail(f"{text.prefix}attention_bias is true, which is not supported for gated attention")
     head_dim = text.integer("head_dim", 2, 1024, 256)
@@ -72,6 +75,7 @@ def _text_config(text: Fields, tied: bool) -> DecoderConfig:
         head_dim=256,
         rope=lambda fields, _: _rope(fields, rotary_dim),
         qk_norm=True,
+        experts=_experts(text) if is_mixture else None,
         mixers=(LINEAR, FULL),
     )
     delta = DeltaConfig(
@@ -96,9 +100,19 @@ def _text_config(text: Fields, tied: bool) -> DecoderConfig:
     )
 
 
+def _experts(text: Fields) -> ExpertsConfig:
+    """Of every layer: `decoder_sparse_step` and `mlp_only_layers`, which other mixtures have, mean nothing
+    here."""
+    if not text.flag("norm_topk_prob", True):
+        text.fail(f"{text.prefix}norm_topk_prob is false; this family always divides by the sum")
+    layers = tuple(range(text.integer("num_hidden_layers", 1, MAX_LAYERS)))
+    experts = read_mixture(text, layers, norm_top_k=True)
+    return replace(experts, shared_size=text.integer("shared_expert_intermediate_size", 1, 2**20))
+
+
 def _layer_types(text: Fields) -> list[str]:
     """Of each layer; by default each fourth one has attention."""
-    count = text.integer("num_hidden_layers", 1, 1024)
+    count = text.integer("num_hidden_layers", 1, MAX_LAYERS)
     kinds = text.values.get("layer_types")
     if kinds is None:
         every = text.integer("full_attention_interval", 1, 1024, 4)

@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 LARGEST = 448.0  # of e4m3
 BLOCK = (128, 128)
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LAYERS += ("in_proj_qkv", "in_proj_z", "out_proj")  # of delta nets
 
 
 def quantised(weight, block):
@@ -24,11 +25,12 @@ def quantised(weight, block):
 
 
 def plain(values, scales, block):
-    """What they stand for, float32, one value after the other."""
+    """What they stand for, float32, a block after the other."""
     found = values.float()
-    for i in range(found.shape[0]):
-        for j in range(found.shape[1]):
-            found[i, j] *= scales[i // block[0], j // block[1]].float()
+    for i in range(scales.shape[0]):
+        rows = slice(i * block[0], (i + 1) * block[0])
+        for j in range(scales.shape[1]):
+            found[rows, j * block[1] : (j + 1) * block[1]] *= scales[i, j].float()
     return found
 
 

@@ -1,4 +1,4 @@
-"""The contract of plugins, for the hybrid family: with images, and the text model alone."""
+"""The contract of plugins, for the hybrid family, dense and mixtures: with images, and the text alone."""
 
 from mmengine.models.contract import PluginContract
 from mmengine_qwen3_5 import plugin
@@ -38,3 +38,19 @@ class TestQwen35(test_contract_qwen3_vl.TestQwen3VL):
 
     def make_checkpoint(self, folder):
         return make_whole(folder)
+
+
+class TestQwen35MoeText(TestQwen35Text):
+    test_the_processor_starts_without_torch = None  # it is that of the dense model
+    refused = {"num_experts_per_tok": 9, "shared_expert_intermediate_size": 0, "norm_topk_prob": False}
+
+    def make_checkpoint(self, folder):
+        return make_text(folder, mixture=True)
+
+
+class TestQwen35Moe(TestQwen35):
+    test_the_processor_starts_without_torch = None
+    refused = {"text_config.n_group": 4, "text_config.moe_intermediate_size": None}
+
+    def make_checkpoint(self, folder):
+        return make_whole(folder, mixture=True)

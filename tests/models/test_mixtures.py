@@ -1,8 +1,8 @@
 """Experts in files: each a tensor, stacked, turned, and in FP8; whole and cut over ranks."""
 
 import json
-import re
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from mmengine.models.weights import open_weights
 from mmengine_llama import plugin
 from mmengine_llama.config import NAMES, read_config
 from tests.models.fp8_folder import to_fp8
+from tests.models.stacked_folder import stacked
 from tests.models.text_reference import (
     EXPERTS,
     Kind,
@@ -46,24 +47,8 @@ def rewritten(folder, out, change):
     return out
 
 
-def stacked(turned):
-    def change(tensors):
-        found, pattern = {}, re.compile(r"(.*\.experts)\.(\d+)\.(\w+)_proj\.weight")
-        groups = {}
-        for name, value in tensors.items():
-            if place := pattern.fullmatch(name):
-                groups.setdefault((place[1], int(place[2])), {})[place[3]] = value
-            else:
-                found[name] = value
-        for whole in sorted({whole for whole, _ in groups}):
-            each = [groups[whole, i] for i in range(EXPERTS["num_experts"])]
-            gate_up = torch.stack([torch.cat((one["gate"], one["up"])) for one in each])
-            down = torch.stack([one["down"] for one in each])
-            for name, value in (("gate_up_proj", gate_up), ("down_proj", down)):
-                found[f"{whole}.{name}"] = (value.transpose(1, 2) if turned else value).contiguous()
-        return found
-
-    return change
+def in_stacks(turned):
+    return partial(stacked, count=EXPERTS["num_experts"], turned=turned)
 
 
 def read(folder, shard=None, dtype=torch.float32, piece=None):
@@ -78,7 +63,7 @@ def read(folder, shard=None, dtype=torch.float32, piece=None):
 
 @pytest.mark.parametrize("turned", (False, True))
 def test_stacked_experts_are_those_that_stand_alone(made, tmp_path, turned):
-    folder = rewritten(made[0], tmp_path / "stacked", stacked(turned))
+    folder = rewritten(made[0], tmp_path / "stacked", in_stacks(turned))
     wanted = read(made[0])
     for piece in (None, 200):
         for name, value in read(folder, piece=piece).items():
@@ -93,7 +78,7 @@ def test_stacked_experts_are_those_that_stand_alone(made, tmp_path, turned):
 
 def test_a_stack_of_another_shape_is_refused(made, tmp_path):
     def change(tensors):
-        found = stacked(False)(tensors)
+        found = in_stacks(False)(tensors)
         name = "model.layers.2.mlp.experts.down_proj"
         return found | {name: found[name][:, :, 1:].contiguous()}
 

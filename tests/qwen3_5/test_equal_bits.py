@@ -35,10 +35,10 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+@pytest.fixture(scope="module", params=[False, True], ids=["dense", "mixture"])
+def folder(request, tmp_path_factory):
     made = tmp_path_factory.mktemp("hybrid")
-    make_text(made)
+    make_text(made, mixture=request.param)
     return made
 
 

@@ -30,6 +30,12 @@ TEXT = {
         "mrope_interleaved": True,
     },
 }
+MIXTURE = {name: size for name, size in TEXT.items() if name != "intermediate_size"} | {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 40,
+}
 VISION = {
     "depth": 2,
     "hidden_size": 32,
@@ -52,26 +58,30 @@ def lively(model):
     return model
 
 
-def make_text(folder, **fields):
-    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+def make_text(folder, *, mixture=False, **fields):
+    import transformers
 
+    kind, sizes = ("Qwen3_5Moe", MIXTURE) if mixture else ("Qwen3_5", TEXT)
+    config = getattr(transformers, f"{kind}TextConfig")(**sizes | _words() | fields)
+    return _saved(folder, getattr(transformers, f"{kind}ForCausalLM")(config))
+
+
+def make_whole(folder, *, mixture=False):
+    import transformers
+
+    kind, sizes = ("Qwen3_5Moe", MIXTURE) if mixture else ("Qwen3_5", TEXT)
     words = json.loads((checkpoint_path() / "config.json").read_text())
-    config = Qwen3_5TextConfig(**TEXT | {"vocab_size": words["text_config"]["vocab_size"]} | fields)
-    return _saved(folder, Qwen3_5ForCausalLM(config))
-
-
-def make_whole(folder, text=None, **fields):
-    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
-
-    words = json.loads((checkpoint_path() / "config.json").read_text())
-    sizes = {"vocab_size": words["text_config"]["vocab_size"]}
-    config = Qwen3_5Config(
-        text_config=TEXT | sizes | (text or {}),
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=sizes | _words(),
         vision_config=VISION | {"patch_size": words["vision_config"]["patch_size"]},
         **{name: words[name] for name in words if name.endswith("token_id")},
-        **fields,
     )
-    return _saved(folder, Qwen3_5ForConditionalGeneration(config))
+    return _saved(folder, getattr(transformers, f"{kind}ForConditionalGeneration")(config))
+
+
+def _words():
+    words = json.loads((checkpoint_path() / "config.json").read_text())
+    return {"vocab_size": words["text_config"]["vocab_size"]}
 
 
 def _saved(folder, model):

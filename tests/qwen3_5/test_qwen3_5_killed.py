@@ -1,0 +1,127 @@
+"""A batch on a hybrid model in processes that are killed, before a step is computed and before what came of
+it is written down: the next one makes the states again, and answers are as if nothing had happened, to the
+bit of each log-probability."""
+
+import json
+import os
+import random
+import signal
+
+from mmengine.cli.batch import run_batch_file
+from mmengine.config import EngineConfig
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import LogReader
+from mmengine.replay.verify import verify
+from mmengine.serve.engine import Engine
+from tests.qwen3_5.tiny import make_text
+
+# Two rows and small steps, so that there is something to kill; prompts leave states that others go on from.
+SETTINGS = {
+    "max_model_len": 192,
+    "num_blocks": 97,
+    "block_size": 4,
+    "max_num_seqs": 3,
+    "token_budget": 24,
+    "snapshot_every": 8,
+    "snapshot_bytes": 4000,
+    "spec": "suffix",
+    "draft_policy": "all",
+    "num_draft_tokens": 3,
+    "num_threads": 1,
+    "batch_invariant": True,
+    "log_sync": "never",
+}
+BEGINNING = "What stands at the beginning of several prompts is computed once. "
+TEXTS = ("Hello", "Count: 1, 2, 3, 1, 2, 3, 1, 2,", BEGINNING, BEGINNING + "And then?", BEGINNING + "Or not?")
+
+
+def write_requests(folder):
+    folder.mkdir()
+    lines = []
+    for number, text in enumerate(TEXTS * 2):
+        line = {"custom_id": f"q{number}", "messages": [{"role": "user", "content": text}]}
+        line |= {"max_tokens": 8 + number, "ignore_eos": True, "logprobs": 2}
+        if number % 3 == 0:
+            line |= {"temperature": 0.9, "seed": number}
+        lines.append(json.dumps(line))
+    (folder / "requests").write_text("\n".join(lines))
+
+
+def run(folder, model, killed_at=None):
+    """The batch, in a process that is killed at that call of its executor; without, in this one."""
+
+    def make_engine(resume):
+        config = EngineConfig.from_dict(SETTINGS)
+        log = folder / "log"
+        engine = Engine(model, device="cpu", dtype="float32", config=config, log=log, resume=resume)
+        if killed_at is not None:
+            die_at(engine.built.executor, killed_at)
+        return engine
+
+    return run_batch_file(folder / "requests", folder / "answers", folder / "log", make_engine)
+
+
+def die_at(executor, call):
+    """Before a dispatch, or behind a collect, whichever has that number."""
+    dispatch, collect, count = executor.dispatch, executor.collect, iter(range(call + 1))
+
+    def here():
+        if next(count, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def dispatched(plan):
+        here()
+        dispatch(plan)
+
+    def collected():
+        result = collect()
+        here()
+        return result
+
+    executor.dispatch, executor.collect = dispatched, collected
+
+
+def in_a_process(folder, model, killed_at):
+    """How it ended: -9 where it was killed."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    code = 1
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        code = run(folder, model, killed_at)
+    finally:
+        os._exit(code)
+
+
+def answers(folder):
+    """By custom_id, without what a crash may change."""
+    found = {}
+    for line in (folder / "answers").read_text().splitlines():
+        answer = json.loads(line)
+        assert answer["custom_id"] not in found, "each request once"
+        for figure in ("cached_tokens", "completion_tokens_details"):
+            answer["usage"].pop(figure, None)
+        found[answer["custom_id"]] = answer
+    return found
+
+
+def test_processes_that_are_killed_give_the_same_answers(tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    make_text(model)
+    for name in ("undisturbed", "killed"):
+        write_requests(tmp_path / name)
+    assert run(tmp_path / "undisturbed", model) == 0
+    folder, rng, ends = tmp_path / "killed", random.Random(5), []
+    while not ends or ends[-1]:
+        ends.append(in_a_process(folder, model, rng.randint(3, 30)))
+        assert ends[-1] in (0, -signal.SIGKILL)
+    assert len(ends) > 4
+    assert answers(folder) == answers(tmp_path / "undisturbed")
+    report = verify(folder / "log", invariants=True)
+    assert report.ok and report.rederived and not report.unfinished
+    events = [record.event for record in LogReader(folder / "log")]
+    assert sum(isinstance(event, ev.Recovered) for event in events) == len(ends) - 1
+    admitted = [event for event in events if isinstance(event, ev.AdmittedWithState)]
+    assert any(event.state_from != ev.NO_STATE for event in admitted)
