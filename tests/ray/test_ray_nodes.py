@@ -14,15 +14,18 @@ from mmengine_ray.deployments import application  # noqa: E402
 from tests.ray.fleets import all_told, free_port, replicas, settings_for  # noqa: E402
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
+HERE = "127.0.0.1"
 
 
-def test_a_node_is_removed_in_the_middle(tmp_path):
+def test_a_node_is_removed_in_the_middle(tmp_path, monkeypatch):
+    # Ray takes a loopback address for that of a network, which may not reach this machine.
+    monkeypatch.setattr(ray._private.services, "get_node_ip_address", lambda *given: HERE)
     store = 80 * 2**20
     cluster = Cluster(
         initialize_head=True,
-        head_node_args={"num_cpus": 2, "object_store_memory": store, "node_ip_address": "127.0.0.1"},
+        head_node_args={"num_cpus": 2, "object_store_memory": store, "node_ip_address": HERE},
     )
-    nodes = [cluster.add_node(num_cpus=1, object_store_memory=store) for _ in range(2)]
+    nodes = [cluster.add_node(num_cpus=1, object_store_memory=store, node_ip_address=HERE) for _ in range(2)]
     try:
         ray.init(address=cluster.address, log_to_driver=False)
         port = free_port()
