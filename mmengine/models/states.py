@@ -47,7 +47,8 @@ class StepStates(Generic[T]):
     stayed + certain, behind which the state is written to `kept_slots`, too."""
 
     conv: T  # [s, layers, taps - 1, width], the oldest input first; the model's dtype
-    recurrent: T  # float32 [s, layers, heads, key_dim, value_dim]
+    # float32 [s, layers, heads, key_dim, value_dim]; within a head the CPU's kernels have their own order
+    recurrent: T
     # [max rows, layers, room, input_width]: inputs as they enter the convolution, then the numbers
     pending: T
     slots: np.ndarray  # [n]

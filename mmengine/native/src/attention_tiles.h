@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "attention_softmax.h"
+#include "wide_vec.h"
 
 namespace mm {
 
@@ -85,24 +86,7 @@ using Bf16Tiles = AmxTiles;
 using Bf16Tiles = VectorTiles;
 #endif
 
-// One register of floats: GCC keeps values of 64 bytes in memory where registers have 32.
-#if defined(__AVX512F__)
-constexpr int kWide = 16;
-#else
-constexpr int kWide = 8;
-#endif
-typedef float wide __attribute__((vector_size(kWide * 4)));
 typedef float f8v __attribute__((vector_size(32)));
-
-MM_INLINE wide all(float x) { return x - wide{}; }
-MM_INLINE wide load_wide(const float* from) { return load_as<wide>(from); }
-MM_INLINE wide load_wide(const uint16_t* from) {
-#if defined(__AVX512F__)
-  return widen(load_as<h16v>(from));
-#else
-  return (wide)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from)), 16);
-#endif
-}
 
 // Eight values, then zeros where a register has more.
 MM_INLINE wide load_eight(const float* from) {

@@ -5,12 +5,12 @@
 #include <cmath>
 #include <cstring>
 
-#include "row_vec.h"
+#include "wide_vec.h"
 
 namespace mm {
 namespace {
 
-constexpr int kBlock = 32;  // columns of S at a time: with 128 rows half of a first cache
+constexpr int kBlock = 32;  // columns of S that lie together: with 128 rows half of a first cache
 
 template <bool BF16>
 struct Mixer {
@@ -38,10 +38,19 @@ struct Mixer {
     return (char*)step.pending +
            (step.rows[row] * step.pending_row + layer * step.pending_layer + place * input_width()) * kBytes;
   }
-  float* state(int slot, int head) const {
+  // S from a multiple of kBlock columns on.
+  float* state(int slot, int head, int column) const {
     return step.recurrent + slot * step.recurrent_slot + layer * step.recurrent_layer +
-           (int64_t)head * sizes.key_dim * sizes.value_dim;
+           ((int64_t)head * sizes.value_dim + column) * sizes.key_dim;
   }
+  // Of each head for all work: q and k beside each other, v, and decay and beta.
+  float* q(int key_head, int64_t work) const {
+    return step.acts + (key_head * (int64_t)step.num_work + work) * 2 * sizes.key_dim;
+  }
+  float* v(int head, int64_t work) const {
+    return step.acts + step.num_work * 2 * keys() + (head * (int64_t)step.num_work + work) * sizes.value_dim;
+  }
+  float* gates(int head, int64_t work) const { return step.gates + (head * (int64_t)step.num_work + work) * 2; }
 
   // The channels of work `at` of a row; of negative ones those that entered the convolution before.
   const char* channels(int row, int at) const {
@@ -57,115 +66,116 @@ struct Mixer {
     return (const char*)step.ba + (int64_t)(step.query_starts[row] + at - before) * 2 * sizes.num_heads * kBytes;
   }
 
-  static float number(const char* from, int at) { return load_part<BF16>(from, at, 1)[0]; }
+  static float number(const char* from, int at) { return load_wide_part<BF16>(from, at, 1)[0]; }
 
   // q, k and v of one token.
   void activate(int row, int at) const {
-    float* out = step.acts + (step.work_starts[row] + at) * width();
+    const int64_t work = step.work_starts[row] + at;
     const char* taps[MM_MAX_TAPS];
     for (int t = 0; t < sizes.taps; ++t) taps[t] = channels(row, at - (sizes.taps - 1) + t);
-    const int64_t all = width();
-    for (int64_t c = 0; c < all; c += 16) {
-      const int count = (int)std::min<int64_t>(16, all - c);
-      f16v sum = {};
-      for (int t = 0; t < sizes.taps; ++t)
-        sum = fused(load_part<BF16>(taps[t], c, count),
-                    load_part<false>((const char*)(weights.conv + t * all), c, count), sum);
-      store_part<false>((char*)out, c, rounded<BF16>(silu(rounded<BF16>(sum))), count);
-    }
     const float scale = 1.0f / sqrtf((float)sizes.key_dim);
-    for (int head = 0; head < 2 * sizes.num_key_heads; ++head)
-      to_unit(out + (int64_t)head * sizes.key_dim, head < sizes.num_key_heads ? scale : 1.0f);
+    for (int head = 0; head < sizes.num_key_heads; ++head) {
+      float *to = q(head, work), *k = to + sizes.key_dim;
+      convolve(taps, (int64_t)head * sizes.key_dim, sizes.key_dim, to);
+      convolve(taps, keys() + (int64_t)head * sizes.key_dim, sizes.key_dim, k);
+      to_unit(to, scale);
+      to_unit(k, 1.0f);
+    }
+    for (int head = 0; head < sizes.num_heads; ++head)
+      convolve(taps, 2 * keys() + (int64_t)head * sizes.value_dim, sizes.value_dim, v(head, work));
+  }
+
+  void convolve(const char* const* taps, int64_t first, int count, float* out) const {
+    for (int c = 0; c < count; c += kWide) {
+      wide sum = {};
+      for (int t = 0; t < sizes.taps; ++t)
+        sum = fused(load_wide_part<BF16>(taps[t], first + c, count - c),
+                    load_wide_part<false>((const char*)(weights.conv + t * width()), first + c, count - c), sum);
+      store_wide_part<false>((char*)out, c, rounded_wide<BF16>(silu(rounded_wide<BF16>(sum))), count - c);
+    }
   }
 
   void to_unit(float* x, float scale) const {
-    f16v squares = {};
-    for (int i = 0; i < sizes.key_dim; i += 16) {
-      f16v v = load_part<false>((const char*)x, i, sizes.key_dim - i);
-      squares = fused(v, v, squares);
+    wide squares = {};
+    for (int i = 0; i < sizes.key_dim; i += kWide) {
+      wide part = load_wide_part<false>((const char*)x, i, sizes.key_dim - i);
+      squares = fused(part, part, squares);
     }
-    const float by = 1.0f / sqrtf(sum16(squares) + 1e-6f);
+    const float by = 1.0f / sqrtf(sum_wide(squares) + 1e-6f);
     for (int i = 0; i < sizes.key_dim; ++i) x[i] = x[i] * by * scale;
   }
 
   // The decay and beta of one token's heads.
   void open_gates(int row, int at) const {
     const char* from = numbers(row, at);
-    float* out = step.gates + (int64_t)(step.work_starts[row] + at) * 2 * sizes.num_heads;
     for (int head = 0; head < sizes.num_heads; ++head) {
+      float* out = gates(head, step.work_starts[row] + at);
       const float b = number(from, head), a = number(from, sizes.num_heads + head) + weights.dt_bias[head];
       const float soft = a > 20.0f ? a : log1pf(expf(a));
-      out[head] = expf(weights.decay[head] * soft);
-      out[sizes.num_heads + head] = rounded<BF16>(splat(1.0f / (1.0f + expf(-b))))[0];
+      out[0] = expf(weights.decay[head] * soft);
+      out[1] = rounded_wide<BF16>(all(1.0f / (1.0f + expf(-b))))[0];
     }
   }
 
-  // All work of a row over N * 16 columns of a head's S.
+  // All work of a row over N registers of a head's columns, in S's own place as long as it is sure.
   template <int N>
   void recur(int row, int head, int column) const {
-    alignas(64) float block[MM_MAX_KEY_DIM * kBlock];
-    const int slot = step.slots[row], key = head / (sizes.num_heads / sizes.num_key_heads);
-    copy<N>(state(slot, head) + column, sizes.value_dim, block, kBlock);
+    alignas(64) float drafted[MM_MAX_KEY_DIM * kBlock];
+    const int64_t first = step.work_starts[row], bytes = (int64_t)sizes.key_dim * N * kWide * sizeof(float);
     const int before = stayed(row), last = sure(row), count = work_of(row);
+    const float* qk = q(head / (sizes.num_heads / sizes.num_key_heads), first);
+    float* s = state(step.slots[row], head, column);
     int kept = step.kept_starts[row];
-    for (int at = 0; at < count; ++at) {
-      const int64_t work = step.work_starts[row] + at;
-      const float* acts = step.acts + work * width();
-      const float* gates = step.gates + work * 2 * sizes.num_heads;
-      f16v out[N];
-      correct<N>(block, acts + key * sizes.key_dim, acts + keys() + key * sizes.key_dim,
-                 acts + 2 * keys() + (int64_t)head * sizes.value_dim + column, gates[head],
-                 gates[sizes.num_heads + head], out);
+    wide seen[N], out[N];  // S'k and S'q
+    read<N>(s, qk + sizes.key_dim, seen);
+    for (int at = 0; at < count; ++at, qk += 2 * sizes.key_dim) {
+      if (at == last) s = (float*)memcpy(drafted, s, bytes);
+      const float *opened = gates(head, first + at), *value = v(head, first + at) + column;
+      for (int n = 0; n < N; ++n)
+        seen[n] = opened[1] * fused(all(-opened[0]), seen[n], load_wide(value + n * kWide));
+      if (at + 1 < count)
+        correct<N, true>(s, qk, opened[0], seen, out);
+      else
+        correct<N, false>(s, qk, opened[0], seen, out);
       if (at >= before) {
         const int64_t to = (step.query_starts[row] + at - before) * values() + head * sizes.value_dim + column;
-        for (int n = 0; n < N; ++n) store16<BF16>(mixed, to + n * 16, out[n]);
+        for (int n = 0; n < N; ++n) store_wide<BF16>(mixed, to + n * kWide, out[n]);
       }
       for (; kept < step.kept_starts[row + 1] && step.kept_after[kept] == at + 1; ++kept)
-        copy<N>(block, kBlock, state(step.kept_slots[kept], head) + column, sizes.value_dim);
-      if (at + 1 == last) copy<N>(block, kBlock, state(slot, head) + column, sizes.value_dim);
+        memcpy(state(step.kept_slots[kept], head, column), s, bytes);
     }
   }
 
   template <int N>
-  void copy(const float* from, int64_t from_stride, float* to, int64_t to_stride) const {
+  MM_INLINE_MEMBER void read(const float* s, const float* k, wide* seen) const {
+    wide sums[N] = {};
     for (int i = 0; i < sizes.key_dim; ++i)
-      for (int n = 0; n < N; ++n)
-        store_as(to + i * to_stride + n * 16, load_as<f16v>(from + i * from_stride + n * 16));
+      for (int n = 0; n < N; ++n) sums[n] = fused(load_wide(s + (i * N + n) * kWide), all(k[i]), sums[n]);
+    for (int n = 0; n < N; ++n) seen[n] = sums[n];
   }
 
-  // One token: S and what it gives. Even and odd rows are summed apart, for the processor's sake.
-  template <int N>
-  void correct(float* s, const float* q, const float* k, const float* v, float decay, float beta, f16v* out) const {
-    f16v even[N] = {}, odd[N] = {}, delta[N];
-    const int pairs = sizes.key_dim / 2 * 2;
-    for (int i = 0; i < pairs; i += 2) {
-      read_row<N>(s, k, i, even);
-      read_row<N>(s, k, i + 1, odd);
+  // One token, whose q and k begin at `qk`: S, what it gives, and where there is a NEXT one what that will see, in one
+  // pass. `seen` comes as what the token adds for its k: beta (v - S'k). Behind a last token the block that lies behind
+  // this one comes next: it is asked for meanwhile, or a step of a token a row waits for memory half of its time.
+  template <int N, bool NEXT>
+  MM_INLINE_MEMBER void correct(float* s, const float* qk, float decay, wide* seen, wide* out) const {
+    wide sums[N] = {}, nexts[N] = {}, delta[N];
+    for (int n = 0; n < N; ++n) delta[n] = seen[n];
+    const int key_dim = sizes.key_dim;
+    const float *k = qk + key_dim, *next = NEXT ? k + 2 * key_dim : k;
+    for (int i = 0; i < key_dim; ++i, s += N * kWide) {
+      const wide ki = all(k[i]), qi = all(qk[i]), next_i = all(next[i]);
+      for (int n = 0; n < N; ++n) {
+        const wide x = fused(ki, delta[n], decay * load_wide(s + n * kWide));
+        store_as(s + n * kWide, x);
+        sums[n] = fused(x, qi, sums[n]);
+        if (NEXT)
+          nexts[n] = fused(x, next_i, nexts[n]);
+        else if (n % (16 / kWide) == 0)  // once a line
+          __builtin_prefetch(s + ((int64_t)key_dim * N + n) * kWide, 1, 2);
+      }
     }
-    if (pairs < sizes.key_dim) read_row<N>(s, k, pairs, even);
-    for (int n = 0; n < N; ++n) delta[n] = (load_as<f16v>(v + n * 16) - decay * (even[n] + odd[n])) * beta;
-    for (int n = 0; n < N; ++n) even[n] = odd[n] = f16v{};
-    for (int i = 0; i < pairs; i += 2) {
-      write_row<N>(s, q, k, i, decay, delta, even);
-      write_row<N>(s, q, k, i + 1, decay, delta, odd);
-    }
-    if (pairs < sizes.key_dim) write_row<N>(s, q, k, pairs, decay, delta, even);
-    for (int n = 0; n < N; ++n) out[n] = even[n] + odd[n];
-  }
-
-  template <int N>
-  MM_INLINE void read_row(const float* s, const float* k, int i, f16v* sums) {
-    for (int n = 0; n < N; ++n) sums[n] = fused(load_as<f16v>(s + i * kBlock + n * 16), splat(k[i]), sums[n]);
-  }
-
-  template <int N>
-  MM_INLINE void write_row(float* s, const float* q, const float* k, int i, float decay, const f16v* delta,
-                           f16v* sums) {
-    for (int n = 0; n < N; ++n) {
-      f16v next = fused(splat(k[i]), delta[n], decay * load_as<f16v>(s + i * kBlock + n * 16));
-      store_as(s + i * kBlock + n * 16, next);
-      sums[n] = fused(next, splat(q[i]), sums[n]);
-    }
+    for (int n = 0; n < N; ++n) out[n] = sums[n], seen[n] = nexts[n];
   }
 
   // The norm of a token's heads, and their gates.
@@ -173,16 +183,17 @@ struct Mixer {
     const char* gate = projected + (token * (width() + values()) + width()) * kBytes;
     for (int head = 0; head < sizes.num_heads; ++head) {
       const int64_t first = head * sizes.value_dim;
-      f16v squares = {};
-      for (int i = 0; i < sizes.value_dim; i += 16) {
-        f16v x = load16<BF16>(mixed, token * values() + first + i);
+      wide squares = {};
+      for (int i = 0; i < sizes.value_dim; i += kWide) {
+        wide x = load_wide<BF16>(mixed, token * values() + first + i);
         squares = fused(x, x, squares);
       }
-      const f16v scale = splat(1.0f / sqrtf(sum16(squares) / sizes.value_dim + eps));
-      for (int i = 0; i < sizes.value_dim; i += 16) {
+      const wide scale = all(1.0f / sqrtf(sum_wide(squares) / sizes.value_dim + eps));
+      for (int i = 0; i < sizes.value_dim; i += kWide) {
         const int64_t at = token * values() + first + i;
-        f16v x = rounded<BF16>(rounded<BF16>(load16<BF16>(mixed, at) * scale) * load_as<f16v>(weights.norm + i));
-        store16<BF16>(mixed, at, x * silu(load16<BF16>(gate, first + i)));
+        wide normed = rounded_wide<BF16>(load_wide<BF16>(mixed, at) * scale);
+        wide x = rounded_wide<BF16>(normed * load_wide(weights.norm + i));
+        store_wide<BF16>(mixed, at, x * silu(load_wide<BF16>(gate, first + i)));
       }
     }
   }
@@ -225,9 +236,9 @@ struct Mixer {
         const int row = task / blocks / sizes.num_heads, head = task / blocks % sizes.num_heads;
         const int column = task % blocks * kBlock;
         if (column + kBlock <= sizes.value_dim)
-          recur<kBlock / 16>(row, head, column);
+          recur<kBlock / kWide>(row, head, column);
         else
-          recur<1>(row, head, column);
+          recur<16 / kWide>(row, head, column);
       }
 #pragma omp for schedule(static)
       for (int token = 0; token < num_tokens; ++token) norm_and_gate(token);

@@ -5,7 +5,8 @@
 //
 // Every token goes by this rule, one after the other, be it of a prompt, of an answer, a draft, or computed once
 // more: the bits of a state depend neither on how tokens are spread over steps, nor on other rows, nor on threads.
-// A block of S's columns stays in the first cache for all tokens of a row, so a long prompt costs no memory either.
+// A block of 32 columns of S stays in the first cache for all tokens of a row, so a long prompt costs no memory
+// either, and one pass over it does a token: its correction, what it gives, and what the next token's k will see.
 #pragma once
 
 #include "linear.h"
@@ -38,12 +39,12 @@ typedef struct {
   const int32_t *slots, *rows, *certain;                  // [n]
   const int32_t *kept_starts, *kept_after, *kept_slots;   // [n + 1], [k], [k]
   void* conv;        // [slots, layers, taps - 1, width], of the decoder's dtype
-  float* recurrent;  // [slots, layers, num_heads, key_dim, value_dim]
+  float* recurrent;  // [slots, layers, num_heads, value_dim / 32, key_dim, 32], behind them the last 16 columns if any
   void* pending;     // [rows, layers, room, width + 2 * num_heads], of the decoder's dtype
   int64_t conv_slot, conv_layer, recurrent_slot, recurrent_layer, pending_row, pending_layer;
   void* ba;      // [t, 2 * num_heads] of the decoder's dtype: what mm_delta.ba gives
-  float* acts;   // [num_work, width]: scratch
-  float* gates;  // [num_work, 2 * num_heads]: scratch
+  float* acts;   // [num_key_heads, num_work, 2, key_dim] of q and k, [num_heads, num_work, value_dim] of v: scratch
+  float* gates;  // [num_heads, num_work, 2]: scratch
 } mm_state_step;
 
 // projected [t, width + num_heads * value_dim]: the channels of the convolution, and the gate of the output.

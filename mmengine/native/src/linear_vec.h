@@ -51,15 +51,20 @@ MM_INLINE f16v widen(h16v bits) {
 }
 
 // To the nearest bfloat16, ties to even; NaN stays NaN. With AVX-512, values under 2^-126 become zero.
+template <class Half, class Ints, class Floats>
+MM_INLINE Half narrow_as(Floats x) {
+  Ints bits = (Ints)x;
+  Ints rounded = bits + 0x7fff + ((bits >> 16) & 1);
+  Ints kept = (Ints)(x == x) & rounded;
+  Ints nan = ~(Ints)(x == x) & (bits | 0x400000);
+  return __builtin_convertvector((kept | nan) >> 16, Half);
+}
+
 MM_INLINE h16v narrow(f16v x) {
 #if defined(__AVX512BF16__)
   return (h16v)_mm512_cvtneps_pbh((__m512)x);
 #else
-  u16v bits = (u16v)x;
-  u16v rounded = bits + 0x7fff + ((bits >> 16) & 1);
-  u16v kept = (u16v)(x == x) & rounded;
-  u16v nan = ~(u16v)(x == x) & (bits | 0x400000);
-  return __builtin_convertvector((kept | nan) >> 16, h16v);
+  return narrow_as<h16v, u16v>(x);
 #endif
 }
 
@@ -67,14 +72,15 @@ MM_INLINE f16v round_bf16(f16v x) { return widen(narrow(x)); }
 
 // e^x for x in [-87, 88], clamped outside; relative error under 2e-7. NaN stays NaN.
 // Cody and Waite's reduction by ln 2 in two parts, then the Taylor polynomial of degree 7 on |r| < 0.35.
-MM_INLINE f16v exp_clamped(f16v x) {
-  x = x > 88.0f ? splat(88.0f) : x;
-  x = x < -87.0f ? splat(-87.0f) : x;
+template <class Ints, class Floats>
+MM_INLINE Floats exp_as(Floats x) {
+  x = x > 88.0f ? 88.0f - Floats{} : x;
+  x = x < -87.0f ? -87.0f - Floats{} : x;
   const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number in the low bits
-  f16v shifted = x * 1.44269504f + magic;
-  f16v whole = shifted - magic;
-  f16v r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
-  f16v p = splat(1.0f / 5040);
+  Floats shifted = x * 1.44269504f + magic;
+  Floats whole = shifted - magic;
+  Floats r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+  Floats p = 1.0f / 5040 - Floats{};
   p = p * r + 1.0f / 720;
   p = p * r + 1.0f / 120;
   p = p * r + 1.0f / 24;
@@ -82,8 +88,10 @@ MM_INLINE f16v exp_clamped(f16v x) {
   p = p * r + 0.5f;
   p = p * r + 1.0f;
   p = p * r + 1.0f;
-  return (f16v)((i16v)p + ((i16v)shifted << 23));
+  return (Floats)((Ints)p + ((Ints)shifted << 23));
 }
+
+MM_INLINE f16v exp_clamped(f16v x) { return exp_as<i16v>(x); }
 
 MM_INLINE f16v silu(f16v x) { return x / (1.0f + exp_clamped(-x)); }
 

@@ -1,0 +1,109 @@
+"""The gated delta net's kernels, for each instruction set of this CPU: near torch's, and the same bits
+however tokens are spread over steps, drafted, kept, and computed beside others."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from mmengine.native.delta import DeltaSizes
+from tests.native.delta_steps import Net, Part
+
+DTYPES = (torch.float32, torch.bfloat16)
+SIZES = {
+    "blocks of 32 and one of 16": DeltaSizes(2, 4, 24, 48, 4),
+    "as published": DeltaSizes(1, 2, 128, 128, 4),
+    "odd keys": DeltaSizes(3, 3, 13, 16, 2),
+}
+LENGTHS = (60, 23, 41, 1)
+KEPT_SLOT = 7
+
+
+def streams(sizes, dtype):
+    """Of each row: projected and numbers of its tokens."""
+    seeded = torch.Generator().manual_seed(3)
+    widths = (sizes.width + sizes.values, 2 * sizes.num_heads)
+    return [
+        tuple(torch.randn(length, width, generator=seeded).to(dtype) for width in widths)
+        for length in LENGTHS
+    ]
+
+
+def one_by_one(net, rows):
+    """What each row's tokens give, of a row alone, a token in a step."""
+    found = []
+    for row, (projected, numbers) in enumerate(rows):
+        net.begin(row)
+        parts = (Part(row, row, projected[i : i + 1], numbers[i : i + 1]) for i in range(len(projected)))
+        found.append(torch.cat([net.step([part])[0] for part in parts]))
+    return found
+
+
+def spread(net, rows, seed):
+    """Yields (row, first token, what the tokens from it on give), of rows beside each other in chunks of any
+    length, with drafts of which some are accepted, and states kept on the way, which must be those of a row
+    that goes on from them."""
+    choose = random.Random(seed)
+    sure, drafted, kept_at = [0] * len(rows), [0] * len(rows), 0
+    for row in range(len(rows)):
+        net.begin(row)
+    while running := [row for row in range(len(rows)) if sure[row] < len(rows[row][0])]:
+        parts, firsts = [], []
+        for row in choose.sample(running, choose.randint(1, len(running))):
+            projected, numbers = rows[row]
+            stayed = choose.randint(0, drafted[row])
+            first = sure[row] + stayed
+            count = min(choose.choice((1, 1, 3, 30)), len(projected) - first)
+            drafts = choose.randint(0, min(count - 1, 4)) if count else 0
+            if not count:  # the last drafts were all of it
+                sure[row], drafted[row] = first, 0
+                continue
+            kept = {}
+            if row == 0 and not kept_at and first + count - drafts > 20:
+                kept_at = choose.randint(max(1, 20 - sure[0]), first + count - drafts - sure[0])
+                kept, kept_at = {kept_at: KEPT_SLOT}, sure[0] + kept_at
+            chunk = slice(first, first + count)
+            parts.append(Part(row, row, projected[chunk], numbers[chunk], stayed, drafts, kept))
+            firsts.append((row, first))
+            sure[row], drafted[row] = first + count - drafts, drafts
+        if parts:
+            for (row, first), found in zip(firsts, net.step(parts), strict=True):
+                yield row, first, found
+    net.begin(5, KEPT_SLOT)
+    projected, numbers = rows[0]
+    yield 0, kept_at, net.step([Part(5, 5, projected[kept_at:], numbers[kept_at:])])[0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", SIZES)
+def test_bits_are_those_of_a_row_alone_token_by_token(library, name, dtype):
+    sizes, before = SIZES[name], torch.get_num_threads()
+    rows, net = streams(sizes, dtype), Net(sizes, dtype, library)
+    wanted = one_by_one(net, rows)
+    seen = [torch.zeros(length, dtype=torch.bool) for length in LENGTHS]
+    try:
+        for seed in range(3):
+            torch.set_num_threads(1 + seed % 2)
+            for row, first, found in spread(net, rows, seed):
+                assert torch.equal(found, wanted[row][first : first + len(found)])
+                seen[row][first : first + len(found)] = True
+    finally:
+        torch.set_num_threads(before)
+    assert all(each.all() for each in seen)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", SIZES)
+def test_what_tokens_give_is_near_torchs(library, name, dtype):
+    sizes = SIZES[name]
+    rows = streams(sizes, dtype)
+    wanted = one_by_one(Net(sizes, torch.float32), [tuple(each.float() for each in row) for row in rows])
+    for net in (Net(sizes, dtype, library), Net(sizes, dtype)):
+        off = [
+            (found.float() - wanted[row][first : first + len(found)]).abs().flatten()
+            for row, first, found in spread(net, rows, 1)
+        ]
+        off = torch.cat(off).numpy()
+        assert np.quantile(off, 0.99) < (2e-4 if dtype == torch.float32 else 0.2)
+        assert np.median(off) < (2e-6 if dtype == torch.float32 else 0.01)
