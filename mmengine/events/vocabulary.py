@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from mmengine.request import GrammarRequest, MediaItem, SamplingParams, ThinkingBudget
+from mmengine.request import Adapter, GrammarRequest, MediaItem, SamplingParams, ThinkingBudget
 
 # 2: digests are trees, see core/state/digest.py. 3: a grammar is a struct, which the log may keep in a slot.
 # 4: blocks are fetched from a store; a log whose engine has none is written as 3.
@@ -42,7 +42,8 @@ class Queued(EventBase, frozen=True):
     `prompt`: int32 token ids. `grammar_slot`: where the log keeps kind and source of `grammar` from here on,
     or, where they are empty, has kept them since before (core/state/kept_grammars.py). `envelope`: what a
     server keeps with the request, such as when it came; no decision reads it. `outputs`: int32 ids of the
-    first tokens of the answer, which its consumer has already; the engine gives those behind them.
+    first tokens of the answer, which its consumer has already; the engine gives those behind them. `adapter`:
+    the LoRA adapter with which it is computed.
     """
 
     request_id: str
@@ -59,6 +60,7 @@ class Queued(EventBase, frozen=True):
     envelope: bytes = b""
     thinking: ThinkingBudget | None = None
     outputs: bytes = b""
+    adapter: Adapter | None = None
 
 
 class GrammarReady(EventBase, frozen=True):
@@ -145,6 +147,14 @@ class AdmittedWithState(Admitted, frozen=True):
     state_slot: int = 0
     state_from: int = NO_STATE
     num_shared: int = 0
+
+
+class AdmittedWithAdapter(AdmittedWithState, frozen=True):
+    """Decision: ADMITTED of a request with a LoRA adapter, whose matrices are there from this step on.
+    `adapters_out`: digests of others that nobody holds and that leave for it. Where rows have no recurrent
+    states, `state_slot` and what stands behind it mean nothing."""
+
+    adapters_out: tuple[bytes, ...] = ()
 
 
 class StatesKept(EventBase, frozen=True):
@@ -301,6 +311,20 @@ class Arrived(EventBase, frozen=True):
     digests: bytes
 
 
+class AdapterLoaded(EventBase, frozen=True):
+    """Observation: a LoRA adapter can be asked for by its name, in place of one that had that before.
+    `source`: the folder that it was read from, where whoever goes on with the log finds it."""
+
+    adapter: Adapter
+    source: str = ""
+
+
+class AdapterUnloaded(EventBase, frozen=True):
+    """Observation: no adapter can be asked for by this name any more. Requests that have it go on with it."""
+
+    name: str
+
+
 class Lost(EventBase, frozen=True):
     """Observation: what a request waits for of the store, and has not arrived, does not come: "deadline", or
     what the store said. It is computed."""
@@ -319,6 +343,7 @@ Event: TypeAlias = (
     | Scheduled
     | Admitted
     | AdmittedWithState
+    | AdmittedWithAdapter
     | StatesKept
     | Evicted
     | Encoded
@@ -335,6 +360,8 @@ Event: TypeAlias = (
     | Fetched
     | Arrived
     | Lost
+    | AdapterLoaded
+    | AdapterUnloaded
 )
 # What the scheduler decides of a step.
 StepDecision: TypeAlias = Preempted | Scheduled | Admitted | StatesKept | Evicted | Encoded | Fetched
@@ -362,8 +389,11 @@ TYPES: dict[int, type[Event]] = {
     21: Fetched,
     22: Arrived,
     23: Lost,
+    24: AdapterLoaded,
     25: AdmittedWithState,
     26: StatesKept,
+    27: AdapterUnloaded,
+    28: AdmittedWithAdapter,
 }
 NUMBERS: dict[type[EventBase], int] = {cls: number for number, cls in TYPES.items()}
 OBSERVATIONS = (
@@ -380,4 +410,6 @@ OBSERVATIONS = (
     Offered,
     Arrived,
     Lost,
+    AdapterLoaded,
+    AdapterUnloaded,
 )
