@@ -219,7 +219,9 @@ class _Redactor:
         )
         media, marks = tuple(map(self._item, event.media)), {}
         adapter = event.adapter and self._adapter(event.adapter)
-        visual = (event.adapter.digest, adapter.digest) if adapter and adapter.visual else (b"", b"")
+        visual = (b"", b"")
+        if event.adapter and adapter and adapter.visual:
+            visual = event.adapter.digest, adapter.digest
         for old, new in zip(event.media, media, strict=True):
             key = encoder_key(old.mm_hash, event.cache_salt, visual[0])
             self._keys[key] = encoder_key(new.mm_hash, salt, visual[1])

@@ -1,0 +1,124 @@
+"""Low-rank additions to linear layers, for Python: src/lora.h."""
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmengine.native.dtypes import DTYPES
+from mmengine.native.linear import packed_buffer
+
+LANES = 16  # ranks, and columns, that lie beside each other
+DECODER_LINEARS = ("qkv", "out", "gate_up", "down")  # MM_LORA_LINEARS of a layer, in order
+
+
+class LoraPart(NamedTuple):
+    """Of a low-rank addition the one to columns [offset, offset + n) of a linear layer's y: scale * (x a^T)
+    b^T."""
+
+    a: Tensor  # [rank, k]
+    b: Tensor  # [n, rank]
+    offset: int
+    scale: float
+
+
+class _Part(ctypes.Structure):
+    _fields_ = (
+        ("a", ctypes.c_void_p),
+        ("b", ctypes.c_void_p),
+        *((name, ctypes.c_int32) for name in ("rank", "n", "offset")),
+        ("scale", ctypes.c_float),
+    )
+
+
+class _Lora(ctypes.Structure):
+    _fields_ = (
+        ("parts", ctypes.POINTER(_Part)),
+        *((name, ctypes.c_int32) for name in ("num_parts", "k", "dtype")),
+    )
+
+
+class _Step(ctypes.Structure):
+    _fields_ = (
+        ("num_groups", ctypes.c_int32),
+        ("starts", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
+        ("num_linears", ctypes.c_int32),
+        ("of", ctypes.c_void_p),
+    )
+
+
+class PackedLora:
+    """What an adapter adds to one linear layer, its matrices packed: float32 or bfloat16 on the CPU, all of
+    one dtype. Keeps no reference to them."""
+
+    def __init__(self, parts: Sequence[LoraPart]) -> None:
+        first = parts[0].a
+        self._buffers: list[np.ndarray] = []
+        self._parts = (_Part * len(parts))(*map(self._part, parts))
+        self._c = _Lora(self._parts, len(parts), first.shape[1], DTYPES[first.dtype])
+        self.address = ctypes.addressof(self._c)
+
+    def _part(self, part: LoraPart) -> _Part:
+        rank, n = part.a.shape[0], part.b.shape[0]
+        return _Part(self._packed(part.a), self._packed(part.b), rank, n, part.offset, part.scale)
+
+    def _packed(self, matrix: Tensor) -> int:
+        """[m, k] as [m / LANES][k][LANES], zeros behind m."""
+        m, k = matrix.shape
+        size = -(-m // LANES) * LANES * k
+        buffer = packed_buffer(size * matrix.dtype.itemsize)
+        blocks = torch.from_numpy(buffer).view(matrix.dtype).view(-1, k, LANES)
+        whole = m // LANES
+        blocks[:whole] = matrix[: whole * LANES].view(whole, LANES, k).transpose(1, 2)
+        if m % LANES:
+            blocks[whole, :, : m % LANES] = matrix[whole * LANES :].t()
+        self._buffers.append(buffer)
+        return int(buffer.ctypes.data)
+
+
+class PackedAdapter:
+    """What an adapter adds to each of some linear layers; nothing where there are no parts."""
+
+    def __init__(self, linears: Iterable[Sequence[LoraPart]]) -> None:
+        self._packed = [PackedLora(parts) if parts else None for parts in linears]
+        self.addresses = np.array([0 if each is None else each.address for each in self._packed], np.uintp)
+
+
+class LoraStep:
+    """`groups`: the adapters of a step, for the same linear layers, and the rows (int32) that are each one's
+    own. Good for as long as this lives."""
+
+    def __init__(self, groups: Sequence[tuple[PackedAdapter, np.ndarray]]) -> None:
+        self._groups = groups
+        self.num_linears = len(groups[0][0].addresses)
+        self._starts = np.zeros(len(groups) + 1, np.int32)
+        np.cumsum([len(rows) for _, rows in groups], out=self._starts[1:])
+        self._rows = np.concatenate([rows for _, rows in groups], dtype=np.int32)
+        self._of = np.concatenate([adapter.addresses for adapter, _ in groups])
+        arrays = (self._starts.ctypes.data, self._rows.ctypes.data, self.num_linears, self._of.ctypes.data)
+        self._c = _Step(len(groups), *arrays)
+        self.address = ctypes.addressof(self._c)
+
+
+def add_all(library: ctypes.CDLL, packed: PackedAdapter, x: Tensor, y: Tensor) -> None:
+    """Add to y [m, n] what all rows of x [m, k] give, by the first of the adapter's linear layers; rows are
+    contiguous. Raises MemoryError."""
+    step = LoraStep([(packed, np.arange(len(x), dtype=np.int32))])
+    failed = declared(library).mm_lora_add(
+        step.address, 0, x.data_ptr(), x.stride(0), y.data_ptr(), y.stride(0), DTYPES[y.dtype]
+    )
+    if failed:
+        raise MemoryError(f"no memory for an adapter's sums over {len(x)} rows")
+
+
+@cache
+def declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    pointer, number, long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+    library.mm_lora_add.argtypes = (pointer, number, pointer, long, pointer, long, number)
+    library.mm_lora_add.restype = number
+    return library
