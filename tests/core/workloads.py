@@ -62,7 +62,7 @@ def small_config(rng: random.Random) -> EngineConfig:
         if compat or swap_blocks
         else (0, 1, max_num_seqs, max_num_seqs + 1, max_num_seqs + 4)[max_model_len % 5],
         snapshot_every=(0, 8, 256)[max_model_len % 3],
-        max_loras=(0, 1, 2, 0)[max_model_len % 4],
+        max_loras=(0, 0, 1, 2)[max_model_len % 4],
         lora_bytes=(100, 250, 400)[max_model_len % 3],
     )
 

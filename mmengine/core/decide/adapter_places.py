@@ -2,9 +2,10 @@
 
 Whoever finds no place, or no room in `lora_bytes`, is passed over, and those behind it may start. So that it
 does not wait for ever, the next place is its own: nobody behind it takes one with another adapter, and of the
-adapters that run one gives its place up, the one whose last request began longest ago: it takes nobody on who
-came behind, and so ends when its rows do. As it takes nobody on, and the others only later ones, it stays the
-one that gives way. Where decisions are vLLM's nothing is kept for anybody.
+adapters that run one gives its place up, the one whose last request began longest ago. That one takes nobody
+on who came long after the one that waits, `max_num_seqs` requests later, and so ends when its rows do: so
+many may overtake, because adapters that took turns one request at a time would share no step. Where decisions
+are vLLM's nothing is kept for anybody.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,7 @@ class AdapterPlaces:
         self._view, self._pool = view, view.adapters
         self._compat = bool(view.config.compat)
         self._promised: dict[bytes, int] = {}  # adapters that wait for a place, and their bytes
-        self.waits_longest = ""  # the request for which the next place is kept
+        self.waits_longest: RequestView | None = None  # for whom the next place is kept
         self._leaving: bytes | None = None
         for req_state in view.waiting[: view.scan_from]:
             if may_start is None or may_start(req_state):
@@ -35,7 +36,7 @@ class AdapterPlaces:
         if adapter is None:
             return True
         if self._pool.is_held(adapter.digest):
-            return not self._promised or self._compat or adapter.digest != self.leaving
+            return not self._comes_late(req_state) or adapter.digest != self.leaving
         promised = sum(self._promised.values())
         free = self._view.config.max_loras - self._pool.num_held - len(self._promised)
         if free > 0 and self._pool.room_for(adapter, promised) is not None:
@@ -49,8 +50,12 @@ class AdapterPlaces:
         ready = not req_state.waits_for_grammar and req_state.store == SETTLED
         if adapter is None or not ready or self._compat or self._pool.is_held(adapter.digest):
             return
-        self.waits_longest = self.waits_longest or req_state.request.request_id
+        self.waits_longest = self.waits_longest or req_state
         self._promised.setdefault(adapter.digest, adapter.num_bytes)
+
+    def _comes_late(self, req_state: RequestView) -> bool:
+        first = self.waits_longest
+        return first is not None and req_state.arrival - first.arrival > self._view.config.max_num_seqs
 
     @property
     def leaving(self) -> bytes:

@@ -224,7 +224,8 @@ class Reasons:
         view, name = self._view, req_state.request.request_id
         if places is not None and not places.has_one(req_state):
             if view.adapters.is_held(digest_of(req_state.request.adapter)):
-                return Reason(name, ADAPTER_LEAVES, other=places.waits_longest)
+                first = places.waits_longest
+                return Reason(name, ADAPTER_LEAVES, other=first.request.request_id if first else "")
             return Reason(name, ADAPTERS, view.config.max_loras, 0)
         if req_state.waits_for_grammar:
             return Reason(name, GRAMMAR)
