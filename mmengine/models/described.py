@@ -10,8 +10,8 @@ import numpy as np
 from mmengine.checkpoint.fingerprint import fingerprint
 from mmengine.checkpoint.names import TensorNames
 from mmengine.checkpoint.peft import AdapterFiles, read_adapter
+from mmengine.models.adapter_modules import adapter_modules
 from mmengine.models.config import NetworkConfig
-from mmengine.models.lora.modules import adapter_modules
 from mmengine.models.plugin import Processor
 from mmengine.models.sharding import Shard
 from mmengine.request import MediaItem

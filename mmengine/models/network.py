@@ -11,6 +11,7 @@ from mmengine.checkpoint.names import TensorNames
 from mmengine.checkpoint.peft import AdapterFiles
 from mmengine.errors import ConfigError, ModelError
 from mmengine.gpu.text_ops import text_ops
+from mmengine.models.adapter_modules import adapter_modules
 from mmengine.models.config import NetworkConfig, make_spec
 from mmengine.models.decoder.config import DecoderConfig
 from mmengine.models.decoder.fused_text import FusedTextDecoder
@@ -18,14 +19,13 @@ from mmengine.models.decoder.native_text import NativeTextDecoder, delta_sizes
 from mmengine.models.decoder.sharding import cut_config
 from mmengine.models.decoder.text import TextDecoder
 from mmengine.models.lora.adapter import AdapterRows, LoadedAdapter
-from mmengine.models.lora.modules import adapter_modules
 from mmengine.models.lora.tensors import AdapterTensors
-from mmengine.models.lora.vision import adapted_tower
 from mmengine.models.plugin import AttentionPort, AuxHiddenStates, EncoderCost, EncoderSize
 from mmengine.models.quantising import Activations, Quantize
 from mmengine.models.reader import WeightReader
 from mmengine.models.sharding import Shard
 from mmengine.models.states import StepStates
+from mmengine.models.vision.adapted import adapted_tower
 from mmengine.models.vision.captured import CapturedVision
 from mmengine.models.vision.measured import measure_tower
 from mmengine.models.vision.parts import TowerPass

@@ -17,6 +17,7 @@ from mmengine.errors import in_one_line
 from mmengine.processing.fetch.door import MediaDoor
 from mmengine.serve.operators import operator_log
 from mmengine.serve.port import ServedEngine
+from mmengine.server.adapter_routes import LOAD, UNLOAD, AdapterRoutes
 from mmengine.server.admission import OWNER, Admission
 from mmengine.server.answer_routes import ID_HEADER, MESSAGE_ID_HEADER, REQUEST_ID, AnswerRoutes
 from mmengine.server.auth import ApiKeys
@@ -30,6 +31,7 @@ from mmengine.server.live.routes import LIVE, LiveRoutes
 from mmengine.server.media import FetchMetrics
 from mmengine.server.messages.counting import MessageCounts
 from mmengine.server.messages.errors import error_json, kind_of
+from mmengine.server.model_names import ModelNames
 from mmengine.server.other_routes import OtherRoutes
 from mmengine.server.rows_left import RowsLeft
 from mmengine.server.settings import ServerSettings, is_loopback
@@ -80,7 +82,7 @@ class App:
     """An ASGI application over an engine. `names`: those of the model. `door`: to media that messages name;
     None: no URL is fetched, and no file read. `keep`: what is kept beside the log; None: no files and batches
     are. `tracing`: where spans of calls go. `live`: the folder
-    of a log that /live shows. It must be made on the event loop."""
+    of a log that /live shows. `admin_keys`: who may load adapters. It must be made on the event loop."""
 
     def __init__(
         self,
@@ -92,6 +94,7 @@ class App:
         keep: Keep | None = None,
         tracing: "Tracing | None" = None,
         live: Path | None = None,
+        admin_keys: ApiKeys | None = None,
     ):
         self._keys, self._settings = keys, settings
         self.metrics = HttpMetrics()
@@ -99,12 +102,14 @@ class App:
         fetches = FetchMetrics(door)
         texts = TokenTexts(engine.processor.tokenizer)
         rows_left = RowsLeft(engine, keep.batches) if keep is not None else None
+        served = ModelNames(names, engine)
         answers = AnswerRoutes(
-            engine, settings, names, self.metrics, self.admission, texts, door, keep, tracing
+            engine, settings, served, self.metrics, self.admission, texts, door, keep, tracing
         )
         self.calls = answers.calls
+        self._adapters = AdapterRoutes(engine, served, self.admission, settings.lora_root, admin_keys)
         others = OtherRoutes(
-            engine, settings, names, self.metrics, self.admission, texts, fetches, answers.reader
+            engine, settings, served, self.metrics, self.admission, texts, fetches, answers.reader
         )
         endpoints: dict[tuple[str, str], _Endpoint] = {
             ("POST", "/v1/chat/completions"): answers.chat,
@@ -115,6 +120,8 @@ class App:
             ("POST", "/tokenize"): others.tokenize,
             ("POST", "/detokenize"): others.detokenize,
             ("GET", "/v1/models"): others.models,
+            ("POST", LOAD): self._adapters.load,
+            ("POST", UNLOAD): self._adapters.unload,
             ("GET", _MODEL): others.model,
             ("GET", "/health"): others.ready,
             ("GET", "/health/ready"): others.ready,
@@ -195,6 +202,9 @@ class App:
     def _check_key(self, scope: Scope) -> None:
         path = scope["path"]
         if path in self._open:
+            return
+        if path in (LOAD, UNLOAD):
+            scope[OWNER] = self._adapters.check_key(dict(scope["headers"]))
             return
         owner = self._keys.owner_of(dict(scope["headers"]))
         if owner is not None:

@@ -11,7 +11,6 @@ from mmengine.request import Adapter
 from mmengine.simulation.slots import reference_tokens
 from tests.core.small_engine import Bench, image, request
 
-
 MOST = 8  # tokens of an answer
 
 

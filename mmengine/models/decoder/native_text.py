@@ -13,12 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmengine.models.decoder.adapted import decoder_parts
 from mmengine.models.decoder.config import DecoderConfig
 from mmengine.models.decoder.layers import Makers, gates_behind, is_tied, read_final_norm, read_layer
 from mmengine.models.decoder.rotary import Rotary
 from mmengine.models.decoder.tensors import EMBEDDING, HEAD
 from mmengine.models.lora.adapter import AdapterRows
-from mmengine.models.lora.tensors import AdapterTensors, decoder_parts
+from mmengine.models.lora.tensors import AdapterTensors
 from mmengine.models.plugin import AttentionPort, AuxHiddenStates
 from mmengine.models.reader import WeightReader
 from mmengine.models.states import StepStates

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmengine.models.decoder.adapted import decoder_parts
 from mmengine.models.decoder.config import DecoderConfig
 from mmengine.models.decoder.delta import DeltaMixer
 from mmengine.models.decoder.experts import Gate, TorchLayer, feed_forward, silu_mul
@@ -24,7 +25,7 @@ from mmengine.models.decoder.rotary import Rotary
 from mmengine.models.decoder.tensors import EMBEDDING, HEAD
 from mmengine.models.lora.adapter import AdapterRows
 from mmengine.models.lora.added import AddedRows, rows_on, with_rows
-from mmengine.models.lora.tensors import AdapterTensors, decoder_parts
+from mmengine.models.lora.tensors import AdapterTensors
 from mmengine.models.plugin import AttentionPort, AuxHiddenStates
 from mmengine.models.reader import WeightReader
 from mmengine.models.sharding import Shard

@@ -5,8 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mmengine.models.vision.tower import VisionTower
-
 
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
@@ -14,7 +12,7 @@ class LoadedAdapter:
     alone, or there is none."""
 
     text: Any
-    vision: VisionTower | None
+    vision: Any
 
 
 class AdapterRows(NamedTuple):

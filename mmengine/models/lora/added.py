@@ -1,14 +1,15 @@
 """What adapters add to linear layers in torch: on devices without kernels of their own, and on a GPU, where
 it has not been run yet."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mmengine.models.decoder.prepacked import Linear
 from mmengine.native.lora import LoraPart
+
+Linear = Callable[[Tensor], Tensor]
 
 
 class AddedRows(NamedTuple):

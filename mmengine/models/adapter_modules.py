@@ -4,8 +4,7 @@ nets and its vision tower. No torch here."""
 import re
 
 from mmengine.models.config import NetworkConfig
-from mmengine.models.decoder.config import DecoderConfig
-from mmengine.models.decoder.tensors import decoder_tensors, layer_name
+from mmengine.models.decoder.tensors import decoder_tensors
 from mmengine.models.vision.tensors import vision_tensors
 
 _TEXT = re.compile(
@@ -25,21 +24,3 @@ def adapter_modules(config: NetworkConfig) -> dict[str, tuple[int, int]]:
             if _VISION.fullmatch(name) and len(shape) == 2
         }
     return {name.removesuffix(".weight"): (shape[0], shape[1]) for name, shape in shapes.items()}
-
-
-def joined_modules(config: DecoderConfig, layer: int) -> dict[str, tuple[str, ...]]:
-    """Of a layer's linear layers, by the names of native/lora.py, the modules whose outputs stand beside each
-    other in it."""
-    beginning = layer_name(layer)
-    found: dict[str, tuple[str, ...]] = {
-        "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "out": ("self_attn.o_proj",),
-    }
-    if config.is_delta(layer):
-        found = {
-            "qkv": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
-            "out": ("linear_attn.out_proj",),
-        }
-    if config.experts_of(layer) is None:
-        found |= {"gate_up": ("mlp.gate_proj", "mlp.up_proj"), "down": ("mlp.down_proj",)}
-    return {name: tuple(f"{beginning}.{module}" for module in modules) for name, modules in found.items()}
