@@ -36,7 +36,7 @@ def started(monkeypatch):
 
     kept = SimpleNamespace()
 
-    def engine(model, log, config, progress, beats):
+    def engine(model, log, config, progress, beats, loras):
         kept.model, kept.log, kept.config = model, log, config
         return "an engine"
 
@@ -44,9 +44,9 @@ def started(monkeypatch):
         kept.settings, kept.keys, kept.names = settings, keys, names
         listening()
 
-    def groups(http, limits, media, kept_options):
-        kept.groups = (http, limits, media, kept_options)
-        return server_settings(http, limits, media, kept_options)
+    def groups(*given):
+        kept.groups = given
+        return server_settings(*given)
 
     def told(routers, log):
         kept.routers = routers
@@ -116,6 +116,9 @@ def test_each_flag_is_a_variable_and_a_line_of_a_file_too(started, tmp_path, mon
         "--tensor-parallel": 2,
         "--quantize": "int8",
         "--activations": "int8",
+        "--lora": ["mine=folder", "other=owner/name"],
+        "--lora-root": tmp_path,
+        "--admin-key-file": tmp_path / "keys",
     }
     for flag, option in OPTIONS.items():
         if isinstance(option.default, bool):
