@@ -16,6 +16,9 @@ constexpr int kRows = 4;          // that share what is read of a and b
 constexpr int kSums = 4;          // into which a row's sum over k is split, whatever the number of rows
 constexpr int kRowsOfTask = 64;   // of x a^T
 constexpr int kPanelsOfTask = 32;  // of 16 columns of b^T
+constexpr int kAhead = 8192;      // bytes that are asked of memory before they are needed
+
+inline void fetch_ahead(const char* at) { __builtin_prefetch(at + kAhead, 0, 3); }
 
 // A part for a group's rows. `sums`: of each row, rank16 of them.
 struct Added {
@@ -46,11 +49,14 @@ template <bool BF16, int M>
 void shrink_block(const char* a, const float* const* x, int k, float scale, float* const* to) {
   f16v sums[M][kSums] = {};
   int t = 0;
-  for (; t + kSums <= k; t += kSums)
+  for (; t + kSums <= k; t += kSums) {
+    const char* step = a + (int64_t)t * kLanes * (BF16 ? 2 : 4);
+    for (int line = 0; line < kSums * kLanes * (BF16 ? 2 : 4); line += 64) fetch_ahead(step + line);
     for (int i = 0; i < kSums; ++i) {
-      const f16v v = load16<BF16>(a, (int64_t)(t + i) * kLanes);
+      const f16v v = load16<BF16>(step, (int64_t)i * kLanes);
       for (int m = 0; m < M; ++m) sums[m][i] = fused(v, splat(x[m][t + i]), sums[m][i]);
     }
+  }
   for (int i = 0; t < k; ++t, ++i) {
     const f16v v = load16<BF16>(a, (int64_t)t * kLanes);
     for (int m = 0; m < M; ++m) sums[m][i] = fused(v, splat(x[m][t]), sums[m][i]);
@@ -88,7 +94,9 @@ void expand_block(const Added& added, int row, int panel, char* y, int64_t y_str
   for (int m = 0; m < M; ++m) from[m] = added.sums + (int64_t)(row + m) * added.rank16();
   for (int r = 0; r < part.rank; ++r)
     for (int p = 0; p < P; ++p) {
-      const f16v v = load16<BF16>((const char*)part.b, ((int64_t)(panel + p) * part.rank + r) * kLanes);
+      const int64_t at = ((int64_t)(panel + p) * part.rank + r) * kLanes;
+      fetch_ahead((const char*)part.b + at * (BF16 ? 2 : 4));
+      const f16v v = load16<BF16>((const char*)part.b, at);
       for (int m = 0; m < M; ++m) sums[m][p] = fused(v, splat(from[m][r]), sums[m][p]);
     }
   for (int m = 0; m < M; ++m)
