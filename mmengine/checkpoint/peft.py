@@ -15,7 +15,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mmengine.checkpoint.fields import Fields
 from mmengine.checkpoint.files import read_json
@@ -159,7 +158,7 @@ def _read_config(folder: Path) -> _Config:
     )
 
 
-def _pattern(fields: Fields, name: str) -> dict[str, Any]:
+def _pattern(fields: Fields, name: str) -> dict[str, object]:
     found = fields.child(name, optional=True).values
     if len(found) > MAX_PATTERNS:
         fields.fail(f"{name} has {len(found)} entries; at most {MAX_PATTERNS} are read")
@@ -171,13 +170,13 @@ def _pattern(fields: Fields, name: str) -> dict[str, Any]:
     return found
 
 
-def _whole(fields: Fields, value: Any) -> int:
+def _whole(fields: Fields, value: object) -> int:
     if type(value) is not int or not 1 <= value <= MAX_RANK:
         fields.fail(f"rank_pattern holds {value!r:.60}; a rank is an integer from 1 to {MAX_RANK}")
     return value
 
 
-def _number(fields: Fields, value: Any) -> float:
+def _number(fields: Fields, value: object) -> float:
     return Fields({"alpha_pattern": value}, fields.path, fields.prefix).number("alpha_pattern", 0)
 
 

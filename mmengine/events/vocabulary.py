@@ -42,8 +42,7 @@ class Queued(EventBase, frozen=True):
     `prompt`: int32 token ids. `grammar_slot`: where the log keeps kind and source of `grammar` from here on,
     or, where they are empty, has kept them since before (core/state/kept_grammars.py). `envelope`: what a
     server keeps with the request, such as when it came; no decision reads it. `outputs`: int32 ids of the
-    first tokens of the answer, which its consumer has already; the engine gives those behind them. `adapter`:
-    the LoRA adapter with which it is computed.
+    first tokens of the answer, which its consumer has already; the engine gives those behind them.
     """
 
     request_id: str
@@ -60,7 +59,7 @@ class Queued(EventBase, frozen=True):
     envelope: bytes = b""
     thinking: ThinkingBudget | None = None
     outputs: bytes = b""
-    adapter: Adapter | None = None
+    adapter: Adapter | None = None  # with which it is computed
 
 
 class GrammarReady(EventBase, frozen=True):
@@ -150,9 +149,8 @@ class AdmittedWithState(Admitted, frozen=True):
 
 
 class AdmittedWithAdapter(AdmittedWithState, frozen=True):
-    """Decision: ADMITTED of a request with a LoRA adapter, whose matrices are there from this step on.
-    `adapters_out`: digests of others that nobody holds and that leave for it. Where rows have no recurrent
-    states, `state_slot` and what stands behind it mean nothing."""
+    """Decision: ADMITTED of a request with a LoRA adapter. `adapters_out`: digests of others, which leave for
+    it. Where rows have no recurrent states, `state_slot` and what follows mean nothing."""
 
     adapters_out: tuple[bytes, ...] = ()
 
@@ -312,8 +310,7 @@ class Arrived(EventBase, frozen=True):
 
 
 class AdapterLoaded(EventBase, frozen=True):
-    """Observation: a LoRA adapter can be asked for by its name, in place of one that had that before.
-    `source`: the folder that it was read from, where whoever goes on with the log finds it."""
+    """Observation: a LoRA adapter, of the folder `source`, is what its name stands for from here on."""
 
     adapter: Adapter
     source: str = ""
@@ -397,19 +394,6 @@ TYPES: dict[int, type[Event]] = {
 }
 NUMBERS: dict[type[EventBase], int] = {cls: number for number, cls in TYPES.items()}
 OBSERVATIONS = (
-    Started,
-    Queued,
-    GrammarReady,
-    GrammarFailed,
-    Cancelled,
-    Executed,
-    Failed,
-    Delivered,
-    CacheReset,
-    Recovered,
-    Offered,
-    Arrived,
-    Lost,
-    AdapterLoaded,
-    AdapterUnloaded,
+    *(Started, Queued, GrammarReady, GrammarFailed, Cancelled, Executed, Failed, Delivered, CacheReset),
+    *(Recovered, Offered, Arrived, Lost, AdapterLoaded, AdapterUnloaded),
 )

@@ -84,7 +84,7 @@ class Network:
     @staticmethod
     def _tower(vision: VisionTower, adapter: LoadedAdapter | None) -> VisionTower:
         own = adapter.vision if adapter is not None else None
-        return vision if own is None else own
+        return own if isinstance(own, VisionTower) else vision
 
     def adapter(self, files: AdapterFiles) -> LoadedAdapter:
         tensors = AdapterTensors(files, adapter_modules(self.config), self.device, self.dtype)

@@ -244,7 +244,7 @@ class VisionLanguageModel(Protocol):
     spec: ModelSpec
     batch_invariant: bool  # but for attention, a token's bits do not depend on who is computed with it
 
-    def encode(self, patches: Any, grids: Sequence[tuple[int, int, int]], *adapter: Any) -> Any:
+    def encode(self, patches: Any, grids: Sequence[tuple[int, int, int]]) -> Any:
         """uint8 [p, patch_width], items one after the other, to features
         [sum of embeds, (1 + num_deepstack) * hidden_size]."""
 
@@ -259,7 +259,6 @@ class VisionLanguageModel(Protocol):
         attention: AttentionPort,
         aux_hidden_states: AuxHiddenStates | None = None,
         states: StepStates | None = None,
-        **adapters: Any,
     ) -> Any:
         """embeds [t, hidden]; deepstack [num_deepstack, t, hidden], zero at text tokens, or None;
         positions int64 [3, t]. Gives the normed hidden states [t, hidden]; fills `aux_hidden_states`.

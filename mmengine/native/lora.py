@@ -53,9 +53,9 @@ class _Step(ctypes.Structure):
 
 
 class PackedAdapter:
-    """What an adapter adds to each of some linear layers, nothing where there are no parts, its matrices packed:
-    float32 or bfloat16 on the CPU, all of one dtype. They stand in one piece of memory in the order in which layers
-    read them, so that the processor fetches ahead. Keeps no reference to those given."""
+    """What an adapter adds to each of some linear layers, nothing where there are no parts, its matrices
+    packed: float32 or bfloat16 on the CPU, all of one dtype. They stand in one piece of memory in the order
+    in which layers read them, so that the processor fetches ahead. Keeps no reference to those given."""
 
     def __init__(self, linears: Iterable[Sequence[LoraPart]]) -> None:
         self._linears = [tuple(parts) for parts in linears]

@@ -190,7 +190,8 @@ def encode(
     features = graphs.encode(patches, grids) if graphs is not None and media else None
     if features is None and media:
         asked = () if adapter is None else (adapter,)
-        features = model.encode(upload_joined(patches, device), grids, *asked)
+        forward: Callable[..., torch.Tensor] = model.encode
+        features = forward(upload_joined(patches, device), grids, *asked)
     if last is not None:
         features = last if features is None else torch.cat((features, last))
     assert features is not None

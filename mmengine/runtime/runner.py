@@ -6,7 +6,6 @@ sampled when the step before is read, which may be long after they were launched
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -294,10 +293,9 @@ class ModelRunner:
         self._attention.begin(inputs.attention)
         asked = () if aux_hidden_states is None else (aux_hidden_states,)
         states = () if self._states is None else (aux_hidden_states, self._states.begin(plan))
-        more: dict[str, Any] = {"adapters": adapters} if adapters else {}
-        hidden = self._model.forward(
-            embeds, deepstack, inputs.positions, self._attention, *(states or asked), **more
-        )
+        more = {"adapters": adapters} if adapters else {}
+        forward: Callable[..., torch.Tensor] = self._model.forward
+        hidden = forward(embeds, deepstack, inputs.positions, self._attention, *(states or asked), **more)
         return hidden, inputs, inputs.positions
 
     def _logits(

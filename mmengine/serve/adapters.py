@@ -1,6 +1,6 @@
 """LoRA adapters by name: what requests may ask for, and where it is read from."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -164,9 +164,3 @@ class Adapters:
         if not use.requests and not use.names:
             del self._uses[digest]
             self._built.executor.forget_adapter(digest)
-
-
-def load_all(adapters: Adapters, sources: Mapping[str, str | Path]) -> None:
-    """Those that an engine begins with. Raises what `read` and `load` raise."""
-    for name, source in sources.items():
-        adapters.load(adapters.read(name, source))

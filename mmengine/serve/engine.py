@@ -17,9 +17,10 @@ from mmengine.core.outputs import Output, Stats
 from mmengine.core.resume import Resume
 from mmengine.core.unreceived import ResumedAnswer
 from mmengine.errors import InvalidRequest
+from mmengine.models.media_cache import MediaCache
 from mmengine.models.plugin import Prepared
 from mmengine.request import SamplingParams
-from mmengine.serve.adapters import Adapters, load_all
+from mmengine.serve.adapters import Adapters
 from mmengine.serve.answers import Completion, RequestOutput, engine_failed, succeeded
 from mmengine.serve.batching import run_batch
 from mmengine.serve.engine_forms import EngineForms
@@ -109,21 +110,13 @@ class Engine(EngineForms):
         self.decoders = decoders_of(self.processor, self.config, untrusted)
         if (decoders := self.decoders) is not None:
             self.processor.media_decoder = decoders
-        self.metrics = Metrics(
-            self._core.stats,
-            lambda: self.readiness().ready,
-            media_cache,
-            lambda: self.drafters,
-            lambda: self.built.executor.graph_counts,
-        )
-        if decoders is not None:
-            self.metrics.decoders_lost = lambda: decoders.num_lost
+        self.metrics = self._new_metrics(media_cache)
         self.adapters = Adapters(self.built)
         store, resumed = self._open_store(log, resume)
         self._syncer = self._new_syncer() if log is not None else None
         self._holders = Holders(self.built, self.media_memory, self.grammar_memory, self.metrics, store)
         self._holders.add(self.adapters)
-        load_all(self.adapters, loras or {})
+        self._load_adapters(loras or {})
         self.requests = InProgress(self._core, self.processor.tokenizer, resumed, texts)
         markers = self.config.reasoning_start, self.config.reasoning_end
         self.reasoning = Reasoning(self.processor.tokenizer, self.config.eos_token_ids, *markers)
@@ -140,6 +133,26 @@ class Engine(EngineForms):
         self._watchdog = Watchdog(limit_s, on_hang or self._end_process) if limit_s else nullcontext()
         built = self.built
         operator_log.info("engine ready", model=str(built.folder), device=built.device, dtype=built.dtype)
+
+    def _new_metrics(self, media_cache: MediaCache[object] | None) -> Metrics:
+        metrics = Metrics(
+            self._core.stats,
+            lambda: self.readiness().ready,
+            media_cache,
+            lambda: self.drafters,
+            lambda: self.built.executor.graph_counts,
+        )
+        if (decoders := self.decoders) is not None:
+            metrics.decoders_lost = lambda: decoders.num_lost
+        return metrics
+
+    def _load_adapters(self, loras: Mapping[str, str | Path]) -> None:
+        try:
+            for name, source in loras.items():
+                self.adapters.load(self.adapters.read(name, source))
+        except BaseException:
+            self._core.sink.close()  # nothing was begun that a last word would be about
+            raise
 
     def _open_store(
         self, log: str | Path | None, resume: Resume | None

@@ -99,15 +99,14 @@ class App:
         self._keys, self._settings = keys, settings
         self.metrics = HttpMetrics()
         self.admission = Admission(engine, settings, keys)
-        fetches = FetchMetrics(door)
-        texts = TokenTexts(engine.processor.tokenizer)
+        fetches, texts = FetchMetrics(door), TokenTexts(engine.processor.tokenizer)
         rows_left = RowsLeft(engine, keep.batches) if keep is not None else None
-        served = ModelNames(names, engine)
+        served, root = ModelNames(names, engine), settings.lora_root
         answers = AnswerRoutes(
             engine, settings, served, self.metrics, self.admission, texts, door, keep, tracing
         )
         self.calls = answers.calls
-        self._adapters = AdapterRoutes(engine, served, self.admission, settings.lora_root, admin_keys)
+        self._adapters = AdapterRoutes(engine, served, self.admission, root, admin_keys)
         others = OtherRoutes(
             engine, settings, served, self.metrics, self.admission, texts, fetches, answers.reader
         )
@@ -135,9 +134,7 @@ class App:
             self._runner = BatchRunner(
                 keep, engine, answers, rows_left, self.admission, settings, self.metrics.line_answered
             )
-            self.metrics.batches.set_function(lambda: len(keep.batches.live()))
-            self.metrics.kept_bytes.labels("answers").set_function(lambda: keep.answers.num_bytes)
-            self.metrics.kept_bytes.labels("files").set_function(lambda: keep.files.num_bytes)
+            self._show_kept(keep)
             endpoints |= _kept_endpoints(keep, self._runner, self.admission, settings)
         else:
             endpoints |= dict.fromkeys((*_RESPONSES, *_KEPT), _nothing_kept)
@@ -156,6 +153,11 @@ class App:
         self._endpoints = {key: each for key, each in endpoints.items() if "{" not in key[1]}
         self._counted: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}  # kept: labels take time
         self._router = Router(routes, redirect_slashes=False, default=_no_route)
+
+    def _show_kept(self, keep: Keep) -> None:
+        self.metrics.batches.set_function(lambda: len(keep.batches.live()))
+        self.metrics.kept_bytes.labels("answers").set_function(lambda: keep.answers.num_bytes)
+        self.metrics.kept_bytes.labels("files").set_function(lambda: keep.files.num_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

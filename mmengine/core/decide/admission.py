@@ -1,9 +1,10 @@
 """Which waiting request starts next, and on what: prefix hits, a shared prompt, blocks of the host."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import asdict
 
 from mmengine.core.decide.adapter_places import AdapterPlaces
 from mmengine.core.decide.encoder_draft import EncoderDraft
@@ -162,7 +163,7 @@ def _admission(
     if adapter is None:
         return admitted
     return ev.AdmittedWithAdapter(
-        **_fields(admitted), adapters_out=tuple(view.adapters.room_for(adapter) or ())
+        **asdict(admitted), adapters_out=tuple(view.adapters.room_for(adapter) or ())
     )
 
 
@@ -171,12 +172,8 @@ def _with_state(view: View, admitted: ev.Admitted, start: Start) -> ev.AdmittedW
     slots = view.states.peek(2)
     slot = next((slot for slot in slots.tolist() if slot != start.state_from), start.state_from)
     return ev.AdmittedWithState(
-        **_fields(admitted), state_slot=slot, state_from=start.state_from, num_shared=start.num_shared
+        **asdict(admitted), state_slot=slot, state_from=start.state_from, num_shared=start.num_shared
     )
-
-
-def _fields(event: ev.Admitted) -> dict[str, Any]:
-    return {name: getattr(event, name) for name in event.__struct_fields__}
 
 
 def _fetch(view: View, req_state: RequestView, start: Start) -> ev.Fetched | Passed | None:

@@ -116,7 +116,10 @@ class NativeTextDecoder:
             arrays = {name: getattr(states, name) for name in STATE_ARRAYS}
             tensors = (states.conv, states.recurrent, states.pending)
             pointed = self._states.point(tensors, arrays, states.stayed)
-        lora = LoraStep([(each.adapter.text, each.rows) for each in adapters]) if adapters else None
+        lora = None
+        if adapters:
+            own = [(each.adapter.text, each.rows) for each in adapters]
+            lora = LoraStep([(made, rows) for made, rows in own if isinstance(made, PackedAdapter)])
         return self._decoder.forward(embeds, deepstack, cos, sin, attention, aux_rows, pointed, lora)
 
     def adapter(self, tensors: AdapterTensors) -> PackedAdapter:

@@ -89,7 +89,10 @@ class TextDecoder:
     def _adapted(self, adapters: Sequence[AdapterRows]) -> Self:
         """The same decoder, with what adapters add to the linear layers in one step."""
         device = self._embedding.device
-        own = [(each.adapter.text, rows_on(each.rows, device)) for each in adapters]
+        own = []
+        for adapter, rows in adapters:
+            assert isinstance(adapter.text, list), "an adapter that another decoder made"
+            own.append((adapter.text, rows_on(rows, device)))
         other = copy(self)
         added = [
             [AddedRows(rows, parts[place]) for parts, rows in own if parts[place]]

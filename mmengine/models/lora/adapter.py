@@ -1,9 +1,11 @@
 """A LoRA adapter as a model computes with it, and who computes with which in a step."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+
+from mmengine.native.lora import LoraPart, PackedAdapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,8 +13,8 @@ class LoadedAdapter:
     """`text`: what the decoder that made it adds. `vision`: the tower with it; None where it leaves that
     alone, or there is none."""
 
-    text: Any
-    vision: Any
+    text: PackedAdapter | list[tuple[LoraPart, ...]]
+    vision: object | None
 
 
 class AdapterRows(NamedTuple):

@@ -109,7 +109,7 @@ def _running(state: State, row: int) -> dict[str, Any]:
     }
 
 
-def _adapter(req_state: RequestState) -> dict[str, Any]:
+def _adapter(req_state: RequestState) -> dict[str, str]:
     adapter = req_state.request.adapter
     return {} if adapter is None else {"adapter": adapter.name or adapter.digest.hex()[:12]}
 
