@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from mmengine.block_store.registry import BLOCK_STORES
@@ -40,6 +41,8 @@ from mmengine.structured_output.engines.backends import GRAMMAR_BACKENDS
 from mmengine.structured_output.engines.base import Compiled
 from mmengine.structured_output.rows.grammars import Grammars
 from mmengine.structured_output.rows.rows import RowMatchers
+
+MAX_LORAS = 8  # adapters in one step, where there may be some and nobody says how many
 
 
 @dataclass(slots=True)
@@ -87,18 +90,21 @@ def build(
     resume: Resume | None = None,
     stop_watcher_factory: Callable[[Tokenizer], StopWatcher] | None = None,
     compile_grammar: Callable[[GrammarRequest], Compiled] | None = None,
+    takes_adapters: bool = False,
 ) -> Built:
     """Load a model (a folder, a hub id, or None for the embedded checkpoint) and make its engine.
 
-    `log`: a folder for the event log; None keeps the last events in memory. `resume`: continue the log
-    that stands there, if there is one; the caller then owes the core a `recover`. `compile_grammar` stands
-    in for the grammar engine's own in tests. Raises ModelError, ConfigError, LogError.
-    """
+    `log`: a folder for the event log; None keeps the last events in memory. `resume`: continue the log that
+    stands there, if there is one; the caller then owes the core a `recover`. `compile_grammar` stands in for
+    the grammar engine's own in tests. `takes_adapters`: of LoRA; in a new log they have MAX_LORAS places
+    where the settings say no number. Raises ModelError, ConfigError, LogError."""
     config = config or EngineConfig()
     config.check()
     policy_of(config)  # raises for one that nobody knows, before weights are read
     GRAMMAR_BACKENDS.load(config.grammar_backend)  # likewise for one that is not installed
     opened = open_log(log, resume, config) if log is not None else None  # a refusal comes at once
+    if takes_adapters and not config.max_loras and (opened is None or opened.resumed is None):
+        config = msgspec.structs.replace(config, max_loras=MAX_LORAS)
     try:
         folder = resolve_folder(model)
         plugin = plugin_for(folder)
@@ -192,6 +198,8 @@ def _assemble(
     head = head_folder(config, network.spec, folder, placement)
     config = with_drafts(config, head) if resumed is None else resumed.config_for(config)
     head = head_for(config, head)
+    if config.max_loras and not (hasattr(network, "adapter") and hasattr(plugin, "read_adapter")):
+        raise ConfigError(f"max_loras is {config.max_loras}, and this family of models takes no adapters")
     if resumed is None:
         config = resolve(config, network, head, placement, processor.eos_token_ids)
         config = with_encoder_pace(config, network, threads.count)

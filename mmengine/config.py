@@ -132,6 +132,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # Tokens between two states that are kept of one request; 0: only where its prompt ends, and where it
     # leaves what others began with.
     snapshot_every: Annotated[int, Meta(ge=0, le=2**24)] = 256
+    # LoRA adapters that may be in one step (docs/lora.md); 0: none is taken.
+    max_loras: Annotated[int, Meta(ge=0, le=1024)] = 0
+    # Bytes of adapters' matrices that are held at once, those that only wait to be used again included.
+    lora_bytes: Annotated[int, Meta(ge=1, le=2**50)] = 2 * 2**30
 
     def as_dict(self) -> dict:
         return msgspec.to_builtins(self)
@@ -269,6 +273,11 @@ def _contradictions(config: EngineConfig) -> Iterator[str]:
         yield (
             f"swap_blocks {config.swap_blocks} would never be used: who gives way and has a recurrent state "
             "is computed again, from the last state that was kept; set swap_blocks 0"
+        )
+    if config.max_loras and config.tensor_parallel > 1:
+        yield (
+            f"max_loras {config.max_loras} takes adapters, which are not cut over ranks, and tensor_parallel "
+            f"is {config.tensor_parallel}; choose one of them"
         )
     for name in ("encoder_budget", "encoder_cache_size"):
         if config.max_item_embeds > getattr(config, name) > 0:

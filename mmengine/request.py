@@ -213,6 +213,19 @@ class MediaItem(msgspec.Struct, frozen=True, array_like=True):
         return start + length
 
 
+class Adapter(msgspec.Struct, frozen=True, array_like=True):
+    """A LoRA adapter, as the scheduler sees it: content, whatever it is called.
+
+    `digest`: SHA-256 over its files. `num_bytes`: of its matrices where they are multiplied. `visual`:
+    whether it changes what the encoder gives. `name`: by which it was asked for; no decision reads it.
+    """
+
+    digest: bytes
+    num_bytes: int
+    visual: bool = False
+    name: str = ""
+
+
 _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 TokenIds = Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=MAX_AFTER)]
 
@@ -254,7 +267,8 @@ class Request:
     `deadline_ns`: time from arrival after which it is given up, 0 for never. `group`: id of a request
     with the same prompt that came before; this one waits for its prefill and shares its blocks. `envelope`:
     bytes that whoever brought it keeps with it in the log. `outputs`: int32 [m], the first tokens of its
-    answer, which another engine gave; they count as this one's, which goes on behind them.
+    answer, which another engine gave; they count as this one's, which goes on behind them. `adapter`: with
+    which it is computed; None: with the model as it is.
     """
 
     request_id: str
@@ -270,6 +284,12 @@ class Request:
     envelope: bytes = b""
     thinking: ThinkingBudget | None = None
     outputs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
+    adapter: Adapter | None = None
+
+    @property
+    def visual_adapter(self) -> bytes:
+        """The digest of its adapter, where features of its media depend on that."""
+        return self.adapter.digest if self.adapter is not None and self.adapter.visual else b""
 
     @property
     def closes(self) -> bool:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 
@@ -80,7 +80,7 @@ def open_tensors(
     """
     entries: dict[str, TensorEntry] = {}
     for path in weight_files(folder):
-        for entry in _read_header(path, dtypes):
+        for entry in _entries_of(path, dtypes):
             name = canonical_name(entry.stored_name)
             if name is None:
                 continue
@@ -149,25 +149,29 @@ def indexed_files(folder: Path) -> list[str]:
     return names
 
 
-def _read_header(path: Path, dtypes: Mapping[str, int]) -> list[TensorEntry]:
+def _entries_of(path: Path, dtypes: Mapping[str, int]) -> list[TensorEntry]:
     try:
         with path.open("rb") as file:
-            file_bytes = path.stat().st_size
-            header_bytes = int.from_bytes(file.read(8), "little")
-            if file_bytes < 8 or 8 + header_bytes > file_bytes:
-                if header_bytes > MAX_HEADER_BYTES:
-                    raise ModelError(f"{path} is no safetensors file; download it again")
-                raise ModelError(
-                    f"{path} is cut short: it has {file_bytes} bytes, its header alone needs "
-                    f"{8 + max(header_bytes, 2)}; download it again"
-                )
-            if header_bytes > MAX_HEADER_BYTES:
-                raise ModelError(
-                    f"{path} has a header of {header_bytes} bytes; at most {MAX_HEADER_BYTES} are read"
-                )
-            header = json.loads(file.read(header_bytes))
+            return read_header(path, file, path.stat().st_size, dtypes)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def read_header(path: Path, file: BinaryIO, file_bytes: int, dtypes: Mapping[str, int]) -> list[TensorEntry]:
+    """The tensors of one file of so many bytes, which is open at its beginning. Raises ModelError as
+    `open_tensors` does, and what reading the file raises."""
+    header_bytes = int.from_bytes(file.read(8), "little")
+    if file_bytes < 8 or 8 + header_bytes > file_bytes:
+        if header_bytes > MAX_HEADER_BYTES:
+            raise ModelError(f"{path} is no safetensors file; download it again")
+        raise ModelError(
+            f"{path} is cut short: it has {file_bytes} bytes, its header alone needs "
+            f"{8 + max(header_bytes, 2)}; download it again"
+        )
+    if header_bytes > MAX_HEADER_BYTES:
+        raise ModelError(f"{path} has a header of {header_bytes} bytes; at most {MAX_HEADER_BYTES} are read")
+    try:
+        header = json.loads(file.read(header_bytes))
     except (ValueError, RecursionError):
         raise ModelError(f"{path} has a damaged header; download it again") from None
     if not isinstance(header, dict):

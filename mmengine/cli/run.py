@@ -79,7 +79,8 @@ def run(
     if files.out is not None:
         raise InvalidRequest("--out belongs to --batch; redirect the output instead")
     make_one = partial(make_engine, files.log)
-    _answer_one(question, sampling, make_one, printing.json_output, media_options)
+    adapter = question.adapter or (next(iter(model.loras())) if len(model.lora or ()) == 1 else "")
+    _answer_one(question, sampling, make_one, printing.json_output, media_options, adapter)
 
 
 def _make_engine(
@@ -107,6 +108,7 @@ def _make_engine(
                 dtype=model.dtype,
                 log=log,
                 resume=resume,
+                loras=model.loras() or None,
             )
         progress.loaded(engine.built)
     return engine
@@ -152,6 +154,7 @@ def _answer_one(
     make_engine: "MakeEngine",
     as_json: bool,
     media_options: "MediaOptions",
+    adapter: str,
 ) -> None:
     from mmengine.cli.batch import draft_lines  # lazy: numpy, msgspec
     from mmengine.serve.answers import CUT, succeeded
@@ -170,7 +173,12 @@ def _answer_one(
             engine.on_large_media(lambda large: print(f"mmengine: {large}", file=sys.stderr))
         prompt = Prompt(messages=question.messages(), media_options=media_options)
         request_id = engine.submit(
-            prompt, params, stream=live, response_format=response_format, thinking_token_budget=budget
+            prompt,
+            params,
+            stream=live,
+            response_format=response_format,
+            thinking_token_budget=budget,
+            adapter=adapter,
         )
         with prompt_bar() as bar:
             completion = _stepped(engine, request_id, bar, live)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from mmengine.cli.settings import engine_config
-from mmengine.errors import InvalidRequest
+from mmengine.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:  # heavy: loaded when a command runs
     from mmengine.config import EngineConfig
@@ -48,6 +48,8 @@ class Question:
     thinking_token_budget: Annotated[
         int | None, typer.Option(help="Tokens that may be reasoning: then it is ended. -1: no bound.")
     ] = None
+
+    adapter: Annotated[str, typer.Option(help="Which of --lora answers.", show_default="the only one")] = ""
 
     def check(self) -> None:
         """Raise InvalidRequest for options that ask for nothing."""
@@ -162,10 +164,30 @@ class Model:
             help="Who drafts tokens: auto, none, grammar, ngram, suffix, eagle3, eagle3=FOLDER.",
         ),
     ] = None
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(
+            rich_help_panel=MODEL,
+            metavar="NAME=PATH",
+            help="A LoRA adapter: a folder or a hub id, and the name by which it is asked for; several may.",
+        ),
+    ] = None
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", rich_help_panel=MODEL, help="An engine setting, as token_budget=512."),
     ] = None
+
+    def loras(self) -> dict[str, str]:
+        """Raises ConfigError."""
+        found: dict[str, str] = {}
+        for given in self.lora or []:
+            name, equals, source = given.partition("=")
+            if not (equals and name and source):
+                raise ConfigError(f"--lora {given!r:.80} is no NAME=PATH, such as --lora mine=folder")
+            if name in found:
+                raise ConfigError(f"--lora gives the name {name!r:.80} twice")
+            found[name] = source
+        return found
 
     def config(
         self, *, keeps_media: bool, kept_of_log: list[str], unless_set: tuple[str, ...] = ()

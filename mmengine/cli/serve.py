@@ -26,6 +26,7 @@ from mmengine.cli.serve_options import (
     Kept,
     Limits,
     Log,
+    Loras,
     Media,
     Routers,
     server_settings,
@@ -133,6 +134,7 @@ def serve(
     model: Model,
     limits: Limits,
     media: Media,
+    loras: Loras,
     log: Log,
     kept: Kept,
     routers: Routers,
@@ -142,20 +144,23 @@ def serve(
         supervisor.obey_supervisor()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until somebody reads keys again
     check_installed()
-    from mmengine.server.auth import ApiKeys  # lazy: help needs no server
+    from mmengine.server.auth import ADMIN_ENVIRONMENT, ApiKeys  # lazy: help needs no server
     from mmengine.server.tls import check_tls
 
-    settings = server_settings(http, limits, media, kept)
+    settings = server_settings(http, limits, media, kept, loras)
     check_tls(settings)
     check_tracing(settings)
     if settings.live and log.log is None:
         raise ConfigError("--live shows a log, and here is none; give --log FOLDER")
-    keys = ApiKeys(http.api_key_file)
+    keys, admin_keys = ApiKeys(http.api_key_file), ApiKeys(loras.admin_key_file, ADMIN_ENVIRONMENT)
+    check_loras(model, settings, admin_keys)
     if fleet.ray:
         if routers.kv_events:
             raise ConfigError(
                 "--kv-events tells of one log, and --ray has one for each replica; leave it out"
             )
+        if model.lora or settings.lora_root:
+            raise ConfigError("--ray gives its replicas no adapters; leave --lora and --lora-root out")
         from mmengine.cli.serve_ray import serve_ray  # lazy: most serve by one process
 
         serve_ray(model, log, fleet, settings, keys, _engine_config(model, log, is_new=log.log is not None))
@@ -174,7 +179,16 @@ def serve(
     is_new = log.log is not None and not segment_paths(log.log)
     told = nullcontext() if supervisor.is_supervised() else _told(routers, log)
     with told:
-        _answer(http, model, log, settings, keys, _engine_config(model, log, is_new))
+        _answer(http, model, log, settings, keys, admin_keys, _engine_config(model, log, is_new))
+
+
+def check_loras(model: Model, settings: "ServerSettings", admin_keys: "ApiKeys") -> None:
+    """Raises ConfigError for adapters that could not be asked for, and calls that nobody may make."""
+    own = settings.served_model_names or (model.model or EMBEDDED_NAME,)
+    if taken := sorted(set(own) & model.loras().keys()):
+        raise ConfigError(f"--lora gives an adapter the name {taken[0]!r:.80}, which the model has")
+    if settings.lora_root and not admin_keys.any:
+        raise ConfigError("--lora-root loads adapters by calls with an admin key; give --admin-key-file")
 
 
 def _told(routers: Routers, log: Log) -> AbstractContextManager[None]:
@@ -245,6 +259,7 @@ def _answer(
     log: Log,
     settings: "ServerSettings",
     keys: "ApiKeys",
+    admin_keys: "ApiKeys",
     engine_config: "EngineConfig",
 ) -> None:
     """Load the model and serve it, until a signal ends that."""
@@ -271,7 +286,7 @@ def _answer(
             if http.chat_template is not None:
                 check_template(model.model, http.chat_template, settings.chat_template)
             with weights_told(progress):
-                engine = _engine(model, log, engine_config, progress, beats)
+                engine = _engine(model, log, engine_config, progress, beats, _loras(model, settings))
         say("running the first steps")
         scheme = "https" if settings.ssl_certfile else "http"
         where = f"{scheme}://{address_of(bound)}"
@@ -298,6 +313,7 @@ def _answer(
                     beats,
                     in_haste,
                     log.log if http.live else None,
+                    admin_keys,
                 )
             )
         except MMEngineError as error:
@@ -308,8 +324,18 @@ def _answer(
             os._exit(code_of(error))  # a thread that is stuck in a device keeps no process from ending
 
 
+def _loras(model: Model, settings: "ServerSettings") -> dict[str, str] | None:
+    """Adapters that it begins with; None where there will be none."""
+    return model.loras() if model.lora or settings.lora_root else None
+
+
 def _engine(
-    model: Model, log: Log, config: "EngineConfig", progress: Loading, beats: "Beats | None"
+    model: Model,
+    log: Log,
+    config: "EngineConfig",
+    progress: Loading,
+    beats: "Beats | None",
+    loras: dict[str, str] | None,
 ) -> "AsyncEngine":
     from mmengine.build import build  # lazy: torch
     from mmengine.core.resume import Resume
@@ -330,6 +356,7 @@ def _engine(
         dtype=model.dtype,
         log=log.log,
         resume=resume,
+        loras=loras,
         builder=then(build, built),
     )
 

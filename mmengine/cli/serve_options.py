@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # heavy: loaded when a command runs
 MAX_TEMPLATE_BYTES = 2**20
 DEFAULT_LOG_BYTES = 16 * 2**30  # a server that runs for months does not fill its disk
 HTTP, LIMITS, LOG, KEPT, FLEET = "HTTP", "Limits", "Log", "Kept beside the log", "Replicas"
-ROUTERS = "Routers"
+ROUTERS, LORAS = "Routers", "LoRA adapters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +175,26 @@ class Media(MediaUrls):
 
 
 @dataclass(frozen=True, slots=True)
+class Loras:
+    """Who may load LoRA adapters while it serves."""
+
+    lora_root: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=LORAS,
+            help="Folder below which adapters are loaded by /v1/load_lora_adapter; with an admin key.",
+        ),
+    ] = None
+    admin_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=LORAS,
+            help="Keys for such calls, one a line; read again at SIGHUP. Or MMENGINE_ADMIN_KEY, for one.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
 class Log:
     """The event log."""
 
@@ -291,7 +311,7 @@ class Fleet:
     ] = ""
 
 
-def server_settings(http: Http, limits: Limits, media: Media, kept: Kept) -> "ServerSettings":
+def server_settings(http: Http, limits: Limits, media: Media, kept: Kept, loras: Loras) -> "ServerSettings":
     """Raises ConfigError."""
     from mmengine.server.settings import ServerSettings  # lazy: msgspec
 
@@ -300,6 +320,7 @@ def server_settings(http: Http, limits: Limits, media: Media, kept: Kept) -> "Se
     given = ((field.name, getattr(media, field.name)) for field in fields(media))
     values |= {name: value for name, value in given if value is not None}
     values["media_root"] = "" if media.media_root is None else str(media.media_root)
+    values["lora_root"] = "" if loras.lora_root is None else str(loras.lora_root)
     known = ServerSettings.__struct_fields__
     values |= {field.name: getattr(http, field.name) for field in fields(http) if field.name in known}
     values["served_model_names"] = tuple(http.served_model_name or ())

@@ -52,6 +52,11 @@ def _summary(work: Workload, settings: Settings, report: SimulationReport) -> Ta
     table.add_row("preemptions", str(meter.num_preemptions))
     table.add_row("prefix cache", _prefix_hits(meter))
     table.add_row("encoder cache", _encoder_hits(report))
+    if names := work.adapters:
+        worst = f"{meter.longest_ttft() / 1e6:.2f}"
+        table.add_row(
+            "adapters", f"{len(names)} over {config.max_loras} places; worst first token ms {worst}"
+        )
     line = meter.timeline
     table.add_row("KV in use", _use(line.kv_blocks, config.num_blocks - 1, "blocks"))
     table.add_row("encoder in use", _use(line.encoder, config.encoder_cache_size, "embeddings"))

@@ -107,6 +107,7 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     fetched: tuple[tuple[str, np.ndarray], ...] = ()
     part: EncodePart | None = None  # of an item that is encoded over several steps; then there may be no rows
     states: StatePlan | None = None  # where rows have recurrent states
+    adapters: tuple[bytes, ...] = ()  # digests of those that rows may compute with; all others may go
 
 
 _NONE = np.zeros(0, np.int32)

@@ -15,9 +15,13 @@ class Entry:
     valid: bool = True  # False: the step that computed it failed
 
 
-def encoder_key(mm_hash: bytes, cache_salt: str) -> bytes:
-    """The key of an item for a tenant; tenants never share entries."""
-    return hashlib.sha256(mm_hash + cache_salt.encode()).digest() if cache_salt else mm_hash
+def encoder_key(mm_hash: bytes, cache_salt: str, adapter: bytes = b"") -> bytes:
+    """The key of an item for a tenant; tenants never share entries. `adapter`: digest of the one that the
+    encoder computes with."""
+    key = hashlib.sha256(mm_hash + cache_salt.encode()).digest() if cache_salt else mm_hash
+    if adapter:
+        return hashlib.blake2b(key + adapter, digest_size=32, person=b"mmengine-adapter").digest()
+    return key
 
 
 class EncoderCache:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from mmengine.request import GrammarRequest, MediaItem, SamplingParams, ThinkingBudget
+from mmengine.request import Adapter, GrammarRequest, MediaItem, SamplingParams, ThinkingBudget
 
 # 2: digests are trees, see core/state/digest.py. 3: a grammar is a struct, which the log may keep in a slot.
 # 4: blocks are fetched from a store; a log whose engine has none is written as 3.
@@ -59,6 +59,7 @@ class Queued(EventBase, frozen=True):
     envelope: bytes = b""
     thinking: ThinkingBudget | None = None
     outputs: bytes = b""
+    adapter: Adapter | None = None  # with which it is computed
 
 
 class GrammarReady(EventBase, frozen=True):
@@ -145,6 +146,13 @@ class AdmittedWithState(Admitted, frozen=True):
     state_slot: int = 0
     state_from: int = NO_STATE
     num_shared: int = 0
+
+
+class AdmittedWithAdapter(AdmittedWithState, frozen=True):
+    """Decision: ADMITTED of a request with a LoRA adapter. `adapters_out`: digests of others, which leave for
+    it. Where rows have no recurrent states, `state_slot` and what follows mean nothing."""
+
+    adapters_out: tuple[bytes, ...] = ()
 
 
 class StatesKept(EventBase, frozen=True):
@@ -301,6 +309,19 @@ class Arrived(EventBase, frozen=True):
     digests: bytes
 
 
+class AdapterLoaded(EventBase, frozen=True):
+    """Observation: a LoRA adapter, of the folder `source`, is what its name stands for from here on."""
+
+    adapter: Adapter
+    source: str = ""
+
+
+class AdapterUnloaded(EventBase, frozen=True):
+    """Observation: no adapter can be asked for by this name any more. Requests that have it go on with it."""
+
+    name: str
+
+
 class Lost(EventBase, frozen=True):
     """Observation: what a request waits for of the store, and has not arrived, does not come: "deadline", or
     what the store said. It is computed."""
@@ -319,6 +340,7 @@ Event: TypeAlias = (
     | Scheduled
     | Admitted
     | AdmittedWithState
+    | AdmittedWithAdapter
     | StatesKept
     | Evicted
     | Encoded
@@ -335,6 +357,8 @@ Event: TypeAlias = (
     | Fetched
     | Arrived
     | Lost
+    | AdapterLoaded
+    | AdapterUnloaded
 )
 # What the scheduler decides of a step.
 StepDecision: TypeAlias = Preempted | Scheduled | Admitted | StatesKept | Evicted | Encoded | Fetched
@@ -362,22 +386,14 @@ TYPES: dict[int, type[Event]] = {
     21: Fetched,
     22: Arrived,
     23: Lost,
+    24: AdapterLoaded,
     25: AdmittedWithState,
     26: StatesKept,
+    27: AdapterUnloaded,
+    28: AdmittedWithAdapter,
 }
 NUMBERS: dict[type[EventBase], int] = {cls: number for number, cls in TYPES.items()}
 OBSERVATIONS = (
-    Started,
-    Queued,
-    GrammarReady,
-    GrammarFailed,
-    Cancelled,
-    Executed,
-    Failed,
-    Delivered,
-    CacheReset,
-    Recovered,
-    Offered,
-    Arrived,
-    Lost,
+    *(Started, Queued, GrammarReady, GrammarFailed, Cancelled, Executed, Failed, Delivered, CacheReset),
+    *(Recovered, Offered, Arrived, Lost, AdapterLoaded, AdapterUnloaded),
 )

@@ -14,13 +14,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Metric
 
 from mmengine.config import EngineConfig
 from mmengine.core.outputs import Stats
-from mmengine.errors import InvalidRequest, QueueFull, RequestFailed
+from mmengine.errors import ConfigError, InvalidRequest, QueueFull, RequestFailed
 from mmengine.fleet.journey import Carrier, Journey, Patience, ReplicaLost
 from mmengine.fleet.routing import affinity
 from mmengine.fleet.wire import Ask, Begun, Refused, asked_prompt, decoded_told, encoded
 from mmengine.models.plugin import Processor
 from mmengine.processing.workers.attempt import GIVEN_UP
 from mmengine.request import SamplingParams
+from mmengine.serve.adapters import KnownAdapter
 from mmengine.serve.answers import engine_failed
 from mmengine.serve.async_forms import AsyncForms
 from mmengine.serve.channel import Channel
@@ -80,6 +81,19 @@ class FleetEngine(AsyncForms):
     @property
     def max_open(self) -> int:
         return self._max_open
+
+    @property
+    def adapters(self) -> tuple[KnownAdapter, ...]:
+        """None: replicas are given no adapters."""
+        return ()
+
+    async def load_adapter(self, name: str, source: str) -> KnownAdapter:
+        """Raises ConfigError."""
+        raise ConfigError("replicas take no adapters")
+
+    async def unload_adapter(self, name: str) -> None:
+        """Raises InvalidRequest."""
+        raise InvalidRequest(f"no adapter {name!r:.80} is loaded")
 
     @property
     def can_end_reasoning(self) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from mmengine.checkpoint.files import MAX_JSON_BYTES
+from mmengine.checkpoint.peft import CONFIG_FILE, WEIGHTS_FILE
 from mmengine.checkpoint.tensors import INDEX_FILE, SINGLE_FILE, indexed_files
 from mmengine.errors import ModelError
 from mmengine.hubs.huggingface import HuggingFace
@@ -73,6 +74,30 @@ def fetch_from(hub: Hub, name: HubName) -> Path:
             raise no_file(name, file)
     _check_room(hub, name, listed, weights)
     return hub.fetch(weights)
+
+
+def fetch_adapter(name: HubName) -> Path:
+    """The folder of a LoRA adapter likewise: its two files. Raises ModelError."""
+    return adapter_from(HUBS[name.hub](name), name)
+
+
+def adapter_from(hub: Hub, name: HubName) -> Path:
+    """The same of a hub that is there."""
+    try:
+        listed = hub.list_files()
+    except HubError as error:
+        folder = hub.find() if error.is_network else None
+        if folder is None or not (folder / CONFIG_FILE).is_file():
+            raise
+        return folder
+    for file in (CONFIG_FILE, WEIGHTS_FILE):
+        if file not in listed:
+            raise ModelError(
+                f"{name} has no {file} at {TITLES[name.hub]}, so it is no LoRA adapter as PEFT saves it; "
+                "give another"
+            )
+    _check_room(hub, name, listed, (CONFIG_FILE, WEIGHTS_FILE))
+    return hub.fetch([CONFIG_FILE, WEIGHTS_FILE])
 
 
 def _check_room(hub: Hub, name: HubName, listed: Mapping[str, HubFile], names: Collection[str]) -> None:

@@ -9,6 +9,8 @@ import numpy as np
 
 from mmengine.checkpoint.fingerprint import fingerprint
 from mmengine.checkpoint.names import TensorNames
+from mmengine.checkpoint.peft import AdapterFiles, read_adapter
+from mmengine.models.adapter_modules import adapter_modules
 from mmengine.models.config import NetworkConfig
 from mmengine.models.plugin import Processor
 from mmengine.models.sharding import Shard
@@ -62,6 +64,11 @@ class DescribedPlugin(ABC):
             quantize=quantize,
             activations=activations,
         )
+
+    def read_adapter(self, folder: Path, adapter: Path, max_bytes: int) -> AdapterFiles:
+        """See ModelPlugin."""
+        modules = adapter_modules(self.read_config(folder))
+        return read_adapter(adapter, self.names.canonical, modules, max_bytes)
 
     def fingerprint(self, folder: Path) -> str:
         return fingerprint(folder, self.names)

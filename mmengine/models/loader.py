@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from mmengine.checkpoint.model_files import GGUF_SUFFIX, is_gguf
+from mmengine.checkpoint.peft import CONFIG_FILE, WEIGHTS_FILE
 from mmengine.errors import ModelError
-from mmengine.hubs.fetch import fetch_model
+from mmengine.hubs.fetch import fetch_adapter, fetch_model
 from mmengine.hubs.names import parse_name
 from mmengine.registry import entry_points
 
@@ -41,6 +42,25 @@ def resolve_folder(model: str | Path | None) -> Path:
             "hub id as owner/name, modelscope:owner/name or owner/name@revision"
         )
     return fetch_model(name)
+
+
+def resolve_adapter(source: str | Path) -> Path:
+    """The folder of a LoRA adapter: one that exists, or of a hub, downloaded to (or found in) its cache.
+    Raises ModelError."""
+    folder = Path(source).expanduser()
+    try:
+        if folder.is_dir():
+            return folder.resolve()
+    except (OSError, ValueError):  # far too long, or a null byte in it
+        raise ModelError(f"{str(source)[:200]!r} is no usable path or hub id") from None
+    name = None if isinstance(source, Path) else parse_name(source)
+    if name is None:
+        raise ModelError(
+            f"there is no adapter folder {str(source)[:200]}; give one with {CONFIG_FILE} and "
+            f"{WEIGHTS_FILE}, or a "
+            "hub id as owner/name"
+        )
+    return fetch_adapter(name)
 
 
 def _embedded_folder() -> Path:

@@ -8,19 +8,24 @@ import torch
 from torch import Tensor
 
 from mmengine.checkpoint.names import TensorNames
+from mmengine.checkpoint.peft import AdapterFiles
 from mmengine.errors import ConfigError, ModelError
 from mmengine.gpu.text_ops import text_ops
+from mmengine.models.adapter_modules import adapter_modules
 from mmengine.models.config import NetworkConfig, make_spec
 from mmengine.models.decoder.config import DecoderConfig
 from mmengine.models.decoder.fused_text import FusedTextDecoder
 from mmengine.models.decoder.native_text import NativeTextDecoder, delta_sizes
 from mmengine.models.decoder.sharding import cut_config
 from mmengine.models.decoder.text import TextDecoder
+from mmengine.models.lora.adapter import AdapterRows, LoadedAdapter
+from mmengine.models.lora.tensors import AdapterTensors
 from mmengine.models.plugin import AttentionPort, AuxHiddenStates, EncoderCost, EncoderSize
 from mmengine.models.quantising import Activations, Quantize
 from mmengine.models.reader import WeightReader
 from mmengine.models.sharding import Shard
 from mmengine.models.states import StepStates
+from mmengine.models.vision.adapted import adapted_tower
 from mmengine.models.vision.captured import CapturedVision
 from mmengine.models.vision.measured import measure_tower
 from mmengine.models.vision.parts import TowerPass
@@ -51,19 +56,43 @@ class Network:
         self.batch_invariant = text.batch_invariant
         self._text, self._vision = text, vision
 
-    def encode(self, patches: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
+    def encode(
+        self,
+        patches: Tensor,
+        grids: Sequence[tuple[int, int, int]],
+        adapter: LoadedAdapter | None = None,
+    ) -> Tensor:
         if self._vision is None:
             raise ModelError(
                 "this model has no vision tower"
                 if self.config.vision is None
                 else "the vision tower is on rank 0, not on this one"
             )
-        return self._vision.encode(patches, grids)
+        return self._tower(self._vision, adapter).encode(patches, grids)
 
-    def encode_in_parts(self, patches: Tensor, grid: tuple[int, int, int], even_patches: int) -> TowerPass:
+    def encode_in_parts(
+        self,
+        patches: Tensor,
+        grid: tuple[int, int, int],
+        even_patches: int,
+        adapter: LoadedAdapter | None = None,
+    ) -> TowerPass:
         if self._vision is None:
             raise ModelError("there is no vision tower here")
-        return TowerPass(self._vision, patches, grid, even_patches)
+        return TowerPass(self._tower(self._vision, adapter), patches, grid, even_patches)
+
+    @staticmethod
+    def _tower(vision: VisionTower, adapter: LoadedAdapter | None) -> VisionTower:
+        own = adapter.vision if adapter is not None else None
+        return own if isinstance(own, VisionTower) else vision
+
+    def adapter(self, files: AdapterFiles) -> LoadedAdapter:
+        tensors = AdapterTensors(files, adapter_modules(self.config), self.device, self.dtype)
+        with torch.inference_mode():
+            vision = None
+            if self._vision is not None and files.is_visual:
+                vision = adapted_tower(self._vision, tensors)
+            return LoadedAdapter(self._text.adapter(tensors), vision)
 
     def measure_encoder(self) -> EncoderCost | None:
         """None where it does not stop in between: on a GPU, which takes a large image at once."""
@@ -87,9 +116,11 @@ class Network:
         attention: AttentionPort,
         aux_hidden_states: AuxHiddenStates | None = None,
         states: StepStates | None = None,
+        adapters: Sequence[AdapterRows] = (),
     ) -> Tensor:
-        asked = () if states is None else (states,)
-        return self._text.forward(embeds, deepstack, positions, attention, aux_hidden_states, *asked)
+        return self._text.forward(
+            embeds, deepstack, positions, attention, aux_hidden_states, states, adapters
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._text.logits(hidden)

@@ -235,7 +235,11 @@ class VisionLanguageModel(Protocol):
     computes for a moment on the threads that are set, and `encode_in_parts(patches, grid, even_patches)` for
     one item on the device: an object whose `advance(until, work)` goes on up to that share of all of it, as
     near as it can stop, and gives the features with the last one (`until` is `work`), else None. Without the
-    first, or where it gives None, no item is given it in parts."""
+    first, or where it gives None, no item is given it in parts.
+
+    One that takes LoRA adapters has `adapter(files: AdapterFiles)`, which gives what `encode` and
+    `encode_in_parts` take as `adapter`, and `forward` as `adapters`: for each adapter of a step that object
+    with the places of its tokens (models/lora/adapter.py, AdapterRows)."""
 
     spec: ModelSpec
     batch_invariant: bool  # but for attention, a token's bits do not depend on who is computed with it
@@ -287,6 +291,10 @@ class ModelPlugin(Protocol):
         vision tower and no head. A plugin that cannot cut its model need not take it. `batch_invariant`: the
         model should be, where there is a choice; `quantize`: as which codes it holds its matrices;
         `activations`: whether rows are rounded for them. They are only given where they are asked for."""
+
+    # A plugin may have `read_adapter(folder, adapter, max_bytes) -> AdapterFiles`: the LoRA adapter in the
+    # folder # `adapter` for the model in `folder`, whose weights have at most so many bytes. Raises
+    # ModelError for one # that # is not for it. Without it the model takes no adapters.
 
     def fingerprint(self, folder: Path) -> str:
         """Hex digest that changes when the weights do."""

@@ -34,7 +34,7 @@ _NAMES = {"fp8": "FP8", "int8": "int8", "int4": "int4"}
 _WHOLE = {"int8", "int4"}  # codes that are whole numbers
 _OUTSIDE = ", int8 activations (outside parity)"
 R = TypeVar("R", torch.Tensor, Codes)
-_STORED = {
+STORED = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -281,7 +281,7 @@ class WeightReader:
 
     def _mapped(self, entry: TensorEntry, cut: slice, rows_in: int = 1) -> Iterator[tuple[int, torch.Tensor]]:
         """Rows of a tensor where they lie in their file."""
-        file, dtype = self._files[entry.path], _STORED[entry.dtype]
+        file, dtype = self._files[entry.path], STORED[entry.dtype]
         row_values = math.prod(entry.shape[1:])
         step = max(1, PIECE_VALUES // max(1, row_values) // rows_in) * rows_in
         for first in range(cut.start, cut.stop, step):

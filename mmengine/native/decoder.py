@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mmengine.native.decoder_weights import DecoderWeights, NativeLayer, Scratch, Sizes, StepStruct
 from mmengine.native.delta import StateStep
+from mmengine.native.lora import DECODER_LINEARS, LoraStep
 
 
 class Decoder:
@@ -40,12 +41,14 @@ class Decoder:
         attention: Any,
         aux_rows: tuple[Sequence[int], Tensor] | None = None,
         states: StateStep | None = None,
+        lora: LoraStep | None = None,
     ) -> Tensor:
         """embeds [t, hidden], deepstack [n, t, hidden] or None, cos and sin float32 [t, half of what is
         rotated] to normed hidden states [t, hidden]. `attention` is an AttentionPort; one with a
         `step_address` keeps its cache where the kernels read it themselves. `aux_rows`: n layers, and
         [t, n * hidden] with contiguous rows, to which what enters them is written; one beyond the last is the
-        final norm. `states`: of a decoder with delta nets."""
+        final norm. `states`: of a decoder with delta nets. `lora`: what adapters add to the linear layers,
+        DECODER_LINEARS of each layer."""
         if (states is None) != (self._sizes.delta is None):
             raise ValueError("states belong to a decoder with delta nets, and to no other")
         num_tokens = len(embeds)
@@ -67,6 +70,9 @@ class Decoder:
             step.num_aux_layers, step.aux_hidden_states = len(layers), ctypes.addressof(layers)
             step.aux_rows, step.aux_stride = rows.data_ptr(), rows.stride(0)
         step.states = None if states is None else ctypes.addressof(states.c)
+        if lora is not None and lora.num_linears != len(DECODER_LINEARS) * self._weights.num_layers:
+            raise ValueError(f"adapters for {lora.num_linears} linear layers belong to another decoder")
+        step.lora = None if lora is None else lora.address
         if hasattr(attention, "step_address"):
             self._run_at_once(attention)
         else:

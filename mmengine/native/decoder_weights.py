@@ -132,6 +132,7 @@ class StepStruct(ctypes.Structure):
         ("aux_hidden_states", ctypes.c_void_p),
         ("num_aux_layers", ctypes.c_int32),
         ("states", ctypes.c_void_p),
+        ("lora", ctypes.c_void_p),
     )
 
 

@@ -188,7 +188,7 @@ class PackedLinear:
             if residual is not None or float32:
                 raise ValueError("gate_up gives the weight's dtype and adds no residual")
             failed = self._library.mm_linear_gate_up(
-                self._address, x.data_ptr(), x.stride(0), m, y.data_ptr(), y.stride(0)
+                self._address, x.data_ptr(), x.stride(0), m, y.data_ptr(), y.stride(0), None
             )
         else:
             added = None if residual is None else residual.data_ptr()
@@ -226,7 +226,7 @@ def declared(library: ctypes.CDLL) -> ctypes.CDLL:
         "pack": (pointer, pointer, pointer, pointer, number, number, number, pointer),
         "rows": (pointer, pointer, number, pointer),
         "run": (pointer, pointer, long, number, pointer, long, number, pointer),
-        "gate_up": (pointer, pointer, long, number, pointer, long),
+        "gate_up": (pointer, pointer, long, number, pointer, long, pointer),
     }
     for name, types in arguments.items():
         function = getattr(library, f"mm_linear_{name}")

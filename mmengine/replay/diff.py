@@ -89,7 +89,7 @@ def _facts(log: CheckedLog, match: Match, shapes: bool) -> Iterator[_Fact]:
 _CONTENT = {
     *("prompt", "tokens", "drafts", "media", "evict", "keys", "used", "stops", "errors", "lost", "cuts"),
     *("sampling", "grammar", "cache_salt", "error", "detail", "fingerprints", "engine_version", "mode"),
-    *("outputs", "envelope"),
+    *("outputs", "envelope", "adapter", "adapters_out"),
 }
 
 

@@ -208,6 +208,27 @@ def _encoder(state: State) -> Iterator[str]:
         yield f"{len(gone)} items that requests hold are not in the encoder cache"
 
 
+def _adapters(state: State) -> Iterator[str]:
+    """Adapters fit their budgets, and are held by the rows that compute with them."""
+    pool, config = state.adapters, state.config
+    wanted = {
+        row: adapter.digest
+        for row in state.running.tolist()
+        if (adapter := state.requests_by_row[row].request.adapter) is not None
+    }
+    there = {row: digest for row, digest in pool.of_row.items() if row not in state.leaving}
+    if there != wanted:
+        yield f"rows {sorted(there)} hold adapters, and rows {sorted(wanted)} have requests with one"
+    holders = Counter(pool.of_row.values())
+    counted = {key: entry.references for key, entry in pool.cache.entries.items() if entry.references}
+    if counted != dict(holders):
+        yield f"{len(counted)} adapters count as held, and rows hold {len(holders)}"
+    if pool.num_held > config.max_loras:
+        yield f"{pool.num_held} adapters are held, more than max_loras {config.max_loras}"
+    if pool.cache.used > config.lora_bytes:
+        yield f"adapters take {pool.cache.used} bytes, more than lora_bytes {config.lora_bytes}"
+
+
 INVARIANTS: dict[str, Callable[[State], Iterator[str]]] = {
     "encoder": _encoder,
     "media": _media,
@@ -216,6 +237,7 @@ INVARIANTS: dict[str, Callable[[State], Iterator[str]]] = {
     "host_blocks": _host_blocks,
     "rows": _rows,
     "state_slots": _state_slots,
+    "adapters": _adapters,
     "queue": _queue,
     "budgets": _budgets,
     "computed": _computed,

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 
 from mmengine.core.executor import EncodePart
+from mmengine.models.lora.adapter import LoadedAdapter
 from mmengine.models.plugin import MediaInput, VisionLanguageModel
 from mmengine.runtime.device.upload import upload_joined
 from mmengine.runtime.features import payload_of
@@ -28,9 +29,15 @@ class EncoderParts:
     def is_held(self) -> bool:
         return self._encoding is not None
 
-    def advance(self, part: EncodePart, payloads: Mapping[str, Sequence[MediaInput]]) -> torch.Tensor | None:
+    def advance(
+        self,
+        part: EncodePart,
+        payloads: Mapping[str, Sequence[MediaInput]],
+        adapter: LoadedAdapter | None = None,
+    ) -> torch.Tensor | None:
         """Compute a part; with the last one the features, [num_embeds, (1 + num_deepstack) * hidden_size].
-        `payloads`: the media of its request. Raises ExecutorFailed where these are missing."""
+        `payloads`: the media of its request; `adapter`: that of its request. Raises ExecutorFailed where
+        these are missing."""
         if self._encoding is None or self._key != part.item.key or not part.start:
             if part.start and not part.is_last:
                 return None  # it was let go while this step waited: nobody is left who wants it
@@ -39,7 +46,8 @@ class EncoderParts:
             pixels = upload_joined([media.patches], self._device)
             self.clear()  # first: two would not fit where one does
             self._key = part.item.key
-            self._encoding = self._begin(pixels, media.item.grid, self._even_patches)
+            asked = () if adapter is None else (adapter,)
+            self._encoding = self._begin(pixels, media.item.grid, self._even_patches, *asked)
         assert self._encoding is not None
         features = self._encoding.advance(part.until, part.work)
         if part.is_last:

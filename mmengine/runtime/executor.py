@@ -12,6 +12,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan, StepResult
 from mmengine.errors import ExecutorFailed, ExecutorLost, MMEngineError
 from mmengine.models.plugin import MediaInput, VisionLanguageModel
+from mmengine.runtime.adapters import ReadAdapter
 from mmengine.runtime.device.clock import LaunchClock, StepClock
 from mmengine.runtime.device.cpu import CpuDevice
 from mmengine.runtime.device.placement import Placement
@@ -110,6 +111,14 @@ class TorchExecutor:
         """What is computed goes to `store`, and what it has comes from there; the core talks to what is
         given."""
         return self._runner.use_store(store, config, fingerprints)
+
+    def know_adapter(self, digest: bytes, read: ReadAdapter) -> None:
+        """Where the adapter with this digest is read from, when a row needs it."""
+        self._runner.adapters.know(digest, read)
+
+    def forget_adapter(self, digest: bytes) -> None:
+        """No request asks for it any more; an unknown one is no error."""
+        self._runner.adapters.forget(digest)
 
     def attach(self, request_id: str, media: Sequence[MediaInput]) -> None:
         """Hand over the pixels of a request, one for each of its media items, before a step that

@@ -8,6 +8,7 @@ import torch
 
 from mmengine.core.executor import EncodeItem, MediaSpan
 from mmengine.errors import ConfigError, ExecutorFailed
+from mmengine.models.lora.adapter import LoadedAdapter
 from mmengine.models.plugin import MediaInput, VisionLanguageModel
 from mmengine.runtime.device.upload import upload, upload_joined
 from mmengine.runtime.graphs.encoder import EncoderGraphs
@@ -159,12 +160,14 @@ def encode(
     alone: bool = False,
     last: torch.Tensor | None = None,
     kept: KeptFeatures | None = None,
+    adapter: LoadedAdapter | None = None,
 ) -> None:
     """Encode `items` in one packed call and put their features into `store`. `graphs`: of the model's
     encoder, which is launched where they do not have the call's size. `share`: what the features go through
     before they are kept. `alone`: in a call each, so that an item's features, and whether they are replayed,
     do not depend on who comes along. `last`: features of the last of `items`, which was encoded in parts.
-    `kept`: has some items' features already, and keeps those of the others.
+    `kept`: has some items' features already, and keeps those of the others. `adapter`: with which all of
+    them are encoded.
 
     `payloads`: the media of each request id. Raises ExecutorFailed where a payload is missing or the
     model gives another number of embeddings than the items have placeholders.
@@ -176,7 +179,9 @@ def encode(
     if alone and len(items) > 1:
         for item in items:
             own = last if item is items[-1] else None
-            encode(model, [item], payloads, store, device, graphs=graphs, share=share, last=own)
+            encode(
+                model, [item], payloads, store, device, graphs=graphs, share=share, last=own, adapter=adapter
+            )
             if kept is not None:
                 kept.encoded(item.key, store.held(item.key))
         return
@@ -184,7 +189,9 @@ def encode(
     patches, grids = [one.patches for one in media], [one.item.grid for one in media]
     features = graphs.encode(patches, grids) if graphs is not None and media else None
     if features is None and media:
-        features = model.encode(upload_joined(patches, device), grids)
+        asked = () if adapter is None else (adapter,)
+        forward: Callable[..., torch.Tensor] = model.encode
+        features = forward(upload_joined(patches, device), grids, *asked)
     if last is not None:
         features = last if features is None else torch.cat((features, last))
     assert features is not None

@@ -15,6 +15,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan, StepResult
 from mmengine.encoder_cache.work import EVEN_PATCHES
 from mmengine.models.plugin import AuxHiddenStates, MediaInput, VisionLanguageModel
+from mmengine.runtime.adapters import AdapterStore
 from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.device.invariant import check_invariant
 from mmengine.runtime.device.placement import Placement
@@ -89,6 +90,7 @@ class ModelRunner:
             self._drafting = Drafting(
                 drafters, config.num_draft_tokens, longest, spec.vocab_size, self._rows, matchers
             )
+        self.adapters = AdapterStore(model, config.max_num_seqs)
         self._thinking = ThinkingRows()
         self._reader = Reader(
             self._rows, self._sampler, stop_watcher, matchers, self._drafting, self._thinking
@@ -201,20 +203,8 @@ class ModelRunner:
             for key in plan.evict:
                 self._features.drop(key)
                 self._parts.drop(key)
-            last = self._parts.advance(plan.part, pixels) if plan.part is not None else None
-            if plan.encode:
-                encode(
-                    self._model,
-                    plan.encode,
-                    pixels,
-                    self._features,
-                    self._device,
-                    graphs=self._encoder_graphs,
-                    share=self.share_features,
-                    alone=self._config.batch_invariant,
-                    last=last,
-                    kept=self._store,
-                )
+            self.adapters.keep_only(plan.adapters)
+            self._encode(plan, pixels)
             if not len(plan.rows):
                 return self._launch_nobody(plan)
             runs = runs_of(plan)
@@ -231,6 +221,26 @@ class ModelRunner:
             prompt_logprobs = self._prompt_logprobs.gather(plan, hidden, inputs.places, self._model.logits)
             return Computed(plan, batch, logits, runs, target_states, prompt_logprobs)
 
+    def _encode(self, plan: StepPlan, pixels: Mapping[str, Sequence[MediaInput]]) -> None:
+        last = None
+        if plan.part is not None:
+            adapter = self.adapters.of_media(plan.part.item.request)
+            last = self._parts.advance(plan.part, pixels, adapter)
+        for adapter, items in self.adapters.groups(plan.encode):
+            encode(
+                self._model,
+                items,
+                pixels,
+                self._features,
+                self._device,
+                graphs=self._encoder_graphs if adapter is None else None,
+                share=self.share_features,
+                alone=self._config.batch_invariant,
+                last=last if items[-1] is plan.encode[-1] else None,
+                kept=self._store,
+                adapter=adapter,
+            )
+
     def _launch_nobody(self, plan: StepPlan) -> Computed:
         """A step of a part of an item alone. KV is copied for those that gave way before it."""
         self._kv.copy(plan)
@@ -239,6 +249,7 @@ class ModelRunner:
     def _admit(self, plan: StepPlan) -> None:
         for admission in plan.admitted:
             self._rows.admit(admission)
+            self.adapters.admit(admission)
             self._sampler.admit(admission)
             self._prompt_logprobs.admit(admission)
             self._thinking.admit(admission.row, admission.request, admission.token_ids)
@@ -257,7 +268,8 @@ class ModelRunner:
     ) -> tuple[torch.Tensor, StepInputs, torch.Tensor]:
         """Hidden states, in the order of `inputs`; and the positions of the plan's tokens."""
         graphs, may_wait = self.graphs, self._config.max_in_flight > 1
-        frame = graphs.frame(plan) if graphs is not None else None
+        adapters = self.adapters.rows_of(plan)
+        frame = graphs.frame(plan, adapted=bool(adapters)) if graphs is not None else None
         into = graphs.inputs if graphs is not None and frame is not None else None
         inputs = prepare(plan, runs, self._rows, self._device, may_wait=may_wait, frame=frame, into=into)
         self._kv.copy(plan)  # first: what is swapped out may lie in a block that is cleared next
@@ -281,7 +293,9 @@ class ModelRunner:
         self._attention.begin(inputs.attention)
         asked = () if aux_hidden_states is None else (aux_hidden_states,)
         states = () if self._states is None else (aux_hidden_states, self._states.begin(plan))
-        hidden = self._model.forward(embeds, deepstack, inputs.positions, self._attention, *(states or asked))
+        more = {"adapters": adapters} if adapters else {}
+        forward: Callable[..., torch.Tensor] = self._model.forward
+        hidden = forward(embeds, deepstack, inputs.positions, self._attention, *(states or asked), **more)
         return hidden, inputs, inputs.positions
 
     def _logits(
@@ -347,6 +361,7 @@ class ModelRunner:
         self._media.clear()
         self._features.clear()
         self._parts.clear()
+        self.adapters.clear()
         self._kv.close()
         if self._states is not None:
             self._states.close()

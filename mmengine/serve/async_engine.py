@@ -25,6 +25,7 @@ from mmengine.models.plugin import Prepared, Processor
 from mmengine.processing.workers.attempt import GIVEN_UP, AttemptOver
 from mmengine.request import SamplingParams
 from mmengine.serve.answers import RequestOutput, ended, engine_failed, unbegun
+from mmengine.serve.async_adapters import AsyncAdapters
 from mmengine.serve.async_forms import AsyncForms
 from mmengine.serve.async_left import AsyncLeft
 from mmengine.serve.channel import Channel, deliver, tell_accepted
@@ -46,7 +47,7 @@ STEP_LIMIT_S = 60.0  # a step that takes longer hangs
 MAX_HANGS = 32  # hangs in a row, before the streams hear of it
 
 
-class AsyncEngine(AsyncForms, AsyncLeft):
+class AsyncEngine(AsyncForms, AsyncLeft, AsyncAdapters):
     """A model behind a thread. Takes what `Engine` takes; loading happens in the constructor.
 
     Media are decoded and resized on `media_workers` threads of their own, schemas and grammars are checked on

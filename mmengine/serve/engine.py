@@ -7,7 +7,7 @@ with Engine() as engine:
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -17,8 +17,10 @@ from mmengine.core.outputs import Output, Stats
 from mmengine.core.resume import Resume
 from mmengine.core.unreceived import ResumedAnswer
 from mmengine.errors import InvalidRequest
+from mmengine.models.media_cache import MediaCache
 from mmengine.models.plugin import Prepared
 from mmengine.request import SamplingParams
+from mmengine.serve.adapters import Adapters
 from mmengine.serve.answers import Completion, RequestOutput, engine_failed, succeeded
 from mmengine.serve.batching import run_batch
 from mmengine.serve.engine_forms import EngineForms
@@ -58,7 +60,8 @@ class Engine(EngineForms):
     nobody received. `on_hang`: called on another thread when a step got no further for step_timeout_s;
     None notes that in the log and ends the process. `texts` False: outputs and answers come without their
     texts (`serve.texts` makes them, on another thread). `untrusted`: media are strangers', for
-    `media_decoding` auto. `builder` replaces `mmengine.build.build` in tests.
+    `media_decoding` auto. `loras`: LoRA adapters by the names by which requests ask for them (folders or hub
+    ids); {}: none yet, but some may be loaded. `builder` replaces `mmengine.build.build` in tests.
     A path in a message is read: strangers' messages are passed as
     `Prompt(messages, media_options={"local_files": False})`. Raises ModelError, ConfigError, LogError.
     """
@@ -76,6 +79,7 @@ class Engine(EngineForms):
         on_hang: Callable[[], None] | None = None,
         texts: bool = True,
         untrusted: bool = False,
+        loras: Mapping[str, str | Path] | None = None,
         builder: "Callable[..., Built] | None" = None,
     ):
         self.built = (builder or _builder())(
@@ -87,6 +91,7 @@ class Engine(EngineForms):
             log=Path(log) if log is not None else None,
             resume=resume,
             stop_watcher_factory=StopStrings,
+            **({} if loras is None else {"takes_adapters": True}),
         )
         self.processor = self.built.processor
         self.config = self.built.config
@@ -105,18 +110,13 @@ class Engine(EngineForms):
         self.decoders = decoders_of(self.processor, self.config, untrusted)
         if (decoders := self.decoders) is not None:
             self.processor.media_decoder = decoders
-        self.metrics = Metrics(
-            self._core.stats,
-            lambda: self.readiness().ready,
-            media_cache,
-            lambda: self.drafters,
-            lambda: self.built.executor.graph_counts,
-        )
-        if decoders is not None:
-            self.metrics.decoders_lost = lambda: decoders.num_lost
+        self.metrics = self._new_metrics(media_cache)
+        self.adapters = Adapters(self.built)
         store, resumed = self._open_store(log, resume)
         self._syncer = self._new_syncer() if log is not None else None
         self._holders = Holders(self.built, self.media_memory, self.grammar_memory, self.metrics, store)
+        self._holders.add(self.adapters)
+        self._load_adapters(loras or {})
         self.requests = InProgress(self._core, self.processor.tokenizer, resumed, texts)
         markers = self.config.reasoning_start, self.config.reasoning_end
         self.reasoning = Reasoning(self.processor.tokenizer, self.config.eos_token_ids, *markers)
@@ -127,11 +127,32 @@ class Engine(EngineForms):
             self.metrics,
             self.reasoning,
             self.grammar_memory,
+            self.adapters,
         )
         limit_s = self.config.step_timeout_s
         self._watchdog = Watchdog(limit_s, on_hang or self._end_process) if limit_s else nullcontext()
         built = self.built
         operator_log.info("engine ready", model=str(built.folder), device=built.device, dtype=built.dtype)
+
+    def _new_metrics(self, media_cache: MediaCache[object] | None) -> Metrics:
+        metrics = Metrics(
+            self._core.stats,
+            lambda: self.readiness().ready,
+            media_cache,
+            lambda: self.drafters,
+            lambda: self.built.executor.graph_counts,
+        )
+        if (decoders := self.decoders) is not None:
+            metrics.decoders_lost = lambda: decoders.num_lost
+        return metrics
+
+    def _load_adapters(self, loras: Mapping[str, str | Path]) -> None:
+        try:
+            for name, source in loras.items():
+                self.adapters.load(self.adapters.read(name, source))
+        except BaseException:
+            self._core.sink.close()  # nothing was begun that a last word would be about
+            raise
 
     def _open_store(
         self, log: str | Path | None, resume: Resume | None
@@ -143,7 +164,7 @@ class Engine(EngineForms):
             if found is None:
                 return store, {}
             cause = resume.cause if resume is not None else ""
-            return store, recover(self.built, found, store, self.grammar_memory, cause)
+            return store, recover(self.built, found, store, self.grammar_memory, self.adapters, cause)
         except BaseException:
             self._core.sink.close()  # without a last word: the state that was found did not go on
             raise

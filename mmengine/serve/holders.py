@@ -42,6 +42,9 @@ class Holders:
         self._all += [grammar_memory, media_memory, metrics]
         self._all += [store] if store is not None else []
 
+    def add(self, holder: RequestHolder) -> None:
+        self._all.append(holder)
+
     def hold(self, request: Request, media: Sequence[MediaInput]) -> None:
         """Keep the pixels of a request where the device finds them, and where the next process would; and
         have its grammar compiled. Raises InvalidRequest for an id that is in use, QueueFull and others where

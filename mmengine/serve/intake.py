@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import MediaInput, Prepared
 from mmengine.request import Request
+from mmengine.serve.adapters import Adapters
 from mmengine.serve.grammar_memory import GrammarMemory
 from mmengine.serve.holders import Holders
 from mmengine.serve.in_progress import InProgress
@@ -36,11 +37,13 @@ class Intake:
         metrics: Metrics,
         reasoning: Reasoning,
         grammar_memory: GrammarMemory,
+        adapters: Adapters,
     ):
         self._core, self._vocab_size = built.core, built.spec.vocab_size
         self._grammar_backend = built.grammars.backend
         self._holders, self._in_progress, self._metrics = holders, in_progress, metrics
         self._reasoning, self._grammar_memory = reasoning, grammar_memory
+        self._adapters = adapters
         self._new_id = request_ids()
         self._noted: set[tuple[Note, ...]] = set()
         self.on_large_media: Callable[[LargeMedia], None] = lambda large: None
@@ -61,7 +64,8 @@ class Intake:
             grammar = self._grammar_memory.shared(options.grammar)
             notes = options.notes + self._grammar_backend.notes(grammar)
             options = replace(options, grammar=grammar, notes=notes)
-        requests = core_requests(request_id, prepared, options)
+        adapter = self._adapters.named(options.adapter)
+        requests = core_requests(request_id, prepared, options, adapter)
         self._submit_all(requests, prepared, options.prepared_s)
         self._in_progress.begin(request_id, prepared, requests, stream, options.notes)
         self._tell_of_large(request_id, requests[0])
@@ -108,6 +112,8 @@ class Intake:
 
     def _submit_one(self, request: Request, media: Sequence[MediaInput]) -> None:
         self._holders.hold(request, media)
+        if request.adapter is not None:
+            self._adapters.hold(request.request_id, request.adapter)
         try:
             self._core.submit(request)
         except Exception:

@@ -56,6 +56,7 @@ class GenerateOptions(SamplingOptions, total=False):
 
     priority: int
     cache_salt: str
+    adapter: str
     thinking_token_budget: int | None
     response_format: Any
     grammar: Mapping[str, Any] | None
@@ -106,7 +107,8 @@ class Options:
     answers to the prompt this one is, where they are asked for one by one: it chooses as that one of n does,
     and is told of by that index. `prepared_s`: seconds that preparing the prompt took.
     `thinking_token_budget`: tokens of the answer that may be reasoning; None and -1: as many as there is room
-    for; `thinking`: what becomes of it for this prompt."""
+    for; `thinking`: what becomes of it for this prompt. `adapter`: the name of
+    the LoRA adapter that answers; "": the model as it is."""
 
     sampling: SamplingParams = SamplingParams()
     request_id: str = ""
@@ -124,6 +126,7 @@ class Options:
     prepared_s: float = 0.0
     thinking_token_budget: int | None = None
     thinking: ThinkingBudget | None = None
+    adapter: str = ""
 
     def after(self, seconds: float) -> "Options":
         """What is left of them: the deadline counts from submit, and preparation took so many seconds."""
@@ -141,6 +144,8 @@ class Options:
         if not isinstance(self.cache_salt, str) or len(self.cache_salt) > MAX_ID_CHARS:
             raise InvalidRequest(f"cache_salt must be a string of at most {MAX_ID_CHARS} characters")
         check_unicode("cache_salt", self.cache_salt)
+        if not isinstance(self.adapter, str) or len(self.adapter) > MAX_ID_CHARS:
+            raise InvalidRequest(f"adapter must be a name of at most {MAX_ID_CHARS} characters")
         deadline = self.deadline_s
         if type(deadline) not in (int, float) or not 0 <= deadline <= MAX_DEADLINE_S:
             raise InvalidRequest(f"deadline_s must lie in 0 to {MAX_DEADLINE_S} seconds, not {deadline!r}")

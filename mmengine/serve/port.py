@@ -9,6 +9,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.outputs import Stats
 from mmengine.models.plugin import Processor
 from mmengine.request import SamplingParams
+from mmengine.serve.adapters import KnownAdapter
 from mmengine.serve.answers import Completion
 from mmengine.serve.health import Readiness
 from mmengine.serve.left import Left
@@ -40,6 +41,13 @@ class ServedEngine(Protocol):
 
     @property
     def max_open(self) -> int: ...
+
+    @property
+    def adapters(self) -> tuple[KnownAdapter, ...]: ...
+
+    async def load_adapter(self, name: str, source: str) -> KnownAdapter: ...
+
+    async def unload_adapter(self, name: str) -> None: ...
 
     @property
     def can_end_reasoning(self) -> bool: ...

@@ -12,7 +12,7 @@ import numpy as np
 
 from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import Prepared, Processor
-from mmengine.request import Request
+from mmengine.request import Adapter, Request
 from mmengine.serve.options import Options
 
 MAX_LOOKED_AT = 1024  # parts of messages
@@ -132,7 +132,9 @@ def _is_text(part: object) -> bool:
     )
 
 
-def core_requests(request_id: str, prepared: Prepared, options: Options) -> list[Request]:
+def core_requests(
+    request_id: str, prepared: Prepared, options: Options, adapter: Adapter | None = None
+) -> list[Request]:
     """One request for each of the n answers. They share prompt, media and seed; the sample index
     makes their noise differ."""
     seed = options.sampling.seed
@@ -155,6 +157,7 @@ def core_requests(request_id: str, prepared: Prepared, options: Options) -> list
             envelope=options.envelope,
             thinking=options.thinking,
             outputs=np.asarray(options.outputs, dtype=np.int32),
+            adapter=adapter,
         )
         for index, name in enumerate(core_ids(request_id, count))
     ]

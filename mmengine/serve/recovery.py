@@ -11,6 +11,7 @@ from mmengine.core.unreceived import ResumedAnswer
 from mmengine.errors import InvalidMedia, MMEngineError
 from mmengine.models.plugin import MediaInput
 from mmengine.request import MediaItem
+from mmengine.serve.adapters import Adapters
 from mmengine.serve.grammar_memory import GrammarMemory
 from mmengine.serve.media_store import MediaStore
 from mmengine.serve.operators import operator_log
@@ -35,10 +36,15 @@ def open_store(log: str | Path, config: EngineConfig, resumed: ResumeState | Non
 
 
 def recover(
-    built: "Built", resumed: ResumeState, store: MediaStore | None, memory: GrammarMemory, cause: str
+    built: "Built",
+    resumed: ResumeState,
+    store: MediaStore | None,
+    memory: GrammarMemory,
+    adapters: Adapters,
+    cause: str,
 ) -> dict[str, ResumedAnswer]:
-    """Let the core go on. A request whose media or grammar cannot be had again ends with an error. `cause`:
-    see Resume. Gives the answers that were on their way, or not received, by core id."""
+    """Let the core go on. A request whose media, grammar or adapter cannot be had again ends with an error.
+    `cause`: see Resume. Gives the answers that were on their way, or not received, by core id."""
     loaded: dict[bytes, MediaInput] = {}
     lost = []
     for name, req_state in resumed.state.requests.items():
@@ -50,6 +56,7 @@ def recover(
             lost.append((name, str(error)))
         built.executor.attach(name, media)
     lost += _compile_again(built, resumed, memory)
+    lost += adapters.take_up(resumed)
     built.core.recover(resumed.recovered(tuple(lost)), cause)
     running = len(resumed.state.requests)
     operator_log.info(

@@ -24,13 +24,14 @@ from mmengine.server.calls import Calls, in_use
 from mmengine.server.chat_request import ChatReader, Pixels, Tools
 from mmengine.server.completion_frames import CompletionFrames
 from mmengine.server.completion_request import CompletionReader
-from mmengine.server.errors import ApiError, ClientLeft, api_error, served_name, shutting_down
+from mmengine.server.errors import ApiError, ClientLeft, api_error, shutting_down
 from mmengine.server.fields import dropped_header
 from mmengine.server.frames import ChatFrames, Frames
 from mmengine.server.http_metrics import HttpMetrics
 from mmengine.server.keep.everything import Keep
 from mmengine.server.messages.frames import MessagesFrames
 from mmengine.server.messages.reading import MessagesReader, check_version
+from mmengine.server.model_names import ModelNames
 from mmengine.server.parsers import Parsers
 from mmengine.server.response_routes import ResponseRoutes
 from mmengine.server.responses.frames import ResponsesFrames
@@ -64,13 +65,13 @@ _GoingOn = Callable[[list[bytes], Held, str], Awaitable[Reader]]
 
 
 class AnswerRoutes:
-    """`names`: of the model, the first one for calls that name none. `keep`: what is kept beside the log."""
+    """`names`: by which calls ask for the model or an adapter. `keep`: what is kept beside the log."""
 
     def __init__(
         self,
         engine: ServedEngine,
         settings: ServerSettings,
-        names: tuple[str, ...],
+        names: ModelNames,
         metrics: HttpMetrics,
         admission: Admission,
         texts: TokenTexts,
@@ -276,9 +277,9 @@ class AnswerRoutes:
                 f"request_id must have 1 to {MAX_ID_CHARS} printable ASCII characters without spaces",
                 "request_id",
             )
-        model = served_name(asked.envelope.model, self._names)
+        model, adapter = self._names.served(asked.envelope.model)
         envelope = msgspec.structs.replace(asked.envelope, model=model, owner=owner)
-        return msgspec.structs.replace(asked, envelope=envelope)
+        return msgspec.structs.replace(asked, envelope=envelope, adapter=adapter)
 
     def told(self, error: BaseException, asked: Asked) -> BaseException:
         """An error of the engine, as its caller is told it; others as they are."""

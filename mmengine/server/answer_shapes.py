@@ -190,6 +190,7 @@ class ModelCard(Said):
     created: int
     owned_by: str
     root: str
+    parent: str | None
     max_model_len: int
 
 

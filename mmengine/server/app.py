@@ -17,6 +17,7 @@ from mmengine.errors import in_one_line
 from mmengine.processing.fetch.door import MediaDoor
 from mmengine.serve.operators import operator_log
 from mmengine.serve.port import ServedEngine
+from mmengine.server.adapter_routes import LOAD, UNLOAD, AdapterRoutes
 from mmengine.server.admission import OWNER, Admission
 from mmengine.server.answer_routes import ID_HEADER, MESSAGE_ID_HEADER, REQUEST_ID, AnswerRoutes
 from mmengine.server.auth import ApiKeys
@@ -30,6 +31,7 @@ from mmengine.server.live.routes import LIVE, LiveRoutes
 from mmengine.server.media import FetchMetrics
 from mmengine.server.messages.counting import MessageCounts
 from mmengine.server.messages.errors import error_json, kind_of
+from mmengine.server.model_names import ModelNames
 from mmengine.server.other_routes import OtherRoutes
 from mmengine.server.rows_left import RowsLeft
 from mmengine.server.settings import ServerSettings, is_loopback
@@ -80,7 +82,7 @@ class App:
     """An ASGI application over an engine. `names`: those of the model. `door`: to media that messages name;
     None: no URL is fetched, and no file read. `keep`: what is kept beside the log; None: no files and batches
     are. `tracing`: where spans of calls go. `live`: the folder
-    of a log that /live shows. It must be made on the event loop."""
+    of a log that /live shows. `admin_keys`: who may load adapters. It must be made on the event loop."""
 
     def __init__(
         self,
@@ -92,19 +94,21 @@ class App:
         keep: Keep | None = None,
         tracing: "Tracing | None" = None,
         live: Path | None = None,
+        admin_keys: ApiKeys | None = None,
     ):
         self._keys, self._settings = keys, settings
         self.metrics = HttpMetrics()
         self.admission = Admission(engine, settings, keys)
-        fetches = FetchMetrics(door)
-        texts = TokenTexts(engine.processor.tokenizer)
+        fetches, texts = FetchMetrics(door), TokenTexts(engine.processor.tokenizer)
         rows_left = RowsLeft(engine, keep.batches) if keep is not None else None
+        served, root = ModelNames(names, engine), settings.lora_root
         answers = AnswerRoutes(
-            engine, settings, names, self.metrics, self.admission, texts, door, keep, tracing
+            engine, settings, served, self.metrics, self.admission, texts, door, keep, tracing
         )
         self.calls = answers.calls
+        self._adapters = AdapterRoutes(engine, served, self.admission, root, admin_keys)
         others = OtherRoutes(
-            engine, settings, names, self.metrics, self.admission, texts, fetches, answers.reader
+            engine, settings, served, self.metrics, self.admission, texts, fetches, answers.reader
         )
         endpoints: dict[tuple[str, str], _Endpoint] = {
             ("POST", "/v1/chat/completions"): answers.chat,
@@ -115,6 +119,8 @@ class App:
             ("POST", "/tokenize"): others.tokenize,
             ("POST", "/detokenize"): others.detokenize,
             ("GET", "/v1/models"): others.models,
+            ("POST", LOAD): self._adapters.load,
+            ("POST", UNLOAD): self._adapters.unload,
             ("GET", _MODEL): others.model,
             ("GET", "/health"): others.ready,
             ("GET", "/health/ready"): others.ready,
@@ -128,9 +134,7 @@ class App:
             self._runner = BatchRunner(
                 keep, engine, answers, rows_left, self.admission, settings, self.metrics.line_answered
             )
-            self.metrics.batches.set_function(lambda: len(keep.batches.live()))
-            self.metrics.kept_bytes.labels("answers").set_function(lambda: keep.answers.num_bytes)
-            self.metrics.kept_bytes.labels("files").set_function(lambda: keep.files.num_bytes)
+            self._show_kept(keep)
             endpoints |= _kept_endpoints(keep, self._runner, self.admission, settings)
         else:
             endpoints |= dict.fromkeys((*_RESPONSES, *_KEPT), _nothing_kept)
@@ -149,6 +153,11 @@ class App:
         self._endpoints = {key: each for key, each in endpoints.items() if "{" not in key[1]}
         self._counted: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}  # kept: labels take time
         self._router = Router(routes, redirect_slashes=False, default=_no_route)
+
+    def _show_kept(self, keep: Keep) -> None:
+        self.metrics.batches.set_function(lambda: len(keep.batches.live()))
+        self.metrics.kept_bytes.labels("answers").set_function(lambda: keep.answers.num_bytes)
+        self.metrics.kept_bytes.labels("files").set_function(lambda: keep.files.num_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -195,6 +204,9 @@ class App:
     def _check_key(self, scope: Scope) -> None:
         path = scope["path"]
         if path in self._open:
+            return
+        if path in (LOAD, UNLOAD):
+            scope[OWNER] = self._adapters.check_key(dict(scope["headers"]))
             return
         owner = self._keys.owner_of(dict(scope["headers"]))
         if owner is not None:

@@ -136,6 +136,7 @@ class Asked(msgspec.Struct, frozen=True):
     wording: Wording | None = None
     media: dict[str, bytes] = {}
     uploads: list[Uploaded] = []  # that its prompts still lack
+    adapter: str = ""  # the name of the one that answers
 
 
 class Defaults:

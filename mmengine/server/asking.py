@@ -59,6 +59,8 @@ def options_of(asked: Asked, request_id: str) -> SubmitOptions:
         deadline_s=asked.deadline_s,
         thinking_token_budget=asked.thinking_token_budget,
     )
+    if asked.adapter:
+        options["adapter"] = asked.adapter
     if asked.form.response_format is not None:
         options["response_format"] = asked.form.response_format
     if asked.form.grammar is not None:

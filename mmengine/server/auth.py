@@ -10,19 +10,20 @@ from mmengine.errors import ConfigError
 MAX_KEYS = 10_000
 MAX_KEY_BYTES = 1024
 ENVIRONMENT = "MMENGINE_API_KEY"
+ADMIN_ENVIRONMENT = "MMENGINE_ADMIN_KEY"
 
 
 class ApiKeys:
     """Of a file (a key a line, # for remarks) and of the environment. Without any, everybody may call."""
 
-    def __init__(self, path: Path | None):
-        self._path = path
+    def __init__(self, path: Path | None, variable: str = ENVIRONMENT):
+        self._path, self._variable = path, variable
         self._digests: list[bytes] = []
         self.read()
 
     def read(self) -> None:
         """Take the keys of now; what cannot be read leaves those of before. Raises ConfigError."""
-        keys = [os.environ.get(ENVIRONMENT, "").strip()]
+        keys = [os.environ.get(self._variable, "").strip()]
         if self._path is not None:
             try:
                 lines = self._path.read_text(encoding="utf-8").splitlines()

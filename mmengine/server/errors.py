@@ -37,6 +37,7 @@ LATER_S = 5  # before which nobody needs to ask again a server that is not ready
 STATUSES = {  # what each says
     400: "What was asked cannot be done; param names the field",
     401: "No key, or an unknown one",
+    403: "Not allowed here",
     404: "No such model, file or batch, or no such route",
     405: "Another method is wanted",
     408: "The body did not come in time",
@@ -170,13 +171,6 @@ def left_behind(request_id: str, has_log: bool, retry_after_s: int) -> ApiError:
 def not_ready(reasons: tuple[str, ...], retry_after_s: int) -> ApiError:
     headers = {"retry-after": str(retry_after_s)}
     return ApiError(503, f"not ready: {'; '.join(reasons)}", code="not_ready", headers=headers)
-
-
-def served_name(given: str | None, names: Sequence[str]) -> str:
-    """The name by which a call asks for the model; where it names none, the first. Raises ApiError."""
-    if given and given not in names:
-        raise not_served(given, names)
-    return given or names[0]
 
 
 def not_served(name: str, names: Sequence[str]) -> ApiError:

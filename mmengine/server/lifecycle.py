@@ -101,12 +101,14 @@ async def serve(
     beats: Beats | None = None,
     in_haste: bool = False,
     live: Path | None = None,
+    admin_keys: ApiKeys | None = None,
 ) -> None:
     """Answer until a signal ends it; the engine is closed then. `listening`: called when a step has run and
     the socket is served. `door`: to media that messages name. `open_keep`: to what is kept beside the log.
     `beats`: to a supervisor, which hears how things stand; then an engine that stops raises ExecutorFailed,
     for another process to take its place. `in_haste`: clients of the process before wait, and are answered
-    while the first steps run. `live`: the folder of a log that /live shows."""
+    while the first steps run. `live`: the folder of a log that /live shows. `admin_keys`: who may load
+    adapters; read again at SIGHUP too."""
     pulse = _Pulse(engine, beats)
     tasks, keep = [asyncio.create_task(pulse.beat())], None
     tracing = _tracing(settings, engine)
@@ -118,12 +120,12 @@ async def serve(
         else:
             await _warm_up(engine, settings.chat_template)
             keep_for_good()
-        app = App(engine, settings, keys, names, door, keep, tracing, live)
+        app = App(engine, settings, keys, names, door, keep, tracing, live, admin_keys)
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the app says what there is to say
         server = web_server(app, settings)
         pulse.app, pulse.server = app, server
         with suppress(NotImplementedError, ValueError):  # not on the main thread
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, keys)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, keys, admin_keys)
         running = asyncio.create_task(app.run())
         tasks.append(asyncio.create_task(_tell(server, listening)))
         try:
@@ -253,9 +255,11 @@ def _picture() -> str:
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def _reload(keys: ApiKeys) -> None:
+def _reload(*every: ApiKeys | None) -> None:
     try:
-        keys.read()
+        for keys in every:
+            if keys is not None:
+                keys.read()
     except MMEngineError as error:  # those of before hold
         operator_log.error("API keys not reloaded", reason=str(error))
     else:

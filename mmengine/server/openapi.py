@@ -6,6 +6,7 @@ from functools import cache
 
 import msgspec
 
+from mmengine.server.adapter_routes import LOAD, UNLOAD, AdapterDone, LoadBody, UnloadBody
 from mmengine.server.answer_shapes import (
     Alive,
     ChatAnswer,
@@ -87,6 +88,9 @@ def document() -> bytes:
         BatchObject,
         BatchObjects,
         Upload,
+        LoadBody,
+        UnloadBody,
+        AdapterDone,
     )
     _, schemas = msgspec.json.schema_components((*kinds, *said), schema_hook=_of_anything, ref_template=_REF)
     for kind, fields in _BODIES.items():
@@ -122,6 +126,7 @@ def _paths() -> Json:
             "post": _answering("Answer a conversation, in items", ResponsesBody, Response, _by_name(EVENTS))
         },
         **_message_paths(),
+        **_adapter_paths(),
         "/v1/models": {"get": _route("The served names", _ok("Models", Models), _ASKS)},
         "/v1/models/{name}": {
             "get": {**_route("One of them", _ok("A model", ModelCard), _ASKS), "parameters": [_named("name")]}
@@ -172,6 +177,17 @@ def _message_paths() -> Json:
     return {
         "/v1/messages": {"post": answering},
         "/v1/messages/count_tokens": {"post": {**counting, "requestBody": _body(CountBody)}},
+    }
+
+
+def _adapter_paths() -> Json:
+    """With an admin key, which is another than those of calls."""
+    done, statuses = _ok("It is done", AdapterDone), (400, 403, *_READS)
+    loading = _route("Load a LoRA adapter", done, statuses)
+    unloading = _route("Unload one", done, (404, *statuses))
+    return {
+        LOAD: {"post": {**loading, "requestBody": _body(LoadBody)}},
+        UNLOAD: {"post": {**unloading, "requestBody": _body(UnloadBody)}},
     }
 
 

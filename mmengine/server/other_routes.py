@@ -17,10 +17,11 @@ from mmengine.serve.vllm_metrics import VllmMetrics
 from mmengine.server.admission import OWNER, Admission
 from mmengine.server.asked import Json
 from mmengine.server.chat_request import ChatReader
-from mmengine.server.errors import ApiError, api_error, decoded, not_served, served_name
+from mmengine.server.errors import ApiError, api_error, decoded
 from mmengine.server.fields import dropped_header
 from mmengine.server.http_metrics import HttpMetrics, Several, instrumented
 from mmengine.server.media import FetchMetrics
+from mmengine.server.model_names import ModelNames
 from mmengine.server.openapi import document
 from mmengine.server.settings import ServerSettings
 from mmengine.server.token_requests import (
@@ -44,7 +45,7 @@ class OtherRoutes:
         self,
         engine: ServedEngine,
         settings: ServerSettings,
-        names: tuple[str, ...],
+        names: ModelNames,
         metrics: HttpMetrics,
         admission: Admission,
         texts: TokenTexts,
@@ -53,20 +54,18 @@ class OtherRoutes:
     ):
         self._reader, self._ignore_unknown = reader, settings.unknown_fields == "ignore"
         self._engine, self._names, self._metrics, self._admission = engine, names, metrics, admission
-        self._exposed = _exposed(engine, settings, names[0], metrics, fetches)
+        self._exposed = _exposed(engine, settings, names.own[0], metrics, fetches)
         self._created = int(time.time())
         self._processor = engine.processor
         self._texts = texts
         self._room = asyncio.Semaphore(MAX_TOKENIZED)
 
     async def models(self, request: Request) -> ASGIApp:
-        return _json({"object": "list", "data": [self._model(name) for name in self._names]})
+        return _json({"object": "list", "data": [self._model(name) for name in self._names.every]})
 
     async def model(self, request: Request) -> ASGIApp:
         name = request.path_params["name"]
-        if name not in self._names:
-            raise not_served(name, self._names)
-        return _json(self._model(name))
+        return _json(self._model(self._names.served(name)[0]))
 
     def _model(self, name: str) -> Json:
         return {
@@ -74,7 +73,8 @@ class OtherRoutes:
             "object": "model",
             "created": self._created,
             "owned_by": "mmengine",
-            "root": self._names[0],
+            "root": self._names.own[0],
+            "parent": None if name in self._names.own else self._names.own[0],
             "max_model_len": self._engine.config.max_model_len,
         }
 
@@ -87,7 +87,7 @@ class OtherRoutes:
     def _tokenized(self, data: bytes) -> Response:
         dropped = TOKENIZE_FIELDS.check(data, ignore_unknown=self._ignore_unknown)
         body = decoded(data, decode_tokenize)
-        served_name(body.model, self._names)
+        self._names.served(body.model)
         prompt = prompt_of(body, self._reader)
         try:
             tokens = prompt.prepare(self._processor).prompt_token_ids.tolist()
@@ -109,7 +109,7 @@ class OtherRoutes:
     def _detokenized(self, data: bytes) -> Response:
         dropped = DETOKENIZE_FIELDS.check(data, ignore_unknown=self._ignore_unknown)
         body, tokenizer = decoded(data, decode_detokenize), self._processor.tokenizer
-        served_name(body.model, self._names)
+        self._names.served(body.model)
         if len(body.tokens) > MAX_DETOKENIZED:
             raise ApiError(400, f"at most {MAX_DETOKENIZED} tokens are taken", "tokens")
         if any(not 0 <= token < tokenizer.vocab_size for token in body.tokens):

@@ -56,6 +56,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     allow_http_media: bool = False  # http: URLs too
     media_ports: tuple[Annotated[int, Meta(ge=1, le=65535)], ...] = (80, 443)
     media_root: str = ""  # the folder below which file: URLs and paths are read; "": none are
+    lora_root: str = ""  # the folder below which adapters are loaded by calls; "": none are
     media_timeout_s: Annotated[float, Meta(ge=0.1, le=3600)] = 10.0  # for one URL, redirects included
     max_media_bytes: Annotated[int, Meta(ge=1024, le=2**30)] = 64 * 2**20  # of one URL or file
     max_media_urls: Annotated[int, Meta(ge=1, le=1024)] = 64  # URLs and files of one call

@@ -46,6 +46,7 @@ class Meter:
         self._by_row = np.zeros(num_rows, np.int64)
         self.arrived_ns = np.full(num_requests, NEVER, np.int64)
         self.first_ns = np.full(num_requests, NEVER, np.int64)
+        self.admitted_ns = np.full(num_requests, NEVER, np.int64)
         self.end_ns = np.full(num_requests, NEVER, np.int64)
         self.num_cached = np.full(num_requests, NEVER, np.int64)
         self.num_prompt = np.zeros(num_requests, np.int64)
@@ -116,6 +117,10 @@ class Meter:
         """From arrival to the first token."""
         there = self.first_ns != NEVER
         return Spread.of((self.first_ns - self.arrived_ns)[there])
+
+    def longest_ttft(self) -> int:
+        """Of any request, in ns."""
+        return int((self.first_ns - self.arrived_ns)[self.first_ns != NEVER].max(initial=0))
 
     def inter_token(self) -> Spread:
         """Between tokens of a request; a step that gives several shares its time among them."""

@@ -8,7 +8,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
+from mmengine.core.decide.admit import MAX_ID_CHARS
 from mmengine.errors import InvalidRequest
+from mmengine.request import Adapter
 from mmengine.simulation.files import MAX_TOKENS, decode, lines
 from mmengine.simulation.workload import (
     IMAGE_TOKEN,
@@ -18,6 +20,7 @@ from mmengine.simulation.workload import (
     Workload,
     generated_tokens,
     image_item,
+    name_hash,
 )
 
 MAX_STEP = 2**40  # of a scenario
@@ -26,6 +29,14 @@ _Step = Annotated[int, msgspec.Meta(ge=0, le=MAX_STEP)]
 
 class _Grammar(msgspec.Struct, forbid_unknown_fields=True):
     ranges: list[tuple[int, int]]
+
+
+class _Adapter(msgspec.Struct, forbid_unknown_fields=True):
+    """Equal names are equal content, of so many bytes."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_CHARS)]
+    bytes: Annotated[int, msgspec.Meta(ge=0, le=2**50)] = 0
+    visual: bool = False
 
 
 class _Request(msgspec.Struct, forbid_unknown_fields=True):
@@ -39,6 +50,7 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True):
     stop_at: int | None = None
     grammar: _Grammar | None = None
     inject_bad_at: int | None = None
+    adapter: str | _Adapter | None = None
 
 
 class _Event(msgspec.Struct, forbid_unknown_fields=True):
@@ -130,7 +142,16 @@ def _request(request: _Request, where: str) -> SimRequest:
         stop_at=_or_never(request.stop_at),
         ranges=ranges,
         bad_at=_or_never(request.inject_bad_at),
+        adapter=_adapter(request.adapter),
     )
+
+
+def _adapter(given: str | _Adapter | None) -> Adapter | None:
+    if given is None:
+        return None
+    asked = _Adapter(given) if isinstance(given, str) else given
+    said = f"{asked.name} {asked.bytes} {asked.visual}"  # other content where any of it differs
+    return Adapter(name_hash(said), asked.bytes, asked.visual, asked.name)
 
 
 def _or_never(value: int | None) -> int:

@@ -16,6 +16,7 @@ from mmengine.simulation.workload import Workload
 KV_TOKENS = 50 * 2**30 // (36 * 8 * 128 * 2 * 2)
 COST_8B = CostModel(step_ns=6_000_000, token_ns=27_000, context_ns=50, embed_ns=15_000)
 ROWS, TOKEN_BUDGET = 256, 8192
+MAX_LORAS = 8  # of a workload with adapters
 
 # What a scenario calls differently, and does not translate further.
 _NAMES = {"max_num_batched_tokens": "token_budget", "num_spec_tokens": "num_draft_tokens"}
@@ -85,6 +86,7 @@ def _defaults(workload: Workload) -> dict[str, Any]:
         "max_num_seqs": ROWS,
         "token_budget": TOKEN_BUDGET,
         "max_waiting": 2**20,
+        "max_loras": MAX_LORAS if workload.adapters else 0,
         "max_media_per_request": max(EngineConfig().max_media_per_request, most_media),
     }
 

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from mmengine.config import EngineConfig
 from mmengine.core.executor import PENDING, EncodePart, StepPlan, StepResult, room_of
+from mmengine.core.state.adapters import digest_of
 from mmengine.encoder_cache.cache import encoder_key
 from mmengine.errors import ExecutorFailed
 from mmengine.request import Request
@@ -150,6 +151,8 @@ class SimulatedExecutor:
 
     def _write(self, plan: StepPlan) -> None:
         values = token_values(plan.input_ids, plan.token_index)
+        if plan.adapters:
+            self._adapt(plan, values)
         for span in plan.media:
             if span.item_start + span.length > self._features[span.key]:
                 raise ExecutorFailed("a span leaves its item")
@@ -163,6 +166,19 @@ class SimulatedExecutor:
             self._states.run(plan, plan.states, values, before)
         base = before - (sums[starts] - values[starts])
         self._sums[plan.slot_mapping] = sums + np.repeat(base, plan.num_scheduled)
+
+    def _adapt(self, plan: StepPlan, values: np.ndarray) -> None:
+        """Rows with an adapter, which must be there, have other values."""
+        digests = [digest_of(self._request(row).adapter) for row in plan.rows.tolist()]
+        if missing := {*digests, b""} - {*plan.adapters, b""}:
+            raise ExecutorFailed(f"a row computes with the adapter {min(missing).hex()}, which is not there")
+        own = np.array([adapter_value(digest) for digest in digests], np.uint64)
+        values += np.repeat(own, plan.num_scheduled)
+
+    def _request(self, row: int) -> Request:
+        request = self._requests[row]
+        assert request is not None
+        return request
 
     def _sums_before(self, plan: StepPlan) -> np.ndarray:
         """The sum up to each row's last computed token. A row may hit blocks that another row of
@@ -261,6 +277,11 @@ def feature_values(key: bytes, places: np.ndarray) -> np.ndarray:
     return (np.uint64(int.from_bytes(key[:8], "little")) + places.astype(np.uint64)) * _ODD
 
 
+def adapter_value(digest: bytes) -> int:
+    """What a token's value is more with an adapter; 0 with none."""
+    return int.from_bytes(digest[:8], "little")
+
+
 def next_tokens(sums: np.ndarray, sample_index: np.ndarray, vocab_size: int) -> np.ndarray:
     mixed = (sums + sample_index * _ODD) * _MIX
     return ((mixed ^ (mixed >> np.uint64(33))) % np.uint64(vocab_size)).astype(np.int32)
@@ -275,9 +296,10 @@ def reference_tokens(
 ) -> tuple[list[int], str]:
     """The tokens and the finish reason that a request must get, computed alone and at once."""
     prompt = request.prompt_token_ids
-    values = token_values(prompt, np.arange(len(prompt)))
+    own = np.uint64(adapter_value(digest_of(request.adapter)))
+    values = token_values(prompt, np.arange(len(prompt))) + own
     for item in request.media:
-        key, offset = encoder_key(item.mm_hash, request.cache_salt), 0
+        key, offset = encoder_key(item.mm_hash, request.cache_salt, request.visual_adapter), 0
         for start, length in item.runs:
             values[start : start + length] += feature_values(key, np.arange(offset, offset + length))
             offset += length
@@ -293,4 +315,4 @@ def reference_tokens(
             return tokens, "stop"
         if len(tokens) >= limit:
             return tokens, "length"
-        total = total + token_values(token, np.array([len(prompt) + len(tokens) - 1]))
+        total = total + own + token_values(token, np.array([len(prompt) + len(tokens) - 1]))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mmengine.request import GrammarRequest, MediaItem, Request, SamplingParams
+from mmengine.request import Adapter, GrammarRequest, MediaItem, Request, SamplingParams
 from mmengine.simulation.hashing import crc_of_numbers, prefix_state
 
 TOKEN_LOW, TOKEN_HIGH = 1000, 31000  # the fake model's and the generated prompts' tokens lie in here
@@ -35,6 +35,7 @@ class SimRequest:
     stop_at: int = NEVER
     ranges: tuple[tuple[int, int], ...] = ()
     bad_at: int = NEVER
+    adapter: Adapter | None = None
 
     def request(self) -> Request:
         return Request(
@@ -44,6 +45,7 @@ class SimRequest:
             media=self.media,
             priority=self.priority,
             grammar=GrammarRequest("ranges", repr(self.ranges)) if self.ranges else None,
+            adapter=self.adapter,
         )
 
 
@@ -84,6 +86,11 @@ class Workload:
     def longest(self) -> int:
         """Tokens of the longest request, prompt and output."""
         return max((each.num_prompt + each.max_tokens for each in self.requests), default=1)
+
+    @property
+    def adapters(self) -> set[str]:
+        """Names of those that requests have."""
+        return {each.adapter.name for each in self.requests if each.adapter is not None}
 
     @property
     def largest_item(self) -> int:

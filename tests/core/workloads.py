@@ -10,8 +10,13 @@ from mmengine.config import EngineConfig
 from mmengine.core.executor import Executor, StepPlan, StepResult
 from mmengine.core.state.state import State
 from mmengine.replay.invariants import broken
-from mmengine.request import GrammarRequest, MediaItem, Request, SamplingParams
+from mmengine.request import Adapter, GrammarRequest, MediaItem, Request, SamplingParams
 
+# Sizes of which two, or only one, fit some budgets.
+ADAPTERS = (
+    None,
+    *(Adapter(bytes([n]) * 32, 100, visual=n == 2, name=f"adapter {n}") for n in (1, 2, 3)),
+)
 GRAMMAR_ROWS = (
     GrammarRequest("lark", 'start: "a"' + 100 * ' "b"', (7, 9)),  # long enough for a slot of the log
     GrammarRequest("regex", "a", on_truncation="close"),  # it is completed within its budget
@@ -57,6 +62,8 @@ def small_config(rng: random.Random) -> EngineConfig:
         if compat or swap_blocks
         else (0, 1, max_num_seqs, max_num_seqs + 1, max_num_seqs + 4)[max_model_len % 5],
         snapshot_every=(0, 8, 256)[max_model_len % 3],
+        max_loras=(0, 0, 1, 2)[max_model_len % 4],
+        lora_bytes=(100, 250, 400)[max_model_len % 3],
     )
 
 
@@ -75,6 +82,7 @@ def small_request(
     if like is not None and rng.random() < 0.3:
         plain = replace(like, request_id=name, sampling=sampling, outputs=np.zeros(0, np.int32))
         return replace(plain, sample_index=1, group=like.request_id)
+    drawn_adapter = ADAPTERS[(length + shared) % len(ADAPTERS)] if config.max_loras else None
     return Request(
         request_id=name,
         prompt_token_ids=prompt,
@@ -83,6 +91,7 @@ def small_request(
         sample_index=rng.choice([0, 0, 1]),
         priority=rng.randint(-1, 1),
         cache_salt=rng.choice(["", "", "tenant"]),
+        adapter=drawn_adapter,
         grammar=None if (drawn := rng.random()) >= grammars else GRAMMAR_ROWS[drawn < grammars / 2],
     )
 

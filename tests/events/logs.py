@@ -11,7 +11,7 @@ from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.retention import drop
 from mmengine.events.segment import first_sequence_of, segment_paths
 from mmengine.events.writer import SEGMENT_BYTES
-from mmengine.request import MediaItem, SamplingParams
+from mmengine.request import Adapter, MediaItem, SamplingParams
 
 
 def column(*values: int) -> bytes:
@@ -29,6 +29,9 @@ def one_of_each() -> list[ev.Event]:
         ev.Scheduled(None, None),
         ev.Admitted("b", 1, 1, column(3), column(6), encode, (b"old",)),
         ev.AdmittedWithState("c", 2, 1, column(3), column(7), state_slot=4, state_from=1, num_shared=8),
+        ev.AdapterLoaded(Adapter(b"adapter", 5000, True, "mine"), "/adapters/mine"),
+        ev.AdmittedWithAdapter("d", 3, 1, column(4), column(8), adapters_out=(b"other",)),
+        ev.AdapterUnloaded("mine"),
         ev.StatesKept(column(2), column(16), column(3)),
         ev.Executed(column(8, 9), ((0, "eos"),), ((1, "NaN"),), ((0, ((8, -0.5), (1, -2.0))),), 12345),
         ev.Failed("out of memory"),

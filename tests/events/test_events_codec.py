@@ -23,7 +23,7 @@ from mmengine.events.codec import (
     records_in,
     settled,
 )
-from mmengine.request import GrammarRequest, MediaItem, SamplingParams, ThinkingBudget
+from mmengine.request import Adapter, GrammarRequest, MediaItem, SamplingParams, ThinkingBudget
 from tests.events.logs import one_of_each
 
 INTS = st.integers(-(2**63), 2**64 - 1)
@@ -52,6 +52,7 @@ SAMPLING = st.builds(
 )
 MEDIA = st.builds(MediaItem, BYTES, TEXT, RUNS, st.tuples(INTS, INTS, INTS))
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple)
+ADAPTER = st.builds(Adapter, BYTES, INTS, st.booleans(), TEXT)
 THINKING = st.builds(ThinkingBudget, st.integers(0, 9), st.booleans(), IDS, IDS.filter(len))
 GRAMMAR = st.builds(GrammarRequest, TEXT, TEXT, IDS, st.sampled_from(["length", "close"]))
 FIELDS = {
@@ -65,15 +66,16 @@ FIELDS = {
     ),
     ev.Queued: (
         *(TEXT, BYTES, SAMPLING, st.lists(MEDIA, max_size=2).map(tuple), INTS, INTS, TEXT, INTS),
-        *(st.none() | GRAMMAR, TEXT, INTS, BYTES, st.none() | THINKING, BYTES),
+        *(st.none() | GRAMMAR, TEXT, INTS, BYTES, st.none() | THINKING, BYTES, st.none() | ADAPTER),
     ),
     ev.GrammarReady: (TEXT,),
     ev.Fetched: (TEXT, BYTES, BYTES),
     ev.Arrived: (TEXT, BYTES),
     ev.Lost: (TEXT, TEXT),
+    ev.AdapterLoaded: (ADAPTER, TEXT),
+    ev.AdapterUnloaded: (TEXT,),
     ev.Offered: (TEXT, INTS, st.lists(st.tuples(INTS, BYTES), max_size=2).map(tuple)),
-    ev.GrammarFailed: (TEXT, TEXT),
-    ev.Cancelled: (TEXT, TEXT),
+    **dict.fromkeys((ev.GrammarFailed, ev.Cancelled), (TEXT, TEXT)),
     ev.Preempted: (TEXT, INTS, TEXT, TEXT, BYTES, INTS, INTS),
     ev.Scheduled: (
         *(st.none() | BYTES, st.none() | BYTES, BYTES),
@@ -109,6 +111,7 @@ FIELDS = {
     ev.Stalled: (TEXT, TEXT, TEXT),
 }
 FIELDS[ev.AdmittedWithState] = (*FIELDS[ev.Admitted], INTS, INTS, INTS)
+FIELDS[ev.AdmittedWithAdapter] = (*FIELDS[ev.AdmittedWithState], KEYS)
 EVENTS = st.one_of(*(st.builds(cls, *fields) for cls, fields in FIELDS.items()))
 HUGE = 2**32 - 1
 

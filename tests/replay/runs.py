@@ -15,7 +15,7 @@ from mmengine.events.log import LogWriter
 from mmengine.request import Request, SamplingParams
 from mmengine.simulation.slots import SimulatedExecutor
 from tests.core.small_engine import settings_of
-from tests.core.workloads import small_request
+from tests.core.workloads import ADAPTERS, small_request
 
 EOS_IN = 20
 SENDS_THE_FIRST_AWAY = Policy(lambda req_state: (-req_state.arrival,), lambda view: int(view.running[0]))
@@ -78,8 +78,12 @@ def busy_run(
     live.core = core = EngineCore(config, executor, sink=LogWriter(folder))
     request = None
     for number in range(num_requests):
+        if config.max_loras and number < 2:
+            core.inbox.put(ev.AdapterLoaded(ADAPTERS[number + 1], f"folder {number}"))
         if number == num_requests // 2:
             core.reset_prefix_cache()
+            if config.max_loras:
+                core.inbox.put(ev.AdapterUnloaded(ADAPTERS[1].name))
         request = small_request(rng, f"r{number}", config, grammars=0.2, like=request if mixed else None)
         if mixed and number % 4 == 3:
             most = request.budget(config.max_model_len) - 1

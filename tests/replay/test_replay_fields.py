@@ -14,7 +14,7 @@ from mmengine.errors import CorruptLog
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.replay import verify
-from mmengine.request import GrammarRequest, ThinkingBudget
+from mmengine.request import Adapter, GrammarRequest, ThinkingBudget
 from tests.core.shaky_store import ShakyStore
 from tests.core.test_store_chaos import Engine, plain_config, prompt
 from tests.events.logs import column, rewrite
@@ -35,7 +35,10 @@ OTHERS = {
     "Queued.priority": lambda old: [old + 1000],
     "Queued.grammar": lambda old: [GrammarRequest("regex", "a")] if old is None else [None],
     "Queued.thinking": lambda old: [ThinkingBudget(3, True, (), (5,))] if old is None else [None],
+    "Queued.adapter": lambda old: [None] if old else [Adapter(b"other", 10)],
+    "AdapterLoaded.adapter": lambda old: [replace(old, digest=b"other")],
     "Admitted.copy": lambda old: [(1, 2)],
+    "AdmittedWithAdapter.copy": lambda old: [(1, 2)],
     "AdmittedWithState.copy": lambda old: [(1, 2)],
     "Offered.num_blocks": lambda old: [old - 1 if old else 1],
     "Offered.items": lambda old: [((0, bytes(8)),)],
@@ -52,7 +55,7 @@ OTHERS = {
     "Recovered.fingerprints": lambda old: [{**old, "weights": "others"}],
 }
 # Of these no record in the logs has another value than its default, and a tuple of keys does for it.
-KEYS = {"Scheduled.encode", "Admitted.encode", "AdmittedWithState.encode"}
+KEYS = {f"{name}.encode" for name in ("Scheduled", "Admitted", "AdmittedWithState", "AdmittedWithAdapter")}
 
 
 def other_values(name, old):
@@ -105,6 +108,9 @@ RUNS = {
     "thrashing": thrashing_run,
     "with states": lambda folder: busy_run(
         folder, 5, num_requests=9, swap_blocks=0, num_state_slots=6, snapshot_every=4
+    ),
+    "with adapters": lambda folder: busy_run(
+        folder, 5, num_requests=9, swap_blocks=0, max_loras=2, lora_bytes=250
     ),
     "with a store": fetched_run,
     "in pieces": lambda folder: busy_run(folder, 5, num_requests=9, encoder_piece=1),

@@ -46,6 +46,7 @@ def test_the_run_has_everything_in_it(run):
     kinds = {type(record.event) for record in records}
     assert kinds == set(ev.TYPES.values()) - {
         ev.Stalled, ev.Evicted, ev.Dispatched, ev.Recovered, ev.Encoded, ev.AdmittedWithState, ev.StatesKept,
+        ev.AdapterLoaded, ev.AdapterUnloaded, ev.AdmittedWithAdapter,
         ev.Offered, ev.Fetched, ev.Arrived, ev.Lost,  # tests/core/test_store_chaos.py has them
     }  # fmt: skip
     events = [record.event for record in records]

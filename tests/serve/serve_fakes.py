@@ -80,6 +80,7 @@ class EchoExecutor:
         self._steps = 0
         self._fail_at = fail_at
         self.attached = set()
+        self.known = {}  # adapters, and how they are read
         self.largest = 0
 
     def answer_to(self, prompt):
@@ -91,6 +92,12 @@ class EchoExecutor:
 
     def release(self, request_id):
         self.attached.discard(request_id)
+
+    def know_adapter(self, digest, read):
+        self.known[digest] = read
+
+    def forget_adapter(self, digest):
+        del self.known[digest]
 
     def dispatch(self, plan):
         for admission in plan.admitted:
@@ -151,6 +158,7 @@ class FakeBuilt:
     device: str = "cpu"
     dtype: str = "float32"
     folder: Path = Path("fake")
+    plugin: SimpleNamespace = field(default_factory=SimpleNamespace)
     closed: bool = False
     resumed: ResumeState | None = None
     store: None = None

@@ -95,6 +95,7 @@ DIFFERENCES = (
         "beside OpenAI's image_tokens",
     ),
     Difference(("Model",), "root", {"type": "string"}, "vLLM's: the name that others stand for"),
+    Difference(("Model",), "parent", {"type": ["string", "null"]}, "vLLM's: of an adapter, the model"),
     Difference(("Model",), "max_model_len", {"type": "integer"}, "vLLM's: tokens of a prompt and its answer"),
 )
 # Of events of /v1/completions OpenAI has no description of their own: they are answers that are not complete.

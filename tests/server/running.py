@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.server.app import App
-from mmengine.server.auth import ApiKeys
+from mmengine.server.auth import ADMIN_ENVIRONMENT, ApiKeys
 from mmengine.server.keep.everything import Keep
 from mmengine.server.lifecycle import web_server
 from mmengine.server.listening import listen
@@ -50,10 +50,21 @@ LONG_CONTEXT = {"num_blocks": 2000, "max_model_len": 30_000}  # for Lasting: a m
 
 
 class Served:
-    def __init__(self, engine, settings, names, key_file, door=None, keep=None, tracing=None, live=None):
+    def __init__(
+        self,
+        engine,
+        settings,
+        names,
+        key_file,
+        door=None,
+        keep=None,
+        tracing=None,
+        live=None,
+        admin_key_file=None,
+    ):
         self.door, self.tracing, self.live = door, tracing, live
         self.engine, self.settings, self.names = engine, settings, names
-        self.keys = ApiKeys(key_file)
+        self.keys, self.admin_keys = ApiKeys(key_file), ApiKeys(admin_key_file, ADMIN_ENVIRONMENT)
         several = self.keys.are_several
         self.keep = Keep(settings=settings, has_several_keys=several, **keep) if keep is not None else None
         self._bound = listen(settings)
@@ -70,7 +81,7 @@ class Served:
         self.loop = asyncio.get_running_loop()
         tracing = self.tracing(self.engine) if self.tracing is not None else None
         given = (self.engine, self.settings, self.keys, self.names, self.door, self.keep)
-        self.app = App(*given, tracing, self.live)
+        self.app = App(*given, tracing, self.live, self.admin_keys)
         self.server = web_server(self.app, self.settings)
         serving = asyncio.create_task(self.server.serve(sockets=[self._bound]))
         while not self.server.started:
@@ -154,15 +165,15 @@ def served(
     keep=None,
     tracing=None,
     live=None,
+    admin_key_file=None,
     **settings,
 ):
     """`keep`: arguments of Keep. `tracing`: makes it of the engine. `live`: the folder of its log."""
     if engine is None:
         build = builder(executor_class=executor_class, **(config or {}))
         engine = AsyncEngine(builder=build, **(engine_options or {}))
-    one = Served(
-        engine, ServerSettings.of({"port": 0, **settings}), names, key_file, door, keep, tracing, live
-    )
+    made = ServerSettings.of({"port": 0, **settings})
+    one = Served(engine, made, names, key_file, door, keep, tracing, live, admin_key_file)
     try:
         yield one
     finally:

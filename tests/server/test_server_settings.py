@@ -36,7 +36,7 @@ def started(monkeypatch):
 
     kept = SimpleNamespace()
 
-    def engine(model, log, config, progress, beats):
+    def engine(model, log, config, progress, beats, loras):
         kept.model, kept.log, kept.config = model, log, config
         return "an engine"
 
@@ -44,9 +44,9 @@ def started(monkeypatch):
         kept.settings, kept.keys, kept.names = settings, keys, names
         listening()
 
-    def groups(http, limits, media, kept_options):
-        kept.groups = (http, limits, media, kept_options)
-        return server_settings(http, limits, media, kept_options)
+    def groups(*given):
+        kept.groups = given
+        return server_settings(*given)
 
     def told(routers, log):
         kept.routers = routers
@@ -92,7 +92,7 @@ def test_each_flag_is_a_variable_and_a_line_of_a_file_too(started, tmp_path, mon
         "--health-port": 8002,
         "--port": 8001,
         "--served-model-name": ["one", "two"],
-        "--api-key-file": tmp_path / "keys",
+        **dict.fromkeys(("--api-key-file", "--admin-key-file"), tmp_path / "keys"),
         "--chat-template": tmp_path / "template",
         "--metrics-compat": "vllm",
         "--generation-config": "none",
@@ -104,7 +104,7 @@ def test_each_flag_is_a_variable_and_a_line_of_a_file_too(started, tmp_path, mon
         "--recovery": "strict",
         "--allow-media-urls": ["a.org", "b.org"],
         "--media-ports": [8443, 444],
-        "--media-root": tmp_path,
+        **dict.fromkeys(("--media-root", "--lora-root"), tmp_path),
         "--model": "some/model",
         "--device": "cpu",
         "--dtype": "bfloat16",
@@ -114,8 +114,8 @@ def test_each_flag_is_a_variable_and_a_line_of_a_file_too(started, tmp_path, mon
         "--log": tmp_path / "log",
         **{f"--kv-events{end}": f"tcp://127.0.0.1:1{end}" for end in ("", "-replay", "-topic")},
         "--tensor-parallel": 2,
-        "--quantize": "int8",
-        "--activations": "int8",
+        **dict.fromkeys(("--quantize", "--activations"), "int8"),
+        "--lora": ["mine=folder", "other=owner/name"],
     }
     for flag, option in OPTIONS.items():
         if isinstance(option.default, bool):

@@ -4,9 +4,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import asdict
 
+from mmengine.core.decide.adapter_places import AdapterPlaces
 from mmengine.core.decide.encoder_draft import EncoderDraft
 from mmengine.core.decide.fetch import PASSED, Passed, fetched
+from mmengine.core.state.adapters import digest_of
 from mmengine.core.state.blocks import block_extras, content_windows, media_ahead, threshold_of
 from mmengine.core.state.prefix_index import NO_BLOCK, ROOT
 from mmengine.core.state.reading import RequestView
@@ -33,15 +36,18 @@ def admit_next(
     view: View, may_start: Callable[[RequestView], bool] | None = None
 ) -> ev.Admitted | ev.Evicted | ev.Fetched | None:
     """The first waiting request that can start, of those that `may_start` where that is given; FETCHED where
-    a store has more of its beginning than is here. One that waits for its grammar, for a store, for the
-    encoder, or for the prefill that it shares is passed over; one whose blocks do not fit holds back those
-    behind it."""
+    a store has more of its beginning than is here. One that waits for its grammar, for a store, for a place
+    of its adapter, for the encoder, or for the prefill that it shares is passed over; one whose blocks do not
+    fit holds back those behind it."""
     if not view.free_rows or view.tokens_left <= 0 or (view.preempted_in_step and len(view.running)):
         return None
     if view.config.num_state_slots and not view.states.num_free:
         return None
+    places = AdapterPlaces(view, may_start) if view.config.max_loras else None
     for req_state in view.waiting[view.scan_from :]:
         if may_start is not None and not may_start(req_state):
+            continue
+        if places is not None and not places.has_one(req_state):
             continue
         start = start_of(view, req_state)
         if start is None:
@@ -60,6 +66,8 @@ def admit_next(
         decision = admission or draft.left_behind(given_up=length > 0)
         if length or decision is not None:
             return decision
+        if places is not None:
+            places.pass_over(req_state)
     return None
 
 
@@ -70,8 +78,11 @@ def large_item_of_first(
     first that needs nothing else for it. Nobody is looked at behind one that is held back."""
     if not view.free_rows or view.tokens_left <= 0:
         return None
+    places = AdapterPlaces(view, may_start) if view.config.max_loras else None
     for req_state in view.waiting[view.scan_from :]:
         if not may_start(req_state) or (start := start_of(view, req_state)) is None:
+            continue
+        if places is not None and not places.has_one(req_state):
             continue
         length = first_chunk(view, req_state, start)
         draft = EncoderDraft(view)
@@ -146,16 +157,22 @@ def _admission(
         copy=(start.copy_from, int(new[0])) if start.copy_from != NO_BLOCK else None,
         swap_in=start.swap_in,
     )
-    return _with_state(view, admitted, start) if view.config.num_state_slots else admitted
+    if view.config.num_state_slots:
+        admitted = _with_state(view, admitted, start)
+    adapter = req_state.request.adapter
+    if adapter is None:
+        return admitted
+    return ev.AdmittedWithAdapter(
+        **asdict(admitted), adapters_out=tuple(view.adapters.room_for(adapter) or ())
+    )
 
 
 def _with_state(view: View, admitted: ev.Admitted, start: Start) -> ev.AdmittedWithState:
     """A slot beside the one that is copied from; that one itself where there is no other."""
     slots = view.states.peek(2)
     slot = next((slot for slot in slots.tolist() if slot != start.state_from), start.state_from)
-    fields = {name: getattr(admitted, name) for name in admitted.__struct_fields__}
     return ev.AdmittedWithState(
-        **fields, state_slot=slot, state_from=start.state_from, num_shared=start.num_shared
+        **asdict(admitted), state_slot=slot, state_from=start.state_from, num_shared=start.num_shared
     )
 
 
@@ -238,6 +255,7 @@ def _same_prompt(one: RequestView, other: RequestView) -> bool:
         one.media_keys == other.media_keys
         and one.request.media == other.request.media
         and one.request.cache_salt == other.request.cache_salt
+        and digest_of(one.request.adapter) == digest_of(other.request.adapter)
         and np.array_equal(one.request.prompt_token_ids, other.request.prompt_token_ids)
     )
 

@@ -9,11 +9,12 @@ from mmengine.core.state.request_state import ASKED, SETTLED
 from mmengine.core.state.view import View
 from mmengine.errors import InvalidRequest, shown
 from mmengine.events import vocabulary as ev
-from mmengine.request import MediaItem, Request, SamplingParams, ThinkingBudget, check_unicode
+from mmengine.request import Adapter, MediaItem, Request, SamplingParams, ThinkingBudget, check_unicode
 
 MAX_ID_CHARS = 256
 MAX_SALT_CHARS = 1024
 MAX_PROMPT_LOGPROBS = 2**18  # numbers: tokens of a prompt, each with its alternatives; 2 MiB in the log
+MAX_DIGEST_BYTES = 64  # of an adapter's digest
 MAX_ENVELOPE_BYTES = 2**20  # what a server keeps with a request in the log
 _ITEM_LIMITS = ("encoder_budget", "encoder_cache_size", "max_item_embeds")  # 0 is no limit
 _CHUNK_LIMITS = ("token_budget", "long_prefill_token_threshold")
@@ -83,6 +84,21 @@ def check_request(request: Request, config: EngineConfig) -> None:
     check_content(request.prompt_token_ids, request.media, config)
     _check_prompt_logprobs(len(request.prompt_token_ids), request.sampling.prompt_logprobs)
     _check_outputs(request, config)
+    if request.adapter is not None:
+        _check_adapter(request.adapter, config)
+
+
+def _check_adapter(adapter: Adapter, config: EngineConfig) -> None:
+    if not isinstance(adapter, Adapter) or not 1 <= len(adapter.digest) <= MAX_DIGEST_BYTES:
+        raise InvalidRequest(f"an adapter is known by a digest of 1 to {MAX_DIGEST_BYTES} bytes")
+    _check_text("the name of an adapter", adapter.name, 0, MAX_ID_CHARS)
+    if not config.max_loras:
+        raise InvalidRequest(f"this engine takes no adapters, and {adapter.name!r} is one; set max_loras")
+    if not 0 <= adapter.num_bytes <= config.lora_bytes:
+        raise InvalidRequest(
+            f"the adapter {adapter.name!r} takes {adapter.num_bytes} bytes, and all that are held may take "
+            f"{config.lora_bytes}; raise lora_bytes"
+        )
 
 
 def _check_outputs(request: Request, config: EngineConfig) -> None:

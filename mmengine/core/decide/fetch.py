@@ -4,6 +4,7 @@ from typing import Literal
 
 import numpy as np
 
+from mmengine.core.state.adapters import digest_of
 from mmengine.core.state.reading import RequestView
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
@@ -27,6 +28,7 @@ def _same_next(view: View, one: RequestView, other: RequestView, number: int) ->
         first <= number < len(other.fetch_blocks)
         and np.array_equal(one.tokens[:end], other.tokens[:end])
         and one.request.cache_salt == other.request.cache_salt
+        and digest_of(one.request.adapter) == digest_of(other.request.adapter)
         and _media_before(one, end) == _media_before(other, end)
     )
 

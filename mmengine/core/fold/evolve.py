@@ -69,6 +69,10 @@ def evolve(state: State, event: ev.Event) -> None:
             fetch.arrived(state, event)
         case ev.Lost():
             fetch.lost(state, event)
+        case ev.AdapterLoaded():
+            state.adapters.known[event.adapter.name] = event
+        case ev.AdapterUnloaded():
+            state.adapters.known.pop(event.name, None)
         case ev.Failed():
             failed(state, event)
         case ev.CacheReset():
@@ -158,8 +162,10 @@ def _admitted(state: State, event: ev.Admitted) -> None:
     drop_host_blocks(state, req_state)
     req_state.num_offered = 0
     fill_row(state, row, req_state, np.concatenate((cached, new)), len(cached), computed)
-    if isinstance(event, ev.AdmittedWithState):
+    if isinstance(event, ev.AdmittedWithState) and state.config.num_state_slots:
         take_state(state, event, computed)
+    if isinstance(event, ev.AdmittedWithAdapter) and req_state.request.adapter is not None:
+        state.adapters.take(row, req_state.request.adapter, event.adapters_out)
     encode(state, event.encode, event.evict)
     rows = np.array([row], np.intp)
     if (padding := computed + event.num_tokens - len(req_state.tokens)) > 0:

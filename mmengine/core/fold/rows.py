@@ -55,7 +55,8 @@ def fill_row(
     state.num_with_media += bool(media)
     ahead = [start for item in media for start, length in item.runs if start + length > computed]
     state.next_media[row] = min(ahead, default=NEVER)
-    salted = state.block_size if req_state.request.cache_salt else 0
+    rooted = req_state.request.cache_salt or req_state.request.adapter is not None
+    salted = state.block_size if rooted else 0
     state.plain_from[row] = max((item.end for item in media), default=salted)
 
 
@@ -228,6 +229,7 @@ def _let_go(state: State, row: int, keys: list[bytes]) -> None:
     state.blocks.release(state.block_table[row, : state.num_blocks[row]])
     if state.config.num_state_slots:
         release_state(state, row)
+    state.adapters.release(row)
     state.block_table[row, : state.num_blocks[row]] = 0
     state.num_blocks[row] = 0
 

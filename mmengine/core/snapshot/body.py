@@ -94,6 +94,16 @@ class States(msgspec.Struct, array_like=True):
     clock: int
 
 
+class Adapters(msgspec.Struct, array_like=True):
+    """LoRA adapters: those that are on the device, with their bytes and how many rows hold each, the
+    unreferenced ones in the order of their use; who has which; and what can be asked for."""
+
+    entries: tuple[tuple[bytes, int, int], ...]
+    idle: tuple[bytes, ...]
+    rows: dict[int, bytes]
+    known: tuple[ev.AdapterLoaded, ...]
+
+
 class Scores(msgspec.Struct, array_like=True):
     """The logprobs of an answer. `of_prompt`: width, token ids, float32 logprobs."""
 
@@ -162,3 +172,4 @@ class Body(msgspec.Struct):
     part: Part | None = None
     step_part: Part | None = None
     states: States | None = None  # where rows have recurrent states
+    adapters: Adapters | None = None  # where they may have some

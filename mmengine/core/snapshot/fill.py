@@ -3,13 +3,13 @@ TypeError or OverflowError."""
 
 import numpy as np
 
-from mmengine.core.snapshot.body import NAMES, PLAIN, Body, Known, Pool, States, Step
+from mmengine.core.snapshot.body import NAMES, PLAIN, Adapters, Body, Known, Pool, States, Step
 from mmengine.core.snapshot.form import array, as_rows, fill_fields
 from mmengine.core.state.columns import COLUMNS, STATE_COLUMNS
 from mmengine.core.state.flight import Flight
-from mmengine.core.state.request_state import NO_ROW, RequestState, request_of
+from mmengine.core.state.request_state import NO_ROW, RequestState, media_keys_of, request_of
 from mmengine.core.state.state import State
-from mmengine.encoder_cache.cache import EncoderCache, encoder_key
+from mmengine.encoder_cache.cache import EncoderCache
 from mmengine.request import Request
 
 
@@ -43,6 +43,8 @@ def fill(state: State, body: Body) -> None:
     _fill_open(state, body, _flight(state, body.open, owners))
     if state.config.num_state_slots:
         _fill_states(state, body.states)
+    if state.config.max_loras:
+        _fill_adapters(state, body.adapters)
     if state.goodput is not None:
         if body.goodput is None:
             raise ValueError("it does not say what drafts gave")
@@ -61,6 +63,17 @@ def _fill_states(state: State, saved: States | None) -> None:
     state.states.fill(filled, saved.clock)
 
 
+def _fill_adapters(state: State, saved: Adapters | None) -> None:
+    if saved is None:
+        raise ValueError("it does not say which adapters are there")
+    pool = state.adapters
+    for key, size, references in saved.entries:
+        pool.cache.restore(key, size, references, valid=True)
+    _fill_idle(pool.cache, saved.idle)
+    pool.of_row.update(saved.rows)
+    pool.known.update({loaded.adapter.name: loaded for loaded in saved.known})
+
+
 def _add_request(state: State, saved: Known) -> RequestState:
     request = request_of(state.kept_grammars.whole(saved.queued))
     req_state = fill_fields(
@@ -69,7 +82,7 @@ def _add_request(state: State, saved: Known) -> RequestState:
         without=("queued", "outputs"),
         request=request,
         tokens=np.concatenate((request.prompt_token_ids, array(saved.outputs))),
-        media_keys=tuple(encoder_key(item.mm_hash, request.cache_salt) for item in request.media),
+        media_keys=media_keys_of(request),
     )
     state.weigh_media(req_state)
     state.num_large += req_state.has_large
@@ -117,11 +130,15 @@ def _fill_pool(state: State, saved: Pool) -> None:
 def _fill_encoder(cache: EncoderCache, body: Body) -> None:
     for key, size, references, valid in body.encoder:
         cache.restore(key, size, references, valid)
-    if sorted(body.idle) != sorted(cache.idle):
-        raise ValueError("the idle encoder outputs are not those that nobody references")
-    cache.idle.clear()
-    cache.idle.update(dict.fromkeys(body.idle))
+    _fill_idle(cache, body.idle)
     cache.dropped.extend(body.dropped)
+
+
+def _fill_idle(cache: EncoderCache, idle: tuple[bytes, ...]) -> None:
+    if sorted(idle) != sorted(cache.idle):
+        raise ValueError("the idle entries of a cache are not those that nobody references")
+    cache.idle.clear()
+    cache.idle.update(dict.fromkeys(idle))
 
 
 def _column(data: bytes, dtype: np.dtype, length: int) -> np.ndarray:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mmengine.core.snapshot.body import NAMES, PLAIN, Body, Known, Pool, States, Step
+from mmengine.core.snapshot.body import NAMES, PLAIN, Adapters, Body, Known, Pool, States, Step
 from mmengine.core.snapshot.form import ints, take_fields
 from mmengine.core.state.columns import COLUMNS, STATE_COLUMNS
 from mmengine.core.state.digest import state_digest
@@ -63,7 +63,14 @@ def body_of(state: State, started: ev.Started, sequence: int) -> Body:
         part=state.part,
         step_part=state.step_part,
         states=_states_of(state) if state.config.num_state_slots else None,
+        adapters=_adapters_of(state) if state.config.max_loras else None,
     )
+
+
+def _adapters_of(state: State) -> Adapters:
+    pool = state.adapters
+    entries = ((key, entry.size, entry.references) for key, entry in pool.cache.entries.items())
+    return Adapters(tuple(entries), tuple(pool.cache.idle), dict(pool.of_row), tuple(pool.known.values()))
 
 
 def _states_of(state: State) -> States:

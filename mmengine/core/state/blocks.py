@@ -15,6 +15,7 @@ COMPAT_VERSION = 5  # the decision version of logs with vLLM's decisions
 MEDIA_AHEAD_SINCE = 4  # of those: before, a block's hash had no media ahead
 ROWS_IN_ORDER_SINCE = 5  # of those: before, blocks of several rows were recorded as ours are
 OF_SALT = -1  # in place of an embedding: the hash is a tenant's salt
+OF_ADAPTER = -2  # likewise: the hash is the digest of a LoRA adapter
 _PART = struct.Struct("<Iqq")  # length of the hash before it, place, first embedding or OF_SALT
 
 
@@ -90,8 +91,8 @@ def block_extras(
 ) -> dict[int, bytes]:
     """What tokens alone do not say of blocks [first, last), by block number: which embeddings lie where in
     the block, or in the `ahead` tokens behind it (hash of the item, the run's place against the block, its
-    first embedding) and, in block 0, a hash of the tenant's salt. Written out, each part with its length
-    behind it, so that equal bytes are equal facts."""
+    first embedding) and, in block 0, a hash of the tenant's salt and the digest of the adapter. Written out,
+    each part with its length behind it, so that equal bytes are equal facts."""
     extras: dict[int, bytes] = {}
     for item in request.media:
         embedding = 0
@@ -104,6 +105,9 @@ def block_extras(
     if request.cache_salt and first == 0 < last:
         salt = hashlib.sha256(request.cache_salt.encode()).digest()
         extras[0] = extras.get(0, b"") + salt + _PART.pack(len(salt), 0, OF_SALT)
+    if request.adapter is not None and first == 0 < last:
+        digest = request.adapter.digest
+        extras[0] = extras.get(0, b"") + digest + _PART.pack(len(digest), 0, OF_ADAPTER)
     return extras
 
 

@@ -10,12 +10,13 @@ from typing import NoReturn, Protocol, overload
 
 import numpy as np
 
+from mmengine.core.state.adapters import AdapterPool
 from mmengine.core.state.blocks import BlockPool
 from mmengine.core.state.columns import ReadOnlyArray, never_assigned
 from mmengine.core.state.free_list import FreeList
 from mmengine.core.state.state_slots import StateSlots
 from mmengine.encoder_cache.cache import EncoderCache
-from mmengine.events.vocabulary import Queued
+from mmengine.events.vocabulary import AdapterLoaded, Queued
 from mmengine.request import Request
 
 
@@ -191,6 +192,35 @@ class StatesView(Face):
     def peek(self, count: int) -> np.ndarray:
         """See StateSlots."""
         return self._slots.peek(count, self._pool.index.content)
+
+
+@never_assigned
+class AdaptersView(Face):
+    """An AdapterPool."""
+
+    of_row: Mapping[int, bytes]
+    known: Mapping[str, AdapterLoaded]
+    is_held: Callable[[bytes], bool]
+    room_for: Callable[..., list[bytes] | None]
+    _pool: AdapterPool
+
+    def __init__(self, pool: AdapterPool):
+        super().__init__(
+            of_row=MappingProxyType(pool.of_row),
+            known=MappingProxyType(pool.known),
+            is_held=pool.is_held,
+            room_for=pool.room_for,
+            _pool=pool,
+        )
+
+    @property
+    def num_held(self) -> int:
+        return self._pool.num_held
+
+    @property
+    def there(self) -> tuple[bytes, ...]:
+        """Digests of those on the device."""
+        return tuple(self._pool.cache.entries)
 
 
 def read_only(array: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mmengine.encoder_cache.cache import encoder_key
 from mmengine.events.vocabulary import Queued
 from mmengine.request import Request
 
@@ -69,6 +70,7 @@ def request_of(event: Queued) -> Request:
         envelope=event.envelope,
         thinking=event.thinking,
         outputs=np.frombuffer(event.outputs, np.int32),
+        adapter=event.adapter,
     )
 
 
@@ -87,4 +89,12 @@ def queued_of(request: Request) -> Queued:
         envelope=request.envelope,
         thinking=request.thinking,
         outputs=request.outputs.tobytes(),
+        adapter=request.adapter,
+    )
+
+
+def media_keys_of(request: Request) -> tuple[bytes, ...]:
+    """By which the encoder cache knows its items."""
+    return tuple(
+        encoder_key(item.mm_hash, request.cache_salt, request.visual_adapter) for item in request.media
     )

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from mmengine.config import EngineConfig
+from mmengine.core.state.adapters import AdapterPool
 from mmengine.core.state.blocks import BlockPool
 from mmengine.core.state.columns import NEVER, Columns, frozen, make_columns
 from mmengine.core.state.draft_arbiter import DraftArbiter
@@ -20,9 +21,9 @@ from mmengine.core.state.goodput_3 import Goodput3
 from mmengine.core.state.history import History
 from mmengine.core.state.kept_grammars import KeptGrammars
 from mmengine.core.state.policy import Policy, policy_of
-from mmengine.core.state.request_state import NO_ROW, RequestState
+from mmengine.core.state.request_state import NO_ROW, RequestState, media_keys_of
 from mmengine.core.state.state_slots import StateSlots
-from mmengine.encoder_cache.cache import EncoderCache, encoder_key
+from mmengine.encoder_cache.cache import EncoderCache
 from mmengine.encoder_cache.work import work_of
 from mmengine.events import vocabulary as ev
 from mmengine.request import Request
@@ -60,6 +61,7 @@ class State(Columns[np.ndarray]):
         self.part: Part | None = None  # of the item that is being encoded: what was scheduled of it last
         self.num_large = 0  # requests with an item that takes more than a step may
         self.states = StateSlots(config.num_state_slots)
+        self.adapters = AdapterPool(config.lora_bytes if config.max_loras else 0)
         self.free_host_blocks = np.arange(config.swap_blocks, dtype=np.int32)[::-1]  # the last goes next
         # Whether any row has drafts behind its known tokens, and any step verifies some; if in doubt, True.
         self.has_drafts = self.verifies = False
@@ -124,11 +126,10 @@ class State(Columns[np.ndarray]):
         self.suspects.pop(req_state.request.request_id, None)
 
     def new_request(self, request: Request) -> RequestState:
-        keys = tuple(encoder_key(item.mm_hash, request.cache_salt) for item in request.media)
         tokens = request.prompt_token_ids
         if len(request.outputs):
             tokens = np.concatenate((tokens, request.outputs))
-        state = RequestState(request, self.num_arrived, tokens, keys)
+        state = RequestState(request, self.num_arrived, tokens, media_keys_of(request))
         self.weigh_media(state)
         self.num_arrived += 1
         return state

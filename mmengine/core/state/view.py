@@ -19,6 +19,7 @@ from mmengine.core.state.columns import (
 from mmengine.core.state.flight import Part
 from mmengine.core.state.policy import Policy
 from mmengine.core.state.reading import (
+    AdaptersView,
     BlocksView,
     EncoderCacheView,
     Face,
@@ -83,6 +84,7 @@ class View(Columns[ReadOnlyArray], _Replaced, Face):
     blocks: BlocksView
     encoder: EncoderCacheView
     states: StatesView
+    adapters: AdaptersView
     kept_grammars: KeptGrammarsView
     cancelled: Sequence[str]
     grammar_failed: Sequence[str]
@@ -107,6 +109,7 @@ class View(Columns[ReadOnlyArray], _Replaced, Face):
             blocks=BlocksView(state.blocks),
             encoder=EncoderCacheView(state.encoder),
             states=StatesView(state.states, state.blocks),
+            adapters=AdaptersView(state.adapters),
             kept_grammars=state.kept_grammars,
             cancelled=state.cancelled,
             grammar_failed=state.grammar_failed,

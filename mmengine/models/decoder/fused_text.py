@@ -5,6 +5,8 @@ stored where attention reads them), residual and norm, gate. Cosines and sines a
 The kernels round once where text.py, as transformers, rounds more often.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,7 @@ from mmengine.gpu.text_ops import TextOps
 from mmengine.models.decoder.config import DecoderConfig
 from mmengine.models.decoder.experts import TorchLayer
 from mmengine.models.decoder.text import TextDecoder, aux_layer
+from mmengine.models.lora.adapter import AdapterRows
 from mmengine.models.plugin import AttentionPort, AuxHiddenStates
 from mmengine.models.reader import WeightReader
 from mmengine.models.sharding import Shard
@@ -40,9 +43,12 @@ class FusedTextDecoder(TextDecoder):
         attention: AttentionPort,
         aux_hidden_states: AuxHiddenStates | None = None,
         states: StepStates | None = None,
+        adapters: Sequence[AdapterRows] = (),
     ) -> Tensor:
         """embeds [t, hidden], deepstack [n, t, hidden] (zero at text) or None, positions int64 [3, t]
         to normed hidden states [t, hidden]. Fills the rows of `aux_hidden_states`."""
+        if adapters:
+            return self._adapted(adapters).forward(embeds, deepstack, positions, attention, aux_hidden_states)
         angles = self._rotary.halves(positions)
         eps, ops = self.config.rms_norm_eps, self.ops
         residual = embeds.clone()  # the one that is added to

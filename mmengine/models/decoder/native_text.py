@@ -13,10 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmengine.models.decoder.adapted import decoder_parts
 from mmengine.models.decoder.config import DecoderConfig
 from mmengine.models.decoder.layers import Makers, gates_behind, is_tied, read_final_norm, read_layer
 from mmengine.models.decoder.rotary import Rotary
 from mmengine.models.decoder.tensors import EMBEDDING, HEAD
+from mmengine.models.lora.adapter import AdapterRows
+from mmengine.models.lora.tensors import AdapterTensors
 from mmengine.models.plugin import AttentionPort, AuxHiddenStates
 from mmengine.models.reader import WeightReader
 from mmengine.models.states import StepStates
@@ -27,6 +30,7 @@ from mmengine.native.delta import STATE_ARRAYS, DeltaSizes, StateStep
 from mmengine.native.experts import Experts, PackedExperts
 from mmengine.native.feed_forward import Dense, Mixture
 from mmengine.native.linear import CodePieces, Codes, PackedLinear, Pieces
+from mmengine.native.lora import LoraStep, PackedAdapter
 from mmengine.native.rotary import RotaryTable
 
 R = TypeVar("R", Tensor, Codes)
@@ -38,6 +42,8 @@ class NativeTextDecoder:
     batch_invariant = True
 
     def __init__(self, config: DecoderConfig, weights: WeightReader, library: ctypes.CDLL) -> None:
+        self._config = config
+
         def pack(names: Sequence[str], bias: Tensor | None = None, *, gate_up: bool = False) -> PackedLinear:
             return PackedLinear(library, weights.held(*names), bias, gate_up=gate_up)
 
@@ -97,9 +103,11 @@ class NativeTextDecoder:
         attention: AttentionPort,
         aux_hidden_states: AuxHiddenStates | None = None,
         states: StepStates | None = None,
+        adapters: Sequence[AdapterRows] = (),
     ) -> Tensor:
         """embeds [t, hidden], deepstack [n, t, hidden] (zero at text) or None, positions int64 [3, t]
-        to normed hidden states [t, hidden]. Fills the rows of `aux_hidden_states`, goes on with `states`."""
+        to normed hidden states [t, hidden]. Fills the rows of `aux_hidden_states`, goes on with `states`,
+        and computes rows with their adapters."""
         cos, sin = self._rotary.rows(positions)
         tell()  # what was encoded for the step is; the layers are one call
         aux_rows = None if aux_hidden_states is None else (aux_hidden_states.layers, aux_hidden_states.rows)
@@ -108,7 +116,15 @@ class NativeTextDecoder:
             arrays = {name: getattr(states, name) for name in STATE_ARRAYS}
             tensors = (states.conv, states.recurrent, states.pending)
             pointed = self._states.point(tensors, arrays, states.stayed)
-        return self._decoder.forward(embeds, deepstack, cos, sin, attention, aux_rows, pointed)
+        lora = None
+        if adapters:
+            own = [(each.adapter.text, each.rows) for each in adapters]
+            lora = LoraStep([(made, rows) for made, rows in own if isinstance(made, PackedAdapter)])
+        return self._decoder.forward(embeds, deepstack, cos, sin, attention, aux_rows, pointed, lora)
+
+    def adapter(self, tensors: AdapterTensors) -> PackedAdapter:
+        """What it adds here, for `AdapterRows`."""
+        return PackedAdapter(decoder_parts(self._config, tensors))
 
 
 def _in_kernels(

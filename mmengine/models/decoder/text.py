@@ -6,12 +6,15 @@ one matmul, gate and up another, and both norms and the rotation run on q and k 
 """
 
 from collections.abc import Sequence
+from copy import copy
 from itertools import accumulate
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmengine.models.decoder.adapted import decoder_parts
 from mmengine.models.decoder.config import DecoderConfig
 from mmengine.models.decoder.delta import DeltaMixer
 from mmengine.models.decoder.experts import Gate, TorchLayer, feed_forward, silu_mul
@@ -20,11 +23,16 @@ from mmengine.models.decoder.operations import norm_and_rotate, rms_norm_of
 from mmengine.models.decoder.prepacked import Linear, MakeLinear, linear_of
 from mmengine.models.decoder.rotary import Rotary
 from mmengine.models.decoder.tensors import EMBEDDING, HEAD
+from mmengine.models.lora.adapter import AdapterRows
+from mmengine.models.lora.added import AddedRows, rows_on, with_rows
+from mmengine.models.lora.tensors import AdapterTensors
 from mmengine.models.plugin import AttentionPort, AuxHiddenStates
 from mmengine.models.reader import WeightReader
 from mmengine.models.sharding import Shard
 from mmengine.models.states import StepStates
 from mmengine.models.step_progress import tell
+from mmengine.native.feed_forward import Dense
+from mmengine.native.lora import DECODER_LINEARS, LoraPart
 
 
 class TextDecoder:
@@ -57,6 +65,7 @@ class TextDecoder:
         self._layers = [
             read_layer(config, weights, i, makers, adds_bias=leads) for i in range(config.num_layers)
         ]
+        self._gate = gate
         self._feed_forwards = [feed_forward(layer.feed_forward, gate) for layer in self._layers]
         self._norm = read_final_norm(config, weights)
         self._embedding = weights.read(EMBEDDING)
@@ -72,6 +81,29 @@ class TextDecoder:
         if leads:
             head = self._embedding if is_tied(config, weights) else weights.read(HEAD)
             self._head = make_linear(head, None)
+
+    def adapter(self, tensors: AdapterTensors) -> list[tuple[LoraPart, ...]]:
+        """What it adds here, for `AdapterRows`."""
+        return list(decoder_parts(self.config, tensors))
+
+    def _adapted(self, adapters: Sequence[AdapterRows]) -> Self:
+        """The same decoder, with what adapters add to the linear layers in one step."""
+        device = self._embedding.device
+        own = []
+        for adapter, rows in adapters:
+            assert isinstance(adapter.text, list), "an adapter that another decoder made"
+            own.append((adapter.text, rows_on(rows, device)))
+        other = copy(self)
+        added = [
+            [AddedRows(rows, parts[place]) for parts, rows in own if parts[place]]
+            for place in range(len(DECODER_LINEARS) * len(self._layers))
+        ]
+        each = len(DECODER_LINEARS)
+        other._layers = [
+            _with_added(layer, added[each * i : each * (i + 1)]) for i, layer in enumerate(self._layers)
+        ]
+        other._feed_forwards = [feed_forward(layer.feed_forward, self._gate) for layer in other._layers]
+        return other
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """int64 [t] to [t, hidden]."""
@@ -90,10 +122,14 @@ class TextDecoder:
         attention: AttentionPort,
         aux_hidden_states: AuxHiddenStates | None = None,
         states: StepStates | None = None,
+        adapters: Sequence[AdapterRows] = (),
     ) -> Tensor:
         """embeds [t, hidden], deepstack [n, t, hidden] (zero at text) or None, positions int64 [3, t]
         to normed hidden states [t, hidden]. q, k and v reach the port as views of one tensor. Fills the
-        rows of `aux_hidden_states`, and goes on with `states`."""
+        rows of `aux_hidden_states`, goes on with `states`, and computes rows with their adapters."""
+        if adapters:
+            own = self._adapted(adapters)
+            return own.forward(embeds, deepstack, positions, attention, aux_hidden_states, states)
         cos, sin = self._rotary.rows(positions, embeds.dtype)
         eps = self.config.rms_norm_eps
         hidden = embeds
@@ -133,6 +169,15 @@ class TextDecoder:
         if c.gated:
             mixed = mixed * qkv[:, num_qk + c.num_kv_heads :].sigmoid()
         return self._sum(layer.out(mixed.reshape(len(normed), -1)))
+
+
+def _with_added(layer: TorchLayer, added: Sequence[Sequence[AddedRows]]) -> TorchLayer:
+    """`added`: to each of DECODER_LINEARS."""
+    qkv, out, gate_up, down = added
+    after = layer.feed_forward
+    if isinstance(after, Dense):
+        after = Dense(with_rows(after.gate_up, gate_up), with_rows(after.down, down))
+    return layer._replace(qkv=with_rows(layer.qkv, qkv), out=with_rows(layer.out, out), feed_forward=after)
 
 
 def attention_places(config: DecoderConfig) -> list[int]:

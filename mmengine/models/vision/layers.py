@@ -2,6 +2,7 @@
 
 import ctypes
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +37,10 @@ class TorchLinear:
         return y if residual is None else torch.add(residual, y, out=out)
 
 
-Linear = PackedLinear | TorchLinear
+class Linear(Protocol):
+    """PackedLinear or TorchLinear, or one of them with more."""
+
+    def __call__(self, x: Tensor, *, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor: ...
 
 
 @dataclass(slots=True)

@@ -40,6 +40,29 @@ int32_t gate_up(Values... values) {
   return mm_linear_gate_up(values...);
 }
 
+// What adapters add to a linear layer of `layer`.
+int32_t adapt(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer, int32_t linear, const void* x,
+              int64_t x_stride, void* y, int64_t y_stride) {
+  if (!step->lora) return 0;
+  Timed timed(kLinears);
+  return mm_lora_add(step->lora, layer * MM_LORA_LINEARS + linear, x, x_stride, y, y_stride, decoder->dtype);
+}
+
+// Gate and up of step->normed to step->product, with what adapters add to them.
+int32_t swiglu(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer) {
+  const int64_t hidden = decoder->hidden_size;
+  const mm_linear& linear = decoder->layers[layer].gate_up;
+  const int32_t which = layer * MM_LORA_LINEARS + MM_LORA_GATE_UP;
+  const float* added = nullptr;
+  if (step->lora && mm_lora_touches(step->lora, which)) {
+    Timed timed(kLinears);
+    added = mm_lora_sums(step->lora, which, step->normed, hidden, step->num_tokens, linear.n);
+    if (!added) return 1;
+  }
+  return gate_up(&linear, (const void*)step->normed, hidden, step->num_tokens, step->product,
+                 (int64_t)decoder->intermediate_size, added);
+}
+
 Rows rows_of(const mm_decoder* decoder, const mm_decoder_step* step, const void* data, int64_t stride) {
   return {const_cast<void*>(data), stride, step->num_tokens, decoder->dtype};
 }
@@ -88,6 +111,7 @@ int32_t mm_decoder_heads(const mm_decoder* decoder, const mm_decoder_step* step,
   const mm_decoder_layer& weights = decoder->layers[layer];
   int64_t size = qkv_size(decoder);
   if (linear(&weights.qkv, inputs, input_stride, step->num_tokens, step->qkv, size, 0, nullptr)) return 1;
+  if (adapt(decoder, step, layer, MM_LORA_QKV, inputs, input_stride, step->qkv, size)) return 1;
   Timed timed(kRows);
   mm::norm_and_rotate(rows_of(decoder, step, step->qkv, size),
                       {weights.q_norm, weights.k_norm, decoder->eps, step->cos, step->sin, decoder->num_heads,
@@ -110,13 +134,15 @@ int32_t mm_decoder_after_attention(const mm_decoder* decoder, const mm_decoder_s
     mixed = step->mixed, mixed_stride = heads;
   }
   if (linear(&weights.out, mixed, mixed_stride, m, step->hidden, hidden, 0, residual(step, layer))) return 1;
+  if (adapt(decoder, step, layer, MM_LORA_OUT, mixed, mixed_stride, step->hidden, hidden)) return 1;
   norm(decoder, step, step->hidden, weights.post_norm, step->normed);
   if (weights.experts) {
     Timed timed(kLinears);
     if (mm_experts_run(weights.experts, step->normed, hidden, m, step->hidden, hidden, step->hidden)) return 1;
   } else {
-    if (gate_up(&weights.gate_up, step->normed, hidden, m, step->product, wide)) return 1;
+    if (swiglu(decoder, step, layer)) return 1;
     if (linear(&weights.down, step->product, wide, m, step->hidden, hidden, 0, step->hidden)) return 1;
+    if (adapt(decoder, step, layer, MM_LORA_DOWN, step->product, wide, step->hidden, hidden)) return 1;
   }
   if (layer < step->num_deepstack) {
     Timed timed(kRows);
@@ -135,6 +161,7 @@ int32_t mm_decoder_delta_layer(const mm_decoder* decoder, const mm_decoder_step*
   record_aux(decoder, step, layer);
   norm(decoder, step, residual(step, layer), weights.input_norm, step->normed);
   if (linear(&weights.qkv, step->normed, (int64_t)hidden, m, step->qkv, (int64_t)weights.qkv.n, 0, nullptr)) return 1;
+  if (adapt(decoder, step, layer, MM_LORA_QKV, step->normed, hidden, step->qkv, weights.qkv.n)) return 1;
   const mm_linear& ba = weights.delta->ba;
   if (linear(&ba, step->normed, (int64_t)hidden, m, step->states->ba, (int64_t)ba.n, 0, nullptr)) return 1;
   {

@@ -10,10 +10,14 @@
 #include "delta.h"
 #include "experts.h"
 #include "linear.h"
+#include "lora.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+// The linear layers of a layer to which adapters may add.
+enum { MM_LORA_QKV = 0, MM_LORA_OUT = 1, MM_LORA_GATE_UP = 2, MM_LORA_DOWN = 3, MM_LORA_LINEARS = 4 };
 
 typedef struct {
   const float *input_norm, *post_norm;  // [hidden]
@@ -55,6 +59,7 @@ typedef struct {
   const int32_t* aux_hidden_states;     // [num_aux_layers]: layers, num_layers for what enters the final norm
   int32_t num_aux_layers;        // 0: nothing is kept
   const mm_state_step* states;   // where a layer has a delta
+  const mm_lora_step* lora;      // adapters, MM_LORA_LINEARS a layer, or NULL
 } mm_decoder_step;
 
 // All layers and the final norm. kv_layers [num_layers]: each layer's part of the pool. Gives 0, or 1 where

@@ -71,6 +71,7 @@ int32_t run(LinearJob job) {
     chunk.m = m - row < kChunk ? m - row : kChunk;
     chunk.x = (const char*)job.x + row * job.x_stride * x_size;
     chunk.y = (char*)job.y + row * job.y_stride * y_size;
+    if (job.added) chunk.added = job.added + (int64_t)row * job.linear->n;
     if (job.residual) chunk.residual = (const char*)job.residual + row * job.y_stride * y_size;
     if (!run_chunk(chunk)) return 1;
   }
@@ -88,8 +89,8 @@ int32_t mm_linear_run(const mm_linear* linear, const void* x, int64_t x_stride, 
 }
 
 int32_t mm_linear_gate_up(const mm_linear* linear, const void* x, int64_t x_stride, int32_t m, void* y,
-                          int64_t y_stride) {
-  return mm::run({linear, x, x_stride, m, y, y_stride, nullptr, false, true});
+                          int64_t y_stride, const float* added) {
+  return mm::run({linear, x, x_stride, m, y, y_stride, nullptr, false, true, nullptr, added});
 }
 
 }  // extern "C"

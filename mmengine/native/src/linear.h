@@ -54,9 +54,10 @@ int32_t mm_linear_run(const mm_linear* linear, const void* x, int64_t x_stride, 
 
 // Gate and up in one pass, of a weight that was packed with half i.
 // y [m, i] = silu(x gate^T) * (x up^T); linear->n is 2i and its bias, if any, [2i] as gate_up's rows are.
-// bfloat16 rounds gate, up and silu(gate) before the product. Gives what mm_linear_run gives.
+// bfloat16 rounds gate, up and silu(gate) before the product. `added` (or NULL): [m, 2i], gate's columns first,
+// is added to both, which are rounded again. Gives what mm_linear_run gives.
 int32_t mm_linear_gate_up(const mm_linear* linear, const void* x, int64_t x_stride, int32_t m, void* y,
-                          int64_t y_stride);
+                          int64_t y_stride, const float* added);
 
 #ifdef __cplusplus
 }

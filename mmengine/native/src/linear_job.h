@@ -51,6 +51,7 @@ struct LinearJob {
   const void* residual;
   bool y_fp32, gate_up;
   const int32_t* gathered = nullptr;  // which row of x each of the m is, for linear_prepare; NULL: they follow each other
+  const float* added = nullptr;  // of gate and up: [m, n], what is added before anything is made of them, or NULL
 
   bool bf16() const { return linear->dtype == MM_BF16; }
   int panels() const { return (int)ceil_div(linear->n, kPanel); }

@@ -1,21 +1,9 @@
 // From float32 sums to y: bias, silu(gate) * up, rounding, residual.
 #include "linear_job.h"
-#include "linear_vec.h"
+#include "row_vec.h"
 
 namespace mm {
 namespace {
-
-template <bool BF16>
-MM_INLINE f16v load16(const char* from) {
-  if constexpr (BF16) return widen(load_as<h16v>(from));
-  return load_as<f16v>(from);
-}
-
-template <bool BF16>
-MM_INLINE f16v rounded(f16v v) {
-  if constexpr (BF16) return round_bf16(v);
-  return v;
-}
 
 // 32 neighbouring values of y.
 template <bool BF16>
@@ -38,8 +26,8 @@ template <bool ROUND, bool YBF16>
 MM_INLINE void finish32(f16v low, f16v high, char* y, const char* residual) {
   constexpr int half = YBF16 ? 32 : 64;
   if (residual) {
-    low = load16<YBF16>(residual) + rounded<ROUND>(low);
-    high = load16<YBF16>(residual + half) + rounded<ROUND>(high);
+    low = load16<YBF16>(residual, 0) + rounded<ROUND>(low);
+    high = load16<YBF16>(residual + half, 0) + rounded<ROUND>(high);
   } else if (ROUND && !YBF16) {
     low = round_bf16(low);
     high = round_bf16(high);
@@ -83,6 +71,11 @@ void store_gate_up(const LinearJob& job, const float* c, int ldc, int row0, int 
     const float* sums = c + (int64_t)row * ldc;
     f16v gate = rounded<BF16>(load_as<f16v>(sums) + gate_bias);
     f16v up = rounded<BF16>(load_as<f16v>(sums + 16) + up_bias);
+    if (job.added) {
+      const char* added = (const char*)(job.added + (int64_t)(row0 + row) * job.linear->n);
+      gate = rounded<BF16>(gate + load_part<false>(added, column, count));
+      up = rounded<BF16>(up + load_part<false>(added, i + column, count));
+    }
     f16v product = rounded<BF16>(silu(gate)) * up;
     char* y = (char*)job.y + ((row0 + row) * job.y_stride + column) * size;
     if constexpr (BF16) {

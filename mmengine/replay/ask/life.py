@@ -134,6 +134,9 @@ def _queued(state: State, event: ev.Queued) -> tuple[str, dict[str, Any]]:
     if event.envelope:
         changed["api"] = kind_of(event.envelope)
         parts.append(f"asked through {changed['api']}")
+    if event.adapter is not None:
+        changed["adapter"] = event.adapter.name or event.adapter.digest.hex()[:12]
+        parts.append(f"for the adapter {changed['adapter']}")
     if event.priority:
         changed["priority"] = event.priority
         parts.append(f"priority {event.priority}")

@@ -14,7 +14,9 @@ class MediaTrail:
     record once it was applied."""
 
     def __init__(self, state: State, request: Request):
-        self._keys = {encoder_key(item.mm_hash, request.cache_salt) for item in request.media}
+        self._keys = {
+            encoder_key(item.mm_hash, request.cache_salt, request.visual_adapter) for item in request.media
+        }
         self._there: set[bytes] = set()
         self._lost: dict[bytes, tuple[int, str, str]] = {}  # step, why, for whom
 

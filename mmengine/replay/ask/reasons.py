@@ -8,9 +8,11 @@ So each reason is taken at the moment of its decision: `before` each event that 
 import msgspec
 import numpy as np
 
+from mmengine.core.decide.adapter_places import AdapterPlaces
 from mmengine.core.decide.admission import blocks_wanted, first_chunk, start_of
 from mmengine.core.decide.encoder_draft import EncoderDraft, Shortage
 from mmengine.core.decide.running import Wanted, wanted_by
+from mmengine.core.state.adapters import digest_of
 from mmengine.core.state.blocks import further_blocks
 from mmengine.core.state.columns import ReadOnlyArray
 from mmengine.core.state.reading import RequestView
@@ -24,6 +26,7 @@ ENCODER_WORK, ENCODER_PIECES = "encoder work", "encoder pieces"  # likewise
 GRAMMAR, GROUP, BEHIND, FLIGHT, STORE = "grammar", "group prefill", "behind", "in flight", "store"
 GAVE_WAY, PREEMPTING, PREFILL_FIRST, OTHER = "gave way", "preempting step", "prefill first", "other rules"
 TRIAL = "trial"
+ADAPTERS, ADAPTER_LEAVES = "adapters", "adapter leaves"
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -62,6 +65,8 @@ _SENTENCES = {
     "{r.short} short",
     ENCODER_PIECES: "its image or video is encoded in pieces: it takes {r.needed} of encoder work, and a "
     "step {r.free}",
+    ADAPTERS: "its adapter has no place beside those of the requests that run: max_loras is {r.needed}",
+    ADAPTER_LEAVES: "its adapter gives up its place for that of {r.other}, which came first",
     GRAMMAR: "its grammar is not compiled yet",
     STORE: "a store was asked for its prefix, or sends it",
     GROUP: "it waits for {r.other}, which computes the prompt that both share",
@@ -182,14 +187,15 @@ class Reasons:
 
     def _pass_over(self, admitted: str) -> None:
         """Requests before the one that starts: they were asked first."""
+        places = self._places()
         for req_state in self._view.waiting[self._view.scan_from :]:
             if req_state.request.request_id == admitted:
                 return
-            self._note(self._try(req_state))
+            self._note(self._try(req_state, places))
 
     def _ask_waiting(self) -> None:
         """Requests that were asked, and those behind, when no further one started."""
-        view, ahead = self._view, ""
+        view, ahead, places = self._view, "", self._places()
         for req_state in view.waiting[view.scan_from :]:
             name = req_state.request.request_id
             if view.preempted_in_step and (len(view.running) or view.config.compat):
@@ -203,16 +209,24 @@ class Reasons:
             elif ahead:
                 reason = Reason(name, BEHIND, other=ahead)
             else:
-                reason = self._try(req_state)
+                reason = self._try(req_state, places)
                 ahead = name if reason.kind in (BLOCKS, TOKENS, OTHER) else ""
             self._note(reason)
 
     def _note(self, reason: Reason) -> None:
         self._found.setdefault(reason.request_id, reason)
 
-    def _try(self, req_state: RequestView) -> Reason:
+    def _places(self) -> AdapterPlaces | None:
+        return AdapterPlaces(self._view) if self._view.config.max_loras else None
+
+    def _try(self, req_state: RequestView, places: AdapterPlaces | None) -> Reason:
         """What keeps the request from starting on this state, which has a row and tokens for it."""
         view, name = self._view, req_state.request.request_id
+        if places is not None and not places.has_one(req_state):
+            if view.adapters.is_held(digest_of(req_state.request.adapter)):
+                first = places.waits_longest
+                return Reason(name, ADAPTER_LEAVES, other=first.request.request_id if first else "")
+            return Reason(name, ADAPTERS, view.config.max_loras, 0)
         if req_state.waits_for_grammar:
             return Reason(name, GRAMMAR)
         if req_state.store != SETTLED:
@@ -226,6 +240,8 @@ class Reasons:
         draft = EncoderDraft(view)
         length = draft.cut(req_state, view.free_rows[-1], start.num_computed, length)
         if not length:
+            if places is not None:
+                places.pass_over(req_state)
             refused = draft.refused[name]
             return Reason(name, refused.what, refused.needed, refused.free)
         needed = blocks_wanted(view, req_state, start, length)

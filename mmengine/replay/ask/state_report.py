@@ -23,6 +23,7 @@ class StateReport(msgspec.Struct, frozen=True):
     encoder: dict[str, int]
     host_blocks: dict[str, int]
     state_slots: dict[str, int]
+    adapters: dict[str, int]
     in_flight: list[dict[str, Any]]
     free_rows: list[int]
     rows_being_left: list[int]
@@ -68,6 +69,13 @@ def report_of(state: State) -> StateReport:
             "held": len(state.states.held) - state.states.num_free,
             "kept": int(np.count_nonzero(state.states.content >= 0)),
         },
+        adapters={
+            "places": state.config.max_loras,
+            "held": state.adapters.num_held,
+            "there": len(state.adapters.cache.entries),
+            "bytes": state.adapters.cache.used,
+            "known": len(state.adapters.known),
+        },
         in_flight=[
             {"step": flight.step, "rows": flight.rows.tolist(), "num_tokens": flight.num_tokens}
             for flight in state.flights
@@ -97,7 +105,13 @@ def _running(state: State, row: int) -> dict[str, Any]:
         "admitted_step": req_state.admitted_step,
         "failures": req_state.failures,
         **({"state_slot": int(state.state_slot[row])} if state.config.num_state_slots else {}),
+        **_adapter(req_state),
     }
+
+
+def _adapter(req_state: RequestState) -> dict[str, str]:
+    adapter = req_state.request.adapter
+    return {} if adapter is None else {"adapter": adapter.name or adapter.digest.hex()[:12]}
 
 
 def _waiting(req_state: RequestState) -> dict[str, Any]:
@@ -109,6 +123,7 @@ def _waiting(req_state: RequestState) -> dict[str, Any]:
         "num_swapped_tokens": req_state.num_swapped,
         "waits_for_grammar": req_state.waits_for_grammar,
         **({"waits_for_store": True} if req_state.store != SETTLED else {}),
+        **_adapter(req_state),
         "group": req_state.request.group,
         "priority": req_state.request.priority,
         "cancelled": req_state.cancelled,

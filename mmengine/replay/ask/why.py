@@ -182,7 +182,12 @@ class _Inquiry:
         media = sum(item.num_embeds for item in event.media)
         num_items = len(event.media)
         of_media = f", {media} of them for images or videos ({num_items})" if media else ""
-        text = f"It came with {prompt} prompt tokens{of_media}; {running} ran, {waiting} waited."
+        own = (
+            f", for the adapter {event.adapter.name or event.adapter.digest.hex()[:12]}"
+            if event.adapter
+            else ""
+        )
+        text = f"It came with {prompt} prompt tokens{of_media}{own}; {running} ran, {waiting} waited."
         self._claim(record, "arrival", text, prompt_tokens=prompt, running=running, waiting=waiting)
 
     def _admitted(self, record: Record, event: ev.Admitted) -> None:
@@ -244,6 +249,7 @@ class _Inquiry:
             return f"{text}differs at token {found['at']}", {"miss": "tokens", "at": found["at"]}
         if found["kind"] == "media or salt":
             text = "a cached block has its tokens, but other media or another tenant's salt"
+            text += ", or another adapter" if self.state.config.max_loras else ""
             return text, {"miss": "media or salt"}
         return "nobody had computed it before", {"miss": "never there"}
 

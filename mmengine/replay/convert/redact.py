@@ -1,10 +1,11 @@
 """A log without content, for showing to strangers: the same decisions, nobody's words.
 
 Each token becomes a keyed pseudo-random function of all that stands before it in its request and of
-itself: the tokens, where which image begins, the tenant's salt. So equal beginnings stay equal, which is
-all that the prefix cache ever compares, and nothing else does: a word that occurs twice is two numbers.
-Media hashes, salts, ids and fingerprints become keyed hashes. Grammars, stop strings, biases, seeds,
-logprobs, envelopes and the texts of errors are dropped. Lengths, shapes, times and settings stay.
+itself: the tokens, where which image begins, the tenant's salt, the adapter. So equal beginnings stay equal,
+which is all that the prefix cache ever compares, and nothing else does: a word that occurs twice is two
+numbers. Media hashes, salts, ids, adapters and fingerprints become keyed hashes. Grammars, stop strings,
+biases, seeds, logprobs, envelopes and the texts of errors are dropped. Lengths, shapes, times and settings
+stay.
 
     state(i) = BLAKE2b(key, state(i - 1) | token i | runs of media that begin at i)
     token(i) = 31 bits of BLAKE2b(key, state(i - 1) | token i)
@@ -31,7 +32,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.events.log import LogWriter
 from mmengine.replay.checked import CheckedLog
-from mmengine.request import GrammarRequest, MediaItem, ThinkingBudget
+from mmengine.request import Adapter, GrammarRequest, MediaItem, ThinkingBudget
 
 MIN_KEY_BYTES = 16
 COMMIT_RECORDS = 64
@@ -158,6 +159,8 @@ class _Redactor:
                     encode=tuple((self._key_of(key), row, index) for key, row, index in event.encode),
                     evict=tuple(map(self._key_of, event.evict)),
                 )
+                if isinstance(event, ev.AdmittedWithAdapter):
+                    event = replace(event, adapters_out=tuple(map(self._digest_of, event.adapters_out)))
             case ev.Evicted():
                 keys, used = map(self._key_of, event.keys), map(self._key_of, event.used)
                 return replace(event, keys=tuple(keys), used=tuple(used))
@@ -177,6 +180,10 @@ class _Redactor:
                 event = replace(event, digests=self._digests(event.digests))
             case ev.Lost():
                 event = replace(event, reason=hashes.text(event.reason))
+            case ev.AdapterLoaded():
+                return ev.AdapterLoaded(self._adapter(event.adapter), _REDACTED if event.source else "")
+            case ev.AdapterUnloaded():
+                return ev.AdapterUnloaded(hashes.name(event.name))
             case ev.Cancelled():
                 event = replace(event, reason=hashes.text(event.reason))
             case ev.Finished():
@@ -211,14 +218,20 @@ class _Redactor:
             self._hashes.salt(event.cache_salt),
         )
         media, marks = tuple(map(self._item, event.media)), {}
+        adapter = event.adapter and self._adapter(event.adapter)
+        visual = (b"", b"")
+        if event.adapter and adapter and adapter.visual:
+            visual = event.adapter.digest, adapter.digest
         for old, new in zip(event.media, media, strict=True):
-            self._keys[encoder_key(old.mm_hash, event.cache_salt)] = encoder_key(new.mm_hash, salt)
+            key = encoder_key(old.mm_hash, event.cache_salt, visual[0])
+            self._keys[key] = encoder_key(new.mm_hash, salt, visual[1])
             first = 0
             for start, length in old.runs:
                 marks[start] = new.mm_hash + first.to_bytes(8, "little")
                 first += length
         tokens = np.frombuffer(event.prompt + event.outputs, np.int32)
-        numbers, self._chains[name] = hashes.chain(salt.encode(), tokens, len(tokens), marks)
+        root = salt.encode() + (adapter.digest if adapter else b"")
+        numbers, self._chains[name] = hashes.chain(root, tokens, len(tokens), marks)
         self._forget_keys()
         self.report.requests += 1
         self.report.tokens += len(tokens)
@@ -247,7 +260,20 @@ class _Redactor:
             envelope=b"",
             thinking=event.thinking and ThinkingBudget(event.thinking.tokens, True, (), (0,)),
             outputs=numbers[len(event.prompt) // 4 :].tobytes(),
+            adapter=adapter,
         )
+
+    def _adapter(self, adapter: Adapter) -> Adapter:
+        """Equal ones stay equal."""
+        return Adapter(
+            self._digest_of(adapter.digest),
+            adapter.num_bytes,
+            adapter.visual,
+            self._hashes.name(adapter.name),
+        )
+
+    def _digest_of(self, digest: bytes) -> bytes:
+        return self._hashes.of(b"adapter", digest)
 
     def _item(self, item: MediaItem) -> MediaItem:
         modality = item.modality if item.modality in _MODALITIES else _REDACTED

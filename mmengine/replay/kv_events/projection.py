@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from mmengine.core.state.block_digest import ContentDigests, event_hash
-from mmengine.core.state.blocks import OF_SALT
+from mmengine.core.state.blocks import OF_ADAPTER, OF_SALT
 from mmengine.core.state.prefix_index import NO_CONTENT
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
@@ -51,6 +51,7 @@ class KVProjection:
         self._tellers: Counter[bytes] = Counter()
         self._filled: Iterable[np.ndarray] = ()
         self._salts: dict[bytes, str] = {}
+        self._adapters: dict[bytes, str] = {}  # names by digest
         held = np.flatnonzero(self._content != NO_CONTENT)  # in a log whose beginning is gone
         self._digests.add(held)
         self._holders.update(self._content[held].tolist())
@@ -69,10 +70,12 @@ class KVProjection:
         state = self._state
         if isinstance(event, ev.Executed):
             self._filled = state.filled_blocks()
-        elif isinstance(event, ev.Queued) and event.cache_salt:
-            if len(self._salts) >= MAX_SALTS:
-                del self._salts[next(iter(self._salts))]
-            self._salts[hashlib.sha256(event.cache_salt.encode()).digest()] = event.cache_salt
+        elif isinstance(event, ev.Queued):
+            if event.cache_salt:
+                digest = hashlib.sha256(event.cache_salt.encode()).digest()
+                _remember(self._salts, digest, event.cache_salt)
+            if event.adapter is not None:
+                _remember(self._adapters, event.adapter.digest, event.adapter.name)
 
     def after(self, event: ev.Event) -> list[KVEvent]:
         """It was applied: what it changed for who asks from outside."""
@@ -162,17 +165,26 @@ class KVProjection:
         the block begins, and the salt last."""
         items: dict[str, int] = {}
         salts: list[str] = []
+        adapters: list[str] = []
         while extra:
             length, place, embedding = _PART.unpack(extra[-_PART.size :])
             extra = extra[: -_PART.size]
             name, extra = extra[len(extra) - length :], extra[: len(extra) - length]
             if embedding == OF_SALT:
                 salts.append(SALT + self._salts.get(name, name.hex()))
+            elif embedding == OF_ADAPTER:
+                adapters.append(self._adapters.get(name) or name.hex())
             else:  # from the last to the first
                 media_id = media_id_of(name)
                 items.pop(media_id, None)
                 items[media_id] = place
-        return [*reversed(items.items()), *salts] or None
+        return [*adapters, *reversed(items.items()), *salts] or None
+
+
+def _remember(names: dict[bytes, str], digest: bytes, name: str) -> None:
+    if len(names) >= MAX_SALTS:
+        del names[next(iter(names))]
+    names[digest] = name
 
 
 def _less(counts: Counter[Key], held: Key) -> bool:

@@ -21,6 +21,7 @@ T = TypeVar("T")
 SIZES = (
     *("num_blocks", "max_num_seqs", "token_budget", "max_model_len", "encoder_cache_size"),
     *("encoder_budget", "swap_blocks", "num_draft_tokens", "lookahead_tokens", "num_state_slots"),
+    "max_loras",
 )
 
 
@@ -219,6 +220,7 @@ def plain_fields(event: ev.Queued) -> Iterator[dict[str, Any]]:
         "envelope": b"",
         "thinking": None,
         "outputs": b"",
+        "adapter": None,
     }
     differ = {name: value for name, value in defaults.items() if getattr(event, name) != value}
     if differ:

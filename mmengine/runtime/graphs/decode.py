@@ -24,6 +24,8 @@ from mmengine.runtime.graphs.buckets import (
 )
 from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, Capture, capture, capture_steps
 
+ADAPTED = "adapters"  # why a step is not replayed: rows have LoRA adapters
+
 
 class DecodeGraphs:
     """`dtype`: of hidden states. `num_drafts`: the most of one row. `aux_hidden_states`: as many tokens as
@@ -59,7 +61,7 @@ class DecodeGraphs:
                 aux_hidden_states.rows.new_zeros(most, aux_hidden_states.rows.shape[1]),
             )
         )
-        self.num_steps = dict.fromkeys((REPLAYED, *REASONS, CAPTURE_FAILED), 0)
+        self.num_steps = dict.fromkeys((REPLAYED, *REASONS, ADAPTED, CAPTURE_FAILED), 0)
         self._replays = capture_steps(
             "steps that decode", buckets, self._compute, attention, recorder, block_size, capture
         )
@@ -68,9 +70,10 @@ class DecodeGraphs:
         """Where the step is replayed, or why it is not: follows from the plan alone."""
         return frame_of(plan, self._sizes, self._num_drafts) if self._replays else CAPTURE_FAILED
 
-    def frame(self, plan: StepPlan) -> Frame | None:
-        """Where the step is replayed; None: it is not. Which is counted."""
-        found = self.find(plan)
+    def frame(self, plan: StepPlan, *, adapted: bool = False) -> Frame | None:
+        """Where the step is replayed; None: it is not. Which is counted. `adapted`: rows have adapters, which
+        were not captured."""
+        found = ADAPTED if adapted else self.find(plan)
         self.num_steps[REPLAYED if isinstance(found, Frame) else found] += 1
         return found if isinstance(found, Frame) else None
 

@@ -22,7 +22,7 @@ MOST_CACHED = 2**17  # embeddings that it is given by itself: those of 128 image
 class Memory:
     """Bytes of one device: `total`; `taken` with the weights in it; `layers` and `encoder`: peaks of the two
     passes of the largest step; `features`: the encoder cache when it is full; `states`: the pool of
-    recurrent states likewise; `reserve`; `graphs`.
+    recurrent states likewise; `adapters`: all of LoRA that may be there; `reserve`; `graphs`.
     `cache_setting`: which setting makes the encoder cache smaller."""
 
     total: int
@@ -31,6 +31,7 @@ class Memory:
     encoder: int = 0
     features: int = 0
     states: int = 0
+    adapters: int = 0
     reserve: int = 0
     graphs: int = 0
     cache_setting: str = "encoder_cache_size"
@@ -40,6 +41,7 @@ class Memory:
         """For the KV pool, and for the encoder cache where `features` is 0; negative where the rest does not
         fit by itself."""
         needed = max(self.layers, self.encoder) + self.graphs + self.features + self.states + self.reserve
+        needed += self.adapters
         return self.total - self.taken - needed
 
     def __str__(self) -> str:
@@ -49,6 +51,7 @@ class Memory:
             ("graphs", self.graphs),
             ("the encoder cache", self.features),
             ("recurrent states", self.states),
+            ("adapters", self.adapters),
             ("reserve", self.reserve),
         )
         sums = "".join(f" - {_gib(size)} ({name})" for name, size in parts if size)
@@ -81,6 +84,7 @@ class Memory:
             (self.cache_setting, self.features),
             ("max_num_seqs", self.graphs),
             ("num_state_slots", self.states),
+            ("lora_bytes", self.adapters),
         )
         name, size = max(settings, key=lambda setting: setting[1])
         return f", or {name}" if size else ""

@@ -214,7 +214,7 @@ class StoreClient:
         if self._features is None:
             return found
         for number, item in enumerate(request.media):
-            key = encoder_key(item.mm_hash, request.cache_salt)
+            key = encoder_key(item.mm_hash, request.cache_salt, request.visual_adapter)
             value = self._features.room_for(item.num_embeds) if item.end > num_computed else None
             if value is None:
                 continue

@@ -49,7 +49,7 @@ def resolve(
     embed_bytes = (1 + spec.num_deepstack) * spec.hidden_size * dtype.itemsize if spec.has_encoder else 0
     meter = placement.device.meter()
     if meter is not None:
-        memory = _measured(model, config, head, placement, meter)
+        memory = _with_adapters(config, _measured(model, config, head, placement, meter))
         config, memory = _with_slots(config, spec, dtype, memory)
         kv_bytes = (config.num_blocks or max(needed, MIN_BLOCKS)) * block_bytes
         cached, memory = _with_cache(config, memory, embed_bytes, kv_bytes, wanted_len)
@@ -57,6 +57,7 @@ def resolve(
     else:
         cached = config.encoder_cache_size or max(ENCODER_CACHE, config.max_item_embeds)
         memory = Memory(placement.device.memory()[0], 0, features=int(GROWTH * cached * embed_bytes))
+        memory = _with_adapters(config, memory)
         config, memory = _with_slots(config, spec, dtype, memory)
         num_blocks = config.num_blocks
         if not num_blocks:
@@ -106,6 +107,10 @@ def _with_slots(
     slots = config.num_state_slots or slots_for(spec, config, dtype, int(max(0, memory.left) * STATE_SHARE))
     config = msgspec.structs.replace(config, num_state_slots=slots)
     return config, dataclasses.replace(memory, states=state_bytes(spec, config, dtype))
+
+
+def _with_adapters(config: EngineConfig, memory: Memory) -> Memory:
+    return dataclasses.replace(memory, adapters=config.lora_bytes if config.max_loras else 0)
 
 
 def block_bytes_of(config: EngineConfig, spec: ModelSpec, head: HeadFolder | None, dtype: torch.dtype) -> int:

@@ -1,0 +1,264 @@
+"""A LoRA adapter in PEFT's format, read within bounds: a stranger's folder with two files.
+
+`adapter_config.json` says how; `adapter_model.safetensors` holds, for each module that is changed, matrices
+`base_model.model.<module>.lora_A.weight` [r, in] and `.lora_B.weight` [out, r], which add
+`lora_alpha / r` (with `use_rslora` by the root of r) times B A to its weight
+(https://huggingface.co/docs/peft/developer_guides/checkpoint). What else PEFT can do is refused by the
+field's name; pickled weights are never read. No torch here.
+"""
+
+import hashlib
+import io
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmengine.checkpoint.fields import Fields
+from mmengine.checkpoint.files import read_json
+from mmengine.checkpoint.tensors import FLOAT_BYTES, TensorEntry, read_header
+from mmengine.errors import ModelError
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+PICKLED_FILE = "adapter_model.bin"
+MAX_CONFIG_BYTES = 2**20  # of adapter_config.json; one has some 1,000
+MAX_RANK = 512  # of an adapter
+MAX_TENSORS = 20_000  # of an adapter; one of all linear layers of 64 has 900
+MAX_PATTERNS = 4096  # of alpha_pattern and rank_pattern
+PADDED = 16  # ranks and columns are held in multiples of it
+# Fields that change what an adapter is, beyond two matrices a module; null, false and what is empty is as
+# good as none.
+_REFUSED = (
+    *("use_dora", "modules_to_save", "lora_bias", "fan_in_fan_out", "layer_replication", "target_parameters"),
+    *("trainable_token_indices", "alora_invocation_tokens", "use_qalora", "use_bdlora", "megatron_config"),
+    *("arrow_config", "kasa_config", "velora_config", "monteclora_config"),
+)
+_INITS = ("gaussian", "eva", "orthogonal")  # that leave the model's own weights as they were
+_KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<which>[AB])\.weight", re.ASCII)
+_PATTERN = re.compile(r"\^?[A-Za-z0-9_.]{1,300}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class LoraPair:
+    """`a` [rank, in] and `b` [out, rank] of a module, by how much their product is scaled."""
+
+    a: TensorEntry
+    b: TensorEntry
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        return self.a.shape[0]
+
+    def num_bytes(self, value_bytes: int) -> int:
+        """As it is held, of values of so many bytes."""
+        (rank, k), n = self.a.shape, self.b.shape[0]
+        return (-(-rank // PADDED) * PADDED * k + -(-n // PADDED) * PADDED * rank) * value_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """`digest`: SHA-256 over both files. `pairs`: by canonical name of the module. `data`: the bytes of the
+    weights, in which the entries lie."""
+
+    folder: Path
+    digest: bytes
+    pairs: Mapping[str, LoraPair]
+    data: bytes
+
+    def num_bytes(self, value_bytes: int) -> int:
+        return sum(pair.num_bytes(value_bytes) for pair in self.pairs.values())
+
+    @property
+    def is_visual(self) -> bool:
+        return any(module.startswith("visual.") for module in self.pairs)
+
+
+def read_adapter(
+    folder: Path,
+    canonical_name: Callable[[str], str | None],
+    modules: Mapping[str, tuple[int, int]],
+    max_bytes: int,
+) -> AdapterFiles:
+    """The adapter in `folder`. `canonical_name`: of a tensor of the model; `modules`: (out, in) of those that
+    may be changed, by canonical name. `max_bytes`: that the file of weights may have.
+
+    Raises ModelError, one sentence that names the file and the field or tensor: for what is missing, damaged,
+    too large, not served, or changes no module of this model.
+    """
+    path = folder / WEIGHTS_FILE
+    config = _read_config(folder)
+    data = _read_weights(folder, max_bytes)
+    digest = hashlib.sha256(b"mmengine adapter 1")
+    for content in (config.data, data):
+        digest.update(hashlib.sha256(content).digest())
+    entries = read_header(path, io.BytesIO(data), len(data), FLOAT_BYTES)
+    if len(entries) > MAX_TENSORS:
+        raise ModelError(f"{path} holds {len(entries)} tensors; at most {MAX_TENSORS} of an adapter are read")
+    pairs = {
+        module: _pair(path, config, *both, modules[module])
+        for module, both in _by_module(path, entries, canonical_name, modules).items()
+    }
+    return AdapterFiles(folder, digest.digest(), pairs, data)
+
+
+@dataclass(frozen=True, slots=True)
+class _Config:
+    data: bytes
+    rank: int
+    alpha: float
+    is_rslora: bool
+    ranks: frozenset[int]
+    alphas: dict[str, float]  # of modules that end so, behind a dot or as a whole
+
+    def scale(self, stored: str, rank: int) -> float:
+        found = [alpha for name, alpha in self.alphas.items() if _ends_with(stored, name)]
+        alpha = found[0] if found else self.alpha
+        return alpha / math.sqrt(rank) if self.is_rslora else alpha / rank
+
+
+def _ends_with(module: str, name: str) -> bool:
+    if name.startswith("^"):
+        return module == name[1:]
+    return module == name or module.endswith("." + name)
+
+
+def _read_config(folder: Path) -> _Config:
+    path = folder / CONFIG_FILE
+    values = read_json(path, max_bytes=MAX_CONFIG_BYTES)
+    fields = Fields(values, path, "")
+    kind = values.get("peft_type")
+    if kind != "LORA":
+        fields.fail(f"peft_type is {kind!r:.60}; adapters of the type LORA are served")
+    for name in _REFUSED:
+        if values.get(name):
+            fields.fail(f"{name} is {values[name]!r:.60}, which is not served; train the adapter without it")
+    if values.get("bias", "none") != "none":
+        fields.fail(
+            f"bias is {values['bias']!r:.60}, and biases of an adapter are not served; train it with none"
+        )
+    init = values.get("init_lora_weights", True)
+    if init is not None and not isinstance(init, bool) and init not in _INITS:
+        fields.fail(
+            f"init_lora_weights is {init!r:.60}, which changes the model's own weights; save the adapter "
+            "converted "
+            "to plain LoRA (path_initial_model_for_weight_conversion)"
+        )
+    rank = fields.integer("r", 1, MAX_RANK)
+    return _Config(
+        json.dumps(values, sort_keys=True).encode(),
+        rank,
+        fields.number("lora_alpha", 8),
+        fields.flag("use_rslora", False),
+        frozenset({rank, *(_whole(fields, each) for each in _pattern(fields, "rank_pattern").values())}),
+        {name: _number(fields, each) for name, each in _pattern(fields, "alpha_pattern").items()},
+    )
+
+
+def _pattern(fields: Fields, name: str) -> dict[str, object]:
+    found = fields.child(name, optional=True).values
+    if len(found) > MAX_PATTERNS:
+        fields.fail(f"{name} has {len(found)} entries; at most {MAX_PATTERNS} are read")
+    for key in found:
+        if not _PATTERN.fullmatch(key):
+            fields.fail(
+                f"{name} names {key!r:.60}, which is no module's name; regular expressions are not read"
+            )
+    return found
+
+
+def _whole(fields: Fields, value: object) -> int:
+    if type(value) is not int or not 1 <= value <= MAX_RANK:
+        fields.fail(f"rank_pattern holds {value!r:.60}; a rank is an integer from 1 to {MAX_RANK}")
+    return value
+
+
+def _number(fields: Fields, value: object) -> float:
+    return Fields({"alpha_pattern": value}, fields.path, fields.prefix).number("alpha_pattern", 0)
+
+
+def _read_weights(folder: Path, max_bytes: int) -> bytes:
+    path = folder / WEIGHTS_FILE
+    if not path.is_file():
+        if (folder / PICKLED_FILE).exists():
+            raise ModelError(
+                f"{folder / PICKLED_FILE} is a pickle, which can run anything and is never read; save the "
+                "adapter "
+                f"as {WEIGHTS_FILE} (safe_serialization)"
+            )
+        raise ModelError(
+            f"{folder} holds no {WEIGHTS_FILE}; give the folder of a LoRA adapter as PEFT saves it"
+        )
+    try:
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1) if path.stat().st_size <= max_bytes else b""
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from None
+    if not data or len(data) > max_bytes:
+        raise ModelError(
+            f"{path} has more than {max_bytes} bytes, or none (lora_bytes says how many are read)"
+        )
+    return data
+
+
+def _by_module(
+    path: Path,
+    entries: list[TensorEntry],
+    canonical_name: Callable[[str], str | None],
+    modules: Mapping[str, tuple[int, int]],
+) -> dict[str, tuple[TensorEntry, TensorEntry]]:
+    found: dict[str, dict[str, TensorEntry]] = {}
+    for entry in entries:
+        key = _KEY.fullmatch(entry.stored_name)
+        if key is None:
+            raise ModelError(
+                f"{path}: tensor {entry.stored_name} is no matrix of a LoRA adapter, and nothing else is "
+                "served; "
+                "save it without"
+            )
+        name = canonical_name(f"{key['module']}.weight")
+        module = (name or "").removesuffix(".weight")
+        if module not in modules:
+            raise ModelError(
+                f"{path}: tensor {entry.stored_name} changes no module of this model that adapters may "
+                "change "
+                "(linear layers of its attention, its MLPs and its vision tower); it was trained for "
+                "another model, "
+                "or on a module that is not served"
+            )
+        both = found.setdefault(module, {})
+        if key["which"] in both:
+            raise ModelError(
+                f"{path}: tensor {entry.stored_name} is there twice, under another name for its module"
+            )
+        both[key["which"]] = entry
+    if not found:
+        raise ModelError(f"{path} holds no matrices, so the adapter would change nothing")
+    for both in found.values():
+        if len(both) != 2:
+            (which, entry), *_ = both.items()
+            other = "B" if which == "A" else "A"
+            raise ModelError(f"{path}: tensor {entry.stored_name} stands without its lora_{other}")
+    return {module: (both["A"], both["B"]) for module, both in found.items()}
+
+
+def _pair(path: Path, config: _Config, a: TensorEntry, b: TensorEntry, sizes: tuple[int, int]) -> LoraPair:
+    out, inputs = sizes
+    rank = a.shape[0] if a.shape else 0
+    if rank not in config.ranks or a.shape != (rank, inputs):
+        ranks = " or ".join(map(str, sorted(config.ranks)))
+        raise ModelError(
+            f"{path}: tensor {a.stored_name} has shape {list(a.shape)}; the model and {CONFIG_FILE} ask for "
+            f"[{ranks}, {inputs}]"
+        )
+    if b.shape != (out, rank):
+        raise ModelError(
+            f"{path}: tensor {b.stored_name} has shape {list(b.shape)}; the model and its lora_A ask for "
+            f"[{out}, {rank}]"
+        )
+    found = _KEY.fullmatch(a.stored_name)
+    assert found is not None
+    return LoraPair(a, b, config.scale(found["module"], rank))

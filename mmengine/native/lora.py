@@ -1,0 +1,139 @@
+"""Low-rank additions to linear layers, for Python: src/lora.h."""
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmengine.native.dtypes import DTYPES
+from mmengine.native.linear import packed_buffer
+
+LANES = 16  # ranks, and columns, that lie beside each other
+DECODER_LINEARS = ("qkv", "out", "gate_up", "down")  # MM_LORA_LINEARS of a layer, in order
+
+
+class LoraPart(NamedTuple):
+    """Of a low-rank addition the one to columns [offset, offset + n) of a linear layer's y: scale * (x a^T)
+    b^T."""
+
+    a: Tensor  # [rank, k]
+    b: Tensor  # [n, rank]
+    offset: int
+    scale: float
+
+
+class _Part(ctypes.Structure):
+    _fields_ = (
+        ("a", ctypes.c_void_p),
+        ("b", ctypes.c_void_p),
+        *((name, ctypes.c_int32) for name in ("rank", "n", "offset")),
+        ("scale", ctypes.c_float),
+    )
+
+
+class _Lora(ctypes.Structure):
+    _fields_ = (
+        ("parts", ctypes.POINTER(_Part)),
+        *((name, ctypes.c_int32) for name in ("num_parts", "k", "dtype")),
+    )
+
+
+class _Step(ctypes.Structure):
+    _fields_ = (
+        ("num_groups", ctypes.c_int32),
+        ("starts", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
+        ("num_linears", ctypes.c_int32),
+        ("of", ctypes.c_void_p),
+    )
+
+
+class PackedAdapter:
+    """What an adapter adds to each of some linear layers, nothing where there are no parts, its matrices
+    packed: float32 or bfloat16 on the CPU, all of one dtype. They stand in one piece of memory in the order
+    in which layers read them, so that the processor fetches ahead. Keeps no reference to those given."""
+
+    def __init__(self, linears: Iterable[Sequence[LoraPart]]) -> None:
+        self._linears = [tuple(parts) for parts in linears]
+        matrices = [each for parts in self._linears for each in _in_order(parts)]
+        self._memory = packed_buffer(max(LANES, sum(map(_packed_bytes, matrices))))
+        self._structures: list[ctypes.Array[_Part] | _Lora] = []
+        self._used = 0
+        addresses = [self._packed(parts) if parts else 0 for parts in self._linears]
+        self.addresses = np.array(addresses, np.uintp)
+        self._linears.clear()
+
+    def _packed(self, parts: Sequence[LoraPart]) -> int:
+        places = [self._put(matrix) for matrix in _in_order(parts)]
+        structures = (_Part * len(parts))(
+            *(
+                _Part(a, b, part.a.shape[0], part.b.shape[0], part.offset, part.scale)
+                for part, a, b in zip(parts, places[: len(parts)], places[len(parts) :], strict=True)
+            )
+        )
+        first = parts[0].a
+        whole = _Lora(structures, len(parts), first.shape[1], DTYPES[first.dtype])
+        self._structures += [structures, whole]
+        return ctypes.addressof(whole)
+
+    def _put(self, matrix: Tensor) -> int:
+        """[m, k] as [m / LANES][k][LANES], zeros behind m; its address."""
+        (m, k), size = matrix.shape, _packed_bytes(matrix)
+        memory = self._memory[self._used : self._used + size]
+        values = torch.from_numpy(memory).view(matrix.dtype)[: -(-m // LANES) * LANES * k]
+        blocks, whole = values.view(-1, k, LANES), m // LANES
+        blocks[:whole] = matrix[: whole * LANES].view(whole, LANES, k).transpose(1, 2)
+        if m % LANES:
+            blocks[whole, :, : m % LANES] = matrix[whole * LANES :].t()
+        self._used += size
+        return int(memory.ctypes.data)
+
+
+def _in_order(parts: Sequence[LoraPart]) -> list[Tensor]:
+    """Of one linear layer: all a, then all b."""
+    return [*(part.a for part in parts), *(part.b for part in parts)]
+
+
+def _packed_bytes(matrix: Tensor) -> int:
+    """A multiple of a cache line's."""
+    m, k = matrix.shape
+    return -(-(-(-m // LANES) * LANES * k * matrix.dtype.itemsize) // 64) * 64
+
+
+class LoraStep:
+    """`groups`: the adapters of a step, for the same linear layers, and the rows (int32) that are each one's
+    own. Good for as long as this lives."""
+
+    def __init__(self, groups: Sequence[tuple[PackedAdapter, np.ndarray]]) -> None:
+        self._groups = groups
+        self.num_linears = len(groups[0][0].addresses)
+        self._starts = np.zeros(len(groups) + 1, np.int32)
+        np.cumsum([len(rows) for _, rows in groups], out=self._starts[1:])
+        self._rows = np.concatenate([rows for _, rows in groups], dtype=np.int32)
+        self._of = np.concatenate([adapter.addresses for adapter, _ in groups])
+        arrays = (self._starts.ctypes.data, self._rows.ctypes.data, self.num_linears, self._of.ctypes.data)
+        self._c = _Step(len(groups), *arrays)
+        self.address = ctypes.addressof(self._c)
+
+
+def add_all(library: ctypes.CDLL, packed: PackedAdapter, x: Tensor, y: Tensor) -> None:
+    """Add to y [m, n] what all rows of x [m, k] give, by the first of the adapter's linear layers; rows are
+    contiguous. Raises MemoryError."""
+    step = LoraStep([(packed, np.arange(len(x), dtype=np.int32))])
+    failed = declared(library).mm_lora_add(
+        step.address, 0, x.data_ptr(), x.stride(0), y.data_ptr(), y.stride(0), DTYPES[y.dtype]
+    )
+    if failed:
+        raise MemoryError(f"no memory for an adapter's sums over {len(x)} rows")
+
+
+@cache
+def declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    pointer, number, long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+    library.mm_lora_add.argtypes = (pointer, number, pointer, long, pointer, long, number)
+    library.mm_lora_add.restype = number
+    return library

@@ -1,0 +1,101 @@
+"""LoRA adapters on the device: who has which, and what of them is there.
+
+The core says with each step whose matrices may be there; they are read when a row first needs them, from the
+files that were checked when the adapter was made known. Files that changed since are refused: what a row
+computes with is the content that its request names."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from mmengine.checkpoint.peft import AdapterFiles
+from mmengine.core.executor import Admission, EncodeItem, StepPlan
+from mmengine.core.state.adapters import digest_of
+from mmengine.errors import ExecutorFailed, ModelError
+from mmengine.models.lora.adapter import AdapterRows, LoadedAdapter
+from mmengine.models.plugin import VisionLanguageModel
+from mmengine.request import Request
+
+NONE = -1  # in place of an adapter's number
+ReadAdapter = Callable[[], AdapterFiles]
+
+
+class AdapterStore:
+    """Of one model and its rows. `know` and `forget` say where an adapter is read from."""
+
+    def __init__(self, model: VisionLanguageModel, max_rows: int) -> None:
+        self._make: Callable[[AdapterFiles], LoadedAdapter] | None = getattr(model, "adapter", None)
+        self._sources: dict[bytes, ReadAdapter] = {}
+        self._numbers: dict[bytes, int] = {}  # of each that a row ever had
+        self._digests: list[bytes] = []  # by number
+        self._loaded: dict[bytes, LoadedAdapter] = {}
+        self._of_row = np.full(max_rows, NONE, np.int32)
+
+    def know(self, digest: bytes, read: ReadAdapter) -> None:
+        self._sources[digest] = read
+
+    def forget(self, digest: bytes) -> None:
+        self._sources.pop(digest, None)
+
+    def admit(self, admission: Admission) -> None:
+        digest = digest_of(admission.request.adapter)
+        if digest and digest not in self._numbers:
+            self._numbers[digest] = len(self._digests)
+            self._digests.append(digest)
+        self._of_row[admission.row] = self._numbers[digest] if digest else NONE
+
+    def keep_only(self, digests: Sequence[bytes]) -> None:
+        """All others leave the device."""
+        for digest in self._loaded.keys() - set(digests):
+            del self._loaded[digest]
+
+    def rows_of(self, plan: StepPlan) -> tuple[AdapterRows, ...]:
+        """The tokens of a step that are computed with adapters. Raises ExecutorFailed for one that cannot be
+        read any more."""
+        numbers = self._of_row[plan.rows]
+        found = np.unique(numbers[numbers != NONE]).tolist()
+        if not found:
+            return ()
+        of_token = np.repeat(numbers, plan.num_scheduled)
+        return tuple(
+            AdapterRows(self._get(self._digests[number]), np.flatnonzero(of_token == number).astype(np.int32))
+            for number in found
+        )
+
+    def of_media(self, request: Request) -> LoadedAdapter | None:
+        """The one that the encoder computes with for a request. Raises ExecutorFailed likewise."""
+        digest = request.visual_adapter
+        return self._get(digest) if digest else None
+
+    def groups(self, items: Sequence[EncodeItem]) -> Iterator[tuple[LoadedAdapter | None, list[EncodeItem]]]:
+        """Items by the adapter with which they are encoded, in order."""
+        by_digest: dict[bytes, list[EncodeItem]] = {}
+        for item in items:
+            by_digest.setdefault(item.request.visual_adapter, []).append(item)
+        for own in by_digest.values():
+            yield self.of_media(own[0].request), own
+
+    def _get(self, digest: bytes) -> LoadedAdapter:
+        loaded = self._loaded.get(digest)
+        if loaded is None:
+            loaded = self._loaded[digest] = self._load(digest)
+        return loaded
+
+    def _load(self, digest: bytes) -> LoadedAdapter:
+        read = self._sources.get(digest)
+        if read is None or self._make is None:
+            raise ExecutorFailed(f"the adapter {digest.hex()[:12]} is not known here; load it again")
+        try:
+            files = read()
+        except ModelError as error:
+            raise ExecutorFailed(
+                f"the adapter {digest.hex()[:12]} cannot be read any more: {error}"
+            ) from None
+        if files.digest != digest:
+            raise ExecutorFailed(
+                f"the adapter in {files.folder} has other content than when it was loaded; load it again"
+            )
+        return self._make(files)
+
+    def clear(self) -> None:
+        self._loaded.clear()

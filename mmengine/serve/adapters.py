@@ -1,0 +1,166 @@
+"""LoRA adapters by name: what requests may ask for, and where it is read from."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mmengine.checkpoint.peft import AdapterFiles
+from mmengine.core.decide.admit import MAX_ID_CHARS
+from mmengine.core.resume import ResumeState
+from mmengine.errors import ConfigError, InvalidRequest, MMEngineError, ModelError
+from mmengine.events import vocabulary as ev
+from mmengine.models.loader import resolve_adapter
+from mmengine.request import Adapter
+from mmengine.serve.operators import operator_log
+
+if TYPE_CHECKING:  # mmengine.build brings torch
+    from mmengine.build import Built
+
+MAX_ADAPTERS = 1024  # that can be asked for at once
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAdapter:
+    """`adapter`: what a request that asks for it carries. `folder`: from which it is read."""
+
+    adapter: Adapter
+    folder: Path
+
+
+@dataclass(slots=True)
+class _Use:
+    """Of one content: how many requests have it, and how many names."""
+
+    requests: set[str] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
+
+
+class Adapters:
+    """Of one engine, whose thread alone changes it; others may read. A RequestHolder: the content that a
+    request has can be read until that is over, whatever becomes of its name."""
+
+    def __init__(self, built: "Built") -> None:
+        self._built, self._config = built, built.config
+        self.by_name: dict[str, KnownAdapter] = {}
+        self._uses: dict[bytes, _Use] = {}
+        self._of_request: dict[str, bytes] = {}
+
+    def __iter__(self) -> Iterator[KnownAdapter]:
+        return iter(tuple(self.by_name.values()))
+
+    def read(self, name: str, source: str | Path) -> KnownAdapter:
+        """The adapter in a folder or of the hub, checked; any thread may ask. Raises ModelError, ConfigError,
+        InvalidRequest."""
+        if not isinstance(name, str) or not 1 <= len(name) <= MAX_ID_CHARS or not name.isprintable():
+            raise InvalidRequest(f"the name of an adapter has 1 to {MAX_ID_CHARS} printable characters")
+        if not self._config.max_loras:
+            raise ConfigError("this engine takes no adapters; set max_loras, or begin it with one")
+        folder = resolve_adapter(source)
+        files = self._read(folder)
+        size = files.num_bytes(4 if self._built.dtype == "float32" else 2)
+        if size > self._config.lora_bytes:
+            raise ModelError(
+                f"the adapter in {folder} takes {size} bytes, and all that are held may take "
+                f"{self._config.lora_bytes}; raise lora_bytes"
+            )
+        return KnownAdapter(Adapter(files.digest, size, files.is_visual, name), folder)
+
+    def _read(self, folder: Path) -> AdapterFiles:
+        read = getattr(self._built.plugin, "read_adapter", None)
+        if read is None:
+            raise ModelError("this family of models takes no adapters")
+        # Files may have float32 where the model computes in 16 bits.
+        files: AdapterFiles = read(self._built.folder, folder, 4 * self._config.lora_bytes)
+        return files
+
+    def load(self, known: KnownAdapter) -> None:
+        """It can be asked for from now on, in place of one that had its name. Raises InvalidRequest where
+        there are too many."""
+        name, digest = known.adapter.name, known.adapter.digest
+        if name not in self.by_name and len(self.by_name) >= MAX_ADAPTERS:
+            raise InvalidRequest(f"{MAX_ADAPTERS} adapters are loaded already; unload one")
+        before = self.by_name.get(name)
+        if before == known:
+            return
+        self._note(known)
+        self._use(digest).names.add(name)
+        if before is not None and before.adapter.digest != digest:
+            self._drop_name(before)
+        self.by_name[name] = known
+        self._built.core.inbox.put(ev.AdapterLoaded(known.adapter, str(known.folder)))
+        operator_log.info("adapter loaded", name=name, digest=digest.hex()[:12], folder=str(known.folder))
+
+    def unload(self, name: str) -> None:
+        """Nobody can ask for it any more; who has it goes on. Raises InvalidRequest for one that is not
+        there."""
+        known = self.by_name.pop(name, None)
+        if known is None:
+            raise InvalidRequest(f"no adapter {name!r:.80} is loaded")
+        self._built.core.inbox.put(ev.AdapterUnloaded(name))
+        self._drop_name(known)
+        operator_log.info("adapter unloaded", name=name)
+
+    def named(self, name: str) -> Adapter | None:
+        """What a request that asks for this name carries; None of "". Raises InvalidRequest."""
+        if not name:
+            return None
+        known = self.by_name.get(name)
+        if known is None:
+            raise InvalidRequest(f"no adapter {name!r:.80} is loaded; load it, or leave it out")
+        return known.adapter
+
+    def hold(self, request_id: str, adapter: Adapter) -> None:
+        self._of_request[request_id] = adapter.digest
+        self._use(adapter.digest).requests.add(request_id)
+
+    def release(self, request_id: str, /) -> None:
+        digest = self._of_request.pop(request_id, None)
+        if digest is not None:
+            self._use(digest).requests.discard(request_id)
+            self._forget_unused(digest)
+
+    def take_up(self, resumed: ResumeState) -> list[tuple[str, str]]:
+        """Those of the log that is continued: what its requests have, and what was loaded while it was
+        written. Gives the requests whose adapter cannot be had any more, and why."""
+        sources: dict[bytes, Path] = {}
+        for loaded in resumed.state.adapters.known.values():
+            sources[loaded.adapter.digest] = Path(loaded.source)
+            with suppress(MMEngineError, OSError):
+                known = self.read(loaded.adapter.name, Path(loaded.source))
+                if known.adapter.digest == loaded.adapter.digest and known.adapter.name not in self.by_name:
+                    self._note(known)
+                    self._use(known.adapter.digest).names.add(known.adapter.name)
+                    self.by_name[known.adapter.name] = known
+        lost = []
+        for name, req_state in resumed.state.requests.items():
+            adapter = req_state.request.adapter
+            if adapter is None:
+                continue
+            if adapter.digest in self._uses:
+                self.hold(name, adapter)
+            else:
+                where = sources.get(adapter.digest)
+                lost.append(
+                    (name, f"its adapter {adapter.name!r} is not there any more ({where or 'no folder'})")
+                )
+        return lost
+
+    def _note(self, known: KnownAdapter) -> None:
+        self._use(known.adapter.digest)
+        self._built.executor.know_adapter(known.adapter.digest, partial(self._read, known.folder))
+
+    def _use(self, digest: bytes) -> _Use:
+        return self._uses.setdefault(digest, _Use())
+
+    def _drop_name(self, known: KnownAdapter) -> None:
+        self._use(known.adapter.digest).names.discard(known.adapter.name)
+        self._forget_unused(known.adapter.digest)
+
+    def _forget_unused(self, digest: bytes) -> None:
+        use = self._uses[digest]
+        if not use.requests and not use.names:
+            del self._uses[digest]
+            self._built.executor.forget_adapter(digest)

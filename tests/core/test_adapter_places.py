@@ -1,0 +1,163 @@
+"""Places of adapters: who has one, for whom the next is kept, and that nobody waits for ever."""
+
+import random
+
+import numpy as np
+import pytest
+
+from mmengine.errors import InvalidRequest
+from mmengine.events import vocabulary as ev
+from mmengine.request import Adapter
+from mmengine.simulation.slots import reference_tokens
+from tests.core.small_engine import Bench, image, request
+
+MOST = 8  # tokens of an answer
+
+
+def adapter(tag, num_bytes=10, *, visual=False):
+    return Adapter(bytes([tag]) * 32, num_bytes, visual, f"adapter {tag}")
+
+
+def bench(**settings):
+    return Bench(**{"max_loras": 2, "lora_bytes": 100, "max_num_seqs": 8, "num_blocks": 200} | settings)
+
+
+def admitted(events):
+    return [event.request_id for event in events if isinstance(event, ev.Admitted)]
+
+
+def test_as_many_adapters_as_there_are_places():
+    engine = bench()
+    for number, tag in enumerate((1, 2, 3, 1)):
+        engine.submit(request(f"{number}", 5, adapter=adapter(tag)))
+    engine.submit(request("none", 5))
+    assert admitted(engine.step()) == ["0", "1", "3", "none"], "3 has no place"
+    engine.run()
+    assert engine.ends.keys() == {"0", "1", "2", "3", "none"}
+
+
+def test_the_next_place_is_for_who_waits_longest():
+    """The adapter that was joined last goes on, the other one takes on nobody who came long after."""
+    engine = bench(max_num_seqs=2)
+    engine.submit(request("on 1", 5, max_tokens=3, adapter=adapter(1)))
+    engine.submit(request("on 2", 5, max_tokens=20, adapter=adapter(2)))
+    engine.step()
+    engine.submit(request("waits", 5, adapter=adapter(3)), request("later", 5, adapter=adapter(4)))
+    engine.submit(*(request(f"more {number}", 5, max_tokens=3, adapter=adapter(1)) for number in range(4)))
+    order = admitted(engine.run())
+    assert order[0] == "waits", "1 ended, and nobody behind takes its place"
+    assert order.index("later") < order.index("more 3")
+
+
+def test_those_that_nobody_holds_stay_until_their_room_is_needed():
+    engine = bench(lora_bytes=25, max_num_seqs=1)
+    out = []
+    for tag in (1, 2, 1, 3, 2, 3):
+        engine.submit(request(f"{tag} {len(out)}", 5, adapter=adapter(tag)))
+        (event,) = (each for each in engine.run() if isinstance(each, ev.AdmittedWithAdapter))
+        out.append([digest[0] for digest in event.adapters_out])
+    assert out == [[], [], [], [2], [1], []]
+
+
+def test_an_adapter_larger_than_all_room_is_refused():
+    engine = bench()
+    with pytest.raises(InvalidRequest, match="lora_bytes"):
+        engine.submit(request("a", 5, adapter=adapter(1, 101)))
+    with pytest.raises(InvalidRequest, match="max_loras"):
+        Bench().submit(request("a", 5, adapter=adapter(1)))
+
+
+def test_prefixes_and_features_are_shared_by_content_alone():
+    """Another name is the same adapter; another digest is none of its KV. Features are parted where the
+    adapter changes them."""
+    engine = bench(max_loras=4)
+    seen = {}
+    picture = image(1, 2, 3)
+    for name, own in {
+        "plain": None,
+        "one": adapter(1),
+        "renamed": Adapter(bytes([1]) * 32, 10, False, "other"),
+        "two": adapter(2),
+        "visual": adapter(3, visual=True),
+    }.items():
+        engine.submit(request(name, list(range(12)), media=[picture], adapter=own))
+        (event,) = (each for each in engine.run() if isinstance(each, ev.Admitted))
+        seen[name] = len(event.cached_blocks) // 4, len(event.encode)
+    assert seen == {"plain": (0, 1), "one": (0, 0), "renamed": (2, 0), "two": (0, 0), "visual": (0, 1)}
+    tokens = {tuple(engine.tokens[name]) for name in seen}
+    assert len(tokens) == 4, "one and renamed are the same"
+
+
+def skewed(engine, rng, number, *, hot=0.95):
+    """A request for a hot adapter, or now and then for a cold one."""
+    tag = rng.choice([1, 2]) if rng.random() < hot else rng.randint(3, 9)
+    one = request(f"{number}", rng.randint(3, 9), max_tokens=rng.randint(1, 8), adapter=adapter(tag))
+    engine.submit(one)
+    return one
+
+
+def worst_wait(seed, **settings):
+    """Steps that a request waited at most, where new ones keep coming; and the engine and what it was
+    asked."""
+    rng = random.Random(seed)
+    engine = bench(max_num_seqs=6, token_budget=32, **settings)
+    came, worst, asked = {}, 0, []
+    for number in range(200):
+        asked.append(skewed(engine, rng, number))
+        came[f"{number}"] = engine.state.step
+        for name in admitted(engine.step()):
+            worst = max(worst, engine.state.step - came[name])
+    while engine.core.has_work:
+        for name in admitted(engine.step()):
+            worst = max(worst, engine.state.step - came[name])
+    return worst, engine, asked
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_adapter_starves_beside_hot_ones(seed):
+    worst, engine, asked = worst_wait(seed)
+    theirs, _, _ = worst_wait(seed, compat="vllm")
+    print(f"worst wait {worst} steps; by vLLM's rule {theirs}")
+    assert worst < theirs
+    assert len(engine.ends) == len(asked)
+    for one in asked[::7]:
+        assert engine.tokens[one.request_id] == reference_tokens(one, engine.config)[0]
+
+
+def steps_until_cold(seed, hot=2, **settings):
+    """Hot adapters get new requests in each step for ever, and one comes for another adapter: when it starts,
+    in steps, up to 200."""
+    rng = random.Random(seed)
+    places, room = rng.choice([1, 2]), rng.choice([20, 100])
+    engine = bench(**{"max_num_seqs": 4, "max_loras": places, "lora_bytes": room} | settings)
+    for number in range(12):
+        tokens, own = rng.randint(2, MOST), adapter(1 + number % hot)
+        engine.submit(request(f"hot {number}", 3, max_tokens=tokens, adapter=own))
+    engine.step()
+    engine.submit(request("cold", 3, max_tokens=2, adapter=adapter(7)))
+    for step in range(200):
+        tokens, own = rng.randint(2, MOST), adapter(1 + step % hot)
+        engine.submit(request(f"new {step}", 3, max_tokens=tokens, adapter=own))
+        if "cold" in admitted(engine.step()):
+            return step
+    return 200
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_request_waits_no_longer_than_for_those_before_it_and_a_place(seed):
+    before = 12 + 4  # those that came before it, and that may overtake: at worst one after the other
+    assert steps_until_cold(seed) <= (before + 1) * (MOST + 1)
+    assert steps_until_cold(seed, 1, max_loras=1, max_num_seqs=8) <= (before + 5) * (MOST + 1)
+    alone = {"max_loras": 1, "max_num_seqs": 8}
+    assert steps_until_cold(seed, 1, **alone, compat="vllm") == 200, "it waits for ever by vLLM's rule"
+
+
+def test_a_place_is_given_back_when_a_row_leaves():
+    engine = bench()
+    engine.submit(request("a", 5, max_tokens=9, adapter=adapter(1)), request("b", 5, adapter=adapter(2)))
+    engine.step()
+    engine.core.cancel("a")
+    engine.submit(request("c", 5, adapter=adapter(3)))
+    engine.run()
+    assert engine.ends["c"][0] == "length" and not engine.state.adapters.of_row
+    assert engine.state.adapters.num_held == 0 and np.all(engine.state.block_table == 0)

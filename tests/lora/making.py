@@ -1,0 +1,80 @@
+"""A tiny vision-language model, and adapters for it that PEFT made; what transformers answers with each."""
+
+import torch
+from peft import LoraConfig, get_peft_model
+
+from tests.models.test_contract_qwen3_vl import TestQwen3VL as Contract
+from tests.models.test_contract_qwen3_vl import chat, image
+
+NUM_NEW = 12
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+MLP = ["gate_proj", "up_proj", "down_proj"]
+LANGUAGE, TOWER = r".*language_model.*\.", r".*visual\."
+CHATS = [
+    chat("What is the time?"),
+    chat(image(0, (64, 96)), "What is in it?"),
+    chat("Two cats sat on a mat, and one of them slept."),
+    chat(image(1, (64, 64)), "Of which colour is it?"),
+]
+# Eight of them: ranks, scales and modules of every kind, two of them on the vision tower.
+KINDS = {
+    "attention": {"r": 8, "target_modules": LANGUAGE + "(q|k|v|o)_proj"},
+    "queries": {"r": 3, "lora_alpha": 9, "target_modules": LANGUAGE + "q_proj"},
+    "mlp": {"r": 16, "lora_alpha": 16, "target_modules": LANGUAGE + "(gate|up|down)_proj"},
+    "up": {"r": 5, "use_rslora": True, "lora_alpha": 4, "target_modules": LANGUAGE + "up_proj"},
+    "whole": {"r": 20, "target_modules": LANGUAGE + "(q|k|v|o|gate|up|down)_proj"},
+    "patterns": {
+        "r": 4,
+        "rank_pattern": {"v_proj": 6},
+        "alpha_pattern": {"layers.0.self_attn.v_proj": 12},
+        "target_modules": LANGUAGE + "(q|v)_proj",
+    },
+    "tower": {"r": 4, "target_modules": TOWER + r".*(qkv|attn\.proj|linear_fc1|linear_fc2)"},
+    "both": {"r": 8, "target_modules": r".*(q_proj|down_proj|visual.*qkv)"},
+}
+
+
+def make_model(folder):
+    """Writes it to `folder`; gives transformers' model of it, float32."""
+    return Contract().make_checkpoint(folder)
+
+
+def make_adapter(model, folder, seed=0, **kind):
+    """Writes it to `folder`; gives PEFT's model of it. `model` is as before when that is unloaded."""
+    config = LoraConfig(**{"lora_alpha": 16, "lora_dropout": 0.0, **kind})
+    adapted = get_peft_model(model, config).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in adapted.named_parameters():
+            if "lora_" in name:
+                drawn = torch.randn(weight.shape, generator=generator)
+                weight.copy_(drawn / weight.shape[1] ** 0.5 * (0.7 if "lora_B" in name else 1))
+    adapted.save_pretrained(folder)
+    return adapted
+
+
+def answers_of(model, folder):
+    """Greedy tokens for each of CHATS."""
+    found = []
+    for each in CHATS:
+        inputs = Contract().inputs(folder, each)
+        with torch.inference_mode():
+            out = model.generate(
+                **inputs, max_new_tokens=NUM_NEW, do_sample=False, eos_token_id=None, pad_token_id=0
+            )
+        found.append(out[0, inputs["input_ids"].shape[1] :].tolist())
+    return found
+
+
+def make_all(folder):
+    """The folder of a model, those of its adapters by name, and the tokens that each gives ("": none)."""
+    model_folder = folder / "model"
+    model_folder.mkdir()
+    model = make_model(model_folder)
+    wanted, folders = {"": answers_of(model, model_folder)}, {}
+    for seed, (name, kind) in enumerate(KINDS.items()):
+        folders[name] = folder / name
+        adapted = make_adapter(model, folders[name], seed, **kind)
+        wanted[name] = answers_of(adapted, model_folder)
+        model = adapted.unload()
+    return model_folder, folders, wanted
