@@ -133,6 +133,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # leaves what others began with.
     snapshot_every: Annotated[int, Meta(ge=0, le=2**24)] = 256
 
+    # Sessions that are open at once (docs/sessions.md); one more is refused.
+    max_sessions: Annotated[int, Meta(ge=0, le=2**16)] = 64
+    # KV blocks that sessions may keep while nobody asks them; 0: auto, half of the pool.
+    session_blocks: Annotated[int, Meta(ge=0, le=2**22)] = 0
+    max_media_per_session: Annotated[int, Meta(ge=0, le=2**16)] = 2048
+
     def as_dict(self) -> dict:
         return msgspec.to_builtins(self)
 
@@ -199,6 +205,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def without_store(self) -> "EngineConfig":
         """For who plays an engine and has no store: what that would send is computed."""
         return msgspec.structs.replace(self, block_store="") if self.block_store else self
+
+    @property
+    def most_leased(self) -> int:
+        """KV blocks that all sessions may hold together."""
+        return self.session_blocks or (self.num_blocks - 1) // 2
 
     @property
     def largest_item(self) -> int:

@@ -168,6 +168,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 )
 
 
+# A prompt is computed for what comes behind it, and nothing is sampled. Not among the ranges that callers have.
+PREFILL = SamplingParams(max_tokens=0)
+
 _INT_RANGES = (
     ("max_tokens", 1, 10**7),
     ("min_tokens", 0, 10**7),
@@ -270,6 +273,11 @@ class Request:
     envelope: bytes = b""
     thinking: ThinkingBudget | None = None
     outputs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether its prompt is computed, and no token sampled."""
+        return not self.sampling.max_tokens
 
     @property
     def closes(self) -> bool:

@@ -246,7 +246,7 @@ def _asked(event: ev.Event) -> ev.Event | None:
         event,
         (
             *(ev.Queued, ev.GrammarReady, ev.GrammarFailed, ev.Cancelled, ev.Delivered, ev.CacheReset),
-            *(ev.Offered, ev.Arrived, ev.Lost),
+            *(ev.Offered, ev.Arrived, ev.Lost, ev.SessionOpened, ev.Appended, ev.SessionClosed),
         ),
     ):
         return event

@@ -11,7 +11,9 @@ import msgspec
 from mmengine.core.snapshot.form import INTS, INTS_OR_NONE, LIST, MANY_INTS, ROWS, SET, TRIPLES
 from mmengine.core.state.draft_arbiter import NOBODY_ASKED, Saved
 from mmengine.core.state.flight import Part
+from mmengine.core.state.sessions import Chunk, Place
 from mmengine.events import vocabulary as ev
+from mmengine.request import MediaItem
 
 # Plain values, restored as they are.
 PLAIN = (
@@ -94,6 +96,23 @@ class States(msgspec.Struct, array_like=True):
     clock: int
 
 
+class Session(msgspec.Struct, array_like=True):
+    """A SessionState."""
+
+    session_id: str
+    cache_salt: str
+    idle_ns: int
+    envelope: bytes
+    tokens: Annotated[bytes, INTS]
+    media: tuple[MediaItem, ...]
+    chunks: tuple[Chunk, ...]
+    live: str
+    place: Place
+    leased: Annotated[bytes, INTS]
+    used: int
+    is_settled: bool = False
+
+
 class Scores(msgspec.Struct, array_like=True):
     """The logprobs of an answer. `of_prompt`: width, token ids, float32 logprobs."""
 
@@ -162,3 +181,6 @@ class Body(msgspec.Struct):
     part: Part | None = None
     step_part: Part | None = None
     states: States | None = None  # where rows have recurrent states
+    sessions: tuple[Session, ...] = ()
+    sessions_clock: int = 0
+    num_prefills: int = 0

@@ -27,6 +27,7 @@ from mmengine.core.state.reading import (
     KeptGrammarsView,
     RequestsByRow,
     RequestView,
+    SessionsView,
     StatesView,
     read_only,
 )
@@ -39,6 +40,7 @@ class _Replaced:
     """What a state replaces as it goes: a view reads it of the state each time."""
 
     num_with_media: int
+    num_prefills: int
     num_large: int
     part: Part | None
     step_part: Part | None
@@ -83,6 +85,7 @@ class View(Columns[ReadOnlyArray], _Replaced, Face):
     blocks: BlocksView
     encoder: EncoderCacheView
     states: StatesView
+    sessions: SessionsView
     kept_grammars: KeptGrammarsView
     cancelled: Sequence[str]
     grammar_failed: Sequence[str]
@@ -107,6 +110,7 @@ class View(Columns[ReadOnlyArray], _Replaced, Face):
             blocks=BlocksView(state.blocks),
             encoder=EncoderCacheView(state.encoder),
             states=StatesView(state.states, state.blocks),
+            sessions=SessionsView(state.sessions),
             kept_grammars=state.kept_grammars,
             cancelled=state.cancelled,
             grammar_failed=state.grammar_failed,
