@@ -17,6 +17,7 @@ OPERATIONAL = (
     *("grammar_timeout_s", "spec", "reasoning_start", "reasoning_end", "cuda_graphs"),
     *("tensor_parallel", "batch_invariant"),
     *("block_store_path", "block_store_bytes", "fetch_timeout_s"),
+    "session_media_bytes",
 )
 MAX_MARKER_CHARS = 64
 ENCODER_CACHE = 32_768  # embeddings that are kept where nothing is measured
@@ -138,6 +139,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # KV blocks that sessions may keep while nobody asks them; 0: auto, half of the pool.
     session_blocks: Annotated[int, Meta(ge=0, le=2**22)] = 0
     max_media_per_session: Annotated[int, Meta(ge=0, le=2**16)] = 2048
+    # Bytes of images and frames that sessions without a log keep in memory, to compute again from.
+    session_media_bytes: Annotated[int, Meta(ge=0, le=2**50)] = 512 * 2**20
 
     def as_dict(self) -> dict:
         return msgspec.to_builtins(self)

@@ -42,16 +42,23 @@ class SessionDoor:
         inbox.put(event)
 
     def append(
-        self, session_id: str, request: Request, *, num_opening: int = 0, is_anchor: bool = False
+        self,
+        session_id: str,
+        request: Request,
+        *,
+        num_kept: int | None = None,
+        num_opening: int = 0,
+        is_anchor: bool = False,
     ) -> None:
         """`EngineCore.submit` for a request whose prompt, with its media, is the session's next state: what both begin
-        with stays, what else the session has is forgotten, and its answer becomes part of the session. The
+        with stays, or the first `num_kept` tokens of that; what else the session has is forgotten, and its answer becomes part of the session. The
         rest as in APPENDED. Raises what that does, InvalidRequest for an unknown session, SessionBusy while a request of it is on its way."""
         session = self.found(session_id)
         if session.live or session_id in self._inbox.appending:
             raise SessionBusy(f"a request of session {session_id!r} is on its way; wait for its answer")
         check_request(request, self._config, max_media=self._config.max_media_per_session)
-        num_kept = _num_alike(session, request)
+        alike = _num_alike(session, request)
+        num_kept = alike if num_kept is None else min(alike, num_kept)
         prompt, media = _own_part(request, num_kept)
         own = self._accepted(replace(request, prompt_token_ids=prompt, media=media, cache_salt=""))
         self._inbox.put(ev.Appended(session_id, request.request_id, num_kept, num_opening, is_anchor))

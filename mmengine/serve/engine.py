@@ -38,6 +38,8 @@ from mmengine.serve.options import GENERATE, GenerateOptions, Options, SubmitOpt
 from mmengine.serve.prompts import Prompt, Prompted
 from mmengine.serve.reasoning import Reasoning
 from mmengine.serve.recovery import open_store, recover
+from mmengine.serve.session_media import SessionMedia
+from mmengine.serve.sessions import Sessions, run_on
 from mmengine.serve.stall_watch import StallWatch
 from mmengine.serve.stop_strings import StopStrings
 from mmengine.serve.structured import response_format_of
@@ -120,6 +122,9 @@ class Engine(EngineForms):
         self.requests = InProgress(self._core, self.processor.tokenizer, resumed, texts)
         markers = self.config.reasoning_start, self.config.reasoning_end
         self.reasoning = Reasoning(self.processor.tokenizer, self.config.eos_token_ids, *markers)
+        session_media = SessionMedia(store, self.processor, self.config.session_media_bytes)
+        self.sessions = Sessions(self._core, session_media, self.config)
+        run_on(self._core.state.sessions.all, self.requests)
         self._intake = Intake(
             self.built,
             self._holders,
@@ -127,6 +132,7 @@ class Engine(EngineForms):
             self.metrics,
             self.reasoning,
             self.grammar_memory,
+            self.sessions,
         )
         limit_s = self.config.step_timeout_s
         self._watchdog = Watchdog(limit_s, on_hang or self._end_process) if limit_s else nullcontext()
@@ -230,6 +236,7 @@ class Engine(EngineForms):
             self._tell_of_grammars()
             with self._watchdog:
                 news = self._core.step()
+            self.sessions.tidy()
             outputs = [self._take(output) for output in self.metrics.saw_step(news)]
             if self._syncer is not None:
                 self._syncer.notify()

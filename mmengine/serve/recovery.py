@@ -14,6 +14,7 @@ from mmengine.request import MediaItem
 from mmengine.serve.grammar_memory import GrammarMemory
 from mmengine.serve.media_store import MediaStore
 from mmengine.serve.operators import operator_log
+from mmengine.serve.session_media import holder_of
 
 if TYPE_CHECKING:  # mmengine.build brings torch
     from mmengine.build import Built
@@ -30,6 +31,8 @@ def open_store(log: str | Path, config: EngineConfig, resumed: ResumeState | Non
     if resumed is not None:
         for name, req_state in resumed.state.requests.items():
             store.hold_stored(name, req_state.request.media)
+        for name, session in resumed.state.sessions.all.items():
+            store.hold_stored(holder_of(name), session.media)
     store.sweep()
     return store
 

@@ -56,7 +56,7 @@ def grow(state: State, req_state: RequestState, reason: str) -> None:
     before = tuple(chunk for chunk in session.chunks if chunk.start < place.num_kept)
     chunk = Chunk(place.num_kept, num_outputs, place.num_opening, place.is_anchor)
     session.tokens, session.media = tokens.copy(), req_state.request.media
-    session.chunks = (*before, chunk)
+    session.chunks, session.num_grown = (*before, chunk), session.num_grown + 1
 
 
 def leased(state: State, event: ev.Leased) -> None:

@@ -110,6 +110,7 @@ class Session(msgspec.Struct, array_like=True):
     place: Place
     leased: Annotated[bytes, INTS]
     used: int
+    num_grown: int = 0
     is_settled: bool = False
 
 

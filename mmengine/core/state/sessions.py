@@ -53,6 +53,7 @@ class SessionState:
     place: Place = Place(0, 0, False)
     leased: np.ndarray = field(default_factory=lambda: NO_BLOCKS)
     used: int = 0
+    num_grown: int = 0  # requests that became part of it
     is_settled: bool = False  # it has its lease for the request that is about to end
 
     def before(self, num_kept: int) -> tuple[MediaItem, ...]:
@@ -112,7 +113,7 @@ class Sessions:
         said = [
             (
                 *(each.session_id, each.cache_salt, each.idle_ns, each.live, each.used, each.place),
-                *(each.media, each.chunks, each.tokens.tobytes(), each.leased.tobytes()),
+                *(each.num_grown, each.media, each.chunks, each.tokens.tobytes(), each.leased.tobytes()),
             )
             for each in self.all.values()
         ]
