@@ -168,7 +168,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 )
 
 
-# A prompt is computed for what comes behind it, and nothing is sampled. Not among the ranges that callers have.
+# A prompt is computed for what comes behind it, and nothing is sampled. Not among the ranges that callers
+# have.
 PREFILL = SamplingParams(max_tokens=0)
 
 _INT_RANGES = (

@@ -263,7 +263,7 @@ class EngineCore:
 
     def _take_in(self) -> None:
         """End what is over, and see what arrived."""
-        for lease in iter(partial(next_lease, self.view), None):
+        while (lease := next_lease(self.view)) is not None:
             self._emit(lease)
         for end in complete(self.view):
             self._emit(end)

@@ -16,8 +16,8 @@ from mmengine.request import MediaItem, Request
 
 
 class SessionDoor:
-    """Of one loop. `accepted`: what a request becomes that is sound; raises what `EngineCore.submit` does. Not
-    thread-safe."""
+    """Of one loop. `accepted`: what a request becomes that is sound; raises what `EngineCore.submit` does.
+    Not thread-safe."""
 
     def __init__(
         self,
@@ -50,9 +50,10 @@ class SessionDoor:
         num_opening: int = 0,
         is_anchor: bool = False,
     ) -> None:
-        """`EngineCore.submit` for a request whose prompt, with its media, is the session's next state: what both begin
-        with stays, or the first `num_kept` tokens of that; what else the session has is forgotten, and its answer becomes part of the session. The
-        rest as in APPENDED. Raises what that does, InvalidRequest for an unknown session, SessionBusy while a request of it is on its way."""
+        """`EngineCore.submit` for a request whose prompt, with its media, is the session's next state: what
+        both begin with stays, or the first `num_kept` tokens of that; what else the session has is
+        forgotten, and its answer becomes part of the session. The rest as in APPENDED. Raises what that
+        does, InvalidRequest for an unknown session, SessionBusy while a request of it is on its way."""
         session = self.found(session_id)
         if session.live or session_id in self._inbox.appending:
             raise SessionBusy(f"a request of session {session_id!r} is on its way; wait for its answer")
@@ -82,8 +83,8 @@ class SessionDoor:
         self._inbox.put(ev.SessionClosed(session_id, reason))
 
     def before(self, event: ev.Event) -> None:
-        """An event is about to be applied. The time for which nobody asks a session counts from the end of its
-        last request."""
+        """An event is about to be applied. The time for which nobody asks a session counts from the end of
+        its last request."""
         match event:
             case ev.SessionOpened(session_id=name, idle_ns=idle_ns):
                 self._inbox.expect_session(name, idle_ns)

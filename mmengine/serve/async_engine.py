@@ -27,6 +27,7 @@ from mmengine.request import SamplingParams
 from mmengine.serve.answers import RequestOutput, ended, engine_failed, unbegun
 from mmengine.serve.async_forms import AsyncForms
 from mmengine.serve.async_left import AsyncLeft
+from mmengine.serve.async_sessions import AGAIN, AsyncSessions
 from mmengine.serve.channel import Channel, deliver, tell_accepted
 from mmengine.serve.engine import Engine
 from mmengine.serve.health import Readiness, StepClock
@@ -42,11 +43,10 @@ from mmengine.serve.structured import ResponseFormat, response_format_of
 from mmengine.serve.texts import AnswerTexts
 
 STEP_LIMIT_S = 60.0  # a step that takes longer hangs
-
 MAX_HANGS = 32  # hangs in a row, before the streams hear of it
 
 
-class AsyncEngine(AsyncForms, AsyncLeft):
+class AsyncEngine(AsyncForms, AsyncLeft, AsyncSessions):
     """A model behind a thread. Takes what `Engine` takes; loading happens in the constructor.
 
     Media are decoded and resized on `media_workers` threads of their own, schemas and grammars are checked on
@@ -292,6 +292,9 @@ class AsyncEngine(AsyncForms, AsyncLeft):
             if not self._engine.requests.can_take_up(
                 request_id, num_choices
             ):  # no step had seen the request yet
+                if channel.options.place is not None:
+                    self._end(channel, RequestFailed(AGAIN))
+                    continue
                 options = replace(channel.options.after(channel.age_s), request_id=request_id)
                 self._engine.submit_prepared(stuck.requests.prepared(request_id), options)
                 continue
@@ -302,7 +305,7 @@ class AsyncEngine(AsyncForms, AsyncLeft):
     def _take_commands(self) -> None:
         """Run all commands; wait for one when the engine has nothing to do."""
         if not self._engine.has_work:
-            self._commands.get()()
+            self._run_next_command()
         while not self._commands.empty():
             self._commands.get()()
 

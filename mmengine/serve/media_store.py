@@ -83,8 +83,8 @@ class MediaStore:
             self._holders.setdefault(mm_hash, set()).add(request_id)
 
     def keep(self, holder: str, items: Iterable[MediaItem], new: Sequence[MediaInput]) -> None:
-        """`holder` holds these items from here on, of which the `new` ones may not be in the store yet, and no
-        others. Raises as `hold` does; what it held before is held then."""
+        """`holder` holds these items from here on, of which the `new` ones may not be in the store yet, and
+        no others. Raises as `hold` does; what it held before is held then."""
         before = self._held.get(holder, ())
         self.hold_stored(holder, items)
         try:

@@ -5,12 +5,12 @@
             session.frame(picture, seconds)
         print(session.ask("Who came in?", max_tokens=64).text)
 
-What is appended is computed at once, and nothing is sampled; its KV blocks stay with the session within limits
-(`session_blocks`), and a question finds them. What the session was shown and said is one prompt: an answer is
-that of one request with the same content.
-"""
+What is appended is computed at once, and nothing is sampled; its KV blocks stay with the session within
+limits (`session_blocks`), and a question finds them. What the session was shown and said is one prompt: an
+answer is that of one request with the same content."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, Unpack
 
 from mmengine.errors import InvalidRequest
@@ -55,6 +55,16 @@ class Frames:
         self.held.append((float(seconds), image))
         return self.rest() if len(self.held) == self._in_patch else []
 
+    @contextmanager
+    def kept_on_error(self) -> Iterator[None]:
+        """Those that are held are still held where what happens in here fails."""
+        held = list(self.held)
+        try:
+            yield
+        except BaseException:
+            self.held = held
+            raise
+
     def rest(self) -> list[dict[str, Any]]:
         """Parts of those that are held: the last one of a patch that is not whole counts twice."""
         held, self.held = self.held, []
@@ -78,36 +88,41 @@ class Session:
         return self._engine.sessions.facts(self.session_id)
 
     def append(self, content: Any, *, anchor: bool = False) -> Appended:
-        """Append a text, a part of a message (an image, a video), or a list of both, and compute it. `anchor`:
-        it stays when the session becomes too long. A text is tokenized by itself. Raises InvalidRequest,
-        InvalidMedia, QueueFull, SessionBusy, RequestFailed; the session is as before then."""
-        content = [*self._frames.rest(), *(content if isinstance(content, (list, tuple)) else [content])]
-        done = self._run(content, Options(PREFILL), closes=False, is_anchor=anchor)
+        """Append a text, a part of a message (an image, a video), or a list of both, and compute it.
+        `anchor`: it stays when the session becomes too long. A text is tokenized by itself. Raises
+        InvalidRequest, InvalidMedia, QueueFull, SessionBusy, RequestFailed; the session is as before
+        then."""
+        with self._frames.kept_on_error():
+            content = [*self._frames.rest(), *listed(content)]
+            done = self._run(content, Options(PREFILL), closes=False, is_anchor=anchor)
         return Appended(len(done.prompt_token_ids), done.num_cached_tokens)
 
     def frame(self, image: Any, seconds: float) -> Appended | None:
         """Append a frame of a video that is at so many `seconds`. None: it waits for others that the encoder
         reads together with it, or for whatever is appended next. Raises what `append` does."""
-        parts = self._frames.add(image, seconds)
-        if not parts:
-            return None
-        done = self._run(parts, Options(PREFILL), closes=False, is_anchor=False)
+        with self._frames.kept_on_error():
+            parts = self._frames.add(image, seconds)
+            if not parts:
+                return None
+            done = self._run(parts, Options(PREFILL), closes=False, is_anchor=False)
         return Appended(len(done.prompt_token_ids), done.num_cached_tokens)
 
     def ask(
         self, question: Any, sampling: SamplingParams | None = None, **options: Unpack[SubmitOptions]
     ) -> Completion:
-        """Close the turn with a question (content as `append` takes it), and answer. The answer is part of the
-        session from then on, all of its tokens. Options as for `Engine.submit`, without `n`. Raises what
+        """Close the turn with a question (content as `append` takes it), and answer. The answer is part of
+        the session from then on, all of its tokens. Options as for `Engine.submit`, without `n`. Raises what
         `append` does."""
         asked = response_format_of(options).added_to(make_options(sampling, options))
-        content = [*self._frames.rest(), *(question if isinstance(question, (list, tuple)) else [question])]
-        return self._run(content, asked, closes=True, is_anchor=False)
+        with self._frames.kept_on_error():
+            return self._run([*self._frames.rest(), *listed(question)], asked, closes=True, is_anchor=False)
 
     def _run(self, content: Any, asked: Options, *, closes: bool, is_anchor: bool) -> Completion:
         engine, facts = self._engine, self.facts
         engine.check_batchable()
-        prompt, options = placed(engine.sessions, facts, content, asked, closes, is_anchor, self._media_options)
+        prompt, options = placed(
+            engine.sessions, facts, content, asked, closes, is_anchor, self._media_options
+        )
         with PromptMedia(prompt) as media:
             prepared: Prepared = media.prompt().prepare(engine.processor, facts.settings.cache_salt)
         request_id = engine.submit_prepared(prepared, options, stream=False)
@@ -130,6 +145,11 @@ class Session:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def listed(content: Any) -> list[Any]:
+    """A part, or several."""
+    return list(content) if isinstance(content, (list, tuple)) else [content]
 
 
 def placed(

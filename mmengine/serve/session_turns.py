@@ -126,7 +126,7 @@ def parts_of(content: object) -> list[dict[str, Any]]:
     """Content as it is appended, as parts of a message: a text, a part, or a list of both. Raises
     InvalidRequest."""
     given = content if isinstance(content, (list, tuple)) else [content]
-    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in given]
+    parts: list[Any] = [{"type": "text", "text": part} if isinstance(part, str) else part for part in given]
     if not parts or not all(isinstance(part, dict) for part in parts):
         raise InvalidRequest(
             "what is appended is a text, a part of a message such as {'type': 'image', 'image': …}, or a "
@@ -136,8 +136,8 @@ def parts_of(content: object) -> list[dict[str, Any]]:
 
 
 def frames_part(frames: Sequence[tuple[float, Any]], in_patch: int) -> list[dict[str, Any]]:
-    """Frames of a video as parts: (seconds, image) each. What the encoder reads together is one part; where it
-    reads each by itself, an image behind its time."""
+    """Frames of a video as parts: (seconds, image) each. What the encoder reads together is one part; where
+    it reads each by itself, an image behind its time."""
     if in_patch == 1:
         return [
             part

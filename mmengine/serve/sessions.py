@@ -1,6 +1,7 @@
 """Sessions of an engine, on its own thread: what is asked of them, and what is known of them."""
 
 import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,8 +25,8 @@ SHORTEST_LENGTH = 16  # tokens
 
 
 class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a session is written, kept with it in the log. `length`: tokens that it may have; `keep`: those that
-    a new chain begins with at most, once it would be longer; 0: as the engine has it, and half of that.
+    """How a session is written, kept with it in the log. `length`: tokens that it may have; `keep`: those
+    that a new chain begins with at most, once it would be longer; 0: as the engine has it, and half of that.
     `envelope`: of whoever opened it."""
 
     system: str = ""
@@ -113,6 +114,13 @@ class Sessions:
         """Also with a request of it that is on its way. Raises InvalidRequest for one that is not open."""
         self._core.sessions.close(session_id, "closed")
 
+    @property
+    def idle_s(self) -> float | None:
+        """Seconds until nobody has asked one of them for too long; None: there is none that waits for
+        that."""
+        next_ns = self._core.inbox.next_idle_ns
+        return None if next_ns is None else max(0.0, (next_ns - time.monotonic_ns()) / 1e9)
+
     def tidy(self) -> None:
         """Let go of what sessions had that are closed."""
         found, waits = self._core.view.sessions.all, self._core.inbox.opening
@@ -197,5 +205,3 @@ def run_on(sessions: Mapping[str, SessionState], requests: InProgress) -> None:
 def request_id_of(session_id: str, number: int) -> str:
     """Of the request that is the session's next when so many became part of it."""
     return f"{session_id}.{number}"
-
-

@@ -1,6 +1,6 @@
 """Chaos with sessions in it: the day of `chaos.py`, on which requests also grow one another.
 
-    python -m tests.core.session_chaos 1000 2000
+python -m tests.core.session_chaos 1000 2000
 """
 
 import shutil

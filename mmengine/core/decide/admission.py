@@ -160,9 +160,7 @@ def _with_state(view: View, admitted: ev.Admitted, start: Start) -> ev.AdmittedW
     )
 
 
-def _fetch(
-    view: View, req_state: RequestView, start: Start
-) -> ev.Fetched | ev.LeaseTaken | Passed | None:
+def _fetch(view: View, req_state: RequestView, start: Start) -> ev.Fetched | ev.LeaseTaken | Passed | None:
     """What a store offers beyond the hits; None when the blocks of the prompt are not free."""
     count = req_state.num_offered - len(start.cached)
     if lacking := _lacking(view, req_state, start, count * view.block_size):

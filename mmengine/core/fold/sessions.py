@@ -13,9 +13,7 @@ GROWS_BY = ("stop", "length")  # how a request ends that becomes part of its ses
 
 
 def opened(state: State, event: ev.SessionOpened) -> None:
-    state.sessions.add(
-        SessionState(event.session_id, event.cache_salt, event.idle_ns, event.envelope)
-    )
+    state.sessions.add(SessionState(event.session_id, event.cache_salt, event.idle_ns, event.envelope))
 
 
 def appended(state: State, event: ev.Appended) -> None:

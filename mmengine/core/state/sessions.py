@@ -1,9 +1,9 @@
 """Sessions: requests that grow one another, and the pool of KV blocks that they keep in between.
 
 A session is a chain: its tokens, the media in them, and where each of its requests began. The next request
-stands behind them; a prefix hit finds what is computed already. So that others do not push that out, a session
-holds a *lease*: references to the full blocks of its chain. All leases together have a limit, and are taken
-back, the longest unused and the end of it first, where a request would otherwise wait or give way.
+stands behind them; a prefix hit finds what is computed already. So that others do not push that out, a
+session holds a *lease*: references to the full blocks of its chain. All leases together have a limit, and
+are taken back, the longest unused and the end of it first, where a request would otherwise wait or give way.
 """
 
 from dataclasses import dataclass, field
@@ -112,7 +112,7 @@ class Sessions:
         """What decisions read of them."""
         said = [
             (
-                *(each.session_id, each.cache_salt, each.idle_ns, each.live, each.used, each.place),
+                *(each.session_id, each.cache_salt, each.live, each.used, each.place),
                 *(each.num_grown, each.media, each.chunks, each.tokens.tobytes(), each.leased.tobytes()),
             )
             for each in self.all.values()

@@ -31,8 +31,8 @@ def render_turn(
     closes: bool,
     variables: Mapping[str, Any],
 ) -> RenderedTurn:
-    """`parts`: plain content of a user's message. `closes`: the answer comes next. Raises InvalidRequest where
-    the template leaves the marks out."""
+    """`parts`: plain content of a user's message. `closes`: the answer comes next. Raises InvalidRequest
+    where the template leaves the marks out."""
     before: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     if opens == "next":
         before += [_user([_text("-")]), {"role": "assistant", "content": _SAID}]

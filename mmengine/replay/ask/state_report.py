@@ -8,6 +8,7 @@ import numpy as np
 
 from mmengine.core.state.digest import state_digest
 from mmengine.core.state.request_state import SETTLED, RequestState
+from mmengine.core.state.sessions import SessionState
 from mmengine.core.state.state import State
 from mmengine.replay.checked import CheckedLog
 from mmengine.replay.timeline import open_log
@@ -23,6 +24,8 @@ class StateReport(msgspec.Struct, frozen=True):
     encoder: dict[str, int]
     host_blocks: dict[str, int]
     state_slots: dict[str, int]
+    leases: dict[str, int]
+    sessions: list[dict[str, Any]]
     in_flight: list[dict[str, Any]]
     free_rows: list[int]
     rows_being_left: list[int]
@@ -68,6 +71,8 @@ def report_of(state: State) -> StateReport:
             "held": len(state.states.held) - state.states.num_free,
             "kept": int(np.count_nonzero(state.states.content >= 0)),
         },
+        leases={"total": state.config.most_leased, "held": state.sessions.num_leased},
+        sessions=[_session(session) for session in state.sessions.all.values()],
         in_flight=[
             {"step": flight.step, "rows": flight.rows.tolist(), "num_tokens": flight.num_tokens}
             for flight in state.flights
@@ -78,6 +83,17 @@ def report_of(state: State) -> StateReport:
         num_preempted=state.num_preempted,
         digest=state_digest(state).hex(),
     )
+
+
+def _session(session: SessionState) -> dict[str, Any]:
+    return {
+        "session_id": session.session_id,
+        "num_requests": session.num_grown,
+        "num_tokens": len(session.tokens),
+        "num_media": len(session.media),
+        "leased_blocks": len(session.leased),
+        "live": session.live,
+    }
 
 
 def _running(state: State, row: int) -> dict[str, Any]:
