@@ -171,6 +171,7 @@ def session_run(folder):
     go_on("one", "one.2", [40, 41], 4)
     said["one"] = said["one"][:14]
     go_on("one", "one.3", range(70, 90))
+    go_on("two", "two.1", [90], 3)
     core.sessions.close("two", "closed")
     step_all()
     core.close()

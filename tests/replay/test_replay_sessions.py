@@ -51,7 +51,10 @@ def test_a_life_and_its_reasons(folder):
     assert any("session one keeps" in line for line in life)
     claims = {claim.kind: claim.text for claim in why(folder, "one.2")}
     assert "It goes on with 27 tokens of session one" in claims["session"]
-    assert "no free blocks" in claims["lease taken"]
+    claims = {claim.kind: claim.text for claim in why(folder, "two.1")}
+    assert claims["lease taken"] == (
+        "The session gave up all but 3 of its blocks in step 14 (no free blocks)."
+    )
     claims = {claim.kind: claim for claim in why(folder, "one.3")}
     assert claims["session"].facts["dropped"] > 0 and "were dropped" in claims["session"].text
     assert "nothing else was asked for" in claims["end"].text
@@ -77,7 +80,7 @@ def test_a_redacted_log_folds_to_the_same_decisions(folder, tmp_path):
     redact(folder, tmp_path / "redacted", b"sixteen bytes or more")
     assert verify(tmp_path / "redacted").ok
     text = b"".join(path.read_bytes() for path in sorted((tmp_path / "redacted").glob("*.mmlog")))
-    for name in (b"one", b"tenant", b"kept"):
+    for name in (b"one.0", b"tenant", b"kept"):
         assert name not in text
     assert [type(r.event) for r in LogReader(folder)] == [
         type(r.event) for r in LogReader(tmp_path / "redacted")
