@@ -197,9 +197,7 @@ def _decisions(
     most = _most_decisions(state)
     for record in records:
         same_step = record.step == first.step
-        if not same_step or not isinstance(
-            record.event, (*_OF_A_STEP, ev.Preempted, ev.LeaseTaken)
-        ):
+        if not same_step or not isinstance(record.event, (*_OF_A_STEP, ev.Preempted, ev.LeaseTaken)):
             behind.append(record)
             break
         logged.append(record)

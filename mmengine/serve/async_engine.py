@@ -323,6 +323,7 @@ class AsyncEngine(AsyncForms, AsyncLeft, AsyncSessions):
             else:
                 options = channel.options.after(channel.age_s)
                 channel.request_id = self._engine.submit_prepared(result, options)
+                self._note_session(channel)
                 self._running[channel.request_id] = channel
                 self._unwritten.append(channel)
         except MMEngineError as error:

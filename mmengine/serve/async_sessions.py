@@ -120,6 +120,12 @@ class AsyncSessions(Protocol):
         with suppress(queue.Empty):
             self._commands.get(timeout=self._engine.sessions.idle_s)()
 
+    def _note_session(self, channel: Channel) -> None:
+        """The engine took the channel's request: of a session, its prompt is the whole of that."""
+        if channel.options.place is not None:
+            whole = self._engine.requests.prepared(channel.request_id)
+            channel.num_prompt_tokens = len(whole.prompt_token_ids)
+
     def _stream_of_session(
         self, prompt: Prompt, asked: Options, form: Callable[[], ResponseFormat] | None, hold: bool
     ) -> Stream:

@@ -238,7 +238,9 @@ def test_what_cannot_be_a_session():
     with pytest.raises(InvalidRequest, match="max_media_per_session"):
         bench.say("s", "r", list(range(24)), media=pictures)
     with pytest.raises(InvalidRequest, match="max_tokens 0"):
-        bench.core.submit(replace(request("t", 9), sampling=msgspec.structs.replace(PREFILL, seed=1, temperature=0.5)))
+        bench.core.submit(
+            replace(request("t", 9), sampling=msgspec.structs.replace(PREFILL, seed=1, temperature=0.5))
+        )
 
 
 def test_a_snapshot_holds_sessions_and_what_is_on_its_way():

@@ -138,8 +138,8 @@ def _step(live: Live, count: int) -> None:
 
 
 def session_run(folder):
-    """Two sessions that take each other's blocks, and others' requests that need them: pieces, questions, a new
-    chain, one that is closed."""
+    """Two sessions that take each other's blocks, and others' requests that need them: pieces, questions, a
+    new chain, one that is closed."""
     config = settings_of(num_blocks=25, session_blocks=12, checkpoint_interval=8)
     core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(folder))
     core.sessions.open(ev.SessionOpened("one", envelope=b"kept", idle_ns=10**18))

@@ -35,8 +35,7 @@ def life_lines(log: CheckedLog, request_id: str) -> Iterator[LifeLine]:
         for state, record in fold(log):
             if record is log.first and request_id in state.requests:
                 queued_ns = record.mono_ns
-            arrives = isinstance(record.event, (ev.Queued, ev.Appended))
-            if arrives and record.event.request_id == request_id:
+            if isinstance(record.event, (ev.Queued, ev.Appended)) and record.event.request_id == request_id:
                 queued_ns = record.mono_ns
             if queued_ns < 0:
                 continue
