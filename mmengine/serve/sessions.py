@@ -130,7 +130,9 @@ class Sessions:
 
     def names(self) -> list[str]:
         """Of those that are open, in the order in which they were opened."""
-        return list(self._core.state.sessions.all)
+        inbox = self._core.inbox
+        known = (*self._core.state.sessions.all, *inbox.opening)
+        return [name for name in known if name not in inbox.closing]
 
     def settings(self, session_id: str) -> SessionSettings:
         """Raises InvalidRequest for one that is not open."""

@@ -36,6 +36,13 @@ class AppendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     index: Index | None = None
 
 
+class AskBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What else may be asked is chat's, but for messages, n, request_id and cache_salt."""
+
+    content: Content
+    index: Index | None = None
+
+
 class FrameBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A frame of a video: `image` is a data: URL."""
 
