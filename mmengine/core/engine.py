@@ -22,11 +22,12 @@ from mmengine.core.batch import BlockTables, batch
 from mmengine.core.decide.admit import admit, check_request
 from mmengine.core.decide.complete import complete
 from mmengine.core.decide.leases import next_lease
-from mmengine.core.decide.schedule import decision_version, schedule, why_it_waits
+from mmengine.core.decide.schedule import schedule, why_it_waits
 from mmengine.core.decide.stall import NO_PROGRESS, find_stalls
 from mmengine.core.dispatched import DispatchedSteps
 from mmengine.core.executed import writable
 from mmengine.core.executor import NO_PLAN, Executor
+from mmengine.core.first_events import settled_queued, started_of
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.inbox import Inbox, Source
 from mmengine.core.outputs import Outputs, Stats
@@ -37,19 +38,16 @@ from mmengine.core.snapshot.take import body_of
 from mmengine.core.state import overlap
 from mmengine.core.state.digest import checkpoint
 from mmengine.core.state.drafted import added, drafted
-from mmengine.core.state.request_state import queued_of
 from mmengine.core.state.state import State
 from mmengine.core.state.view import View
 from mmengine.core.store_line import StoreLine
 from mmengine.core.unreceived import Unreceived
 from mmengine.errors import InvalidRequest, MMEngineError, QueueFull
 from mmengine.events import vocabulary as ev
-from mmengine.events.codec import settled
 from mmengine.events.log import MemoryLog
 from mmengine.events.sink import Sink
 from mmengine.events.snapshots import SnapshotFolder
 from mmengine.request import Request
-from mmengine.version import __version__
 
 
 class EngineCore:
@@ -103,7 +101,7 @@ class EngineCore:
         self._store = None if remote is None else StoreLine(remote, self.state, self.inbox)
         self._snapshots = snapshots
         self._unreceived = Unreceived() if state is None and snapshots is not None else unreceived
-        self._started = started or _started(config, fingerprints or {})
+        self._started = started or started_of(config, fingerprints or {})
         num_steps = 0
         if state is None:
             self._emit(self._started)
@@ -130,7 +128,7 @@ class EngineCore:
             raise QueueFull(f"{self.config.max_waiting} requests wait already (max_waiting); try again later")
         if self.stalled:
             raise MMEngineError(f"no new requests: {self.stalled}")
-        return _queued(request)
+        return settled_queued(request)
 
     def cancel(self, request_id: str, reason: str = "cancelled") -> None:
         """Give a request up; its end comes out of a later step. Unknown ids are ignored."""
@@ -389,22 +387,3 @@ class EngineCore:
         elif isinstance(event, ev.Finished):
             self.inbox.ended(event.request_id)
             self._outputs.finished(event, max(0, req_state.num_cached) if req_state else 0)
-
-
-def _queued(request: Request) -> ev.Queued:
-    """The request as the log will have it. Raises InvalidRequest for what cannot be written down."""
-    try:
-        return settled(queued_of(request))
-    except ValueError as error:
-        raise InvalidRequest(f"request {request.request_id!r} cannot be written to a log: {error}") from None
-
-
-def _started(config: EngineConfig, fingerprints: dict[str, str]) -> ev.Started:
-    return ev.Started(
-        schema=ev.SCHEMA_VERSION if config.block_store else ev.SCHEMA_WITHOUT_STORE,
-        engine_version=__version__,
-        decision_version=decision_version(config),
-        config=config.as_dict(),
-        fingerprints=fingerprints,
-        num_blocks=config.num_blocks,
-    )

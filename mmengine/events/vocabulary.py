@@ -7,8 +7,12 @@ Fields are only ever added, at the end and with a default; a type number is neve
 
 from typing import TypeAlias
 
-import msgspec
-
+from mmengine.events.event_base import EventBase
+from mmengine.events.of_sessions import Appended as Appended
+from mmengine.events.of_sessions import Leased as Leased
+from mmengine.events.of_sessions import LeaseTaken as LeaseTaken
+from mmengine.events.of_sessions import SessionClosed as SessionClosed
+from mmengine.events.of_sessions import SessionOpened as SessionOpened
 from mmengine.request import GrammarRequest, MediaItem, SamplingParams, ThinkingBudget
 
 # 2: digests are trees, see core/state/digest.py. 3: a grammar is a struct, which the log may keep in a slot.
@@ -19,10 +23,6 @@ NO_SLOT = -1  # in place of a slot: a grammar that the log keeps nowhere
 FOR_ALL = -1  # in place of a row: room is made for whoever needs it
 AS_CACHED = -1  # in place of a number of tokens: as many as the cached blocks hold
 NO_STATE = -1  # in place of a state slot
-
-
-class EventBase(msgspec.Struct, array_like=True, frozen=True):
-    """What all events are; `Event` is one of them."""
 
 
 class Started(EventBase, frozen=True):
@@ -307,58 +307,6 @@ class Lost(EventBase, frozen=True):
 
     request_id: str
     reason: str
-
-
-class SessionOpened(EventBase, frozen=True):
-    """Observation: a session begins, of which requests go on with what those before them said and were shown.
-    `idle_ns`: time without a request after which it is closed, 0 for never. `envelope`: what a server keeps
-    with it."""
-
-    session_id: str
-    cache_salt: str = ""
-    idle_ns: int = 0
-    envelope: bytes = b""
-
-
-class Appended(EventBase, frozen=True):
-    """Observation, right before the QUEUED of `request_id`: its prompt stands behind the first `num_kept`
-    tokens of the session, whose other tokens are forgotten, and the runs of its media are counted from there.
-    With its answer it is the session's when it ends by stop or length.
-
-    `num_opening`: of its tokens the first ones, which belong to what stands before them: where that is
-    dropped, so are they. `is_anchor`: it stays when others are dropped."""
-
-    session_id: str
-    request_id: str
-    num_kept: int
-    num_opening: int = 0
-    is_anchor: bool = False
-
-
-class Leased(EventBase, frozen=True):
-    """Decision: a request of the session is over, and its full blocks stay with the session: the first
-    `num_kept` that it has, then `blocks` (int32). Others that it had go back."""
-
-    session_id: str
-    num_kept: int
-    blocks: bytes
-
-
-class LeaseTaken(EventBase, frozen=True):
-    """Decision: of the blocks that a session has only the first `num_kept` stay; what was in the others may
-    have to be computed again. `reason`: "no free blocks", or "session_blocks", the limit of all leases."""
-
-    session_id: str
-    num_kept: int
-    reason: str
-
-
-class SessionClosed(EventBase, frozen=True):
-    """Observation: the session is over, because somebody said so ("closed"), or nobody asked for so long
-    ("idle")."""
-
-    session_id: str
-    reason: str = "closed"
 
 
 Event: TypeAlias = (

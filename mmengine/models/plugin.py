@@ -151,15 +151,15 @@ class TurnProcessor(Processor, Protocol):
 
     def prepare_turn(
         self,
-        content: Sequence[dict[str, Any]],
+        content: Sequence[Mapping[str, object]],
         *,
         system: str,
         opens: Opens,
         closes: bool,
         base_folder: Path | None = None,
-        media_options: dict[str, Any] | None = None,
+        media_options: Mapping[str, object] | None = None,
         cache_salt: str = "",
-        template_options: Mapping[str, Any] | None = None,
+        template_options: Mapping[str, object] | None = None,
     ) -> Prepared:
         """A piece of a user's turn: parts as those of a message, and what the chat template writes around
         them. `opens`: the turn, as the "first" one behind `system`, or the "next" one behind an answer; "":

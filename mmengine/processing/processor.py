@@ -102,15 +102,15 @@ class ChatProcessor:
 
     def prepare_turn(
         self,
-        content: Sequence[dict[str, Any]],
+        content: Sequence[Mapping[str, object]],
         *,
         system: str,
         opens: Opens,
         closes: bool,
         base_folder: Path | None = None,
-        media_options: dict[str, Any] | None = None,
+        media_options: Mapping[str, object] | None = None,
         cache_salt: str = "",
-        template_options: Mapping[str, Any] | None = None,
+        template_options: Mapping[str, object] | None = None,
     ) -> Prepared:
         """See TurnProcessor."""
         options, access, _ = read_arguments(media_options, base_folder)

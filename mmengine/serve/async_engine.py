@@ -28,7 +28,7 @@ from mmengine.serve.answers import RequestOutput, ended, engine_failed, unbegun
 from mmengine.serve.async_forms import AsyncForms
 from mmengine.serve.async_left import AsyncLeft
 from mmengine.serve.async_sessions import AGAIN, AsyncSessions
-from mmengine.serve.channel import Channel, deliver, tell_accepted
+from mmengine.serve.channel import Channel, deliver
 from mmengine.serve.engine import Engine
 from mmengine.serve.health import Readiness, StepClock
 from mmengine.serve.left import left_of
@@ -353,14 +353,6 @@ class AsyncEngine(AsyncForms, AsyncLeft, AsyncSessions):
         news = ended(unbegun(channel.options.request_id, channel.options.sampling.n, "deadline"))
         self._forget(channel)
         deliver((channel, one) for one in news)
-
-    def _acknowledge(self, engine: Engine) -> None:
-        """Tell the callers whose requests a step wrote down."""
-        waiting, self._unwritten = self._unwritten, []
-        written: list[Channel] = []
-        for channel in waiting:
-            (written if engine.is_on_disk(channel.request_id) else self._unwritten).append(channel)
-        tell_accepted(written)
 
     def _cancel(self, channel: Channel) -> None:
         request = self._preparing.pop(channel, None)

@@ -12,7 +12,7 @@ import queue
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any, Protocol, TypeVar, Unpack
+from typing import Protocol, TypeVar, Unpack, runtime_checkable
 
 from mmengine.errors import InvalidRequest, MMEngineError, SessionBusy
 from mmengine.models.plugin import Processor
@@ -35,6 +35,7 @@ _ANSWER_S = 1.0  # after which it is looked whether the engine is still there
 T = TypeVar("T")
 
 
+@runtime_checkable
 class AsyncSessions(Protocol):
     """Part of AsyncEngine."""
 
@@ -63,8 +64,8 @@ class AsyncSessions(Protocol):
         keep: int = 0,
         idle_s: float = IDLE_S,
         cache_salt: str = "",
-        media_options: Mapping[str, Any] | None = None,
-        template_options: Mapping[str, Any] | None = None,
+        media_options: Mapping[str, object] | None = None,
+        template_options: Mapping[str, object] | None = None,
         envelope: bytes = b"",
     ) -> "AsyncSession":
         """As `Engine.session`, but that an id which is open is refused: `attach_session` goes on with it.
@@ -81,7 +82,7 @@ class AsyncSessions(Protocol):
         return AsyncSession(self, name, media_options)
 
     def attach_session(
-        self, session_id: str, media_options: Mapping[str, Any] | None = None
+        self, session_id: str, media_options: Mapping[str, object] | None = None
     ) -> "AsyncSession":
         """One that is open: of another caller, or of the process before. What is called raises
         InvalidRequest where it is not."""
@@ -150,7 +151,7 @@ class AsyncSession:
     wait at most. `media_options`: of all media, as those of a Prompt."""
 
     def __init__(
-        self, engine: AsyncSessions, session_id: str, media_options: Mapping[str, Any] | None = None
+        self, engine: AsyncSessions, session_id: str, media_options: Mapping[str, object] | None = None
     ):
         self._engine, self.session_id, self._media_options = engine, session_id, media_options
         self._turns = asyncio.Lock()
@@ -183,28 +184,28 @@ class AsyncSession:
         finally:
             self._num_waiting -= 1
 
-    async def append(self, content: Any, *, anchor: bool = False) -> Appended:
+    async def append(self, content: object, *, anchor: bool = False) -> Appended:
         """See Session."""
         async with self.turn() as facts:
             return await self.appended(facts, content, anchor=anchor)
 
-    async def appended(self, facts: SessionFacts, content: Any, *, anchor: bool = False) -> Appended:
+    async def appended(self, facts: SessionFacts, content: object, *, anchor: bool = False) -> Appended:
         """`append` within a `turn`."""
         with self._frames.kept_on_error():
             return await self._computed(facts, [*self._frames.rest(), *listed(content)], anchor)
 
-    async def frame(self, image: Any, seconds: float) -> Appended | None:
+    async def frame(self, image: object, seconds: float) -> Appended | None:
         """See Session."""
         async with self.turn() as facts:
             return await self.framed(facts, image, seconds)
 
-    async def framed(self, facts: SessionFacts, image: Any, seconds: float) -> Appended | None:
+    async def framed(self, facts: SessionFacts, image: object, seconds: float) -> Appended | None:
         """`frame` within a `turn`."""
         with self._frames.kept_on_error():
             parts = self._frames.add(image, seconds)
             return await self._computed(facts, parts, is_anchor=False) if parts else None
 
-    async def _computed(self, facts: SessionFacts, content: Any, is_anchor: bool) -> Appended:
+    async def _computed(self, facts: SessionFacts, content: object, is_anchor: bool) -> Appended:
         sessions = self._engine._engine.sessions
         prompt, asked = placed(
             sessions, facts, content, Options(PREFILL), False, is_anchor, self._media_options
@@ -216,7 +217,7 @@ class AsyncSession:
     @asynccontextmanager
     async def stream(
         self,
-        question: Any,
+        question: object,
         sampling: SamplingParams | None = None,
         *,
         hold: bool = False,
@@ -232,7 +233,7 @@ class AsyncSession:
     def asked(
         self,
         facts: SessionFacts,
-        question: Any,
+        question: object,
         sampling: SamplingParams | None = None,
         *,
         hold: bool = False,
@@ -248,7 +249,7 @@ class AsyncSession:
         return self._engine._stream_of_session(prompt, asked, form, hold)
 
     async def ask(
-        self, question: Any, sampling: SamplingParams | None = None, **options: Unpack[SubmitOptions]
+        self, question: object, sampling: SamplingParams | None = None, **options: Unpack[SubmitOptions]
     ) -> Completion:
         """See Session."""
         async with self.stream(question, sampling, **options) as stream:

@@ -38,8 +38,7 @@ from mmengine.serve.options import GENERATE, GenerateOptions, Options, SubmitOpt
 from mmengine.serve.prompts import Prompt, Prompted
 from mmengine.serve.reasoning import Reasoning
 from mmengine.serve.recovery import open_store, recover
-from mmengine.serve.session_media import SessionMedia
-from mmengine.serve.sessions import Sessions, run_on
+from mmengine.serve.sessions import sessions_of
 from mmengine.serve.stall_watch import StallWatch
 from mmengine.serve.stop_strings import StopStrings
 from mmengine.serve.structured import response_format_of
@@ -122,18 +121,9 @@ class Engine(EngineForms):
         self.requests = InProgress(self._core, self.processor.tokenizer, resumed, texts)
         markers = self.config.reasoning_start, self.config.reasoning_end
         self.reasoning = Reasoning(self.processor.tokenizer, self.config.eos_token_ids, *markers)
-        session_media = SessionMedia(store, self.processor, self.config.session_media_bytes)
-        self.sessions = Sessions(self._core, session_media, self.config)
-        run_on(self._core.state.sessions.all, self.requests)
-        self._intake = Intake(
-            self.built,
-            self._holders,
-            self.requests,
-            self.metrics,
-            self.reasoning,
-            self.grammar_memory,
-            self.sessions,
-        )
+        self.sessions = sessions_of(self._core, store, self.processor, self.requests)
+        told = self._holders, self.requests, self.metrics
+        self._intake = Intake(self.built, *told, self.reasoning, self.grammar_memory, self.sessions)
         limit_s = self.config.step_timeout_s
         self._watchdog = Watchdog(limit_s, on_hang or self._end_process) if limit_s else nullcontext()
         built = self.built

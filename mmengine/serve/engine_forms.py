@@ -87,8 +87,8 @@ class EngineForms(BatchEngine, Protocol):
         keep: int = 0,
         idle_s: float = IDLE_S,
         cache_salt: str = "",
-        media_options: Mapping[str, Any] | None = None,
-        template_options: Mapping[str, Any] | None = None,
+        media_options: Mapping[str, object] | None = None,
+        template_options: Mapping[str, object] | None = None,
     ) -> Session:
         """A request that grows (docs/sessions.md): what is appended is computed as it comes, and asked about.
         `length`: tokens that it may have (0: max_model_len); beyond it a new chain begins with the anchor and

@@ -11,7 +11,7 @@ answer is that of one request with the same content."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol, Unpack
+from typing import NamedTuple, Protocol, Unpack
 
 from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import Prepared
@@ -44,9 +44,9 @@ class Frames:
 
     def __init__(self, in_patch: int):
         self._in_patch = in_patch
-        self.held: list[tuple[float, Any]] = []
+        self.held: list[tuple[float, object]] = []
 
-    def add(self, image: Any, seconds: float) -> list[dict[str, Any]]:
+    def add(self, image: object, seconds: float) -> list[dict[str, object]]:
         """Gives parts when a patch is whole, else nothing. Raises InvalidRequest for a time that is none, or
         before the last one's."""
         is_time = type(seconds) in (int, float) and 0 <= seconds < 10**9
@@ -65,7 +65,7 @@ class Frames:
             self.held = held
             raise
 
-    def rest(self) -> list[dict[str, Any]]:
+    def rest(self) -> list[dict[str, object]]:
         """Parts of those that are held: the last one of a patch that is not whole counts twice."""
         held, self.held = self.held, []
         return frames_part(held, self._in_patch) if held else []
@@ -76,7 +76,7 @@ class Session:
     meanwhile. `media_options`: of all media, as those of a Prompt."""
 
     def __init__(
-        self, engine: SessionEngine, session_id: str, media_options: Mapping[str, Any] | None = None
+        self, engine: SessionEngine, session_id: str, media_options: Mapping[str, object] | None = None
     ):
         self._engine, self.session_id = engine, session_id
         self._media_options = media_options
@@ -87,7 +87,7 @@ class Session:
         """Raises InvalidRequest when it was closed, or nobody asked for too long."""
         return self._engine.sessions.facts(self.session_id)
 
-    def append(self, content: Any, *, anchor: bool = False) -> Appended:
+    def append(self, content: object, *, anchor: bool = False) -> Appended:
         """Append a text, a part of a message (an image, a video), or a list of both, and compute it.
         `anchor`: it stays when the session becomes too long. A text is tokenized by itself. Raises
         InvalidRequest, InvalidMedia, QueueFull, SessionBusy, RequestFailed; the session is as before
@@ -97,7 +97,7 @@ class Session:
             done = self._run(content, Options(PREFILL), closes=False, is_anchor=anchor)
         return Appended(len(done.prompt_token_ids), done.num_cached_tokens)
 
-    def frame(self, image: Any, seconds: float) -> Appended | None:
+    def frame(self, image: object, seconds: float) -> Appended | None:
         """Append a frame of a video that is at so many `seconds`. None: it waits for others that the encoder
         reads together with it, or for whatever is appended next. Raises what `append` does."""
         with self._frames.kept_on_error():
@@ -108,7 +108,7 @@ class Session:
         return Appended(len(done.prompt_token_ids), done.num_cached_tokens)
 
     def ask(
-        self, question: Any, sampling: SamplingParams | None = None, **options: Unpack[SubmitOptions]
+        self, question: object, sampling: SamplingParams | None = None, **options: Unpack[SubmitOptions]
     ) -> Completion:
         """Close the turn with a question (content as `append` takes it), and answer. The answer is part of
         the session from then on, all of its tokens. Options as for `Engine.submit`, without `n`. Raises what
@@ -117,7 +117,7 @@ class Session:
         with self._frames.kept_on_error():
             return self._run([*self._frames.rest(), *listed(question)], asked, closes=True, is_anchor=False)
 
-    def _run(self, content: Any, asked: Options, *, closes: bool, is_anchor: bool) -> Completion:
+    def _run(self, content: object, asked: Options, *, closes: bool, is_anchor: bool) -> Completion:
         engine, facts = self._engine, self.facts
         engine.check_batchable()
         prompt, options = placed(
@@ -147,7 +147,7 @@ class Session:
         self.close()
 
 
-def listed(content: Any) -> list[Any]:
+def listed(content: object) -> list[object]:
     """A part, or several."""
     return list(content) if isinstance(content, (list, tuple)) else [content]
 
@@ -159,7 +159,7 @@ def placed(
     asked: Options,
     closes: bool,
     is_anchor: bool,
-    media_options: Mapping[str, Any] | None = None,
+    media_options: Mapping[str, object] | None = None,
 ) -> tuple[Prompt, Options]:
     """A request of a session, to be prepared and submitted. Raises InvalidRequest."""
     asked.check()

@@ -6,7 +6,7 @@ what comes now. Its tokens are computed as those of any prompt, so nothing of wh
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from mmengine.core.state.sessions import Chunk, SessionState
 from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import Opens, Prepared
 from mmengine.request import MediaItem
+
+Part = dict[str, object]  # of a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +124,17 @@ def _chunks_behind(session: SessionState, start: int) -> list[tuple[int, int, Ch
     ]
 
 
-def parts_of(content: object) -> list[dict[str, Any]]:
+def parts_of(content: object) -> list[Part]:
     """Content as it is appended, as parts of a message: a text, a part, or a list of both. Raises
     InvalidRequest."""
     given = content if isinstance(content, (list, tuple)) else [content]
-    parts: list[Any] = [{"type": "text", "text": part} if isinstance(part, str) else part for part in given]
-    if not parts or not all(isinstance(part, dict) for part in parts):
+    parts: list[Part] = []
+    for part in given:
+        if isinstance(part, str):
+            parts.append({"type": "text", "text": part})
+        elif isinstance(part, dict):
+            parts.append(part)
+    if not parts or len(parts) < len(given):
         raise InvalidRequest(
             "what is appended is a text, a part of a message such as {'type': 'image', 'image': …}, or a "
             "list of those"
@@ -135,21 +142,16 @@ def parts_of(content: object) -> list[dict[str, Any]]:
     return parts
 
 
-def frames_part(frames: Sequence[tuple[float, Any]], in_patch: int) -> list[dict[str, Any]]:
+def frames_part(frames: Sequence[tuple[float, object]], in_patch: int) -> list[Part]:
     """Frames of a video as parts: (seconds, image) each. What the encoder reads together is one part; where
     it reads each by itself, an image behind its time."""
-    if in_patch == 1:
-        return [
-            part
-            for seconds, image in frames
-            for part in (
-                {"type": "text", "text": f"<{seconds:.1f} seconds>"},
-                {"type": "image", "image": image},
-            )
-        ]
-    parts = []
+    parts: list[Part] = []
     for first in range(0, len(frames), in_patch):
         patch = frames[first : first + in_patch]
+        if in_patch == 1:
+            parts.append({"type": "text", "text": f"<{patch[0][0]:.1f} seconds>"})
+            parts.append({"type": "image", "image": patch[0][1]})
+            continue
         metadata = {"fps": _TICKS, "frames_indices": [round(seconds * _TICKS) for seconds, _ in patch]}
         parts.append({"type": "video", "video": ([image for _, image in patch], metadata)})
     return parts

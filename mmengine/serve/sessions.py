@@ -2,9 +2,9 @@
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,8 +13,9 @@ from mmengine.core.engine import EngineCore
 from mmengine.core.state.sessions import SessionState
 from mmengine.errors import InvalidRequest, shown
 from mmengine.events.vocabulary import SessionOpened
-from mmengine.models.plugin import Opens, Prepared
+from mmengine.models.plugin import MediaInput, Opens, Prepared, Processor
 from mmengine.serve.in_progress import InProgress
+from mmengine.serve.media_store import MediaStore
 from mmengine.serve.prompts import Prompt
 from mmengine.serve.session_media import SessionMedia
 from mmengine.serve.session_turns import Chain, SessionPlace, chain_of, opens_of, parts_of
@@ -33,7 +34,7 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
     length: int = 0
     keep: int = 0
     cache_salt: str = ""
-    template_options: dict[str, Any] = {}
+    template_options: dict[str, object] = {}
     envelope: bytes = b""
 
 
@@ -60,7 +61,7 @@ class TurnPrompt(Prompt):
     opens: Opens = ""
     closes: bool = False
 
-    def prepare(self, processor: Any, cache_salt: str = "") -> Prepared:
+    def prepare(self, processor: object, cache_salt: str = "") -> Prepared:
         """Raises InvalidRequest, InvalidMedia."""
         if not hasattr(processor, "prepare_turn"):
             raise InvalidRequest("this model's processor writes no conversation piece by piece")
@@ -164,7 +165,7 @@ class Sessions:
         *,
         closes: bool,
         is_anchor: bool,
-        media_options: Mapping[str, Any] | None = None,
+        media_options: Mapping[str, object] | None = None,
     ) -> tuple[TurnPrompt, SessionPlace]:
         """What is appended next, as a prompt and its place. Raises InvalidRequest."""
         settings = facts.settings
@@ -184,7 +185,7 @@ class Sessions:
         session = self._found(place)
         return chain_of(session, prepared, place, max(1, num_answer))
 
-    def hold(self, prepared: Prepared, place: SessionPlace, chain: Chain) -> Any:
+    def hold(self, prepared: Prepared, place: SessionPlace, chain: Chain) -> Sequence[MediaInput]:
         """Keep the media of a chain, and give their pixels. Raises InvalidMedia, QueueFull."""
         self._media.take(self._found(place), chain.media, prepared.media)
         return self._media.inputs(place.session_id, chain.media, prepared.media)
@@ -196,12 +197,16 @@ class Sessions:
         return session
 
 
-def run_on(sessions: Mapping[str, SessionState], requests: InProgress) -> None:
-    """What the process before accepted for sessions goes on, and nobody takes it up: its answer is the
-    session's."""
-    for session_id, session in sessions.items():
+def sessions_of(
+    core: EngineCore, store: MediaStore | None, processor: Processor, requests: InProgress
+) -> Sessions:
+    """Those of an engine. What the process before accepted for sessions goes on, and nobody takes it up: its
+    answer is the session's."""
+    for session_id, session in core.state.sessions.all.items():
         for number in range(session.num_grown + 1):
             requests.run_on(request_id_of(session_id, number))
+    media = SessionMedia(store, processor, core.config.session_media_bytes)
+    return Sessions(core, media, core.config)
 
 
 def request_id_of(session_id: str, number: int) -> str:

@@ -191,7 +191,9 @@ def _session_paths() -> Json:
     one = {"parameters": [_named("session_id")]}
     session, statuses = _ok("The session", SessionObject), (400, 404, 409, *_READS)
     asking = _answering("Ask it, and answer as chat does", AskBody, ChatAnswer, _chunks(ChatEvent))
-    asking["parameters"] = [*one["parameters"], *asking["parameters"]]  # type: ignore[misc]
+    named = asking["parameters"]
+    assert isinstance(named, list)
+    named.append(_named("session_id"))
     made = {**_route("Open a session", session, statuses), "requestBody": _body(SessionBody)}
     listed = _route("The caller's sessions", _ok("All of them", SessionObjects), (*_ASKS, 503))
     gone = _route("Close it", _ok("It is gone", SessionDeleted), (*_ASKS, 503))

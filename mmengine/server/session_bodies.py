@@ -1,6 +1,6 @@
 """Bodies of /v1/sessions and what is below it, and what is answered."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -110,7 +110,7 @@ def as_chat(data: bytes, *, asks: bool) -> tuple[bytes, int | None]:
     if content is None:
         raise ApiError(400, "content is missing: a text, or parts of a message", "content")
     index = decoded(fields.pop("index", b"null"), _decode_index)
-    body: dict[str, Any] = dict(fields)
+    body: dict[str, object] = dict(fields)
     if not any(name in fields and bytes(fields[name]) != b"null" for name in _BUDGETS):
         body["max_tokens"] = DEFAULT_ANSWER
     body["messages"] = [{"role": "user", "content": content}]

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 def sessions_of(engine: ServedEngine) -> AsyncSessions | None:
     """None: where requests go elsewhere, nobody keeps sessions."""
-    return cast(AsyncSessions, engine) if hasattr(engine, "attach_session") else None
+    return engine if isinstance(engine, AsyncSessions) else None
 
 
 class SessionRoutes:

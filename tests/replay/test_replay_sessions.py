@@ -63,8 +63,8 @@ def test_a_life_and_its_reasons(folder):
 def test_the_state_tells_of_sessions(folder):
     report = state_report(folder, -1)
     (session,) = report.sessions
-    assert session["session_id"] == "one" and session["num_requests"] == 4
-    assert report.leases == {"total": 12, "held": session["leased_blocks"]}
+    assert session.session_id == "one" and session.num_requests == 4
+    assert report.leases == {"total": 12, "held": session.leased_blocks}
 
 
 def test_each_step_is_decided_again(folder):

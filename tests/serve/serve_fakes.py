@@ -116,7 +116,9 @@ class EchoExecutor:
         tokens, stops = [], []
         for index, (row, count) in enumerate(zip(sampled.tolist(), known.tolist(), strict=True)):
             request = self._rows[row]
-            answer = self.answer_to(bytes(token for token in request.prompt_token_ids.tolist() if token < EOS))
+            answer = self.answer_to(
+                bytes(token for token in request.prompt_token_ids.tolist() if token < EOS)
+            )
             place = count - len(request.prompt_token_ids)
             tokens.append(answer[place] if place < len(answer) else EOS)
             if tokens[-1] == EOS:

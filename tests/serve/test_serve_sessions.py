@@ -1,4 +1,4 @@
-"""engine.session() on the embedded checkpoint: what a session says is what one request with its content says."""
+"""engine.session() on the embedded checkpoint: a session says what one request with its content says."""
 
 import asyncio
 
@@ -177,9 +177,9 @@ def test_media_that_were_not_kept_are_told_of(tmp_path):
     config = EngineConfig(media_store_bytes=0)
     with Engine(log=tmp_path / "log", config=config) as engine:
         engine.session("door").append({"type": "image", "image": picture(1)})
-    with Engine(log=tmp_path / "log", config=config, resume=Resume()) as engine:
-        with pytest.raises(InvalidMedia, match="lost with the process"):
-            engine.session("door").ask(QUESTION, max_tokens=2)
+    lost = pytest.raises(InvalidMedia, match="lost with the process")
+    with Engine(log=tmp_path / "log", config=config, resume=Resume()) as engine, lost:
+        engine.session("door").ask(QUESTION, max_tokens=2)
 
 
 def test_requests_of_one_session_go_one_behind_the_other():

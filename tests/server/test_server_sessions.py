@@ -1,4 +1,4 @@
-"""/v1/sessions over a socket: opened, grown, asked, closed; whose they are, what is refused, what comes again."""
+"""/v1/sessions over a socket: opened, grown, asked, closed; whose they are, what is refused, and again."""
 
 import base64
 import io

@@ -10,7 +10,7 @@ from mmengine.cli.logs.printing import clean, ms, printable
 if TYPE_CHECKING:  # heavy: loaded when a command runs
     from mmengine.replay.ask.life import LifeLine
     from mmengine.replay.ask.show import RequestLine, StepLine
-    from mmengine.replay.ask.state_report import StateReport
+    from mmengine.replay.ask.state_report import SessionReport, StateReport
     from mmengine.replay.ask.step_report import BatchRow, StepReport
 
 
@@ -216,15 +216,15 @@ def state_tables(report: "StateReport", limit: int) -> Iterator[Table | str]:
     yield f"digest {report.digest}"
 
 
-def _sessions_table(sessions: list[dict[str, Any]], count: int) -> Table:
+def _sessions_table(sessions: list[SessionReport], count: int) -> Table:
     table = Table(
         *("session", "requests", "tokens", "media", "blocks kept", "on its way"),
         title="sessions",
         title_justify="left",
     )
     for each in sessions:
-        figures = [str(each[name]) for name in ("num_requests", "num_tokens", "num_media", "leased_blocks")]
-        table.add_row(clean(each["session_id"]), *figures, clean(each["live"]))
+        figures = map(str, (each.num_requests, each.num_tokens, each.num_media, each.leased_blocks))
+        table.add_row(clean(each.session_id), *figures, clean(each.live))
     if count > len(sessions):
         table.caption = f"{count - len(sessions)} more: --limit {count}"
     return table

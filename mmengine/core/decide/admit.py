@@ -166,10 +166,15 @@ def check_content(
     """Raise InvalidRequest for what no state of these settings could hold: the prompt (int32 [n]) and
     the places of its media."""
     _check_prompt(prompt, config)
-    most = config.max_media_per_request if max_media is None else max_media
-    if len(media) > most:
-        name = "max_media_per_request" if max_media is None else "max_media_per_session"
-        raise InvalidRequest(f"{len(media)} images and videos in one request; {name} is {most}")
+    if max_media is not None and len(media) > max_media:
+        raise InvalidRequest(
+            f"{len(media)} images and videos in one session; max_media_per_session is {max_media}"
+        )
+    if max_media is None and len(media) > config.max_media_per_request:
+        raise InvalidRequest(
+            f"{len(media)} images and videos in one request; max_media_per_request is "
+            f"{config.max_media_per_request}"
+        )
     _check_media(prompt, media, config)
 
 

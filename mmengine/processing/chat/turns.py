@@ -5,7 +5,7 @@ question closes it. What the template writes around them is found by rendering t
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import Opens
@@ -24,20 +24,20 @@ class RenderedTurn(NamedTuple):
 
 def render_turn(
     template: ChatTemplate,
-    parts: Sequence[dict[str, Any]],
+    parts: Sequence[dict[str, object]],
     *,
     system: str,
     opens: Opens,
     closes: bool,
-    variables: Mapping[str, Any],
+    variables: Mapping[str, object],
 ) -> RenderedTurn:
     """`parts`: plain content of a user's message. `closes`: the answer comes next. Raises InvalidRequest
     where the template leaves the marks out."""
-    before: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    before: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
     if opens == "next":
         before += [_user([_text("-")]), {"role": "assistant", "content": _SAID}]
 
-    def rendered(content: list[dict[str, Any]]) -> str:
+    def rendered(content: list[dict[str, object]]) -> str:
         return template.render(
             [*before, _user(content)],
             add_generation_prompt=True,
@@ -68,9 +68,9 @@ def _between(rendered: str, begin: str, end: str) -> str:
     return rendered[first:last]
 
 
-def _user(content: list[dict[str, Any]]) -> dict[str, Any]:
+def _user(content: list[dict[str, object]]) -> dict[str, object]:
     return {"role": "user", "content": content}
 
 
-def _text(text: str) -> dict[str, Any]:
+def _text(text: str) -> dict[str, object]:
     return {"type": "text", "text": text}

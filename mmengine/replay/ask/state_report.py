@@ -14,6 +14,17 @@ from mmengine.replay.checked import CheckedLog
 from mmengine.replay.timeline import open_log
 
 
+class SessionReport(msgspec.Struct, frozen=True):
+    """`num_requests`: those that became part of it. `live`: the one that is on its way, or ""."""
+
+    session_id: str
+    num_requests: int
+    num_tokens: int
+    num_media: int
+    leased_blocks: int
+    live: str
+
+
 class StateReport(msgspec.Struct, frozen=True):
     """The whole state just before a step is decided, or at the end of the log."""
 
@@ -25,7 +36,7 @@ class StateReport(msgspec.Struct, frozen=True):
     host_blocks: dict[str, int]
     state_slots: dict[str, int]
     leases: dict[str, int]
-    sessions: list[dict[str, Any]]
+    sessions: list[SessionReport]
     in_flight: list[dict[str, Any]]
     free_rows: list[int]
     rows_being_left: list[int]
@@ -85,15 +96,9 @@ def report_of(state: State) -> StateReport:
     )
 
 
-def _session(session: SessionState) -> dict[str, Any]:
-    return {
-        "session_id": session.session_id,
-        "num_requests": session.num_grown,
-        "num_tokens": len(session.tokens),
-        "num_media": len(session.media),
-        "leased_blocks": len(session.leased),
-        "live": session.live,
-    }
+def _session(session: SessionState) -> SessionReport:
+    held = len(session.tokens), len(session.media), len(session.leased)
+    return SessionReport(session.session_id, session.num_grown, *held, session.live)
 
 
 def _running(state: State, row: int) -> dict[str, Any]:
