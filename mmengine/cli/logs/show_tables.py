@@ -216,7 +216,7 @@ def state_tables(report: "StateReport", limit: int) -> Iterator[Table | str]:
     yield f"digest {report.digest}"
 
 
-def _sessions_table(sessions: list[SessionReport], count: int) -> Table:
+def _sessions_table(sessions: list["SessionReport"], count: int) -> Table:
     table = Table(
         *("session", "requests", "tokens", "media", "blocks kept", "on its way"),
         title="sessions",
