@@ -3,9 +3,9 @@
     python benchmarks/sessions.py --threads 1                        # the embedded checkpoint
     python benchmarks/sessions.py --threads 2 --half-billion         # 0.4 billion weights, bfloat16
 
-A session takes the frames two by two, as a camera gives them; then it is asked. Beside it one request with the
-same content, of which nothing is prepared, encoded or computed. Both answer one token; what counts is the time
-from the call to that. The rounds take turns, the prompts are compared token by token.
+A session takes the frames two by two, as a camera gives them; then it is asked. Beside it one request with
+the same content, of which nothing is prepared, encoded or computed. Both answer one token; what counts is the
+time from the call to that. The rounds take turns, the prompts are compared token by token.
 """
 
 import time
@@ -38,6 +38,7 @@ def main(
 
 def measure(threads: int, count: int, side: int, rounds: int, half_billion: bool) -> Table:
     import torch  # after the environment is set
+    from half_billion_model import cached_folder
 
     from mmengine import Engine, EngineConfig
     from mmengine.serve.session_turns import frames_part
@@ -47,7 +48,7 @@ def measure(threads: int, count: int, side: int, rounds: int, half_billion: bool
     config = EngineConfig(
         num_threads=threads, max_media_per_request=count, media_cache_bytes=0, max_model_len=length
     )
-    with Engine(folder(length) if half_billion else None, config=config) as engine:
+    with Engine(cached_folder() if half_billion else None, config=config) as engine:
         in_patch = engine.processor.frames_in_patch
         seen = [(SECONDS * number, picture(number, side)) for number in range(count)]
         content = [*frames_part(seen, in_patch), {"type": "text", "text": QUESTION}]
@@ -117,13 +118,6 @@ def clocked(run):
 def same(one, other) -> bool:
     alike = np.array_equal(one.prompt_token_ids, other.prompt_token_ids)
     return alike and one.choices[0].token_ids == other.choices[0].token_ids
-
-
-def folder(length: int):
-    """The model's, with room for so many tokens."""
-    from half_billion_model import cached_folder
-
-    return cached_folder()
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     python examples/watch_folder.py pictures                       # questions are read line by line
     python examples/watch_folder.py pictures --ask "What moves?"   # one, about what is there, and it ends
 
-Pictures are taken in the order of their names, each at the time when it was written. They are computed as they
-come, so that an answer begins at once. Two and two of them are read together, so the last one may wait for the
-next, or for a question. What is older than --seconds is forgotten when the session becomes too long.
+Pictures are taken in the order of their names, each at the time when it was written. They are computed as
+they come, so that an answer begins at once. Two and two of them are read together, so the last one may wait
+for the next, or for a question. What is older than --seconds is forgotten when the session becomes too long.
 """
 
 import argparse
@@ -15,6 +15,8 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from PIL import Image
 
 from mmengine import Engine
 
@@ -28,7 +30,8 @@ class Watch:
     """`seconds`: of pictures that are kept, `every` so many seconds one."""
 
     def __init__(self, engine: Engine, folder: Path, seconds: float, every: float):
-        self._folder, self._seen, self._begun = folder, set[Path](), 0.0
+        self._folder, self._seen = folder, set[Path]()
+        self._begun = self._last = 0.0  # when the first one was written, and the last one since then
         self._session = engine.session(system=SYSTEM, **self._lengths(engine, seconds / every))
 
     def _lengths(self, engine: Engine, num_frames: float) -> dict[str, int]:
@@ -49,13 +52,19 @@ class Watch:
 
     def look(self) -> int:
         """Take what is new; gives how many pictures that were."""
-        new = [path for path in self._pictures() if path not in self._seen]
-        for path in new:
+        before = len(self._seen)
+        for path in [path for path in self._pictures() if path not in self._seen]:
+            try:
+                with Image.open(path) as image:
+                    picture = image.convert("RGB")
+            except OSError:
+                break  # the camera still writes it: the next look takes it
             written = path.stat().st_mtime
             self._begun = self._begun or written
-            self._session.frame(path, max(0.0, written - self._begun))
+            self._last = max(self._last, written - self._begun)
+            self._session.frame(picture, self._last)
             self._seen.add(path)
-        return len(new)
+        return len(self._seen) - before
 
     def ask(self, question: str) -> tuple[str, float]:
         """The answer, and the seconds that it took."""

@@ -28,8 +28,9 @@ class FakeModel:
         self._low = np.full((num_rows, 1), TOKEN_LOW, np.int64)
         self._high = np.full((num_rows, 1), TOKEN_HIGH, np.int64)
 
-    def set_row(self, row: int, request: SimRequest, num_prompt: int, max_model_len: int) -> None:
-        """`num_prompt`: its tokens, and those of its session before them."""
+    def set_row(self, row: int, request: SimRequest, max_model_len: int, num_before: int = 0) -> None:
+        """`num_before`: tokens of its session that stand before its own."""
+        num_prompt = num_before + request.num_prompt
         name = request.request_id
         self.num_prompt[row] = num_prompt
         self.max_total[row] = min(num_prompt + request.max_tokens, max_model_len)

@@ -86,12 +86,14 @@ class Workload:
     @property
     def longest(self) -> int:
         """Tokens of the longest request, prompt and output; of a session, all of its requests'."""
-        lengths: Counter[str] = Counter()
+        of_sessions: Counter[str] = Counter()
+        longest = 1
         for each in self.requests:
-            lengths[f"session {each.session}" if each.session else ""] += each.num_prompt + each.max_tokens
-        del lengths[""]
-        alone = (each.num_prompt + each.max_tokens for each in self.requests if not each.session)
-        return max((*alone, *lengths.values()), default=1)
+            length = each.num_prompt + max(each.max_tokens, 1)
+            if each.session:
+                of_sessions[each.session] += length
+            longest = max(longest, of_sessions[each.session], length)
+        return longest
 
     @property
     def largest_item(self) -> int:
