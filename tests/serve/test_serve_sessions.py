@@ -1,6 +1,7 @@
 """engine.session() on the embedded checkpoint: a session says what one request with its content says."""
 
 import asyncio
+import shutil
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from mmengine import AsyncEngine, Engine, Prompt
 from mmengine.config import EngineConfig
 from mmengine.core.resume import Resume
 from mmengine.errors import InvalidMedia, InvalidRequest, QueueFull, SessionBusy
+from mmengine.replay import verify
 from mmengine.serve.session_turns import frames_part
 from tests.serve.serve_fakes import TurnEcho, builder
 
@@ -171,6 +173,45 @@ def test_a_session_goes_on_in_the_next_process(tmp_path):
         content = [*frames_part(frames(6), 2), _text(QUESTION)]
         messages = [{"role": "system", "content": "Watch."}, {"role": "user", "content": content}]
         assert tokens(cold(engine, messages, max_tokens=6)) == tokens(answer)
+
+
+def test_killed_at_any_step_a_session_is_whole(tmp_path):
+    """As after kill -9: the log as it was behind each step, and another process that goes on with it."""
+
+    def echo(log, resume=None):
+        return Engine(builder=builder(processor=TurnEcho()), log=log, resume=resume)
+
+    copies, ends = [], []
+    with echo(tmp_path / "log") as engine:
+        step = engine.step
+
+        def watched(**options):
+            news = step(**options)
+            copies.append(shutil.copytree(tmp_path / "log", tmp_path / f"copy {len(copies)}"))
+            return news
+
+        engine.step = watched
+        session = engine.session("door", system="s")
+        for number, text in enumerate("ab"):
+            session.append(text * 20)
+            ends.append(session.facts.num_tokens)
+            session.ask(f"{number}?", max_tokens=4 + number)
+            ends.append(session.facts.num_tokens)
+        last = session.facts
+    assert len(copies) > 10
+    for copy in copies:
+        with echo(copy, Resume()) as engine:
+            while engine.has_work:
+                engine.step()
+            if not engine.sessions.names():
+                continue
+            session = engine.session("door")
+            facts = session.facts
+            assert not facts.live and not engine.requests.resumed
+            assert facts.num_tokens == ([0, *ends])[facts.num_requests]
+            if facts.num_requests == last.num_requests:
+                assert facts.answer == last.answer
+        assert verify(copy).ok
 
 
 def test_media_that_were_not_kept_are_told_of(tmp_path):
