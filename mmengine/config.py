@@ -17,6 +17,7 @@ OPERATIONAL = (
     *("grammar_timeout_s", "spec", "reasoning_start", "reasoning_end", "cuda_graphs"),
     *("tensor_parallel", "batch_invariant"),
     *("block_store_path", "block_store_bytes", "fetch_timeout_s"),
+    "session_media_bytes",
 )
 MAX_MARKER_CHARS = 64
 ENCODER_CACHE = 32_768  # embeddings that are kept where nothing is measured
@@ -137,6 +138,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # Bytes of adapters' matrices that are held at once, those that only wait to be used again included.
     lora_bytes: Annotated[int, Meta(ge=1, le=2**50)] = 2 * 2**30
 
+    # Sessions that are open at once (docs/sessions.md); one more is refused.
+    max_sessions: Annotated[int, Meta(ge=0, le=2**16)] = 64
+    # KV blocks that sessions may keep while nobody asks them; 0: auto, half of the pool.
+    session_blocks: Annotated[int, Meta(ge=0, le=2**22)] = 0
+    # Images and frames of all that a session holds; of other requests max_media_per_request holds.
+    max_media_per_session: Annotated[int, Meta(ge=0, le=2**16)] = 2048
+    # Bytes of images and frames that sessions without a log keep in memory, to compute again from.
+    session_media_bytes: Annotated[int, Meta(ge=0, le=2**50)] = 512 * 2**20
+
     def as_dict(self) -> dict:
         return msgspec.to_builtins(self)
 
@@ -203,6 +213,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def without_store(self) -> "EngineConfig":
         """For who plays an engine and has no store: what that would send is computed."""
         return msgspec.structs.replace(self, block_store="") if self.block_store else self
+
+    @property
+    def most_leased(self) -> int:
+        """KV blocks that all sessions may hold together."""
+        return self.session_blocks or (self.num_blocks - 1) // 2
 
     @property
     def largest_item(self) -> int:

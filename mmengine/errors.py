@@ -5,6 +5,7 @@
     ├── ModelError           a model folder that is missing, damaged, or of an unknown kind
     ├── InvalidRequest       refused at the door: it never became work
     │   ├── InvalidMedia     an image or a video that cannot be used
+    │   ├── SessionBusy      a request of the session is on its way; try again later
     │   └── QueueFull        too many requests wait already; try again later
     ├── RequestFailed        accepted, then ended with finish_reason "error"
     ├── ExecutorFailed       the device side of a step raised
@@ -35,6 +36,10 @@ class InvalidRequest(MMEngineError, ValueError):
 
 
 class InvalidMedia(InvalidRequest):
+    pass
+
+
+class SessionBusy(InvalidRequest):
     pass
 
 

@@ -168,6 +168,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 )
 
 
+# A prompt is computed for what comes behind it, and nothing is sampled. Not among the ranges that callers
+# have.
+PREFILL = SamplingParams(max_tokens=0)
+
 _INT_RANGES = (
     ("max_tokens", 1, 10**7),
     ("min_tokens", 0, 10**7),
@@ -290,6 +294,11 @@ class Request:
     def visual_adapter(self) -> bytes:
         """The digest of its adapter, where features of its media depend on that."""
         return self.adapter.digest if self.adapter is not None and self.adapter.visual else b""
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether its prompt is computed, and no token sampled."""
+        return not self.sampling.max_tokens
 
     @property
     def closes(self) -> bool:

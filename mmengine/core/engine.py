@@ -21,33 +21,33 @@ from mmengine.config import EngineConfig
 from mmengine.core.batch import BlockTables, batch
 from mmengine.core.decide.admit import admit, check_request
 from mmengine.core.decide.complete import complete
-from mmengine.core.decide.schedule import decision_version, schedule, why_it_waits
+from mmengine.core.decide.leases import next_lease
+from mmengine.core.decide.schedule import schedule, why_it_waits
 from mmengine.core.decide.stall import NO_PROGRESS, find_stalls
 from mmengine.core.dispatched import DispatchedSteps
 from mmengine.core.executed import writable
 from mmengine.core.executor import NO_PLAN, Executor
+from mmengine.core.first_events import settled_queued, started_of
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.inbox import Inbox, Source
 from mmengine.core.outputs import Outputs, Stats
 from mmengine.core.remote_blocks import RemoteBlocks
+from mmengine.core.session_door import SessionDoor
 from mmengine.core.snapshot import snapshot
 from mmengine.core.snapshot.take import body_of
 from mmengine.core.state import overlap
 from mmengine.core.state.digest import checkpoint
 from mmengine.core.state.drafted import added, drafted
-from mmengine.core.state.request_state import queued_of
 from mmengine.core.state.state import State
 from mmengine.core.state.view import View
 from mmengine.core.store_line import StoreLine
 from mmengine.core.unreceived import Unreceived
 from mmengine.errors import InvalidRequest, MMEngineError, QueueFull
 from mmengine.events import vocabulary as ev
-from mmengine.events.codec import settled
 from mmengine.events.log import MemoryLog
 from mmengine.events.sink import Sink
 from mmengine.events.snapshots import SnapshotFolder
 from mmengine.request import Request
-from mmengine.version import __version__
 
 
 class EngineCore:
@@ -97,10 +97,11 @@ class EngineCore:
         if self._overlaps:
             self._stats.overlap = dict.fromkeys(overlap.HOW, 0)
         self.last_stall: tuple[int, ev.Stalled] | None = None  # and the step at which it was found
+        self.sessions = SessionDoor(config, self.state, self.inbox, self._acceptable)
         self._store = None if remote is None else StoreLine(remote, self.state, self.inbox)
         self._snapshots = snapshots
         self._unreceived = Unreceived() if state is None and snapshots is not None else unreceived
-        self._started = started or _started(config, fingerprints or {})
+        self._started = started or started_of(config, fingerprints or {})
         num_steps = 0
         if state is None:
             self._emit(self._started)
@@ -117,6 +118,9 @@ class EngineCore:
         wait, MMEngineError while the log cannot be written.
         """
         check_request(request, self.config)
+        self.inbox.put(self._acceptable(request))
+
+    def _acceptable(self, request: Request) -> ev.Queued:
         name = request.request_id
         if name in self.state.requests or name in self.inbox.queued:
             raise InvalidRequest(f"the request id {name!r} is in use; choose another")
@@ -124,7 +128,7 @@ class EngineCore:
             raise QueueFull(f"{self.config.max_waiting} requests wait already (max_waiting); try again later")
         if self.stalled:
             raise MMEngineError(f"no new requests: {self.stalled}")
-        self.inbox.put(_queued(request))
+        return settled_queued(request)
 
     def cancel(self, request_id: str, reason: str = "cancelled") -> None:
         """Give a request up; its end comes out of a later step. Unknown ids are ignored."""
@@ -158,6 +162,7 @@ class EngineCore:
         self._emit(event)
         for name, req_state in self.state.requests.items():
             self.inbox.expect(name, req_state.request.deadline_ns)
+        self.sessions.recovered()
 
     @property
     def has_work(self) -> bool:
@@ -183,6 +188,7 @@ class EngineCore:
     def stats(self) -> Stats:
         state, stats = self.state, self._stats
         stats.num_running, stats.num_waiting = len(state.running), len(state.waiting)
+        stats.sessions_open, stats.kv_blocks_leased = len(state.sessions), state.sessions.num_leased
         stats.kv_blocks_used = stats.kv_blocks_total - state.blocks.num_free
         stats.log_bytes = self.sink.num_bytes
         return stats
@@ -255,6 +261,8 @@ class EngineCore:
 
     def _take_in(self) -> None:
         """End what is over, and see what arrived."""
+        while (lease := next_lease(self.view)) is not None:
+            self._emit(lease)
         for end in complete(self.view):
             self._emit(end)
         changed = False
@@ -364,6 +372,7 @@ class EngineCore:
         req_state = self.state.requests.get(getattr(event, "request_id", ""))
         self._now = max(self._now, self._clock())  # verify compares the order of times
         self.sink.append(event, self.state.step_of(event), self._now)
+        self.sessions.before(event)
         if self._store is not None:
             self._store.before(event)
         if self._unreceived is None:
@@ -378,22 +387,3 @@ class EngineCore:
         elif isinstance(event, ev.Finished):
             self.inbox.ended(event.request_id)
             self._outputs.finished(event, max(0, req_state.num_cached) if req_state else 0)
-
-
-def _queued(request: Request) -> ev.Queued:
-    """The request as the log will have it. Raises InvalidRequest for what cannot be written down."""
-    try:
-        return settled(queued_of(request))
-    except ValueError as error:
-        raise InvalidRequest(f"request {request.request_id!r} cannot be written to a log: {error}") from None
-
-
-def _started(config: EngineConfig, fingerprints: dict[str, str]) -> ev.Started:
-    return ev.Started(
-        schema=ev.SCHEMA_VERSION if config.block_store else ev.SCHEMA_WITHOUT_STORE,
-        engine_version=__version__,
-        decision_version=decision_version(config),
-        config=config.as_dict(),
-        fingerprints=fingerprints,
-        num_blocks=config.num_blocks,
-    )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from mmengine.core.state.request_state import DEADLINE
+from mmengine.core.state.sessions import IDLE
 from mmengine.events import vocabulary as ev
 
 
@@ -40,6 +41,18 @@ class Deadlines:
             self._all = [(deadline, name) for name, deadline in self._of.items()]
             heapq.heapify(self._all)
 
+    @property
+    def next_ns(self) -> int | None:
+        """The next deadline, by the clock."""
+        while self._all and self._of.get(self._all[0][1]) != self._all[0][0]:
+            heapq.heappop(self._all)
+        return self._all[0][0] if self._all else None
+
+    @property
+    def any_passed(self) -> bool:
+        following = self.next_ns
+        return following is not None and following <= self._clock()
+
     def passed(self) -> Iterator[str]:
         """Whose deadline is over; each is named once."""
         while self._all and self._all[0][0] <= self._clock():
@@ -56,10 +69,14 @@ class Inbox:
         self._events: deque[ev.Event] = deque()
         self._deadlines = Deadlines(clock)
         self._of_store = Deadlines(clock)
+        self._of_sessions = Deadlines(clock)
+        self.opening: dict[str, ev.SessionOpened] = {}  # sessions that no step has seen yet
+        self.closing: set[str] = set()  # sessions, likewise
+        self.appending: set[str] = set()  # sessions with a request that no step has seen yet
         self.queued: set[str] = set()  # ids of arrivals that no step has seen yet
 
     def __len__(self) -> int:
-        return len(self._events)
+        return len(self._events) + self._of_sessions.any_passed
 
     def leavers(self) -> tuple[ev.Event, ...]:
         """Nobody: who leaves while a step runs is seen behind its result."""
@@ -69,6 +86,12 @@ class Inbox:
         if isinstance(event, ev.Queued):
             self.queued.add(event.request_id)
             self.expect(event.request_id, event.deadline_ns)
+        elif isinstance(event, ev.SessionOpened):
+            self.opening[event.session_id] = event
+        elif isinstance(event, ev.SessionClosed):
+            self.closing.add(event.session_id)
+        elif isinstance(event, ev.Appended):
+            self.appending.add(event.session_id)
         self._events.append(event)
 
     def expect(self, request_id: str, deadline_ns: int) -> None:
@@ -84,6 +107,20 @@ class Inbox:
         """It did, or nobody waits for it any more."""
         self._of_store.forget(request_id)
 
+    def expect_session(self, session_id: str, idle_ns: int) -> None:
+        """Somebody is to ask a session something so long from now; 0: never."""
+        if idle_ns:
+            self._of_sessions.expect(session_id, idle_ns)
+
+    def heard_session(self, session_id: str) -> None:
+        """Somebody did, or it is over."""
+        self._of_sessions.forget(session_id)
+
+    @property
+    def next_idle_ns(self) -> int | None:
+        """When the next session has been idle for too long, by the clock; None: none will be."""
+        return self._of_sessions.next_ns
+
     def ended(self, request_id: str) -> None:
         """A request is over: its deadlines mean nothing any more, also to a later one of that id."""
         self._deadlines.forget(request_id)
@@ -94,7 +131,9 @@ class Inbox:
         events = [
             self._events.popleft() for _ in range(len(self._events))
         ]  # other threads put some meanwhile
-        self.queued.clear()
+        for seen in (self.queued, self.opening, self.closing, self.appending):
+            seen.clear()
         events += [ev.Lost(name, DEADLINE) for name in self._of_store.passed()]
         events += [ev.Cancelled(name, "deadline") for name in self._deadlines.passed()]
+        events += [ev.SessionClosed(name, IDLE) for name in self._of_sessions.passed()]
         return events

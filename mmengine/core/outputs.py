@@ -148,6 +148,9 @@ class Stats:
     num_encoder_hits: int = 0
     num_fetched_blocks: int = 0  # of a store
     num_lost_fetches: int = 0  # that it did not answer in time, or not whole
+    num_leases_taken: int = 0  # from sessions, whole ones and ends
+    sessions_open: int = 0
+    kv_blocks_leased: int = 0
     device_ns: int = 0
     num_running: int = 0
     num_waiting: int = 0
@@ -177,6 +180,8 @@ class Stats:
                 self.num_fetched_blocks += len(digests) // 8
             case ev.Lost():
                 self.num_lost_fetches += 1
+            case ev.LeaseTaken():
+                self.num_leases_taken += 1
             case ev.Queued(prompt=prompt):
                 self.num_prompt_tokens += len(prompt) // 4
             case ev.Preempted():

@@ -7,8 +7,12 @@ Fields are only ever added, at the end and with a default; a type number is neve
 
 from typing import TypeAlias
 
-import msgspec
-
+from mmengine.events.event_base import EventBase
+from mmengine.events.of_sessions import Appended as Appended
+from mmengine.events.of_sessions import Leased as Leased
+from mmengine.events.of_sessions import LeaseTaken as LeaseTaken
+from mmengine.events.of_sessions import SessionClosed as SessionClosed
+from mmengine.events.of_sessions import SessionOpened as SessionOpened
 from mmengine.request import Adapter, GrammarRequest, MediaItem, SamplingParams, ThinkingBudget
 
 # 2: digests are trees, see core/state/digest.py. 3: a grammar is a struct, which the log may keep in a slot.
@@ -19,10 +23,6 @@ NO_SLOT = -1  # in place of a slot: a grammar that the log keeps nowhere
 FOR_ALL = -1  # in place of a row: room is made for whoever needs it
 AS_CACHED = -1  # in place of a number of tokens: as many as the cached blocks hold
 NO_STATE = -1  # in place of a state slot
-
-
-class EventBase(msgspec.Struct, array_like=True, frozen=True):
-    """What all events are; `Event` is one of them."""
 
 
 class Started(EventBase, frozen=True):
@@ -359,9 +359,16 @@ Event: TypeAlias = (
     | Lost
     | AdapterLoaded
     | AdapterUnloaded
+    | SessionOpened
+    | Appended
+    | Leased
+    | LeaseTaken
+    | SessionClosed
 )
 # What the scheduler decides of a step.
-StepDecision: TypeAlias = Preempted | Scheduled | Admitted | StatesKept | Evicted | Encoded | Fetched
+StepDecision: TypeAlias = (
+    Preempted | Scheduled | Admitted | StatesKept | Evicted | Encoded | Fetched | LeaseTaken
+)
 TYPES: dict[int, type[Event]] = {
     1: Started,
     2: Queued,
@@ -391,9 +398,15 @@ TYPES: dict[int, type[Event]] = {
     26: StatesKept,
     27: AdapterUnloaded,
     28: AdmittedWithAdapter,
+    30: SessionOpened,
+    31: Appended,
+    32: Leased,
+    33: LeaseTaken,
+    34: SessionClosed,
 }
 NUMBERS: dict[type[EventBase], int] = {cls: number for number, cls in TYPES.items()}
 OBSERVATIONS = (
     *(Started, Queued, GrammarReady, GrammarFailed, Cancelled, Executed, Failed, Delivered, CacheReset),
     *(Recovered, Offered, Arrived, Lost, AdapterLoaded, AdapterUnloaded),
+    *(SessionOpened, Appended, SessionClosed),
 )

@@ -45,6 +45,7 @@ class Prepared:
     prompt_token_ids: np.ndarray  # int32 [n]
     media: tuple[MediaInput, ...]
     text: str
+    num_opening: int = 0  # of a piece of a session: its first tokens that belong to what stands before it
 
 
 class Tokenizer(Protocol):
@@ -63,6 +64,9 @@ class Tokenizer(Protocol):
 
     # A tokenizer may have `text_bytes: Sequence[bytes] | None`: what each id adds to the text of `decode`,
     # where that joins bytes and reads them as UTF-8 with U+FFFD for what is none. Texts come faster then.
+
+
+Opens = Literal["first", "next", ""]  # what a piece of a user's turn opens
 
 
 class Processor(Protocol):
@@ -136,6 +140,30 @@ class Processor(Protocol):
     def restore(self, item: MediaItem, source: MediaSource) -> MediaInput:
         """The patches of an item once more. Raises InvalidMedia when the source gives other pixels now
         than those that `item` is the hash of."""
+
+
+class TurnProcessor(Processor, Protocol):
+    """One whose conversations can be written piece by piece, as sessions do."""
+
+    @property
+    def frames_in_patch(self) -> int:
+        """Frames of a video that the encoder reads together; 1: each by itself, as an image."""
+
+    def prepare_turn(
+        self,
+        content: Sequence[Mapping[str, object]],
+        *,
+        system: str,
+        opens: Opens,
+        closes: bool,
+        base_folder: Path | None = None,
+        media_options: Mapping[str, object] | None = None,
+        cache_salt: str = "",
+        template_options: Mapping[str, object] | None = None,
+    ) -> Prepared:
+        """A piece of a user's turn: parts as those of a message, and what the chat template writes around
+        them. `opens`: the turn, as the "first" one behind `system`, or the "next" one behind an answer; "":
+        it goes on. `closes`: the answer comes next. Raises InvalidRequest, InvalidMedia."""
 
 
 @dataclass(frozen=True, slots=True)

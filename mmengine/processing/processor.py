@@ -14,16 +14,17 @@ import numpy as np
 from mmengine.errors import InvalidMedia, InvalidRequest, ModelError
 from mmengine.models.decoding import DecoderRecipe, MediaDecoder
 from mmengine.models.media_cache import MediaCache
-from mmengine.models.plugin import MediaInput, MediaSource, Prepared
+from mmengine.models.plugin import MediaInput, MediaSource, Opens, Prepared
 from mmengine.processing.chat.messages import MAX_TEXT_CHARS, fill, read_messages, read_variables
 from mmengine.processing.chat.template import ChatTemplate
 from mmengine.processing.chat.token_writer import TokenWriter
+from mmengine.processing.chat.turns import render_turn
 from mmengine.processing.description import Description, MediaDescription
 from mmengine.processing.media.arguments import as_images, as_videos, for_item, read_arguments
 from mmengine.processing.media.decoder import check_length, recipe
 from mmengine.processing.media.loader import LoadedMedia, MediaLoader
 from mmengine.processing.media.sources import Access, MediaPart
-from mmengine.request import CallFormat, MediaItem
+from mmengine.request import CallFormat, MediaItem, check_unicode
 
 GENERATION_NAMES = (
     "do_sample",
@@ -98,6 +99,44 @@ class ChatProcessor:
         pieces = template.split(rendered, self._limit + 1)
         ids, media = self._build(pieces, parts, options, access, cache_salt)
         return Prepared(ids, media, template.readable(rendered))
+
+    def prepare_turn(
+        self,
+        content: Sequence[Mapping[str, object]],
+        *,
+        system: str,
+        opens: Opens,
+        closes: bool,
+        base_folder: Path | None = None,
+        media_options: Mapping[str, object] | None = None,
+        cache_salt: str = "",
+        template_options: Mapping[str, object] | None = None,
+    ) -> Prepared:
+        """See TurnProcessor."""
+        options, access, _ = read_arguments(media_options, base_folder)
+        (plain, *_), parts = read_messages([{"role": "user", "content": list(content)}])
+        check_unicode("the system message", system)
+        self._check_taken(parts)
+        template, variables = self._template_of(template_options, {part.modality for part in parts})
+        turn = render_turn(
+            template, plain["content"], system=system, opens=opens, closes=closes, variables=variables
+        )
+        ids, media = self._build(
+            template.split(turn.text, self._limit + 1), parts, options, access, cache_salt
+        )
+        num_opening = 0
+        if turn.opening:
+            own = self._build(template.split(turn.opening), [], options, access, cache_salt)[0]
+            alike = own[: len(ids)] == ids[: len(own)]
+            num_opening = len(alike) if alike.all() else int(alike.argmin())
+        return Prepared(ids, media, template.readable(turn.text), num_opening)
+
+    @property
+    def frames_in_patch(self) -> int:
+        """See TurnProcessor."""
+        if self.media is None or "video" not in self._pads.values():
+            return 1
+        return self.media.settings.patches.temporal_patch_size
 
     @property
     def max_image_pixels(self) -> int:

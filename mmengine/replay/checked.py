@@ -184,6 +184,11 @@ def _check_columns(state: State, event: ev.Event) -> None:
             size = config.block_size * (len(event.cached) + len(event.blocks)) // 4
             if not event.blocks or size >= len(state.requests[name].tokens):
                 raise ValueError(f"{size} tokens are fetched of a request that has no more")
+        case ev.Leased(session_id=name):
+            _check_column("blocks", event.blocks, 1, config.num_blocks)
+            _check_kept(event.num_kept, len(state.sessions.all[name].leased))
+        case ev.LeaseTaken(session_id=name):
+            _check_kept(event.num_kept, len(state.sessions.all[name].leased))
         case ev.Arrived(request_id=name):
             if not 0 < len(event.digests) <= 8 * state.requests[name].num_fetching:
                 raise ValueError(f"{len(event.digests)} bytes of digests are of no blocks that are fetched")
@@ -192,6 +197,11 @@ def _check_columns(state: State, event: ev.Event) -> None:
                 raise ValueError(f"more steps in flight than max_in_flight {config.max_in_flight}")
         case ev.Executed():
             _check_tokens(state, event)
+
+
+def _check_kept(num_kept: int, most: int) -> None:
+    if not 0 <= num_kept <= most:
+        raise ValueError(f"num_kept {num_kept} of a lease of {most} blocks")
 
 
 def _check_tokens(state: State, event: ev.Executed) -> None:

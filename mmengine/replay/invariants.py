@@ -51,6 +51,7 @@ def _held_blocks(state: State) -> np.ndarray:
         np.add.at(held, state.block_table[row, : state.num_blocks[row]], 1)
     for name in state.fetching:
         np.add.at(held, state.requests[name].fetch_blocks, 1)
+    np.add.at(held, state.sessions.leased(), 1)
     return held
 
 
@@ -97,6 +98,17 @@ def _state_slots(state: State) -> Iterator[str]:
             f"rows hold the state slots {held.tolist()}, those that count as held are "
             f"{np.flatnonzero(slots.held).tolist()}, and {slots.num_free} of {len(slots.held)} as free"
         )
+
+
+def _sessions(state: State) -> Iterator[str]:
+    """All leases are within their limit, and a request that is on its way is of one session."""
+    config, sessions = state.config, state.sessions
+    ending = any(session.is_settled for session in sessions.all.values())
+    if sessions.num_leased > config.most_leased and not ending:
+        yield f"sessions hold {sessions.num_leased} blocks; {config.most_leased} are theirs"
+    live = {session.live: session for session in sessions.all.values() if session.live}
+    if live != sessions.of_request:
+        yield f"the requests {sorted(live)} are of sessions, and {sorted(sessions.of_request)} count as such"
 
 
 def _queue(state: State) -> Iterator[str]:
@@ -238,6 +250,7 @@ INVARIANTS: dict[str, Callable[[State], Iterator[str]]] = {
     "rows": _rows,
     "state_slots": _state_slots,
     "adapters": _adapters,
+    "sessions": _sessions,
     "queue": _queue,
     "budgets": _budgets,
     "computed": _computed,

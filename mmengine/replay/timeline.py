@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mmengine.core.decide.leases import NO_FREE_BLOCKS
 from mmengine.core.decide.schedule import schedule
 from mmengine.core.state.columns import CRASHED, LEFT, LOST
 from mmengine.core.state.state import State
@@ -29,6 +30,9 @@ from mmengine.replay.checked import CheckedLog
 def open_log(folder: str | PathLike) -> "Timeline":
     """A log to look into. Raises LogError when the folder holds none, CorruptLog when that is damaged."""
     return Timeline(Path(folder))
+
+
+_OF_A_STEP = (ev.Scheduled, ev.Admitted, ev.StatesKept, ev.Evicted, ev.Encoded)
 
 
 def fold(log: CheckedLog) -> Iterator[tuple[State, Record]]:
@@ -46,6 +50,8 @@ def is_scheduling(state: State, event: ev.Event) -> bool:
     match event:
         case ev.Scheduled() | ev.Admitted() | ev.StatesKept() | ev.Evicted() | ev.Encoded() | ev.Fetched():
             return True
+        case ev.LeaseTaken(reason=reason):
+            return reason == NO_FREE_BLOCKS
         case ev.Preempted(row=row):
             return state.ended[row] not in (LOST, CRASHED) and not state.resetting
     return False
@@ -176,8 +182,10 @@ class Step:
 
 
 def _most_decisions(state: State) -> int:
-    """More events than any step can have: rows leave and come once, items are evicted once."""
-    return 4 * state.config.max_num_seqs + len(state.requests) + len(state.encoder.entries) + 8
+    """More events than any step can have: rows leave and come once, items are evicted once, and a lease is
+    taken for one of these."""
+    moved = 4 * state.config.max_num_seqs + len(state.requests) + len(state.sessions)
+    return 2 * moved + len(state.encoder.entries) + 8
 
 
 def _decisions(
@@ -189,9 +197,7 @@ def _decisions(
     most = _most_decisions(state)
     for record in records:
         same_step = record.step == first.step
-        if not same_step or not isinstance(
-            record.event, (ev.Scheduled, ev.Admitted, ev.StatesKept, ev.Evicted, ev.Encoded, ev.Preempted)
-        ):
+        if not same_step or not isinstance(record.event, (*_OF_A_STEP, ev.Preempted, ev.LeaseTaken)):
             behind.append(record)
             break
         logged.append(record)

@@ -247,6 +247,7 @@ def _asked(event: ev.Event) -> ev.Event | None:
         (
             *(ev.Queued, ev.GrammarReady, ev.GrammarFailed, ev.Cancelled, ev.Delivered, ev.CacheReset),
             *(ev.Offered, ev.Arrived, ev.Lost, ev.AdapterLoaded, ev.AdapterUnloaded),
+            *(ev.SessionOpened, ev.Appended, ev.SessionClosed),
         ),
     ):
         return event

@@ -28,7 +28,8 @@ from mmengine.serve.answers import RequestOutput, ended, engine_failed, unbegun
 from mmengine.serve.async_adapters import AsyncAdapters
 from mmengine.serve.async_forms import AsyncForms
 from mmengine.serve.async_left import AsyncLeft
-from mmengine.serve.channel import Channel, deliver, tell_accepted
+from mmengine.serve.async_sessions import AGAIN, AsyncSessions
+from mmengine.serve.channel import Channel, deliver
 from mmengine.serve.engine import Engine
 from mmengine.serve.health import Readiness, StepClock
 from mmengine.serve.left import left_of
@@ -43,11 +44,10 @@ from mmengine.serve.structured import ResponseFormat, response_format_of
 from mmengine.serve.texts import AnswerTexts
 
 STEP_LIMIT_S = 60.0  # a step that takes longer hangs
-
 MAX_HANGS = 32  # hangs in a row, before the streams hear of it
 
 
-class AsyncEngine(AsyncForms, AsyncLeft, AsyncAdapters):
+class AsyncEngine(AsyncForms, AsyncLeft, AsyncAdapters, AsyncSessions):
     """A model behind a thread. Takes what `Engine` takes; loading happens in the constructor.
 
     Media are decoded and resized on `media_workers` threads of their own, schemas and grammars are checked on
@@ -293,6 +293,9 @@ class AsyncEngine(AsyncForms, AsyncLeft, AsyncAdapters):
             if not self._engine.requests.can_take_up(
                 request_id, num_choices
             ):  # no step had seen the request yet
+                if channel.options.place is not None:
+                    self._end(channel, RequestFailed(AGAIN))
+                    continue
                 options = replace(channel.options.after(channel.age_s), request_id=request_id)
                 self._engine.submit_prepared(stuck.requests.prepared(request_id), options)
                 continue
@@ -303,7 +306,7 @@ class AsyncEngine(AsyncForms, AsyncLeft, AsyncAdapters):
     def _take_commands(self) -> None:
         """Run all commands; wait for one when the engine has nothing to do."""
         if not self._engine.has_work:
-            self._commands.get()()
+            self._run_next_command()
         while not self._commands.empty():
             self._commands.get()()
 
@@ -321,6 +324,7 @@ class AsyncEngine(AsyncForms, AsyncLeft, AsyncAdapters):
             else:
                 options = channel.options.after(channel.age_s)
                 channel.request_id = self._engine.submit_prepared(result, options)
+                self._note_session(channel)
                 self._running[channel.request_id] = channel
                 self._unwritten.append(channel)
         except MMEngineError as error:
@@ -350,14 +354,6 @@ class AsyncEngine(AsyncForms, AsyncLeft, AsyncAdapters):
         news = ended(unbegun(channel.options.request_id, channel.options.sampling.n, "deadline"))
         self._forget(channel)
         deliver((channel, one) for one in news)
-
-    def _acknowledge(self, engine: Engine) -> None:
-        """Tell the callers whose requests a step wrote down."""
-        waiting, self._unwritten = self._unwritten, []
-        written: list[Channel] = []
-        for channel in waiting:
-            (written if engine.is_on_disk(channel.request_id) else self._unwritten).append(channel)
-        tell_accepted(written)
 
     def _cancel(self, channel: Channel) -> None:
         request = self._preparing.pop(channel, None)

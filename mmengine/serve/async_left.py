@@ -13,7 +13,7 @@ import numpy as np
 
 from mmengine.errors import InvalidRequest, MMEngineError
 from mmengine.serve.answers import RequestOutput, engine_failed, in_pieces
-from mmengine.serve.channel import Channel
+from mmengine.serve.channel import Channel, tell_accepted
 from mmengine.serve.engine import Engine
 from mmengine.serve.left import Left
 from mmengine.serve.options import Options
@@ -33,6 +33,7 @@ class AsyncLeft(Protocol):
     _left: dict[str, Left]
     _running: dict[str, Channel]
     _failure: MMEngineError | None
+    _unwritten: list[Channel]
 
     def _close_channel(self, channel: Channel) -> None: ...
 
@@ -98,6 +99,14 @@ class AsyncLeft(Protocol):
         self._deliver([piece for each in news for piece in in_pieces(each)])
         if channel.closed:
             self._cancel(channel)
+
+    def _acknowledge(self, engine: Engine) -> None:
+        """Tell the callers whose requests a step wrote down."""
+        waiting, self._unwritten = self._unwritten, []
+        written: list[Channel] = []
+        for channel in waiting:
+            (written if engine.is_on_disk(channel.request_id) else self._unwritten).append(channel)
+        tell_accepted(written)
 
     def _let_go(self, answers: list[Held]) -> None:
         """After a hang the engine may have them as those of the process before."""

@@ -40,6 +40,7 @@ from mmengine.serve.options import GENERATE, GenerateOptions, Options, SubmitOpt
 from mmengine.serve.prompts import Prompt, Prompted
 from mmengine.serve.reasoning import Reasoning
 from mmengine.serve.recovery import open_store, recover
+from mmengine.serve.sessions import sessions_of
 from mmengine.serve.stall_watch import StallWatch
 from mmengine.serve.stop_strings import StopStrings
 from mmengine.serve.structured import response_format_of
@@ -120,15 +121,10 @@ class Engine(EngineForms):
         self.requests = InProgress(self._core, self.processor.tokenizer, resumed, texts)
         markers = self.config.reasoning_start, self.config.reasoning_end
         self.reasoning = Reasoning(self.processor.tokenizer, self.config.eos_token_ids, *markers)
-        self._intake = Intake(
-            self.built,
-            self._holders,
-            self.requests,
-            self.metrics,
-            self.reasoning,
-            self.grammar_memory,
-            self.adapters,
-        )
+        self.sessions = sessions_of(self._core, store, self.processor, self.requests)
+        told = self._holders, self.requests, self.metrics
+        pools = self.grammar_memory, self.sessions, self.adapters
+        self._intake = Intake(self.built, *told, self.reasoning, *pools)
         limit_s = self.config.step_timeout_s
         self._watchdog = Watchdog(limit_s, on_hang or self._end_process) if limit_s else nullcontext()
         built = self.built
@@ -251,6 +247,7 @@ class Engine(EngineForms):
             self._tell_of_grammars()
             with self._watchdog:
                 news = self._core.step()
+            self.sessions.tidy()
             outputs = [self._take(output) for output in self.metrics.saw_step(news)]
             if self._syncer is not None:
                 self._syncer.notify()

@@ -15,6 +15,8 @@ from mmengine.serve.json_stream import values_of
 from mmengine.serve.options import GenerateOptions, SubmitOptions, make_options
 from mmengine.serve.prompts import Prompted
 from mmengine.serve.reasoning import Reasoning
+from mmengine.serve.session import Session
+from mmengine.serve.sessions import IDLE_S, Sessions, SessionSettings
 from mmengine.serve.structured import decoded, json_format, response_format_of
 from mmengine.structured_output.partial_json import JsonValue
 
@@ -23,6 +25,7 @@ class EngineForms(BatchEngine, Protocol):
     """Part of Engine."""
 
     reasoning: Reasoning
+    sessions: Sessions
 
     def submit(
         self,
@@ -74,6 +77,34 @@ class EngineForms(BatchEngine, Protocol):
         To close it is to cancel."""
         chat = ChatAsked(messages, tools, tool_choice, parallel_tool_calls, self.processor, self.config)
         return ChatStream(self._chunks(chat, sampling, options, stream=True))
+
+    def session(
+        self,
+        session_id: str = "",
+        *,
+        system: str = "",
+        length: int = 0,
+        keep: int = 0,
+        idle_s: float = IDLE_S,
+        cache_salt: str = "",
+        media_options: Mapping[str, object] | None = None,
+        template_options: Mapping[str, object] | None = None,
+    ) -> Session:
+        """A request that grows (docs/sessions.md): what is appended is computed as it comes, and asked about.
+        `length`: tokens that it may have (0: max_model_len); beyond it a new chain begins with the anchor and
+        the last that `keep` tokens hold (0: half). `idle_s`: it is closed when nobody asks for so long; 0:
+        never. An id that is open is gone on with, such as one of the process before. Raises InvalidRequest,
+        QueueFull."""
+        if session_id not in self.sessions.names():
+            settings = SessionSettings(
+                system=system,
+                length=length,
+                keep=keep,
+                cache_salt=cache_salt,
+                template_options=dict(template_options or {}),
+            )
+            session_id = self.sessions.open(session_id, settings, idle_s)
+        return Session(self, session_id, media_options)
 
     def _chunks(
         self, chat: ChatAsked, sampling: SamplingParams | None, options: SubmitOptions, stream: bool

@@ -45,18 +45,21 @@ class Holders:
     def add(self, holder: RequestHolder) -> None:
         self._all.append(holder)
 
-    def hold(self, request: Request, media: Sequence[MediaInput]) -> None:
+    def hold(
+        self, request: Request, media: Sequence[MediaInput], new: Sequence[MediaInput] | None = None
+    ) -> None:
         """Keep the pixels of a request where the device finds them, and where the next process would; and
         have its grammar compiled. Raises InvalidRequest for an id that is in use, QueueFull and others where
-        one of the holders takes no more; nothing is held then."""
+        one of the holders takes no more; nothing is held then. `new`: of a session's request the media that
+        it brings; the session has the others."""
         request_id = request.request_id
         if request_id in self._ids:
             raise InvalidRequest(f"the request id {request_id!r} is in use; choose another")
         self._ids.add(request_id)
         try:
             self._executor.attach(request_id, media)
-            self._media_memory.hold(request_id, media)
-            if self._store is not None:
+            self._media_memory.hold(request_id, media if new is None else new)
+            if self._store is not None and new is None:
                 self._store.hold(request_id, media)
             if request.grammar is not None:
                 grammar = self._grammar_memory.hold(request_id, request.grammar)

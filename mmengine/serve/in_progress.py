@@ -257,6 +257,12 @@ class InProgress:
                 completion = self._finish(ended, one.reason, pending, answer)
         return completion
 
+    def run_on(self, core_id: str) -> None:
+        """Nobody takes up this request of the process before, if it had it, and it goes on to its end."""
+        one = self.resumed.pop(core_id, None)
+        if one is not None and one.reason:
+            self._core.delivered(core_id)
+
     def drop_resumed(self, request_id: str, num_choices: int = 1) -> None:
         """Nobody needs the answers of a request of the process before any more, if it had it."""
         for name in core_ids(request_id, num_choices):

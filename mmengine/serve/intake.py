@@ -17,6 +17,8 @@ from mmengine.serve.operators import operator_log
 from mmengine.serve.options import Options
 from mmengine.serve.prompts import core_requests, request_ids
 from mmengine.serve.reasoning import Reasoning
+from mmengine.serve.session_turns import SessionPlace
+from mmengine.serve.sessions import Sessions
 from mmengine.structured_output.json_schema.notes import Note
 
 if TYPE_CHECKING:  # mmengine.build brings torch
@@ -24,6 +26,7 @@ if TYPE_CHECKING:  # mmengine.build brings torch
 
 MAX_NOTED = 1_000  # notes on forms that are remembered; more are logged again
 MAX_LOGGED_NOTES = 10  # of one form, in the operators' log
+NO_ADAPTER = "a session is the model's as it is; leave the adapter out, or send it all as one request with it"
 
 
 class Intake:
@@ -37,13 +40,14 @@ class Intake:
         metrics: Metrics,
         reasoning: Reasoning,
         grammar_memory: GrammarMemory,
+        sessions: Sessions,
         adapters: Adapters,
     ):
         self._core, self._vocab_size = built.core, built.spec.vocab_size
         self._grammar_backend = built.grammars.backend
         self._holders, self._in_progress, self._metrics = holders, in_progress, metrics
         self._reasoning, self._grammar_memory = reasoning, grammar_memory
-        self._adapters = adapters
+        self._sessions, self._adapters = sessions, adapters
         self._new_id = request_ids()
         self._noted: set[tuple[Note, ...]] = set()
         self.on_large_media: Callable[[LargeMedia], None] = lambda large: None
@@ -64,14 +68,43 @@ class Intake:
             grammar = self._grammar_memory.shared(options.grammar)
             notes = options.notes + self._grammar_backend.notes(grammar)
             options = replace(options, grammar=grammar, notes=notes)
-        adapter = self._adapters.named(options.adapter)
-        requests = core_requests(request_id, prepared, options, adapter)
-        self._submit_all(requests, prepared, options.prepared_s)
+        if options.place is not None:
+            if options.adapter:
+                raise InvalidRequest(NO_ADAPTER)
+            prepared, requests = self._submit_to_session(request_id, prepared, options, options.place)
+        else:
+            adapter = self._adapters.named(options.adapter)
+            requests = core_requests(request_id, prepared, options, adapter)
+            self._submit_all(requests, prepared, options.prepared_s)
         self._in_progress.begin(request_id, prepared, requests, stream, options.notes)
         self._tell_of_large(request_id, requests[0])
         if options.notes and options.notes not in self._noted:
             self._log_notes(request_id, options.notes)
         return request_id
+
+    def _submit_to_session(
+        self, request_id: str, prepared: Prepared, options: Options, place: SessionPlace
+    ) -> tuple[Prepared, list[Request]]:
+        """Behind what the session has; gives the whole prompt."""
+        chain = self._sessions.chain(prepared, place, options.sampling.max_tokens)
+        whole = replace(prepared, prompt_token_ids=chain.tokens, media=())
+        (request,) = core_requests(request_id, whole, options)
+        request = replace(request, media=chain.media)
+        inputs = self._sessions.hold(prepared, place, chain)
+        self._holders.hold(request, inputs, prepared.media)
+        try:
+            self._core.sessions.append(
+                place.session_id,
+                request,
+                num_kept=chain.num_kept,
+                num_opening=chain.num_opening,
+                is_anchor=place.is_anchor,
+            )
+        except Exception:
+            self._holders.release(request_id)
+            raise
+        self._metrics.submitted(request, 1, options.prepared_s)
+        return whole, [request]
 
     def _tell_of_large(self, request_id: str, request: Request) -> None:
         for large in large_media(request, self._core.config, self._core.view):

@@ -82,13 +82,31 @@ class MediaStore:
         for mm_hash in hashes:
             self._holders.setdefault(mm_hash, set()).add(request_id)
 
-    def release(self, request_id: str) -> None:
-        """The request is over; an unknown one is no error."""
-        for mm_hash in self._held.pop(request_id, ()):
-            self._holders[mm_hash].discard(request_id)
+    def keep(self, holder: str, items: Iterable[MediaItem], new: Sequence[MediaInput]) -> None:
+        """`holder` holds these items from here on, of which the `new` ones may not be in the store yet, and
+        no others. Raises as `hold` does; what it held before is held then."""
+        before = self._held.get(holder, ())
+        self.hold_stored(holder, items)
+        try:
+            for one in new:
+                if one.item.mm_hash not in self._sizes:
+                    self._write(one)
+        except BaseException:
+            self._let_go(holder, self._held[holder], before)
+            self._held[holder] = before
+            raise
+        self._let_go(holder, before, self._held[holder])
+
+    def _let_go(self, holder: str, hashes: Iterable[bytes], but: Iterable[bytes]) -> None:
+        for mm_hash in set(hashes).difference(but):
+            self._holders[mm_hash].discard(holder)
             if not self._holders[mm_hash]:
                 del self._holders[mm_hash]
                 self._drop(mm_hash)
+
+    def release(self, request_id: str) -> None:
+        """The request is over; an unknown one is no error."""
+        self._let_go(request_id, self._held.pop(request_id, ()), ())
 
     def sweep(self) -> None:
         """Drop the files that no request holds."""

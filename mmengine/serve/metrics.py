@@ -29,6 +29,7 @@ COUNTERS = {  # by field of Stats: name, what it counts
     "num_encoded_items": ("encoded_items", "Images and videos that were encoded."),
     "num_fetched_blocks": ("fetched_blocks", "KV blocks that came of a store."),
     "num_lost_fetches": ("lost_fetches", "Times that a store did not answer in time, or not whole."),
+    "num_leases_taken": ("leases_taken", "Times that sessions gave up KV blocks that others needed."),
     "num_encoder_hits": ("encoder_hits", "Images and videos found in the encoder cache."),
     "log_bytes": ("log_bytes", "Bytes written to the event log."),
 }
@@ -37,6 +38,8 @@ GAUGES = {
     "num_waiting": ("requests_waiting", "Requests that wait for one."),
     "kv_blocks_used": ("kv_blocks_used", "KV blocks that requests hold."),
     "kv_blocks_total": ("kv_blocks", "KV blocks there are."),
+    "kv_blocks_leased": ("kv_blocks_leased", "KV blocks that sessions keep between their requests."),
+    "sessions_open": ("sessions_open", "Sessions that are open."),
 }
 STALLS = {"num_thrashes": "thrash", "num_no_progress": "no_progress"}
 DRAFTS = {  # by field of DraftCounts

@@ -11,7 +11,15 @@ from typing import Any, TypedDict
 import msgspec
 
 from mmengine.errors import InvalidRequest, shown
-from mmengine.request import MAX_CHOICES, GrammarRequest, SamplingParams, ThinkingBudget, check_unicode
+from mmengine.request import (
+    MAX_CHOICES,
+    PREFILL,
+    GrammarRequest,
+    SamplingParams,
+    ThinkingBudget,
+    check_unicode,
+)
+from mmengine.serve.session_turns import SessionPlace
 from mmengine.serve.tools import CallsAsked
 from mmengine.serve.vllm_forms import VLLM_NAMES
 from mmengine.structured_output.json_schema.notes import Note
@@ -127,6 +135,16 @@ class Options:
     thinking_token_budget: int | None = None
     thinking: ThinkingBudget | None = None
     adapter: str = ""
+    place: SessionPlace | None = None  # in a session, of which the prompt is a piece
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether a piece of a session is computed, and nothing said."""
+        return self.sampling == PREFILL
+
+    def at(self, place: SessionPlace, request_id: str) -> "Options":
+        """Of a request of a session."""
+        return replace(self, place=place, request_id=request_id)
 
     def after(self, seconds: float) -> "Options":
         """What is left of them: the deadline counts from submit, and preparation took so many seconds."""
@@ -135,7 +153,8 @@ class Options:
 
     def check(self) -> None:
         """Raise InvalidRequest for the first value that is out of range."""
-        self.sampling.check()
+        if not self.is_prefill:
+            self.sampling.check()
         named = isinstance(self.request_id, str) and self.request_id.isprintable()
         if not named or len(self.request_id) > MAX_ID_CHARS:
             raise InvalidRequest(f"a request id has at most {MAX_ID_CHARS} printable characters")

@@ -15,6 +15,7 @@ from mmengine.serve.adapters import Adapters
 from mmengine.serve.grammar_memory import GrammarMemory
 from mmengine.serve.media_store import MediaStore
 from mmengine.serve.operators import operator_log
+from mmengine.serve.session_media import holder_of
 
 if TYPE_CHECKING:  # mmengine.build brings torch
     from mmengine.build import Built
@@ -31,6 +32,8 @@ def open_store(log: str | Path, config: EngineConfig, resumed: ResumeState | Non
     if resumed is not None:
         for name, req_state in resumed.state.requests.items():
             store.hold_stored(name, req_state.request.media)
+        for name, session in resumed.state.sessions.all.items():
+            store.hold_stored(holder_of(name), session.media)
     store.sweep()
     return store
 

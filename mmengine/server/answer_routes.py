@@ -156,7 +156,9 @@ class AnswerRoutes:
         except ApiError:
             answering.close()
             raise
-        return self._event_stream(answering, answering.asked, owner)
+        return self._event_stream(
+            answering, answering.asked, partial(self._stream_ended, owner, answering, None)
+        )
 
     def read_line(self, endpoint: str, data: bytes, name: str, owner: str) -> Asked:
         """What a line of a batch asks, of one of LINE_ENDPOINTS. `name`: of the request. On any thread.
@@ -228,7 +230,8 @@ class AnswerRoutes:
                     held.release()
                     if asked.stream:
                         await answering.first_news(self._settings.ping_s)
-                        return self._event_stream(answering, asked, owner, traced)
+                        ended = partial(self._stream_ended, owner, answering, traced)
+                        return self._event_stream(answering, asked, ended, traced)
                     if isinstance(frames, ResponsesFrames) and frames.is_background:
                         body = frames.response.of("queued")
                     else:
@@ -296,8 +299,28 @@ class AnswerRoutes:
         self._metrics.told(found)
         return found
 
+    def id_of(self, request: Request) -> str:
+        """Of a call, as its caller named it, or drawn."""
+        given = request.headers.get(ID_HEADER, "") or self._new_id()
+        if _is_id(given):
+            request.scope[REQUEST_ID] = given
+        return given
+
+    def stream_of_session(self, answering: Answering, asked: Asked, then: Callable[[], None]) -> EventStream:
+        """`then`: called when it is over."""
+
+        def ended(how: str) -> None:
+            then()
+            self._metrics.stream_ended(how)
+
+        return self._event_stream(answering, asked, ended)
+
     def _event_stream(
-        self, answering: Answering, asked: Asked, owner: str, traced: "Traced | None" = None
+        self,
+        answering: Answering,
+        asked: Asked,
+        ended: Callable[[str], None],
+        traced: "Traced | None" = None,
     ) -> EventStream:
         self._metrics.streams.inc()
         settings = self._settings
@@ -310,7 +333,7 @@ class AnswerRoutes:
             max_backlog=settings.max_backlog,
             sent=self._metrics.sent,
             told=self._told_in_stream,
-            ended=partial(self._stream_ended, owner, answering, traced),
+            ended=ended,
             shutting_down=partial(self._cut, asked.request_id),
         )
 

@@ -34,6 +34,7 @@ from mmengine.server.messages.errors import error_json, kind_of
 from mmengine.server.model_names import ModelNames
 from mmengine.server.other_routes import OtherRoutes
 from mmengine.server.rows_left import RowsLeft
+from mmengine.server.session_routes import SessionRoutes, sessions_of
 from mmengine.server.settings import ServerSettings, is_loopback
 from mmengine.server.token_texts import TokenTexts
 
@@ -73,6 +74,15 @@ _KEPT = (
     ("GET", "/v1/batches"),
     ("GET", "/v1/batches/{batch_id}"),
     ("POST", "/v1/batches/{batch_id}/cancel"),
+)
+_SESSIONS = (
+    ("POST", "/v1/sessions"),
+    ("GET", "/v1/sessions"),
+    ("GET", "/v1/sessions/{session_id}"),
+    ("DELETE", "/v1/sessions/{session_id}"),
+    ("POST", "/v1/sessions/{session_id}/append"),
+    ("POST", "/v1/sessions/{session_id}/frame"),
+    ("POST", "/v1/sessions/{session_id}/ask"),
 )
 _METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")  # that metrics tell apart
 _Endpoint = Callable[[Request], Awaitable[ASGIApp]]
@@ -129,6 +139,7 @@ class App:
             ("GET", "/version"): others.version,
             ("GET", "/openapi.json"): others.openapi,
         }
+        endpoints |= _session_endpoints(engine, settings, served, self.admission, answers)
         self._keep, self._runner = keep, None
         if keep is not None and rows_left is not None:
             self._runner = BatchRunner(
@@ -275,6 +286,21 @@ class App:
             self.metrics.lag.observe(max(0.0, loop.time() - due))
 
 
+def _session_endpoints(
+    engine: ServedEngine,
+    settings: ServerSettings,
+    names: ModelNames,
+    admission: Admission,
+    answers: AnswerRoutes,
+) -> dict[tuple[str, str], _Endpoint]:
+    keeper = sessions_of(engine)
+    if keeper is None:
+        return dict.fromkeys(_SESSIONS, _no_sessions)
+    routes = SessionRoutes(keeper, settings, names, admission, answers, engine.config.max_sessions)
+    made = (routes.create, routes.listed, routes.get, routes.delete)
+    return dict(zip(_SESSIONS, (*made, routes.append, routes.frame, routes.ask), strict=True))
+
+
 def _kept_endpoints(
     keep: Keep, runner: BatchRunner, admission: Admission, settings: ServerSettings
 ) -> dict[tuple[str, str], _Endpoint]:
@@ -287,6 +313,11 @@ def _kept_endpoints(
 async def _nothing_kept(request: Request) -> ASGIApp:
     text = "responses, files and batches are kept beside a log, and here is none; start it with --log"
     raise ApiError(404, text, code="no_log")
+
+
+async def _no_sessions(request: Request) -> ASGIApp:
+    text = "sessions are kept by one engine, and here requests go to several; ask one of those"
+    raise ApiError(404, text, code="no_sessions")
 
 
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:

@@ -150,6 +150,20 @@ class ChatReader:
         except InvalidRequest as error:
             raise api_error(error, FIELDS.names) from None
 
+    @property
+    def opened(self) -> Json:
+        """What media options say of URLs."""
+        return dict(self._opened)
+
+    def template_options(self, given: Json) -> Json:
+        """Variables of the chat template, and the server's own one. Raises ApiError."""
+        variables = without_nulls(given)
+        for name in ("chat_template", "messages", "tools", "add_generation_prompt"):
+            if name in variables:
+                place = f"chat_template_kwargs.{name}"
+                raise ApiError(400, f"{place} is not taken", place, "unsupported_parameter")
+        return {**variables, **self._template}
+
     def _budget(self, body: ChatBody) -> int:
         for name in ("max_completion_tokens", "max_tokens"):
             value = getattr(body, name)
@@ -172,11 +186,7 @@ class ChatReader:
                 "continue_final_message and add_generation_prompt exclude each other",
                 "add_generation_prompt",
             )
-        variables = without_nulls(body.chat_template_kwargs or {})
-        for name in ("chat_template", "messages", "tools", "add_generation_prompt"):
-            if name in variables:
-                place = f"chat_template_kwargs.{name}"
-                raise ApiError(400, f"{place} is not taken", place, "unsupported_parameter")
+        options = self.template_options(body.chat_template_kwargs or {})
         add = body.add_generation_prompt
         media = _Media(self._pixels, self._door, payloads, uploads)
         return Prompt(
@@ -184,7 +194,7 @@ class ChatReader:
             continue_final_message=bool(body.continue_final_message),
             add_generation_prompt=True if add is None else add,
             media_options={**item_options(body.mm_processor_kwargs, self._pixels.most), **self._opened},
-            template_options={**variables, **self._template} or None,
+            template_options=options or None,
         )
 
 

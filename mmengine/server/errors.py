@@ -14,6 +14,7 @@ from mmengine.errors import (
     MMEngineError,
     QueueFull,
     RequestFailed,
+    SessionBusy,
     in_one_line,
 )
 from mmengine.processing.fetch.refusals import FetchRefused
@@ -38,10 +39,10 @@ STATUSES = {  # what each says
     400: "What was asked cannot be done; param names the field",
     401: "No key, or an unknown one",
     403: "Not allowed here",
-    404: "No such model, file or batch, or no such route",
+    404: "No such model, file, batch or session, or no such route",
     405: "Another method is wanted",
     408: "The body did not come in time",
-    409: "In use, or too late: a request with this request_id, or Idempotency-Key, runs",
+    409: "In use, or too late: a request with this request_id, or Idempotency-Key, or of this session, runs",
     413: "The body is too large",
     415: "The body is compressed",
     422: "Another body came with this request_id, or Idempotency-Key, before",
@@ -104,6 +105,9 @@ def api_error(error: BaseException, params: frozenset[str] = frozenset(), retry_
             return ApiError(
                 429, str(error), code="queue_full", headers={"retry-after": str(max(1, retry_after_s))}
             )
+        case SessionBusy():
+            headers = {"retry-after": str(max(1, retry_after_s))}
+            return ApiError(409, str(error), "session_id", "session_busy", headers)
         case FetchRefused():
             return ApiError(400, str(error), media_param(str(error)), "media_not_fetched")
         case InvalidMedia():

@@ -43,6 +43,15 @@ from mmengine.server.messages.table import COUNT_TOKENS, MESSAGES
 from mmengine.server.responses.body import ResponsesBody
 from mmengine.server.responses.shapes import EVENTS, InputItems, Response, ResponseDeleted
 from mmengine.server.responses.table import RESPONSES
+from mmengine.server.session_bodies import (
+    AppendBody,
+    AskBody,
+    FrameBody,
+    SessionBody,
+    SessionDeleted,
+    SessionObject,
+    SessionObjects,
+)
 from mmengine.server.token_requests import DetokenizeBody, TokenizeBody
 from mmengine.version import __version__
 
@@ -91,6 +100,7 @@ def document() -> bytes:
         LoadBody,
         UnloadBody,
         AdapterDone,
+        *(SessionBody, AppendBody, FrameBody, AskBody, SessionObject, SessionObjects, SessionDeleted),
     )
     _, schemas = msgspec.json.schema_components((*kinds, *said), schema_hook=_of_anything, ref_template=_REF)
     for kind, fields in _BODIES.items():
@@ -164,6 +174,7 @@ def _paths() -> Json:
             )
         },
         "/version": {"get": _route("The version", _ok("It", Version), _ASKS)},
+        **_session_paths(),
         **_kept_paths(),
     }
 
@@ -188,6 +199,38 @@ def _adapter_paths() -> Json:
     return {
         LOAD: {"post": {**loading, "requestBody": _body(LoadBody)}},
         UNLOAD: {"post": {**unloading, "requestBody": _body(UnloadBody)}},
+    }
+
+
+def _session_paths() -> Json:
+    """Requests that grow."""
+    one = {"parameters": [_named("session_id")]}
+    session, statuses = _ok("The session", SessionObject), (400, 404, 409, *_READS)
+    asking = _answering("Ask it, and answer as chat does", AskBody, ChatAnswer, _chunks(ChatEvent))
+    named = asking["parameters"]
+    assert isinstance(named, list)
+    named.append(_named("session_id"))
+    made = {**_route("Open a session", session, statuses), "requestBody": _body(SessionBody)}
+    listed = _route("The caller's sessions", _ok("All of them", SessionObjects), (*_ASKS, 503))
+    gone = _route("Close it", _ok("It is gone", SessionDeleted), (*_ASKS, 503))
+    below = "/v1/sessions/{session_id}"
+    grown = {
+        f"{below}/{way}": {
+            "post": {**_route(says, session, statuses), "requestBody": _body(body), **one},
+        }
+        for way, says, body in (
+            ("append", "Append texts, images and videos", AppendBody),
+            ("frame", "Append a frame of a video", FrameBody),
+        )
+    }
+    return {
+        "/v1/sessions": {"post": made, "get": listed},
+        below: {
+            "get": {**_route("It as it is now", session, (*_ASKS, 503)), **one},
+            "delete": {**gone, **one},
+        },
+        **grown,
+        f"{below}/ask": {"post": asking},
     }
 
 

@@ -19,6 +19,7 @@ from mmengine.events.sink import Sink, SinkBefore
 from mmengine.simulation.executor import FakeExecutor
 from mmengine.simulation.meter import Meter
 from mmengine.simulation.records import Recorder
+from mmengine.simulation.sessions import SessionQueues, whole_request
 from mmengine.simulation.settings import Settings
 from mmengine.simulation.workload import SimEvent, SimRequest, Workload
 
@@ -94,6 +95,7 @@ class Driver:
         self._next = 0  # of the pending
         self._events = sorted(workload.events or (), key=lambda each: each.step)
         self._late: list[SimEvent] = []  # of the step that runs
+        self._sessions = SessionQueues()
         self._failed: dict[str, bool] = {}  # grammars, with vLLM's decisions: whether its scheduler saw that
         self._step = 0
         self._num_steps = 0
@@ -118,7 +120,7 @@ class Driver:
         """Until nothing is left, or the workload's steps are over. Raises LogError when the log cannot
         be written, MMEngineError when the engine makes no progress."""
         core, state = self._core, self._core.state
-        while self._next < len(self._pending) or self._events or core.has_work:
+        while self._next < len(self._pending) or self._events or core.has_work or self._sessions:
             tokens_before = self._meter.num_scheduled_tokens
             core.step()
             if core.stalled:
@@ -186,6 +188,8 @@ class Driver:
             self._arrive_until_now()
         else:
             self._arrive(self._step)
+        for request in self._sessions.due(self._core):
+            self._submit(request)
         self._happen(now)
 
     def _seen_failing(self) -> list[ev.Event]:
@@ -206,18 +210,27 @@ class Driver:
         while self._next < len(self._pending) and self._pending[self._next].arrival <= until:
             request = self._pending[self._next]
             self._next += 1
-            self._submit(request)
+            if request.session:
+                self._sessions.put(request)
+            else:
+                self._submit(request)
 
     def _submit(self, request: SimRequest) -> None:
+        num_prompt = request.num_prompt
         try:
-            self._core.submit(request.request())
+            if request.session:
+                whole = whole_request(self._core, request)
+                num_prompt = len(whole.prompt_token_ids)
+                self._core.sessions.append(request.session, whole)
+            else:
+                self._core.submit(request.request())
         except InvalidRequest as error:
             self._refusal = self._refusal or f"{request.request_id}: {error}"
             self._num_refused += 1
             self._num_ended += 1
             return
         arrival = request.arrival if self._workload.timed else self._executor.clock_ns
-        self._meter.arrived(request.request_id, request.num_prompt, arrival)
+        self._meter.arrived(request.request_id, num_prompt, arrival)
         if request.ranges and self._workload.events is None:
             self._core.inbox.put(ev.GrammarReady(request.request_id))
 
@@ -235,6 +248,8 @@ class Driver:
                     core.inbox.put(ev.GrammarFailed(event.request_id, NO_GRAMMAR))
                 case "grammar_ready":
                     core.inbox.put(ev.GrammarReady(event.request_id))
+                case "close_session" if event.request_id in core.state.sessions.all:
+                    core.sessions.close(event.request_id, "closed")
                 case "reset_prefix_cache":
                     if event.reset_running or not self._vllm_refuses_reset(leaving):
                         core.inbox.put(ev.CacheReset(event.reset_running))
@@ -247,7 +262,10 @@ class Driver:
 
     def _give_up(self) -> None:
         self._unfinished = list(self._core.state.requests)
-        self._unfinished += [each.request_id for each in self._pending[self._next :]]
+        self._unfinished += [
+            *self._sessions.left(),
+            *(each.request_id for each in self._pending[self._next :]),
+        ]
         self._next = len(self._pending)
         self._events.clear()
         for name in self._core.state.requests:

@@ -30,7 +30,9 @@ class FakeExecutor(TimedExecutor):
         self._model = FakeModel(config.max_num_seqs)
 
     def _set_row(self, row: int, request: Request) -> None:
-        self._model.set_row(row, self._requests[request.request_id], self._config.max_model_len)
+        sim = self._requests[request.request_id]
+        num_before = len(request.prompt_token_ids) - sim.num_prompt
+        self._model.set_row(row, sim, self._config.max_model_len, num_before)
 
     def _run(self, plan: StepPlan, device_ns: int) -> StepResult:
         """Sample the rows that reached the end of their known tokens: one token each, and one more

@@ -28,10 +28,12 @@ class FakeModel:
         self._low = np.full((num_rows, 1), TOKEN_LOW, np.int64)
         self._high = np.full((num_rows, 1), TOKEN_HIGH, np.int64)
 
-    def set_row(self, row: int, request: SimRequest, max_model_len: int) -> None:
+    def set_row(self, row: int, request: SimRequest, max_model_len: int, num_before: int = 0) -> None:
+        """`num_before`: tokens of its session that stand before its own."""
+        num_prompt = num_before + request.num_prompt
         name = request.request_id
-        self.num_prompt[row] = request.num_prompt
-        self.max_total[row] = min(request.num_prompt + request.max_tokens, max_model_len)
+        self.num_prompt[row] = num_prompt
+        self.max_total[row] = min(num_prompt + request.max_tokens, max_model_len)
         self.stop_token[row], self.stop_at[row] = request.stop_token, request.stop_at
         self.bad_at[row] = request.bad_at
         self._token_crc[row] = prefix_state(f"{name}:")

@@ -51,11 +51,12 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True):
     grammar: _Grammar | None = None
     inject_bad_at: int | None = None
     adapter: str | _Adapter | None = None
+    session: str = ""
 
 
 class _Event(msgspec.Struct, forbid_unknown_fields=True):
     step: _Step
-    op: Literal["abort", "grammar_ready", "grammar_error", "reset_prefix_cache"]
+    op: Literal["abort", "grammar_ready", "grammar_error", "reset_prefix_cache", "close_session"]
     id: str = ""
     when: Literal["before_update"] | None = None
     reset_running: bool = False
@@ -120,8 +121,12 @@ def _requests(parsed: list[_Request], path: Path) -> list[SimRequest]:
 def _request(request: _Request, where: str) -> SimRequest:
     segments = [_segment(segment, where) for segment in request.prompt]
     num_prompt = sum(count for count, _ in segments)
-    if not 1 <= num_prompt <= MAX_TOKENS or not 1 <= request.max_tokens <= MAX_TOKENS:
-        raise InvalidRequest(f"{where}: prompt and max_tokens must each be 1 to {MAX_TOKENS} tokens long")
+    least = 0 if request.session else 1
+    if not 1 <= num_prompt <= MAX_TOKENS or not least <= request.max_tokens <= MAX_TOKENS:
+        raise InvalidRequest(
+            f"{where}: prompt and max_tokens must each be 1 to {MAX_TOKENS} tokens long; in a session "
+            "max_tokens 0 computes the prompt and says nothing"
+        )
     if (request.stop_at is None) != (request.stop_token is None):
         raise InvalidRequest(f"{where}: stop_at and stop_token need one another; give both or neither")
     ranges = tuple(request.grammar.ranges) if request.grammar else ()
@@ -143,6 +148,7 @@ def _request(request: _Request, where: str) -> SimRequest:
         ranges=ranges,
         bad_at=_or_never(request.inject_bad_at),
         adapter=_adapter(request.adapter),
+        session=request.session,
     )
 
 

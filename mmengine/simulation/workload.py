@@ -1,12 +1,13 @@
 """What is simulated: requests, when they arrive, and what else happens at which step."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from mmengine.request import Adapter, GrammarRequest, MediaItem, Request, SamplingParams
+from mmengine.request import PREFILL, Adapter, GrammarRequest, MediaItem, Request, SamplingParams
 from mmengine.simulation.hashing import crc_of_numbers, prefix_state
 
 TOKEN_LOW, TOKEN_HIGH = 1000, 31000  # the fake model's and the generated prompts' tokens lie in here
@@ -36,12 +37,13 @@ class SimRequest:
     ranges: tuple[tuple[int, int], ...] = ()
     bad_at: int = NEVER
     adapter: Adapter | None = None
+    session: str = ""  # behind whose tokens its own stand
 
     def request(self) -> Request:
         return Request(
             request_id=self.request_id,
             prompt_token_ids=self.prompt(),
-            sampling=SamplingParams(max_tokens=self.max_tokens, seed=0),
+            sampling=SamplingParams(max_tokens=self.max_tokens, seed=0) if self.max_tokens else PREFILL,
             media=self.media,
             priority=self.priority,
             grammar=GrammarRequest("ranges", repr(self.ranges)) if self.ranges else None,
@@ -51,7 +53,8 @@ class SimRequest:
 
 @dataclass(frozen=True, slots=True)
 class SimEvent:
-    """Something that happens at a step. op: abort, grammar_ready, grammar_error, reset_prefix_cache.
+    """Something that happens at a step. op: abort, grammar_ready, grammar_error, reset_prefix_cache,
+    close_session (`request_id` is the session's then).
 
     `late`: not before the step is decided but while it runs.
     """
@@ -84,8 +87,15 @@ class Workload:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest request, prompt and output."""
-        return max((each.num_prompt + each.max_tokens for each in self.requests), default=1)
+        """Tokens of the longest request, prompt and output; of a session, all of its requests'."""
+        of_sessions: Counter[str] = Counter()
+        longest = 1
+        for each in self.requests:
+            length = each.num_prompt + max(each.max_tokens, 1)
+            if each.session:
+                of_sessions[each.session] += length
+            longest = max(longest, of_sessions[each.session], length)
+        return longest
 
     @property
     def adapters(self) -> set[str]:

@@ -226,12 +226,18 @@ class Chaos:
         """Each request ended once, with the tokens of a run alone as far as it got; the log folds to the
         live state, and every decision in it is derived again."""
         assert not self.live and self.ended
+        self.check_tokens()
+        self.check_log()
+
+    def check_tokens(self) -> None:
         for request, got, reason in self.ended:
             tokens, end = reference_tokens(request, self.config, eos_in=EOS_IN)
             if reason in ("stop", "length"):
                 assert (got, reason) == (tokens, end), request.request_id
             else:
                 assert got == tokens[: len(got)], request.request_id
+
+    def check_log(self) -> None:
         state = State(self.config)
         for record in LogReader(self.folder):
             evolve(state, record.event)

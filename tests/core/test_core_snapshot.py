@@ -26,7 +26,7 @@ PARTS = {
     *("part", "step_part", "work_left"),
     *("step_rows", "step_filled", "step_encoded", "step_evicted", "step_swapped", "step_copies"),
     *("step_fetched", "fetching"),  # the requests say who is fetching
-    *("states", "step_kept", "adapters"),
+    *("states", "step_kept", "adapters", "sessions", "num_prefills"),
     *(
         *("has_drafts", "verifies"),  # as the columns say
         "num_large",  # as the requests do

@@ -190,7 +190,8 @@ def test_requests_that_share_a_prefix_fetch_it_once(pair):
         other.submit(prompt(name))
     other.run()
     other.check()
-    assert kinds(other).count(ev.Fetched) == 1 and kinds(other).count(ev.Admitted) == 3
+    admitted = [kind for kind in kinds(other) if issubclass(kind, ev.Admitted)]
+    assert kinds(other).count(ev.Fetched) == 1 and len(admitted) == 3
 
 
 def test_a_store_that_says_nothing_costs_its_deadline_once_for_all_who_wait(pair):

@@ -47,6 +47,11 @@ def one_of_each() -> list[ev.Event]:
         ev.Fetched("a", column(1), column(2, 3)),
         ev.Arrived("a", b"12345678"),
         ev.Lost("a", "deadline"),
+        ev.SessionOpened("s", "salt", 10**9, b"kept"),
+        ev.Appended("s", "a", 3, 1, True),
+        ev.Leased("s", 1, column(5, 6)),
+        ev.LeaseTaken("s", 1, "no free blocks"),
+        ev.SessionClosed("s", "idle"),
         ev.Recovered(
             (3, 4), "tail", (("0.mmlog", 99, 7),), (("a", "its image is lost"),), {"dtype": "x"}, "1"
         ),

@@ -143,9 +143,9 @@ WRONG = {
     lose_the_last_three: ("end", "says that another segment follows it"),
     empty_the_last: ("end", "says that another segment follows it"),
     empty_the_only_one: ("end", "no segment has a byte in it"),
-    keep_a_state_from_behind: ("end", "a snapshot holds the state behind record 79"),
-    kill: ("unclosed", "killed behind record 71, or the file was cut there, between two frames"),
-    cut_between_two_frames: ("unclosed", "killed behind record 70, or the file was cut there"),
+    keep_a_state_from_behind: ("end", "a snapshot holds the state behind record 103"),
+    kill: ("unclosed", "killed behind record 95, or the file was cut there, between two frames"),
+    cut_between_two_frames: ("unclosed", "killed behind record 94, or the file was cut there"),
 }
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mmengine.config import EngineConfig
-from mmengine.core.engine import EngineCore, _queued
+from mmengine.core.engine import EngineCore
+from mmengine.core.first_events import settled_queued
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.snapshot import snapshot
 from mmengine.core.state.digest import state_digest
@@ -77,7 +78,7 @@ def crashed_run(folder: Path, num_requests: int, settings: dict = OURS) -> Engin
     late = [small_request(rng, f"late{number}", config) for number in range(config.max_waiting + 1)]
     for request in late[1:]:
         core.submit(request)
-    core.inbox.put(_queued(late[0]))  # a queue that was full when it came
+    core.inbox.put(settled_queued(late[0]))  # a queue that was full when it came
     _run(core)
     core.close()
     return core

@@ -30,6 +30,7 @@ RUN = {
     ("docs/pipeline.md", "python"): HERE,
     ("docs/tools.md", "python"): HERE,
     ("docs/policies.md", "python"): HERE,
+    ("docs/sessions.md", "python"): HERE,
     ("docs/policies.md", "toml"): HERE,
     ("docs/policies.md", "indented"): HERE,
     ("docs/server.md", "json"): "tests/server/test_server_batches.py",
@@ -103,6 +104,7 @@ NOT_RUN = {
     ("docs/scale.md", "import ray"): RAY,
     ("docs/server.md", "[Service]"): "a unit of systemd; tests/server/test_server_listening.py reads it",
     ("docs/server.md", "mmengine serve"): SERVES,
+    ("docs/sessions.md", "curl localhost"): "it asks a server; tests/server/test_server_sessions.py does",
     ("plugins/mmengine_shapes/README.md", "OMP_NUM_THREADS=1 python -m"): TRAINING,
     ("plugins/mmengine_shapes/README.md", "python -m"): TRAINING,
 }
@@ -115,6 +117,7 @@ EXAMPLES = {
     "killed_server.py": "tests/durable/test_durable_example.py",
     "chat_image_schema.py": "tests/server/test_server_command.py",
     "tool_loop.py": "tests/server/test_server_tools.py",
+    "watch_folder.py": "tests/serve/test_watch_folder.py",
 }
 INLINE = re.compile(r"`((?:mmengine|python|make|bash) [^`]+)`")
 

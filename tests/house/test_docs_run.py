@@ -47,9 +47,15 @@ def test_the_simulator_runs_as_shown(folder):
         for part in command.split(" && "):
             run(folder, part)
     assert (folder / "run.png").stat().st_size > 1000 and (folder / "out.jsonl").read_text()
-    (request,) = blocks("docs/simulation.md", "json")
-    (folder / "one.jsonl").write_text(json.dumps(json.loads(request.text)))
-    assert "1: 1 length" in run(folder, "mmengine simulate one.jsonl")
+    for request in blocks("docs/simulation.md", "json"):
+        (folder / "one.jsonl").write_text(json.dumps(json.loads(request.text)))
+        assert "1: 1 length" in run(folder, "mmengine simulate one.jsonl")
+
+
+def test_a_session_is_asked_as_shown(capsys):
+    (code,) = blocks("docs/sessions.md", "python")
+    exec(compile(code.text, code.name, "exec"), {})
+    assert "tokens were there" in capsys.readouterr().out
 
 
 def test_policies_are_made_as_shown(folder, monkeypatch):

@@ -12,9 +12,9 @@ from mmengine.core.state.policy import Policy, register_policy
 from mmengine.errors import QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogWriter
-from mmengine.request import Request, SamplingParams
+from mmengine.request import PREFILL, Request, SamplingParams
 from mmengine.simulation.slots import SimulatedExecutor
-from tests.core.small_engine import settings_of
+from tests.core.small_engine import image, request, settings_of
 from tests.core.workloads import ADAPTERS, small_request
 
 EOS_IN = 20
@@ -139,3 +139,43 @@ def _step(live: Live, count: int) -> None:
             if output.finish_reason is not None:
                 live.ends[output.request_id] = output.finish_reason, output.detail, output.num_cached_tokens
                 live.core.delivered(output.request_id)
+
+
+def session_run(folder):
+    """Two sessions that take each other's blocks, and others' requests that need them: pieces, questions, a
+    new chain, one that is closed."""
+    config = settings_of(num_blocks=25, session_blocks=12, checkpoint_interval=8)
+    core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(folder))
+    core.sessions.open(ev.SessionOpened("one", envelope=b"kept", idle_ns=10**18))
+    core.sessions.open(ev.SessionOpened("two", "tenant"))
+    said = {"one": list(range(10, 24)), "two": list(range(50, 60))}
+
+    def step_all():
+        while core.has_work:
+            for output in core.step():
+                if output.finish_reason is not None:
+                    core.delivered(output.request_id)
+
+    def go_on(session, name, more, max_tokens=0, **place):
+        said[session] = [*said[session], *more]
+        sampling = SamplingParams(max_tokens=max_tokens, seed=1) if max_tokens else PREFILL
+        media = (image(7, 2, 3),) if session == "one" else ()
+        prompt = np.array(said[session], np.int32)
+        salt = "tenant" if session == "two" else ""
+        request = Request(name, prompt, sampling, media, cache_salt=salt)
+        core.sessions.append(session, request, **place)
+        step_all()
+        said[session] = core.state.sessions.all[session].tokens.tolist()
+
+    go_on("one", "one.0", [], num_opening=2, is_anchor=True)
+    go_on("two", "two.0", range(60, 80))
+    go_on("one", "one.1", range(30, 38), 5, num_opening=1)
+    core.submit(request("others", 50, max_tokens=9))
+    step_all()
+    go_on("one", "one.2", [40, 41], 4)
+    said["one"] = said["one"][:14]
+    go_on("one", "one.3", range(70, 90))
+    go_on("two", "two.1", [90], 3)
+    core.sessions.close("two", "closed")
+    step_all()
+    core.close()

@@ -19,7 +19,7 @@ from tests.core.shaky_store import ShakyStore
 from tests.core.test_store_chaos import Engine, plain_config, prompt
 from tests.events.logs import column, rewrite
 from tests.golden.make_golden import crashed_run
-from tests.replay.runs import busy_run, thrashing_core
+from tests.replay.runs import busy_run, session_run, thrashing_core
 
 TABLE = Path(__file__).parents[2] / "docs" / "log.md"
 CLAIMS = dict(re.findall(r"^\| `(\w+\.\w+)` \| (compared|followed|observed) \|", TABLE.read_text(), re.M))
@@ -113,6 +113,7 @@ RUNS = {
         folder, 5, num_requests=9, swap_blocks=0, max_loras=2, lora_bytes=250
     ),
     "with a store": fetched_run,
+    "with sessions": session_run,
     "in pieces": lambda folder: busy_run(folder, 5, num_requests=9, encoder_piece=1),
 }
 

@@ -48,6 +48,7 @@ def test_the_run_has_everything_in_it(run):
         ev.Stalled, ev.Evicted, ev.Dispatched, ev.Recovered, ev.Encoded, ev.AdmittedWithState, ev.StatesKept,
         ev.AdapterLoaded, ev.AdapterUnloaded, ev.AdmittedWithAdapter,
         ev.Offered, ev.Fetched, ev.Arrived, ev.Lost,  # tests/core/test_store_chaos.py has them
+        ev.SessionOpened, ev.Appended, ev.Leased, ev.LeaseTaken, ev.SessionClosed,  # test_replay_sessions.py
     }  # fmt: skip
     events = [record.event for record in records]
     ends = {event.reason for event in events if isinstance(event, ev.Finished)}

@@ -66,6 +66,20 @@ class EchoProcessor:
         return Prepared(np.frombuffer(text.encode(), np.uint8).astype(np.int32), (), text)
 
 
+class TurnEcho(EchoProcessor):
+    """Writes conversations piece by piece: <of the user>. A part that is no text is an F."""
+
+    frames_in_patch = 2
+
+    def prepare_turn(self, content, *, system, opens, closes, **options):
+        opening = {"first": f"{system}<", "next": "><", "": ""}[opens]
+        text = "".join(part.get("text", "F") for part in content) + (">" if closes else "")
+        if "bad" in text:
+            raise InvalidMedia("image 1 is no image")
+        ids = np.frombuffer((opening + text).encode(), np.uint8).astype(np.int32)
+        return Prepared(ids, (), opening + text, len(opening))
+
+
 class EchoExecutor:
     """Answers with the prompt in capitals, then ends. Fails at the step `fail_at`, once."""
 
@@ -109,7 +123,9 @@ class EchoExecutor:
         tokens, stops = [], []
         for index, (row, count) in enumerate(zip(sampled.tolist(), known.tolist(), strict=True)):
             request = self._rows[row]
-            answer = self.answer_to(bytes(request.prompt_token_ids.tolist()))
+            answer = self.answer_to(
+                bytes(token for token in request.prompt_token_ids.tolist() if token < EOS)
+            )
             place = count - len(request.prompt_token_ids)
             tokens.append(answer[place] if place < len(answer) else EOS)
             if tokens[-1] == EOS:

@@ -173,7 +173,7 @@ def test_logs_of_older_rules_are_folded_and_not_derived(tmp_path, monkeypatch):
     """Up to rules 3 a block's content had no picture of the next token; digests of that stay as they are."""
     path = THEIRS[[path.stem for path in THEIRS].index("picture_behind_a_block")]
     run(path, compat="vllm", log=LogWriter(tmp_path / "now"))
-    monkeypatch.setattr("mmengine.core.engine.decision_version", lambda config: 3)
+    monkeypatch.setattr("mmengine.core.first_events.decision_version", lambda config: 3)
     _, records, _ = run(path, compat="vllm", log=LogWriter(tmp_path / "old"))
     assert [record["admit"] for record in records if "admit" in record][1] == {"b": 16}
     now, old = verify(tmp_path / "now"), verify(tmp_path / "old")
@@ -205,7 +205,7 @@ def test_logs_with_equal_blocks_are_derived_by_their_own_rules(tmp_path, monkeyp
     requests, config = equal_blocks
     path = write_scenario(tmp_path, requests, config=config)
     for version, free in ((5, 60), (4, 59)):
-        monkeypatch.setattr("mmengine.core.engine.decision_version", lambda config, now=version: now)
+        monkeypatch.setattr("mmengine.core.first_events.decision_version", lambda config, now=version: now)
         _, records, _ = run(path, compat="vllm", log=LogWriter(tmp_path / str(version)))
         report = verify(tmp_path / str(version))
         assert (records[4]["free"], report.ok, report.rederived) == (free, True, True), report.divergence

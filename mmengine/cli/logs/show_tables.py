@@ -10,7 +10,7 @@ from mmengine.cli.logs.printing import clean, ms, printable
 if TYPE_CHECKING:  # heavy: loaded when a command runs
     from mmengine.replay.ask.life import LifeLine
     from mmengine.replay.ask.show import RequestLine, StepLine
-    from mmengine.replay.ask.state_report import StateReport
+    from mmengine.replay.ask.state_report import SessionReport, StateReport
     from mmengine.replay.ask.step_report import BatchRow, StepReport
 
 
@@ -199,15 +199,35 @@ def state_tables(report: "StateReport", limit: int) -> Iterator[Table | str]:
     if states["total"]:
         note = f"{states['kept']} free ones hold states behind prefixes"
         pools.add_row("state slots", str(states["total"]), str(states["total"] - states["held"]), note)
+    leases = report.leases
+    if report.sessions:
+        note = f"{len(report.sessions)} sessions keep them between their requests"
+        pools.add_row("leases", str(leases["total"]), str(leases["total"] - leases["held"]), note)
     rows = len(report.free_rows) + len(report.running) + len(report.rows_being_left)
     pools.add_row("rows", str(rows), str(len(report.free_rows)), "")
     yield pools
     yield _running_table(report.running[:limit], len(report.running))
     if report.waiting:
         yield _waiting_table(report.waiting[:limit], len(report.waiting))
+    if report.sessions:
+        yield _sessions_table(report.sessions[:limit], len(report.sessions))
     for flight in report.in_flight:
         yield f"in flight: step {flight['step']}, {len(flight['rows'])} rows, {flight['num_tokens']} tokens"
     yield f"digest {report.digest}"
+
+
+def _sessions_table(sessions: list["SessionReport"], count: int) -> Table:
+    table = Table(
+        *("session", "requests", "tokens", "media", "blocks kept", "on its way"),
+        title="sessions",
+        title_justify="left",
+    )
+    for each in sessions:
+        figures = map(str, (each.num_requests, each.num_tokens, each.num_media, each.leased_blocks))
+        table.add_row(clean(each.session_id), *figures, clean(each.live))
+    if count > len(sessions):
+        table.caption = f"{count - len(sessions)} more: --limit {count}"
+    return table
 
 
 def _running_table(running: list[dict[str, Any]], count: int) -> Table:

@@ -9,6 +9,7 @@ from msgspec.structs import asdict
 from mmengine.core.decide.adapter_places import AdapterPlaces
 from mmengine.core.decide.encoder_draft import EncoderDraft
 from mmengine.core.decide.fetch import PASSED, Passed, fetched
+from mmengine.core.decide.leases import taken_back
 from mmengine.core.state.adapters import digest_of
 from mmengine.core.state.blocks import block_extras, content_windows, media_ahead, threshold_of
 from mmengine.core.state.prefix_index import NO_BLOCK, ROOT
@@ -34,7 +35,7 @@ class Start(NamedTuple):
 
 def admit_next(
     view: View, may_start: Callable[[RequestView], bool] | None = None
-) -> ev.Admitted | ev.Evicted | ev.Fetched | None:
+) -> ev.Admitted | ev.Evicted | ev.Fetched | ev.LeaseTaken | None:
     """The first waiting request that can start, of those that `may_start` where that is given; FETCHED where
     a store has more of its beginning than is here. One that waits for its grammar, for a store, for a place
     of its adapter, for the encoder, or for the prefill that it shares is passed over; one whose blocks do not
@@ -135,10 +136,10 @@ def _is_padded(view: View, num_computed: int) -> bool:
 
 def _admission(
     view: View, req_state: RequestView, start: Start, length: int, draft: EncoderDraft
-) -> ev.Admitted | None:
-    """ADMITTED for a chunk of `length` tokens; None when the blocks are not free."""
-    if blocks_wanted(view, req_state, start, length) > view.blocks.num_free:
-        return None
+) -> ev.Admitted | ev.LeaseTaken | None:
+    """ADMITTED for a chunk of `length` tokens; None when the blocks are not free, and no lease gives them."""
+    if lacking := _lacking(view, req_state, start, length):
+        return _taken_back(view, start, lacking)
     cached = start.cached
     revived = _num_free_hits(view, cached)
     num_new = _blocks_for(view, start.num_computed + length) - len(cached)
@@ -176,11 +177,11 @@ def _with_state(view: View, admitted: ev.Admitted, start: Start) -> ev.AdmittedW
     )
 
 
-def _fetch(view: View, req_state: RequestView, start: Start) -> ev.Fetched | Passed | None:
+def _fetch(view: View, req_state: RequestView, start: Start) -> ev.Fetched | ev.LeaseTaken | Passed | None:
     """What a store offers beyond the hits; None when the blocks of the prompt are not free."""
     count = req_state.num_offered - len(start.cached)
-    if blocks_wanted(view, req_state, start, count * view.block_size) > view.blocks.num_free:
-        return None
+    if lacking := _lacking(view, req_state, start, count * view.block_size):
+        return _taken_back(view, start, lacking)
     new = _next_free(view, start.cached, _num_free_hits(view, start.cached), count)
     return fetched(view, req_state, start.cached, new)
 
@@ -192,6 +193,14 @@ def blocks_wanted(view: View, req_state: RequestView, start: Start, length: int)
         start.cached
     )
     return num_new + _num_free_hits(view, start.cached)
+
+
+def _lacking(view: View, req_state: RequestView, start: Start, length: int) -> int:
+    return max(0, blocks_wanted(view, req_state, start, length) - view.blocks.num_free)
+
+
+def _taken_back(view: View, start: Start, lacking: int) -> ev.LeaseTaken | None:
+    return taken_back(view, lacking, start.cached) if len(view.sessions) else None
 
 
 def _num_free_hits(view: View, cached: np.ndarray) -> int:

@@ -6,10 +6,19 @@ import numpy as np
 from mmengine.config import EngineConfig
 from mmengine.core.state.kept_grammars import SINCE_SCHEMA
 from mmengine.core.state.request_state import ASKED, SETTLED
+from mmengine.core.state.sessions import IDLE
 from mmengine.core.state.view import View
 from mmengine.errors import InvalidRequest, shown
 from mmengine.events import vocabulary as ev
-from mmengine.request import Adapter, MediaItem, Request, SamplingParams, ThinkingBudget, check_unicode
+from mmengine.request import (
+    PREFILL,
+    Adapter,
+    MediaItem,
+    Request,
+    SamplingParams,
+    ThinkingBudget,
+    check_unicode,
+)
 
 MAX_ID_CHARS = 256
 MAX_SALT_CHARS = 1024
@@ -35,6 +44,15 @@ def admit(view: View, asked: ev.Event) -> list[ev.Event]:
             req_state = view.requests.get(name)
             waits = req_state is not None and req_state.waits_for_grammar and name not in view.grammar_failed
             return [asked] if waits else []
+        case ev.SessionOpened(session_id=name):
+            return [] if name in view.sessions.all else [asked]
+        case ev.Appended(session_id=name):
+            session = view.sessions.all.get(name)
+            return [asked] if session is not None and not session.live else []
+        case ev.SessionClosed(session_id=name, reason=reason):
+            session = view.sessions.all.get(name)
+            is_over = session is not None and not (reason == IDLE and session.live)
+            return [asked] if is_over else []
         case ev.Offered() | ev.Arrived() | ev.Lost():
             return [asked] if _is_awaited(view, asked) else []
         case ev.Cancelled(request_id=name):
@@ -64,8 +82,9 @@ def _written(view: View, asked: ev.Queued) -> ev.Queued:
     return view.kept_grammars.written(asked)
 
 
-def check_request(request: Request, config: EngineConfig) -> None:
-    """Raise InvalidRequest for a request that could never run with these settings."""
+def check_request(request: Request, config: EngineConfig, *, max_media: int | None = None) -> None:
+    """Raise InvalidRequest for a request that could never run with these settings. `max_media`: of a session,
+    which may have others than one request."""
     _check_text("a request id", request.request_id, 1, MAX_ID_CHARS)
     _check_text("cache_salt", request.cache_salt, 0, MAX_SALT_CHARS)
     _check_text("group", request.group, 0, MAX_ID_CHARS)
@@ -78,10 +97,10 @@ def check_request(request: Request, config: EngineConfig) -> None:
     _check_integer("sample_index", request.sample_index, 0, 2**31 - 1)
     if not isinstance(request.sampling, SamplingParams):
         raise InvalidRequest(f"sampling must be SamplingParams, not {type(request.sampling).__name__}")
-    request.sampling.check()
+    _check_sampling(request)
     if not isinstance(request.prompt_token_ids, np.ndarray) or not isinstance(request.media, tuple):
         raise InvalidRequest("the prompt must be an array of token ids, and media a tuple of items")
-    check_content(request.prompt_token_ids, request.media, config)
+    check_content(request.prompt_token_ids, request.media, config, max_media)
     _check_prompt_logprobs(len(request.prompt_token_ids), request.sampling.prompt_logprobs)
     _check_outputs(request, config)
     if request.adapter is not None:
@@ -99,6 +118,27 @@ def _check_adapter(adapter: Adapter, config: EngineConfig) -> None:
             f"the adapter {adapter.name!r} takes {adapter.num_bytes} bytes, and all that are held may take "
             f"{config.lora_bytes}; raise lora_bytes"
         )
+
+
+def _check_sampling(request: Request) -> None:
+    if not request.is_prefill:
+        request.sampling.check()
+        return
+    if request.sampling != msgspec.structs.replace(PREFILL, seed=request.sampling.seed):
+        raise InvalidRequest("max_tokens 0 computes a prompt and says nothing: no other option goes with it")
+    if request.grammar is not None or len(request.outputs):
+        raise InvalidRequest("max_tokens 0 leaves no answer that could have a form, or a beginning")
+
+
+def check_session(event: ev.SessionOpened, config: EngineConfig) -> None:
+    """Raise InvalidRequest for a session that these settings cannot have."""
+    _check_text("a session id", event.session_id, 1, MAX_ID_CHARS)
+    _check_text("cache_salt", event.cache_salt, 0, MAX_SALT_CHARS)
+    _check_integer("idle_ns", event.idle_ns, 0, 2**62 - 1)
+    if not isinstance(event.envelope, bytes) or len(event.envelope) > MAX_ENVELOPE_BYTES:
+        raise InvalidRequest(f"the envelope of a session holds at most {MAX_ENVELOPE_BYTES} bytes")
+    if config.compat:
+        raise InvalidRequest(f"compat {config.compat} knows no sessions; open them in an engine without it")
 
 
 def _check_outputs(request: Request, config: EngineConfig) -> None:
@@ -144,10 +184,21 @@ def _check_integer(name: str, value: int, low: int, high: int) -> None:
         raise InvalidRequest(f"{name} must be an integer from {low} to {high}, not {shown(value)}")
 
 
-def check_content(prompt: np.ndarray, media: tuple[MediaItem, ...], config: EngineConfig) -> None:
+def check_content(
+    prompt: np.ndarray, media: tuple[MediaItem, ...], config: EngineConfig, max_media: int | None = None
+) -> None:
     """Raise InvalidRequest for what no state of these settings could hold: the prompt (int32 [n]) and
     the places of its media."""
     _check_prompt(prompt, config)
+    if max_media is not None and len(media) > max_media:
+        raise InvalidRequest(
+            f"{len(media)} images and videos in one session; max_media_per_session is {max_media}"
+        )
+    if max_media is None and len(media) > config.max_media_per_request:
+        raise InvalidRequest(
+            f"{len(media)} images and videos in one request; max_media_per_request is "
+            f"{config.max_media_per_request}"
+        )
     _check_media(prompt, media, config)
 
 
@@ -166,11 +217,6 @@ def _check_prompt(prompt: np.ndarray, config: EngineConfig) -> None:
 
 
 def _check_media(prompt: np.ndarray, media: tuple[MediaItem, ...], config: EngineConfig) -> None:
-    if len(media) > config.max_media_per_request:
-        raise InvalidRequest(
-            f"{len(media)} images and videos in one request; max_media_per_request is "
-            f"{config.max_media_per_request}"
-        )
     end, sizes = 0, dict[bytes, int]()
     for number, item in enumerate(media):
         if not isinstance(item, MediaItem) or not isinstance(item.mm_hash, bytes):

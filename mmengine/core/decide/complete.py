@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from mmengine.core.decide.leases import is_computed
 from mmengine.core.executor import CUT
 from mmengine.core.state.columns import BROKEN, CRASHED, LOST, RUNS_ON, STOPPED
 from mmengine.core.state.reading import RequestView
@@ -17,6 +18,8 @@ def complete(view: View) -> list[ev.Finished | ev.Preempted]:
     # Of all rows, as the columns lie: that nobody is over is seen at once, and rows without a request
     # never are.
     over = (view.num_tokens >= view.max_total) | (view.ended != RUNS_ON)
+    if view.num_prefills:
+        over = _without_unread(view, over)
     ending = running[over[running]] if np.count_nonzero(over) else running[:0]
     events = [_end_of(view, view.requests_by_row[row]) for row in ending.tolist()]
     ended = {event.request_id for event in events}
@@ -37,6 +40,13 @@ def complete(view: View) -> list[ev.Finished | ev.Preempted]:
             if name not in gone
         ]
     return events
+
+
+def _without_unread(view: View, over: np.ndarray) -> np.ndarray:
+    """Of the rows that are over those whose prompt is computed, where nothing else is wanted of it."""
+    for row in np.flatnonzero(over & np.asarray(view.ended == RUNS_ON)).tolist():
+        over[row] = is_computed(view, view.requests_by_row[row])
+    return over
 
 
 def _end_of(view: View, req_state: RequestView) -> ev.Finished | ev.Preempted:

@@ -5,8 +5,10 @@ from typing import NamedTuple
 import numpy as np
 
 from mmengine.core.decide.encoder_draft import EncoderDraft
+from mmengine.core.decide.leases import taken_back
 from mmengine.core.state.blocks import further_blocks, threshold_of
 from mmengine.core.state.columns import ReadOnlyArray
+from mmengine.core.state.sessions import NO_BLOCKS
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
@@ -23,7 +25,7 @@ class Wanted(NamedTuple):
 
 def schedule_running(
     view: View, rows: ReadOnlyArray, *, patient: bool = True
-) -> ev.Preempted | ev.Scheduled | ev.Evicted | None:
+) -> ev.Preempted | ev.Scheduled | ev.Evicted | ev.LeaseTaken | None:
     """What `rows` (intp, in order) compute next, or who gives way first; None when they get nothing.
     `patient`: see EncoderDraft."""
     wanted = wanted_by(view, rows, patient)
@@ -33,6 +35,9 @@ def schedule_running(
     num_new = int(further.sum())
     if num_new <= view.blocks.num_free:
         return _scheduled(view, wanted, num_new)
+    taken = taken_back(view, num_new - view.blocks.num_free, NO_BLOCKS) if len(view.sessions) else None
+    if taken is not None:
+        return taken
     return _until_shortage(view, wanted, short, further) if view.config.compat == "vllm" else _preempt(view)
 
 

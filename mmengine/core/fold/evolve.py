@@ -5,7 +5,7 @@ from typing import assert_never
 
 import numpy as np
 
-from mmengine.core.fold import fetch
+from mmengine.core.fold import fetch, sessions
 from mmengine.core.fold.media import encode, encode_part, leave_part
 from mmengine.core.fold.rows import (
     compute,
@@ -73,6 +73,16 @@ def evolve(state: State, event: ev.Event) -> None:
             state.adapters.known[event.adapter.name] = event
         case ev.AdapterUnloaded():
             state.adapters.known.pop(event.name, None)
+        case ev.Appended():
+            sessions.appended(state, event)
+        case ev.Leased():
+            sessions.leased(state, event)
+        case ev.LeaseTaken():
+            sessions.lease_taken(state, event)
+        case ev.SessionOpened():
+            sessions.opened(state, event)
+        case ev.SessionClosed():
+            sessions.closed(state, event)
         case ev.Failed():
             failed(state, event)
         case ev.CacheReset():
@@ -96,7 +106,7 @@ def _started(state: State, event: ev.Started) -> None:
 
 
 def _queued(state: State, event: ev.Queued) -> None:
-    request = request_of(state.kept_grammars.whole(event))
+    request = request_of(sessions.whole(state, state.kept_grammars.whole(event)))
     state.kept_grammars.keep(event)
     req_state = state.new_request(request)
     req_state.waits_for_grammar = request.grammar is not None
@@ -205,8 +215,10 @@ def _preempted(state: State, event: ev.Preempted) -> None:
 
 def _finished(state: State, event: ev.Finished) -> None:
     req_state = state.requests.pop(event.request_id, None)
-    if req_state is None:
-        return  # refused before it was queued
+    if req_state is None:  # refused before it was queued
+        state.sessions.end(event.request_id)
+        return
+    sessions.grow(state, req_state, event.reason)
     state.num_large -= req_state.has_large
     leave_part(state, event.request_id)
     drop_host_blocks(state, req_state)
@@ -225,6 +237,7 @@ def _finished(state: State, event: ev.Finished) -> None:
 
 
 def _cache_reset(state: State, event: ev.CacheReset) -> None:
+    sessions.end_leases(state)
     state.blocks.reset_cache()
     state.states.clear()
     state.content[state.running] = NO_CONTENT
@@ -249,11 +262,15 @@ def _recovered(state: State, event: ev.Recovered) -> None:
     state.release_at[rows] = NEVER
     state.encoder.clear()
     state.part = None
+    sessions.end_leases(state)
     state.blocks.reset_cache()
     state.states.clear()
     state.content[rows] = NO_CONTENT
     state.resetting = False
     goes_on = (state.ended[rows] == RUNS_ON) & (state.num_tokens[rows] < state.max_total[rows])
+    if state.num_prefills:
+        of_rows = state.requests_by_row[rows].tolist()
+        goes_on |= np.array([req_state.request.is_prefill for req_state in of_rows], bool)
     state.ended[rows[goes_on]] = CRASHED
     for name, why in event.lost:
         state.requests[name].detail = why

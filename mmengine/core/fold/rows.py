@@ -53,6 +53,7 @@ def fill_row(
     state.release_at[row] = NEVER
     media = req_state.request.media
     state.num_with_media += bool(media)
+    state.num_prefills += req_state.request.is_prefill
     ahead = [start for item in media for start, length in item.runs if start + length > computed]
     state.next_media[row] = min(ahead, default=NEVER)
     rooted = req_state.request.cache_salt or req_state.request.adapter is not None
@@ -196,6 +197,7 @@ def leave_row(state: State, req_state: RequestState) -> None:
     req_state.held_media.clear()
     state.release_at[row] = NEVER
     state.num_with_media -= bool(req_state.request.media)
+    state.num_prefills -= req_state.request.is_prefill
     state.running = frozen(state.running[state.running != row])
     state.resetting = state.resetting and len(state.running) > 0
     state.requests_by_row[row] = None

@@ -11,7 +11,9 @@ import msgspec
 from mmengine.core.snapshot.form import INTS, INTS_OR_NONE, LIST, MANY_INTS, ROWS, SET, TRIPLES
 from mmengine.core.state.draft_arbiter import NOBODY_ASKED, Saved
 from mmengine.core.state.flight import Part
+from mmengine.core.state.sessions import Chunk, Place
 from mmengine.events import vocabulary as ev
+from mmengine.request import MediaItem
 
 # Plain values, restored as they are.
 PLAIN = (
@@ -104,6 +106,24 @@ class Adapters(msgspec.Struct, array_like=True):
     known: tuple[ev.AdapterLoaded, ...]
 
 
+class Session(msgspec.Struct, array_like=True):
+    """A SessionState."""
+
+    session_id: str
+    cache_salt: str
+    idle_ns: int
+    envelope: bytes
+    tokens: Annotated[bytes, INTS]
+    media: tuple[MediaItem, ...]
+    chunks: tuple[Chunk, ...]
+    live: str
+    place: Place
+    leased: Annotated[bytes, INTS]
+    used: int
+    num_grown: int = 0
+    is_settled: bool = False
+
+
 class Scores(msgspec.Struct, array_like=True):
     """The logprobs of an answer. `of_prompt`: width, token ids, float32 logprobs."""
 
@@ -173,3 +193,6 @@ class Body(msgspec.Struct):
     step_part: Part | None = None
     states: States | None = None  # where rows have recurrent states
     adapters: Adapters | None = None  # where they may have some
+    sessions: tuple[Session, ...] = ()
+    sessions_clock: int = 0
+    num_prefills: int = 0

@@ -8,6 +8,7 @@ from mmengine.core.snapshot.form import array, as_rows, fill_fields
 from mmengine.core.state.columns import COLUMNS, STATE_COLUMNS
 from mmengine.core.state.flight import Flight
 from mmengine.core.state.request_state import NO_ROW, RequestState, media_keys_of, request_of
+from mmengine.core.state.sessions import SessionState
 from mmengine.core.state.state import State
 from mmengine.encoder_cache.cache import EncoderCache
 from mmengine.request import Request
@@ -45,6 +46,9 @@ def fill(state: State, body: Body) -> None:
         _fill_states(state, body.states)
     if state.config.max_loras:
         _fill_adapters(state, body.adapters)
+    for session in body.sessions:
+        state.sessions.add(fill_fields(SessionState, session))
+    state.sessions.clock, state.num_prefills = body.sessions_clock, body.num_prefills
     if state.goodput is not None:
         if body.goodput is None:
             raise ValueError("it does not say what drafts gave")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mmengine.core.snapshot.body import NAMES, PLAIN, Adapters, Body, Known, Pool, States, Step
+from mmengine.core.snapshot.body import NAMES, PLAIN, Adapters, Body, Known, Pool, Session, States, Step
 from mmengine.core.snapshot.form import ints, take_fields
 from mmengine.core.state.columns import COLUMNS, STATE_COLUMNS
 from mmengine.core.state.digest import state_digest
@@ -64,6 +64,9 @@ def body_of(state: State, started: ev.Started, sequence: int) -> Body:
         step_part=state.step_part,
         states=_states_of(state) if state.config.num_state_slots else None,
         adapters=_adapters_of(state) if state.config.max_loras else None,
+        sessions=tuple(take_fields(Session, session) for session in state.sessions.all.values()),
+        sessions_clock=state.sessions.clock,
+        num_prefills=state.num_prefills,
     )
 
 

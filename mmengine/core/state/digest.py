@@ -28,6 +28,7 @@ COLUMN_NAMES = (
 )
 STATE_SLOTS = "state slots"  # behind them, where rows have recurrent states: no log of before has any
 ADAPTERS = "adapters"  # behind both, where rows may have some: likewise
+SESSIONS = "sessions"  # last, while any is open: likewise
 _FACTS = 10  # of a request
 # Odd factors of the sums: a state is no adversary, but small numbers must not cancel each other out.
 _FACTORS = np.frombuffer(hashlib.shake_128(b"mmengine").digest(8 * 64), np.uint64) | np.uint64(1)
@@ -46,6 +47,7 @@ def checkpoint(state: State) -> ev.Checkpoint:
     kept = [state.kept_grammars.digest()] if state.schema >= SINCE_SCHEMA else []
     kept += [_state_slots(state)] if state.config.num_state_slots else []
     kept += [_adapters(state)] if state.config.max_loras else []
+    kept += [state.sessions.digest_parts()] if len(state.sessions) else []
     parts = (*(row.data for row in sums.cells), *sums.wide(), *sums.known(), *_pools(state), *kept)
     leaves = [_hash(part) if len(part) else _NOTHING for part in parts]
     columns = b"".join(leaf[:SHOWN_BYTES] for leaf in leaves)
@@ -56,7 +58,12 @@ def where_apart(state: State, logged: ev.Checkpoint) -> tuple[list[str], list[tu
     """The columns in which a checkpoint is of another state than this one, and the requests, each with its
     row or NO_ROW. Neither is known of a log of schema 1, and no request where others are live."""
     here = checkpoint(state)
-    every = [*COLUMN_NAMES, *([STATE_SLOTS] if state.config.num_state_slots else []), ADAPTERS]
+    every = [
+        *COLUMN_NAMES,
+        *([STATE_SLOTS] if state.config.num_state_slots else []),
+        *([ADAPTERS] if state.config.max_loras else []),
+        SESSIONS,
+    ]
     names = [every[place] for place in apart(here.columns, logged.columns) if place < len(every)]
     if len(here.requests) != len(logged.requests) or not logged.columns:
         return (names if logged.columns else []), []

@@ -14,6 +14,7 @@ from mmengine.core.state.adapters import AdapterPool
 from mmengine.core.state.blocks import BlockPool
 from mmengine.core.state.columns import ReadOnlyArray, never_assigned
 from mmengine.core.state.free_list import FreeList
+from mmengine.core.state.sessions import Sessions
 from mmengine.core.state.state_slots import StateSlots
 from mmengine.encoder_cache.cache import EncoderCache
 from mmengine.events.vocabulary import AdapterLoaded, Queued
@@ -76,6 +77,21 @@ class RequestsByRow(Protocol):
     def __getitem__(self, row: int, /) -> RequestView: ...
     @overload
     def __getitem__(self, rows: np.ndarray, /) -> np.ndarray: ...
+
+
+class SessionView(Protocol):
+    """A SessionState."""
+
+    @property
+    def session_id(self) -> str: ...
+    @property
+    def tokens(self) -> ReadOnlyArray: ...
+    @property
+    def live(self) -> str: ...
+    @property
+    def leased(self) -> ReadOnlyArray: ...
+    @property
+    def is_settled(self) -> bool: ...
 
 
 class FlightView(Protocol):
@@ -221,6 +237,33 @@ class AdaptersView(Face):
     def there(self) -> tuple[bytes, ...]:
         """Digests of those on the device."""
         return tuple(self._pool.cache.entries)
+
+
+@never_assigned
+class SessionsView(Face):
+    """Sessions."""
+
+    all: Mapping[str, SessionView]
+    of_request: Mapping[str, SessionView]
+    leased: Callable[[], np.ndarray]
+    by_age: Callable[[], Sequence[SessionView]]
+    _sessions: Sessions
+
+    def __init__(self, sessions: Sessions):
+        super().__init__(
+            all=MappingProxyType(sessions.all),
+            of_request=MappingProxyType(sessions.of_request),
+            leased=sessions.leased,
+            by_age=sessions.by_age,
+            _sessions=sessions,
+        )
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def num_leased(self) -> int:
+        return self._sessions.num_leased
 
 
 def read_only(array: np.ndarray) -> np.ndarray:

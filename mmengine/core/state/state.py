@@ -22,6 +22,7 @@ from mmengine.core.state.history import History
 from mmengine.core.state.kept_grammars import KeptGrammars
 from mmengine.core.state.policy import Policy, policy_of
 from mmengine.core.state.request_state import NO_ROW, RequestState, media_keys_of
+from mmengine.core.state.sessions import Sessions
 from mmengine.core.state.state_slots import StateSlots
 from mmengine.encoder_cache.cache import EncoderCache
 from mmengine.encoder_cache.work import work_of
@@ -49,6 +50,7 @@ class State(Columns[np.ndarray]):
         self.block_tokens = windows[:, :: config.block_size]
         self.requests_by_row = np.full(rows, None, object)  # RequestState or None
         self.num_with_media = 0  # rows whose request has any
+        self.num_prefills = 0  # rows of which no token is sampled
         self.free_rows = list(range(rows - 1, -1, -1))
         # Rows are kept as numpy indexes with them: other integers are cast at each use.
         self.running = _NO_ROWS  # in admission order
@@ -69,6 +71,7 @@ class State(Columns[np.ndarray]):
         self.cancelled: list[str] = []
         self.grammar_failed: list[str] = []
         self.kept_grammars = KeptGrammars()
+        self.sessions = Sessions()
         self.fetching: dict[str, None] = {}  # requests that hold blocks which a store fills
         self.suspects: dict[str, None] = {}  # requests on trial after a step that failed
         self.thrashing: list[str] = []  # reached thrash_limit, not reported yet
@@ -156,7 +159,10 @@ class State(Columns[np.ndarray]):
             ends = self.num_tokens[self.step_rows]
             if self.flights:
                 ends = ends + self.num_pending[self.step_rows]
-            self.due_places = (self.num_computed[self.step_rows] >= ends).nonzero()[0]
+            due = self.num_computed[self.step_rows] >= ends
+            if self.num_prefills:
+                due &= self.num_tokens[self.step_rows] < self.max_total[self.step_rows]
+            self.due_places = due.nonzero()[0]
         return self.due_places
 
     def _due_rows(self) -> np.ndarray:

@@ -28,6 +28,7 @@ from mmengine.core.state.reading import (
     KeptGrammarsView,
     RequestsByRow,
     RequestView,
+    SessionsView,
     StatesView,
     read_only,
 )
@@ -40,6 +41,7 @@ class _Replaced:
     """What a state replaces as it goes: a view reads it of the state each time."""
 
     num_with_media: int
+    num_prefills: int
     num_large: int
     part: Part | None
     step_part: Part | None
@@ -85,6 +87,7 @@ class View(Columns[ReadOnlyArray], _Replaced, Face):
     encoder: EncoderCacheView
     states: StatesView
     adapters: AdaptersView
+    sessions: SessionsView
     kept_grammars: KeptGrammarsView
     cancelled: Sequence[str]
     grammar_failed: Sequence[str]
@@ -110,6 +113,7 @@ class View(Columns[ReadOnlyArray], _Replaced, Face):
             encoder=EncoderCacheView(state.encoder),
             states=StatesView(state.states, state.blocks),
             adapters=AdaptersView(state.adapters),
+            sessions=SessionsView(state.sessions),
             kept_grammars=state.kept_grammars,
             cancelled=state.cancelled,
             grammar_failed=state.grammar_failed,

@@ -35,7 +35,7 @@ def life_lines(log: CheckedLog, request_id: str) -> Iterator[LifeLine]:
         for state, record in fold(log):
             if record is log.first and request_id in state.requests:
                 queued_ns = record.mono_ns
-            if isinstance(record.event, ev.Queued) and record.event.request_id == request_id:
+            if isinstance(record.event, (ev.Queued, ev.Appended)) and record.event.request_id == request_id:
                 queued_ns = record.mono_ns
             if queued_ns < 0:
                 continue
@@ -57,6 +57,9 @@ def _change(state: State, record: Record, name: str) -> tuple[str, dict[str, Any
     if req_state is None or req_state.row < 0:
         return None
     match event:
+        case ev.Leased(session_id=session_id) if state.sessions.all[session_id].live == name:
+            count = event.num_kept + len(event.blocks) // 4
+            return f"session {session_id} keeps {count} of its blocks", {"leased": count}
         case ev.Scheduled():
             return _scheduled(state, event, req_state.row)
         case ev.Executed():
@@ -95,6 +98,11 @@ def _own(state: State, event: ev.Event) -> tuple[str, dict[str, Any]]:
             }
         case ev.Cancelled():
             return f"given up: {event.reason}", {"reason": event.reason}
+        case ev.Appended():
+            stands = f"goes on with the first {event.num_kept} tokens of session {event.session_id}"
+            gone = len(state.sessions.all[event.session_id].tokens) - event.num_kept
+            text = stands + (f", whose other {gone} are forgotten" if gone > 0 else "")
+            return text, {"session": event.session_id, "kept": event.num_kept, "forgotten": max(0, gone)}
         case ev.Offered():
             items = f", and {len(event.items)} encoder outputs came" if event.items else ""
             text = f"a store has {event.num_blocks} blocks of its prefix{items}"

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmengine.core.fold import sessions
 from mmengine.core.state.drafted import drafted
 from mmengine.core.state.flight import Flight
 from mmengine.core.state.state import State
@@ -76,10 +77,13 @@ class _Requests:
             self._live[name] = line
         return list(self._live.values())
 
-    def queued(self, record: Record) -> RequestLine | None:
-        """The line of a request that this record begins."""
+    def queued(self, state: State, record: Record) -> RequestLine | None:
+        """The line of a request that this record begins, given the state before it."""
         match record.event:
             case ev.Queued(request_id=name, prompt=prompt, media=media, outputs=outputs, envelope=envelope):
+                if name in state.sessions.of_request:
+                    whole = sessions.whole(state, record.event)
+                    prompt, media = whole.prompt, whole.media
                 line = RequestLine(name, len(prompt) // 4, len(media), record.mono_ns, record.step)
                 line.num_output_tokens = line.num_given_tokens = len(outputs) // 4
                 line.api = kind_of(envelope)
@@ -129,7 +133,7 @@ def request_lines(folder: Path) -> list[RequestLine]:
     lines = requests.from_before(log)
     with log.naming():
         for state, record in fold(log):
-            if (line := requests.queued(record)) is not None:
+            if (line := requests.queued(state, record)) is not None:
                 lines.append(line)
             requests.ended(state, record)
     return lines
@@ -141,7 +145,7 @@ def ended_requests(log: CheckedLog) -> Iterator[RequestLine]:
     requests.from_before(log)
     with log.naming():
         for state, record in fold(log):
-            requests.queued(record)
+            requests.queued(state, record)
             if (line := requests.ended(state, record)) is not None:
                 yield line
 

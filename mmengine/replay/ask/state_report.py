@@ -8,9 +8,21 @@ import numpy as np
 
 from mmengine.core.state.digest import state_digest
 from mmengine.core.state.request_state import SETTLED, RequestState
+from mmengine.core.state.sessions import SessionState
 from mmengine.core.state.state import State
 from mmengine.replay.checked import CheckedLog
 from mmengine.replay.timeline import open_log
+
+
+class SessionReport(msgspec.Struct, frozen=True):
+    """`num_requests`: those that became part of it. `live`: the one that is on its way, or ""."""
+
+    session_id: str
+    num_requests: int
+    num_tokens: int
+    num_media: int
+    leased_blocks: int
+    live: str
 
 
 class StateReport(msgspec.Struct, frozen=True):
@@ -24,6 +36,8 @@ class StateReport(msgspec.Struct, frozen=True):
     host_blocks: dict[str, int]
     state_slots: dict[str, int]
     adapters: dict[str, int]
+    leases: dict[str, int]
+    sessions: list[SessionReport]
     in_flight: list[dict[str, Any]]
     free_rows: list[int]
     rows_being_left: list[int]
@@ -76,6 +90,8 @@ def report_of(state: State) -> StateReport:
             "bytes": state.adapters.cache.used,
             "known": len(state.adapters.known),
         },
+        leases={"total": state.config.most_leased, "held": state.sessions.num_leased},
+        sessions=[_session(session) for session in state.sessions.all.values()],
         in_flight=[
             {"step": flight.step, "rows": flight.rows.tolist(), "num_tokens": flight.num_tokens}
             for flight in state.flights
@@ -86,6 +102,11 @@ def report_of(state: State) -> StateReport:
         num_preempted=state.num_preempted,
         digest=state_digest(state).hex(),
     )
+
+
+def _session(session: SessionState) -> SessionReport:
+    held = len(session.tokens), len(session.media), len(session.leased)
+    return SessionReport(session.session_id, session.num_grown, *held, session.live)
 
 
 def _running(state: State, row: int) -> dict[str, Any]:

@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 
+from mmengine.core.fold import sessions
 from mmengine.core.state.request_state import request_of
+from mmengine.core.state.sessions import SessionState
 from mmengine.core.state.view import View
 from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
@@ -18,7 +20,7 @@ from mmengine.replay.ask.prefix_trail import PrefixTrail
 from mmengine.replay.ask.reasons import GAVE_WAY, Reasons
 from mmengine.replay.ask.waits import Wait, told
 from mmengine.replay.checked import CheckedLog
-from mmengine.replay.timeline import is_scheduling
+from mmengine.replay.timeline import fold, is_scheduling
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -37,16 +39,20 @@ def why(folder: Path, request_id: str) -> list[Claim]:
     """What happened to the last request of that id. Raises LogError when there was none, and what `verify`
     raises."""
     queued: tuple[Record, ev.Queued] | None = None
+    of_session = False  # what it brought stands behind what its session has
     refused: tuple[Record, ev.Finished] | None = None
     for record in CheckedLog(folder):
         event = record.event
         match event:
+            case ev.Appended(request_id=name) if name == request_id:
+                of_session = True
             case ev.Queued(request_id=name) if name == request_id:
                 queued = record, event
             case ev.Finished(request_id=name, reason="rejected") if name == request_id:
                 refused = record, event
     if queued is not None and (refused is None or refused[0].sequence < queued[0].sequence):
-        return _Inquiry(CheckedLog(folder), *queued).claims()
+        whole = _whole(folder, queued[0]) if of_session else queued[1]
+        return _Inquiry(CheckedLog(folder), queued[0], whole).claims()
     if refused is None and request_id in CheckedLog(folder).first_state().requests:
         raise LogError(
             f"the beginning of the log in {folder} is gone, and with it the arrival of that request; what is "
@@ -57,6 +63,14 @@ def why(folder: Path, request_id: str) -> list[Claim]:
     record, finished = refused
     text = f"It was refused when it came: {finished.detail}."
     return [Claim(record.step, record.step, 0, "end", text, {"reason": "rejected"})]
+
+
+def _whole(folder: Path, queued: Record) -> ev.Queued:
+    """With what stands before it in its session."""
+    for state, record in fold(CheckedLog(folder)):
+        if record.sequence == queued.sequence and isinstance(record.event, ev.Queued):
+            return sessions.whole(state, record.event)
+    raise LogError("the log changed while it was read; ask again")
 
 
 class _Inquiry:
@@ -77,10 +91,13 @@ class _Inquiry:
         self._found: list[Claim] = []
         self._waits: list[Wait] = []
         self._is_live = False
+        self._taken: dict[str, Record] = {}  # by session, the last time that it gave up blocks
 
     def claims(self) -> list[Claim]:
         for record in self._log:
             with self._log.naming(record):
+                if isinstance(record.event, ev.LeaseTaken):
+                    self._taken[record.event.session_id] = record
                 if self._is_live or record.sequence == self._queued.sequence:
                     self._before(record)
                 self._log.apply(self.state, record.event)
@@ -189,6 +206,22 @@ class _Inquiry:
         )
         text = f"It came with {prompt} prompt tokens{of_media}{own}; {running} ran, {waiting} waited."
         self._claim(record, "arrival", text, prompt_tokens=prompt, running=running, waiting=waiting)
+        session = self.state.sessions.of_request.get(self._name)
+        if session is not None:
+            self._told_of_session(record, session)
+
+    def _told_of_session(self, record: Record, session: SessionState) -> None:
+        name, kept = session.session_id, session.place.num_kept
+        text = f"It goes on with {kept} tokens of session {name}"
+        if gone := len(session.tokens) - kept:
+            text += f", whose other {gone} were dropped, because it would have become too long"
+        facts = {"session": name, "kept": kept, "dropped": gone}
+        self._claim(record, "session", f"{text}. {len(session.leased)} blocks were kept for it.", **facts)
+        taken = self._taken.get(name)
+        if taken is not None and isinstance(taken.event, ev.LeaseTaken):
+            reason = taken.event.reason
+            text = f"The session gave up all but {taken.event.num_kept} of its blocks in step {taken.step}"
+            self._claim(record, "lease taken", f"{text} ({reason}).", step=taken.step, reason=reason)
 
     def _admitted(self, record: Record, event: ev.Admitted) -> None:
         req_state = self.state.requests[self._name]
@@ -303,7 +336,9 @@ class _Inquiry:
         output = num_tokens - req_state.num_prompt
         limit = self._request.sampling.max_tokens
         how = {
-            "length": f"it reached its max_tokens {limit}"
+            "length": "its prompt is computed, and nothing else was asked for"
+            if not limit
+            else f"it reached its max_tokens {limit}"
             if output >= limit
             else f"prompt and answer reached max_model_len {self.state.config.max_model_len}",
             "stop": f"its text ended ({event.detail})",

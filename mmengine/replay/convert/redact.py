@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from mmengine.core.decide.stall import find_stalls
+from mmengine.core.fold import sessions
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.state.columns import LEFT
 from mmengine.core.state.digest import apart, checkpoint
@@ -172,6 +173,15 @@ class _Redactor:
                 return replace(event, error=hashes.text(event.error))
             case ev.GrammarFailed():
                 event = replace(event, detail=hashes.text(event.detail))
+            case ev.SessionOpened():
+                return replace(
+                    event,
+                    session_id=hashes.name(event.session_id),
+                    cache_salt=hashes.salt(event.cache_salt),
+                    envelope=b"",
+                )
+            case ev.Appended() | ev.Leased() | ev.LeaseTaken() | ev.SessionClosed():
+                event = replace(event, session_id=hashes.name(event.session_id))
             case ev.Offered():
                 event = replace(
                     event, items=tuple((index, self._digests(came)) for index, came in event.items)
@@ -212,29 +222,27 @@ class _Redactor:
         )
 
     def _queued(self, event: ev.Queued) -> ev.Queued:
-        hashes, name, salt = (
-            self._hashes,
-            self._hashes.name(event.request_id),
-            self._hashes.salt(event.cache_salt),
-        )
-        media, marks = tuple(map(self._item, event.media)), {}
+        hashes, name = self._hashes, self._hashes.name(event.request_id)
+        whole = sessions.whole(self._original, event)
+        salt, before = hashes.salt(whole.cache_salt), len(whole.prompt) - len(event.prompt)
+        media, marks = tuple(map(self._item, whole.media)), {}
         adapter = event.adapter and self._adapter(event.adapter)
         visual = (b"", b"")
         if event.adapter and adapter and adapter.visual:
             visual = event.adapter.digest, adapter.digest
-        for old, new in zip(event.media, media, strict=True):
-            key = encoder_key(old.mm_hash, event.cache_salt, visual[0])
+        for old, new in zip(whole.media, media, strict=True):
+            key = encoder_key(old.mm_hash, whole.cache_salt, visual[0])
             self._keys[key] = encoder_key(new.mm_hash, salt, visual[1])
             first = 0
             for start, length in old.runs:
                 marks[start] = new.mm_hash + first.to_bytes(8, "little")
                 first += length
-        tokens = np.frombuffer(event.prompt + event.outputs, np.int32)
+        tokens = np.frombuffer(whole.prompt + event.outputs, np.int32)
         root = salt.encode() + (adapter.digest if adapter else b"")
         numbers, self._chains[name] = hashes.chain(root, tokens, len(tokens), marks)
         self._forget_keys()
         self.report.requests += 1
-        self.report.tokens += len(tokens)
+        self.report.tokens += len(tokens) - before // 4
         sampling = msgspec.structs.replace(
             event.sampling,
             stop=(),
@@ -250,16 +258,16 @@ class _Redactor:
         return msgspec.structs.replace(
             event,
             request_id=name,
-            prompt=numbers[: len(event.prompt) // 4].tobytes(),
+            prompt=numbers[before // 4 : len(whole.prompt) // 4].tobytes(),
             sampling=sampling,
-            media=media,
-            cache_salt=salt,
+            media=tuple(map(self._item, event.media)),
+            cache_salt=hashes.salt(event.cache_salt),
             grammar=_form(event.grammar),
             grammar_slot=ev.NO_SLOT,
             group=hashes.name(event.group),
             envelope=b"",
             thinking=event.thinking and ThinkingBudget(event.thinking.tokens, True, (), (0,)),
-            outputs=numbers[len(event.prompt) // 4 :].tobytes(),
+            outputs=numbers[len(whole.prompt) // 4 :].tobytes(),
             adapter=adapter,
         )
 

@@ -210,7 +210,7 @@ def _by_length(script: Script) -> Script:
         event = each.event
         if isinstance(event, ev.Queued):
             answer = script.answers[event.request_id]
-            if answer.stop or answer.error:
+            if (answer.stop or answer.error) and event.sampling.max_tokens:
                 limits = {"max_tokens": max(1, len(answer.tokens)), "min_tokens": 0}
                 sampling = msgspec.structs.replace(event.sampling, **limits)
                 event = msgspec.structs.replace(event, sampling=sampling)

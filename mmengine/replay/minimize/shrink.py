@@ -179,7 +179,7 @@ def filling(script: Script, names: Sequence[str], more: int) -> Script:
 
 def aged(script: Script, count: int) -> Script:
     """`count` tokens of each answer, as far as it has them, are in the prompt from the start."""
-    for event in script.requests:
+    for event in [event for event in script.requests if event.sampling.max_tokens]:
         name, asked = event.request_id, event.sampling.max_tokens
         moved = min(count, asked - 1)
         script = with_answer(_with(script, _lengthened(event, moved)), name, asked - moved)
@@ -209,6 +209,7 @@ def plain_tokens(script: Script, names: Iterable[str]) -> Script:
 def plain_fields(event: ev.Queued) -> Iterator[dict[str, Any]]:
     """Fields that could have their default values: all of them, then each alone."""
     sampling = SamplingParams(max_tokens=event.sampling.max_tokens, seed=0)
+    sampling = sampling if sampling.max_tokens else event.sampling
     defaults = {
         "sampling": sampling,
         "sample_index": 0,

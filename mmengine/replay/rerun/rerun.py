@@ -136,7 +136,8 @@ def _whole(script: Script) -> tuple[Script, list[str]]:
     for each in script.observations:
         event = each.event
         if isinstance(event, ev.Queued) and event.request_id in unfinished:
-            count = max(1, len(script.answers[event.request_id].tokens))
+            least = min(1, event.sampling.max_tokens)
+            count = max(least, len(script.answers[event.request_id].tokens))
             sampling = msgspec.structs.replace(event.sampling, max_tokens=count, min_tokens=0)
             each = replace(each, event=msgspec.structs.replace(event, sampling=sampling))
         observations.append(each)

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from mmengine.config import EngineConfig
+from mmengine.core.fold import sessions
 from mmengine.core.state.columns import BROKEN
 from mmengine.core.state.request_state import RequestState, queued_of
 from mmengine.core.state.state import State
@@ -36,7 +37,17 @@ class Answer:
     runs: np.ndarray = field(default_factory=lambda: np.zeros((0, 3), np.int32))
 
 
-Observed = ev.Queued | ev.GrammarReady | ev.GrammarFailed | ev.Cancelled | ev.CacheReset | ev.Recovered
+Observed = (
+    ev.Queued
+    | ev.GrammarReady
+    | ev.GrammarFailed
+    | ev.Cancelled
+    | ev.CacheReset
+    | ev.Recovered
+    | ev.SessionOpened
+    | ev.Appended
+    | ev.SessionClosed
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +110,7 @@ class _Reader:
         self._runs: dict[str, list[tuple[int, int, int]]] = {}
         self._times: dict[str, int] = {}  # how often an id has come
         self._name_of: dict[str, str] = {}  # of the living, and of the last dead, in the script
+        self._sessions: set[str] = set()  # that were opened since the log's first record
 
     def present(self, state: State, req_state: RequestState) -> None:
         """A request that was there before the log's first record comes with it."""
@@ -111,16 +123,27 @@ class _Reader:
         event, self._now = record.event, self._clock.of(record)
         match event:
             case ev.Queued(request_id=name):
-                number = self._times[name] = self._times.get(name, 0) + 1
-                unique = self._name_of[name] = name if number == 1 else f"{name}#{number}"
+                self._times[name] = self._times.get(name, 0) + 1
+                unique = self._name_of[name] = self._unique(name, self._times[name])
                 group = self._name_of.get(event.group, "")
                 event = state.kept_grammars.whole(event)
+                session = state.sessions.of_request.get(name)
+                if session is not None and session.session_id not in self._sessions:
+                    event = sessions.whole(state, event)
                 self._observe(state, msgspec.structs.replace(event, request_id=unique, group=group))
             case ev.GrammarReady(request_id=name) | ev.GrammarFailed(request_id=name):
                 self._observe(state, msgspec.structs.replace(event, request_id=self._name_of[name]))
             case ev.Cancelled(request_id=name):
                 self._observe(state, msgspec.structs.replace(event, request_id=self._name_of[name]))
             case ev.CacheReset():
+                self._observe(state, event)
+            case ev.SessionOpened(session_id=session_id):
+                self._sessions.add(session_id)
+                self._observe(state, event)
+            case ev.Appended(session_id=session_id, request_id=name) if session_id in self._sessions:
+                unique = self._unique(name, self._times.get(name, 0) + 1)
+                self._observe(state, msgspec.structs.replace(event, request_id=unique))
+            case ev.SessionClosed(session_id=session_id) if session_id in self._sessions:
                 self._observe(state, event)
             case ev.Recovered(lost=lost):
                 lost = tuple((self._name_of[name], why) for name, why in lost)
@@ -133,6 +156,10 @@ class _Reader:
                 self.answer(state, name, event)
             case ev.Finished():
                 self.script.num_rejected += 1
+
+    @staticmethod
+    def _unique(name: str, number: int) -> str:
+        return name if number == 1 else f"{name}#{number}"
 
     def _observe(self, state: State, event: Observed) -> None:
         landed = state.step - len(state.flights)

@@ -1,0 +1,119 @@
+"""Watches a folder into which a camera writes pictures, and answers questions about the last minute.
+
+    python examples/watch_folder.py pictures                       # questions are read line by line
+    python examples/watch_folder.py pictures --ask "What moves?"   # one, about what is there, and it ends
+
+Pictures are taken in the order of their names, each at the time when it was written. They are computed as
+they come, so that an answer begins at once. Two and two of them are read together, so the last one may wait
+for the next, or for a question. What is older than --seconds is forgotten when the session becomes too long.
+"""
+
+import argparse
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from PIL import Image
+
+from mmengine import Engine
+
+KINDS = {".jpg", ".jpeg", ".png", ".webp"}
+SYSTEM = "You watch a camera. Answer in one sentence."
+PAUSE_S = 0.2  # between two looks at the folder
+ANSWER = 64  # tokens
+
+
+class Watch:
+    """`seconds`: of pictures that are kept, `every` so many seconds one."""
+
+    def __init__(self, engine: Engine, folder: Path, seconds: float, every: float):
+        self._folder, self._seen = folder, set[Path]()
+        self._begun = self._last = 0.0  # when the first one was written, and the last one since then
+        self._session = engine.session(system=SYSTEM, **self._lengths(engine, seconds / every))
+
+    def _lengths(self, engine: Engine, num_frames: float) -> dict[str, int]:
+        """As many tokens as pictures take, twice: it begins anew with one half when it has both."""
+        first = next(iter(self._pictures()), None)
+        if first is None:
+            return {}
+        with engine.session() as one:
+            one.frame(first, 0.0)
+            before = one.append("-").num_tokens
+            one.frame(first, 1.0)
+            each = one.append("-").num_tokens - before
+        keep = int(each * (num_frames + 2) / getattr(engine.processor, "frames_in_patch", 1)) + ANSWER
+        return {"keep": keep, "length": length} if (length := 2 * keep) < engine.config.max_model_len else {}
+
+    def _pictures(self) -> list[Path]:
+        return sorted(path for path in self._folder.iterdir() if path.suffix.lower() in KINDS)
+
+    def look(self) -> int:
+        """Take what is new; gives how many pictures that were."""
+        before = len(self._seen)
+        for path in [path for path in self._pictures() if path not in self._seen]:
+            try:
+                with Image.open(path) as image:
+                    picture = image.convert("RGB")
+            except OSError:
+                break  # the camera still writes it: the next look takes it
+            written = path.stat().st_mtime
+            self._begun = self._begun or written
+            self._last = max(self._last, written - self._begun)
+            self._session.frame(picture, self._last)
+            self._seen.add(path)
+        return len(self._seen) - before
+
+    def ask(self, question: str) -> tuple[str, float]:
+        """The answer, and the seconds that it took."""
+        begun = time.monotonic()
+        answer = self._session.ask(question, max_tokens=ANSWER)
+        return answer.text.strip(), time.monotonic() - begun
+
+
+def lines_of(stdin: Iterator[str]) -> "queue.SimpleQueue[str | None]":
+    """What is typed, while pictures come; None at the end."""
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in stdin:
+            lines.put(line.strip())
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Answers questions about the last minute of a camera.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--model", default=None, help="a folder or a hub's name; left out: the embedded one")
+    parser.add_argument("--ask", action="append", help="a question; several are asked one after the other")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--every", type=float, default=1.0, help="seconds from one picture to the next")
+    options = parser.parse_args()
+    with Engine(options.model) as engine:
+        watch = Watch(engine, options.folder, options.seconds, options.every)
+        print(f"{watch.look()} pictures are there", flush=True)
+        for question in options.ask or ():
+            answer, seconds = watch.ask(question)
+            print(f"{answer}  ({seconds:.2f} s)", flush=True)
+        if options.ask:
+            return
+        lines = lines_of(sys.stdin)
+        while True:
+            watch.look()
+            try:
+                question = lines.get(timeout=PAUSE_S)
+            except queue.Empty:
+                continue
+            if question is None:
+                return
+            answer, seconds = watch.ask(question)
+            print(f"{answer}  ({seconds:.2f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main()

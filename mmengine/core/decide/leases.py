@@ -1,0 +1,81 @@
+"""Which blocks a session keeps when a request of it is over, and which of them are taken back.
+
+A lease never holds anybody up: where a request needs blocks that are not free, leases give theirs up before a
+request waits or is preempted. What is given up stays a prefix hit until somebody writes over it.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from mmengine.core.state.columns import RUNS_ON, STOPPED
+from mmengine.core.state.reading import RequestView, SessionView
+from mmengine.core.state.view import View
+from mmengine.events import vocabulary as ev
+
+NO_FREE_BLOCKS, LIMIT = "no free blocks", "session_blocks"
+
+
+def next_lease(view: View) -> ev.Leased | ev.LeaseTaken | None:
+    """To be asked, one event at a time, before requests that are over are told to leave."""
+    for session, req_state in _ending(view):
+        wanted = _wanted(view, req_state)
+        held = session.leased
+        same = min(len(held), len(wanted))
+        differ = np.flatnonzero(np.asarray(held[:same]) != wanted[:same])
+        num_kept = int(differ[0]) if len(differ) else same
+        if num_kept < max(len(held), len(wanted)):
+            return ev.Leased(session.session_id, num_kept, wanted[num_kept:].tobytes())
+    over = view.sessions.num_leased - view.config.most_leased if len(view.sessions) else 0
+    if over <= 0:
+        return None
+    oldest = view.sessions.by_age()[0]
+    return ev.LeaseTaken(oldest.session_id, max(0, len(oldest.leased) - over), LIMIT)
+
+
+def _ending(view: View) -> Iterator[tuple[SessionView, RequestView]]:
+    """Sessions with a request that ends by stop or length."""
+    for name, session in view.sessions.of_request.items():
+        req_state = view.requests.get(name)
+        if req_state is None or req_state.row < 0 or req_state.cancelled or session.is_settled:
+            continue
+        row = req_state.row
+        full = view.ended[row] == RUNS_ON and view.num_tokens[row] >= view.max_total[row]
+        if view.ended[row] == STOPPED or (full and is_computed(view, req_state)):
+            yield session, req_state
+
+
+def is_computed(view: View, req_state: RequestView) -> bool:
+    """Whether a request of which nothing is sampled is over, or it is another one."""
+    row = req_state.row
+    whole = view.num_computed[row] >= view.num_tokens[row] and not view.scheduled[row]
+    return not req_state.request.is_prefill or bool(whole and not view.in_flight[row])
+
+
+def _wanted(view: View, req_state: RequestView) -> np.ndarray:
+    """The full blocks of its row, as many as one session may hold."""
+    count = min(int(view.num_filled[req_state.row]), view.config.most_leased)
+    return np.asarray(view.block_table[req_state.row, :count]).copy()
+
+
+def taken_back(view: View, num_blocks: int, hits: np.ndarray) -> ev.LeaseTaken | None:
+    """A lease, or its end, of which blocks become free, so that in the end at least `num_blocks` more are;
+    None where all leases together do not hold so many. Blocks among `hits` (int32), which whoever asks is
+    about to hold, count as nobody's."""
+    leased = view.sessions.leased()
+    if not len(leased):
+        return None
+    times = np.bincount(leased, minlength=view.blocks.num_blocks)
+    held_alone = (times > 0) & (np.asarray(view.blocks.references) == times)
+    held_alone[hits] = False
+    if int(np.count_nonzero(held_alone)) < num_blocks:
+        return None
+    for session in view.sessions.by_age():
+        blocks = np.asarray(session.leased)
+        last = held_alone[blocks] & (times[blocks] == 1)
+        if last.any() or held_alone[blocks].any():
+            freed = np.cumsum(last[::-1])
+            enough = np.flatnonzero(freed >= num_blocks)
+            count = int(enough[0]) + 1 if len(enough) else len(blocks)
+            return ev.LeaseTaken(session.session_id, len(blocks) - count, NO_FREE_BLOCKS)
+    return None

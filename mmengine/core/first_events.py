@@ -1,0 +1,29 @@
+"""What an engine writes of its settings, and of a request, as the log will have them."""
+
+from mmengine.config import EngineConfig
+from mmengine.core.decide.schedule import decision_version
+from mmengine.core.state.request_state import queued_of
+from mmengine.errors import InvalidRequest
+from mmengine.events import vocabulary as ev
+from mmengine.events.codec import settled
+from mmengine.request import Request
+from mmengine.version import __version__
+
+
+def settled_queued(request: Request) -> ev.Queued:
+    """The request as the log will have it. Raises InvalidRequest for what cannot be written down."""
+    try:
+        return settled(queued_of(request))
+    except ValueError as error:
+        raise InvalidRequest(f"request {request.request_id!r} cannot be written to a log: {error}") from None
+
+
+def started_of(config: EngineConfig, fingerprints: dict[str, str]) -> ev.Started:
+    return ev.Started(
+        schema=ev.SCHEMA_VERSION if config.block_store else ev.SCHEMA_WITHOUT_STORE,
+        engine_version=__version__,
+        decision_version=decision_version(config),
+        config=config.as_dict(),
+        fingerprints=fingerprints,
+        num_blocks=config.num_blocks,
+    )

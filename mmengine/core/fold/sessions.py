@@ -1,0 +1,89 @@
+"""The part of `evolve` that concerns sessions: what belongs to one, and which blocks it holds."""
+
+import msgspec
+import numpy as np
+
+from mmengine.core.state.request_state import NO_ROW, RequestState
+from mmengine.core.state.sessions import NO_BLOCKS, Chunk, Place, SessionState
+from mmengine.core.state.state import State
+from mmengine.events import vocabulary as ev
+from mmengine.request import MediaItem
+
+GROWS_BY = ("stop", "length")  # how a request ends that becomes part of its session
+
+
+def opened(state: State, event: ev.SessionOpened) -> None:
+    state.sessions.add(SessionState(event.session_id, event.cache_salt, event.idle_ns, event.envelope))
+
+
+def appended(state: State, event: ev.Appended) -> None:
+    session = state.sessions.all[event.session_id]
+    num_kept = max(0, min(event.num_kept, len(session.tokens)))
+    num_kept = min([num_kept, *(item.start for item in session.media if item.start < num_kept < item.end)])
+    state.sessions.begin(session, event.request_id, Place(num_kept, event.num_opening, event.is_anchor))
+
+
+def whole(state: State, queued: ev.Queued) -> ev.Queued:
+    """With what stands before it in its session, if it is of one."""
+    session = state.sessions.of_request.get(queued.request_id)
+    if session is None:
+        return queued
+    num_kept = session.place.num_kept
+    media = tuple(_moved(item, num_kept) for item in queued.media)
+    return msgspec.structs.replace(
+        queued,
+        prompt=session.tokens[:num_kept].tobytes() + queued.prompt,
+        media=(*session.before(num_kept), *media),
+        cache_salt=session.cache_salt,
+    )
+
+
+def _moved(item: MediaItem, by: int) -> MediaItem:
+    return msgspec.structs.replace(item, runs=tuple((start + by, length) for start, length in item.runs))
+
+
+def grow(state: State, req_state: RequestState, reason: str) -> None:
+    """A request is about to leave its row: what it was shown and said is its session's, or nothing is."""
+    session = state.sessions.end(req_state.request.request_id)
+    if session is None or reason not in GROWS_BY:
+        return
+    tokens = req_state.tokens
+    if req_state.row != NO_ROW:
+        tokens = state.token_ids[req_state.row, : state.num_tokens[req_state.row]]
+    place, num_outputs = session.place, len(tokens) - req_state.num_prompt
+    before = tuple(chunk for chunk in session.chunks if chunk.start < place.num_kept)
+    chunk = Chunk(place.num_kept, num_outputs, place.num_opening, place.is_anchor)
+    session.tokens, session.media = tokens.copy(), req_state.request.media
+    session.chunks, session.num_grown = (*before, chunk), session.num_grown + 1
+
+
+def leased(state: State, event: ev.Leased) -> None:
+    session = state.sessions.all[event.session_id]
+    new = np.frombuffer(event.blocks, np.int32)
+    if len(new):
+        state.blocks.share(new)
+    _keep(state, session, event.num_kept)
+    session.leased = np.concatenate((session.leased, new))
+    state.sessions.clock += 1
+    session.used, session.is_settled = state.sessions.clock, True
+
+
+def lease_taken(state: State, event: ev.LeaseTaken) -> None:
+    _keep(state, state.sessions.all[event.session_id], event.num_kept)
+
+
+def closed(state: State, event: ev.SessionClosed) -> None:
+    _keep(state, state.sessions.remove(event.session_id), 0)
+
+
+def end_leases(state: State) -> None:
+    """Nothing that is cached can be hit any more."""
+    for session in state.sessions.all.values():
+        _keep(state, session, 0)
+
+
+def _keep(state: State, session: SessionState, num_kept: int) -> None:
+    gone = session.leased[num_kept:]
+    session.leased = session.leased[:num_kept] if num_kept else NO_BLOCKS
+    if len(gone):
+        state.blocks.release(gone)

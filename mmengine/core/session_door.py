@@ -1,0 +1,128 @@
+"""The door of sessions: what is asked of one becomes events that fit what the state, and what waits, say."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from mmengine.config import EngineConfig
+from mmengine.core.decide.admit import check_request, check_session
+from mmengine.core.inbox import Inbox
+from mmengine.core.state.sessions import SessionState
+from mmengine.core.state.state import State
+from mmengine.errors import InvalidRequest, QueueFull, SessionBusy
+from mmengine.events import vocabulary as ev
+from mmengine.request import MediaItem, Request
+
+
+class SessionDoor:
+    """Of one loop. `accepted`: what a request becomes that is sound; raises what `EngineCore.submit` does.
+    Not thread-safe."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        state: State,
+        inbox: Inbox,
+        accepted: Callable[[Request], ev.Queued],
+    ):
+        self._config, self._state, self._inbox, self._accepted = config, state, inbox, accepted
+
+    def open(self, event: ev.SessionOpened) -> None:
+        """Raises InvalidRequest, QueueFull."""
+        check_session(event, self._config)
+        name, inbox = event.session_id, self._inbox
+        if name in self._state.sessions.all or name in inbox.opening:
+            raise InvalidRequest(f"the session id {name!r} is in use; choose another")
+        if len(self._state.sessions) + len(inbox.opening) >= self._config.max_sessions:
+            raise QueueFull(
+                f"{self._config.max_sessions} sessions are open already (max_sessions); close one, or try "
+                "again later"
+            )
+        inbox.put(event)
+
+    def append(
+        self,
+        session_id: str,
+        request: Request,
+        *,
+        num_kept: int | None = None,
+        num_opening: int = 0,
+        is_anchor: bool = False,
+    ) -> None:
+        """`EngineCore.submit` for a request whose prompt, with its media, is the session's next state: what
+        both begin with stays, or the first `num_kept` tokens of that; what else the session has is
+        forgotten, and its answer becomes part of the session. The rest as in APPENDED. Raises what that
+        does, InvalidRequest for an unknown session, SessionBusy while a request of it is on its way."""
+        session = self.found(session_id)
+        if session.live or session_id in self._inbox.appending:
+            raise SessionBusy(f"a request of session {session_id!r} is on its way; wait for its answer")
+        check_request(request, self._config, max_media=self._config.max_media_per_session)
+        alike = _num_alike(session, request)
+        num_kept = alike if num_kept is None else min(alike, num_kept)
+        prompt, media = _own_part(request, num_kept)
+        own = self._accepted(replace(request, prompt_token_ids=prompt, media=media, cache_salt=""))
+        self._inbox.put(ev.Appended(session_id, request.request_id, num_kept, num_opening, is_anchor))
+        self._inbox.put(own)
+
+    def found(self, session_id: str) -> SessionState:
+        """Raises InvalidRequest for one that is not open."""
+        session = self._state.sessions.all.get(session_id)
+        if session is None and session_id in self._inbox.opening:
+            opened = self._inbox.opening[session_id]
+            session = SessionState(session_id, opened.cache_salt, opened.idle_ns, opened.envelope)
+        if session is None or session_id in self._inbox.closing:
+            raise InvalidRequest(f"no session {session_id!r} is open; it was closed, or never was")
+        return session
+
+    def close(self, session_id: str, reason: str) -> None:
+        """With what is on its way in it. Raises InvalidRequest for one that is not open."""
+        session = self.found(session_id)
+        if session.live:
+            self._inbox.put(ev.Cancelled(session.live, "its session was closed"))
+        self._inbox.put(ev.SessionClosed(session_id, reason))
+
+    def before(self, event: ev.Event) -> None:
+        """An event is about to be applied. The time for which nobody asks a session counts from the end of
+        its last request."""
+        match event:
+            case ev.SessionOpened(session_id=name, idle_ns=idle_ns):
+                self._inbox.expect_session(name, idle_ns)
+            case ev.Appended(session_id=name) | ev.SessionClosed(session_id=name):
+                self._inbox.heard_session(name)
+            case ev.Finished(request_id=name):
+                session = self._state.sessions.of_request.get(name)
+                if session is not None:
+                    self._inbox.expect_session(session.session_id, session.idle_ns)
+
+    def recovered(self) -> None:
+        """Another process goes on: it counts from now."""
+        for session in self._state.sessions.all.values():
+            if not session.live:
+                self._inbox.expect_session(session.session_id, session.idle_ns)
+
+
+def _own_part(request: Request, num_kept: int) -> tuple[np.ndarray, tuple[MediaItem, ...]]:
+    """Of a request's prompt and media what stands behind its first `num_kept` tokens, counted from there."""
+    media = []
+    for item in request.media:
+        if item.start >= num_kept:
+            runs = tuple((start - num_kept, length) for start, length in item.runs)
+            media.append(MediaItem(item.mm_hash, item.modality, runs, item.grid))
+    return request.prompt_token_ids[num_kept:], tuple(media)
+
+
+def _num_alike(session: SessionState, request: Request) -> int:
+    """Tokens that both begin with, no item of either cut. At least one is the request's own."""
+    tokens = request.prompt_token_ids
+    count = min(len(session.tokens), len(tokens) - 1)
+    differ = np.flatnonzero(session.tokens[:count] != tokens[:count])
+    alike = int(differ[0]) if len(differ) else count
+    pairs = zip(session.media, request.media, strict=False)
+    number = next((n for n, (mine, its) in enumerate(pairs) if mine != its), None)
+    if number is None:
+        number = min(len(session.media), len(request.media))
+    behind = (*session.media[number : number + 1], *request.media[number : number + 1])
+    alike = min([alike, *(item.start for item in behind)])
+    cut = (item.start for item in request.media[:number] if item.start < alike < item.end)
+    return min([alike, *cut])

@@ -1,0 +1,266 @@
+"""Sessions of an AsyncEngine: many callers, each session's requests one behind the other.
+
+session = await engine.session(system="You watch a door.")
+await session.frame(picture, seconds)
+async with session.stream("Who came in?", max_tokens=64) as stream:
+    async for output in stream:
+        print(output.text, end="")
+"""
+
+import asyncio
+import queue
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Protocol, TypeVar, Unpack, runtime_checkable
+
+from mmengine.errors import InvalidRequest, MMEngineError, SessionBusy
+from mmengine.models.plugin import Processor
+from mmengine.request import PREFILL, SamplingParams
+from mmengine.serve.answers import Completion, engine_failed, succeeded
+from mmengine.serve.channel import Channel
+from mmengine.serve.engine import Engine
+from mmengine.serve.options import FORM, Options, SubmitOptions, make_options
+from mmengine.serve.prompts import Prompt
+from mmengine.serve.session import Appended, Frames, listed, placed
+from mmengine.serve.sessions import IDLE_S, SessionFacts, SessionSettings
+from mmengine.serve.stream import Held, Stream
+from mmengine.serve.structured import ResponseFormat, response_format_of
+from mmengine.serve.texts import AnswerTexts
+
+MAX_WAITING = 16  # requests of one session that wait behind the one on its way; one more is refused
+AGAIN = "the engine hung before it took this; send it again"
+_POLL_S = 0.02  # how soon it is seen that a request of the process before, or one that was left, is over
+_ANSWER_S = 1.0  # after which it is looked whether the engine is still there
+T = TypeVar("T")
+
+
+@runtime_checkable
+class AsyncSessions(Protocol):
+    """Part of AsyncEngine."""
+
+    _engine: Engine
+    _commands: queue.SimpleQueue[Callable[[], None]]
+    _failure: MMEngineError | None
+    _closing: bool
+
+    @property
+    def processor(self) -> Processor: ...
+
+    def _close_channel(self, channel: Channel) -> None: ...
+
+    def let_go(self, answers: list[Held]) -> None: ...
+
+    def _prepare(
+        self, channel: Channel, prompt: Prompt, form: Callable[[], ResponseFormat] | None
+    ) -> None: ...
+
+    async def session(
+        self,
+        session_id: str = "",
+        *,
+        system: str = "",
+        length: int = 0,
+        keep: int = 0,
+        idle_s: float = IDLE_S,
+        cache_salt: str = "",
+        media_options: Mapping[str, object] | None = None,
+        template_options: Mapping[str, object] | None = None,
+        envelope: bytes = b"",
+    ) -> "AsyncSession":
+        """As `Engine.session`, but that an id which is open is refused: `attach_session` goes on with it.
+        `envelope`: kept with it in the log. Raises InvalidRequest, QueueFull."""
+        settings = SessionSettings(
+            system=system,
+            length=length,
+            keep=keep,
+            cache_salt=cache_salt,
+            template_options=dict(template_options or {}),
+            envelope=envelope,
+        )
+        name = await self.on_engine(lambda engine: engine.sessions.open(session_id, settings, idle_s))
+        return AsyncSession(self, name, media_options)
+
+    def attach_session(
+        self, session_id: str, media_options: Mapping[str, object] | None = None
+    ) -> "AsyncSession":
+        """One that is open: of another caller, or of the process before. What is called raises
+        InvalidRequest where it is not."""
+        return AsyncSession(self, session_id, media_options)
+
+    async def sessions(self) -> list[SessionFacts]:
+        """Of all that are open, those of the process before too."""
+        return await self.on_engine(
+            lambda engine: [engine.sessions.facts(name) for name in engine.sessions.names()]
+        )
+
+    async def on_engine(self, asked: Callable[[Engine], T]) -> T:
+        """What `asked` gives on the engine's thread. Raises what it raises."""
+        loop = asyncio.get_running_loop()
+        told: asyncio.Future[T] = loop.create_future()
+
+        def run() -> None:
+            try:
+                answer = partial(told.set_result, asked(self._engine))
+            except Exception as error:
+                answer = partial(told.set_exception, error)
+            loop.call_soon_threadsafe(lambda: None if told.done() else answer())
+
+        self._commands.put(run)
+        while True:
+            if self._failure is not None:
+                raise engine_failed(self._failure)
+            if self._closing and not told.done():
+                raise InvalidRequest("the engine is closed")
+            done, _ = await asyncio.wait([told], timeout=_ANSWER_S)
+            if done:
+                return told.result()
+
+    def _run_next_command(self) -> None:
+        """Wait for one, unless a session is idle for too long before it comes."""
+        with suppress(queue.Empty):
+            self._commands.get(timeout=self._engine.sessions.idle_s)()
+
+    def _note_session(self, channel: Channel) -> None:
+        """The engine took the channel's request: of a session, its prompt is the whole of that."""
+        if channel.options.place is not None:
+            whole = self._engine.requests.prepared(channel.request_id)
+            channel.num_prompt_tokens = len(whole.prompt_token_ids)
+
+    def _stream_of_session(
+        self, prompt: Prompt, asked: Options, form: Callable[[], ResponseFormat] | None, hold: bool
+    ) -> Stream:
+        asked.check()
+        asked.sampling.check_vocabulary(self._engine.built.spec.vocab_size)
+        channel = Channel(asked, AnswerTexts(self.processor.tokenizer, asked.sampling), hold)
+        self._prepare(channel, prompt, form)
+        return Stream(channel, self._close_channel, self.let_go)
+
+
+async def _completed(stream: Stream) -> Completion:
+    """Raises RequestFailed where it ended with an error."""
+    stream.texts.pieces = False
+    async for _ in stream:
+        pass
+    assert stream.completion is not None, "a stream without an error ends with its completion"
+    return succeeded(stream.completion)
+
+
+class AsyncSession:
+    """One session. Its requests go one behind the other, in the order in which they were called; MAX_WAITING
+    wait at most. `media_options`: of all media, as those of a Prompt."""
+
+    def __init__(
+        self, engine: AsyncSessions, session_id: str, media_options: Mapping[str, object] | None = None
+    ):
+        self._engine, self.session_id, self._media_options = engine, session_id, media_options
+        self._turns = asyncio.Lock()
+        self._num_waiting = 0
+        self._frames = Frames(getattr(engine.processor, "frames_in_patch", 1))
+
+    async def facts(self) -> SessionFacts:
+        """Raises InvalidRequest when it was closed, or nobody asked for too long."""
+        return await self._engine.on_engine(lambda engine: engine.sessions.facts(self.session_id))
+
+    @property
+    def num_frames_held(self) -> int:
+        """Frames that wait for others that the encoder reads together with them."""
+        return len(self._frames.held)
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[SessionFacts]:
+        """It is this caller's turn; gives what the session is. Raises SessionBusy where too many wait."""
+        if self._num_waiting > MAX_WAITING:
+            raise SessionBusy(
+                f"{MAX_WAITING} requests of session {self.session_id!r} wait already; send the next one when "
+                "one of them was answered"
+            )
+        self._num_waiting += 1
+        try:
+            async with self._turns:
+                while (facts := await self.facts()).live:
+                    await asyncio.sleep(_POLL_S)
+                yield facts
+        finally:
+            self._num_waiting -= 1
+
+    async def append(self, content: object, *, anchor: bool = False) -> Appended:
+        """See Session."""
+        async with self.turn() as facts:
+            return await self.appended(facts, content, anchor=anchor)
+
+    async def appended(self, facts: SessionFacts, content: object, *, anchor: bool = False) -> Appended:
+        """`append` within a `turn`."""
+        with self._frames.kept_on_error():
+            return await self._computed(facts, [*self._frames.rest(), *listed(content)], anchor)
+
+    async def frame(self, image: object, seconds: float) -> Appended | None:
+        """See Session."""
+        async with self.turn() as facts:
+            return await self.framed(facts, image, seconds)
+
+    async def framed(self, facts: SessionFacts, image: object, seconds: float) -> Appended | None:
+        """`frame` within a `turn`."""
+        with self._frames.kept_on_error():
+            parts = self._frames.add(image, seconds)
+            return await self._computed(facts, parts, is_anchor=False) if parts else None
+
+    async def _computed(self, facts: SessionFacts, content: object, is_anchor: bool) -> Appended:
+        sessions = self._engine._engine.sessions
+        prompt, asked = placed(
+            sessions, facts, content, Options(PREFILL), False, is_anchor, self._media_options
+        )
+        async with self._engine._stream_of_session(prompt, asked, None, False) as stream:
+            done = await _completed(stream)
+        return Appended(len(done.prompt_token_ids), done.num_cached_tokens)
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        question: object,
+        sampling: SamplingParams | None = None,
+        *,
+        hold: bool = False,
+        **options: Unpack[SubmitOptions],
+    ) -> AsyncIterator[Stream]:
+        """Ask, see Session, and read the answer as it comes. `hold` as for `AsyncEngine.stream`. Who leaves
+        before its end takes the question back."""
+        async with self.turn() as facts:
+            with self._frames.kept_on_error():
+                async with self.asked(facts, question, sampling, hold=hold, **options) as stream:
+                    yield stream
+
+    def asked(
+        self,
+        facts: SessionFacts,
+        question: object,
+        sampling: SamplingParams | None = None,
+        *,
+        hold: bool = False,
+        **options: Unpack[SubmitOptions],
+    ) -> Stream:
+        """`stream` within a `turn`."""
+        content = [*self._frames.rest(), *listed(question)]
+        has_form = any(options.get(name) is not None for name in FORM)
+        form = partial(response_format_of, options) if has_form else None
+        given = make_options(sampling, options)
+        sessions = self._engine._engine.sessions
+        prompt, asked = placed(sessions, facts, content, given, True, False, self._media_options)
+        return self._engine._stream_of_session(prompt, asked, form, hold)
+
+    async def ask(
+        self, question: object, sampling: SamplingParams | None = None, **options: Unpack[SubmitOptions]
+    ) -> Completion:
+        """See Session."""
+        async with self.stream(question, sampling, **options) as stream:
+            return await _completed(stream)
+
+    async def close(self) -> None:
+        """Let its blocks and images go, also while a request of it is on its way. Closing one that is closed
+        is no error."""
+
+        def close(engine: Engine) -> None:
+            if self.session_id in engine.sessions.names():
+                engine.sessions.close(self.session_id)
+
+        await self._engine.on_engine(close)

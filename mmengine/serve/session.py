@@ -1,0 +1,174 @@
+"""Streaming input: `engine.session()`, a request that grows.
+
+    with engine.session(system="You watch a door.") as session:
+        for seconds, picture in camera:
+            session.frame(picture, seconds)
+        print(session.ask("Who came in?", max_tokens=64).text)
+
+What is appended is computed at once, and nothing is sampled; its KV blocks stay with the session within
+limits (`session_blocks`), and a question finds them. What the session was shown and said is one prompt: an
+answer is that of one request with the same content."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol, Unpack
+
+from mmengine.errors import InvalidRequest
+from mmengine.models.plugin import Prepared
+from mmengine.request import PREFILL, SamplingParams
+from mmengine.serve.answers import Completion, succeeded
+from mmengine.serve.batching import BatchEngine, news_of
+from mmengine.serve.media_urls import PromptMedia
+from mmengine.serve.options import Options, SubmitOptions, make_options
+from mmengine.serve.prompts import Prompt
+from mmengine.serve.session_turns import frames_part
+from mmengine.serve.sessions import SessionFacts, Sessions, request_id_of
+from mmengine.serve.structured import response_format_of
+
+
+class Appended(NamedTuple):
+    """`num_tokens`: of the whole session now; `num_cached_tokens`: those that were found computed."""
+
+    num_tokens: int
+    num_cached_tokens: int
+
+
+class SessionEngine(BatchEngine, Protocol):
+    """What a session needs of an engine, which it steps."""
+
+    sessions: Sessions
+
+
+class Frames:
+    """Frames until there are as many as the encoder reads together. `in_patch`: how many that are."""
+
+    def __init__(self, in_patch: int):
+        self._in_patch = in_patch
+        self.held: list[tuple[float, object]] = []
+
+    def add(self, image: object, seconds: float) -> list[dict[str, object]]:
+        """Gives parts when a patch is whole, else nothing. Raises InvalidRequest for a time that is none, or
+        before the last one's."""
+        is_time = type(seconds) in (int, float) and 0 <= seconds < 10**9
+        if not is_time or (self.held and seconds < self.held[-1][0]):
+            raise InvalidRequest("the time of a frame is a number of seconds, not less than that before it")
+        self.held.append((float(seconds), image))
+        return self.rest() if len(self.held) == self._in_patch else []
+
+    @contextmanager
+    def kept_on_error(self) -> Iterator[None]:
+        """Those that are held are still held where what happens in here fails."""
+        held = list(self.held)
+        try:
+            yield
+        except BaseException:
+            self.held = held
+            raise
+
+    def rest(self) -> list[dict[str, object]]:
+        """Parts of those that are held: the last one of a patch that is not whole counts twice."""
+        held, self.held = self.held, []
+        return frames_part(held, self._in_patch) if held else []
+
+
+class Session:
+    """One session of an `Engine`, which is stepped by what is called here: nothing else is to stream
+    meanwhile. `media_options`: of all media, as those of a Prompt."""
+
+    def __init__(
+        self, engine: SessionEngine, session_id: str, media_options: Mapping[str, object] | None = None
+    ):
+        self._engine, self.session_id = engine, session_id
+        self._media_options = media_options
+        self._frames = Frames(getattr(engine.processor, "frames_in_patch", 1))
+
+    @property
+    def facts(self) -> SessionFacts:
+        """Raises InvalidRequest when it was closed, or nobody asked for too long."""
+        return self._engine.sessions.facts(self.session_id)
+
+    def append(self, content: object, *, anchor: bool = False) -> Appended:
+        """Append a text, a part of a message (an image, a video), or a list of both, and compute it.
+        `anchor`: it stays when the session becomes too long. A text is tokenized by itself. Raises
+        InvalidRequest, InvalidMedia, QueueFull, SessionBusy, RequestFailed; the session is as before
+        then."""
+        with self._frames.kept_on_error():
+            content = [*self._frames.rest(), *listed(content)]
+            done = self._run(content, Options(PREFILL), closes=False, is_anchor=anchor)
+        return Appended(len(done.prompt_token_ids), done.num_cached_tokens)
+
+    def frame(self, image: object, seconds: float) -> Appended | None:
+        """Append a frame of a video that is at so many `seconds`. None: it waits for others that the encoder
+        reads together with it, or for whatever is appended next. Raises what `append` does."""
+        with self._frames.kept_on_error():
+            parts = self._frames.add(image, seconds)
+            if not parts:
+                return None
+            done = self._run(parts, Options(PREFILL), closes=False, is_anchor=False)
+        return Appended(len(done.prompt_token_ids), done.num_cached_tokens)
+
+    def ask(
+        self, question: object, sampling: SamplingParams | None = None, **options: Unpack[SubmitOptions]
+    ) -> Completion:
+        """Close the turn with a question (content as `append` takes it), and answer. The answer is part of
+        the session from then on, all of its tokens. Options as for `Engine.submit`, without `n`. Raises what
+        `append` does."""
+        asked = response_format_of(options).added_to(make_options(sampling, options))
+        with self._frames.kept_on_error():
+            return self._run([*self._frames.rest(), *listed(question)], asked, closes=True, is_anchor=False)
+
+    def _run(self, content: object, asked: Options, *, closes: bool, is_anchor: bool) -> Completion:
+        engine, facts = self._engine, self.facts
+        engine.check_batchable()
+        prompt, options = placed(
+            engine.sessions, facts, content, asked, closes, is_anchor, self._media_options
+        )
+        with PromptMedia(prompt) as media:
+            prepared: Prepared = media.prompt().prepare(engine.processor, facts.settings.cache_salt)
+        request_id = engine.submit_prepared(prepared, options, stream=False)
+        completion = None
+        with news_of(engine, request_id) as outputs:
+            for output in outputs:
+                completion = output.completion or completion
+        assert completion is not None, "a request ends with its completion"
+        return succeeded(completion)
+
+    def close(self) -> None:
+        """Let its blocks and images go. Closing one that is closed is no error."""
+        engine = self._engine
+        if self.session_id in engine.sessions.names():
+            engine.sessions.close(self.session_id)
+            engine.step()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def listed(content: object) -> list[object]:
+    """A part, or several."""
+    return list(content) if isinstance(content, (list, tuple)) else [content]
+
+
+def placed(
+    sessions: Sessions,
+    facts: SessionFacts,
+    content: object,
+    asked: Options,
+    closes: bool,
+    is_anchor: bool,
+    media_options: Mapping[str, object] | None = None,
+) -> tuple[Prompt, Options]:
+    """A request of a session, to be prepared and submitted. Raises InvalidRequest."""
+    asked.check()
+    if asked.sampling.n != 1 or asked.request_id or asked.cache_salt:
+        raise InvalidRequest(
+            "a session has one answer at a time, and names its requests and its cache itself: leave out n, "
+            "request_id and cache_salt"
+        )
+    prompt, place = sessions.turn(
+        facts, content, closes=closes, is_anchor=is_anchor, media_options=media_options
+    )
+    return prompt, asked.at(place, request_id_of(facts.session_id, facts.num_requests))

@@ -1,0 +1,214 @@
+"""Sessions of an engine, on its own thread: what is asked of them, and what is known of them."""
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from mmengine.config import EngineConfig
+from mmengine.core.engine import EngineCore
+from mmengine.core.state.sessions import SessionState
+from mmengine.errors import InvalidRequest, shown
+from mmengine.events.vocabulary import SessionOpened
+from mmengine.models.plugin import MediaInput, Opens, Prepared, Processor
+from mmengine.serve.in_progress import InProgress
+from mmengine.serve.media_store import MediaStore
+from mmengine.serve.prompts import Prompt
+from mmengine.serve.session_media import SessionMedia
+from mmengine.serve.session_turns import Chain, SessionPlace, chain_of, opens_of, parts_of
+
+IDLE_S = 600.0  # without a request, after which a session is closed where nobody says otherwise
+MAX_IDLE_S = 10**7
+SHORTEST_LENGTH = 16  # tokens
+
+
+class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a session is written, kept with it in the log. `length`: tokens that it may have; `keep`: those
+    that a new chain begins with at most, once it would be longer; 0: as the engine has it, and half of that.
+    `envelope`: of whoever opened it."""
+
+    system: str = ""
+    length: int = 0
+    keep: int = 0
+    cache_salt: str = ""
+    template_options: dict[str, object] = {}
+    envelope: bytes = b""
+
+
+class SessionFacts(NamedTuple):
+    """What is known of a session between two requests. `num_requests`: those that became part of it. `live`:
+    the one that is on its way, or "". `answer`: token ids of the last request's answer."""
+
+    session_id: str
+    settings: SessionSettings
+    opens: Opens
+    num_requests: int
+    num_tokens: int
+    num_media: int
+    num_leased_tokens: int
+    live: str
+    answer: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPrompt(Prompt):
+    """A piece of a session as a prompt: `messages` is one message with what is appended."""
+
+    system: str = ""
+    opens: Opens = ""
+    closes: bool = False
+
+    def prepare(self, processor: object, cache_salt: str = "") -> Prepared:
+        """Raises InvalidRequest, InvalidMedia."""
+        if not hasattr(processor, "prepare_turn"):
+            raise InvalidRequest("this model's processor writes no conversation piece by piece")
+        assert self.messages is not None
+        prepared: Prepared = processor.prepare_turn(
+            self.messages[0]["content"],
+            system=self.system,
+            opens=self.opens,
+            closes=self.closes,
+            base_folder=self.base_folder,
+            media_options=self.media_options,
+            cache_salt=cache_salt,
+            template_options=self.template_options,
+        )
+        return prepared
+
+
+class Sessions:
+    """`media`: what is kept of their images. Not thread-safe."""
+
+    def __init__(self, core: EngineCore, media: SessionMedia, config: EngineConfig):
+        self._core, self._media, self._config = core, media, config
+        self._settings: dict[str, SessionSettings] = {}
+
+    def open(self, session_id: str, settings: SessionSettings, idle_s: float) -> str:
+        """Gives its id, which is drawn where none is given. Raises InvalidRequest, QueueFull."""
+        settings = self._checked(settings, idle_s)
+        session_id = session_id or f"session-{secrets.token_hex(8)}"
+        if not session_id.isprintable():
+            raise InvalidRequest("a session id consists of printable characters")
+        envelope = msgspec.msgpack.encode(settings)
+        opened = SessionOpened(session_id, settings.cache_salt, int(idle_s * 1e9), envelope)
+        self._core.sessions.open(opened)
+        self._settings[session_id] = settings
+        return session_id
+
+    def _checked(self, settings: SessionSettings, idle_s: float) -> SessionSettings:
+        if type(idle_s) not in (int, float) or not 0 <= idle_s <= MAX_IDLE_S:
+            raise InvalidRequest(f"idle_s must lie in 0 (never) to {MAX_IDLE_S} seconds, not {shown(idle_s)}")
+        most = self._config.max_model_len
+        length = settings.length or most
+        keep = settings.keep or length // 2
+        if not SHORTEST_LENGTH <= length <= most or not 0 < keep <= length:
+            raise InvalidRequest(
+                f"a session has a length of {SHORTEST_LENGTH} to {most} tokens (max_model_len) and keeps at "
+                f"most as many, not {shown(settings.length)} and {shown(settings.keep)}"
+            )
+        return msgspec.structs.replace(settings, length=length, keep=keep)
+
+    def close(self, session_id: str) -> None:
+        """Also with a request of it that is on its way. Raises InvalidRequest for one that is not open."""
+        self._core.sessions.close(session_id, "closed")
+
+    @property
+    def idle_s(self) -> float | None:
+        """Seconds until nobody has asked one of them for too long; None: there is none that waits for
+        that."""
+        next_ns = self._core.inbox.next_idle_ns
+        return None if next_ns is None else max(0.0, (next_ns - time.monotonic_ns()) / 1e9)
+
+    def tidy(self) -> None:
+        """Let go of what sessions had that are closed."""
+        found, waits = self._core.view.sessions.all, self._core.inbox.opening
+        for session_id in [name for name in self._settings if name not in found and name not in waits]:
+            del self._settings[session_id]
+            self._media.drop(session_id)
+
+    def names(self) -> list[str]:
+        """Of those that are open, in the order in which they were opened."""
+        inbox = self._core.inbox
+        known = (*self._core.state.sessions.all, *inbox.opening)
+        return [name for name in known if name not in inbox.closing]
+
+    def settings(self, session_id: str) -> SessionSettings:
+        """Raises InvalidRequest for one that is not open."""
+        session = self._core.sessions.found(session_id)
+        if session_id not in self._settings:  # another process opened it
+            self._settings[session_id] = msgspec.msgpack.decode(session.envelope, type=SessionSettings)
+        return self._settings[session_id]
+
+    def facts(self, session_id: str) -> SessionFacts:
+        """Raises InvalidRequest for one that is not open."""
+        settings, session = self.settings(session_id), self._core.sessions.found(session_id)
+        num_outputs = session.chunks[-1].num_outputs if session.chunks else 0
+        return SessionFacts(
+            session_id,
+            settings,
+            opens_of(session),
+            session.num_grown,
+            len(session.tokens),
+            len(session.media),
+            len(session.leased) * self._config.block_size,
+            session.live,
+            session.tokens[len(session.tokens) - num_outputs :].tolist(),
+        )
+
+    def turn(
+        self,
+        facts: SessionFacts,
+        content: object,
+        *,
+        closes: bool,
+        is_anchor: bool,
+        media_options: Mapping[str, object] | None = None,
+    ) -> tuple[TurnPrompt, SessionPlace]:
+        """What is appended next, as a prompt and its place. Raises InvalidRequest."""
+        settings = facts.settings
+        prompt = TurnPrompt(
+            messages=[{"role": "user", "content": parts_of(content)}],
+            system=settings.system,
+            opens=facts.opens,
+            closes=closes,
+            media_options=dict(media_options) if media_options else None,
+            template_options=settings.template_options or None,
+        )
+        place = SessionPlace(facts.session_id, facts.opens, is_anchor, settings.length, settings.keep)
+        return prompt, place
+
+    def chain(self, prepared: Prepared, place: SessionPlace, num_answer: int) -> Chain:
+        """The whole prompt of a request. Raises InvalidRequest."""
+        session = self._found(place)
+        return chain_of(session, prepared, place, max(1, num_answer))
+
+    def hold(self, prepared: Prepared, place: SessionPlace, chain: Chain) -> Sequence[MediaInput]:
+        """Keep the media of a chain, and give their pixels. Raises InvalidMedia, QueueFull."""
+        self._media.take(self._found(place), chain.media, prepared.media)
+        return self._media.inputs(place.session_id, chain.media, prepared.media)
+
+    def _found(self, place: SessionPlace) -> SessionState:
+        session = self._core.sessions.found(place.session_id)
+        if opens_of(session) != place.opens:
+            raise InvalidRequest("the session went on meanwhile; append it again")
+        return session
+
+
+def sessions_of(
+    core: EngineCore, store: MediaStore | None, processor: Processor, requests: InProgress
+) -> Sessions:
+    """Those of an engine. What the process before accepted for sessions goes on, and nobody takes it up: its
+    answer is the session's."""
+    for session_id, session in core.state.sessions.all.items():
+        for number in range(session.num_grown + 1):
+            requests.run_on(request_id_of(session_id, number))
+    media = SessionMedia(store, processor, core.config.session_media_bytes)
+    return Sessions(core, media, core.config)
+
+
+def request_id_of(session_id: str, number: int) -> str:
+    """Of the request that is the session's next when so many became part of it."""
+    return f"{session_id}.{number}"

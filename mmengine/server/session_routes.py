@@ -1,0 +1,310 @@
+"""/v1/sessions: requests that grow. Frames and texts are computed as they come; questions are answered as
+chat's.
+
+Requests of one session go one behind the other, in the order in which they came; too many that wait are 409.
+A session is its key's: ids of others are 404. All of it stands in the log, so a session outlives this
+process.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from mmengine.errors import InvalidRequest, MMEngineError
+from mmengine.serve.async_sessions import AsyncSession, AsyncSessions
+from mmengine.serve.intake import NO_ADAPTER
+from mmengine.serve.port import ServedEngine
+from mmengine.serve.reasoning import NO_REASONING
+from mmengine.serve.record import News, Reader, Record, Said, Whole
+from mmengine.serve.sessions import SessionFacts
+from mmengine.server.admission import OWNER, Admission
+from mmengine.server.answer_routes import ID_HEADER, AnswerRoutes
+from mmengine.server.answering import Answering
+from mmengine.server.asked import Asked, Json, item_options
+from mmengine.server.asking import in_log, options_of
+from mmengine.server.errors import ApiError, api_error, decoded
+from mmengine.server.model_names import ModelNames
+from mmengine.server.session_bodies import (
+    Kept,
+    SessionDeleted,
+    SessionObjects,
+    as_chat,
+    content_as_chat,
+    decode_frame,
+    decode_session,
+    kept_of,
+    object_of,
+)
+from mmengine.server.settings import ServerSettings
+from mmengine.server.sse import unless_gone
+
+T = TypeVar("T")
+
+
+def sessions_of(engine: ServedEngine) -> AsyncSessions | None:
+    """None: where requests go elsewhere, nobody keeps sessions."""
+    return engine if isinstance(engine, AsyncSessions) else None
+
+
+class SessionRoutes:
+    """`names`: of the model. `answers`: by whose rules bodies are read and answers written."""
+
+    def __init__(
+        self,
+        engine: AsyncSessions,
+        settings: ServerSettings,
+        names: ModelNames,
+        admission: Admission,
+        answers: AnswerRoutes,
+        max_sessions: int,
+    ):
+        self._engine, self._settings, self._names = engine, settings, names
+        self._admission, self._answers, self._max_sessions = admission, answers, max_sessions
+        self._sessions: dict[str, AsyncSession] = {}  # by their ids in the log
+
+    def _served(self, given: str | None) -> str:
+        model, adapter = self._names.served(given)
+        if adapter:
+            raise ApiError(400, NO_ADAPTER, "model")
+        return model
+
+    # Routes
+
+    async def create(self, request: Request) -> ASGIApp:
+        owner = request.scope[OWNER]
+        async with self._call(request) as data:
+            body = await self._parsed(data, partial(decoded, data, decode_session))
+            model = self._served(body.model)
+            anchor = None
+            if body.anchor is not None:
+                chat = content_as_chat(body.anchor)
+                anchor = _content(await self._parsed(chat, partial(self._answers.reader.read, chat, "-")))
+            await self._check_share(owner)
+            name = f"sess_{secrets.token_hex(12)}"
+            media = item_options(body.mm_processor_kwargs, self._settings.max_pixels)
+            kept = Kept(owner, int(time.time()), model, media)
+            session = await self._engine.session(
+                in_log(owner, name),
+                system=body.system,
+                length=body.length,
+                keep=body.keep,
+                idle_s=body.idle_s,
+                cache_salt=body.cache_salt,
+                template_options=self._answers.reader.template_options(body.chat_template_kwargs),
+                media_options=self._media(kept),
+                envelope=msgspec.json.encode(kept),
+            )
+            self._sessions[session.session_id] = session
+            if anchor is not None:
+                try:
+                    await session.append(anchor, anchor=True)
+                except BaseException:
+                    await session.close()
+                    raise
+            return await self._told_of(session, name, None)
+
+    async def listed(self, request: Request) -> ASGIApp:
+        owner = request.scope[OWNER]
+        found = await self._of(owner)
+        return _json(SessionObjects([object_of(each, _name(each, owner)) for each in found]))
+
+    async def get(self, request: Request) -> ASGIApp:
+        session, name = await self._found(request)
+        return _json(object_of(await session.facts(), name, frames_held=session.num_frames_held))
+
+    async def delete(self, request: Request) -> ASGIApp:
+        session, name = await self._found(request)
+        await session.close()
+        self._sessions.pop(session.session_id, None)
+        return _json(SessionDeleted(name))
+
+    async def append(self, request: Request) -> ASGIApp:
+        async with self._call(request) as data:
+            session, name = await self._found(request)
+            chat, index = await self._parsed(data, partial(as_chat, data, asks=False))
+            content = _content(await self._parsed(chat, partial(self._answers.reader.read, chat, "-")))
+            cached = None
+            async with session.turn() as facts:
+                if not _is_repeated(facts, index):
+                    cached = (await session.appended(facts, content)).num_cached_tokens
+            return await self._told_of(session, name, cached)
+
+    async def frame(self, request: Request) -> ASGIApp:
+        async with self._call(request) as data:
+            session, name = await self._found(request)
+            body = await self._parsed(data, partial(decoded, data, decode_frame))
+            image, cached = _picture(body.image), None
+            async with session.turn() as facts:
+                if not _is_repeated(facts, body.index):
+                    done = await session.framed(facts, image, body.seconds)
+                    cached = None if done is None else done.num_cached_tokens
+            return await self._told_of(session, name, cached)
+
+    async def ask(self, request: Request) -> ASGIApp:
+        ending = AsyncExitStack()
+        try:
+            data = await ending.enter_async_context(self._call(request))
+            session, _ = await self._found(request)
+            chat, index = await self._parsed(data, partial(as_chat, data, asks=True))
+            given = self._answers.id_of(request)
+            asked = await self._parsed(chat, partial(self._answers.reader.read, chat, given))
+            asked = self._answers.named(asked, request.scope[OWNER])
+            with unless_gone(request.scope):
+                facts = await ending.enter_async_context(session.turn())
+                answering = self._answering(session, facts, asked, index)
+                ending.callback(answering.close)
+                await answering.open()
+                if asked.stream:
+                    await answering.first_news(self._settings.ping_s)
+                    then = partial(_aside, ending.pop_all())
+                    return self._answers.stream_of_session(answering, asked, then)
+                body = await answering.whole()
+            return Response(body, media_type="application/json", headers={ID_HEADER: asked.request_id})
+        except MMEngineError as error:
+            raise told_of_session(error) from error
+        finally:
+            await ending.aclose()
+
+    # What they share
+
+    @asynccontextmanager
+    async def _call(self, request: Request) -> AsyncIterator[bytes]:
+        """A call that is taken; gives its body. Raises ApiError for what the engine raises."""
+        owner = request.scope[OWNER]
+        self._admission.take(owner)
+        try:
+            with self._admission.holding(owner) as held:
+                yield b"".join(await self._admission.bodies.read(request.scope, request.receive, held))
+        except MMEngineError as error:
+            raise told_of_session(error) from error
+        finally:
+            self._admission.give(owner)
+
+    async def _parsed(self, data: bytes, work: Callable[[], T]) -> T:
+        return await self._answers.parsers.run(len(data), work)
+
+    def _answering(
+        self, session: AsyncSession, facts: SessionFacts, asked: Asked, index: int | None
+    ) -> Answering:
+        """The answer to a question; of one that comes again, that of before."""
+        source: News
+        if _is_repeated(facts, index):
+            source = Reader(Record(_again(facts, asked, self._engine.processor.eos_token_ids)))
+        else:
+            options = options_of(asked, "")
+            options.pop("request_id")
+            options.pop("cache_salt")
+            source = session.asked(facts, _content(asked), asked.sampling, **options)
+        frames, tokenizer = self._answers.frames_of(asked), self._engine.processor.tokenizer
+        return Answering(asked, frames, [source], tokenizer)
+
+    async def _told_of(self, session: AsyncSession, name: str, cached: int | None) -> ASGIApp:
+        return _json(object_of(await session.facts(), name, cached, session.num_frames_held))
+
+    async def _found(self, request: Request) -> tuple[AsyncSession, str]:
+        """The session of a path, and its id there. Raises ApiError where this key has none."""
+        name = request.path_params["session_id"]
+        session_id = in_log(request.scope[OWNER], name)
+        try:
+            facts = await self._engine.attach_session(session_id).facts()
+        except InvalidRequest:
+            self._sessions.pop(session_id, None)
+            raise _unknown(name) from None
+        kept = kept_of(facts)
+        if kept.owner != request.scope[OWNER]:
+            raise _unknown(name)
+        if session_id not in self._sessions:  # the process before opened it
+            self._sessions[session_id] = self._engine.attach_session(session_id, self._media(kept))
+        return self._sessions[session_id], name
+
+    async def _of(self, owner: str) -> list[SessionFacts]:
+        """Those of a key."""
+        found = await self._engine.sessions()
+        for session_id in self._sessions.keys() - {facts.session_id for facts in found}:
+            del self._sessions[session_id]
+        return [facts for facts in found if kept_of(facts).owner == owner]
+
+    async def _check_share(self, owner: str) -> None:
+        """Raises ApiError where one of several keys would have more than its share."""
+        most = max(1, int(self._max_sessions * self._settings.key_share))
+        if self._admission.has_several_keys and len(await self._of(owner)) >= most:
+            text = f"this API key has {most} sessions open, its share of them (key_share); close one"
+            raise ApiError(429, text, code="key_share_full", headers={"retry-after": "5"})
+
+    def _media(self, kept: Kept) -> Json:
+        return {**kept.media, **self._answers.reader.opened}
+
+
+def told_of_session(error: MMEngineError) -> ApiError:
+    """What a caller hears of an error of the engine."""
+    if isinstance(error, InvalidRequest) and str(error).startswith("no session "):
+        return ApiError(404, "the session was closed", "session_id", "session_not_found")
+    return api_error(error)
+
+
+def _unknown(name: str) -> ApiError:
+    text = f"there is no session {name[:200]!r}; it was closed, idle for too long, or never was"
+    return ApiError(404, text, "session_id", "session_not_found")
+
+
+def _is_repeated(facts: SessionFacts, index: int | None) -> bool:
+    """Whether a request became part of the session before: the last one, which is answered again. Raises
+    ApiError for another place than the next."""
+    if index is None or index == facts.num_requests:
+        return False
+    if index == facts.num_requests - 1:
+        return True
+    text = f"index is {index}, and the session has {facts.num_requests} requests, so that is the next one's"
+    raise ApiError(409, text, "index", "session_index")
+
+
+def _again(facts: SessionFacts, asked: Asked, eos_token_ids: tuple[int, ...]) -> Whole:
+    """The answer that the session ends with."""
+    if not facts.answer:
+        raise ApiError(409, "the request of this index asked nothing", "index", "session_index")
+    stops = facts.answer[-1] in eos_token_ids
+    reason, detail = ("stop", "eos") if stops else ("length", "")
+    said = [Said(0, facts.answer, reason, detail)]
+    num_prompt = facts.num_tokens - len(facts.answer)
+    return Whole(asked.request_id, asked.sampling, NO_REASONING, None, {}, num_prompt, said)
+
+
+def _content(asked: Asked) -> list[Json]:
+    """Parts of the one message, as processors read them."""
+    messages = asked.prompts[0].messages
+    assert messages is not None
+    content = messages[0]["content"]
+    return content if isinstance(content, list) else [{"type": "text", "text": content}]
+
+
+def _picture(url: str) -> str:
+    if not url.startswith("data:"):
+        raise ApiError(400, "image must be a data: URL; frames are not fetched", "image", "url_not_fetched")
+    return url
+
+
+def _name(facts: SessionFacts, owner: str) -> str:
+    return facts.session_id.removeprefix(in_log(owner, ""))
+
+
+def _json(answer: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+def _aside(ending: AsyncExitStack) -> None:
+    """Let a session go, and the room of a call, when its stream is over."""
+    task = asyncio.get_running_loop().create_task(ending.aclose())
+    _ending.add(task)
+    task.add_done_callback(_ending.discard)
+
+
+_ending: set[asyncio.Task[None]] = set()  # so that nobody collects them

@@ -1,0 +1,57 @@
+"""Requests of a workload that grow one another: each stands behind what its session has when it comes."""
+
+from collections import deque
+from dataclasses import replace
+
+import numpy as np
+
+from mmengine.core.engine import EngineCore
+from mmengine.core.state.sessions import NO_REQUEST
+from mmengine.events.vocabulary import SessionOpened
+from mmengine.request import MediaItem, Request
+from mmengine.simulation.workload import SimRequest
+
+
+class SessionQueues:
+    """Requests that wait until the one before them, of the same session, is over."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, deque[SimRequest]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._queues)
+
+    def put(self, request: SimRequest) -> None:
+        self._queues.setdefault(request.session, deque()).append(request)
+
+    def due(self, core: EngineCore) -> list[SimRequest]:
+        """The next request of each session of which none is on its way."""
+        found = []
+        for name in list(self._queues):
+            session = core.state.sessions.all.get(name)
+            if session is None or session.live == NO_REQUEST:
+                found.append(self._queues[name].popleft())
+            if not self._queues[name]:
+                del self._queues[name]
+        return found
+
+    def left(self) -> list[str]:
+        """Ids of all that wait; they do so no longer."""
+        names = [request.request_id for queue in self._queues.values() for request in queue]
+        self._queues.clear()
+        return names
+
+
+def whole_request(core: EngineCore, sim: SimRequest) -> Request:
+    """With what its session has before it; the session is opened where it is not."""
+    name, sessions = sim.session, core.state.sessions.all
+    if name not in sessions and name not in core.inbox.opening:
+        core.sessions.open(SessionOpened(name))
+    session, own = core.sessions.found(name), sim.request()
+    before = len(session.tokens)
+    media = (
+        MediaItem(item.mm_hash, item.modality, tuple((at + before, n) for at, n in item.runs), item.grid)
+        for item in own.media
+    )
+    tokens = np.concatenate((session.tokens, own.prompt_token_ids))
+    return replace(own, prompt_token_ids=tokens, media=(*session.media, *media))

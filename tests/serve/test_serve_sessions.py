@@ -1,0 +1,275 @@
+"""engine.session() on the embedded checkpoint: a session says what one request with its content says."""
+
+import asyncio
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmengine import AsyncEngine, Engine, Prompt
+from mmengine.config import EngineConfig
+from mmengine.core.resume import Resume
+from mmengine.errors import InvalidMedia, InvalidRequest, QueueFull, SessionBusy
+from mmengine.replay import verify
+from mmengine.serve.session_turns import frames_part
+from tests.serve.serve_fakes import TurnEcho, builder
+
+QUESTION = "Which colour?"
+
+
+def picture(number, side=64):
+    return Image.new("RGB", (side, side), (number * 40 % 256, 100, 255 - number * 20 % 256))
+
+
+def frames(count, first=0):
+    return [(0.5 * number, picture(number)) for number in range(first, first + count)]
+
+
+def tokens(completion):
+    return completion.choices[0].token_ids
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with Engine() as one:
+        yield one
+
+
+def cold(engine, messages, **options):
+    """One request, of which nothing is cached."""
+    engine._core.reset_prefix_cache()
+    return engine.generate([messages], **options)[0]
+
+
+def test_frames_and_a_question_are_one_cold_request(engine):
+    seen = frames(6)
+    with engine.session(system="You watch.") as session:
+        told = [session.frame(image, seconds) for seconds, image in seen]
+        assert [each is None for each in told] == [True, False] * 3, "two frames are a patch"
+        answer = session.ask(QUESTION, max_tokens=8)
+        assert answer.num_cached_tokens >= session.facts.num_tokens // 2
+    content = [*frames_part(seen, 2), {"type": "text", "text": QUESTION}]
+    messages = [{"role": "system", "content": "You watch."}, {"role": "user", "content": content}]
+    alone = cold(engine, messages, max_tokens=8)
+    assert np.array_equal(answer.prompt_token_ids, alone.prompt_token_ids)
+    assert tokens(answer) == tokens(alone) and not alone.num_cached_tokens
+
+
+def test_answers_stay_and_the_conversation_goes_on(engine):
+    """Images, texts, two questions: as a chat with the same turns, whose answers are the same tokens."""
+    image = {"type": "image", "image": picture(3)}
+    with engine.session() as session:
+        session.append(["Look: ", image])
+        first = session.ask("What is it?", max_tokens=6, seed=3, temperature=0.8)
+        session.append(image)
+        second = session.ask("And that?", max_tokens=6)
+    prompt = [*second.prompt_token_ids.tolist()]
+    said = tokens(first)
+    place = len(first.prompt_token_ids)
+    assert prompt[place : place + len(said)] == said, "all of them, the last one too"
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "Look: "}, image, _text("What is it?")]},
+        {"role": "assistant", "content": "X"},
+        {"role": "user", "content": [image, _text("And that?")]},
+    ]
+    prepared = Prompt(messages=messages).prepare(engine.processor)
+    # In place of the answer's text its tokens.
+    (mark,) = engine.processor.tokenizer.encode("X")
+    at = prepared.prompt_token_ids.tolist().index(mark, place)
+    rest = prepared.prompt_token_ids.tolist()[at + 1 :]
+    ends = said[-1] == rest[0]
+    assert prompt == [*first.prompt_token_ids.tolist(), *said, *rest[ends:]]
+
+
+def _text(text):
+    return {"type": "text", "text": text}
+
+
+def test_a_form_and_a_stop_go_with_a_question(engine):
+    with engine.session() as session:
+        session.append("Some text.")
+        answer = session.ask("Yes or no?", grammar={"choice": ["yes", "no"]}, max_tokens=9)
+        assert answer.text in ("yes", "no")
+        assert session.facts.answer == tokens(answer)
+
+
+def test_too_long_a_session_begins_anew_with_its_anchor_and_the_last_patches(engine):
+    """The new chain is a prompt like any: computed as a request of these tokens alone."""
+    with engine.session(system="Watch.", length=200, keep=110) as session:
+        session.append("The door is red. ", anchor=True)
+        lengths = []
+        for seconds, image in frames(24):
+            session.frame(image, seconds)
+            lengths.append(session.facts.num_tokens)
+        assert max(lengths) <= 200 and any(b < a for a, b in zip(lengths, lengths[1:], strict=False))
+        answer = session.ask(QUESTION, max_tokens=6)
+        text = engine.processor.tokenizer.decode(answer.prompt_token_ids.tolist())
+        assert "The door is red. <" in text and "<11.2 seconds>" in text and "<0.2 seconds>" not in text
+        items = session.facts.num_media
+        kept = frames(2 * items, 24 - 2 * items)
+    content = [_text("The door is red. "), *frames_part(kept, 2), _text(QUESTION)]
+    messages = [{"role": "system", "content": "Watch."}, {"role": "user", "content": content}]
+    alone = cold(engine, messages, max_tokens=6)
+    assert tokens(alone) == tokens(answer)
+    assert not engine.sessions._media.num_bytes, "what a closed session had is gone"
+
+
+def test_what_is_wrong_is_said_and_changes_nothing(engine):
+    with engine.session(length=64, keep=32) as session:
+        session.append("a")
+        before = session.facts
+        with pytest.raises(InvalidRequest, match="more than the 64 of the session"):
+            session.append("word " * 200)
+        with pytest.raises(InvalidRequest, match="an anchor stands at"):
+            session.append("b", anchor=True)
+        with pytest.raises(InvalidMedia):
+            session.append({"type": "image", "image": b"no picture"})
+        with pytest.raises(InvalidRequest, match="leave out n"):
+            session.ask("c", n=2)
+        with pytest.raises(InvalidRequest, match="a number of seconds"):
+            session.frame(picture(0), -1)
+        session.frame(picture(0), 5.0)
+        with pytest.raises(InvalidRequest, match="not less than"):
+            session.frame(picture(0), 4.0)
+        assert session.facts == before
+    with pytest.raises(InvalidRequest, match="no session"):
+        session.append("d")
+    with pytest.raises(InvalidRequest, match="a session has a length"):
+        engine.session(length=10**9)
+    with pytest.raises(InvalidRequest, match="idle_s"):
+        engine.session(idle_s=-1)
+
+
+def test_media_in_memory_have_a_limit():
+    with Engine(config=EngineConfig(session_media_bytes=10_000)) as engine, engine.session() as session:
+        with pytest.raises(QueueFull, match="session_media_bytes"):
+            session.append({"type": "image", "image": picture(0)})
+        session.append("a text")
+
+
+def test_a_session_goes_on_in_the_next_process(tmp_path):
+    """Its blocks are gone, its pictures are in the store: the same answer, and files that go with it."""
+    log, store = tmp_path / "log", tmp_path / "log" / "media"
+    with Engine(log=log) as engine:
+        session = engine.session("door", system="Watch.", length=110, keep=60)
+        for seconds, image in frames(6):
+            session.frame(image, seconds)
+        count = len(list(store.iterdir()))
+        assert count == 3
+    with Engine(log=log, resume=Resume()) as engine:
+        session = engine.session("door")
+        assert session.facts.num_media == 3 and session.facts.settings.system == "Watch."
+        assert not session.facts.num_leased_tokens and len(list(store.iterdir())) == 3
+        answer = session.ask(QUESTION, max_tokens=6)
+        assert not answer.num_cached_tokens
+        for seconds, image in frames(8, 6):
+            session.frame(image, seconds)
+        assert len(list(store.iterdir())) < 7, "what was dropped is deleted"
+        session.close()
+        engine.step()
+        assert not list(store.iterdir())
+    with Engine() as engine:
+        content = [*frames_part(frames(6), 2), _text(QUESTION)]
+        messages = [{"role": "system", "content": "Watch."}, {"role": "user", "content": content}]
+        assert tokens(cold(engine, messages, max_tokens=6)) == tokens(answer)
+
+
+def test_killed_at_any_step_a_session_is_whole(tmp_path):
+    """As after kill -9: the log as it was behind each step, and another process that goes on with it."""
+
+    def echo(log, resume=None):
+        return Engine(builder=builder(processor=TurnEcho()), log=log, resume=resume)
+
+    copies, ends = [], []
+    with echo(tmp_path / "log") as engine:
+        step = engine.step
+
+        def watched(**options):
+            news = step(**options)
+            copies.append(shutil.copytree(tmp_path / "log", tmp_path / f"copy {len(copies)}"))
+            return news
+
+        engine.step = watched
+        session = engine.session("door", system="s")
+        for number, text in enumerate("ab"):
+            session.append(text * 20)
+            ends.append(session.facts.num_tokens)
+            session.ask(f"{number}?", max_tokens=4 + number)
+            ends.append(session.facts.num_tokens)
+        last = session.facts
+    assert len(copies) > 10
+    for copy in copies:
+        with echo(copy, Resume()) as engine:
+            while engine.has_work:
+                engine.step()
+            if not engine.sessions.names():
+                continue
+            session = engine.session("door")
+            facts = session.facts
+            assert not facts.live and not engine.requests.resumed
+            assert facts.num_tokens == ([0, *ends])[facts.num_requests]
+            if facts.num_requests == last.num_requests:
+                assert facts.answer == last.answer
+        assert verify(copy).ok
+
+
+def test_media_that_were_not_kept_are_told_of(tmp_path):
+    config = EngineConfig(media_store_bytes=0)
+    with Engine(log=tmp_path / "log", config=config) as engine:
+        engine.session("door").append({"type": "image", "image": picture(1)})
+    lost = pytest.raises(InvalidMedia, match="lost with the process")
+    with Engine(log=tmp_path / "log", config=config, resume=Resume()) as engine, lost:
+        engine.session("door").ask(QUESTION, max_tokens=2)
+
+
+def test_requests_of_one_session_go_one_behind_the_other():
+    async def run():
+        async with AsyncEngine(builder=builder(processor=TurnEcho())) as engine:
+            session = await engine.session(system="s")
+            done = await asyncio.gather(*(session.append(text) for text in "abc"))
+            assert [each.num_tokens for each in done] == [3, 4, 5]
+            asked = [asyncio.create_task(session.ask("q", max_tokens=40)) for _ in range(20)]
+            results = await asyncio.gather(*asked, return_exceptions=True)
+            assert any(isinstance(each, SessionBusy) for each in results)
+            said = [each.text for each in results if not isinstance(each, BaseException)]
+            assert said[0] == "S<ABCQ>" and len(said) >= 2
+            assert (await session.facts()).num_requests == 3 + len(said)
+
+    asyncio.run(run())
+
+
+def test_who_leaves_a_question_takes_it_back():
+    async def run():
+        async with AsyncEngine(builder=builder(processor=TurnEcho())) as engine:
+            session = await engine.session()
+            await session.append("hello")
+            before = await session.facts()
+            async with session.stream("q" * 60, max_tokens=80) as stream:
+                async for _ in stream:
+                    break
+            await session.append("!")
+            facts = await session.facts()
+            assert facts.num_tokens == before.num_tokens + 1 and facts.num_requests == 2
+
+    asyncio.run(run())
+
+
+def test_sessions_end_by_themselves_and_by_the_number():
+    async def run():
+        async with AsyncEngine(builder=builder(processor=TurnEcho(), max_sessions=1)) as engine:
+            first = await engine.session(idle_s=0.2)
+            with pytest.raises(QueueFull, match="max_sessions"):
+                await engine.session()
+            await first.append("a")
+            async with asyncio.timeout(10):
+                while await engine.sessions():
+                    await asyncio.sleep(0.02)
+            second = await engine.session()
+            with pytest.raises(InvalidRequest, match="no session"):
+                await first.append("b")
+            await second.close()
+            await second.close()
+            assert not await engine.sessions()
+
+    asyncio.run(run())

@@ -1,0 +1,176 @@
+"""/v1/sessions over a socket: opened, grown, asked, closed; whose they are, what is refused, and again."""
+
+import base64
+import io
+import json
+import threading
+
+import pytest
+from PIL import Image
+
+from mmengine.core.resume import Resume
+from mmengine.serve.async_engine import AsyncEngine
+from tests.serve.serve_fakes import TurnEcho, builder
+from tests.server.openai_answers import events_of
+from tests.server.running import SlowEcho, served
+
+KEYS = {"authorization": "Bearer one"}, {"authorization": "Bearer two"}
+
+
+def url(colour="red"):
+    data = io.BytesIO()
+    Image.new("RGB", (32, 32), colour).save(data, "PNG")
+    return "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()
+
+
+def echo(log=None, resume=None, executor_class=SlowEcho, **config):
+    build = builder(executor_class=executor_class, processor=TurnEcho(), **config)
+    options = {} if log is None else {"log": log, "resume": resume}
+    return AsyncEngine(builder=build, **options)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with served(echo()) as one:
+        yield one
+
+
+class Sessions:
+    """The routes of one session."""
+
+    def __init__(self, server, body=None, headers=None):
+        self.server, self.headers = server, headers
+        status, _, self.opened = server.call("/v1/sessions", body or {}, headers)
+        assert status == 200, self.opened
+        self.path = f"/v1/sessions/{self.opened['id']}"
+
+    def __call__(self, way="", body=None, method=None):
+        return self.server.call(f"{self.path}/{way}" if way else self.path, body, self.headers, method)
+
+    def ask(self, content, **fields):
+        return self("ask", {"content": content, "max_tokens": 30, "temperature": 0, **fields})
+
+
+def said_in(text):
+    """Of a stream."""
+    events = [json.loads(event) for event in events_of(text)[:-1]]
+    return "".join(e["choices"][0]["delta"].get("content") or "" for e in events if e["choices"])
+
+
+def test_a_session_grows_and_is_asked(server):
+    one = Sessions(server, {"system": "s", "anchor": "ab"})
+    assert one.opened["tokens"] == 4 and one.opened["requests"] == 1 and one.opened["model"] == "echo"
+    status, _, told = one("append", {"content": [{"type": "text", "text": "cd"}]})
+    assert (status, told["tokens"], told["requests"]) == (200, 6, 2)
+    status, _, told = one("frame", {"image": url(), "seconds": 1.0})
+    assert (status, told["frames_held"], told["requests"]) == (200, 1, 2)
+    status, _, told = one("frame", {"image": url("blue"), "seconds": 1.5})
+    assert (status, told["frames_held"], told["requests"], told["tokens"]) == (200, 0, 3, 7)
+    status, headers, answer = one.ask("q")
+    assert status == 200 and answer["choices"][0]["message"]["content"] == "S<ABCDFQ>"
+    assert answer["usage"]["prompt_tokens"] == 9 and "x-request-id" in headers
+    status, _, text = one.ask("r", stream=True, stream_options={"include_usage": True})
+    assert status == 200
+    assert said_in(text) == "S<ABCDFQ>S<ABCDFQ>><R>"
+    assert one()[2]["requests"] == 5
+    assert one(method="DELETE")[2]["deleted"] and one()[0] == 404
+    assert one.ask("s")[2]["error"]["code"] == "session_not_found"
+
+
+def test_what_comes_again_is_not_done_again(server):
+    one = Sessions(server)
+    assert one("append", {"content": "ab", "index": 0})[2]["tokens"] == 3
+    assert one("append", {"content": "ab", "index": 0})[2]["tokens"] == 3
+    first = one.ask("q", index=1)[2]["choices"]
+    assert one.ask("q", index=1)[2]["choices"] == first
+    assert said_in(one.ask("q", index=1, stream=True)[2]) == "<ABQ>"
+    status, _, told = one("append", {"content": "x", "index": 7})
+    assert (status, told["error"]["code"]) == (409, "session_index")
+    assert one("append", {"content": "x", "index": 0})[0] == 409
+    assert one()[2]["requests"] == 2
+
+
+def test_what_is_refused(server):
+    one = Sessions(server)
+    for way, body, param in (
+        ("append", {"content": "a", "zzz": 1}, None),
+        ("append", {}, None),
+        ("append", {"content": [{"type": "image_url", "image_url": {"url": "http://a/b"}}]}, None),
+        ("frame", {"image": "/etc/passwd", "seconds": 1}, "image"),
+        ("frame", {"image": url(), "seconds": -1}, "seconds"),
+        ("ask", {"question": "a"}, "content"),
+        ("ask", {"content": "a", "messages": []}, "messages"),
+        ("ask", {"content": "a", "n": 2}, None),
+        ("ask", {"content": "a", "zzz": 2}, "zzz"),
+        ("append", {"content": "bad"}, None),
+    ):
+        status, _, told = one(way, body)
+        assert status == 400, (way, body, told)
+        assert param is None or told["error"]["param"] == param
+    assert one()[2]["tokens"] == 0
+    assert server.call("/v1/sessions", {"length": 10**9})[0] == 400
+    assert server.call("/v1/sessions", {"model": "other"})[0] == 404
+    assert server.call("/v1/sessions/nobody/ask", {"content": "a"})[0] == 404
+    assert one("append", None, "PUT")[0] == 405
+
+
+def test_too_many_that_wait_are_refused(server):
+    one, found = Sessions(server), []
+    threads = [
+        threading.Thread(target=lambda: found.append(one.ask("q" * 20, max_tokens=5)[0])) for _ in range(24)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(found) == {200, 409}
+
+
+def test_a_session_is_its_keys(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("one\ntwo\n")
+    with served(echo(max_sessions=4), key_file=keys) as server:
+        mine = [Sessions(server, headers=KEYS[0]) for _ in range(2)]
+        other = Sessions(server, headers=KEYS[1])
+        assert server.call(mine[0].path, headers=KEYS[1])[0] == 404
+        assert [each["id"] for each in server.call("/v1/sessions", headers=KEYS[1])[2]["data"]] == [
+            other.opened["id"]
+        ]
+        status, _, told = server.call("/v1/sessions", {}, KEYS[0])
+        assert (status, told["error"]["code"]) == (429, "key_share_full")
+
+
+def test_the_number_of_sessions_is_bounded():
+    with served(echo(max_sessions=1)) as server:
+        Sessions(server)
+        assert server.call("/v1/sessions", {})[2]["error"]["code"] == "queue_full"
+
+
+def test_sessions_outlive_a_server(tmp_path):
+    with served(echo(tmp_path / "log")) as server:
+        one = Sessions(server, {"system": "s"})
+        assert one("append", {"content": "abc"})[0] == 200
+        answer = one.ask("q", index=1)[2]["choices"]
+    with served(echo(tmp_path / "log", Resume())) as server:
+        one.server = server
+        told = one()[2]
+        assert told["requests"] == 2 and told["created"] == one.opened["created"]
+        assert one.ask("q", index=1)[2]["choices"] == answer
+        assert one.ask("r")[2]["choices"][0]["message"]["content"].endswith("><R>")
+
+
+def test_sessions_are_not_kept_where_requests_go_elsewhere(server):
+    class Elsewhere:
+        """An engine whose replicas are elsewhere."""
+
+        def __init__(self, engine):
+            self._inner = engine
+
+        def __getattr__(self, name):
+            if name == "attach_session":
+                raise AttributeError(name)
+            return getattr(self._inner, name)
+
+    engine = echo()
+    with served(Elsewhere(engine)) as other:
+        assert other.call("/v1/sessions", {})[2]["error"]["code"] == "no_sessions"
