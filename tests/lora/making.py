@@ -4,17 +4,17 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from tests.models.test_contract_qwen3_vl import TestQwen3VL as Contract
-from tests.models.test_contract_qwen3_vl import chat, image
+from tests.pictures import asked, noise
 
 NUM_NEW = 12
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 MLP = ["gate_proj", "up_proj", "down_proj"]
 LANGUAGE, TOWER = r".*language_model.*\.", r".*visual\."
 CHATS = [
-    chat("What is the time?"),
-    chat(image(0, (64, 96)), "What is in it?"),
-    chat("Two cats sat on a mat, and one of them slept."),
-    chat(image(1, (64, 64)), "Of which colour is it?"),
+    asked("What is the time?"),
+    asked(noise(0, (64, 96)), "What is in it?"),
+    asked("Two cats sat on a mat, and one of them slept."),
+    asked(noise(1, (64, 64)), "Of which colour is it?"),
 ]
 # Eight of them: ranks, scales and modules of every kind, two of them on the vision tower.
 KINDS = {
