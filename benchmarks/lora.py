@@ -6,8 +6,7 @@ python benchmarks/lora.py --quick --out lora.md    # a minute, and no figures to
 python benchmarks/lora.py --section waits
 
 The model is that of half_billion_model.py in bfloat16 (382 M weights in its text decoder, most of them in
-layers), the adapters have rank 16 on all of its linear layers, of random numbers. Sides take turns, step by
-step.
+layers), the adapters have rank 16 on all of its linear layers, of random numbers. Sides take turns.
 """
 
 import os
@@ -134,11 +133,8 @@ def waits(num_requests: int) -> Part:
             kind = f"{name}, a request each {gap_ms} ms"
             table.rows.append((kind, *(f"{figure:.2f}" for figure in figures), f"{rate:.0f}"))
     table.notes.append(
-        "A wait is from a request's arrival to its first token, by the cost model of an 8B model on a GPU "
-        "with 32 "
-        "rows. At the smallest distance more comes than can be computed: there who waits for a place is "
-        "paid for "
-        "by everybody."
+        "A wait is from a request's arrival to its first token, by the cost model of an 8B model on a GPU, "
+        "with 32 rows. At the smallest distance more comes than can be computed."
     )
     share = max(worst["ours", gap_ms] / worst["vLLM's", gap_ms] for gap_ms in GAPS_MS)
     return Part([table], [Target("worst wait, of that by vLLM's rule", share, 1.0, most=True)])

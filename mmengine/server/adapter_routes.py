@@ -21,7 +21,7 @@ from mmengine.server.model_names import ModelNames
 
 ADMIN = "admin"  # who came with an admin key, among the owners of calls
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-MAX_PATH_CHARS = 4096
+MAX_PATH_CHARS = 4096  # of `lora_path`, as the system's own
 
 
 class LoadBody(msgspec.Struct, forbid_unknown_fields=True):

@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import jsonschema
 
-from mmengine.cli.serve_options import Http, Kept, Limits, Media
+from mmengine.cli.serve_options import Http, Kept, Limits, Loras, Media
 from mmengine.server.chat_request import ChatBody
 from mmengine.server.completion_request import CompletionBody
 from mmengine.server.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
@@ -46,7 +46,7 @@ def test_settings_have_flags_and_flags_have_settings():
     values = {name: value for name, value in values.items() if value is not None}
     defaults = ServerSettings()
     assert values == {name: getattr(defaults, name) for name in values}
-    flags = {field.name for group in (Limits, Http, Media, Kept) for field in fields(group)}
+    flags = {field.name for group in (Limits, Http, Media, Kept, Loras) for field in fields(group)}
     assert set(ServerSettings.__struct_fields__) - flags == {"served_model_names"}
 
 
