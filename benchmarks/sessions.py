@@ -25,7 +25,7 @@ SECONDS = 0.5  # from one frame to the next
 def main(
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch, and CPUs.")] = 1,
     frames: Annotated[int, typer.Option(min=2, help="That the session has seen.")] = 200,
-    side: Annotated[int, typer.Option(min=32, help="Pixels of a frame's side.")] = 64,
+    side: Annotated[int, typer.Option(min=32, help="Pixels of a frame's side.")] = 128,
     rounds: Annotated[int, typer.Option(min=1, help="Questions, each asked both ways.")] = 5,
     half_billion: Annotated[bool, typer.Option("--half-billion", help="0.4 billion weights.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Eight frames, once.")] = False,
@@ -40,30 +40,31 @@ def measure(threads: int, count: int, side: int, rounds: int, half_billion: bool
     import torch  # after the environment is set
     from half_billion_model import cached_folder
 
-    from mmengine import Engine, EngineConfig
-    from mmengine.serve.session_turns import frames_part
+    from mmengine import Engine, EngineConfig, Prompt
 
     torch.set_num_threads(threads)
-    length = count * (side // 32 * (side // 32) + 24) // 2 + 256
+    length = count // 2 * ((side // 32) ** 2 + 16) + 256  # a patch, its time and what marks it
     config = EngineConfig(
         num_threads=threads, max_media_per_request=count, media_cache_bytes=0, max_model_len=length
     )
     with Engine(cached_folder() if half_billion else None, config=config) as engine:
-        in_patch = engine.processor.frames_in_patch
         seen = [(SECONDS * number, picture(number, side)) for number in range(count)]
-        content = [*frames_part(seen, in_patch), {"type": "text", "text": QUESTION}]
+        sizes = {"min_pixels": side * side, "max_pixels": side * side, "total_pixels": count * side * side}
+        metadata = {"fps": 1000.0, "frames_indices": [round(1000 * seconds) for seconds, _ in seen]}
+        video = {"type": "video", "video": ([image for _, image in seen], metadata)}
+        content = [video, {"type": "text", "text": QUESTION}]
+        prompt = Prompt([{"role": "user", "content": content}], media_options=sizes)
         cold, warm, prompts = [], [], []
-        with engine.session() as session:
+        with engine.session(media_options=sizes) as session:
             begun = time.monotonic()
             for seconds, image in seen:
                 session.frame(image, seconds)
             taken = time.monotonic() - begun
         for _ in range(rounds):
-            engine._core.reset_prefix_cache()
             forget(engine)
-            cold.append(clocked(lambda: engine.generate([[user(content)]], max_tokens=1)[0]))
+            cold.append(clocked(lambda: engine.generate([prompt], max_tokens=1)[0]))
             forget(engine)
-            with engine.session() as session:
+            with engine.session(media_options=sizes) as session:
                 for seconds, image in seen:
                     session.frame(image, seconds)
                 warm.append(clocked(lambda: session.ask(QUESTION, max_tokens=1)))
@@ -88,10 +89,6 @@ def forget(engine) -> None:
     """Nothing of before is a prefix hit."""
     engine._core.reset_prefix_cache()
     engine.generate(["-"], max_tokens=1)
-
-
-def user(content):
-    return {"role": "user", "content": content}
 
 
 def picture(number: int, side: int):

@@ -49,6 +49,7 @@ class SessionDoor:
         num_kept: int | None = None,
         num_opening: int = 0,
         is_anchor: bool = False,
+        film: int = 0,
     ) -> None:
         """`EngineCore.submit` for a request whose prompt, with its media, is the session's next state: what
         both begin with stays, or the first `num_kept` tokens of that; what else the session has is
@@ -62,7 +63,8 @@ class SessionDoor:
         num_kept = alike if num_kept is None else min(alike, num_kept)
         prompt, media = _own_part(request, num_kept)
         own = self._accepted(replace(request, prompt_token_ids=prompt, media=media, cache_salt=""))
-        self._inbox.put(ev.Appended(session_id, request.request_id, num_kept, num_opening, is_anchor))
+        place = num_kept, num_opening, is_anchor, film
+        self._inbox.put(ev.Appended(session_id, request.request_id, *place))
         self._inbox.put(own)
 
     def found(self, session_id: str) -> SessionState:

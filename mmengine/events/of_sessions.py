@@ -20,13 +20,15 @@ class Appended(EventBase, frozen=True):
     With its answer it is the session's when it ends by stop or length.
 
     `num_opening`: of its tokens the first ones, which belong to what stands before them: where that is
-    dropped, so are they. `is_anchor`: it stays when others are dropped."""
+    dropped, so are they. `is_anchor`: it stays when others are dropped. `film`: 1: its end is left open, for
+    more frames of a video; 2: it begins in one that was left open, too."""
 
     session_id: str
     request_id: str
     num_kept: int
     num_opening: int = 0
     is_anchor: bool = False
+    film: int = 0
 
 
 class Leased(EventBase, frozen=True):

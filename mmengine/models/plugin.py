@@ -7,7 +7,7 @@ is imported by `load_model` alone.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -142,12 +142,18 @@ class Processor(Protocol):
         than those that `item` is the hash of."""
 
 
-class TurnProcessor(Processor, Protocol):
-    """One whose conversations can be written piece by piece, as sessions do."""
+@runtime_checkable
+class TurnProcessor(Protocol):
+    """Part of a Processor whose conversations can be written piece by piece, as sessions do."""
 
     @property
     def frames_in_patch(self) -> int:
         """Frames of a video that the encoder reads together; 1: each by itself, as an image."""
+
+    def around_film(
+        self, template_options: Mapping[str, object] | None = None
+    ) -> tuple[list[int], list[int]]:
+        """Tokens that the chat template writes before and behind a video."""
 
     def prepare_turn(
         self,
@@ -156,6 +162,8 @@ class TurnProcessor(Processor, Protocol):
         system: str,
         opens: Opens,
         closes: bool,
+        in_film: bool = False,
+        is_film: bool = False,
         base_folder: Path | None = None,
         media_options: Mapping[str, object] | None = None,
         cache_salt: str = "",
@@ -163,7 +171,9 @@ class TurnProcessor(Processor, Protocol):
     ) -> Prepared:
         """A piece of a user's turn: parts as those of a message, and what the chat template writes around
         them. `opens`: the turn, as the "first" one behind `system`, or the "next" one behind an answer; "":
-        it goes on. `closes`: the answer comes next. Raises InvalidRequest, InvalidMedia."""
+        it goes on. `closes`: the answer comes next. `is_film`: all of it are frames of one video, whose end
+        is left open; `in_film`: one was left open, which `is_film` goes on with and else is closed. Raises
+        InvalidRequest, InvalidMedia."""
 
 
 @dataclass(frozen=True, slots=True)

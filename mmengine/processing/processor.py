@@ -18,7 +18,7 @@ from mmengine.models.plugin import MediaInput, MediaSource, Opens, Prepared
 from mmengine.processing.chat.messages import MAX_TEXT_CHARS, fill, read_messages, read_variables
 from mmengine.processing.chat.template import ChatTemplate
 from mmengine.processing.chat.token_writer import TokenWriter
-from mmengine.processing.chat.turns import render_turn
+from mmengine.processing.chat.turns import around_video, in_one_film, render_turn
 from mmengine.processing.description import Description, MediaDescription
 from mmengine.processing.media.arguments import as_images, as_videos, for_item, read_arguments
 from mmengine.processing.media.decoder import check_length, recipe
@@ -107,6 +107,8 @@ class ChatProcessor:
         system: str,
         opens: Opens,
         closes: bool,
+        in_film: bool = False,
+        is_film: bool = False,
         base_folder: Path | None = None,
         media_options: Mapping[str, object] | None = None,
         cache_salt: str = "",
@@ -121,15 +123,32 @@ class ChatProcessor:
         turn = render_turn(
             template, plain["content"], system=system, opens=opens, closes=closes, variables=variables
         )
-        ids, media = self._build(
-            template.split(turn.text, self._limit + 1), parts, options, access, cache_salt
-        )
-        num_opening = 0
+        pieces, num_opening = template.split(turn.text, self._limit + 1), 0
+        if in_film or is_film:
+            before, after = around_video(template, self._pads, variables)
+            pieces = in_one_film(pieces, before, after, in_film=in_film, is_film=is_film)
+            num_opening = 0 if is_film else len(self._plain_ids(after))
+        ids, media = self._build(pieces, parts, options, access, cache_salt)
         if turn.opening:
-            own = self._build(template.split(turn.opening), [], options, access, cache_salt)[0]
+            own = self._plain_ids(template.split(turn.opening))
             alike = own[: len(ids)] == ids[: len(own)]
             num_opening = len(alike) if alike.all() else int(alike.argmin())
         return Prepared(ids, media, template.readable(turn.text), num_opening)
+
+    def around_film(
+        self, template_options: Mapping[str, object] | None = None
+    ) -> tuple[list[int], list[int]]:
+        """See TurnProcessor."""
+        template, variables = self._template_of(template_options, {"video"})
+        before, after = around_video(template, self._pads, variables)
+        return self._plain_ids(before).tolist(), self._plain_ids(after).tolist()
+
+    def _plain_ids(self, pieces: Sequence[str | int]) -> np.ndarray:
+        """Of what holds no media, int32 [n]."""
+        tokens = TokenWriter(self.tokenizer, self._limit, self._check_length)
+        for piece in pieces:
+            tokens.add(piece)
+        return tokens.finish() if pieces else np.zeros(0, np.int32)
 
     @property
     def frames_in_patch(self) -> int:

@@ -192,7 +192,7 @@ class AsyncSession:
     async def appended(self, facts: SessionFacts, content: object, *, anchor: bool = False) -> Appended:
         """`append` within a `turn`."""
         with self._frames.kept_on_error():
-            return await self._computed(facts, [*self._frames.rest(), *listed(content)], anchor)
+            return await self._computed(facts, [*self._frames.rest(), *listed(content)], is_anchor=anchor)
 
     async def frame(self, image: object, seconds: float) -> Appended | None:
         """See Session."""
@@ -203,12 +203,15 @@ class AsyncSession:
         """`frame` within a `turn`."""
         with self._frames.kept_on_error():
             parts = self._frames.add(image, seconds)
-            return await self._computed(facts, parts, is_anchor=False) if parts else None
+            is_film = self._frames.are_read_together
+            return await self._computed(facts, parts, is_film=is_film) if parts else None
 
-    async def _computed(self, facts: SessionFacts, content: object, is_anchor: bool) -> Appended:
-        sessions = self._engine._engine.sessions
+    async def _computed(
+        self, facts: SessionFacts, content: object, *, is_anchor: bool = False, is_film: bool = False
+    ) -> Appended:
+        sessions, options = self._engine._engine.sessions, Options(PREFILL)
         prompt, asked = placed(
-            sessions, facts, content, Options(PREFILL), False, is_anchor, self._media_options
+            *(sessions, facts, content, options, False, is_anchor, self._media_options), is_film=is_film
         )
         async with self._engine._stream_of_session(prompt, asked, None, False) as stream:
             done = await _completed(stream)

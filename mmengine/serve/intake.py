@@ -99,6 +99,7 @@ class Intake:
                 num_kept=chain.num_kept,
                 num_opening=chain.num_opening,
                 is_anchor=place.is_anchor,
+                film=chain.film,
             )
         except Exception:
             self._holders.release(request_id)

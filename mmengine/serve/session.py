@@ -55,6 +55,11 @@ class Frames:
         self.held.append((float(seconds), image))
         return self.rest() if len(self.held) == self._in_patch else []
 
+    @property
+    def are_read_together(self) -> bool:
+        """Whether they are patches of one video, and not images."""
+        return self._in_patch > 1
+
     @contextmanager
     def kept_on_error(self) -> Iterator[None]:
         """Those that are held are still held where what happens in here fails."""
@@ -104,7 +109,8 @@ class Session:
             parts = self._frames.add(image, seconds)
             if not parts:
                 return None
-            done = self._run(parts, Options(PREFILL), closes=False, is_anchor=False)
+            is_film = self._frames.are_read_together
+            done = self._run(parts, Options(PREFILL), closes=False, is_anchor=False, is_film=is_film)
         return Appended(len(done.prompt_token_ids), done.num_cached_tokens)
 
     def ask(
@@ -117,11 +123,14 @@ class Session:
         with self._frames.kept_on_error():
             return self._run([*self._frames.rest(), *listed(question)], asked, closes=True, is_anchor=False)
 
-    def _run(self, content: object, asked: Options, *, closes: bool, is_anchor: bool) -> Completion:
+    def _run(
+        self, content: object, asked: Options, *, closes: bool, is_anchor: bool, is_film: bool = False
+    ) -> Completion:
         engine, facts = self._engine, self.facts
         engine.check_batchable()
         prompt, options = placed(
-            engine.sessions, facts, content, asked, closes, is_anchor, self._media_options
+            *(engine.sessions, facts, content, asked, closes, is_anchor, self._media_options),
+            is_film=is_film,
         )
         with PromptMedia(prompt) as media:
             prepared: Prepared = media.prompt().prepare(engine.processor, facts.settings.cache_salt)
@@ -160,6 +169,8 @@ def placed(
     closes: bool,
     is_anchor: bool,
     media_options: Mapping[str, object] | None = None,
+    *,
+    is_film: bool = False,
 ) -> tuple[Prompt, Options]:
     """A request of a session, to be prepared and submitted. Raises InvalidRequest."""
     asked.check()
@@ -169,6 +180,6 @@ def placed(
             "request_id and cache_salt"
         )
     prompt, place = sessions.turn(
-        facts, content, closes=closes, is_anchor=is_anchor, media_options=media_options
+        facts, content, closes=closes, is_anchor=is_anchor, is_film=is_film, media_options=media_options
     )
     return prompt, asked.at(place, request_id_of(facts.session_id, facts.num_requests))

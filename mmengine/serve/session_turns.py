@@ -4,7 +4,7 @@ Where the chain would be longer than the session may be, a new one begins: the a
 what comes now. Its tokens are computed as those of any prompt, so nothing of what was dropped is in them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,6 +29,8 @@ class SessionPlace:
     is_anchor: bool
     length: int
     keep: int
+    film: int = 0  # as in APPENDED
+    was_in_film: bool = False  # when it was prepared
 
 
 class Chain(NamedTuple):
@@ -39,6 +41,12 @@ class Chain(NamedTuple):
     media: tuple[MediaItem, ...]
     num_kept: int
     num_opening: int
+    film: int = 0
+
+
+def in_film(session: SessionState) -> bool:
+    """Whether a video was left open, for more frames."""
+    return bool(session.chunks and session.chunks[-1].film)
 
 
 def opens_of(session: SessionState) -> Opens:
@@ -48,8 +56,15 @@ def opens_of(session: SessionState) -> Opens:
     return "next" if session.chunks[-1].num_outputs else ""
 
 
-def chain_of(session: SessionState, prepared: Prepared, place: SessionPlace, num_answer: int) -> Chain:
-    """`num_answer`: tokens that are kept free for the answer. Raises InvalidRequest where the piece does not
+def chain_of(
+    session: SessionState,
+    prepared: Prepared,
+    place: SessionPlace,
+    num_answer: int,
+    film_begins: Callable[[], list[int]],
+) -> Chain:
+    """`num_answer`: tokens that are kept free for the answer. `film_begins`: gives the tokens before a video.
+    Raises InvalidRequest where the piece does not
     fit behind the anchor, or is an anchor behind something that is none."""
     if place.is_anchor and not all(chunk.is_anchor for chunk in session.chunks):
         raise InvalidRequest("an anchor stands at a session's beginning; append it before all else")
@@ -58,7 +73,7 @@ def chain_of(session: SessionState, prepared: Prepared, place: SessionPlace, num
         own = own.without(1)  # the answer ended its turn itself
     kept = len(session.tokens)
     if kept + len(own.tokens) + num_answer <= place.length:
-        return _joined(session, kept, [own])
+        return _joined(session, kept, [own], place.film)
     anchor = _end_of_anchor(session)
     if anchor + len(own.tokens) + num_answer > place.length:
         raise InvalidRequest(
@@ -66,6 +81,7 @@ def chain_of(session: SessionState, prepared: Prepared, place: SessionPlace, num
             f"{anchor}: more than the {place.length} of the session; send less at a time, ask for a shorter "
             "answer, or open a longer session"
         )
+    begins_in_film = place.film > 1
     room = place.keep - anchor - len(own.tokens) - num_answer
     pieces = [own]
     for first, last, chunk in reversed(_chunks_behind(session, anchor)):
@@ -74,8 +90,11 @@ def chain_of(session: SessionState, prepared: Prepared, place: SessionPlace, num
             break
         media = tuple(_moved(item, -first) for item in session.media if first <= item.start < last)
         pieces.insert(0, _Piece(session.tokens[first:last], media, chunk.num_opening))
+        begins_in_film = chunk.film > 1
     pieces[0] = pieces[0].without(pieces[0].num_opening)
-    return _joined(session, anchor, pieces)
+    if begins_in_film:
+        pieces[0] = pieces[0].behind(film_begins())
+    return _joined(session, anchor, pieces, min(place.film, 1))
 
 
 class _Piece(NamedTuple):
@@ -89,14 +108,18 @@ class _Piece(NamedTuple):
         media = tuple(_moved(item, -count) for item in self.media)
         return _Piece(self.tokens[count:], media, self.num_opening - count)
 
+    def behind(self, tokens: list[int]) -> "_Piece":
+        media = tuple(_moved(item, len(tokens)) for item in self.media)
+        return _Piece(np.concatenate((np.array(tokens, np.int32), self.tokens)), media, self.num_opening)
 
-def _joined(session: SessionState, kept: int, pieces: Sequence[_Piece]) -> Chain:
+
+def _joined(session: SessionState, kept: int, pieces: Sequence[_Piece], film: int) -> Chain:
     tokens, media, length = [session.tokens[:kept]], list(session.before(kept)), kept
     for piece in pieces:
         tokens.append(piece.tokens)
         media += [_moved(item, length) for item in piece.media]
         length += len(piece.tokens)
-    return Chain(np.concatenate(tokens), tuple(media), kept, pieces[0].num_opening)
+    return Chain(np.concatenate(tokens), tuple(media), kept, pieces[0].num_opening, film)
 
 
 def _moved(item: MediaItem, by: int) -> MediaItem:

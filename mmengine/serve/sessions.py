@@ -8,17 +8,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
 from mmengine.core.state.sessions import SessionState
 from mmengine.errors import InvalidRequest, shown
 from mmengine.events.vocabulary import SessionOpened
-from mmengine.models.plugin import MediaInput, Opens, Prepared, Processor
+from mmengine.models.plugin import MediaInput, Opens, Prepared, Processor, TurnProcessor
 from mmengine.serve.in_progress import InProgress
 from mmengine.serve.media_store import MediaStore
 from mmengine.serve.prompts import Prompt
 from mmengine.serve.session_media import SessionMedia
-from mmengine.serve.session_turns import Chain, SessionPlace, chain_of, opens_of, parts_of
+from mmengine.serve.session_turns import Chain, SessionPlace, chain_of, in_film, opens_of, parts_of
 
 IDLE_S = 600.0  # without a request, after which a session is closed where nobody says otherwise
 MAX_IDLE_S = 10**7
@@ -51,6 +50,7 @@ class SessionFacts(NamedTuple):
     num_leased_tokens: int
     live: str
     answer: list[int]
+    in_film: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,30 +60,34 @@ class TurnPrompt(Prompt):
     system: str = ""
     opens: Opens = ""
     closes: bool = False
+    in_film: bool = False
+    is_film: bool = False
 
-    def prepare(self, processor: object, cache_salt: str = "") -> Prepared:
+    def prepare(self, processor: Processor, cache_salt: str = "") -> Prepared:
         """Raises InvalidRequest, InvalidMedia."""
-        if not hasattr(processor, "prepare_turn"):
+        if not isinstance(processor, TurnProcessor):
             raise InvalidRequest("this model's processor writes no conversation piece by piece")
         assert self.messages is not None
-        prepared: Prepared = processor.prepare_turn(
+        return processor.prepare_turn(
             self.messages[0]["content"],
             system=self.system,
             opens=self.opens,
             closes=self.closes,
+            in_film=self.in_film,
+            is_film=self.is_film,
             base_folder=self.base_folder,
             media_options=self.media_options,
             cache_salt=cache_salt,
             template_options=self.template_options,
         )
-        return prepared
 
 
 class Sessions:
     """`media`: what is kept of their images. Not thread-safe."""
 
-    def __init__(self, core: EngineCore, media: SessionMedia, config: EngineConfig):
-        self._core, self._media, self._config = core, media, config
+    def __init__(self, core: EngineCore, media: SessionMedia, processor: Processor):
+        self._core, self._media, self._config = core, media, core.config
+        self._processor = processor
         self._settings: dict[str, SessionSettings] = {}
 
     def open(self, session_id: str, settings: SessionSettings, idle_s: float) -> str:
@@ -156,6 +160,7 @@ class Sessions:
             len(session.leased) * self._config.block_size,
             session.live,
             session.tokens[len(session.tokens) - num_outputs :].tolist(),
+            in_film(session),
         )
 
     def turn(
@@ -165,6 +170,7 @@ class Sessions:
         *,
         closes: bool,
         is_anchor: bool,
+        is_film: bool = False,
         media_options: Mapping[str, object] | None = None,
     ) -> tuple[TurnPrompt, SessionPlace]:
         """What is appended next, as a prompt and its place. Raises InvalidRequest."""
@@ -174,16 +180,26 @@ class Sessions:
             system=settings.system,
             opens=facts.opens,
             closes=closes,
+            in_film=facts.in_film,
+            is_film=is_film,
             media_options=dict(media_options) if media_options else None,
             template_options=settings.template_options or None,
         )
-        place = SessionPlace(facts.session_id, facts.opens, is_anchor, settings.length, settings.keep)
+        film = is_film + (is_film and facts.in_film)
+        limits = settings.length, settings.keep
+        place = SessionPlace(facts.session_id, facts.opens, is_anchor, *limits, film, facts.in_film)
         return prompt, place
 
     def chain(self, prepared: Prepared, place: SessionPlace, num_answer: int) -> Chain:
         """The whole prompt of a request. Raises InvalidRequest."""
-        session = self._found(place)
-        return chain_of(session, prepared, place, max(1, num_answer))
+        options = self.settings(place.session_id).template_options
+        found = self._found(place)
+
+        def film_begins() -> list[int]:
+            processor = self._processor
+            return processor.around_film(options)[0] if isinstance(processor, TurnProcessor) else []
+
+        return chain_of(found, prepared, place, max(1, num_answer), film_begins)
 
     def hold(self, prepared: Prepared, place: SessionPlace, chain: Chain) -> Sequence[MediaInput]:
         """Keep the media of a chain, and give their pixels. Raises InvalidMedia, QueueFull."""
@@ -192,7 +208,7 @@ class Sessions:
 
     def _found(self, place: SessionPlace) -> SessionState:
         session = self._core.sessions.found(place.session_id)
-        if opens_of(session) != place.opens:
+        if opens_of(session) != place.opens or in_film(session) != place.was_in_film:
             raise InvalidRequest("the session went on meanwhile; append it again")
         return session
 
@@ -206,7 +222,7 @@ def sessions_of(
         for number in range(session.num_grown + 1):
             requests.run_on(request_id_of(session_id, number))
     media = SessionMedia(store, processor, core.config.session_media_bytes)
-    return Sessions(core, media, core.config)
+    return Sessions(core, media, processor)
 
 
 def request_id_of(session_id: str, number: int) -> str:

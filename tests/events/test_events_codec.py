@@ -101,7 +101,7 @@ FIELDS = {
         st.lists(st.tuples(INTS, INTS, BYTES, BYTES), max_size=3).map(tuple),
     ),
     ev.SessionOpened: (TEXT, TEXT, INTS, BYTES),
-    ev.Appended: (TEXT, TEXT, INTS, INTS, st.booleans()),
+    ev.Appended: (TEXT, TEXT, INTS, INTS, st.booleans(), INTS),
     ev.Leased: (TEXT, INTS, BYTES),
     ev.LeaseTaken: (TEXT, INTS, TEXT),
     ev.Finished: (TEXT, TEXT, TEXT),

@@ -1,5 +1,7 @@
 """Logs with sessions in them: verified, asked, redacted, played again and made small."""
 
+import sys
+
 import pytest
 
 from mmengine.core.fold.evolve import evolve
@@ -17,6 +19,7 @@ from mmengine.replay.convert.redact import redact
 from mmengine.replay.report.collect import collect
 from mmengine.replay.rerun.script import read_script
 from mmengine.replay.timeline import open_log
+from tests.cli.cli_process import call_cli
 from tests.replay.runs import session_run
 
 
@@ -99,3 +102,21 @@ def test_the_log_folds_to_the_same_state_from_any_place(folder):
     for record in records:
         evolve(state, record.event)
     assert state_digest(state) == records[-1].event.digest
+
+
+@pytest.mark.soak
+def test_a_log_with_leases_is_made_small(folder, tmp_path):
+    """Of eight requests few are left, and a session still gives up blocks."""
+    check = tmp_path / "check.py"
+    check.write_text(
+        "import sys; from pathlib import Path; from mmengine.events.log import LogReader\n"
+        "sys.exit(any(type(r.event).__name__ == 'LeaseTaken' for r in LogReader(Path(sys.argv[1]))))\n"
+    )
+    done = call_cli(
+        *("log", "minimize", str(folder), "--failing", f"{sys.executable} {check} {{}}"),
+        *("-o", str(tmp_path / "small")),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    small = tmp_path / "small" / "log"
+    assert of_kind(small, ev.LeaseTaken) and len(of_kind(small, ev.Queued)) < 4 and verify(small).ok

@@ -71,6 +71,9 @@ class TurnEcho(EchoProcessor):
 
     frames_in_patch = 2
 
+    def around_film(self, template_options=None):
+        return [], []
+
     def prepare_turn(self, content, *, system, opens, closes, **options):
         opening = {"first": f"{system}<", "next": "><", "": ""}[opens]
         text = "".join(part.get("text", "F") for part in content) + (">" if closes else "")

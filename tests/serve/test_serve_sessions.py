@@ -12,10 +12,10 @@ from mmengine.config import EngineConfig
 from mmengine.core.resume import Resume
 from mmengine.errors import InvalidMedia, InvalidRequest, QueueFull, SessionBusy
 from mmengine.replay import verify
-from mmengine.serve.session_turns import frames_part
 from tests.serve.serve_fakes import TurnEcho, builder
 
 QUESTION = "Which colour?"
+SIDE = {"min_pixels": 64 * 64, "max_pixels": 64 * 64}  # of a frame, however many the video has
 
 
 def picture(number, side=64):
@@ -24,6 +24,12 @@ def picture(number, side=64):
 
 def frames(count, first=0):
     return [(0.5 * number, picture(number)) for number in range(first, first + count)]
+
+
+def film(seen):
+    """All of them as one video."""
+    metadata = {"fps": 1000.0, "frames_indices": [int(1000 * seconds) for seconds, _ in seen]}
+    return {"type": "video", "video": ([image for _, image in seen], metadata)}
 
 
 def tokens(completion):
@@ -39,17 +45,17 @@ def engine():
 def cold(engine, messages, **options):
     """One request, of which nothing is cached."""
     engine._core.reset_prefix_cache()
-    return engine.generate([messages], **options)[0]
+    return engine.generate([Prompt(messages, media_options=SIDE)], **options)[0]
 
 
 def test_frames_and_a_question_are_one_cold_request(engine):
     seen = frames(6)
-    with engine.session(system="You watch.") as session:
+    with engine.session(system="You watch.", media_options=SIDE) as session:
         told = [session.frame(image, seconds) for seconds, image in seen]
         assert [each is None for each in told] == [True, False] * 3, "two frames are a patch"
         answer = session.ask(QUESTION, max_tokens=8)
         assert answer.num_cached_tokens >= session.facts.num_tokens // 2
-    content = [*frames_part(seen, 2), {"type": "text", "text": QUESTION}]
+    content = [film(seen), {"type": "text", "text": QUESTION}]
     messages = [{"role": "system", "content": "You watch."}, {"role": "user", "content": content}]
     alone = cold(engine, messages, max_tokens=8)
     assert np.array_equal(answer.prompt_token_ids, alone.prompt_token_ids)
@@ -96,19 +102,19 @@ def test_a_form_and_a_stop_go_with_a_question(engine):
 
 def test_too_long_a_session_begins_anew_with_its_anchor_and_the_last_patches(engine):
     """The new chain is a prompt like any: computed as a request of these tokens alone."""
-    with engine.session(system="Watch.", length=200, keep=110) as session:
+    with engine.session(system="Watch.", length=130, keep=80, media_options=SIDE) as session:
         session.append("The door is red. ", anchor=True)
         lengths = []
         for seconds, image in frames(24):
             session.frame(image, seconds)
             lengths.append(session.facts.num_tokens)
-        assert max(lengths) <= 200 and any(b < a for a, b in zip(lengths, lengths[1:], strict=False))
+        assert max(lengths) <= 130 and any(b < a for a, b in zip(lengths, lengths[1:], strict=False))
         answer = session.ask(QUESTION, max_tokens=6)
         text = engine.processor.tokenizer.decode(answer.prompt_token_ids.tolist())
         assert "The door is red. <" in text and "<11.2 seconds>" in text and "<0.2 seconds>" not in text
         items = session.facts.num_media
         kept = frames(2 * items, 24 - 2 * items)
-    content = [_text("The door is red. "), *frames_part(kept, 2), _text(QUESTION)]
+    content = [_text("The door is red. "), film(kept), _text(QUESTION)]
     messages = [{"role": "system", "content": "Watch."}, {"role": "user", "content": content}]
     alone = cold(engine, messages, max_tokens=6)
     assert tokens(alone) == tokens(answer)
@@ -152,13 +158,13 @@ def test_a_session_goes_on_in_the_next_process(tmp_path):
     """Its blocks are gone, its pictures are in the store: the same answer, and files that go with it."""
     log, store = tmp_path / "log", tmp_path / "log" / "media"
     with Engine(log=log) as engine:
-        session = engine.session("door", system="Watch.", length=110, keep=60)
+        session = engine.session("door", system="Watch.", length=80, keep=50, media_options=SIDE)
         for seconds, image in frames(6):
             session.frame(image, seconds)
         count = len(list(store.iterdir()))
         assert count == 3
     with Engine(log=log, resume=Resume()) as engine:
-        session = engine.session("door")
+        session = engine.session("door", media_options=SIDE)
         assert session.facts.num_media == 3 and session.facts.settings.system == "Watch."
         assert not session.facts.num_leased_tokens and len(list(store.iterdir())) == 3
         answer = session.ask(QUESTION, max_tokens=6)
@@ -170,7 +176,7 @@ def test_a_session_goes_on_in_the_next_process(tmp_path):
         engine.step()
         assert not list(store.iterdir())
     with Engine() as engine:
-        content = [*frames_part(frames(6), 2), _text(QUESTION)]
+        content = [film(frames(6)), _text(QUESTION)]
         messages = [{"role": "system", "content": "Watch."}, {"role": "user", "content": content}]
         assert tokens(cold(engine, messages, max_tokens=6)) == tokens(answer)
 

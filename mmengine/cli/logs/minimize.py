@@ -21,9 +21,9 @@ if TYPE_CHECKING:  # heavy: loaded when a command runs
 HELP = (
     "Make a failing log small: leave out requests, then shrink values, while it fails in the same way.\n\n"
     "Writes the smallest log and a pytest file that replays it. FAILING is a kind of failure (any, encoder, "
-    "media, references, blocks, host_blocks, rows, state_slots, queue, budgets, computed, flights, stalled, "
-    "thrash, crash, tokens, divergence), or a command that fails on a log; {} in it stands for the log's "
-    "folder. "
+    "media, references, blocks, host_blocks, rows, state_slots, sessions, queue, budgets, computed, flights, "
+    "stalled, thrash, crash, tokens, divergence), or a command that fails on a log; {} in it stands for the "
+    "log's folder. "
     "With --against the log fails when another build of mmengine decides otherwise on the same requests.\n\n"
     "[bold]Examples[/bold]\n\n  mmengine log minimize night.log --failing any -o small\n\n"
     "  mmengine log minimize night.log --failing 'python check.py {}' -o small\n\n"

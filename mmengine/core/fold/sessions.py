@@ -20,7 +20,9 @@ def appended(state: State, event: ev.Appended) -> None:
     session = state.sessions.all[event.session_id]
     num_kept = max(0, min(event.num_kept, len(session.tokens)))
     num_kept = min([num_kept, *(item.start for item in session.media if item.start < num_kept < item.end)])
-    state.sessions.begin(session, event.request_id, Place(num_kept, event.num_opening, event.is_anchor))
+    state.sessions.begin(
+        session, event.request_id, Place(num_kept, event.num_opening, event.is_anchor, event.film)
+    )
 
 
 def whole(state: State, queued: ev.Queued) -> ev.Queued:
@@ -52,7 +54,7 @@ def grow(state: State, req_state: RequestState, reason: str) -> None:
         tokens = state.token_ids[req_state.row, : state.num_tokens[req_state.row]]
     place, num_outputs = session.place, len(tokens) - req_state.num_prompt
     before = tuple(chunk for chunk in session.chunks if chunk.start < place.num_kept)
-    chunk = Chunk(place.num_kept, num_outputs, place.num_opening, place.is_anchor)
+    chunk = Chunk(place.num_kept, num_outputs, place.num_opening, place.is_anchor, place.film)
     session.tokens, session.media = tokens.copy(), req_state.request.media
     session.chunks, session.num_grown = (*before, chunk), session.num_grown + 1
 

@@ -27,6 +27,7 @@ class Chunk(NamedTuple):
     num_outputs: int
     num_opening: int
     is_anchor: bool
+    film: int = 0
 
 
 class Place(NamedTuple):
@@ -35,6 +36,7 @@ class Place(NamedTuple):
     num_kept: int
     num_opening: int
     is_anchor: bool
+    film: int = 0
 
 
 @dataclass(slots=True, eq=False)

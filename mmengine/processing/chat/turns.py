@@ -4,7 +4,7 @@ A session's first piece opens a turn, and so does the first one behind an answer
 question closes it. What the template writes around them is found by rendering them between two marks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from mmengine.errors import InvalidRequest
@@ -55,6 +55,41 @@ def render_turn(
     if closes:
         text += whole[whole.rindex(_END) + 1 :]
     return RenderedTurn(text, opening)
+
+
+def around_video(
+    template: ChatTemplate, pads: Collection[int], variables: Mapping[str, object]
+) -> tuple[list[str | int], list[str | int]]:
+    """What the template writes before and behind the placeholder of a video (`pads`: ids of placeholders)."""
+    video: list[dict[str, object]] = [{"type": "video"}]
+    turn = render_turn(template, video, system="", opens="", closes=False, variables=variables)
+    pieces = template.split(turn.text)
+    place = next((n for n, piece in enumerate(pieces) if piece in pads), len(pieces))
+    return pieces[:place], pieces[place + 1 :]
+
+
+def in_one_film(
+    pieces: list[str | int],
+    before: list[str | int],
+    after: list[str | int],
+    *,
+    in_film: bool,
+    is_film: bool,
+) -> list[str | int]:
+    """`pieces` of which the videos are one, which goes on with the one before (`in_film`) and is left open
+    (`is_film`); where it is none, the one before ends."""
+    if not is_film:
+        return [*after, *pieces]
+    ends, begins = len(after), len(before)
+    whole = pieces[: len(pieces) - ends] if ends else list(pieces)
+    between, place, out = [*after, *before], 0, list[str | int]()
+    while place < len(whole):
+        if between and whole[place : place + len(between)] == between:
+            place += len(between)
+        else:
+            out.append(whole[place])
+            place += 1
+    return out[begins:] if in_film else out
 
 
 def _between(rendered: str, begin: str, end: str) -> str:
