@@ -13,11 +13,12 @@ from mmengine.core.executor import (
     StatePlan,
     StepPlan,
 )
-from mmengine.core.state.columns import NEVER, ReadOnlyArray
+from mmengine.core.state.columns import NEVER, ReadOnlyArray, frozen
 from mmengine.core.state.overlap import draft_room
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
+_NO_BEGINS, _NONE_KEPT = (frozen(np.zeros((0, width), np.int32)) for width in (2, 3))
 ROOM = 16  # blocks by which a row may grow before all tables are copied again
 
 
@@ -89,14 +90,14 @@ def batch(view: View, decisions: Sequence[ev.Event], tables: BlockTables) -> Ste
 
 
 def _states(view: View, rows: ReadOnlyArray, admitted: Sequence[ev.Admitted]) -> StatePlan:
-    begins = [
-        (event.state_from, event.state_slot) for event in admitted if isinstance(event, ev.AdmittedWithState)
-    ]
-    kept = np.concatenate([*view.step_kept, np.zeros((0, 3), np.int32)])
-    if len(kept):
-        order = np.argsort(rows)
+    begins, kept = _NO_BEGINS, _NONE_KEPT
+    if admitted:
+        slots = [(e.state_from, e.state_slot) for e in admitted if isinstance(e, ev.AdmittedWithState)]
+        begins = np.array(slots, np.int32).reshape(-1, 2)
+    if view.step_kept:
+        kept, order = np.concatenate(view.step_kept), np.argsort(rows)
         kept[:, 0] = order[np.searchsorted(rows[order], kept[:, 0])]
-    return StatePlan(view.state_slot[rows], np.array(begins, np.int32).reshape(-1, 2), kept)
+    return StatePlan(view.state_slot[rows], begins, kept)
 
 
 def _part(view: View) -> EncodePart | None:

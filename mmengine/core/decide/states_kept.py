@@ -4,7 +4,7 @@ import numpy as np
 
 from mmengine.core.state.columns import ReadOnlyArray
 from mmengine.core.state.prefix_index import NO_CONTENT
-from mmengine.core.state.state_slots import next_kept
+from mmengine.core.state.state_slots import any_due, next_kept
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
@@ -12,6 +12,8 @@ from mmengine.events import vocabulary as ev
 def keep_states(view: View) -> ev.StatesKept | None:
     """For the rows of the open step, once all of them are decided; None where nothing is to be kept, or no
     slot is free. Where slots are few, the places of the rows admitted last have them."""
+    if not any_due(view.keep_at, view.num_computed):
+        return None
     rows = view.step_rows
     certain = view.num_computed[rows] - view.scheduled_drafts[rows]
     due = (view.keep_at[rows] <= certain).nonzero()[0]

@@ -4,7 +4,7 @@ import numpy as np
 
 from mmengine.core.state.columns import NEVER
 from mmengine.core.state.state import State
-from mmengine.core.state.state_slots import next_kept
+from mmengine.core.state.state_slots import any_due, next_kept
 from mmengine.events import vocabulary as ev
 
 
@@ -32,6 +32,8 @@ def keep(state: State, event: ev.StatesKept) -> None:
 
 def pass_kept(state: State, rows: np.ndarray) -> None:
     """A step of `rows` is whole: what it computes for sure is kept, or never will be."""
+    if not any_due(state.keep_at, state.num_computed):
+        return
     certain = state.num_computed[rows] - state.scheduled_drafts[rows]
     places = (state.keep_at[rows] <= certain).nonzero()[0]
     for row, after in zip(rows[places].tolist(), certain[places].tolist(), strict=True):

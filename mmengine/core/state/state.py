@@ -45,6 +45,8 @@ class State(Columns[np.ndarray]):
         num_blocks = -(-config.max_model_len // config.block_size)
         self.__dict__.update(make_columns(rows, max(longest, self.content_width), num_blocks))
         self.max_total[:] = NEVER
+        if config.num_state_slots:
+            self.keep_at[:] = NEVER
         # [row, number of a block]: the tokens that say what it holds; a view of `token_ids`.
         windows = sliding_window_view(self.token_ids, self.content_width, axis=1)
         self.block_tokens = windows[:, :: config.block_size]

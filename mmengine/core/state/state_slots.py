@@ -87,6 +87,12 @@ class StateSlots:
             self.content[slot], self.block[slot], self.used[slot] = NO_CONTENT, 0, 0
 
 
+def any_due(keep_at: ReadOnlyArray | np.ndarray, num_computed: ReadOnlyArray | np.ndarray) -> bool:
+    """Whether some row may have a state to keep, drafts that it computed counted as sure. Whole columns are
+    compared faster than the rows of a step are gathered, and in most steps there is none."""
+    return bool((keep_at <= num_computed).any())
+
+
 def next_kept(after: int, num_prompt: int, num_shared: int, every: int, block_size: int) -> int:
     """Behind how many tokens, more than `after`, the state of a row is kept next: at multiples of `every`,
     where the request leaves what others began with, and at the last block before the prompt's last token,
