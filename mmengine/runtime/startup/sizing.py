@@ -41,7 +41,7 @@ def resolve(
             f"max_model_len {config.max_model_len} is more than the model's own {spec.max_model_len}"
         )
     if spec.state is not None:
-        _check_states(config, head)
+        _check_states(config)
     wanted_len = config.max_model_len or spec.max_model_len
     blocks_each = -(-wanted_len // size)
     block_bytes = block_bytes_of(config, spec, head, dtype)
@@ -85,7 +85,7 @@ def resolve(
     )
 
 
-def _check_states(config: EngineConfig, head: HeadFolder | None) -> None:
+def _check_states(config: EngineConfig) -> None:
     """Raise ConfigError for what does not go with recurrent states."""
     if config.compat:
         raise ConfigError(f"compat {config.compat} knows no recurrent states, and this model has some")
@@ -94,8 +94,6 @@ def _check_states(config: EngineConfig, head: HeadFolder | None) -> None:
             "swap_blocks cannot go with this model: who gives way and has a recurrent state is computed "
             "again, from the last state that was kept; leave swap_blocks away"
         )
-    if head is not None:
-        raise ConfigError("a draft head cannot draft for a model with recurrent states; choose another spec")
 
 
 def _with_slots(
