@@ -8,11 +8,17 @@ Fields are only ever added, at the end and with a default; a type number is neve
 from typing import TypeAlias
 
 from mmengine.events.event_base import EventBase
+from mmengine.events.of_adapters import AdapterLoaded as AdapterLoaded
+from mmengine.events.of_adapters import AdapterUnloaded as AdapterUnloaded
 from mmengine.events.of_sessions import Appended as Appended
 from mmengine.events.of_sessions import Leased as Leased
 from mmengine.events.of_sessions import LeaseTaken as LeaseTaken
 from mmengine.events.of_sessions import SessionClosed as SessionClosed
 from mmengine.events.of_sessions import SessionOpened as SessionOpened
+from mmengine.events.of_stores import Arrived as Arrived
+from mmengine.events.of_stores import Fetched as Fetched
+from mmengine.events.of_stores import Lost as Lost
+from mmengine.events.of_stores import Offered as Offered
 from mmengine.request import Adapter, GrammarRequest, MediaItem, SamplingParams, ThinkingBudget
 
 # 2: digests are trees, see core/state/digest.py. 3: a grammar is a struct, which the log may keep in a slot.
@@ -280,54 +286,6 @@ class Stalled(EventBase, frozen=True):
     kind: str
     request_id: str
     detail: str
-
-
-class Offered(EventBase, frozen=True):
-    """Observation: a store has the KV of the first `num_blocks` blocks of a request that waits for that
-    answer; 0: nothing of use. `items`: encoder outputs that came of it with the answer, by their number among
-    the request's media, with 64 bits of what came for each: they are not computed."""
-
-    request_id: str
-    num_blocks: int
-    items: tuple[tuple[int, bytes], ...] = ()
-
-
-class Fetched(EventBase, frozen=True):
-    """Decision: blocks [`first`, `first` + n) of a request that waits are fetched from the store into the n
-    `blocks` (int32). `cached`: hits of this engine before them, which are held until the fetch is over."""
-
-    request_id: str
-    cached: bytes
-    blocks: bytes
-
-
-class Arrived(EventBase, frozen=True):
-    """Observation: of the blocks that are being fetched for a request the next ones are here; `digests` has
-    64 bits of what came for each. The open step, or the next, copies them to the device."""
-
-    request_id: str
-    digests: bytes
-
-
-class AdapterLoaded(EventBase, frozen=True):
-    """Observation: a LoRA adapter, of the folder `source`, is what its name stands for from here on."""
-
-    adapter: Adapter
-    source: str = ""
-
-
-class AdapterUnloaded(EventBase, frozen=True):
-    """Observation: no adapter can be asked for by this name any more. Requests that have it go on with it."""
-
-    name: str
-
-
-class Lost(EventBase, frozen=True):
-    """Observation: what a request waits for of the store, and has not arrived, does not come: "deadline", or
-    what the store said. It is computed."""
-
-    request_id: str
-    reason: str
 
 
 Event: TypeAlias = (

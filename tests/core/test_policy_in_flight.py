@@ -33,8 +33,8 @@ class Follower:
         return (event.priority, number) if self.config.policy == "priority" else (number,)
 
     def passed_over(self, name, grammars):
-        """Whether one may be: it waits for its grammar, a place of its adapter, an encoder output or the prompt
-        that it shares."""
+        """Whether one may be: it waits for its grammar, a place of its adapter, an encoder output or the
+        prompt that it shares."""
         event = self.arrivals[name][0]
         return name in grammars or bool(event.media or event.group or event.adapter)
 

@@ -84,7 +84,7 @@ FIELDS = {
         st.none() | st.tuples(INTS, INTS),
         st.booleans(),
     ),
-    ev.StatesKept: (BYTES, BYTES, BYTES),
+    **dict.fromkeys((ev.StatesKept, ev.Checkpoint), (BYTES, BYTES, BYTES)),
     ev.Evicted: (KEYS, KEYS),
     ev.Encoded: (TEXT, INTS, INTS, KEYS),
     ev.Dispatched: (),
@@ -104,10 +104,8 @@ FIELDS = {
     ev.Appended: (TEXT, TEXT, INTS, INTS, st.booleans(), INTS),
     ev.Leased: (TEXT, INTS, BYTES),
     ev.LeaseTaken: (TEXT, INTS, TEXT),
-    ev.Finished: (TEXT, TEXT, TEXT),
+    **dict.fromkeys((ev.Finished, ev.Stalled), (TEXT, TEXT, TEXT)),
     ev.CacheReset: (st.booleans(),),
-    ev.Checkpoint: (BYTES, BYTES, BYTES),
-    ev.Stalled: (TEXT, TEXT, TEXT),
 }
 FIELDS[ev.AdmittedWithState] = (*FIELDS[ev.Admitted], INTS, INTS, INTS)
 FIELDS[ev.AdmittedWithAdapter] = (*FIELDS[ev.AdmittedWithState], KEYS)
