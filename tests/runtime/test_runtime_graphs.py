@@ -169,7 +169,7 @@ def test_tokens_are_those_of_steps_launched_anew(capturable):
         assert replayed.outputs(name) == anew.outputs(name)
         assert len(set(anew.outputs(name))) > 2
     assert recorder.recorded == len(row_sizes(6))
-    counted = {"replayed": recorder.replayed, "media": 1, "prompt": 3, "capture_failed": 0}
+    counted = {"replayed": recorder.replayed, "media": 1, "prompt": 3, "adapters": 0, "capture_failed": 0}
     assert replayed.executor.graph_counts == {"steps": counted}
     assert recorder.replayed == 12 and anew.executor.graph_counts == {}
 
