@@ -108,11 +108,11 @@ def test_a_part_that_fails_is_tried_again(whole, monkeypatch):
         parts, calls = engine.built.executor._runner._parts, []
         advance = parts.advance
 
-        def failing(part, payloads):
+        def failing(part, *given):
             calls.append(part.start)
             if len(calls) == 4:
                 raise RuntimeError("planted")
-            return advance(part, payloads)
+            return advance(part, *given)
 
         monkeypatch.setattr(parts, "advance", failing)
         ids, _ = answer(engine)
