@@ -84,7 +84,7 @@ def _echo():
         def close(self):
             """What is left in the log stays there."""
 
-    def engine(model, log, config, progress, beats):
+    def engine(model, log, config, progress, beats, loras):
         build = fakes.builder(
             executor_class=Saying,
             log_options={"segment_bytes": SEGMENT_BYTES},

@@ -57,7 +57,7 @@ def kill(self):
 
 fakes.EchoExecutor.dispatch, fakes.EchoExecutor.collect = note, kill
 
-def engine(model, log, config, progress, beats):
+def engine(model, log, config, progress, beats, loras):
     build = serve.then(fakes.builder(max_num_seqs=8, num_blocks=400), lambda found: beats.tell_built())
     return AsyncEngine(builder=build, log=log.log, resume=Resume(cause=supervisor.ended_by()))
 
