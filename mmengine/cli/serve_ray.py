@@ -56,4 +56,5 @@ def serve_ray(
             bound,
             lambda: say(f"serving {names} at {where} by {fleet.replicas} replicas"),
             media_door(settings),
+            say,
         )

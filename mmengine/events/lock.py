@@ -6,6 +6,7 @@ ask, while a lock on Windows has one holder, so there asking is tried again befo
 """
 
 import os
+import secrets
 import time
 from contextlib import suppress
 from importlib import import_module
@@ -54,6 +55,29 @@ def lock(folder: Path) -> int:
         time.sleep(_AGAIN_S)
     os.close(fd)
     raise LogError(f"another process writes the log in {folder}; name another folder")
+
+
+def why_not_held(folder: Path) -> str:
+    """Why a lock in this folder, which two take here at once, says nothing; "" where it holds. What another
+    machine sees of it cannot be seen here. Raises OSError when the folder cannot be written."""
+    path = folder / f"lock-{secrets.token_hex(8)}"
+    first = open_file(path, os.O_RDWR | os.O_CREAT)
+    try:
+        second = open_file(path, os.O_RDWR)
+        try:
+            try:
+                _take(first)
+            except OSError as error:
+                return f"the file system of {folder} locks no files ({error.strerror})"
+            with suppress(OSError):
+                _take(second)
+                return f"two could lock one file in {folder} at once"
+            return ""
+        finally:
+            os.close(second)
+    finally:
+        os.close(first)
+        path.unlink()
 
 
 def is_locked(folder: Path) -> bool:

@@ -3,33 +3,43 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Unpack
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Gauge, Metric
 
 from mmengine.config import EngineConfig
 from mmengine.core.outputs import Stats
 from mmengine.errors import ConfigError, InvalidRequest, QueueFull, RequestFailed
 from mmengine.fleet.journey import Carrier, Journey, Patience, ReplicaLost
+from mmengine.fleet.kept import KeptRequests
+from mmengine.fleet.ledger import Kept
+from mmengine.fleet.metrics import FleetMetrics
 from mmengine.fleet.routing import affinity
-from mmengine.fleet.wire import Ask, Begun, Refused, asked_prompt, decoded_told, encoded
+from mmengine.fleet.wire import (
+    Ask,
+    Begun,
+    Refused,
+    asked_prompt,
+    decoded_told,
+    encoded,
+    prompt_of,
+    submit_options,
+)
 from mmengine.models.plugin import Processor
 from mmengine.processing.workers.attempt import GIVEN_UP
 from mmengine.request import SamplingParams
 from mmengine.serve.adapters import KnownAdapter
-from mmengine.serve.answers import engine_failed
+from mmengine.serve.answers import RequestOutput, engine_failed
 from mmengine.serve.async_forms import AsyncForms
 from mmengine.serve.channel import Channel
 from mmengine.serve.health import Readiness
-from mmengine.serve.left import Left
 from mmengine.serve.media_urls import PromptMedia, names_urls
 from mmengine.serve.operators import operator_log
-from mmengine.serve.options import SUBMIT, SubmitOptions, make_options
+from mmengine.serve.options import SUBMIT, Options, SubmitOptions, make_options
 from mmengine.serve.prompts import Prompt, Prompted, request_ids
 from mmengine.serve.reasoning import Reasoning
 from mmengine.serve.request_times import Times
@@ -38,13 +48,15 @@ from mmengine.serve.texts import AnswerTexts
 
 COUNT_TRIES = 3  # replicas that may be lost while a prompt is counted
 STRANDED_S = 5.0  # without a word of a request, after which no other should be sent
+LEFT = "the ingress ends; the request is kept, and goes on when another one serves with the same --log"
 PASSED_ON = SUBMIT - {"request_id", "calls", "outputs", "sample_index"}  # as they are; an Ask names these
 
 
 class FleetEngine(AsyncForms):
     """`processor`, `config`: those of the replicas' model. `max_open`: requests that may be open at once; one
-    more raises QueueFull. It keeps what was said of each request and nothing else: its own end is a broken
-    connection to all of its callers. It must be made on the event loop that it belongs to."""
+    more raises QueueFull. It has what was said of each request in memory: its own end is a broken connection
+    to all of its callers. What is asked to `hold` outlives it where there is `kept`, which it closes: whoever
+    asks the next one has it. It must be made on the event loop that it belongs to."""
 
     metrics: "FleetMetrics"
 
@@ -55,7 +67,9 @@ class FleetEngine(AsyncForms):
         config: EngineConfig,
         max_open: int,
         patience: Patience = Patience(),  # noqa: B008 (it is frozen)
+        kept: KeptRequests | None = None,
     ):
+        self._kept = kept
         self._carrier, self._processor, self.config = carrier, processor, config
         self._max_open, self._patience = max_open, patience
         self._loop = asyncio.get_running_loop()
@@ -66,7 +80,7 @@ class FleetEngine(AsyncForms):
         markers = config.reasoning_start, config.reasoning_end
         reasoning = Reasoning(processor.tokenizer, config.eos_token_ids, *markers)
         self._can_end_reasoning = reasoning.can_end
-        self._closing = False
+        self._closing = self._leaving = False
         self.metrics = FleetMetrics(lambda: len(self._open))
 
     @property
@@ -75,8 +89,13 @@ class FleetEngine(AsyncForms):
 
     @property
     def has_log(self) -> bool:
-        """False: what is accepted ends with this process. The replicas' logs are evidence, not work."""
+        """False: what is not asked to `hold` ends with this process."""
         return False
+
+    @property
+    def keeps_held(self) -> bool:
+        """Whether what is asked to `hold` outlives this process."""
+        return self._kept is not None
 
     @property
     def max_open(self) -> int:
@@ -128,7 +147,7 @@ class FleetEngine(AsyncForms):
         **options: Unpack[SubmitOptions],
     ) -> Stream:
         """As AsyncEngine's, with a seed that is drawn here, so that all replicas draw alike. `hold` changes
-        nothing: no log has the answer for anybody else."""
+        nothing where nothing is kept."""
         asked = make_options(sampling, options)
         asked.check()
         if asked.outputs or asked.sample_index:
@@ -139,34 +158,45 @@ class FleetEngine(AsyncForms):
         asked = replace(asked, sampling=params, request_id=name)
         channel = Channel(asked, AnswerTexts(self._processor.tokenizer, params), hold)
         channel.request_id = name
-        if self._closing:
-            raise InvalidRequest("the engine is closed")
         if len(self._open) >= self._max_open:
             raise QueueFull(f"{self._max_open} requests are open already; try again later")
-        if name in self._names:
+        if name in self._names or (self._kept is not None and name in self._kept):
             raise InvalidRequest(f"a request with the id {name!r} is running; ids must differ")
-        self._open[channel] = self._loop.create_task(self._answer(channel, Prompt.of(prompt), options))
-        self._names.add(name)
+        return self._begin(channel, self._asked(channel, Prompt.of(prompt), options))
+
+    def _begin(self, channel: Channel, way: Coroutine[None, None, None]) -> Stream:
+        if self._closing:
+            way.close()
+            raise InvalidRequest("the engine is closed")
+        self._open[channel] = self._loop.create_task(self._answer(channel, way))
+        self._names.add(channel.request_id)
         return Stream(channel, self._close_channel, self.let_go)
 
-    async def _answer(self, channel: Channel, prompt: Prompt, options: SubmitOptions) -> None:
-        media: PromptMedia | None = None
+    async def _answer(self, channel: Channel, way: Coroutine[None, None, None]) -> None:
         try:
-            if names_urls(prompt):  # here, so that whoever goes on has the same bytes
-                media = await asyncio.to_thread(PromptMedia, prompt, None, lambda: channel.closed)
-                prompt = await asyncio.to_thread(media.prompt)
-            await self._travel(channel, prompt, options)
+            await way
         except asyncio.CancelledError:
-            channel.end(RequestFailed(GIVEN_UP))
+            channel.end(RequestFailed(LEFT if self._leaving else GIVEN_UP))
             if not channel.closed:
                 raise
         except Exception as error:
             channel.end(engine_failed(error))
         finally:
-            if media is not None:
-                media.release()
             self._names.discard(channel.request_id)
             self._open.pop(channel, None)
+            if self._kept is not None and not (channel.is_held or self._leaving):
+                self._kept.drop(channel.request_id)  # as it is handed over, it is delivered
+
+    async def _asked(self, channel: Channel, prompt: Prompt, options: SubmitOptions) -> None:
+        if not names_urls(prompt):
+            await self._travel(channel, prompt, options)
+            return
+        # Here, so that whoever goes on has the same bytes.
+        media = await asyncio.to_thread(PromptMedia, prompt, None, lambda: channel.closed)
+        try:
+            await self._travel(channel, await asyncio.to_thread(media.prompt), options)
+        finally:
+            media.release()
 
     async def _travel(self, channel: Channel, prompt: Prompt, options: SubmitOptions) -> None:
         asked = channel.options
@@ -178,12 +208,21 @@ class FleetEngine(AsyncForms):
             options.get("calls"),
             journey=secrets.token_hex(8),
         )
+        await self._journey(channel, ask, prompt, ())
+
+    async def _journey(
+        self, channel: Channel, ask: Ask, prompt: Prompt, said: Iterable[RequestOutput]
+    ) -> None:
+        """`said`: of the answer by an ingress before this one."""
+        salt = channel.options.cache_salt
         if prompt.has_media:  # which may be large
-            key = await asyncio.to_thread(affinity, prompt, asked.cache_salt)
+            key = await asyncio.to_thread(affinity, prompt, salt)
         else:
-            key = affinity(prompt, asked.cache_salt)
-        moved = partial(self._moved, asked.request_id)
-        journey = Journey(ask, key, channel, self._carrier, self._patience, moved)
+            key = affinity(prompt, salt)
+        moved = partial(self._moved, ask.request_id)
+        keeper = self._kept if channel.is_held or channel.accepted.is_set else None
+        journey = Journey(ask, key, channel, self._carrier, self._patience, moved, keeper)
+        journey.go_on(said)
         self._journeys[channel] = journey
         try:
             await journey.run()
@@ -201,25 +240,61 @@ class FleetEngine(AsyncForms):
             return
         channel.closed = True
         if (task := self._open.get(channel)) is not None:
+            journey = self._journeys.get(channel)
+            if journey is None or not journey.is_over:  # what is given up is nobody's
+                self.let_go([Held(channel.request_id, 1)])
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(task.cancel)
 
-    # Of a process before this one there is nothing here
+    # Of an ingress before this one
 
-    def left(self) -> list[Left]:
-        return []
+    def left(self) -> list[Kept]:
+        """Requests of an ingress before this one that nobody took up yet."""
+        return [] if self._kept is None else self._kept.left()
 
     def attach(self, request_id: str, *, hold: bool = False) -> Stream:
-        raise InvalidRequest(f"no request {request_id!r} of the process before waits to be taken up")
+        """As AsyncEngine's: what replicas' logs have of its answer comes first."""
+        kept = self._taken(request_id)
+        sampling, options = kept.ask.sampling, submit_options(kept.ask)
+        asked = Options(
+            sampling,
+            request_id,
+            cache_salt=options.get("cache_salt") or "",
+            deadline_s=options.get("deadline_s") or 0.0,
+            envelope=kept.envelope,
+        )
+        channel = Channel(asked, AnswerTexts(self._processor.tokenizer, sampling), hold)
+        channel.request_id = request_id
+        kept.begun.tell(channel)
+        return self._begin(channel, self._go_on(channel, kept))
+
+    async def _go_on(self, channel: Channel, kept: Kept) -> None:
+        assert self._kept is not None
+        said = await self._kept.heard(kept)
+        await self._journey(channel, kept.ask, prompt_of(kept.ask.prompt), said)
 
     def give_up(self, request_id: str) -> None:
+        """Nobody will take up a request of an ingress before. Raises InvalidRequest for one that is not among
+        the `left`."""
+        self.let_go([Held(self._taken(request_id).request_id, 1)])
+
+    def _taken(self, request_id: str) -> Kept:
+        if self._kept is not None:
+            with suppress(KeyError):
+                return self._kept.take(request_id)
         raise InvalidRequest(f"no request {request_id!r} of the process before waits to be taken up")
 
     def let_go(self, answers: list[Held]) -> None:
-        """What no log holds needs no letting go."""
+        """These answers, of streams that held them, are where they will not be lost."""
+        if self._kept is None or self._leaving:
+            return
+        for answer in answers:
+            self._kept.drop(answer.request_id)
 
     async def settled(self) -> None:
-        """There is no log to wait for."""
+        """Wait until what was let go before stays so. Raises RequestFailed."""
+        if self._kept is not None:
+            await self._kept.settled()
 
     def tell_times(self, told: Callable[[str, Times], None]) -> None:
         """What of an answer began when, its replicas know: spans have no children here."""
@@ -244,32 +319,14 @@ class FleetEngine(AsyncForms):
         return Readiness((f"no replica has taken a request for {silent_s:.0f} seconds",))
 
     async def close(self, *, drain: bool = True, leave: bool = False) -> None:
-        """Take no more requests, and finish those that run (`drain`), or give them up: `leave` too, for here
-        is no log to leave them in."""
-        self._closing = True
-        tasks = list(self._open.values())
-        if not drain or leave:
-            for channel in list(self._open):
+        """Take no more requests, and finish those that run (`drain`), or give them up, or `leave` those that
+        are kept to the next ingress, and give the others up. Closing twice is no error."""
+        self._closing, self._leaving = True, leave
+        for channel, task in [] if drain and not leave else list(self._open.items()):
+            if leave and self._kept is not None and channel.request_id in self._kept:
+                self._loop.call_soon(task.cancel)  # behind its beginning, without which it has no end
+            else:
                 self._close_channel(channel)
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class FleetMetrics:
-    """What an ingress counts; its replicas count the rest."""
-
-    def __init__(self, num_open: Callable[[], int]) -> None:
-        self._registry = registry = CollectorRegistry(auto_describe=False)
-        self.moves = Counter(
-            "mmengine_fleet_moves", "Times that a request went on elsewhere.", registry=registry
-        )
-        self.num_tokens = 0  # of answers that ended
-        self._tokens = Counter("mmengine_fleet_tokens", "Tokens of answers that ended.", registry=registry)
-        Gauge("mmengine_fleet_open", "Requests that are open.", registry=registry).set_function(num_open)
-
-    def ended(self, num_tokens: int) -> None:
-        """An answer ended, of which so many tokens were forwarded."""
-        self.num_tokens += num_tokens
-        self._tokens.inc(num_tokens)
-
-    def collect(self) -> Iterator[Metric]:
-        yield from self._registry.collect()
+        await asyncio.gather(*self._open.values(), return_exceptions=True)
+        if self._kept is not None:
+            self._kept.close()

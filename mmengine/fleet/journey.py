@@ -8,16 +8,16 @@ same weights says what the first one would have said.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 
 from mmengine.core.executor import PromptLogprobs
-from mmengine.errors import InvalidRequest, MMEngineError, QueueFull, RequestFailed
+from mmengine.errors import InvalidRequest, MMEngineError, QueueFull, RequestFailed, in_one_line
+from mmengine.fleet.told import Told
 from mmengine.fleet.wire import (
     Ask,
     Beat,
@@ -31,7 +31,7 @@ from mmengine.fleet.wire import (
     decoded_told,
     encoded,
 )
-from mmengine.serve.answers import Choice, Completion, Logprobs, RequestOutput, detail_of, engine_failed
+from mmengine.serve.answers import Completion, RequestOutput, engine_failed, in_pieces
 from mmengine.serve.channel import Channel
 from mmengine.serve.prompts import core_ids
 
@@ -65,39 +65,30 @@ class Patience(NamedTuple):
     deaths: int = 3
 
 
+class Keeper(Protocol):
+    """Of a request that outlives its ingress."""
+
+    async def accept(self, ask: Ask, begun: Begun) -> None:
+        """A replica's log has it, and its caller has not heard so. Raises what it is refused with."""
+
+    async def released(self, replica: str, names: Collection[str]) -> None:
+        """Wait until this replica, which had it, computes none of these any more, by core id."""
+
+
 class _Move(Exception):
-    """It is to go on elsewhere. `is_death`: of its replica, or of what looks like it."""
+    """It is to go on elsewhere. `replica`: that may still have it, or "". `is_death`: of that, or of what
+    looks like it."""
 
-    def __init__(self, why: str, *, is_death: bool = False):
+    def __init__(self, why: str, replica: str, *, is_death: bool = False):
         super().__init__(why)
-        self.is_death = is_death
-
-
-@dataclass(slots=True)
-class _Told:
-    """Of one choice, what the caller has."""
-
-    index: int
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: Logprobs | None = None
-    last: RequestOutput | None = None  # it is over
-
-    def add(self, said: RequestOutput) -> None:
-        self.token_ids += said.token_ids
-        if said.logprobs is not None:
-            self.logprobs = (self.logprobs or []) + said.logprobs
-        if said.finish_reason is not None:
-            self.last = said
-
-    def choice(self, *, has_form: bool) -> Choice:
-        assert self.last is not None and self.last.finish_reason is not None
-        reason = self.last.finish_reason
-        detail = detail_of(reason, self.last.detail, has_form=has_form)
-        return Choice(self.index, "", self.token_ids, reason, detail, self.logprobs, self.last.after)
+        self.replica, self.is_death = replica, is_death
 
 
 class Journey:
-    """`ask`: with its seed drawn. `key`: for routing. `moved`: hears why, each time that it moves."""
+    """`ask`: with its seed drawn. `key`: for routing. `moved`: hears why, each time that it moves. `keeper`:
+    of one that outlives this process: it is computed by one replica at a time, and by another only when the
+    log of the one before says so; once it is accepted it waits for that, and for a replica, as long as it
+    takes, and where it fails, that is its answer."""
 
     def __init__(
         self,
@@ -107,10 +98,12 @@ class Journey:
         carrier: Carrier,
         patience: Patience,
         moved: Callable[[str], None],
+        keeper: Keeper | None = None,
     ):
         self._ask, self._key, self._channel = ask, key, channel
         self._carrier, self._patience, self._moved = carrier, patience, moved
-        self._told = [_Told(index) for index in range(ask.sampling.n)]
+        self._keeper, self._core_ids = keeper, core_ids(ask.request_id, ask.sampling.n)
+        self._told = [Told(index) for index in range(ask.sampling.n)]
         self._scores: PromptLogprobs | None = None
         self._ends: list[Ended] = []
         self._last: RequestOutput | None = None
@@ -125,25 +118,54 @@ class Journey:
         """That were forwarded."""
         return sum(len(told.token_ids) for told in self._told)
 
+    @property
+    def _is_owed(self) -> bool:
+        """Whether its answer is promised, whatever becomes of this process."""
+        return self._keeper is not None and self._channel.accepted.is_set
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all choices are."""
+        return all(told.last is not None for told in self._told)
+
+    def go_on(self, news: Iterable[RequestOutput]) -> None:
+        """Before `run`, of one that an ingress before had accepted: what was said of it, choice by choice."""
+        self._num_prompt_tokens = self._channel.num_prompt_tokens
+        for output in news:
+            self._scores = output.prompt_scores or self._scores
+            for piece in in_pieces(output):
+                self._put(self._told[piece.index], piece)
+        self._channel.wake()
+
     async def run(self) -> None:
         """To its end, which the channel has then."""
         try:
-            await self._persist(lambda: self._leg(self._ask_for_all()), lambda: self._channel.accepted.is_set)
+            await self._persist(
+                lambda: self._leg(self._ask_for_all()),
+                lambda: self._channel.accepted.is_set,
+                self._core_ids,
+            )
             await _all(self._go_on(told) for told in self._told if told.last is None)
         except asyncio.CancelledError:
             if not self._channel.closed:
                 raise
-            self._end_all("cancelled")
+            self._end_all("abort", "cancelled")
         except Exception as error:
-            self._channel.end(engine_failed(error))
-            return
+            if not self._is_owed:
+                self._channel.end(engine_failed(error))
+                return
+            self._end_all("error", in_one_line(error))
         self._complete()
 
-    async def _go_on(self, told: _Told) -> None:
-        await self._persist(lambda: self._leg(self._ask_for(told)), lambda: told.last is not None)
+    async def _go_on(self, told: Told) -> None:
+        core_id = self._core_ids[told.index]
+        await self._persist(lambda: self._leg(self._ask_for(told)), lambda: told.last is not None, [core_id])
 
-    async def _persist(self, leg: Callable[[], Awaitable[None]], is_done: Callable[[], bool]) -> None:
-        """Legs, until one comes to its end, or `is_done` says that no other is to begin."""
+    async def _persist(
+        self, leg: Callable[[], Awaitable[None]], is_done: Callable[[], bool], names: Collection[str]
+    ) -> None:
+        """Legs of the choices with these core ids, until one comes to its end, or `is_done` says that no
+        other is to begin."""
         pause, deaths = FIRST_PAUSE_S, 0
         while not is_done() and not self._is_late():
             before = self.news_at
@@ -151,6 +173,9 @@ class Journey:
                 await leg()
                 return
             except _Move as move:
+                if self._keeper is not None and move.replica:
+                    self.is_unheard = False  # it is known who may have it
+                    await self._keeper.released(move.replica, names)
                 if is_done():
                     return
                 if self.news_at != before:
@@ -160,7 +185,8 @@ class Journey:
                     raise RequestFailed(
                         f"{deaths} replicas in a row ended without a token of it, and it may be why: {move}"
                     ) from None
-                if time.monotonic() - self.news_at > self._patience.patience_s:
+                silent_s = time.monotonic() - self.news_at
+                if silent_s > self._patience.patience_s and not self._is_owed:
                     raise RequestFailed(
                         f"no replica has said a word of it for {self._patience.patience_s:g} seconds: {move}"
                     ) from None
@@ -172,7 +198,7 @@ class Journey:
         deadline_s = self._channel.options.deadline_s
         if not deadline_s or self._channel.age_s < deadline_s:
             return False
-        self._end_all("deadline")
+        self._end_all("abort", "deadline")
         return True
 
     # What is asked
@@ -180,15 +206,15 @@ class Journey:
     def _ask_for_all(self) -> Ask:
         return msgspec.structs.replace(self._ask, options=self._options(), avoid=tuple(self._avoid))
 
-    def _ask_for(self, told: _Told) -> Ask:
+    def _ask_for(self, told: Told) -> Ask:
         """One choice, from behind what was said of it."""
         ask = self._ask_for_all()
-        names, scored = core_ids(ask.request_id, len(self._told)), ask.sampling.prompt_logprobs
+        scored = ask.sampling.prompt_logprobs
         if told.index or told.token_ids or self._scores is not None:
             scored = None
         return msgspec.structs.replace(
             ask,
-            request_id=names[told.index],
+            request_id=self._core_ids[told.index],
             sampling=msgspec.structs.replace(ask.sampling, n=1, prompt_logprobs=scored),
             outputs=np.asarray(told.token_ids, np.int32).tobytes(),
             sample_index=told.index,
@@ -226,13 +252,14 @@ class Journey:
                             if self._num_dodges % DODGES == 0:
                                 self._avoid = []
                     case Moved(why=why):
-                        if replica not in ask.avoid:
-                            self._dodge(replica)
-                        raise self._move(f"replica {replica}: {why}")
+                        if replica in ask.avoid:
+                            raise self._move(f"replica {replica}: {why}")
+                        self._dodge(replica)
+                        raise self._move(f"replica {replica}: {why}", replica)
                     case Refused():
                         self._refuse(told.error(), replica, is_first=not self._channel.accepted.is_set)
                     case Begun():
-                        self._begin(told)
+                        await self._begin(told)
                     case News():
                         self._tell(told.said)
                         if told.ended is not None:
@@ -241,16 +268,16 @@ class Journey:
                     case Beat():
                         pass
                 if self._carrier.is_leaving(replica):
-                    raise self._move(f"replica {replica} takes no more requests")
+                    raise self._move(f"replica {replica} takes no more requests", replica)
 
     def _let_down(self, replica: str, why: str) -> _Move:
         self._dodge(replica)
-        return self._move(f"replica {replica or '(none yet)'}: {why}", is_death=bool(replica))
+        return self._move(f"replica {replica or '(none yet)'}: {why}", replica, is_death=bool(replica))
 
-    def _move(self, why: str, *, is_death: bool = False) -> _Move:
+    def _move(self, why: str, replica: str = "", *, is_death: bool = False) -> _Move:
         self.is_unheard = True
         self._moved(why)
-        return _Move(why, is_death=is_death)
+        return _Move(why, replica, is_death=is_death)
 
     def _dodge(self, replica: str) -> None:
         if replica and replica not in self._avoid:
@@ -263,17 +290,15 @@ class Journey:
         self._dodge(replica)
         raise self._move(f"replica {replica} refused it: {error}")
 
-    def _begin(self, begun: Begun) -> None:
+    async def _begin(self, begun: Begun) -> None:
         channel = self._channel
         self.news_at = time.monotonic()
         self._num_prompt_tokens = begun.num_prompt_tokens
         if channel.accepted.is_set:
             return
-        channel.reasoning, channel.num_embeds = begun.reasoning, begun.num_embeds
-        channel.num_prompt_tokens = begun.num_prompt_tokens
-        channel.options = replace(channel.options, grammar=begun.grammar)
-        channel.texts.grammar = begun.grammar
-        channel.accepted.set()
+        if self._keeper is not None:
+            await self._keeper.accept(self._ask, begun)
+        begun.tell(channel)
 
     def _tell(self, said: list[Said]) -> None:
         """Forward it."""
@@ -285,19 +310,19 @@ class Journey:
                 self._put(told, output)
         self._channel.wake()
 
-    def _put(self, told: _Told, output: RequestOutput) -> None:
+    def _put(self, told: Told, output: RequestOutput) -> None:
         """The last word of all is kept back for `_complete`."""
         told.add(output)
-        if any(one.last is None for one in self._told):
-            self._channel.put(output)
-        else:
+        if self.is_over:
             self._last = output
+        else:
+            self._channel.put(output)
 
-    def _end_all(self, detail: str) -> None:
+    def _end_all(self, reason: str, detail: str) -> None:
         """Give up those that are not over."""
         for told in self._told:
             if told.last is None:
-                output = RequestOutput(self._ask.request_id, told.index, "", [], "abort", detail=detail)
+                output = RequestOutput(self._ask.request_id, told.index, "", [], reason, detail=detail)
                 self._put(told, output)
 
     def _complete(self) -> None:

@@ -5,6 +5,7 @@ up to the answer's end; a Beat where nothing else came for a while. Moved and Re
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
@@ -23,6 +24,7 @@ from mmengine.errors import (
 )
 from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.answers import Logprobs, RequestOutput
+from mmengine.serve.channel import Channel
 from mmengine.serve.options import SubmitOptions
 from mmengine.serve.prompts import Prompt
 from mmengine.serve.reasoning import ReasoningTokens
@@ -95,6 +97,14 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag=True):
     grammar: GrammarRequest | None
     num_embeds: dict[str, int]
     num_prompt_tokens: int
+
+    def tell(self, channel: Channel) -> None:
+        """On the channel's loop: it is accepted, and this is known of it."""
+        channel.reasoning, channel.num_embeds = self.reasoning, self.num_embeds
+        channel.num_prompt_tokens = self.num_prompt_tokens
+        channel.options = replace(channel.options, grammar=self.grammar)
+        channel.texts.grammar = self.grammar
+        channel.accepted.set()
 
 
 class Scores(NamedTuple):
@@ -254,13 +264,14 @@ def submit_options(ask: Ask) -> SubmitOptions:
     return options
 
 
-def _plain(value: object) -> object:
+def as_plain(value: object) -> object:
+    """For an encoder, which knows of dicts alone. Raises TypeError for what is no mapping."""
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(type(value).__name__)
 
 
-_encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+_encode = msgspec.msgpack.Encoder(enc_hook=as_plain).encode
 _decode_ask = msgspec.msgpack.Decoder(Ask).decode
 _decode_told = msgspec.msgpack.Decoder(Told).decode
 

@@ -2,10 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from mmengine.core.unreceived import ResumedAnswer
 from mmengine.events.vocabulary import Queued
 from mmengine.serve.prompts import core_ids
+
+
+class LeftRequest(Protocol):
+    """What whoever asked knows a request of the process before by. `envelope`: what it kept with it."""
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def envelope(self) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What a server needs of an engine: an AsyncEngine here, or one of which the replicas are elsewhere."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, Unpack
 
 from prometheus_client import Metric
@@ -12,7 +12,7 @@ from mmengine.request import SamplingParams
 from mmengine.serve.adapters import KnownAdapter
 from mmengine.serve.answers import Completion
 from mmengine.serve.health import Readiness
-from mmengine.serve.left import Left
+from mmengine.serve.left import LeftRequest
 from mmengine.serve.options import SubmitOptions
 from mmengine.serve.prompts import Prompted
 from mmengine.serve.request_times import Times
@@ -38,6 +38,9 @@ class ServedEngine(Protocol):
 
     @property
     def has_log(self) -> bool: ...
+
+    @property
+    def keeps_held(self) -> bool: ...
 
     @property
     def max_open(self) -> int: ...
@@ -70,7 +73,7 @@ class ServedEngine(Protocol):
         **options: Unpack[SubmitOptions],
     ) -> Completion: ...
 
-    def left(self) -> list[Left]: ...
+    def left(self) -> Sequence[LeftRequest]: ...
 
     def attach(self, request_id: str, *, hold: bool = False) -> Stream: ...
 

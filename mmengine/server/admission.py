@@ -55,9 +55,11 @@ class Admission:
     def draining(self) -> ApiError | None:
         return shutting_down(self.retry_later_s()) if self.is_draining else None
 
-    def left_behind(self, request_id: str) -> ApiError:
-        """What the caller of a request hears that the server's end cuts."""
-        return left_behind(request_id, self._engine.has_log, self.retry_later_s())
+    def left_behind(self, request_id: str, *, is_held: bool) -> ApiError:
+        """What the caller of a request hears that the server's end cuts. `is_held`: whether others may ask
+        for its answer."""
+        stays = self._engine.has_log or (is_held and self._engine.keeps_held)
+        return left_behind(request_id, stays, self.retry_later_s())
 
     def retry_later_s(self) -> int:
         """When all who are here are likely to have left."""

@@ -268,7 +268,7 @@ class AnswerRoutes:
             task.uncancel()
         if answering.is_accepted:
             answering.leave()
-            return self._admission.left_behind(asked.request_id)
+            return self._admission.left_behind(asked.request_id, is_held=answering.is_held)
         answering.close()
         return shutting_down(self._admission.retry_later_s())
 
@@ -334,7 +334,7 @@ class AnswerRoutes:
             sent=self._metrics.sent,
             told=self._told_in_stream,
             ended=ended,
-            shutting_down=partial(self._cut, asked.request_id),
+            shutting_down=partial(self._cut, asked.request_id, answering.is_held),
         )
 
     def _stream_ended(self, owner: str, answering: Answering, traced: "Traced | None", how: str) -> None:
@@ -343,8 +343,10 @@ class AnswerRoutes:
             traced.answered(answering, how)
         self._metrics.stream_ended(how)
 
-    def _cut(self, request_id: str) -> ApiError | None:
-        return self._admission.left_behind(request_id) if self._admission.is_draining else None
+    def _cut(self, request_id: str, is_held: bool) -> ApiError | None:
+        if not self._admission.is_draining:
+            return None
+        return self._admission.left_behind(request_id, is_held=is_held)
 
 
 def _is_id(name: str) -> bool:

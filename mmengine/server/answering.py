@@ -13,6 +13,7 @@ from mmengine.models.plugin import Tokenizer
 from mmengine.serve.answers import Completion, RequestOutput
 from mmengine.serve.chat import WholeChoice
 from mmengine.serve.record import News
+from mmengine.serve.stream import Stream
 from mmengine.server.asked import Asked
 from mmengine.server.errors import ApiError
 from mmengine.server.frames import Frames, Usage
@@ -228,6 +229,11 @@ class Answering:
     def completions(self) -> list[Completion]:
         """Of the prompts that are answered."""
         return [found for turn in self._turns if (found := turn.stream.completion) is not None]
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its answer is kept for others, or for later."""
+        return not any(isinstance(turn.stream, Stream) for turn in self._turns)
 
     @property
     def is_accepted(self) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mmengine.serve.left import Left
+from mmengine.serve.left import LeftRequest
 from mmengine.serve.options import SubmitOptions
 from mmengine.serve.port import ServedEngine
 from mmengine.serve.stream import Stream
@@ -25,7 +25,7 @@ def log_id(envelope: Envelope, request_id: str, place: int) -> str:
 
 
 def ask(
-    engine: ServedEngine, asked: Asked, *, hold: bool = False, left: Mapping[int, Left] | None = None
+    engine: ServedEngine, asked: Asked, *, hold: bool = False, left: Mapping[int, LeftRequest] | None = None
 ) -> list[Stream]:
     """A stream for each prompt; `hold` as for `AsyncEngine.stream`. `left`: those that the process before has
     begun, by their places, which go on. Raises InvalidRequest, QueueFull; nothing runs then."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from mmengine.request import SamplingParams
-from mmengine.serve.left import Left
+from mmengine.serve.left import LeftRequest
 from mmengine.server.asked import Asked, Envelope
 from mmengine.server.asking import in_log, log_id
 from mmengine.server.callers import Caller, Key, keys_of
@@ -18,7 +18,7 @@ class Orphan(NamedTuple):
 
     envelope: Envelope
     request_id: str
-    left: dict[int, Left]
+    left: dict[int, LeftRequest]
 
     def keys(self) -> list[Key]:
         return keys_of(self.envelope, self.request_id)
@@ -35,7 +35,7 @@ class Orphan(NamedTuple):
         return may_claim and not mine.key and mine.digest == envelope.digest
 
 
-def orphans_of(left: Iterable[Left]) -> list[Orphan]:
+def orphans_of(left: Iterable[LeftRequest]) -> list[Orphan]:
     """Calls of which something is left."""
     found: dict[str, Orphan] = {}
     for one in left:

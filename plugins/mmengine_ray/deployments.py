@@ -2,7 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -14,39 +15,47 @@ from ray.serve.config import AutoscalingPolicy as Policy
 from ray.serve.handle import DeploymentHandle
 
 from mmengine.config import EngineConfig
+from mmengine.events.lock import is_locked
 from mmengine.fleet.engine import FleetEngine
 from mmengine.fleet.journey import Patience
+from mmengine.fleet.kept import INGRESS, NOT_ADOPTED, REQUESTS, KeptRequests, opened
 from mmengine.fleet.replica import Replica
 from mmengine.models.loader import resolve_folder
 from mmengine.models.registry import plugin_for
 from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.operators import operator_log
 from mmengine.server.any_server import AnyServer
 from mmengine.server.app import App
 from mmengine.server.auth import ApiKeys
+from mmengine.server.keep.everything import Keep
 from mmengine.server.media import media_door
 from mmengine_ray.carrier import RayCarrier
 from mmengine_ray.scaling import WAITING, ByWaitingTokens
 from mmengine_ray.settings import RaySettings
 
 REPLICA = "EngineReplica"
+LOOKS = 8  # at a replica's lock, each time that another one answers
 RESTARTS = 20  # of a replica whose engine cannot be made, before Serve gives it up
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What a replica tells of itself. `pid`, `log`: of its process."""
+    """What a replica tells of itself. `pid`, `log`: of its process. `sees_ingress`: whether the ingress's
+    requests are locked for it."""
 
     name: str
     config: EngineConfig
     max_open: int
     pid: int
     log: str
+    sees_ingress: bool = False
 
 
 class EngineReplica:
     """An engine with a log of its own: one for each life, by Serve's id of it, which no other life has."""
 
     def __init__(self, settings: bytes):
-        self._settings = settings_ = RaySettings.decoded(settings)
+        settings_ = RaySettings.decoded(settings)
+        self._requests = Path(settings_.log, INGRESS, REQUESTS)
         name = serve.get_replica_context().replica_id.unique_id
         self._log = Path(settings_.log, name) if settings_.log else None
         options = {"builder": _imported(settings_.builder)} if settings_.builder else {}
@@ -66,10 +75,9 @@ class EngineReplica:
 
     async def facts(self) -> bytes:
         engine = self._replica.engine
-        log = str(self._log or "")
-        return msgspec.json.encode(
-            Facts(self._replica.name, engine.config, engine.max_open, os.getpid(), log)
-        )
+        log, sees = str(self._log or ""), await asyncio.to_thread(is_locked, self._requests)
+        facts = Facts(self._replica.name, engine.config, engine.max_open, os.getpid(), log, sees)
+        return msgspec.json.encode(facts)
 
     async def check_health(self) -> None:
         self._replica.check()
@@ -91,9 +99,12 @@ class Ingress:
 
     async def _begin(self, settings: bytes, replicas: DeploymentHandle) -> None:
         given = RaySettings.decoded(settings)
-        engine = await fleet_engine(given, replicas)
+        kept = await asyncio.to_thread(kept_of, given, _warn)
+        engine = await fleet_engine(given, replicas, kept, _warn)
         keys = ApiKeys(Path(given.api_key_file) if given.api_key_file else None)
-        self._app = App(engine, given.server, keys, given.served_names, media_door(given.server))
+        make_keep = opening(engine, given, keys)
+        keep = make_keep() if make_keep is not None else None
+        self._app = App(engine, given.server, keys, given.served_names, media_door(given.server), keep)
         self._running = asyncio.get_running_loop().create_task(self._app.run())
 
     __init__ = _begin  # Serve waits for it
@@ -102,15 +113,58 @@ class Ingress:
         return AnyServer(self._app)
 
 
-async def fleet_engine(settings: RaySettings, replicas: DeploymentHandle) -> FleetEngine:
-    """The replicas as an engine, on this loop; waits for the first of them. Raises ModelError."""
+def kept_of(settings: RaySettings, say: Callable[[str], None]) -> KeptRequests | None:
+    """What an ingress before this one left beside the replicas' logs; None where there is no log, or none
+    can be kept, which is said. Raises LogError where another ingress has it, OSError."""
+    return opened(Path(settings.log), settings.patience_s, say) if settings.log else None
+
+
+def opening(engine: FleetEngine, settings: RaySettings, keys: ApiKeys) -> Callable[[], Keep] | None:
+    """Opens responses, files and batches beside the logs; None where nothing is kept."""
+    if not engine.keeps_held:
+        return None
+    folder = Path(settings.log) / INGRESS
+    return partial(Keep, folder, settings.server, has_several_keys=keys.are_several)
+
+
+def _warn(text: str) -> None:
+    operator_log.warning(text)
+
+
+async def fleet_engine(
+    settings: RaySettings,
+    replicas: DeploymentHandle,
+    kept: KeptRequests | None,
+    say: Callable[[str], None],
+) -> FleetEngine:
+    """The replicas as an engine, on this loop; waits for the first of them. `kept`: where its lock, or that
+    of a replica, is not seen by the other, it is closed, and `say` hears why. Raises ModelError."""
     facts = msgspec.json.decode(await replicas.facts.remote(), type=Facts)
+    if kept is not None and (why := await _unseen_lock(replicas, facts, kept.folder)):
+        kept.close()
+        kept = None
+        say(f"{NOT_ADOPTED}: {why}")
     folder = resolve_folder(settings.model)
     processor = plugin_for(folder).load_processor(folder)
     processor.max_prompt_tokens = facts.config.max_model_len - 1
     most = max(settings.replicas, settings.max_replicas) * min(facts.max_open, settings.max_open)
     patience = Patience(settings.silence_s, settings.patience_s)
-    return FleetEngine(RayCarrier(replicas), processor, facts.config, most, patience)
+    return FleetEngine(RayCarrier(replicas), processor, facts.config, most, patience, kept)
+
+
+async def _unseen_lock(replicas: DeploymentHandle, facts: Facts, folder: Path) -> str:
+    """Why locks do not hold between this process and a replica that lives; "" where they do, as far as one
+    replica shows."""
+    if not facts.sees_ingress:
+        return f"replica {facts.name} does not see the lock that its ingress holds in {folder}"
+    for _ in range(LOOKS):
+        if is_locked(Path(facts.log)):
+            return ""
+        name = facts.name
+        facts = msgspec.json.decode(await replicas.facts.remote(), type=Facts)
+        if facts.name == name:  # it lives, and lived when its lock was looked for
+            return f"the lock that replica {name} holds on its log is not seen from its ingress"
+    return ""
 
 
 def replicas_of(settings: RaySettings) -> Application:

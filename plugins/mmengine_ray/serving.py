@@ -9,7 +9,7 @@ from ray import serve
 from mmengine.processing.fetch.door import MediaDoor
 from mmengine.server import lifecycle
 from mmengine.server.auth import ApiKeys
-from mmengine_ray.deployments import fleet_engine, replicas_of
+from mmengine_ray.deployments import fleet_engine, kept_of, opening, replicas_of
 from mmengine_ray.settings import RaySettings
 
 APPLICATION = "mmengine"
@@ -30,14 +30,19 @@ def serve_fleet(
     bound: socket.socket,
     listening: Callable[[], None],
     door: MediaDoor | None,
+    say: Callable[[str], None],
 ) -> None:
-    """Answer until a signal ends it, and the replicas with it."""
+    """Answer until a signal ends it, and the replicas with it. `say`: tells a person. Raises LogError where
+    another ingress serves with this log."""
+    kept = kept_of(settings, say)
     serve.start(proxy_location="Disabled")
     replicas = serve.run(replicas_of(settings), name=APPLICATION, route_prefix=None)
 
     async def run() -> None:
-        engine = await fleet_engine(settings, replicas)
-        await lifecycle.serve(engine, settings.server, keys, settings.served_names, bound, listening, door)
+        engine = await fleet_engine(settings, replicas, kept, say)
+        keep = opening(engine, settings, keys)
+        names = settings.served_names
+        await lifecycle.serve(engine, settings.server, keys, names, bound, listening, door, keep)
 
     try:
         lifecycle.run(run())

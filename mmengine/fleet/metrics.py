@@ -1,0 +1,26 @@
+"""What an ingress counts of its requests."""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Metric
+
+
+class FleetMetrics:
+    """What an ingress counts; its replicas count the rest."""
+
+    def __init__(self, num_open: Callable[[], int]) -> None:
+        self._registry = registry = CollectorRegistry(auto_describe=False)
+        self.moves = Counter(
+            "mmengine_fleet_moves", "Times that a request went on elsewhere.", registry=registry
+        )
+        self.num_tokens = 0  # of answers that ended
+        self._tokens = Counter("mmengine_fleet_tokens", "Tokens of answers that ended.", registry=registry)
+        Gauge("mmengine_fleet_open", "Requests that are open.", registry=registry).set_function(num_open)
+
+    def ended(self, num_tokens: int) -> None:
+        """An answer ended, of which so many tokens were forwarded."""
+        self.num_tokens += num_tokens
+        self._tokens.inc(num_tokens)
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._registry.collect()

@@ -1,0 +1,101 @@
+"""Of one choice of a request what its caller has, or what logs say of it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mmengine.core.executor import PromptLogprobs
+from mmengine.core.unreceived import ResumedAnswer
+from mmengine.request import GrammarRequest, SamplingParams
+from mmengine.serve.answers import Choice, Logprobs, RequestOutput, detail_of
+from mmengine.serve.detokenize import Stops
+from mmengine.serve.prompts import core_ids
+
+
+@dataclass(slots=True)
+class Told:
+    """Of one choice, what the caller has."""
+
+    index: int
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: Logprobs | None = None
+    last: RequestOutput | None = None  # it is over
+
+    def add(self, said: RequestOutput) -> None:
+        self.token_ids += said.token_ids
+        if said.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + said.logprobs
+        if said.finish_reason is not None:
+            self.last = said
+
+    def choice(self, *, has_form: bool) -> Choice:
+        assert self.last is not None and self.last.finish_reason is not None
+        reason = self.last.finish_reason
+        detail = detail_of(reason, self.last.detail, has_form=has_form)
+        return Choice(self.index, "", self.token_ids, reason, detail, self.logprobs, self.last.after)
+
+
+def heard_of(
+    request_id: str,
+    sampling: SamplingParams,
+    grammar: GrammarRequest | None,
+    logs: Iterable[Mapping[str, ResumedAnswer]],
+) -> list[RequestOutput]:
+    """What logs say of a request, by core id, as news of its choices: each from its first token on. A choice
+    that went over several replicas stands in several of them."""
+    names = core_ids(request_id, sampling.n)
+    found = [[log[name] for log in logs if name in log] for name in names]
+    given = (each.prompt_logprobs for answers in found for each in answers)
+    scores = next((each for each in given if each is not None), None)
+    after = Stops.of(sampling, grammar).after
+    news: list[RequestOutput] = []
+    for index, answers in enumerate(found):
+        if not answers or (index == 0 and sampling.prompt_logprobs is not None and scores is None):
+            continue  # from its beginning, with what of the prompt nobody knows any more
+        news.append(_news(request_id, index, answers, sampling, after, scores if index == 0 else None))
+    return [each for each in news if each.token_ids or each.finish_reason]
+
+
+def _news(
+    request_id: str,
+    index: int,
+    answers: Sequence[ResumedAnswer],
+    sampling: SamplingParams,
+    after: tuple[int, ...],
+    scores: PromptLogprobs | None,
+) -> RequestOutput:
+    whole = next((each for each in answers if each.reason and not each.was_given_up), None)
+    longest = whole or max(answers, key=lambda each: len(each.token_ids))
+    token_ids, logprobs = list(longest.token_ids), None
+    if sampling.logprobs is not None:
+        logprobs = _joined(answers)[: len(token_ids)]
+        if len(logprobs) < len(token_ids):
+            whole, token_ids = None, token_ids[: len(logprobs)]
+    if whole is None:  # its end may be its last token, and not in the log: that one is said again
+        token_ids = token_ids[:-1]
+        logprobs = None if logprobs is None else logprobs[: len(token_ids)]
+    reason, detail = (None, "") if whole is None else (whole.reason, whole.detail)
+    return RequestOutput(
+        request_id,
+        index,
+        "",
+        token_ids,
+        reason,
+        after=after,
+        logprobs=logprobs,
+        detail=detail,
+        prompt_scores=scores if token_ids else None,
+    )
+
+
+def _joined(answers: Sequence[ResumedAnswer]) -> Logprobs:
+    """Those from the first token on, as far as there is no gap. Each log has them from where it went on."""
+    joined: Logprobs = []
+    for each in sorted(answers, key=_num_given):
+        if (given := _num_given(each)) <= len(joined):
+            joined[given : given + len(each.logprobs or ())] = each.logprobs or []
+    return joined
+
+
+def _num_given(answer: ResumedAnswer) -> int:
+    """Tokens that came along with it, int32 each."""
+    return len(answer.queued.outputs) // 4

@@ -1,0 +1,136 @@
+"""A server before a fleet whose requests outlive it, with replicas in this process or in others."""
+
+import shutil
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+from mmengine.core.resume import Resume, read_resume_state
+from mmengine.errors import LogError
+from mmengine.events.lock import is_locked
+from mmengine.fleet.engine import FleetEngine
+from mmengine.fleet.journey import Patience
+from mmengine.fleet.kept import INGRESS, REQUESTS, opened
+from mmengine.fleet.replica import Replica
+from mmengine.fleet.wire import decoded_ask
+from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.prompts import core_ids
+from mmengine.server.settings import ServerSettings
+from tests.fleet.carriers import LocalCarrier
+from tests.log_copies import copied
+from tests.serve.serve_fakes import EchoProcessor, builder
+from tests.server.running import NAMES, Served, SlowEcho
+
+CONFIG = builder()(stop_watcher_factory=lambda tokenizer: None).config
+PATIENCE = Patience(silence_s=5.0, patience_s=20.0)
+
+
+class Leaving(SlowEcho):
+    """Ends with requests that run."""
+
+    pause_s = 0.004
+
+    def close(self):
+        pass
+
+
+def replica(root, name, executor_class=Leaving):
+    engine = AsyncEngine(builder=builder(executor_class=executor_class), log=root / name)
+    return Replica(name, engine, beat_s=0.05)
+
+
+class Watched(LocalCarrier):
+    """Notes who had a request in its log, and was computing it, when another was asked."""
+
+    def __init__(self, root, *replicas):
+        super().__init__(*replicas)
+        self._root, self.twice = root, []
+
+    async def call(self, key, data):
+        ask = decoded_ask(data)
+        logs = [log for log in self._root.iterdir() if log.name != INGRESS]
+        for name in core_ids(ask.request_id, ask.sampling.n):
+            self.twice += [(name, log) for log in logs if is_locked(log) and _has(log, name)]
+        async for word in super().call(key, data):
+            yield word
+
+
+def _has(log, core_id):
+    try:
+        found = read_resume_state(log, Resume()).answers.get(core_id)
+    except LogError:
+        return False
+    return found is not None and not found.reason
+
+
+class ServedFleet(Served):
+    """`carrier`: to replicas that are closed with it. `kept`: see FleetEngine."""
+
+    def __init__(self, root, carrier, kept, patience, **settings):
+        self.carrier, self._kept, self._patience = carrier, kept, patience
+        self.settings = ServerSettings.of({"port": 0, **settings})
+        keep = {"log": root / INGRESS} if kept is not None else None
+        super().__init__(None, self.settings, NAMES, None, keep=keep)
+
+    async def _serve(self):
+        self.engine = FleetEngine(self.carrier, EchoProcessor(), CONFIG, 64, self._patience, self._kept)
+        try:
+            await super()._serve()
+        finally:
+            for each in getattr(self.carrier, "kept", ()):
+                await each.engine.close(leave=True)
+
+
+@contextmanager
+def ingress(root, carrier, *, patience=PATIENCE, said=None, **settings):
+    kept = opened(root, patience.patience_s, (said if said is not None else []).append)
+    one = ServedFleet(root, carrier, kept, patience, **settings)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+@contextmanager
+def fleet(root, names, executor_class=Leaving, **options):
+    """An ingress and replicas of its own."""
+    root.mkdir(exist_ok=True)
+    made = [replica(root, name, executor_class) for name in names]
+    carrier = Watched(root, *made)
+    carrier.kept = made
+    with ingress(root, carrier, **options) as one:
+        yield one
+    assert not carrier.twice
+
+
+def killed(root, target):
+    """A copy of all folders, as a kill of the ingress and of all replicas would leave them. First what the
+    ingress owes: the rest of it is let go of only when it stands elsewhere."""
+    requests = Path(INGRESS, REQUESTS)
+    while True:
+        try:
+            copied(root / requests, target / requests)
+            break
+        except (shutil.Error, FileNotFoundError):  # something was let go of meanwhile
+            shutil.rmtree(target)
+    others = shutil.ignore_patterns("*.part", REQUESTS)
+    return shutil.copytree(root, target, ignore=others, dirs_exist_ok=True)
+
+
+def all_at_once(*calls):
+    """What each gave, or raised."""
+    found, start = [None] * len(calls), threading.Barrier(len(calls))
+
+    def run(place, call):
+        start.wait()
+        try:
+            found[place] = call()
+        except Exception as error:
+            found[place] = error
+
+    threads = [threading.Thread(target=run, args=each) for each in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found

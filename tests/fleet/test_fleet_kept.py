@@ -1,0 +1,232 @@
+"""Responses in the background and batches of a fleet: they outlive its ingress and its replicas."""
+
+import time
+
+import pytest
+
+from mmengine.errors import KeepFailed, LogError, QueueFull
+from mmengine.events import lock as locks
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import LogReader
+from mmengine.fleet import kept as kept_requests
+from mmengine.fleet import ledger as ledgers
+from mmengine.fleet.journey import Patience, ReplicaLost
+from mmengine.fleet.kept import INGRESS, NOT_ADOPTED, REQUESTS, opened
+from mmengine.fleet.ledger import Kept, Ledger
+from mmengine.fleet.wire import Ask, Begun, Here, asked_prompt, encoded
+from mmengine.request import SamplingParams
+from mmengine.serve.prompts import Prompt
+from mmengine.serve.reasoning import NO_REASONING
+from tests.fleet.kept_fleets import Leaving, all_at_once, fleet, killed
+from tests.server.batching import begun as begun_batch
+from tests.server.batching import client_of, ended, line, lines_in
+from tests.server.running import wait_for
+from tests.server.test_server_responses_kept import PATH, TEXT, begun, events, look, text_of
+from tests.server.test_server_responses_kept import ended as response_ended
+
+
+def tokens_given(root):
+    """By replica, how many tokens came along with its requests."""
+    found = {}
+    for log in root.iterdir():
+        if log.name != INGRESS:
+            queued = [each.event for each in LogReader(log) if isinstance(each.event, ev.Queued)]
+            found[log.name] = sum(len(each.outputs) // 4 for each in queued)
+    return found
+
+
+def requests_in(root):
+    return list((root / INGRESS / REQUESTS).glob("*.request"))
+
+
+def test_all_is_there_again_behind_a_kill_of_ingress_and_replicas(tmp_path):
+    rows = [("b" * (5 + 9 * n), f"{n}") for n in range(12)]
+    with fleet(tmp_path / "logs", "ab") as one:
+        client = client_of(one)
+        done, half = begun(one, input="short"), begun(one)
+        response_ended(one, done)
+        batch = begun_batch(client, [line(name, text, n=1 + int(name) % 2) for text, name in rows])
+        wait_for(lambda: client.batches.retrieve(batch.id).request_counts.completed >= 3)
+        wait_for(lambda: num_said(one, half) > 20)
+        root = killed(tmp_path / "logs", tmp_path / "again")
+        whole = events(one, half)
+        wait_for(lambda: text_of(look(one, half)[2]) == TEXT.upper())
+        client.close()
+    with fleet(root, "cd") as one:
+        client = client_of(one)
+        assert text_of(look(one, done)[2]) == "SHORT"
+        assert events(one, half) == whole, "the same events, from the first on"
+        assert text_of(response_ended(one, half)) == TEXT.upper()
+        found = ended(client, batch)
+        assert found.status == "completed" and found.request_counts.completed == 12
+        answers = {
+            each["custom_id"]: each["response"]["body"] for each in lines_in(client, found.output_file_id)
+        }
+        assert len(answers) == 12
+        for text, name in rows:
+            said = [each["message"]["content"] for each in answers[name]["choices"]]
+            assert said == [text.upper()] * (1 + int(name) % 2)
+        wait_for(lambda: not requests_in(root))
+        client.close()
+    given = tokens_given(root)
+    assert given["a"] == given["b"] == 0 and given["c"] + given["d"] > 20, "half answers went on"
+
+
+def num_said(server, name):
+    """Tokens that the ingress has of a response that runs."""
+    journeys = list(server.engine._journeys.values())
+    return sum(each.num_tokens for each in journeys if f"resp_{each._ask.request_id}" == name)
+
+
+def test_a_replica_that_is_lost_hands_on_what_it_had_when_its_log_says_so(tmp_path):
+    """It lives on, with its lock: nobody else computes what is open in its log."""
+    root = tmp_path / "logs"
+    with fleet(root, "ab") as one:
+        name = begun(one)
+        wait_for(lambda: num_said(one, name) > 20)
+        (victim,) = (each.name for each in one.carrier.kept if each.load().num_open)
+        one.loop.call_soon_threadsafe(one.carrier.lose, victim)
+        assert text_of(response_ended(one, name)) == TEXT.upper()
+        wait_for(lambda: not requests_in(root))
+    assert sum(tokens_given(root).values()) > 20
+
+
+class Stuck(Leaving):
+    """Its steps stand still from some of them on, until the test is over."""
+
+    may_end = False
+
+    def collect(self):
+        while self._steps >= 20 and not Stuck.may_end:
+            time.sleep(0.01)
+        return super().collect()
+
+
+def test_what_a_frozen_replica_has_goes_nowhere_else(tmp_path, caplog):
+    """However long that takes, and is reported."""
+    Stuck.may_end, patience = False, Patience(silence_s=5.0, patience_s=0.1)
+    with fleet(tmp_path / "logs", "ab", Stuck, patience=patience) as one:
+        name = begun(one)
+        wait_for(lambda: any(each.engine.stats().steps >= 20 for each in one.carrier.kept))
+        (victim,) = (each.name for each in one.carrier.kept if each.load().num_open)
+        one.loop.call_soon_threadsafe(one.carrier.lose, victim)
+        try:
+            wait_for(lambda: "gets no further" in caplog.text)
+            assert look(one, name)[2]["status"] == "in_progress" and len(one.carrier.calls) == 1
+            assert one.engine.readiness().ready
+        finally:
+            Stuck.may_end = True
+        assert text_of(response_ended(one, name)) == TEXT.upper()
+        assert len(one.carrier.calls) == 2
+        wait_for(lambda: not requests_in(tmp_path / "logs"))
+
+
+async def dies(key, data):
+    yield encoded(Here("nobody"))
+    raise ReplicaLost("it died")
+
+
+def test_what_kills_every_replica_is_an_answer_too(tmp_path):
+    with fleet(tmp_path / "logs", "a") as one:
+        name = begun(one)
+        wait_for(lambda: num_said(one, name) > 5)
+        one.carrier.call = dies
+        one.loop.call_soon_threadsafe(one.carrier.lose, "a")
+        assert response_ended(one, name)["status"] == "failed"
+        wait_for(lambda: not requests_in(tmp_path / "logs"))
+        assert look(one, name)[2]["status"] == "failed"
+
+
+def test_what_was_cancelled_or_deleted_stays_so_behind_a_kill(tmp_path):
+    with fleet(tmp_path / "logs", "a") as one:
+        cancelled, deleted = begun(one), begun(one)
+        assert one.call(f"{PATH}/{cancelled}/cancel", {})[2]["status"] == "cancelled"
+        assert one.call(f"{PATH}/{deleted}", method="DELETE")[0] == 200
+        assert not requests_in(tmp_path / "logs")
+        root = killed(tmp_path / "logs", tmp_path / "again")
+    with fleet(root, "b") as one:
+        assert look(one, cancelled)[2]["status"] == "cancelled" and look(one, deleted)[0] == 404
+
+
+def test_an_ingress_that_ends_leaves_what_is_kept_and_says_so(tmp_path):
+    """To replicas that live on, and to another ingress."""
+    root = tmp_path / "logs"
+    with fleet(root, "a", drain_s=0) as one:
+        name = begun(one)
+        wait_for(lambda: num_said(one, name) > 5)
+    assert len(requests_in(root)) == 1
+    with fleet(root, "b") as one:
+        assert text_of(response_ended(one, name)) == TEXT.upper()
+        status, _, again = one.call(PATH, {"input": "hi", "request_id": "mine"})
+        assert status == 200 and one.call(PATH, {"input": "hi", "request_id": "mine"})[2] == again
+
+
+def test_of_two_that_start_one_has_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_requests, "OWNER_WAIT_S", 0.1)
+    found = all_at_once(*[lambda: opened(tmp_path, 1.0, print)] * 2)
+    (kept,) = (each for each in found if isinstance(each, kept_requests.KeptRequests))
+    (refused,) = (each for each in found if each is not kept)
+    assert isinstance(refused, LogError) and "another ingress keeps its requests" in str(refused)
+    kept.close()
+    opened(tmp_path, 1.0, print).close()
+
+
+def both_may(fd):
+    """A lock that is none."""
+
+
+def nobody_may(fd):
+    raise OSError(37, "No locks available")
+
+
+@pytest.mark.parametrize(("take", "why"), [(both_may, "two could lock"), (nobody_may, "No locks available")])
+def test_where_locks_do_not_hold_nothing_is_kept(tmp_path, monkeypatch, take, why):
+    said = []
+    monkeypatch.setattr(locks, "_take", take)
+    kept = opened(tmp_path, 1.0, said.append)
+    monkeypatch.undo()
+    assert kept is None and len(said) == 1 and said[0].startswith(NOT_ADOPTED) and why in said[0]
+    assert [path.name for path in (tmp_path / INGRESS).iterdir()] == []
+
+
+def test_without_a_folder_it_is_refused_with_its_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.fleet.kept_fleets.opened", lambda *given: None)
+    with fleet(tmp_path / "logs", "a") as one:
+        status, _, found = one.call(PATH, {"input": "hi", "background": True})
+        assert status == 400 and "background needs a log" in found["error"]["message"]
+        assert one.call("/v1/batches")[0] == one.call("/v1/files")[0] == 404
+        assert one.call(PATH, {"input": "hi"})[0] == 200
+
+
+def kept_of(name, text="hi"):
+    ask = Ask(name, asked_prompt(Prompt(text=text)), SamplingParams(seed=1), {"envelope": b"e"})
+    return Kept(ask, Begun(NO_REASONING, None, {}, 2))
+
+
+def test_a_ledger_is_bounded_and_forgives_what_it_cannot_read(tmp_path, monkeypatch):
+    ledger = Ledger(tmp_path, max_bytes=1000)
+    ledger.put(kept_of("a"))
+    ledger.put(kept_of("b"))
+    with pytest.raises(QueueFull, match="more than 1000 bytes"):
+        ledger.put(kept_of("large", "x" * 1000))
+    with pytest.raises(LogError, match="another process"):
+        Ledger(tmp_path)
+    ledger.drop("b")
+    ledger.drop("unknown")
+
+    def full(path, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ledgers, "write_whole", full)
+    with pytest.raises(KeepFailed, match="No space left"):
+        ledger.put(kept_of("c"))
+    monkeypatch.undo()
+    assert "a" in ledger and "c" not in ledger
+    ledger.close()
+    ledger.drop("a")
+    with pytest.raises(LogError, match="it ends"):
+        ledger.put(kept_of("d"))
+    (tmp_path / "torn.request").write_bytes(b"torn")
+    again = Ledger(tmp_path)
+    assert [(each.request_id, each.envelope) for each in again.found.values()] == [("a", b"e")]
+    again.close()
