@@ -118,11 +118,6 @@ class AsyncEngine(AsyncForms, AsyncLeft, AsyncAdapters, AsyncSessions):
         return self._has_log
 
     @property
-    def keeps_held(self) -> bool:
-        """Whether what is asked to `hold` outlives this process."""
-        return self._has_log
-
-    @property
     def can_end_reasoning(self) -> bool:
         """Whether thinking_token_budget is taken."""
         return self._engine.reasoning.can_end

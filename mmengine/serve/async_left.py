@@ -35,6 +35,13 @@ class AsyncLeft(Protocol):
     _failure: MMEngineError | None
     _unwritten: list[Channel]
 
+    _has_log: bool
+
+    @property
+    def keeps_held(self) -> bool:
+        """Whether what is asked to `hold` outlives this process."""
+        return self._has_log
+
     def _close_channel(self, channel: Channel) -> None: ...
 
     def _deliver(self, outputs: list[RequestOutput]) -> None: ...
