@@ -6,7 +6,6 @@ ask, while a lock on Windows has one holder, so there asking is tried again befo
 """
 
 import os
-import secrets
 import time
 from contextlib import suppress
 from importlib import import_module
@@ -60,7 +59,7 @@ def lock(folder: Path) -> int:
 def why_not_held(folder: Path) -> str:
     """Why a lock in this folder, which two take here at once, says nothing; "" where it holds. What another
     machine sees of it cannot be seen here. Raises OSError when the folder cannot be written."""
-    path = folder / f"lock-{secrets.token_hex(8)}"
+    path = folder / f"lock-{os.getpid()}-{time.monotonic_ns()}"  # nobody else's
     first = open_file(path, os.O_RDWR | os.O_CREAT)
     try:
         second = open_file(path, os.O_RDWR)
