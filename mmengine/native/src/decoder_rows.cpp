@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t kSmall = 100000;  // values below which a second thread costs more than it gives
 constexpr int kMaxHalf = 128;
 
-inline float scale_of(f16v squares, int size, float eps) { return 1.0f / sqrtf(sum16(squares) / size + eps); }
+inline float scale_of(f16v squares, int size, float eps) { return 1.0f / sqrtf(sum_row(squares) / size + eps); }
 
 // ONCE: rounded behind the weight alone.
 template <bool BF16, bool ONCE = false>
@@ -19,7 +19,7 @@ void norm_row(const char* x, const float* weight, int size, float eps, char* out
   int at = 0;
   for (; at + 32 <= size; at += 32)
     for (int i = 0; i < 2; ++i) {
-      f16v v = load16<BF16>(x, at + i * 16);
+      f16v v = load_row<BF16>(x, at + i * 16);
       squares[i] += v * v;
     }
   for (; at < size; at += 16) {
@@ -28,7 +28,7 @@ void norm_row(const char* x, const float* weight, int size, float eps, char* out
   }
   f16v scale = splat(scale_of(squares[0] + squares[1], size, eps));
   for (at = 0; at + 16 <= size; at += 16)
-    store16<BF16>(out, at, rounded<BF16 && !ONCE>(load16<BF16>(x, at) * scale) * load_as<f16v>(weight + at));
+    store_row<BF16>(out, at, rounded<BF16 && !ONCE>(load_row<BF16>(x, at) * scale) * load_as<f16v>(weight + at));
   if (int rest = size - at; rest > 0) {
     f16v w = load_part<false>((const char*)weight, at, rest);
     store_part<BF16>(out, at, rounded<BF16 && !ONCE>(load_part<BF16>(x, at, rest) * scale) * w, rest);
@@ -89,7 +89,7 @@ void gate_values(const char* x, const char* gate, int size, char* out) {
 template <bool BF16>
 void add_values(char* x, const char* y, int64_t begin, int64_t end) {
   int64_t at = begin;
-  for (; at + 16 <= end; at += 16) store16<BF16>(x, at, load16<BF16>(x, at) + load16<BF16>(y, at));
+  for (; at + 16 <= end; at += 16) store_row<BF16>(x, at, load_row<BF16>(x, at) + load_row<BF16>(y, at));
   if (int rest = (int)(end - at); rest > 0)
     store_part<BF16>(x, at, load_part<BF16>(x, at, rest) + load_part<BF16>(y, at, rest), rest);
 }

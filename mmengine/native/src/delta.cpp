@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "wide_vec.h"
+#include "row_vec.h"
 
 namespace mm {
 namespace {
@@ -66,7 +66,7 @@ struct Mixer {
     return (const char*)step.ba + (int64_t)(step.query_starts[row] + at - before) * 2 * sizes.num_heads * kBytes;
   }
 
-  static float number(const char* from, int at) { return load_wide_part<BF16>(from, at, 1)[0]; }
+  static float number(const char* from, int at) { return load_part<BF16, wide>(from, at, 1)[0]; }
 
   // q, k and v of one token.
   void activate(int row, int at) const {
@@ -89,19 +89,19 @@ struct Mixer {
     for (int c = 0; c < count; c += kWide) {
       wide sum = {};
       for (int t = 0; t < sizes.taps; ++t)
-        sum = fused(load_wide_part<BF16>(taps[t], first + c, count - c),
-                    load_wide_part<false>((const char*)(weights.conv + t * width()), first + c, count - c), sum);
-      store_wide_part<false>((char*)out, c, rounded_wide<BF16>(silu(rounded_wide<BF16>(sum))), count - c);
+        sum = fused(load_part<BF16, wide>(taps[t], first + c, count - c),
+                    load_part<false, wide>((const char*)(weights.conv + t * width()), first + c, count - c), sum);
+      store_part<false>((char*)out, c, rounded<BF16>(silu(rounded<BF16>(sum))), count - c);
     }
   }
 
   void to_unit(float* x, float scale) const {
     wide squares = {};
     for (int i = 0; i < sizes.key_dim; i += kWide) {
-      wide part = load_wide_part<false>((const char*)x, i, sizes.key_dim - i);
+      wide part = load_part<false, wide>((const char*)x, i, sizes.key_dim - i);
       squares = fused(part, part, squares);
     }
-    const float by = 1.0f / sqrtf(sum_wide(squares) + 1e-6f);
+    const float by = 1.0f / sqrtf(sum_row(squares) + 1e-6f);
     for (int i = 0; i < sizes.key_dim; ++i) x[i] = x[i] * by * scale;
   }
 
@@ -113,7 +113,7 @@ struct Mixer {
       const float b = number(from, head), a = number(from, sizes.num_heads + head) + weights.dt_bias[head];
       const float soft = a > 20.0f ? a : log1pf(expf(a));
       out[0] = expf(weights.decay[head] * soft);
-      out[1] = rounded_wide<BF16>(all(1.0f / (1.0f + expf(-b))))[0];
+      out[1] = rounded<BF16>(all(1.0f / (1.0f + expf(-b))))[0];
     }
   }
 
@@ -139,7 +139,7 @@ struct Mixer {
         correct<N, false>(s, qk, opened[0], seen, out);
       if (at >= before) {
         const int64_t to = (step.query_starts[row] + at - before) * values() + head * sizes.value_dim + column;
-        for (int n = 0; n < N; ++n) store_wide<BF16>(mixed, to + n * kWide, out[n]);
+        for (int n = 0; n < N; ++n) store_row<BF16>(mixed, to + n * kWide, out[n]);
       }
       for (; kept < step.kept_starts[row + 1] && step.kept_after[kept] == at + 1; ++kept)
         memcpy(state(step.kept_slots[kept], head, column), s, bytes);
@@ -185,15 +185,15 @@ struct Mixer {
       const int64_t first = head * sizes.value_dim;
       wide squares = {};
       for (int i = 0; i < sizes.value_dim; i += kWide) {
-        wide x = load_wide<BF16>(mixed, token * values() + first + i);
+        wide x = load_row<BF16, wide>(mixed, token * values() + first + i);
         squares = fused(x, x, squares);
       }
-      const wide scale = all(1.0f / sqrtf(sum_wide(squares) / sizes.value_dim + eps));
+      const wide scale = all(1.0f / sqrtf(sum_row(squares) / sizes.value_dim + eps));
       for (int i = 0; i < sizes.value_dim; i += kWide) {
         const int64_t at = token * values() + first + i;
-        wide normed = rounded_wide<BF16>(load_wide<BF16>(mixed, at) * scale);
-        wide x = rounded_wide<BF16>(normed * load_wide(weights.norm + i));
-        store_wide<BF16>(mixed, at, x * silu(load_wide<BF16>(gate, first + i)));
+        wide normed = rounded<BF16>(load_row<BF16, wide>(mixed, at) * scale);
+        wide x = rounded<BF16>(normed * load_wide(weights.norm + i));
+        store_row<BF16>(mixed, at, x * silu(load_row<BF16, wide>(gate, first + i)));
       }
     }
   }

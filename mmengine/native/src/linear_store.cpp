@@ -26,8 +26,8 @@ template <bool ROUND, bool YBF16>
 MM_INLINE void finish32(f16v low, f16v high, char* y, const char* residual) {
   constexpr int half = YBF16 ? 32 : 64;
   if (residual) {
-    low = load16<YBF16>(residual, 0) + rounded<ROUND>(low);
-    high = load16<YBF16>(residual + half, 0) + rounded<ROUND>(high);
+    low = load_row<YBF16>(residual, 0) + rounded<ROUND>(low);
+    high = load_row<YBF16>(residual + half, 0) + rounded<ROUND>(high);
   } else if (ROUND && !YBF16) {
     low = round_bf16(low);
     high = round_bf16(high);

@@ -40,7 +40,7 @@ struct Task {
 template <bool BF16>
 void widen_row(const char* from, int k, float* to) {
   int t = 0;
-  for (; t + kLanes <= k; t += kLanes) store_as(to + t, load16<BF16>(from, t));
+  for (; t + kLanes <= k; t += kLanes) store_as(to + t, load_row<BF16>(from, t));
   if (t < k) store_part<false>((char*)to, t, load_part<BF16>(from, t, k - t), k - t);
 }
 
@@ -53,12 +53,12 @@ void shrink_block(const char* a, const float* const* x, int k, float scale, floa
     const char* step = a + (int64_t)t * kLanes * (BF16 ? 2 : 4);
     for (int line = 0; line < kSums * kLanes * (BF16 ? 2 : 4); line += 64) fetch_ahead(step + line);
     for (int i = 0; i < kSums; ++i) {
-      const f16v v = load16<BF16>(step, (int64_t)i * kLanes);
+      const f16v v = load_row<BF16>(step, (int64_t)i * kLanes);
       for (int m = 0; m < M; ++m) sums[m][i] = fused(v, splat(x[m][t + i]), sums[m][i]);
     }
   }
   for (int i = 0; t < k; ++t, ++i) {
-    const f16v v = load16<BF16>(a, (int64_t)t * kLanes);
+    const f16v v = load_row<BF16>(a, (int64_t)t * kLanes);
     for (int m = 0; m < M; ++m) sums[m][i] = fused(v, splat(x[m][t]), sums[m][i]);
   }
   for (int m = 0; m < M; ++m)
@@ -96,7 +96,7 @@ void expand_block(const Added& added, int row, int panel, char* y, int64_t y_str
     for (int p = 0; p < P; ++p) {
       const int64_t at = ((int64_t)(panel + p) * part.rank + r) * kLanes;
       fetch_ahead((const char*)part.b + at * (BF16 ? 2 : 4));
-      const f16v v = load16<BF16>((const char*)part.b, at);
+      const f16v v = load_row<BF16>((const char*)part.b, at);
       for (int m = 0; m < M; ++m) sums[m][p] = fused(v, splat(from[m][r]), sums[m][p]);
     }
   for (int m = 0; m < M; ++m)

@@ -1,21 +1,33 @@
-// Sixteen values of a row at a time, float32 or bfloat16, as floats.
+// Values of a row, float32 or bfloat16, as floats: sixteen at a time, or one register of them (wide_vec.h).
 #pragma once
 
 #include <cmath>
 #include <cstring>
 
-#include "linear_vec.h"
+#include "wide_vec.h"
 
 namespace mm {
 
-template <bool BF16>
-MM_INLINE f16v load16(const char* from, int64_t at) {
-  if constexpr (BF16) return widen(load_as<h16v>(from + at * 2));
-  return load_as<f16v>(from + at * 4);
+// As many values of bfloat16.
+template <class V>
+struct Bf16Of {
+  typedef h16v type;
+};
+#if !defined(__AVX512F__)
+template <>
+struct Bf16Of<wide> {
+  typedef wide_half type;
+};
+#endif
+
+template <bool BF16, class V = f16v>
+MM_INLINE V load_row(const char* from, int64_t at) {
+  if constexpr (BF16) return widen(load_as<typename Bf16Of<V>::type>(from + at * 2));
+  return load_as<V>(from + at * 4);
 }
 
-template <bool BF16>
-MM_INLINE void store16(char* to, int64_t at, f16v v) {
+template <bool BF16, class V>
+MM_INLINE void store_row(char* to, int64_t at, V v) {
   if constexpr (BF16)
     store_as(to + at * 2, narrow(v));
   else
@@ -23,37 +35,39 @@ MM_INLINE void store16(char* to, int64_t at, f16v v) {
 }
 
 // The same of the first `count` values, zeros behind them.
-template <bool BF16>
-MM_INLINE f16v load_part(const char* from, int64_t at, int count) {
+template <bool BF16, class V = f16v>
+MM_INLINE V load_part(const char* from, int64_t at, int count) {
   constexpr int size = BF16 ? 2 : 4;
-  if (count >= 16) return load16<BF16>(from, at);
+  if (count >= (int)sizeof(V) / 4) return load_row<BF16, V>(from, at);
   alignas(64) char part[64] = {};
   memcpy(part, from + at * size, count * size);
-  return load16<BF16>(part, 0);
+  return load_row<BF16, V>(part, 0);
 }
 
-template <bool BF16>
-MM_INLINE void store_part(char* to, int64_t at, f16v v, int count) {
+template <bool BF16, class V>
+MM_INLINE void store_part(char* to, int64_t at, V v, int count) {
   constexpr int size = BF16 ? 2 : 4;
-  if (count >= 16) return store16<BF16>(to, at, v);
+  if (count >= (int)sizeof(V) / 4) return store_row<BF16>(to, at, v);
   alignas(64) char part[64];
-  store16<BF16>(part, 0, v);
+  store_row<BF16>(part, 0, v);
   memcpy(to + at * size, part, count * size);
 }
 
-template <bool BF16>
-MM_INLINE f16v rounded(f16v v) {
+template <bool BF16, class V>
+MM_INLINE V rounded(V v) {
   if constexpr (BF16) return round_bf16(v);
   return v;
 }
 
-MM_INLINE float sum16(f16v v) {
+template <class V>
+MM_INLINE float sum_row(V v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps((__m512)v);
 #else
-  float lanes[16];
+  constexpr int count = sizeof(V) / 4;
+  float lanes[count];
   store_as(lanes, v);
-  for (int width = 8; width; width /= 2)
+  for (int width = count / 2; width; width /= 2)
     for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
   return lanes[0];
 #endif

@@ -1,7 +1,7 @@
 // One register of floats at a time, sixteen or eight: GCC keeps values of 64 bytes in memory where registers have 32.
 #pragma once
 
-#include "row_vec.h"
+#include "linear_vec.h"
 
 namespace mm {
 
@@ -32,56 +32,5 @@ MM_INLINE wide silu(wide x) { return x / (1.0f + exp_clamped(-x)); }
 MM_INLINE wide all(float x) { return x - wide{}; }
 MM_INLINE wide load_wide(const float* from) { return load_as<wide>(from); }
 MM_INLINE wide load_wide(const uint16_t* from) { return widen(load_as<wide_half>(from)); }
-
-template <bool BF16>
-MM_INLINE wide load_wide(const char* from, int64_t at) {
-  if constexpr (BF16) return load_wide((const uint16_t*)from + at);
-  return load_wide((const float*)from + at);
-}
-
-template <bool BF16>
-MM_INLINE void store_wide(char* to, int64_t at, wide v) {
-  if constexpr (BF16)
-    store_as(to + at * 2, narrow(v));
-  else
-    store_as(to + at * 4, v);
-}
-
-// The same of the first `count` values, zeros behind them.
-template <bool BF16>
-MM_INLINE wide load_wide_part(const char* from, int64_t at, int count) {
-  constexpr int size = BF16 ? 2 : 4;
-  if (count >= kWide) return load_wide<BF16>(from, at);
-  alignas(64) char part[64] = {};
-  memcpy(part, from + at * size, count * size);
-  return load_wide<BF16>(part, 0);
-}
-
-template <bool BF16>
-MM_INLINE void store_wide_part(char* to, int64_t at, wide v, int count) {
-  constexpr int size = BF16 ? 2 : 4;
-  if (count >= kWide) return store_wide<BF16>(to, at, v);
-  alignas(64) char part[64];
-  store_wide<BF16>(part, 0, v);
-  memcpy(to + at * size, part, count * size);
-}
-
-template <bool BF16>
-MM_INLINE wide rounded_wide(wide v) {
-  if constexpr (BF16) return round_bf16(v);
-  return v;
-}
-
-MM_INLINE float sum_wide(wide v) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_add_ps((__m512)v);
-#else
-  float lanes[kWide];
-  store_as(lanes, v);
-  for (int width = kWide / 2; width; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  return lanes[0];
-#endif
-}
 
 }  // namespace mm
