@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from mmengine.events.log import LogReader
 from mmengine.serve.batch_progress import RequestIndex, answered_in
 from mmengine.serve.engine import Engine
 from tests.events.logs import rewrite
+from tests.forked import exit_code_of
 from tests.serve.serve_fakes import builder
 
 
@@ -26,14 +28,7 @@ def write(path, names, text="hello"):
 
 def run_and_die(folder, steps, **settings):
     """A process of its own that is gone after so many steps."""
-    pid = os.fork()
-    if not pid:
-        try:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            run(folder, steps=steps, **settings)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    assert exit_code_of(partial(run, folder, steps=steps, **settings)) == 9
 
 
 def run(folder, *, steps=10**9, **settings):

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+from functools import partial
 
 from mmengine.cli.batch import run_batch_file
 from mmengine.config import EngineConfig
@@ -13,6 +14,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.replay.verify import verify
 from mmengine.serve.engine import Engine
+from tests.forked import exit_code_of
 from tests.qwen3_5.tiny import make_text
 
 # Few rows and small steps, so that there is something to kill; prompts leave states that others go on from.
@@ -82,19 +84,6 @@ def die_at(executor, call):
     executor.dispatch, executor.collect = dispatched, collected
 
 
-def in_a_process(folder, model, killed_at):
-    """How it ended: -9 where it was killed."""
-    pid = os.fork()
-    if pid:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    code = 1
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        code = run(folder, model, killed_at)
-    finally:
-        os._exit(code)
-
-
 def answers(folder):
     """By custom_id, without what a crash may change."""
     found = {}
@@ -116,7 +105,7 @@ def test_processes_that_are_killed_give_the_same_answers(tmp_path):
     assert run(tmp_path / "undisturbed", model) == 0
     folder, rng, ends = tmp_path / "killed", random.Random(5), []
     while not ends or ends[-1]:
-        ends.append(in_a_process(folder, model, rng.randint(3, 30)))
+        ends.append(exit_code_of(partial(run, folder, model, rng.randint(3, 30))))
         assert ends[-1] in (0, -signal.SIGKILL)
     assert len(ends) > 4
     assert answers(folder) == answers(tmp_path / "undisturbed")

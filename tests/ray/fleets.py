@@ -8,10 +8,12 @@ import os
 import secrets
 import socket
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2 as httpx
 import msgspec
+import ray
 from PIL import Image
 from ray import serve
 
@@ -41,6 +43,23 @@ def settings_for(folder: Path, **more) -> RaySettings:
         **more,
     }
     return RaySettings(**given)
+
+
+@contextmanager
+def serving():
+    """Ray on the loopback, and Serve's proxy at the port that this gives."""
+    port = free_port()
+    ray.init(
+        num_cpus=8,
+        object_store_memory=80 * 2**20,
+        include_dashboard=False,
+        log_to_driver=False,
+        _node_ip_address="127.0.0.1",
+    )
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    yield port
+    serve.shutdown()
+    ray.shutdown()
 
 
 def free_port():

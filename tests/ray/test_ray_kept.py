@@ -12,13 +12,12 @@ import pytest
 
 pytest.importorskip("ray.serve", reason="Ray cannot be had here; make ray makes an environment with it")
 
-import ray  # noqa: E402
 from ray import serve  # noqa: E402
 
 from mmengine.fleet.kept import INGRESS, REQUESTS  # noqa: E402
 from mmengine.replay.ask.fleet import logs_in, ways_in  # noqa: E402
 from mmengine_ray.deployments import application  # noqa: E402
-from tests.ray.fleets import free_port, replicas, settings_for  # noqa: E402
+from tests.ray.fleets import replicas, serving, settings_for  # noqa: E402
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 NUMBERS = range(8)
@@ -28,19 +27,8 @@ CHAT = "/v1/chat/completions"
 
 @pytest.fixture
 def client():
-    port = free_port()
-    ray.init(
-        num_cpus=8,
-        object_store_memory=80 * 2**20,
-        include_dashboard=False,
-        log_to_driver=False,
-        _node_ip_address="127.0.0.1",
-    )
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as found:
+    with serving() as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as found:
         yield found
-    serve.shutdown()
-    ray.shutdown()
 
 
 def body_of(number):

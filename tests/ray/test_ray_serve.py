@@ -10,13 +10,12 @@ import pytest
 
 pytest.importorskip("ray.serve", reason="Ray cannot be had here; make ray makes an environment with it")
 
-import ray  # noqa: E402
 from ray import serve  # noqa: E402
 
 from mmengine.replay.ask.fleet import logs_in  # noqa: E402
 from mmengine.replay.verify import verify  # noqa: E402
 from mmengine_ray.deployments import application  # noqa: E402
-from tests.ray.fleets import all_told, free_port, memory_mb, replicas, settings_for  # noqa: E402
+from tests.ray.fleets import all_told, memory_mb, replicas, serving, settings_for  # noqa: E402
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1500)]
 STREAMS = 60
@@ -25,18 +24,8 @@ KILLS = int(os.environ.get("MMENGINE_RAY_KILLS", "50"))
 
 @pytest.fixture(scope="module")
 def port():
-    found = free_port()
-    ray.init(
-        num_cpus=8,
-        object_store_memory=80 * 2**20,
-        include_dashboard=False,
-        log_to_driver=False,
-        _node_ip_address="127.0.0.1",
-    )
-    serve.start(http_options={"host": "127.0.0.1", "port": found})
-    yield found
-    serve.shutdown()
-    ray.shutdown()
+    with serving() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

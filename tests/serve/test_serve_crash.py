@@ -17,6 +17,7 @@ from mmengine.replay.verify import verify
 from mmengine.request import MediaItem
 from mmengine.serve.batch_progress import AnswerFile
 from mmengine.serve.engine import Engine
+from tests.forked import exit_code_of
 from tests.serve import serve_fakes as fakes
 
 DIED = 77
@@ -87,18 +88,15 @@ def run_batch(folder, **settings):
 
 def in_a_process(folder, death=-1, **settings):
     """Run the batch in a process that dies at that point of its writes; gives its exit code."""
-    pid = os.fork()
-    if pid:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    code = 1
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+    def run():
         points = Points(death)
         points.guard()
         code = run_batch(folder, **settings)
         (folder / "points").write_text(str(points.count))
-    finally:
-        os._exit(code)
+        return code
+
+    return exit_code_of(run)
 
 
 class Points:
