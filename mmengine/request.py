@@ -216,6 +216,11 @@ class MediaItem(msgspec.Struct, frozen=True, array_like=True):
         start, length = self.runs[-1]
         return start + length
 
+    def moved(self, by: int) -> "MediaItem":
+        """The same item so many positions further on."""
+        runs = tuple((start + by, length) for start, length in self.runs)
+        return MediaItem(self.mm_hash, self.modality, runs, self.grid)
+
 
 class Adapter(msgspec.Struct, frozen=True, array_like=True):
     """A LoRA adapter, as the scheduler sees it: content, whatever it is called.

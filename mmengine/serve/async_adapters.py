@@ -2,21 +2,14 @@
 taken up between two steps."""
 
 import asyncio
-import queue
-from collections.abc import Callable
-from contextlib import suppress
 from typing import Protocol
 
-from mmengine.errors import MMEngineError
 from mmengine.serve.adapters import KnownAdapter
-from mmengine.serve.engine import Engine
+from mmengine.serve.async_commands import AsyncCommands
 
 
-class AsyncAdapters(Protocol):
+class AsyncAdapters(AsyncCommands, Protocol):
     """Part of AsyncEngine."""
-
-    _engine: Engine
-    _commands: queue.SimpleQueue[Callable[[], None]]
 
     @property
     def adapters(self) -> tuple[KnownAdapter, ...]:
@@ -25,38 +18,12 @@ class AsyncAdapters(Protocol):
 
     async def load_adapter(self, name: str, source: str) -> KnownAdapter:
         """Read an adapter, which can be asked for when this returns, in place of one that had its name.
-        Raises ModelError, ConfigError, InvalidRequest."""
+        Raises ModelError, ConfigError, InvalidRequest, RequestFailed."""
         known = await asyncio.to_thread(self._engine.adapters.read, name, source)
-        await self._done(lambda: self._engine.adapters.load(known))
+        await self.on_engine(lambda engine: engine.adapters.load(known))
         return known
 
     async def unload_adapter(self, name: str) -> None:
         """Nobody can ask for it any more; requests that have it go on. Raises InvalidRequest for one that is
-        not there."""
-        await self._done(lambda: self._engine.adapters.unload(name))
-
-    async def _done(self, change: Callable[[], None]) -> None:
-        """On the engine's thread. Raises what the change raises."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
-
-        def run() -> None:
-            error: MMEngineError | None = None
-            try:
-                change()
-            except MMEngineError as refused:
-                error = refused
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(_settle, done, error)
-
-        self._commands.put(run)
-        await done
-
-
-def _settle(done: "asyncio.Future[None]", error: MMEngineError | None) -> None:
-    if done.cancelled():
-        return
-    if error is None:
-        done.set_result(None)
-    else:
-        done.set_exception(error)
+        not there, RequestFailed."""
+        await self.on_engine(lambda engine: engine.adapters.unload(name))

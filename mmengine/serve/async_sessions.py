@@ -12,12 +12,13 @@ import queue
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Protocol, TypeVar, Unpack, runtime_checkable
+from typing import Protocol, Unpack, runtime_checkable
 
-from mmengine.errors import InvalidRequest, MMEngineError, SessionBusy
+from mmengine.errors import SessionBusy
 from mmengine.models.plugin import Processor
 from mmengine.request import PREFILL, SamplingParams
-from mmengine.serve.answers import Completion, engine_failed, succeeded
+from mmengine.serve.answers import Completion, succeeded
+from mmengine.serve.async_commands import AsyncCommands
 from mmengine.serve.channel import Channel
 from mmengine.serve.engine import Engine
 from mmengine.serve.options import FORM, Options, SubmitOptions, make_options
@@ -31,18 +32,11 @@ from mmengine.serve.texts import AnswerTexts
 MAX_WAITING = 16  # requests of one session that wait behind the one on its way; one more is refused
 AGAIN = "the engine hung before it took this; send it again"
 _POLL_S = 0.02  # how soon it is seen that a request of the process before, or one that was left, is over
-_ANSWER_S = 1.0  # after which it is looked whether the engine is still there
-T = TypeVar("T")
 
 
 @runtime_checkable
-class AsyncSessions(Protocol):
+class AsyncSessions(AsyncCommands, Protocol):
     """Part of AsyncEngine."""
-
-    _engine: Engine
-    _commands: queue.SimpleQueue[Callable[[], None]]
-    _failure: MMEngineError | None
-    _closing: bool
 
     @property
     def processor(self) -> Processor: ...
@@ -93,28 +87,6 @@ class AsyncSessions(Protocol):
         return await self.on_engine(
             lambda engine: [engine.sessions.facts(name) for name in engine.sessions.names()]
         )
-
-    async def on_engine(self, asked: Callable[[Engine], T]) -> T:
-        """What `asked` gives on the engine's thread. Raises what it raises."""
-        loop = asyncio.get_running_loop()
-        told: asyncio.Future[T] = loop.create_future()
-
-        def run() -> None:
-            try:
-                answer = partial(told.set_result, asked(self._engine))
-            except Exception as error:
-                answer = partial(told.set_exception, error)
-            loop.call_soon_threadsafe(lambda: None if told.done() else answer())
-
-        self._commands.put(run)
-        while True:
-            if self._failure is not None:
-                raise engine_failed(self._failure)
-            if self._closing and not told.done():
-                raise InvalidRequest("the engine is closed")
-            done, _ = await asyncio.wait([told], timeout=_ANSWER_S)
-            if done:
-                return told.result()
 
     def _run_next_command(self) -> None:
         """Wait for one, unless a session is idle for too long before it comes."""

@@ -115,8 +115,8 @@ class Options:
     answers to the prompt this one is, where they are asked for one by one: it chooses as that one of n does,
     and is told of by that index. `prepared_s`: seconds that preparing the prompt took.
     `thinking_token_budget`: tokens of the answer that may be reasoning; None and -1: as many as there is room
-    for; `thinking`: what becomes of it for this prompt. `adapter`: the name of
-    the LoRA adapter that answers; "": the model as it is."""
+    for; `thinking`: what becomes of it for this prompt. `adapter`: the name of the LoRA adapter that answers;
+    "": the model as it is."""
 
     sampling: SamplingParams = SamplingParams()
     request_id: str = ""

@@ -64,8 +64,8 @@ def chain_of(
     film_begins: Callable[[], list[int]],
 ) -> Chain:
     """`num_answer`: tokens that are kept free for the answer. `film_begins`: gives the tokens before a video.
-    Raises InvalidRequest where the piece does not
-    fit behind the anchor, or is an anchor behind something that is none."""
+    Raises InvalidRequest where the piece does not fit behind the anchor, or is an anchor behind something
+    that is none."""
     if place.is_anchor and not all(chunk.is_anchor for chunk in session.chunks):
         raise InvalidRequest("an anchor stands at a session's beginning; append it before all else")
     own = _Piece(prepared.prompt_token_ids, tuple(one.item for one in prepared.media), prepared.num_opening)
@@ -88,7 +88,7 @@ def chain_of(
         room -= last - first
         if room < 0:
             break
-        media = tuple(_moved(item, -first) for item in session.media if first <= item.start < last)
+        media = tuple(item.moved(-first) for item in session.media if first <= item.start < last)
         pieces.insert(0, _Piece(session.tokens[first:last], media, chunk.num_opening))
         begins_in_film = chunk.film > 1
     pieces[0] = pieces[0].without(pieces[0].num_opening)
@@ -105,11 +105,11 @@ class _Piece(NamedTuple):
     num_opening: int
 
     def without(self, count: int) -> "_Piece":
-        media = tuple(_moved(item, -count) for item in self.media)
+        media = tuple(item.moved(-count) for item in self.media)
         return _Piece(self.tokens[count:], media, self.num_opening - count)
 
     def behind(self, tokens: list[int]) -> "_Piece":
-        media = tuple(_moved(item, len(tokens)) for item in self.media)
+        media = tuple(item.moved(len(tokens)) for item in self.media)
         return _Piece(np.concatenate((np.array(tokens, np.int32), self.tokens)), media, self.num_opening)
 
 
@@ -117,14 +117,9 @@ def _joined(session: SessionState, kept: int, pieces: Sequence[_Piece], film: in
     tokens, media, length = [session.tokens[:kept]], list(session.before(kept)), kept
     for piece in pieces:
         tokens.append(piece.tokens)
-        media += [_moved(item, length) for item in piece.media]
+        media += [item.moved(length) for item in piece.media]
         length += len(piece.tokens)
     return Chain(np.concatenate(tokens), tuple(media), kept, pieces[0].num_opening, film)
-
-
-def _moved(item: MediaItem, by: int) -> MediaItem:
-    runs = tuple((start + by, length) for start, length in item.runs)
-    return MediaItem(item.mm_hash, item.modality, runs, item.grid)
 
 
 def _end_of_anchor(session: SessionState) -> int:

@@ -252,6 +252,41 @@ def test_a_loop_that_ended_does_not_hold_the_engine_up():
     leave.stream = None
 
 
+def test_who_asks_an_engine_that_is_closed_is_told():
+    async def main():
+        engine = AsyncEngine(builder=builder())
+        await engine.close()
+        for asked in (engine.unload_adapter("a"), engine.sessions()):
+            with pytest.raises(InvalidRequest, match="is closed"):
+                await asked
+
+    run(main())
+
+
+def test_who_asked_on_a_loop_that_ended_does_not_end_the_engine():
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(engine):
+        begun.set()
+        assert go_on.wait(20)
+
+    engine = AsyncEngine(builder=builder())
+
+    async def leave():
+        asking = asyncio.create_task(engine.on_engine(slowly))
+        await asyncio.to_thread(begun.wait, 20)
+        asking.cancel()
+
+    run(leave())
+    go_on.set()
+
+    async def main():
+        assert (await engine.generate("still here", max_tokens=50)).text == "STILL HERE"
+        await engine.close()
+
+    run(main())
+
+
 def test_the_log_is_synced_in_the_background(tmp_path, monkeypatch):
     synced = []
 

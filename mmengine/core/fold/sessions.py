@@ -7,7 +7,6 @@ from mmengine.core.state.request_state import NO_ROW, RequestState
 from mmengine.core.state.sessions import NO_BLOCKS, Chunk, Place, SessionState
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
-from mmengine.request import MediaItem
 
 GROWS_BY = ("stop", "length")  # how a request ends that becomes part of its session
 
@@ -31,17 +30,13 @@ def whole(state: State, queued: ev.Queued) -> ev.Queued:
     if session is None:
         return queued
     num_kept = session.place.num_kept
-    media = tuple(_moved(item, num_kept) for item in queued.media)
+    media = tuple(item.moved(num_kept) for item in queued.media)
     return msgspec.structs.replace(
         queued,
         prompt=session.tokens[:num_kept].tobytes() + queued.prompt,
         media=(*session.before(num_kept), *media),
         cache_salt=session.cache_salt,
     )
-
-
-def _moved(item: MediaItem, by: int) -> MediaItem:
-    return msgspec.structs.replace(item, runs=tuple((start + by, length) for start, length in item.runs))
 
 
 def grow(state: State, req_state: RequestState, reason: str) -> None:
