@@ -144,8 +144,7 @@ def _read_config(folder: Path) -> _Config:
     if init is not None and not isinstance(init, bool) and init not in _INITS:
         fields.fail(
             f"init_lora_weights is {init!r:.60}, which changes the model's own weights; save the adapter "
-            "converted "
-            "to plain LoRA (path_initial_model_for_weight_conversion)"
+            "converted to plain LoRA (path_initial_model_for_weight_conversion)"
         )
     rank = fields.integer("r", 1, MAX_RANK)
     return _Config(
@@ -186,8 +185,7 @@ def _read_weights(folder: Path, max_bytes: int) -> bytes:
         if (folder / PICKLED_FILE).exists():
             raise ModelError(
                 f"{folder / PICKLED_FILE} is a pickle, which can run anything and is never read; save the "
-                "adapter "
-                f"as {WEIGHTS_FILE} (safe_serialization)"
+                f"adapter as {WEIGHTS_FILE} (safe_serialization)"
             )
         raise ModelError(
             f"{folder} holds no {WEIGHTS_FILE}; give the folder of a LoRA adapter as PEFT saves it"
@@ -216,18 +214,15 @@ def _by_module(
         if key is None:
             raise ModelError(
                 f"{path}: tensor {entry.stored_name} is no matrix of a LoRA adapter, and nothing else is "
-                "served; "
-                "save it without"
+                "served; save it without"
             )
         name = canonical_name(f"{key['module']}.weight")
         module = (name or "").removesuffix(".weight")
         if module not in modules:
             raise ModelError(
                 f"{path}: tensor {entry.stored_name} changes no module of this model that adapters may "
-                "change "
-                "(linear layers of its attention, its MLPs and its vision tower); it was trained for "
-                "another model, "
-                "or on a module that is not served"
+                "change (linear layers of its attention, its MLPs and its vision tower); it was trained for "
+                "another model, or on a module that is not served"
             )
         both = found.setdefault(module, {})
         if key["which"] in both:

@@ -115,6 +115,5 @@ def _check_room(hub: Hub, name: HubName, listed: Mapping[str, HubFile], names: C
     if wanted > free:
         raise ModelError(
             f"{name} needs {wanted / 1e9:,.1f} GB more in {hub.cache}, and {free / 1e9:,.1f} are free; make "
-            "room, or "
-            "let its cache be on another disk"
+            "room, or let its cache be on another disk"
         )

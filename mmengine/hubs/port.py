@@ -46,8 +46,7 @@ class HubError(ModelError):
 def not_found(name: HubName) -> HubError:
     return HubError(
         f"there is no folder {name.repo}, and {TITLES[name.hub]} has no such model, or shows it to nobody "
-        "without a "
-        "token; check the name, or log in"
+        "without a token; check the name, or log in"
     )
 
 
@@ -59,9 +58,8 @@ def no_revision(name: HubName) -> HubError:
 
 def not_allowed(name: HubName, how: str) -> HubError:
     return HubError(
-        f"{TITLES[name.hub]} gives {name.repo} only to those whom its owner lets in; accept its terms on "
-        "its page, and "
-        f"then {how}"
+        f"{TITLES[name.hub]} gives {name.repo} only to those whom its owner lets in; accept its terms on its "
+        f"page, and then {how}"
     )
 
 
@@ -75,8 +73,7 @@ def no_file(name: HubName, file: str) -> HubError:
 def wrong_bytes(name: HubName, file: str) -> HubError:
     return HubError(
         f"{file} of {name} came from {TITLES[name.hub]} with other bytes than it has listed (SHA-256), and "
-        "was thrown "
-        "away; try again, or another mirror"
+        "was thrown away; try again, or another mirror"
     )
 
 
@@ -90,8 +87,7 @@ def cut_off(name: HubName, reason: str) -> HubError:
 def not_asked(name: HubName, reason: str) -> HubError:
     return HubError(
         f"there is no folder {name.repo}, and it could not be fetched from the hub, {TITLES[name.hub]} "
-        f"({reason}); check "
-        "the name and the network, or give a folder",
+        f"({reason}); check the name and the network, or give a folder",
         is_network=True,
     )
 

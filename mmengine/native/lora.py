@@ -58,14 +58,13 @@ class PackedAdapter:
     in which layers read them, so that the processor fetches ahead. Keeps no reference to those given."""
 
     def __init__(self, linears: Iterable[Sequence[LoraPart]]) -> None:
-        self._linears = [tuple(parts) for parts in linears]
-        matrices = [each for parts in self._linears for each in _in_order(parts)]
+        each_linear = [tuple(parts) for parts in linears]
+        matrices = [each for parts in each_linear for each in _in_order(parts)]
         self._memory = packed_buffer(max(LANES, sum(map(_packed_bytes, matrices))))
         self._structures: list[ctypes.Array[_Part] | _Lora] = []
         self._used = 0
-        addresses = [self._packed(parts) if parts else 0 for parts in self._linears]
+        addresses = [self._packed(parts) if parts else 0 for parts in each_linear]
         self.addresses = np.array(addresses, np.uintp)
-        self._linears.clear()
 
     def _packed(self, parts: Sequence[LoraPart]) -> int:
         places = [self._put(matrix) for matrix in _in_order(parts)]
