@@ -11,6 +11,11 @@ LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 LAYERS += ("in_proj_qkv", "in_proj_z", "out_proj")  # of delta nets
 
 
+def is_vision(name):
+    """Whether a tensor is of the vision tower, which folders of the hub leave as it is."""
+    return "visual" in name or "vision" in name
+
+
 def quantised(weight, block):
     """e4m3 [out, in] and the scales of its blocks, float32."""
     rows, columns = (-(-size // each) for size, each in zip(weight.shape, block, strict=True))
@@ -40,7 +45,7 @@ def to_fp8(folder, block=BLOCK, scale_dtype=torch.bfloat16):
     tensors, meant = load_file(path), {}
     for name in list(tensors):
         part = name.removesuffix(".weight").rpartition(".")[2]
-        if part not in LAYERS or "visual" in name:
+        if part not in LAYERS or is_vision(name):
             meant[name] = tensors[name]
             continue
         values, scales = quantised(tensors[name], block)

@@ -5,7 +5,7 @@ import json
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.models.fp8_folder import LAYERS
+from tests.models.fp8_folder import LAYERS, is_vision
 
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # which column stands at each place of a word, from the low bits up
 
@@ -113,7 +113,7 @@ def to_int4(folder, layout, group):
     write, config = LAYOUTS[layout]
     for name in list(tensors):
         part = name.removesuffix(".weight").rpartition(".")[2]
-        if part not in LAYERS or "visual" in name:
+        if part not in LAYERS or is_vision(name):
             found[name] = tensors[name]
             continue
         symmetric = "symmetric" in layout

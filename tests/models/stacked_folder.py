@@ -1,4 +1,4 @@
-"""Experts that stand alone in a folder, stacked as other folders of the hub have them."""
+"""Experts as folders of the hub have them: each by itself, or stacked."""
 
 import re
 
@@ -22,4 +22,19 @@ def stacked(tensors, count, *, turned):
         down = torch.stack([one["down"] for one in each])
         for name, value in (("gate_up_proj", gate_up), ("down_proj", down)):
             found[f"{whole}.{name}"] = (value.transpose(1, 2) if turned else value).contiguous()
+    return found
+
+
+def alone(tensors):
+    """The same the other way, of stacks that are not turned: experts each by itself."""
+    found = {}
+    for name, value in tensors.items():
+        whole, _, part = name.rpartition(".experts.")
+        if part not in ("gate_up_proj", "down_proj"):
+            found[name] = value
+            continue
+        for i, one in enumerate(value):
+            names = ("down",) if part == "down_proj" else ("gate", "up")
+            for each, matrix in zip(names, one.chunk(len(names)), strict=True):
+                found[f"{whole}.experts.{i}.{each}_proj.weight"] = matrix.contiguous()
     return found

@@ -22,8 +22,10 @@ class TestQwen35Text(PluginContract):
         "linear_num_key_heads": 3,
     }
 
+    mixture, sizes = False, {}
+
     def make_checkpoint(self, folder):
-        return make_text(folder)
+        return make_text(folder, mixture=self.mixture, **self.sizes)
 
 
 class TestQwen35(test_contract_qwen3_vl.TestQwen3VL):
@@ -36,21 +38,19 @@ class TestQwen35(test_contract_qwen3_vl.TestQwen3VL):
         "vision_config.deepstack_visual_indexes": [0],
     }
 
+    mixture = False
+
     def make_checkpoint(self, folder):
-        return make_whole(folder)
+        return make_whole(folder, mixture=self.mixture, **self.sizes)
 
 
 class TestQwen35MoeText(TestQwen35Text):
     test_the_processor_starts_without_torch = None  # it is that of the dense model
+    mixture = True
     refused = {"num_experts_per_tok": 9, "shared_expert_intermediate_size": 0, "norm_topk_prob": False}
-
-    def make_checkpoint(self, folder):
-        return make_text(folder, mixture=True)
 
 
 class TestQwen35Moe(TestQwen35):
     test_the_processor_starts_without_torch = None
+    mixture = True
     refused = {"text_config.n_group": 4, "text_config.moe_intermediate_size": None}
-
-    def make_checkpoint(self, folder):
-        return make_whole(folder, mixture=True)

@@ -37,9 +37,10 @@ class TestQwen3VL(PluginContract):
         for name in WORDS:
             shutil.copy(checkpoint_path() / name, folder)
         words = json.loads((checkpoint_path() / "config.json").read_text())
-        vision = {"patch_size": words["vision_config"]["patch_size"]}
+        text = TINY["text"] | self.sizes | {"vocab_size": words["text_config"]["vocab_size"]}
+        vision = {"patch_size": words["vision_config"]["patch_size"], "out_hidden_size": text["hidden_size"]}
         config = getattr(transformers, f"{self.architecture}Config")(
-            text_config=TINY["text"] | self.sizes | {"vocab_size": words["text_config"]["vocab_size"]},
+            text_config=text,
             vision_config=TINY["vision"] | vision,
             **{name: words[name] for name in words if name.endswith("token_id")},
         )

@@ -25,8 +25,10 @@ class TestSmolVLM(PluginContract):
         asked("Between ", noise(1, (90, 28)), " and ", noise(2, (20, 63)), ", which one?"),
     )
 
+    sizes = {}
+
     def make_checkpoint(self, folder):
-        model = make_tiny(folder)
+        model = make_tiny(folder, **self.sizes)
         type(self).whole = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id("<global-img>")
         return model
 

@@ -66,14 +66,17 @@ def make_text(folder, *, mixture=False, **fields):
     return _saved(folder, getattr(transformers, f"{kind}ForCausalLM")(config))
 
 
-def make_whole(folder, *, mixture=False):
+def make_whole(folder, *, mixture=False, **fields):
+    """`fields`: of the text model."""
     import transformers
 
     kind, sizes = ("Qwen3_5Moe", MIXTURE) if mixture else ("Qwen3_5", TEXT)
     words = json.loads((checkpoint_path() / "config.json").read_text())
+    text = sizes | _words() | fields
+    vision = {"patch_size": words["vision_config"]["patch_size"], "out_hidden_size": text["hidden_size"]}
     config = getattr(transformers, f"{kind}Config")(
-        text_config=sizes | _words(),
-        vision_config=VISION | {"patch_size": words["vision_config"]["patch_size"]},
+        text_config=text,
+        vision_config=VISION | vision,
         **{name: words[name] for name in words if name.endswith("token_id")},
     )
     return _saved(folder, getattr(transformers, f"{kind}ForConditionalGeneration")(config))

@@ -78,8 +78,8 @@ def write_words(folder):
     return tokenizer
 
 
-def make_tiny(folder, seed=3):
-    """Writes it to `folder`; gives transformers' model of it, float32."""
+def make_tiny(folder, seed=3, **fields):
+    """Writes it to `folder`; gives transformers' model of it, float32. `fields`: of the text model."""
     from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
 
     tokenizer = write_words(folder)
@@ -95,6 +95,7 @@ def make_tiny(folder, seed=3):
         "max_position_embeddings": 2048,
         "rms_norm_eps": 1e-5,
         "rope_theta": 100000,
+        **fields,
     }
     vision = {
         "hidden_size": 48,
