@@ -24,8 +24,15 @@ WORKERS ?= 2
 # Hundreds of processes import the same modules, which are compiled once. (make clean removes __pycache__.)
 unexport PYTHONDONTWRITEBYTECODE
 
+# What some tests need besides, each into build/; where it cannot be had, they are skipped.
+FETCHED := gpu torchvision smollm2 vocabularies
+LACKING_gpu := Triton and FlashInfer cannot be had here: the tests of GPU kernels are skipped
+LACKING_torchvision := torchvision cannot be had here: the comparison with transformers' own pipeline is skipped
+LACKING_smollm2 := SmolLM2 cannot be had here: the tests with real weights are skipped
+LACKING_vocabularies := llama.cpp's vocabularies cannot be had here: the tests with them are skipped
+
 .PHONY: demo check reading short test limits soak soak-schemas soak-server soak-durable soak-million soak-kills \
-	kernels clients store docs pages browser clean
+	kernels clients store docs pages browser clean $(FETCHED:%=fetch-%)
 
 demo: .venv/.ready
 	$(BIN)/mmengine demo
@@ -43,25 +50,17 @@ short: .venv/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not soak and not long" \
 		tests/core tests/events tests/golden tests/house
 
-test: reading
-	@$(MAKE) --no-print-directory build/gpu/.ready || { rm -rf build/gpu; \
-		echo "Triton and FlashInfer cannot be had here: the tests of GPU kernels are skipped"; }
-	@$(MAKE) --no-print-directory build/torchvision/.ready || { rm -rf build/torchvision; \
-		echo "torchvision cannot be had here: the comparison with transformers' own pipeline is skipped"; }
-	@$(MAKE) --no-print-directory build/smollm2/.ready || { rm -rf build/smollm2; \
-		echo "SmolLM2 cannot be had here: the tests with real weights are skipped"; }
-	@$(MAKE) --no-print-directory build/vocabularies/.ready || { rm -rf build/vocabularies; \
-		echo "llama.cpp's vocabularies cannot be had here: the tests with them are skipped"; }
+test: .venv/.ready
+	@$(MAKE) --no-print-directory --jobs=2 reading $(FETCHED:%=fetch-%)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
+
+$(FETCHED:%=fetch-%): fetch-%: .venv/.ready
+	@$(MAKE) --no-print-directory build/$*/.ready || { rm -rf build/$*; echo "$(LACKING_$*)"; }
 
 limits: .venv/.ready
 	$(BIN)/python -m tests.house.write_limits
 
-soak: .venv/.ready
-	@$(MAKE) --no-print-directory build/torchvision/.ready || { rm -rf build/torchvision; \
-		echo "torchvision cannot be had here: the comparison with transformers' own pipeline is skipped"; }
-	@$(MAKE) --no-print-directory build/smollm2/.ready || { rm -rf build/smollm2; \
-		echo "SmolLM2 cannot be had here: the tests with real weights are skipped"; }
+soak: .venv/.ready fetch-torchvision fetch-smollm2
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m soak --timeout 3600
 
 soak-schemas: .venv/.ready

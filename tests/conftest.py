@@ -54,6 +54,7 @@ TOGETHER = {
     "tests/server/test_server_command.py": "server",
     "tests/spec_decode/test_draft_overlap.py": "draft overlap",
 }
+CONTRACTS = "tests/models/test_contract_"
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -64,7 +65,10 @@ def pytest_xdist_make_scheduler(config, log):
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            return TOGETHER.get(nodeid.partition("::")[0], nodeid)
+            file, _, name = nodeid.partition("::")
+            if file.startswith(CONTRACTS):  # each class makes a checkpoint once, for all of its tests
+                return f"{file}::{name.partition('::')[0]}"
+            return TOGETHER.get(file, nodeid)
 
     return Scheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
