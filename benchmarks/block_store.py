@@ -1,6 +1,7 @@
 """A prefix fetched from a folder of KV blocks against the same prefix computed, on a CPU.
 
-    python benchmarks/block_store.py --threads 2
+    python benchmarks/block_store.py    # into benchmarks/results/block_store_cpu.md, some minutes
+    python benchmarks/block_store.py --quick --out store.md    # half a minute, and no figures to speak of
 
 Three engines with equal weights (benchmarks/half_billion_model.py, bfloat16) take turns in one process: one
 without a store, one that fills it, and one that was not there then. Each answers one token to a question
@@ -18,22 +19,28 @@ from typing import Annotated
 
 import typer
 from measure import use_threads
-from report import Table, machine_lines, show
+from report import Table, machine_lines, markdown, show
 
+RESULTS = Path(__file__).parent / "results" / "block_store_cpu.md"
+TITLE = "A prefix out of a block store, on a CPU"
 PREFIX, QUESTION, BLOCK = 4096, 24, 16
 MAX_LEN = 4352
 
 
 def main(
-    threads: Annotated[int, typer.Option(min=1, help="Threads of torch, and CPUs.")] = 2,
+    threads: Annotated[int, typer.Option(min=1, help="Of torch, and CPUs.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Prefixes, each computed and fetched once.")] = 3,
     quick: Annotated[bool, typer.Option("--quick", help="A prefix of 256 tokens, once.")] = False,
+    out: Annotated[Path, typer.Option(help="Write the table here, as markdown.")] = RESULTS,
 ) -> None:
     """Seconds to the first token, computed and fetched."""
     use_threads(threads)
     prefix, rounds = (256, 1) if quick else (PREFIX, rounds)
     with tempfile.TemporaryDirectory() as folder:
-        show([measure(threads, rounds, prefix, Path(folder))], machine_lines(threads))
+        table = measure(threads, rounds, prefix, Path(folder))
+    lines = machine_lines(threads)
+    show([table], lines)
+    out.write_text(markdown(TITLE, [table], lines), encoding="utf-8")
 
 
 def measure(threads: int, rounds: int, prefix: int, folder: Path) -> Table:

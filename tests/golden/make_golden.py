@@ -1,5 +1,7 @@
 """Writes the golden log of a format, or of rules of the scheduler (the last digit is the format's; what
-begins with "compat" has vLLM's decisions, with "slots" a model with recurrent states):
+begins with "compat" has vLLM's decisions, with "slots" a model with recurrent states, with "adapters" two of
+them and a place for one, with "store" a store of blocks that cannot be relied on, with "sessions" requests
+that grow):
 
     python -m tests.golden.make_golden NAME
 
@@ -26,8 +28,10 @@ from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.snapshots import snapshot_path
 from mmengine.replay import request_lines, step_lines, verify
 from mmengine.simulation.slots import SimulatedExecutor
+from tests.core.shaky_store import ShakyStore
+from tests.core.test_store_chaos import Engine, plain_config, prompt
 from tests.core.workloads import small_request
-from tests.replay.runs import EOS_IN, busy_run
+from tests.replay.runs import EOS_IN, busy_run, session_run
 
 HERE = Path(__file__).parent
 
@@ -54,7 +58,8 @@ OURS = {"seed": 42, "max_in_flight": 2, "draft_policy": "goodput"}
 COMPAT = {"seed": 49, "compat": "vllm", "lookahead_tokens": 2}
 # Slots for the rows and a few states that are kept, which give way to one another.
 SLOTS = OURS | {"num_state_slots": 9, "snapshot_every": 8}
-SETTINGS = {"compat": COMPAT, "slots": SLOTS}  # by what a name begins with; else OURS
+ADAPTERS = OURS | {"max_loras": 1}
+SETTINGS = {"compat": COMPAT, "slots": SLOTS, "adapters": ADAPTERS}  # by what a name begins with; else OURS
 
 
 def crashed_run(folder: Path, num_requests: int, settings: dict = OURS) -> EngineCore:
@@ -95,6 +100,27 @@ def _run(core: EngineCore) -> None:
                 core.delivered(output.request_id)
 
 
+def stored_run(folder: Path) -> EngineCore:
+    """An engine that forgets its cache now and then, beside another one, in whose store each fault strikes."""
+    rng = random.Random(7)
+    with TemporaryDirectory() as beside:
+        store, config = ShakyStore(rng, chance=0.08), plain_config()
+        engines = [Engine(config, store, place) for place in (folder, Path(beside))]
+        for number in range(60):
+            engine, name = engines[number % 2], f"r{number}"
+            shared = prompt(name, rng.choice((18, 30, 44)))
+            engine.submit(shared if rng.random() < 0.7 else small_request(rng, name, config))
+            for each in engines:
+                for _ in range(rng.randrange(6)):
+                    each.step()
+            if number % 5 == 0:
+                engine.core.reset_prefix_cache()
+        for engine in engines:
+            engine.run()
+            engine.check()
+    return engines[0].core
+
+
 def save_state(folder: Path) -> None:
     """A snapshot of the middle of a log, between two steps, beside it."""
     records = list(LogReader(folder))
@@ -108,7 +134,13 @@ def save_state(folder: Path) -> None:
 
 def main(name: str) -> None:
     folder = HERE / name
-    core = crashed_run(folder, 24, SETTINGS.get(name.partition("_")[0], OURS))
+    kind = name.partition("_")[0]
+    if kind == "store":
+        core = stored_run(folder)
+    elif kind == "sessions":
+        core = session_run(folder)
+    else:
+        core = crashed_run(folder, 24, SETTINGS.get(kind, OURS))
     save_state(folder)
     (folder / "lock").unlink()
     text = json.dumps(expected(folder, state_digest(core.state)), separators=(",", ":"))

@@ -58,10 +58,10 @@ class Fp8(Quantised):
 
 class WholeNumbers(Quantised):
     """Codes are multiplied as they are, and no weight is rounded to bfloat16: so it is the float32 model that
-    answers are near to."""
+    answers are near to. AMX multiplies weights that are rounded."""
 
     def reduced(self, made):
-        return made.reference
+        return super().reduced(made) if library.describe().startswith("amx") else made.reference
 
 
 class Int4(WholeNumbers):

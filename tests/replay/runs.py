@@ -141,7 +141,7 @@ def _step(live: Live, count: int) -> None:
                 live.core.delivered(output.request_id)
 
 
-def session_run(folder):
+def session_run(folder: Path) -> EngineCore:
     """Two sessions that take each other's blocks, and others' requests that need them: pieces, questions, a
     new chain, one that is closed."""
     config = settings_of(num_blocks=25, session_blocks=12, checkpoint_interval=8)
@@ -179,3 +179,4 @@ def session_run(folder):
     core.sessions.close("two", "closed")
     step_all()
     core.close()
+    return core

@@ -1,6 +1,9 @@
-// Low-rank additions: x a^T of all groups first, then what b makes of it.
+// Low-rank additions, a chunk of a group's rows at a time: x a^T of all parts first, then what b makes of it.
 #include "lora.h"
 
+#include <omp.h>
+
+#include <algorithm>
 #include <vector>
 
 #include "linear.h"
@@ -14,28 +17,25 @@ constexpr int64_t kSmall = 100000;  // multiply-adds below which a second thread
 constexpr int kLanes = 16;
 constexpr int kRows = 4;          // that share what is read of a and b
 constexpr int kSums = 4;          // into which a row's sum over k is split, whatever the number of rows
-constexpr int kRowsOfTask = 64;   // of x a^T
-constexpr int kPanelsOfTask = 32;  // of 16 columns of b^T
+constexpr int kRowsOfChunk = 32;
 constexpr int kAhead = 8192;      // bytes that are asked of memory before they are needed
 
 inline void fetch_ahead(const char* at) { __builtin_prefetch(at + kAhead, 0, 3); }
 
-// A part for a group's rows. `sums`: of each row, rank16 of them.
-struct Added {
+// Rows of a group, which one thread computes from x to y.
+struct Chunk {
   const mm_lora* lora;
-  const mm_lora_part* part;
   const int32_t* rows;
-  int first, count;  // of the rows, among all that are named
-  float* sums;
-
-  int rank16() const { return (part->rank + kLanes - 1) / kLanes * kLanes; }
-  int panels() const { return (part->n + kLanes - 1) / kLanes; }
+  int count;
 };
 
-struct Task {
-  const Added* of;
-  int begin, end;  // rows, or panels
-};
+inline int rank16(const mm_lora_part& part) { return (part.rank + kLanes - 1) / kLanes * kLanes; }
+
+inline int sums_of_row(const mm_lora& lora) {
+  int found = 0;
+  for (int i = 0; i < lora.num_parts; ++i) found += rank16(lora.parts[i]);
+  return found;
+}
 
 template <bool BF16>
 void widen_row(const char* from, int k, float* to) {
@@ -65,123 +65,125 @@ void shrink_block(const char* a, const float* const* x, int k, float scale, floa
     store_as(to[m], ((sums[m][0] + sums[m][1]) + (sums[m][2] + sums[m][3])) * scale);
 }
 
+// x [count, k] by the part's a, into sums [count, rank16].
 template <bool BF16, int M>
-void shrink_rows(const Added& added, const float* x, int64_t x_stride, int row) {
-  const int k = added.lora->k, rank16 = added.rank16();
+void shrink_rows(const mm_lora_part& part, int k, const float* x, float* sums) {
   const float* from[M];
-  for (int m = 0; m < M; ++m) from[m] = x + (added.first + row + m) * x_stride;
-  for (int block = 0; block < rank16; block += kLanes) {
+  for (int m = 0; m < M; ++m) from[m] = x + (int64_t)m * k;
+  for (int block = 0; block < rank16(part); block += kLanes) {
     float* to[M];
-    for (int m = 0; m < M; ++m) to[m] = added.sums + (int64_t)(row + m) * rank16 + block;
+    for (int m = 0; m < M; ++m) to[m] = sums + (int64_t)m * rank16(part) + block;
     const int64_t at = (int64_t)block * k * (BF16 ? 2 : 4);
-    shrink_block<BF16, M>((const char*)added.part->a + at, from, k, added.part->scale, to);
+    shrink_block<BF16, M>((const char*)part.a + at, from, k, part.scale, to);
   }
 }
 
 template <bool BF16>
-void shrink(const Task& task, const float* x, int64_t x_stride) {
-  int row = task.begin;
-  for (; row + kRows <= task.end; row += kRows) shrink_rows<BF16, kRows>(*task.of, x, x_stride, row);
-  for (; row < task.end; ++row) shrink_rows<BF16, 1>(*task.of, x, x_stride, row);
+void shrink(const mm_lora_part& part, int k, const float* x, int count, float* sums) {
+  int row = 0;
+  for (; row + kRows <= count; row += kRows)
+    shrink_rows<BF16, kRows>(part, k, x + (int64_t)row * k, sums + (int64_t)row * rank16(part));
+  for (; row < count; ++row)
+    shrink_rows<BF16, 1>(part, k, x + (int64_t)row * k, sums + (int64_t)row * rank16(part));
 }
+
+// y of a call: of YBF16 or float32, a stride in elements between rows.
+struct Out {
+  char* y;
+  int64_t stride;
+};
 
 // Adds P panels of 16 columns to M rows.
 template <bool BF16, bool YBF16, int M, int P>
-void expand_block(const Added& added, int row, int panel, char* y, int64_t y_stride) {
-  const mm_lora_part& part = *added.part;
-  f16v sums[M][P] = {};
-  const float* from[M];
-  for (int m = 0; m < M; ++m) from[m] = added.sums + (int64_t)(row + m) * added.rank16();
+void expand_block(const mm_lora_part& part, const float* sums, const int32_t* rows, int panel, const Out& out) {
+  f16v added[M][P] = {};
   for (int r = 0; r < part.rank; ++r)
     for (int p = 0; p < P; ++p) {
       const int64_t at = ((int64_t)(panel + p) * part.rank + r) * kLanes;
       fetch_ahead((const char*)part.b + at * (BF16 ? 2 : 4));
       const f16v v = load_row<BF16>((const char*)part.b, at);
-      for (int m = 0; m < M; ++m) sums[m][p] = fused(v, splat(from[m][r]), sums[m][p]);
+      for (int m = 0; m < M; ++m) added[m][p] = fused(v, splat(sums[m * rank16(part) + r]), added[m][p]);
     }
   for (int m = 0; m < M; ++m)
     for (int p = 0; p < P; ++p) {
       const int column = (panel + p) * kLanes, rest = part.n - column;
-      const int64_t at = added.rows[row + m] * y_stride + part.offset + column;
-      store_part<YBF16>(y, at, load_part<YBF16>(y, at, rest) + sums[m][p], rest);
+      const int64_t at = rows[m] * out.stride + part.offset + column;
+      store_part<YBF16>(out.y, at, load_part<YBF16>(out.y, at, rest) + added[m][p], rest);
     }
 }
 
 template <bool BF16, bool YBF16, int M>
-void expand_rows(const Task& task, int row, char* y, int64_t y_stride) {
+void expand_rows(const mm_lora_part& part, const float* sums, const int32_t* rows, const Out& out) {
   constexpr int kAtOnce = M == 1 ? 4 : 2;
-  int panel = task.begin;
-  for (; panel + kAtOnce <= task.end; panel += kAtOnce)
-    expand_block<BF16, YBF16, M, kAtOnce>(*task.of, row, panel, y, y_stride);
-  for (; panel < task.end; ++panel) expand_block<BF16, YBF16, M, 1>(*task.of, row, panel, y, y_stride);
+  const int panels = (part.n + kLanes - 1) / kLanes;
+  int panel = 0;
+  for (; panel + kAtOnce <= panels; panel += kAtOnce)
+    expand_block<BF16, YBF16, M, kAtOnce>(part, sums, rows, panel, out);
+  for (; panel < panels; ++panel) expand_block<BF16, YBF16, M, 1>(part, sums, rows, panel, out);
 }
 
 template <bool BF16, bool YBF16>
-void expand(const Task& task, char* y, int64_t y_stride) {
+void expand(const mm_lora_part& part, const float* sums, const int32_t* rows, int count, const Out& out) {
   int row = 0;
-  for (; row + kRows <= task.of->count; row += kRows)
-    expand_rows<BF16, YBF16, kRows>(task, row, y, y_stride);
-  for (; row < task.of->count; ++row) expand_rows<BF16, YBF16, 1>(task, row, y, y_stride);
+  for (; row + kRows <= count; row += kRows)
+    expand_rows<BF16, YBF16, kRows>(part, sums + (int64_t)row * rank16(part), rows + row, out);
+  for (; row < count; ++row)
+    expand_rows<BF16, YBF16, 1>(part, sums + (int64_t)row * rank16(part), rows + row, out);
 }
 
-void cut(const Added& added, int count, int size, std::vector<Task>& tasks) {
-  for (int begin = 0; begin < count; begin += size)
-    tasks.push_back({&added, begin, begin + size < count ? begin + size : count});
-}
-
-// Everything of one linear layer that is added in a step.
+// Everything of one linear layer that is added in a step. Chunks need nothing of each other, so that threads meet
+// only behind the last one, and what an adapter holds for the layer is read in address order.
 struct Call {
-  std::vector<Added> added;
-  int64_t num_sums = 0, work = 0;
-  int k = 0, dtype = MM_FP32, num_rows;
+  std::vector<Chunk> chunks;
+  int64_t work = 0, room_of_thread = 0;  // room: floats
+  int k = 0, dtype = MM_FP32;
+  const int threads = omp_get_max_threads();
 
-  Call(const mm_lora_step* step, int linear) : num_rows(step->starts[step->num_groups]) {
+  Call(const mm_lora_step* step, int linear) {
+    const int share = (step->starts[step->num_groups] + threads - 1) / threads;
+    const int most = std::min(kRowsOfChunk, (share + kRows - 1) / kRows * kRows);
     for (int group = 0; group < step->num_groups; ++group) {
       const mm_lora* lora = step->of[(int64_t)group * step->num_linears + linear];
-      const int first = step->starts[group], count = step->starts[group + 1] - first;
-      if (!lora || !count) continue;
+      if (!lora) continue;
       k = lora->k, dtype = lora->dtype;
-      for (int i = 0; i < lora->num_parts; ++i) {
-        const mm_lora_part& part = lora->parts[i];
-        added.push_back({lora, &part, step->rows + first, first, count, nullptr});
-        num_sums += (int64_t)count * added.back().rank16();
-        work += (int64_t)count * part.rank * (k + part.n);
-      }
+      const int first = step->starts[group], rows = step->starts[group + 1] - first;
+      for (int row = 0; row < rows; row += most)
+        chunks.push_back({lora, step->rows + first + row, std::min(most, rows - row)});
+      room_of_thread = std::max(room_of_thread, (int64_t)std::min(most, rows) * (k + sums_of_row(*lora)));
+      for (int i = 0; i < lora->num_parts; ++i)
+        work += (int64_t)rows * lora->parts[i].rank * (k + lora->parts[i].n);
     }
+    room_of_thread = (room_of_thread + kLanes - 1) / kLanes * kLanes;
   }
 
-  int64_t room() const { return (num_sums + (int64_t)num_rows * k) * 4; }
+  int64_t room() const { return room_of_thread * threads * 4; }
 };
 
 template <bool BF16, bool YBF16>
-void run(Call& call, const int32_t* rows, const char* x, int64_t x_stride, char* y, int64_t y_stride, float* room) {
-  float* wide = room + call.num_sums;
-  std::vector<Task> shrinks, expands;
-  for (Added& each : call.added) {
-    each.sums = room;
-    room += (int64_t)each.count * each.rank16();
-  }
-  for (const Added& each : call.added) {
-    cut(each, each.count, kRowsOfTask, shrinks);
-    cut(each, each.panels(), kPanelsOfTask, expands);
-  }
-  const int num_shrinks = (int)shrinks.size(), num_expands = (int)expands.size();
-#pragma omp parallel if (call.work >= kSmall)
-  {
-#pragma omp for schedule(static)
-    for (int i = 0; i < call.num_rows; ++i)
-      widen_row<BF16>(x + rows[i] * x_stride * (BF16 ? 2 : 4), call.k, wide + (int64_t)i * call.k);
-#pragma omp for schedule(dynamic)
-    for (int i = 0; i < num_shrinks; ++i) shrink<BF16>(shrinks[i], wide, call.k);
-#pragma omp for schedule(dynamic)
-    for (int i = 0; i < num_expands; ++i) expand<BF16, YBF16>(expands[i], y, y_stride);
-  }
+void add_chunk(const Chunk& chunk, const char* x, int64_t x_stride, const Out& out, float* room) {
+  const mm_lora& lora = *chunk.lora;
+  float* sums = room + (int64_t)chunk.count * lora.k;
+  for (int i = 0; i < chunk.count; ++i)
+    widen_row<BF16>(x + chunk.rows[i] * x_stride * (BF16 ? 2 : 4), lora.k, room + (int64_t)i * lora.k);
+  float* to = sums;
+  for (int i = 0; i < lora.num_parts; to += (int64_t)chunk.count * rank16(lora.parts[i]), ++i)
+    shrink<BF16>(lora.parts[i], lora.k, room, chunk.count, to);
+  to = sums;
+  for (int i = 0; i < lora.num_parts; to += (int64_t)chunk.count * rank16(lora.parts[i]), ++i)
+    expand<BF16, YBF16>(lora.parts[i], to, chunk.rows, chunk.count, out);
 }
 
-void add(Call& call, const int32_t* rows, const void* x, int64_t x_stride, void* y, int64_t y_stride, int y_dtype,
-         float* room) {
+template <bool BF16, bool YBF16>
+void run(const Call& call, const char* x, int64_t x_stride, const Out& out, float* room) {
+  const int count = (int)call.chunks.size();
+#pragma omp parallel for schedule(dynamic) num_threads(call.threads) if (count > 1 && call.work >= kSmall)
+  for (int i = 0; i < count; ++i)
+    add_chunk<BF16, YBF16>(call.chunks[i], x, x_stride, out, room + call.room_of_thread * omp_get_thread_num());
+}
+
+void add(const Call& call, const void* x, int64_t x_stride, void* y, int64_t y_stride, int y_dtype, float* room) {
   const auto chosen = call.dtype == MM_FP32 ? run<false, false> : y_dtype == MM_BF16 ? run<true, true> : run<true, false>;
-  chosen(call, rows, (const char*)x, x_stride, (char*)y, y_stride, room);
+  chosen(call, (const char*)x, x_stride, {(char*)y, y_stride}, room);
 }
 
 }  // namespace
@@ -197,21 +199,21 @@ int32_t mm_lora_touches(const mm_lora_step* step, int32_t linear) {
 
 int32_t mm_lora_add(const mm_lora_step* step, int32_t linear, const void* x, int64_t x_stride, void* y,
                     int64_t y_stride, int32_t y_dtype) {
-  mm::Call call(step, linear);
-  if (call.added.empty()) return 0;
+  const mm::Call call(step, linear);
+  if (call.chunks.empty()) return 0;
   float* room = (float*)mm::scratch_of_thread(call.room());
   if (!room) return 1;
-  mm::add(call, step->rows, x, x_stride, y, y_stride, y_dtype, room);
+  mm::add(call, x, x_stride, y, y_stride, y_dtype, room);
   return 0;
 }
 
 const float* mm_lora_sums(const mm_lora_step* step, int32_t linear, const void* x, int64_t x_stride, int32_t m,
                           int32_t n) {
-  mm::Call call(step, linear);
+  const mm::Call call(step, linear);
   float* sums = (float*)mm::scratch_of_thread((int64_t)m * n * 4 + call.room());
   if (!sums) return nullptr;
   memset(sums, 0, (size_t)m * n * 4);
-  mm::add(call, step->rows, x, x_stride, sums, n, MM_FP32, sums + (int64_t)m * n);
+  mm::add(call, x, x_stride, sums, n, MM_FP32, sums + (int64_t)m * n);
   return sums;
 }
 
