@@ -101,7 +101,7 @@ def _run(core: EngineCore) -> None:
 
 
 def stored_run(folder: Path) -> EngineCore:
-    """An engine that forgets its cache now and then, beside another one, in whose store each fault strikes."""
+    """An engine that forgets its cache at times, beside another one; in their store each fault strikes."""
     rng = random.Random(7)
     with TemporaryDirectory() as beside:
         store, config = ShakyStore(rng, chance=0.08), plain_config()
