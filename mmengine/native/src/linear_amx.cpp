@@ -31,14 +31,18 @@ void configure(int rows0, int rows1) {
   _tile_loadconfig(&config);
 }
 
+// Some groups of codes, one after the other.
+void decode(const mm_linear& linear, const char* from, int64_t count, char* to) {
+  for (int64_t i = 0; i < count; ++i, from += group_bytes(linear), to += (int64_t)linear.group * 64)
+    decode_weights(linear, from, to);
+}
+
 // A panel of bfloat16: where it lies, or of codes in `room`.
 const char* weights(const LinearJob& job, int panel, char* room) {
   const mm_linear& linear = *job.linear;
   const char* from = job.panel(panel);
   if (!linear.group) return from;
-  char* to = room;
-  for (int i = 0; i < job.groups(); ++i, from += group_bytes(linear), to += (int64_t)linear.group * 64)
-    decode_weights(linear, from, to);
+  decode(linear, from, job.groups(), room);
   return room;
 }
 
@@ -53,27 +57,43 @@ struct Block {
   int lines;
 };
 
-template <int TILES, bool FIRST, bool NEAR>
-void multiply(const Block& b) {
+template <int TILES>
+MM_INLINE void zero_tiles() {
+  _tile_zero(0);
+  _tile_zero(1);
+  if constexpr (TILES == 2) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+}
+
+template <int TILES>
+MM_INLINE void load_tiles(const float* sums) {
   constexpr int64_t pitch = kPanel * sizeof(float);
-  float* low = b.sums + 16 * kPanel;
+  _tile_loadd(0, sums, pitch);
+  _tile_loadd(1, sums + 16, pitch);
+  if constexpr (TILES == 2) {
+    _tile_loadd(2, sums + 16 * kPanel, pitch);
+    _tile_loadd(3, sums + 16 * kPanel + 16, pitch);
+  }
+}
+
+template <int TILES>
+MM_INLINE void store_tiles(float* sums) {
+  constexpr int64_t pitch = kPanel * sizeof(float);
+  _tile_stored(0, sums, pitch);
+  _tile_stored(1, sums + 16, pitch);
+  if constexpr (TILES == 2) {
+    _tile_stored(2, sums + 16 * kPanel, pitch);
+    _tile_stored(3, sums + 16 * kPanel + 16, pitch);
+  }
+}
+
+// Sums grow by `steps` steps.
+template <int TILES, bool NEAR>
+MM_INLINE void add_steps(const Block& b) {
   const char *x = b.x, *w = b.w, *ahead = b.ahead;
   asm volatile("" ::: "memory");  // what tiles load was stored by now
-  if constexpr (FIRST) {
-    _tile_zero(0);
-    _tile_zero(1);
-    if constexpr (TILES == 2) {
-      _tile_zero(2);
-      _tile_zero(3);
-    }
-  } else {
-    _tile_loadd(0, b.sums, pitch);
-    _tile_loadd(1, b.sums + 16, pitch);
-    if constexpr (TILES == 2) {
-      _tile_loadd(2, low, pitch);
-      _tile_loadd(3, low + 16, pitch);
-    }
-  }
   for (int64_t step = 0; step < b.steps; ++step, x += 1024, w += 2048) {
     _tile_loadd(6, w, 128);
     _tile_loadd(4, x, 64);
@@ -87,22 +107,52 @@ void multiply(const Block& b) {
       _tile_dpbf16ps(3, 5, 7);
     }
   }
-  _tile_stored(0, b.sums, pitch);
-  _tile_stored(1, b.sums + 16, pitch);
-  if constexpr (TILES == 2) {
-    _tile_stored(2, low, pitch);
-    _tile_stored(3, low + 16, pitch);
+}
+
+template <int TILES, bool FIRST, bool NEAR>
+void multiply(const Block& b) {
+  if constexpr (FIRST)
+    zero_tiles<TILES>();
+  else
+    load_tiles<TILES>(b.sums);
+  add_steps<TILES, NEAR>(b);
+  store_tiles<TILES>(b.sums);
+}
+
+// Up to 32 rows of codes: some groups at a time become weights in the first cache, two such rooms in turns, so that
+// tiles read the one while the other is written.
+constexpr int64_t kDecoded = 4;  // steps of k, where a group has no more
+
+template <int TILES>
+void run_few_codes(const LinearJob& job, const char* x, int row0, int rows, const Share& share) {
+  alignas(64) float sums[32 * kPanel];
+  const mm_linear& linear = *job.linear;
+  const int64_t steps_of_group = linear.group / kStep, groups = job.groups();
+  const int64_t at_once = steps_of_group < kDecoded ? kDecoded / steps_of_group : 1;
+  const int64_t steps = at_once * steps_of_group;
+  for (int panel = share.panel0; panel < share.panel1; ++panel) {
+    const char* from = job.panel(panel);
+    zero_tiles<TILES>();
+    int64_t turn = 0;
+    for (int64_t group = 0; group < groups; group += at_once, ++turn) {
+      const int64_t count = groups - group < at_once ? groups - group : at_once;
+      char* room = share.room + turn % 2 * steps * 2048;
+      decode(linear, from + group * group_bytes(linear), count, room);
+      add_steps<TILES, true>(
+          {x + group * steps_of_group * 1024, job.steps() * 1024, room, count * steps_of_group, sums, room, 0});
+    }
+    store_tiles<TILES>(sums);
+    linear_store(job, sums, kPanel, row0, rows, panel);
   }
 }
 
-// Up to 32 rows: the weights come from memory once and set the pace. They are fetched 8 KB ahead; the
+// Up to 32 rows of bfloat16: the weights come from memory once and set the pace. They are fetched 8 KB ahead; the
 // next panel follows the last one's end.
 void run_few(const LinearJob& job, const char* x, int row0, int rows, const Share& share) {
   alignas(64) float sums[32 * kPanel];
-  int64_t steps = job.steps();
-  configure(rows < 16 ? rows : 16, rows > 16 ? rows - 16 : 0);
+  const int64_t steps = job.steps();
   for (int panel = share.panel0; panel < share.panel1; ++panel) {
-    const char* w = weights(job, panel, share.room);
+    const char* w = job.panel(panel);
     Block block = {x, steps * 1024, w, steps, sums, w + 8192, 32};
     (rows > 16 ? multiply<2, true, true> : multiply<1, true, true>)(block);
     linear_store(job, sums, kPanel, row0, rows, panel);
@@ -145,7 +195,10 @@ int64_t linear_scratch_bytes(const LinearJob& job) {
   return ceil_div(job.m, 16) * job.steps() * 1024;
 }
 
-int64_t linear_thread_bytes(const LinearJob& job) { return job.linear->group ? (int64_t)job.steps() * 2048 : 0; }
+int64_t linear_thread_bytes(const LinearJob& job) {
+  const int64_t group = job.linear->group / kStep, twice = 2 * (group < kDecoded ? kDecoded : group);
+  return group ? (job.steps() < twice ? twice : job.steps()) * 2048 : 0;
+}
 
 void linear_prepare(const LinearJob& job, void* scratch, int row0, int row1) {
   if (job.linear->x_form) return int8_prepare(job, scratch, row0, row1);
@@ -167,7 +220,13 @@ void linear_run_bf16(const LinearJob& job, const void* scratch, const Share& sha
   for (int row = share.row0; row < share.row1; row += most) {
     int rows = share.row1 - row < most ? share.row1 - row : most;
     const char* x = (const char*)scratch + row / 16 * steps * 1024;
-    (rows <= 32 ? run_few : run_many)(job, x, row, rows, share);
+    if (rows > 32) {
+      run_many(job, x, row, rows, share);
+      continue;
+    }
+    configure(rows < 16 ? rows : 16, rows > 16 ? rows - 16 : 0);
+    const auto few = !job.linear->group ? run_few : rows > 16 ? run_few_codes<2> : run_few_codes<1>;
+    few(job, x, row, rows, share);
   }
   _tile_release();
 }

@@ -84,33 +84,41 @@ CodeValues::CodeValues() {
     int8_low[code] = (uint8_t)bits, int8_high[code] = (uint8_t)(bits >> 8);
   }
   for (int i = 0; i < 32; ++i) int4[i] = narrow(splat((float)(i % 16 - 8)))[0];
+  for (int i = 0; i < 32; ++i) interleaved[i] = (uint16_t)(i / 2 + i % 2 * 16);
   for (int i = 0; i < 64; ++i) even[i] = (uint8_t)(2 * i), odd[i] = (uint8_t)(2 * i + 1);
 }
 
 const CodeValues CodeValues::all;
 #endif
 
-void decode_weights(const mm_linear& linear, const char* group, char* out) {
 #if defined(__AVX512VBMI__)
-  if (linear.form == MM_FP8 && Fp8Codes::fit(group)) return decode_pairs<Fp8Codes>(linear, group, out);
-#endif
+void decode_weights(const mm_linear& linear, const char* group, char* out) {
+  if (linear.form == MM_INT8) return decode_pairs<Int8Codes, true>(linear, group, out);
+  if (linear.form == MM_INT4) return decode_pairs<Int4Codes, true>(linear, group, out);
+  if (Fp8Codes::fit(group)) return decode_pairs<Fp8Codes, false>(linear, group, out);
+  decode_codes(linear, group, out);
+  scale_steps(Scales(linear, group), linear.group, out);
+}
+
+void decode_codes(const mm_linear& linear, const char* group, char* out) {
+  if (linear.form == MM_INT8) return decode_pairs<Int8Codes, false>(linear, group, out);
+  if (linear.form == MM_INT4) return decode_pairs<Int4Codes, false>(linear, group, out);
+  decode_fp8(group + codes_at(linear), linear.group, out);
+}
+#else
+void decode_weights(const mm_linear& linear, const char* group, char* out) {
   const Scales by(linear, group);
-#if !defined(__AVX512VBMI__)
   if (linear.form == MM_FP8) return decode_pairs<Fp8Codes>(linear, group, out, &by);
-#endif
   decode_codes(linear, group, out);
   scale_steps(by, linear.group, out);
 }
 
 void decode_codes(const mm_linear& linear, const char* group, char* out) {
-#if defined(__AVX512VBMI__)
-  if (linear.form == MM_FP8) return decode_fp8(group + codes_at(linear), linear.group, out);
-#else
   if (linear.form == MM_FP8) return decode_pairs<Fp8Codes>(linear, group, out);
-#endif
   if (linear.form == MM_INT8) return decode_pairs<Int8Codes>(linear, group, out);
   decode_pairs<Int4Codes>(linear, group, out);
 }
+#endif
 
 uint16_t decode_one(const mm_linear& linear, const char* group, int column, int64_t t) {
   const uint8_t* codes = (const uint8_t*)group + codes_at(linear);

@@ -69,6 +69,7 @@ struct CodeValues {
   alignas(64) uint16_t int4[32];
   alignas(64) uint8_t int8_low[128], int8_high[128];
   alignas(64) uint8_t even[64], odd[64];
+  alignas(64) uint16_t interleaved[32];  // of two halves of a vector
   CodeValues();
   static const CodeValues all;
 };
@@ -164,15 +165,38 @@ struct Int4Codes {
   }
 };
 
+// Two values of k for 16 columns, times what these have, rounded.
+MM_INLINE __m512i scaled_pair(__m512i words, __m512i interleaved, f16v scale, f16v min) {
+  f16v even = fused((f16v)_mm512_slli_epi32(words, 16), scale, min);
+  f16v odd = fused((f16v)_mm512_and_si512(words, _mm512_set1_epi32((int)0xffff0000)), scale, min);
+  return _mm512_permutexvar_epi16(interleaved, (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even));
+}
+
+#if defined(__AMX_BF16__)
+constexpr int kDecodeAhead = 4096;  // bytes that are asked of memory ahead, which what is multiplied then cannot do
+#else
+constexpr int kDecodeAhead = 0;
+#endif
+
 // A group as steps of bfloat16.
-template <class Codes>
+template <class Codes, bool SCALED>
 MM_INLINE void decode_pairs(const mm_linear& linear, const char* group, char* out) {
   const Codes found(group);
+  const Scales by = SCALED ? Scales(linear, group) : Scales();
+  const __m512i interleaved = load_as<__m512i>(CodeValues::all.interleaved);
   const char* codes = group + codes_at(linear);
   for (int t = 0; t < linear.group; t += 4, codes += Codes::kBytes, out += 256) {
     __m512i low[2], high[2];
+    if constexpr (kDecodeAhead > 0)
+#pragma GCC unroll 2
+      for (int line = 0; line < Codes::kBytes; line += 64) __builtin_prefetch(codes + kDecodeAhead + line);
     found.pairs(codes, low, high);
+#pragma GCC unroll 2
     for (int pair = 0; pair < 2; ++pair) {
+      if constexpr (SCALED) {
+        low[pair] = scaled_pair(low[pair], interleaved, by.scales[0], by.mins[0]);
+        high[pair] = scaled_pair(high[pair], interleaved, by.scales[1], by.mins[1]);
+      }
       store_as(out + pair * 128, low[pair]);
       store_as(out + pair * 128 + 64, high[pair]);
     }
