@@ -37,7 +37,7 @@ def test_there_is_one_for_each_format_and_for_the_rules_since():
         *("rules_4_format_3", "schema_3_format_3", "sessions_rules_4_format_3"),
         *("slots_rules_4_format_3", "store_rules_4_format_3"),
     ]
-    assert sum(path.stat().st_size for folder in FOLDERS for path in folder.iterdir()) < 1_000_000
+    assert sum(path.stat().st_size for folder in FOLDERS for path in folder.iterdir()) < 735_000
 
 
 def test_the_log_of_schema_3_has_a_grammar_once():

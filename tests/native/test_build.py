@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -295,3 +296,21 @@ def test_two_processes_at_once_compile_once(native):
     ]
     assert [run.communicate(timeout=120)[0].strip() for run in runs] == ["42", "42"]
     assert len(counter.read_text().split()) == 3, "two sources and a link"
+
+
+def test_openmp_is_asked_for_threads_in_one_place():
+    """Everything else compiles without it, too."""
+    files = sorted(path for path in native_compile.SOURCES.iterdir() if path.suffix in (".h", ".cpp"))
+    asking = [path.name for path in files if re.search(r"\bomp_|<omp\.h>", path.read_text())]
+    assert asking == ["threads.h"]
+
+
+@pytest.mark.soak
+@needs_compiler
+def test_kernels_load_without_openmp(tmp_path):
+    """In a process that has none from elsewhere."""
+    out = tmp_path / "kernels.so"
+    native_compile.compile_library(native_compile.find_compiler(), cpu.usable_isas()[0], None, out)
+    script = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], mode=os.RTLD_NOW)"
+    done = subprocess.run([sys.executable, "-c", script, str(out)], capture_output=True, text=True)
+    assert not done.returncode, done.stderr

@@ -3,26 +3,16 @@
 
 #include <cstring>
 #include <vector>
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 
 #include "attention_job.h"
 #include "scratch.h"
+#include "threads.h"
 
 namespace mm {
 namespace {
 
 constexpr int64_t kSmall = 100000;  // multiply-adds below which a second thread costs more than it gives
 constexpr int kTaskQueries = 1024;   // most queries of a task, heads that share a KV head counted apart
-
-int max_threads() {
-#if defined(_OPENMP)
-  return omp_in_parallel() ? 1 : omp_get_max_threads();
-#else
-  return 1;
-#endif
-}
 
 int queries_of(const mm_attention_step& step, int row) {
   return step.query_starts[row + 1] - step.query_starts[row];
@@ -76,7 +66,7 @@ int64_t scratch_bytes(const mm_attention_step& step, const std::vector<Attention
 
 int run(const AttentionCall& call) {
   const mm_attention_step& step = *call.step;
-  const int threads = work_of(step) < kSmall ? 1 : max_threads();
+  const int threads = work_of(step) < kSmall ? 1 : most_threads();
   static thread_local std::vector<AttentionTask> kept;
   std::vector<AttentionTask>& tasks = kept;
   tasks.clear();

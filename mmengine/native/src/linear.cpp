@@ -1,12 +1,9 @@
 // A call of a linear layer: how its rows and panels are shared among threads.
 #include "linear.h"
 
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
-
 #include "linear_job.h"
 #include "scratch.h"
+#include "threads.h"
 
 namespace mm {
 namespace {
@@ -46,21 +43,12 @@ void run_share(const LinearJob& job, char* scratch, int64_t rows_bytes, int thre
 }
 
 bool run_chunk(const LinearJob& job) {
-#if defined(_OPENMP)
-  const int most = omp_get_max_threads();
-#else
-  const int most = 1;
-#endif
   const int64_t rows_bytes = job.bf16() ? ceil_div(linear_scratch_bytes(job), 64) * 64 : 0;
-  const int64_t bytes = rows_bytes + most * thread_bytes(job);
+  const int64_t bytes = rows_bytes + most_threads() * thread_bytes(job);
   char* scratch = bytes ? scratch_of_thread(bytes) : nullptr;
   if (bytes && !scratch) return false;
-#if defined(_OPENMP)
 #pragma omp parallel if ((int64_t)job.m * job.linear->n * job.linear->k >= kSmall)
-  run_share(job, scratch, rows_bytes, omp_get_thread_num(), omp_get_num_threads());
-#else
-  run_share(job, scratch, rows_bytes, 0, 1);
-#endif
+  run_share(job, scratch, rows_bytes, this_thread(), num_threads());
   return true;
 }
 

@@ -1,12 +1,9 @@
 // Several calls of linear layers in one pass of the threads.
 #include <cstring>
 
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
-
 #include "linear_job.h"
 #include "scratch.h"
+#include "threads.h"
 
 namespace mm {
 namespace {
@@ -26,14 +23,6 @@ int64_t thread_bytes(const LinearJob* jobs, int count) {
     if (bytes > most) most = bytes;
   }
   return most;
-}
-
-int most_threads() {
-#if defined(_OPENMP)
-  return omp_get_max_threads();
-#else
-  return 1;
-#endif
 }
 
 void prepare(const LinearJob& job, char* scratch, int row0, int row1) {
@@ -101,13 +90,8 @@ bool linear_run_jobs(const LinearJob* jobs, int count) {
   const int64_t room = thread_bytes(jobs, count);
   char* scratch = scratch_of_thread(bytes + most_threads() * room);
   if (!scratch) return false;
-#if defined(_OPENMP)
 #pragma omp parallel if (products >= kSmall)
-  run_thread(jobs, count, scratch, scratch + bytes + omp_get_thread_num() * room, omp_get_thread_num(),
-             omp_get_num_threads());
-#else
-  run_thread(jobs, count, scratch, scratch + bytes, 0, 1);
-#endif
+  run_thread(jobs, count, scratch, scratch + bytes + this_thread() * room, this_thread(), num_threads());
   return true;
 }
 

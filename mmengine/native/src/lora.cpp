@@ -1,14 +1,13 @@
 // Low-rank additions, a chunk of a group's rows at a time: x a^T of all parts first, then what b makes of it.
 #include "lora.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <vector>
 
 #include "linear.h"
 #include "row_vec.h"
 #include "scratch.h"
+#include "threads.h"
 
 namespace mm {
 namespace {
@@ -136,8 +135,8 @@ void expand(const mm_lora_part& part, const float* sums, const int32_t* rows, in
 struct Call {
   std::vector<Chunk> chunks;
   int64_t work = 0, room_of_thread = 0;  // room: floats
-  int k = 0, dtype = MM_FP32;
-  const int threads = omp_get_max_threads();
+  int dtype = MM_FP32;
+  const int threads = most_threads();
 
   Call(const mm_lora_step* step, int linear) {
     const int share = (step->starts[step->num_groups] + threads - 1) / threads;
@@ -145,13 +144,13 @@ struct Call {
     for (int group = 0; group < step->num_groups; ++group) {
       const mm_lora* lora = step->of[(int64_t)group * step->num_linears + linear];
       if (!lora) continue;
-      k = lora->k, dtype = lora->dtype;
+      dtype = lora->dtype;
       const int first = step->starts[group], rows = step->starts[group + 1] - first;
       for (int row = 0; row < rows; row += most)
         chunks.push_back({lora, step->rows + first + row, std::min(most, rows - row)});
-      room_of_thread = std::max(room_of_thread, (int64_t)std::min(most, rows) * (k + sums_of_row(*lora)));
+      room_of_thread = std::max(room_of_thread, (int64_t)std::min(most, rows) * (lora->k + sums_of_row(*lora)));
       for (int i = 0; i < lora->num_parts; ++i)
-        work += (int64_t)rows * lora->parts[i].rank * (k + lora->parts[i].n);
+        work += (int64_t)rows * lora->parts[i].rank * (lora->k + lora->parts[i].n);
     }
     room_of_thread = (room_of_thread + kLanes - 1) / kLanes * kLanes;
   }
@@ -178,7 +177,7 @@ void run(const Call& call, const char* x, int64_t x_stride, const Out& out, floa
   const int count = (int)call.chunks.size();
 #pragma omp parallel for schedule(dynamic) num_threads(call.threads) if (count > 1 && call.work >= kSmall)
   for (int i = 0; i < count; ++i)
-    add_chunk<BF16, YBF16>(call.chunks[i], x, x_stride, out, room + call.room_of_thread * omp_get_thread_num());
+    add_chunk<BF16, YBF16>(call.chunks[i], x, x_stride, out, room + call.room_of_thread * this_thread());
 }
 
 void add(const Call& call, const void* x, int64_t x_stride, void* y, int64_t y_stride, int y_dtype, float* room) {

@@ -1,11 +1,9 @@
 // Attention within segments: the tasks, and how keys and queries are turned on their way into them.
 #include <cstdlib>
 #include <cstring>
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 
 #include "attention_flash.h"
+#include "threads.h"
 #include "vision.h"
 
 namespace mm {
@@ -121,20 +119,12 @@ extern "C" int32_t mm_vision_attention(const mm_segments* segments, const void* 
                                        int64_t first, int64_t last, void* out, int64_t out_stride) {
   using namespace mm;
   const int64_t bytes = scratch_bytes(segments);
-#if defined(_OPENMP)
-  const int threads = omp_get_max_threads();
-#else
-  const int threads = 1;
-#endif
+  const int threads = most_threads();
   char* scratch = (char*)aligned_alloc(64, (size_t)(bytes * threads));
   if (scratch == nullptr) return 1;
 #pragma omp parallel num_threads(threads)
   {
-#if defined(_OPENMP)
-    char* own = scratch + bytes * omp_get_thread_num();
-#else
-    char* own = scratch;
-#endif
+    char* own = scratch + bytes * this_thread();
     for (int s = 0; s < segments->num_segments; s++)
       attend_segment({segments, qkv, qkv_stride, out, out_stride, first, segments->starts[s],
                       segments->starts[s + 1], first, last, 0},
