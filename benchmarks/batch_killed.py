@@ -35,7 +35,7 @@ def requests(number: int) -> list[str]:
                 "custom_id": f"r{n}",
                 "messages": [{"role": "user", "content": " ".join(chosen.choices(words, k=12))}],
                 "max_tokens": MAX_TOKENS,
-                "ignore_eos": True,
+                "min_tokens": MAX_TOKENS,
             }
         )
         for n in range(number)
@@ -61,14 +61,13 @@ class PlainWorker:
 
     def __init__(self, counts: str):
         import torch
-        from transformers import AutoModelForImageTextToText, AutoProcessor, LogitsProcessor
+        from transformers import AutoModelForImageTextToText, AutoTokenizer, LogitsProcessor
 
         from mmengine.models.loader import resolve_folder
 
         folder = resolve_folder(None)
         torch.set_num_threads(1)
-        self._processor = AutoProcessor.from_pretrained(folder)
-        self._processor.tokenizer.padding_side = "left"
+        self._tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
         self._model = AutoModelForImageTextToText.from_pretrained(folder, dtype="float32")
         self._file = open(Path(counts, f"{os.getpid()}"), "ab", buffering=0)  # noqa: SIM115
         file = self._file
@@ -84,10 +83,10 @@ class PlainWorker:
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         lines = [json.loads(line) for line in batch["text"]]
         texts = [
-            self._processor.apply_chat_template(line["messages"], add_generation_prompt=True, tokenize=False)
+            self._tokenizer.apply_chat_template(line["messages"], add_generation_prompt=True, tokenize=False)
             for line in lines
         ]
-        inputs = self._processor(text=texts, return_tensors="pt", padding=True)
+        inputs = self._tokenizer(texts, return_tensors="pt", padding=True)
         found = self._model.generate(
             **inputs,
             do_sample=False,
@@ -140,12 +139,12 @@ def run(
     lines: list[str], worker: type, options: dict[str, object], every_s: float
 ) -> tuple[dict, float, int]:
     """Answers by id, seconds, kills."""
+    import pyarrow
     import ray
 
     begun = time.monotonic()
-    data = ray.data.from_items(
-        [{"text": line} for line in lines], override_num_blocks=len(lines) // BATCH + 1
-    )
+    parts = [lines[at : at + BATCH] for at in range(0, len(lines), BATCH)]
+    data = ray.data.from_arrow([pyarrow.table({"text": part}) for part in parts])  # a block is a batch
     mapped = data.map_batches(
         worker,
         fn_constructor_kwargs=options,

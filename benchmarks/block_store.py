@@ -61,7 +61,7 @@ def measure(threads: int, rounds: int, prefix: int, folder: Path) -> Table:
             warm(reader)
             fetched.append(first_token(reader, prompt(prefix, number)))
             sizes.append(reader.stats().num_fetched_blocks)
-        assert sizes[-1] == prefix // BLOCK, "the prefix was not fetched"
+        assert sizes[-1] >= prefix // BLOCK, f"of {prefix // BLOCK} blocks {sizes[-1]} were fetched"
         others += len({token for _, token in (computed[-1], kept[-1], fetched[-1])}) - 1
     plain.close()
     size = sum(path.stat().st_size for path in store.rglob("*") if path.is_file()) / rounds
@@ -101,7 +101,7 @@ def engine(model: Path, threads: int, store: Path | None = None):
 
     kept = {"block_store": "folder", "block_store_path": str(store)} if store is not None else {}
     config = EngineConfig(
-        max_model_len=MAX_LEN, max_num_seqs=4, num_blocks=400, spec="off", num_threads=threads, **kept
+        max_model_len=MAX_LEN, max_num_seqs=4, num_blocks=400, spec="none", num_threads=threads, **kept
     )
     return Engine(model, dtype="bfloat16", config=config)
 

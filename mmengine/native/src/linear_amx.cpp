@@ -1,5 +1,5 @@
 // bfloat16 through AMX: tiles of 16 rows of x by 16 columns of w, 32 values of k at a time.
-#include "linear_codes.h"
+#include "linear_codes_amx.h"
 #include "linear_int8.h"
 #include "linear_job.h"
 
@@ -31,20 +31,13 @@ void configure(int rows0, int rows1) {
   _tile_loadconfig(&config);
 }
 
-// Some groups of codes, one after the other.
-void decode(const mm_linear& linear, const char* from, int64_t count, char* to) {
-  for (int64_t i = 0; i < count; ++i, from += group_bytes(linear), to += (int64_t)linear.group * 64)
-    decode_weights(linear, from, to);
-}
+// Decoded steps one after the other.
+struct Whole {
+  char* to;
 
-// A panel of bfloat16: where it lies, or of codes in `room`.
-const char* weights(const LinearJob& job, int panel, char* room) {
-  const mm_linear& linear = *job.linear;
-  const char* from = job.panel(panel);
-  if (!linear.group) return from;
-  decode(linear, from, job.groups(), room);
-  return room;
-}
+  MM_INLINE_MEMBER char* room() const { return to; }
+  MM_INLINE_MEMBER void decoded() { to += 2048; }
+};
 
 // A block's product: rows of x in one or two row tiles by one panel, over `steps` steps of k.
 struct Block {
@@ -119,28 +112,38 @@ void multiply(const Block& b) {
   store_tiles<TILES>(b.sums);
 }
 
-// Up to 32 rows of codes: some groups at a time become weights in the first cache, two such rooms in turns, so that
-// tiles read the one while the other is written.
-constexpr int64_t kDecoded = 4;  // steps of k, where a group has no more
+// Up to 32 rows of codes: while a step becomes weights in the first cache, tiles multiply the one before, which was
+// stored by then.
+template <int TILES>
+struct Turns {
+  const char* x;
+  int64_t x_tile;
+  char* rooms;  // two steps
+  int64_t step = 0;
+
+  MM_INLINE_MEMBER char* room() const { return rooms + step % 2 * 2048; }
+
+  MM_INLINE_MEMBER void decoded() {
+    if (step) multiply_last();
+    ++step;
+  }
+
+  MM_INLINE_MEMBER void multiply_last() const {
+    const char* w = rooms + (step - 1) % 2 * 2048;
+    add_steps<TILES, true>({x + (step - 1) * 1024, x_tile, w, 1, nullptr, w, 0});
+  }
+};
 
 template <int TILES>
 void run_few_codes(const LinearJob& job, const char* x, int row0, int rows, const Share& share) {
   alignas(64) float sums[32 * kPanel];
   const mm_linear& linear = *job.linear;
-  const int64_t steps_of_group = linear.group / kStep, groups = job.groups();
-  const int64_t at_once = steps_of_group < kDecoded ? kDecoded / steps_of_group : 1;
-  const int64_t steps = at_once * steps_of_group;
   for (int panel = share.panel0; panel < share.panel1; ++panel) {
     const char* from = job.panel(panel);
+    Turns<TILES> turns = {x, job.steps() * 1024, share.room};
     zero_tiles<TILES>();
-    int64_t turn = 0;
-    for (int64_t group = 0; group < groups; group += at_once, ++turn) {
-      const int64_t count = groups - group < at_once ? groups - group : at_once;
-      char* room = share.room + turn % 2 * steps * 2048;
-      decode(linear, from + group * group_bytes(linear), count, room);
-      add_steps<TILES, true>(
-          {x + group * steps_of_group * 1024, job.steps() * 1024, room, count * steps_of_group, sums, room, 0});
-    }
+    for (int group = 0; group < job.groups(); ++group, from += group_bytes(linear)) decode_group(linear, from, turns);
+    turns.multiply_last();
     store_tiles<TILES>(sums);
     linear_store(job, sums, kPanel, row0, rows, panel);
   }
@@ -161,22 +164,41 @@ void run_few(const LinearJob& job, const char* x, int row0, int rows, const Shar
 
 // More rows: x stays in the second cache over all panels. Of each panel a piece of kPiece steps stays in
 // the first cache over all rows, whose sums wait in `sums` between pieces; the next panel is fetched
-// into the second cache meanwhile, a share with each block of rows.
+// into the second cache meanwhile, a share with each block of rows. Codes become weights a piece at a time.
 constexpr int kPiece = 8;
 constexpr int kMostRows = 512;
 
+// Of whole groups.
+int64_t piece_steps(const mm_linear& linear) {
+  const int64_t of_group = linear.group ? linear.group / kStep : 1;
+  return kPiece / of_group * of_group;
+}
+
+// `steps` of a panel from `step` on, of codes in `room`.
+const char* weights(const LinearJob& job, const char* panel, int64_t step, int64_t steps, char* room) {
+  const mm_linear& linear = *job.linear;
+  if (!linear.group) return panel + step * 2048;
+  const int64_t steps_of_group = linear.group / kStep;
+  const char* group = panel + step / steps_of_group * group_bytes(linear);
+  Whole whole = {room};
+  for (int64_t done = 0; done < steps; done += steps_of_group, group += group_bytes(linear))
+    decode_group(linear, group, whole);
+  return room;
+}
+
 void run_many(const LinearJob& job, const char* x, int row0, int rows, const Share& share) {
   alignas(64) float sums[kMostRows * kPanel];
-  int64_t steps = job.steps();
-  int blocks = (int)ceil_div(rows, 32), lines = (int)ceil_div(32, blocks);
+  int64_t steps = job.steps(), most = piece_steps(*job.linear);
+  int blocks = (int)ceil_div(rows, 32), lines = job.linear->group ? 0 : (int)ceil_div(32, blocks);  // decoders fetch
   configure(16, 16);
   for (int panel = share.panel0; panel < share.panel1; ++panel) {
-    const char *w = weights(job, panel, share.room), *next = job.panel(panel + 1);
-    for (int64_t step = 0; step < steps; step += kPiece) {
-      int64_t piece = steps - step < kPiece ? steps - step : kPiece;
+    const char* next = job.panel(panel + 1);
+    for (int64_t step = 0; step < steps; step += most) {
+      int64_t piece = steps - step < most ? steps - step : most;
+      const char* w = weights(job, job.panel(panel), step, piece, share.room);
       for (int i = 0; i < blocks; ++i) {
         int left = rows - i * 32 < 32 ? rows - i * 32 : 32;
-        Block block = {x + (i * 2 * steps + step) * 1024, steps * 1024, w + step * 2048, piece,
+        Block block = {x + (i * 2 * steps + step) * 1024, steps * 1024, w, piece,
                        sums + i * 32 * kPanel, next + (i * steps + step) * lines * 64, lines};
         if (step == 0)
           (left > 16 ? multiply<2, true, false> : multiply<1, true, false>)(block);
@@ -196,8 +218,7 @@ int64_t linear_scratch_bytes(const LinearJob& job) {
 }
 
 int64_t linear_thread_bytes(const LinearJob& job) {
-  const int64_t group = job.linear->group / kStep, twice = 2 * (group < kDecoded ? kDecoded : group);
-  return group ? (job.steps() < twice ? twice : job.steps()) * 2048 : 0;
+  return job.linear->group ? piece_steps(*job.linear) * 2048 : 0;
 }
 
 void linear_prepare(const LinearJob& job, void* scratch, int row0, int row1) {

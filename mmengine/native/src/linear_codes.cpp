@@ -15,6 +15,24 @@ MM_INLINE f16v fp8_values(const char* codes) {
   return from_halves(_mm256_and_si256(wide, _mm256_set1_epi16((int16_t)0xbf80))) * kTooSmall;
 }
 
+int64_t place_looked_up(int column, int64_t t) {
+  return t / 4 * 128 + column / 16 * 64 + column % 16 / 4 * 16 + t / 2 % 2 * 8 + column % 4 * 2 + t % 2;
+}
+
+#if defined(__AMX_BF16__)
+int64_t place_byte(const mm_linear& linear, int column, int64_t t) {
+  return linear.form == MM_INT8 ? t / 2 * 64 + column * 2 + t % 2 : place_looked_up(column, t);
+}
+
+// Of int4 the byte, and the shift in it.
+int64_t place_half(int column, int64_t t) {
+  return t / 4 * 64 + (column % 8 * 2 + t % 2) * 4 + t / 2 % 2 * 2 + column / 16;
+}
+int shift_of(int column, int64_t) { return column / 8 % 2 * 4; }
+
+uint8_t stored(const mm_linear&, uint8_t code) { return code; }
+int number(uint8_t code) { return (int8_t)code; }
+#else
 void decode_fp8(const char* codes, int size, char* out) {
   for (int t = 0; t < size; t += 4, codes += 128, out += 256)
     for (int place = 0; place < 8; ++place) {
@@ -24,9 +42,7 @@ void decode_fp8(const char* codes, int size, char* out) {
     }
 }
 
-int64_t place_byte(int column, int64_t t) {
-  return t / 4 * 128 + column / 16 * 64 + column % 16 / 4 * 16 + t / 2 % 2 * 8 + column % 4 * 2 + t % 2;
-}
+int64_t place_byte(const mm_linear&, int column, int64_t t) { return place_looked_up(column, t); }
 
 // Of int4 the byte, and the shift in it.
 int64_t place_half(int column, int64_t t) { return t / 4 * 64 + column % 16 * 4 + t % 2 * 2 + t / 2 % 2; }
@@ -36,6 +52,7 @@ uint8_t stored(const mm_linear& linear, uint8_t code) {
   return linear.form == MM_INT8 && code & 128 ? (256 - code) | 128 : code;
 }
 int number(uint8_t code) { return code & 128 ? -(code & 127) : code; }
+#endif
 #else
 // `by`: of weights that are scaled here.
 template <class Codes>
@@ -54,7 +71,7 @@ void decode_pairs(const mm_linear& linear, const char* group, char* out, const S
     }
 }
 
-int64_t place_byte(int column, int64_t t) { return t * 32 + column; }
+int64_t place_byte(const mm_linear&, int column, int64_t t) { return t * 32 + column; }
 int64_t place_half(int column, int64_t t) { return t / 2 * 32 + column; }
 int shift_of(int, int64_t t) { return t % 2 * 4; }
 uint8_t stored(const mm_linear&, uint8_t code) { return code; }
@@ -62,6 +79,7 @@ int number(uint8_t code) { return (int8_t)code; }
 MM_INLINE columns fp8_values(const char* codes) { return Fp8Codes::one(codes); }
 #endif
 
+#if !defined(__AMX_BF16__)
 // Steps of codes become weights.
 void scale_steps(const Scales& by, int size, char* out) {
   for (int t = 0; t < size; t += 2, out += 128)
@@ -72,6 +90,7 @@ void scale_steps(const Scales& by, int size, char* out) {
       store_as(out + half * 64, __builtin_convertvector(even, u16v) | __builtin_convertvector(odd, u16v) << 16);
     }
 }
+#endif
 
 }  // namespace
 
@@ -91,18 +110,18 @@ CodeValues::CodeValues() {
 const CodeValues CodeValues::all;
 #endif
 
-#if defined(__AVX512VBMI__)
+#if defined(__AMX_BF16__)
+// linear_codes_amx.h has them.
+#elif defined(__AVX512VBMI__)
 void decode_weights(const mm_linear& linear, const char* group, char* out) {
-  if (linear.form == MM_INT8) return decode_pairs<Int8Codes, true>(linear, group, out);
-  if (linear.form == MM_INT4) return decode_pairs<Int4Codes, true>(linear, group, out);
-  if (Fp8Codes::fit(group)) return decode_pairs<Fp8Codes, false>(linear, group, out);
+  if (linear.form == MM_FP8 && Fp8Codes::fit(group)) return decode_pairs<Fp8Codes>(linear, group, out);
   decode_codes(linear, group, out);
   scale_steps(Scales(linear, group), linear.group, out);
 }
 
 void decode_codes(const mm_linear& linear, const char* group, char* out) {
-  if (linear.form == MM_INT8) return decode_pairs<Int8Codes, false>(linear, group, out);
-  if (linear.form == MM_INT4) return decode_pairs<Int4Codes, false>(linear, group, out);
+  if (linear.form == MM_INT8) return decode_pairs<Int8Codes>(linear, group, out);
+  if (linear.form == MM_INT4) return decode_pairs<Int4Codes>(linear, group, out);
   decode_fp8(group + codes_at(linear), linear.group, out);
 }
 #else
@@ -127,9 +146,9 @@ uint16_t decode_one(const mm_linear& linear, const char* group, int column, int6
   if (linear.form == MM_INT4) {
     value = (float)((codes[place_half(column, t)] >> shift_of(column, t) & 15) - 8);
   } else if (linear.form == MM_INT8) {
-    value = (float)number(codes[place_byte(column, t)]);
+    value = (float)number(codes[place_byte(linear, column, t)]);
   } else {
-    char code[16] = {(char)codes[place_byte(column, t)]};
+    char code[16] = {(char)codes[place_byte(linear, column, t)]};
     value = fp8_values(code)[0];
   }
   return narrow(fused(splat(value), by.scales[column / 16], by.mins[column / 16]))[column % 16];
@@ -141,7 +160,7 @@ void encode_column(const mm_linear& linear, char* group, int column, const uint8
   if (linear.form == MM_INT4)
     for (int64_t t = 0; t < count; ++t) to[place_half(column, t)] |= ((codes[t] + 8) & 15) << shift_of(column, t);
   else
-    for (int64_t t = 0; t < count; ++t) to[place_byte(column, t)] = stored(linear, codes[t]);
+    for (int64_t t = 0; t < count; ++t) to[place_byte(linear, column, t)] = stored(linear, codes[t]);
   if (linear.form == MM_FP8)
     store_as(group + column * 4, scale);
   else

@@ -3,7 +3,8 @@
 // With VBMI codes of a byte lie [group / 4][2 halves][4][2 pairs of k][4 columns][2]: a half of two pairs is a cache
 // line, whose bytes interleave to what bfloat16 has (linear_job.h). int8 has its sign apart, as e4m3 has, so that
 // both are looked up in a table of 128. int4 lies [group / 4][16 columns][2 of a pair] in words of 4 codes + 8, from
-// the low bits up: of the first pair the left half of the columns and the right one, then of the second pair.
+// the low bits up: of the first pair the left half of the columns and the right one, then of the second pair. With AMX
+// only e4m3 lies so (linear_codes_amx.h).
 //
 // AVX-512 without it makes float32 of them, and they lie [group][32 columns]; of int4, + 8, [group / 2][32], the first
 // in the low half of a byte. AVX2 has a layout of its own (linear_codes_avx2.h).
@@ -46,7 +47,7 @@ struct Scales {
   }
 };
 
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && !defined(__AMX_BF16__)
 // A group as `group` / 32 steps of bfloat16(code * scale + min).
 void decode_weights(const mm_linear& linear, const char* group, char* out);
 
@@ -127,6 +128,7 @@ struct Fp8Codes {
   }
 };
 
+#if !defined(__AMX_BF16__)
 struct Int8Codes {
   static constexpr int kBytes = 128;
   CodeTable of;
@@ -165,43 +167,22 @@ struct Int4Codes {
   }
 };
 
-// Two values of k for 16 columns, times what these have, rounded.
-MM_INLINE __m512i scaled_pair(__m512i words, __m512i interleaved, f16v scale, f16v min) {
-  f16v even = fused((f16v)_mm512_slli_epi32(words, 16), scale, min);
-  f16v odd = fused((f16v)_mm512_and_si512(words, _mm512_set1_epi32((int)0xffff0000)), scale, min);
-  return _mm512_permutexvar_epi16(interleaved, (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even));
-}
-
-#if defined(__AMX_BF16__)
-constexpr int kDecodeAhead = 4096;  // bytes that are asked of memory ahead, which what is multiplied then cannot do
-#else
-constexpr int kDecodeAhead = 0;
-#endif
-
 // A group as steps of bfloat16.
-template <class Codes, bool SCALED>
+template <class Codes>
 MM_INLINE void decode_pairs(const mm_linear& linear, const char* group, char* out) {
   const Codes found(group);
-  const Scales by = SCALED ? Scales(linear, group) : Scales();
-  const __m512i interleaved = load_as<__m512i>(CodeValues::all.interleaved);
   const char* codes = group + codes_at(linear);
   for (int t = 0; t < linear.group; t += 4, codes += Codes::kBytes, out += 256) {
     __m512i low[2], high[2];
-    if constexpr (kDecodeAhead > 0)
-#pragma GCC unroll 2
-      for (int line = 0; line < Codes::kBytes; line += 64) __builtin_prefetch(codes + kDecodeAhead + line);
     found.pairs(codes, low, high);
 #pragma GCC unroll 2
     for (int pair = 0; pair < 2; ++pair) {
-      if constexpr (SCALED) {
-        low[pair] = scaled_pair(low[pair], interleaved, by.scales[0], by.mins[0]);
-        high[pair] = scaled_pair(high[pair], interleaved, by.scales[1], by.mins[1]);
-      }
       store_as(out + pair * 128, low[pair]);
       store_as(out + pair * 128 + 64, high[pair]);
     }
   }
 }
+#endif
 #elif defined(__AVX512F__)
 // Codes of neighbouring columns as float32: two values of k, kBytes from the next two.
 typedef f16v columns;
