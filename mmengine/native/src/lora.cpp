@@ -17,9 +17,28 @@ constexpr int kLanes = 16;
 constexpr int kRows = 4;          // that share what is read of a and b
 constexpr int kSums = 4;          // into which a row's sum over k is split, whatever the number of rows
 constexpr int kRowsOfChunk = 32;
-constexpr int kAhead = 8192;      // bytes that are asked of memory before they are needed
+constexpr int kFarAhead = 8192, kNearAhead = 2048;  // bytes, into the second cache and into the first
 
-inline void fetch_ahead(const char* at) { __builtin_prefetch(at + kAhead, 0, 3); }
+inline int rank16(const mm_lora_part& part) { return (part.rank + kLanes - 1) / kLanes * kLanes; }
+
+// What an adapter holds for a layer is one piece of memory, all a and then all b; behind its end comes the next one's.
+struct Ahead {
+  const char *end, *next;
+
+  Ahead(const mm_lora& lora, const mm_lora* after) {
+    const mm_lora_part& last = lora.parts[lora.num_parts - 1];
+    const int64_t panels = (last.n + kLanes - 1) / kLanes;
+    end = (const char*)last.b + panels * last.rank * kLanes * (lora.dtype == MM_BF16 ? 2 : 4);
+    next = after ? (const char*)after->parts[0].a : end;
+  }
+
+  MM_INLINE_MEMBER const char* place(const char* line) const { return line < end ? line : next + (line - end); }
+
+  MM_INLINE_MEMBER void fetch(const char* at) const {
+    __builtin_prefetch(place(at + kFarAhead), 0, 2);
+    __builtin_prefetch(place(at + kNearAhead), 0, 3);
+  }
+};
 
 // Rows of a group, which one thread computes from x to y.
 struct Chunk {
@@ -27,8 +46,6 @@ struct Chunk {
   const int32_t* rows;
   int count;
 };
-
-inline int rank16(const mm_lora_part& part) { return (part.rank + kLanes - 1) / kLanes * kLanes; }
 
 inline int sums_of_row(const mm_lora& lora) {
   int found = 0;
@@ -45,12 +62,12 @@ void widen_row(const char* from, int k, float* to) {
 
 // Sums of M rows of x by 16 rows of a.
 template <bool BF16, int M>
-void shrink_block(const char* a, const float* const* x, int k, float scale, float* const* to) {
+void shrink_block(const char* a, const float* const* x, int k, float scale, const Ahead& ahead, float* const* to) {
   f16v sums[M][kSums] = {};
   int t = 0;
   for (; t + kSums <= k; t += kSums) {
     const char* step = a + (int64_t)t * kLanes * (BF16 ? 2 : 4);
-    for (int line = 0; line < kSums * kLanes * (BF16 ? 2 : 4); line += 64) fetch_ahead(step + line);
+    for (int line = 0; line < kSums * kLanes * (BF16 ? 2 : 4); line += 64) ahead.fetch(step + line);
     for (int i = 0; i < kSums; ++i) {
       const f16v v = load_row<BF16>(step, (int64_t)i * kLanes);
       for (int m = 0; m < M; ++m) sums[m][i] = fused(v, splat(x[m][t + i]), sums[m][i]);
@@ -66,24 +83,24 @@ void shrink_block(const char* a, const float* const* x, int k, float scale, floa
 
 // x [count, k] by the part's a, into sums [count, rank16].
 template <bool BF16, int M>
-void shrink_rows(const mm_lora_part& part, int k, const float* x, float* sums) {
+void shrink_rows(const mm_lora_part& part, int k, const float* x, const Ahead& ahead, float* sums) {
   const float* from[M];
   for (int m = 0; m < M; ++m) from[m] = x + (int64_t)m * k;
   for (int block = 0; block < rank16(part); block += kLanes) {
     float* to[M];
     for (int m = 0; m < M; ++m) to[m] = sums + (int64_t)m * rank16(part) + block;
     const int64_t at = (int64_t)block * k * (BF16 ? 2 : 4);
-    shrink_block<BF16, M>((const char*)part.a + at, from, k, part.scale, to);
+    shrink_block<BF16, M>((const char*)part.a + at, from, k, part.scale, ahead, to);
   }
 }
 
 template <bool BF16>
-void shrink(const mm_lora_part& part, int k, const float* x, int count, float* sums) {
+void shrink(const mm_lora_part& part, int k, const float* x, int count, const Ahead& ahead, float* sums) {
   int row = 0;
   for (; row + kRows <= count; row += kRows)
-    shrink_rows<BF16, kRows>(part, k, x + (int64_t)row * k, sums + (int64_t)row * rank16(part));
+    shrink_rows<BF16, kRows>(part, k, x + (int64_t)row * k, ahead, sums + (int64_t)row * rank16(part));
   for (; row < count; ++row)
-    shrink_rows<BF16, 1>(part, k, x + (int64_t)row * k, sums + (int64_t)row * rank16(part));
+    shrink_rows<BF16, 1>(part, k, x + (int64_t)row * k, ahead, sums + (int64_t)row * rank16(part));
 }
 
 // y of a call: of YBF16 or float32, a stride in elements between rows.
@@ -94,12 +111,13 @@ struct Out {
 
 // Adds P panels of 16 columns to M rows.
 template <bool BF16, bool YBF16, int M, int P>
-void expand_block(const mm_lora_part& part, const float* sums, const int32_t* rows, int panel, const Out& out) {
+void expand_block(const mm_lora_part& part, const float* sums, const int32_t* rows, int panel, const Ahead& ahead,
+                  const Out& out) {
   f16v added[M][P] = {};
   for (int r = 0; r < part.rank; ++r)
     for (int p = 0; p < P; ++p) {
       const int64_t at = ((int64_t)(panel + p) * part.rank + r) * kLanes;
-      fetch_ahead((const char*)part.b + at * (BF16 ? 2 : 4));
+      ahead.fetch((const char*)part.b + at * (BF16 ? 2 : 4));
       const f16v v = load_row<BF16>((const char*)part.b, at);
       for (int m = 0; m < M; ++m) added[m][p] = fused(v, splat(sums[m * rank16(part) + r]), added[m][p]);
     }
@@ -112,22 +130,23 @@ void expand_block(const mm_lora_part& part, const float* sums, const int32_t* ro
 }
 
 template <bool BF16, bool YBF16, int M>
-void expand_rows(const mm_lora_part& part, const float* sums, const int32_t* rows, const Out& out) {
+void expand_rows(const mm_lora_part& part, const float* sums, const int32_t* rows, const Ahead& ahead, const Out& out) {
   constexpr int kAtOnce = M == 1 ? 4 : 2;
   const int panels = (part.n + kLanes - 1) / kLanes;
   int panel = 0;
   for (; panel + kAtOnce <= panels; panel += kAtOnce)
-    expand_block<BF16, YBF16, M, kAtOnce>(part, sums, rows, panel, out);
-  for (; panel < panels; ++panel) expand_block<BF16, YBF16, M, 1>(part, sums, rows, panel, out);
+    expand_block<BF16, YBF16, M, kAtOnce>(part, sums, rows, panel, ahead, out);
+  for (; panel < panels; ++panel) expand_block<BF16, YBF16, M, 1>(part, sums, rows, panel, ahead, out);
 }
 
 template <bool BF16, bool YBF16>
-void expand(const mm_lora_part& part, const float* sums, const int32_t* rows, int count, const Out& out) {
+void expand(const mm_lora_part& part, const float* sums, const int32_t* rows, int count, const Ahead& ahead,
+            const Out& out) {
   int row = 0;
   for (; row + kRows <= count; row += kRows)
-    expand_rows<BF16, YBF16, kRows>(part, sums + (int64_t)row * rank16(part), rows + row, out);
+    expand_rows<BF16, YBF16, kRows>(part, sums + (int64_t)row * rank16(part), rows + row, ahead, out);
   for (; row < count; ++row)
-    expand_rows<BF16, YBF16, 1>(part, sums + (int64_t)row * rank16(part), rows + row, out);
+    expand_rows<BF16, YBF16, 1>(part, sums + (int64_t)row * rank16(part), rows + row, ahead, out);
 }
 
 // Everything of one linear layer that is added in a step. Chunks need nothing of each other, so that threads meet
@@ -159,25 +178,28 @@ struct Call {
 };
 
 template <bool BF16, bool YBF16>
-void add_chunk(const Chunk& chunk, const char* x, int64_t x_stride, const Out& out, float* room) {
+void add_chunk(const Chunk& chunk, const Chunk* after, const char* x, int64_t x_stride, const Out& out, float* room) {
   const mm_lora& lora = *chunk.lora;
+  const Ahead ahead(lora, after ? after->lora : nullptr);
   float* sums = room + (int64_t)chunk.count * lora.k;
   for (int i = 0; i < chunk.count; ++i)
     widen_row<BF16>(x + chunk.rows[i] * x_stride * (BF16 ? 2 : 4), lora.k, room + (int64_t)i * lora.k);
   float* to = sums;
   for (int i = 0; i < lora.num_parts; to += (int64_t)chunk.count * rank16(lora.parts[i]), ++i)
-    shrink<BF16>(lora.parts[i], lora.k, room, chunk.count, to);
+    shrink<BF16>(lora.parts[i], lora.k, room, chunk.count, ahead, to);
   to = sums;
   for (int i = 0; i < lora.num_parts; to += (int64_t)chunk.count * rank16(lora.parts[i]), ++i)
-    expand<BF16, YBF16>(lora.parts[i], to, chunk.rows, chunk.count, out);
+    expand<BF16, YBF16>(lora.parts[i], to, chunk.rows, chunk.count, ahead, out);
 }
 
 template <bool BF16, bool YBF16>
 void run(const Call& call, const char* x, int64_t x_stride, const Out& out, float* room) {
   const int count = (int)call.chunks.size();
 #pragma omp parallel for schedule(dynamic) num_threads(call.threads) if (count > 1 && call.work >= kSmall)
-  for (int i = 0; i < count; ++i)
-    add_chunk<BF16, YBF16>(call.chunks[i], x, x_stride, out, room + call.room_of_thread * this_thread());
+  for (int i = 0; i < count; ++i) {
+    const Chunk* after = i + num_threads() < count ? &call.chunks[i + num_threads()] : nullptr;
+    add_chunk<BF16, YBF16>(call.chunks[i], after, x, x_stride, out, room + call.room_of_thread * this_thread());
+  }
 }
 
 void add(const Call& call, const void* x, int64_t x_stride, void* y, int64_t y_stride, int y_dtype, float* room) {
