@@ -19,7 +19,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-WORKERS ?= 2
+# One more than the cores that there are at least: tests of servers and of kills wait.
+WORKERS ?= 3
 
 # Hundreds of processes import the same modules, which are compiled once. (make clean removes __pycache__.)
 unexport PYTHONDONTWRITEBYTECODE
@@ -31,7 +32,7 @@ LACKING_torchvision := torchvision cannot be had here: the comparison with trans
 LACKING_smollm2 := SmolLM2 cannot be had here: the tests with real weights are skipped
 LACKING_vocabularies := llama.cpp's vocabularies cannot be had here: the tests with them are skipped
 
-.PHONY: demo check reading short test limits soak soak-schemas soak-server soak-durable soak-million soak-kills \
+.PHONY: demo check reading short test collected limits soak soak-schemas soak-server soak-durable soak-million soak-kills \
 	kernels clients store docs pages browser clean $(FETCHED:%=fetch-%)
 
 demo: .venv/.ready
@@ -51,8 +52,12 @@ short: .venv/.ready
 		tests/core tests/events tests/golden tests/house
 
 test: .venv/.ready
-	@$(MAKE) --no-print-directory --jobs=2 reading $(FETCHED:%=fetch-%)
+	@$(MAKE) --no-print-directory --jobs=2 reading collected
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
+
+# Beside reading, which has one core: what tests import is compiled, asserts rewritten, once for all workers.
+collected: $(FETCHED:%=fetch-%)
+	@$(BIN)/python -m pytest -q --collect-only > build/collected.log 2>&1 || { tail -30 build/collected.log; exit 1; }
 
 $(FETCHED:%=fetch-%): fetch-%: .venv/.ready
 	@$(MAKE) --no-print-directory build/$*/.ready || { rm -rf build/$*; echo "$(LACKING_$*)"; }
@@ -183,9 +188,9 @@ build/smollm2/.ready build/vocabularies/.ready: build/%/.ready: tests/gguf/%.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "mmengine needs Python 3.11 or newer; say which one with: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[serve,test]"
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e ".[serve,test]"
 	@# Without what it requires: triton, a gigabyte that grammars do not use. The rest is in the test extra.
-	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps xgrammar
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt --no-deps xgrammar
 	$(BIN)/python -m mmengine.native
 	@touch $@
 

@@ -83,7 +83,7 @@ PIECES = {"encoder_piece": 40, "encoder_even_patches": 256}  # an image in piece
 
 @pytest.mark.parametrize(
     "settings, replays",
-    [(SWAP, True), (AHEAD | PIECES, False), (AHEAD, True)],
+    [(SWAP, True), (AHEAD | PIECES, False), pytest.param(AHEAD, True, marks=pytest.mark.soak)],
     ids=["drafts and swap, replayed", "two in flight, in pieces", "two in flight, replayed"],
 )
 def test_two_processes_give_the_tokens_of_one(

@@ -88,13 +88,13 @@ def _switched(step):
     return 7 * (step % 2)
 
 
-@pytest.mark.parametrize("weights", ["trained", "random"])
+@pytest.mark.parametrize("weights", [pytest.param("trained", marks=pytest.mark.soak), "random"])
 def test_answers_are_the_same(weights, random_weights, tmp_path):
     check(mixed(22, len(weights), most_tokens=20), random_weights if weights == "random" else None, tmp_path)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("weights", ["trained", "random"])
+@pytest.mark.parametrize("weights", [pytest.param("trained", marks=pytest.mark.soak), "random"])
 def test_answers_of_many_are_the_same(weights, random_weights, tmp_path):
     check(
         mixed(250, seed=100 + len(weights), most_tokens=80),
