@@ -57,6 +57,7 @@ test: .venv/.ready
 
 # Beside reading, which has one core: what tests import is compiled, asserts rewritten, once for all workers.
 collected: $(FETCHED:%=fetch-%)
+	@mkdir -p build
 	@$(BIN)/python -m pytest -q --collect-only > build/collected.log 2>&1 || { tail -30 build/collected.log; exit 1; }
 
 $(FETCHED:%=fetch-%): fetch-%: .venv/.ready
