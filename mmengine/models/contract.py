@@ -39,6 +39,7 @@ Chat = list[dict[str, object]]
 Inputs = dict[str, Tensor]  # of transformers' forward, one prompt: input_ids [1, n] and what belongs to it
 NUM_NEW = 16  # tokens of an answer
 TOLERANCE = 2e-4  # of log-probabilities in float32
+MOST_ROUNDS = 8  # until a row was preempted: on a busy machine images are ready too late for two rows to meet
 NEAR_STEPS = 8  # of bfloat16, by which two logits may be taken for one another
 NEAR_EXPERTS = 2  # of bfloat16: a router's logit of the last expert that is taken, and of the next one
 MOST_NEAR_EXPERTS = 0.5  # of an answer's tokens
@@ -274,7 +275,9 @@ class PluginContract:
             longest = max(inputs["input_ids"].shape[1] for inputs in made.inputs) + NUM_NEW
             settings |= {"max_model_len": longest + 1, "num_blocks": 2 + longest // 4 + longest // 8}
         with self._engine(made, settings, tmp_path / "log") as engine:
-            for _ in range(2):
+            for number in range(MOST_ROUNDS):
+                if number >= 2 and (name != "preempted" or engine.stats().num_preemptions):
+                    break
                 assert [answer.token_ids for answer in self._greedy(engine)] == made.tokens
             stats = engine.stats()
         assert (stats.num_cached_tokens > 0) is (name in ("from the cache", "drafted"))
