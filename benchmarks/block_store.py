@@ -50,7 +50,7 @@ def measure(threads: int, rounds: int, prefix: int, folder: Path) -> Table:
     torch.set_num_threads(threads)
     model, store = longer(cached_folder(), folder / "model"), folder / "store"
     plain = engine(model, threads)
-    computed, kept, fetched, sizes, others = [], [], [], [], 0
+    computed, kept, fetched, others = [], [], [], 0
     warm(plain)
     for number in range(rounds):
         computed.append(first_token(plain, prompt(prefix, number)))
@@ -59,9 +59,10 @@ def measure(threads: int, rounds: int, prefix: int, folder: Path) -> Table:
             kept.append(first_token(writer, prompt(prefix, number)))
         with engine(model, threads, store) as reader:
             warm(reader)
+            before = reader.stats().num_fetched_blocks
             fetched.append(first_token(reader, prompt(prefix, number)))
-            sizes.append(reader.stats().num_fetched_blocks)
-        assert sizes[-1] >= prefix // BLOCK, f"of {prefix // BLOCK} blocks {sizes[-1]} were fetched"
+            num_blocks = reader.stats().num_fetched_blocks - before
+        assert num_blocks == (prefix + QUESTION) // BLOCK, f"{num_blocks} blocks were fetched"
         others += len({token for _, token in (computed[-1], kept[-1], fetched[-1])}) - 1
     plain.close()
     size = sum(path.stat().st_size for path in store.rglob("*") if path.is_file()) / rounds

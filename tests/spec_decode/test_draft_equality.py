@@ -94,7 +94,7 @@ def test_answers_are_the_same(weights, random_weights, tmp_path):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("weights", [pytest.param("trained", marks=pytest.mark.soak), "random"])
+@pytest.mark.parametrize("weights", ["trained", "random"])
 def test_answers_of_many_are_the_same(weights, random_weights, tmp_path):
     check(
         mixed(250, seed=100 + len(weights), most_tokens=80),
