@@ -109,7 +109,9 @@ def _read_whole(folder: Path, resume: Resume) -> ResumeState:
     base = newest_before(folder, min(survey.undelivered.oldest, survey.last + 1))
     if base is None:
         records = iter(LogReader(folder, resume.mode))
-        first = next(records)
+        first = next(records, None)
+        if first is None:
+            raise CorruptLog(f"{folder} has no record yet, not even STARTED")
         if not isinstance(first.event, ev.Started):
             raise CorruptLog(f"{folder} does not begin with STARTED, and no snapshot there can be used")
         started, state = first.event, State(EngineConfig.from_dict(first.event.config))

@@ -33,6 +33,7 @@ from mmengine.fleet.wire import (
 )
 from mmengine.serve.answers import Completion, RequestOutput, engine_failed, in_pieces
 from mmengine.serve.channel import Channel
+from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import core_ids
 
 AVOIDED = 8  # replicas, the last ones of which a request was let down
@@ -154,6 +155,7 @@ class Journey:
             if not self._is_owed:
                 self._channel.end(engine_failed(error))
                 return
+            operator_log.error("request failed", request_id=self._ask.request_id, reason=in_one_line(error))
             self._end_all("error", in_one_line(error))
         self._complete()
 

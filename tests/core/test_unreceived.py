@@ -16,7 +16,7 @@ from mmengine.core.snapshot import snapshot
 from mmengine.core.snapshot.take import body_of
 from mmengine.core.state.digest import state_digest
 from mmengine.core.unreceived import Unreceived
-from mmengine.errors import MMEngineError
+from mmengine.errors import CorruptLog, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.retention import Undelivered
@@ -27,6 +27,7 @@ from mmengine.request import SamplingParams
 from mmengine.simulation.slots import SimulatedExecutor
 from tests.core.small_engine import request, settings_of
 from tests.core.workloads import small_config, small_request
+from tests.events.logs import begin_log
 
 WHOLE = Resume(wanted=lambda name: False)  # asked like this, all of the log is read
 
@@ -324,3 +325,10 @@ def test_what_was_wanted_again_is_forgotten_when_it_is_delivered_again(tmp_path)
     saved = core._unreceived.saved(core.state)
     writer.close()
     assert not saved.begins and not saved.answers
+
+
+def test_a_log_without_a_record_says_so(tmp_path):
+    begin_log(tmp_path)
+    for resume in (Resume(), WHOLE):
+        with pytest.raises(CorruptLog, match="no record yet"):
+            read_resume_state(tmp_path, resume)

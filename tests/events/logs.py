@@ -9,7 +9,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.retention import drop
-from mmengine.events.segment import first_sequence_of, segment_paths
+from mmengine.events.segment import Header, first_sequence_of, segment_name, segment_paths
 from mmengine.events.writer import SEGMENT_BYTES
 from mmengine.request import Adapter, MediaItem, SamplingParams
 
@@ -90,3 +90,9 @@ def read_events(folder: Path) -> list[ev.Event]:
 
 def segments(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.mmlog"))
+
+
+def begin_log(folder: Path) -> None:
+    """As its readers find one between its first segment's header and its first record."""
+    folder.mkdir(exist_ok=True)
+    (folder / segment_name(0)).write_bytes(Header(0, 1, 1, "0").pack())

@@ -1,5 +1,6 @@
 """Responses in the background and batches of a fleet: they outlive its ingress and its replicas."""
 
+import asyncio
 import time
 
 import pytest
@@ -7,16 +8,18 @@ import pytest
 from mmengine.errors import KeepFailed, LogError, QueueFull
 from mmengine.events import lock as locks
 from mmengine.events import vocabulary as ev
-from mmengine.events.log import LogReader
+from mmengine.events.log import LogReader, LogWriter
 from mmengine.fleet import kept as kept_requests
 from mmengine.fleet import ledger as ledgers
 from mmengine.fleet.journey import Patience, ReplicaLost
 from mmengine.fleet.kept import INGRESS, NOT_ADOPTED, REQUESTS, opened
 from mmengine.fleet.ledger import Kept, Ledger
+from mmengine.fleet.lives import Lives
 from mmengine.fleet.wire import Ask, Begun, Here, asked_prompt, encoded
 from mmengine.request import SamplingParams
 from mmengine.serve.prompts import Prompt
 from mmengine.serve.reasoning import NO_REASONING
+from tests.events.logs import begin_log
 from tests.fleet.kept_fleets import Leaving, all_at_once, fleet, killed
 from tests.server.batching import begun as begun_batch
 from tests.server.batching import client_of, ended, line, lines_in
@@ -89,6 +92,22 @@ def test_a_replica_that_is_lost_hands_on_what_it_had_when_its_log_says_so(tmp_pa
         assert text_of(response_ended(one, name)) == TEXT.upper()
         wait_for(lambda: not requests_in(root))
     assert sum(tokens_given(root).values()) > 20
+
+
+def test_a_log_without_a_record_keeps_nobody_from_going_on(tmp_path):
+    """Of a replica that lives it may yet have one; of one that is dead it never will."""
+
+    async def heard():
+        alive = LogWriter(tmp_path / "a")
+        begin_log(tmp_path / "a")
+        lives = Lives(tmp_path, ["r"])
+        waiting = asyncio.ensure_future(lives.heard(["r"]))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        alive.close()
+        assert await waiting == [{}]
+
+    asyncio.run(heard())
 
 
 class Stuck(Leaving):
