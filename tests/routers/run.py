@@ -7,6 +7,7 @@ told apart by its load alone until somebody has computed something; then the ind
 how many blocks of it each replica holds.
 """
 
+import itertools
 import json
 import socket
 import subprocess
@@ -115,22 +116,28 @@ def main() -> None:
 
 
 def show(selector: Selector, replicas: dict[int, Replica]) -> None:
-    engine = replicas[1].engine
-    landed: dict[int, list[int]] = {}
-    for image in range(NUM_IMAGES):
-        for number in range(NUM_QUESTIONS):
-            prompt = question(number, image)
-            prepared = prompt.prepare(engine.processor, "")
-            name = f"{image}-{number}"
-            chosen = selector.ask("select_and_reserve", {**asked(prepared), "selection_id": name})
-            worker = chosen["worker_id"]
-            landed.setdefault(image, []).append(worker)
-            replicas[worker].engine.generate([prompt], max_tokens=4)
-            if number == 0:
-                count = known(selector, asked(prepared), worker)
-                tokens = len(prepared.prompt_token_ids)
-                print(f"image {image}: {tokens} tokens, first on replica {worker}; {count} blocks are known")
-            selector.ask("free_reservation", name)
+    """First questions stand open together: among replicas that do nothing the router chooses by chance."""
+    landed: dict[int, list[int]] = {image: [] for image in range(NUM_IMAGES)}
+
+    def ask(number: int, image: int) -> None:
+        prompt = question(number, image)
+        prepared = prompt.prepare(replicas[1].engine.processor, "")
+        given = asked(prepared)
+        chosen = selector.ask("select_and_reserve", {**given, "selection_id": f"{image}-{number}"})
+        worker = chosen["worker_id"]
+        landed[image].append(worker)
+        replicas[worker].engine.generate([prompt], max_tokens=4)
+        if number == 0:
+            count, tokens = known(selector, given, worker), len(prepared.prompt_token_ids)
+            print(f"image {image}: {tokens} tokens, first on replica {worker}; {count} blocks are known")
+
+    for image in landed:
+        ask(0, image)
+    for image in landed:
+        selector.ask("free_reservation", f"{image}-0")
+    for image, number in itertools.product(landed, range(1, NUM_QUESTIONS)):
+        ask(number, image)
+        selector.ask("free_reservation", f"{image}-{number}")
     for image, workers in landed.items():
         print(f"image {image}: {NUM_QUESTIONS} questions on replicas {sorted(set(workers))}")
     assert all(len(set(workers)) == 1 for workers in landed.values())
