@@ -3,10 +3,11 @@
     build/ray/bin/python benchmarks/batch_killed.py [--requests 1000] [--kill-s 10] [--out FILE]
 
 Both sides answer the same requests with the embedded checkpoint by two workers, greedily, in batches of 64,
-and every so many seconds one worker is killed. Ours is mmengine_ray.batch.AnswerLines, the other a class over
-transformers' `generate`, as a user would write it. Steps of both are paced alike, so that kills come in the
-middle. Tokens are counted where they are computed: of ours in the logs, of the other by a processor of logits
-that writes a byte for each. Needs the environment of `make ray`.
+and every so many seconds one worker is killed, for two minutes: where workers begin and answer a batch slower
+than that, one that keeps nothing would never end. Ours is mmengine_ray.batch.AnswerLines, the other a class
+over transformers' `generate`, as a user would write it. Steps of both are paced alike, so that kills come in
+the middle. Tokens are counted where they are computed: of ours in the logs, of the other by a processor of
+logits that writes a byte for each. Needs the environment of `make ray`.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import numpy as np
 
 STEP_S = 0.03  # that a step takes at least, on either side
 MAX_TOKENS = 48
+KILLED_S = 120
 BATCH = 64
 
 
@@ -124,7 +126,8 @@ class Killer:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._over.wait(self._every_s):
+        until = time.monotonic() + KILLED_S
+        while not self._over.wait(self._every_s) and time.monotonic() < until:
             found = workers(self._name)
             if found:
                 os.kill(self._chosen.choice(sorted(found)), signal.SIGKILL)
@@ -192,6 +195,7 @@ def main() -> None:
         ways, broken = ways_in(logs_in(root))
         assert not broken, broken
         ours_computed = sum(way.num_computed for way in ways.values())
+        print(f"AnswerLines: {len(ours[0])} answers, {ours[2]} kills, {ours[1]:.0f} s", flush=True)
         plain = run(lines, PlainWorker, {"counts": str(counts)}, given.kill_s)
         plain_computed = sum(path.stat().st_size for path in counts.iterdir())
     same = sum(ours[0].get(name) == ids for name, ids in plain[0].items())

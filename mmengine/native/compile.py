@@ -27,8 +27,9 @@ _ISA_FLAGS = {
     "avx512_bf16": _AVX512_BF16,
     "amx": (*_AVX512_BF16, "-mamx-tile", "-mamx-bf16"),
 }
+# Loops begin at a cache line: where they fall otherwise is chance, and a fifth of a kernel's time.
 # No -ffast-math: a request whose numbers are NaN is told so, and that takes NaN to survive.
-_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=fast", "-Wno-psabi")
+_FLAGS = ("-std=c++17", "-O3", "-falign-loops=64", "-fPIC", "-ffp-contract=fast", "-Wno-psabi")
 
 
 def find_compiler() -> str:
