@@ -24,7 +24,7 @@ import numpy as np
 
 STEP_S = 0.03  # that a step takes at least, on either side
 MAX_TOKENS = 48
-KILLED_S = 120
+KILLED_S = 120  # for which workers are killed
 BATCH = 64
 
 

@@ -155,8 +155,9 @@ class Journey:
             if not self._is_owed:
                 self._channel.end(engine_failed(error))
                 return
-            operator_log.error("request failed", request_id=self._ask.request_id, reason=in_one_line(error))
-            self._end_all("error", in_one_line(error))
+            why = in_one_line(error)
+            operator_log.error("request failed", request_id=self._ask.request_id, reason=why)
+            self._end_all("error", why)
         self._complete()
 
     async def _go_on(self, told: Told) -> None:

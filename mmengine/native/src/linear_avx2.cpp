@@ -5,8 +5,6 @@
 
 #if !defined(__AVX512F__)
 
-#include <type_traits>
-
 #include "linear_codes_avx2.h"
 
 namespace mm {
@@ -16,15 +14,10 @@ constexpr int kPiece = 256;  // of k, whose pairs stay in the first cache while 
 constexpr int kTall = 4;     // rows by half a panel, whose sums are in registers
 constexpr int kFew = 2;      // rows by a whole one
 
-// A line is asked of memory into the second cache, and of that into the first one: across the ends of panels and of
-// pages, which the CPU's own prefetchers stop at.
-constexpr int kFarAhead = 8192, kNearAhead = 1024;
-MM_INLINE void fetch_ahead(const char* pair_of_lines) {
-#pragma GCC unroll 2
-  for (int line = 0; line < 128; line += 64) {
-    _mm_prefetch(pair_of_lines + kFarAhead + line, _MM_HINT_T1);
-    _mm_prefetch(pair_of_lines + kNearAhead + line, _MM_HINT_T0);
-  }
+// Of 128 bytes of codes: across the ends of panels and of pages, which the CPU's own prefetchers stop at.
+MM_INLINE void fetch_codes_ahead(const char* codes) {
+  fetch_ahead<8192, 1024>(codes);
+  fetch_ahead<8192, 1024>(codes + 64);
 }
 
 // What comes behind the product of a group: for each of the panel's columns a scale, and where there are mins one,
@@ -134,7 +127,7 @@ template <bool EXACT, class Codes>
 MM_INLINE void decode_some(const Codes& codes, const char* at, int from, int to, char* tile) {
   at += from / Codes::kDeep * 128, tile += from * 64;
   for (int t = from; t < to; t += Codes::kDeep, at += 128, tile += Codes::kDeep * 64) {
-    fetch_ahead(at);
+    fetch_codes_ahead(at);
 #pragma GCC unroll 4
     for (int eight = 0; eight < 4; ++eight) {
       __m256i pairs[Codes::kDeep / 2];
@@ -199,7 +192,7 @@ MM_INLINE void add_some(const Codes& codes, const Scratch* x, const char* at, in
   __m256 found[4] = {sums[0], sums[1], sums[2], sums[3]};  // in registers, whatever sums is
   at += from / Codes::kDeep * 128;
   for (int t = from; t < to; t += Codes::kDeep, at += 128) {
-    if constexpr (std::is_same_v<Codes, Int8Codes>) fetch_ahead(at);  // the others wait for lookups, not for memory
+    if constexpr (Codes::kPlain) fetch_codes_ahead(at);
 #pragma GCC unroll 4
     for (int eight = 0; eight < 4; ++eight) {
       __m256 values[Codes::kDeep];

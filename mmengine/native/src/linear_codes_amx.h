@@ -11,14 +11,6 @@
 
 namespace mm {
 
-// A line is asked of memory into the second cache, and of that into the first one; the first cache alone has too few
-// lines on their way.
-constexpr int kFarAhead = 16384, kNearAhead = 1024;
-MM_INLINE void fetch_ahead(const char* line) {
-  _mm_prefetch(line + kFarAhead, _MM_HINT_T1);
-  _mm_prefetch(line + kNearAhead, _MM_HINT_T0);
-}
-
 // Of a group, for 8 columns and the two values of a pair of k each.
 struct PairScales {
   f16v scales[4], mins[4];
@@ -124,12 +116,12 @@ template <class Weights, class Sink>
 MM_INLINE void decode_steps(const mm_linear& linear, const char* group, Sink& sink) {
   const Weights weights(linear, group);
   const char* codes = group + codes_at(linear);
-  for (const char* line = group; line < codes; line += 64) fetch_ahead(line);
+  for (const char* line = group; line < codes; line += 64) fetch_ahead<16384, 1024>(line);
   for (int step = 0; step < linear.group; step += kStep) {
     char* out = sink.room();
     for (int t = 0; t < kStep; t += 4, codes += Weights::kBytes, out += 256) {
 #pragma GCC unroll 2
-      for (int line = 0; line < Weights::kBytes; line += 64) fetch_ahead(codes + line);
+      for (int line = 0; line < Weights::kBytes; line += 64) fetch_ahead<16384, 1024>(codes + line);
       weights.four(codes, out);
     }
     sink.decoded();

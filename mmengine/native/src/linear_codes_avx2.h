@@ -40,12 +40,14 @@ inline int odd_span(int64_t group) { return group > 128 ? 8 : 4; }
 inline int odd_place(int64_t group, int64_t t) { return (int)(t / odd_span(group)); }
 
 // A group in registers. pairs(): what 32 bytes stand for, those of `eight` of the panel's columns, in pairs of
-// bfloat16, kDeep of k; values(): in float32. kScaled: times their scales, which else come behind the product.
+// bfloat16, kDeep of k; values(): in float32. kScaled: times their scales, which else come behind the product. kPlain:
+// they are the numbers themselves, so that one row waits for memory rather than for lookups.
 // known_until(): where codes from t on end that may be taken as they are; the others, by pairs<true>, end at
 // odd_until().
 struct Fp8Codes {
   static constexpr int kDeep = 4;
   static constexpr bool kScaled = true;
+  static constexpr bool kPlain = false;
   __m256i low[2], high[2];  // of 16 columns, by the 4 low bits of a code
   const float* scales;
   uint32_t odd;
@@ -138,6 +140,7 @@ struct Fp8Codes {
 struct Int8Codes {
   static constexpr int kDeep = 4;
   static constexpr bool kScaled = false;
+  static constexpr bool kPlain = true;
 
   int size;
 
@@ -163,6 +166,7 @@ struct Int8Codes {
 struct Int4Codes {
   static constexpr int kDeep = 8;
   static constexpr bool kScaled = false;
+  static constexpr bool kPlain = false;
 
   int size;
 
