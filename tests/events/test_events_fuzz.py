@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import WITH_OWN_PEAK
+
 ROOT = Path(__file__).resolve().parents[2]
 needs_atheris = pytest.mark.skipif(
     importlib.util.find_spec("atheris") is None,
@@ -15,7 +17,7 @@ needs_atheris = pytest.mark.skipif(
 
 
 def fuzz(folder, *options):
-    command = [sys.executable, "-m", "tests.events.fuzz_reader", str(folder), *options]
+    command = [*WITH_OWN_PEAK, sys.executable, "-m", "tests.events.fuzz_reader", str(folder), *options]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 

@@ -18,6 +18,7 @@ from mmengine.replay import request_lines, step_lines, verify
 from mmengine.request import MediaItem, SamplingParams
 from tests.core.small_engine import settings_of
 from tests.events.logs import column, rewrite, write_log
+from tests.forked import WITH_OWN_PEAK
 from tests.replay.runs import busy_run
 
 replace = msgspec.structs.replace
@@ -86,7 +87,7 @@ def test_settings_take_little_memory(tmp_path, max_model_len, refused, mib):
         "except CorruptLog as error:\n    print(error)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
-    command = [sys.executable, "-c", program, str(tmp_path / "log")]
+    command = [*WITH_OWN_PEAK, sys.executable, "-c", program, str(tmp_path / "log")]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert ("claims more" in lines[0]) == refused and int(lines[-1]) < mib * 1024
 
