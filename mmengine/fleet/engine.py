@@ -17,6 +17,7 @@ from mmengine.errors import ConfigError, InvalidRequest, QueueFull, RequestFaile
 from mmengine.fleet.journey import Carrier, Journey, Patience, ReplicaLost
 from mmengine.fleet.kept import KeptRequests
 from mmengine.fleet.ledger import Kept
+from mmengine.fleet.media import fetched
 from mmengine.fleet.metrics import FleetMetrics
 from mmengine.fleet.routing import affinity
 from mmengine.fleet.wire import (
@@ -37,7 +38,6 @@ from mmengine.serve.answers import RequestOutput, engine_failed
 from mmengine.serve.async_forms import AsyncForms
 from mmengine.serve.channel import Channel
 from mmengine.serve.health import Readiness
-from mmengine.serve.media_urls import PromptMedia, names_urls
 from mmengine.serve.operators import operator_log
 from mmengine.serve.options import SUBMIT, Options, SubmitOptions, make_options
 from mmengine.serve.prompts import Prompt, Prompted, request_ids
@@ -121,11 +121,10 @@ class FleetEngine(AsyncForms):
 
     async def count(self, prompt: Prompted) -> int:
         """Tokens of a prompt with its media, as a replica prepares it. Raises what comes out of a stream."""
-        given = Prompt.of(prompt)
-        if names_urls(given):
-            media = await asyncio.to_thread(PromptMedia, given)
-            given = await asyncio.to_thread(media.prompt)
-            media.release()
+        async with fetched(Prompt.of(prompt)) as given:
+            return await self._count(given)
+
+    async def _count(self, given: Prompt) -> int:
         ask = Ask(self._new_id(), asked_prompt(given), SamplingParams(), is_count=True)
         for _ in range(COUNT_TRIES):
             with suppress(ReplicaLost, TimeoutError):
@@ -188,15 +187,8 @@ class FleetEngine(AsyncForms):
                 self._kept.drop(channel.request_id)  # as it is handed over, it is delivered
 
     async def _asked(self, channel: Channel, prompt: Prompt, options: SubmitOptions) -> None:
-        if not names_urls(prompt):
-            await self._travel(channel, prompt, options)
-            return
-        # Here, so that whoever goes on has the same bytes.
-        media = await asyncio.to_thread(PromptMedia, prompt, None, lambda: channel.closed)
-        try:
-            await self._travel(channel, await asyncio.to_thread(media.prompt), options)
-        finally:
-            media.release()
+        async with fetched(prompt, lambda: channel.closed) as given:
+            await self._travel(channel, given, options)
 
     async def _travel(self, channel: Channel, prompt: Prompt, options: SubmitOptions) -> None:
         asked = channel.options
