@@ -8,7 +8,7 @@ same weights says what the first one would have said.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from typing import NamedTuple, Protocol
 
@@ -110,6 +110,7 @@ class Journey:
         self._last: RequestOutput | None = None
         self._num_prompt_tokens = 0
         self._avoid: list[str] = []
+        self._deaths = 0  # in a row, of replicas that had it whole
         self._num_dodges = 0  # how often the ring led where it is not to go
         self.news_at = time.monotonic()  # when something was said of it last
         self.is_unheard = True  # nobody who lives has it
@@ -117,7 +118,7 @@ class Journey:
     @property
     def num_tokens(self) -> int:
         """That were forwarded."""
-        return sum(len(told.token_ids) for told in self._told)
+        return _num_said(self._told)
 
     @property
     def _is_owed(self) -> bool:
@@ -144,7 +145,7 @@ class Journey:
             await self._persist(
                 lambda: self._leg(self._ask_for_all()),
                 lambda: self._channel.accepted.is_set,
-                self._core_ids,
+                self._told,
             )
             await _all(self._go_on(told) for told in self._told if told.last is None)
         except asyncio.CancelledError:
@@ -161,17 +162,16 @@ class Journey:
         self._complete()
 
     async def _go_on(self, told: Told) -> None:
-        core_id = self._core_ids[told.index]
-        await self._persist(lambda: self._leg(self._ask_for(told)), lambda: told.last is not None, [core_id])
+        await self._persist(lambda: self._leg(self._ask_for(told)), lambda: told.last is not None, [told])
 
     async def _persist(
-        self, leg: Callable[[], Awaitable[None]], is_done: Callable[[], bool], names: Collection[str]
+        self, leg: Callable[[], Awaitable[None]], is_done: Callable[[], bool], choices: Sequence[Told]
     ) -> None:
-        """Legs of the choices with these core ids, until one comes to its end, or `is_done` says that no
-        other is to begin."""
-        pause, deaths = FIRST_PAUSE_S, 0
+        """Legs of these choices, until one comes to its end, or `is_done` says that no other is to begin."""
+        names = [self._core_ids[told.index] for told in choices]
+        pause, deaths = FIRST_PAUSE_S, 0 if _num_said(choices) else self._deaths
         while not is_done() and not self._is_late():
-            before = self.news_at
+            before, said_before = self.news_at, _num_said(choices)
             try:
                 await leg()
                 return
@@ -179,11 +179,13 @@ class Journey:
                 if self._keeper is not None and move.replica:
                     self.is_unheard = False  # it is known who may have it
                     await self._keeper.released(move.replica, names)
+                # What kills replicas is taken by each of them before, and says no token.
+                deaths = move.is_death + (deaths if _num_said(choices) == said_before else 0)
                 if is_done():
+                    self._deaths = deaths
                     return
                 if self.news_at != before:
-                    pause, deaths = FIRST_PAUSE_S, 0
-                deaths += move.is_death
+                    pause = FIRST_PAUSE_S
                 if deaths >= self._patience.deaths:
                     raise RequestFailed(
                         f"{deaths} replicas in a row ended without a token of it, and it may be why: {move}"
@@ -243,6 +245,8 @@ class Journey:
                     raise self._let_down(replica, "it stopped in the middle") from None
                 except ReplicaLost as lost:
                     raise self._let_down(replica, f"it is lost ({lost})") from None
+                except QueueFull as full:  # of the way to all replicas
+                    self._refuse(full, replica, is_first=not self._channel.accepted.is_set)
                 except TimeoutError:
                     self._num_dodges += bool(replica)
                     raise self._let_down(replica, "it is silent") from None
@@ -345,6 +349,11 @@ class Journey:
         )
         self._channel.put(msgspec.structs.replace(self._last, completion=completion))
         self._channel.wake()
+
+
+def _num_said(choices: Iterable[Told]) -> int:
+    """Tokens of them."""
+    return sum(len(told.token_ids) for told in choices)
 
 
 async def _all(ways: Iterable[Coroutine[None, None, None]]) -> None:

@@ -24,6 +24,7 @@ from mmengine.fleet.wire import (
 from mmengine.request import SamplingParams
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.prompts import Prompt
+from mmengine.serve.reasoning import NO_REASONING
 from tests.fleet.carriers import LocalCarrier, ReplicaProcess, SocketCarrier
 from tests.serve.serve_fakes import EchoExecutor, EchoProcessor, builder
 from tests.server.running import SlowEcho
@@ -70,7 +71,7 @@ async def told(stream, sometimes=None):
 def test_replicas_are_cut_off_one_after_the_other():
     async def go():
         chosen, kept = random.Random(5), [replica(name) for name in "abcdef"]
-        engine, carrier = fleet(*kept)
+        engine, carrier = fleet(*kept, patience=SHORT._replace(deaths=100))
         streams = [engine.stream(Prompt(text=f"{n} {TEXT}"), max_tokens=300, n=1 + n % 3) for n in range(8)]
         tasks = [asyncio.create_task(told(stream)) for stream in streams]
         for each in chosen.sample(kept, 5):
@@ -170,14 +171,16 @@ def test_an_engine_that_stopped_is_a_reason_to_move_and_to_be_unhealthy():
     asyncio.run(go())
 
 
-def test_what_kills_every_replica_is_given_up():
+@pytest.mark.parametrize("words", [[], [Begun(NO_REASONING, None, {}, 3)]], ids=["at once", "in a step"])
+def test_what_kills_every_replica_is_given_up(words):
     async def go():
         kept = [replica(name) for name in "abcd"]
         engine, carrier = fleet(*kept)
 
         def kill(name):
             async def run(data):
-                yield encoded(Here(name))
+                for word in (Here(name), *words):
+                    yield encoded(word)
                 carrier.lose(name)
                 await asyncio.sleep(1000)
 
@@ -189,6 +192,35 @@ def test_what_kills_every_replica_is_given_up():
             await told(engine.stream(Prompt(text=TEXT)))
         assert len(carrier.replicas) == 1
         await closed(engine, *kept)
+
+    asyncio.run(go())
+
+
+def test_a_full_way_to_all_replicas_is_waited_for_by_who_was_answered():
+    """It is refused only to who has not been taken yet."""
+
+    async def go():
+        one, two = replica("a"), replica("b")
+        engine, carrier = fleet(one, two)
+        call, full = carrier.call, [True] * 3
+
+        async def call_unless_full(key, data):
+            if len(carrier.replicas) == 1 and full:
+                full.pop()
+                raise QueueFull("the queue before all replicas is full")
+            async for word in call(key, data):
+                yield word
+
+        carrier.call = call_unless_full
+        stream = engine.stream(Prompt(text=TEXT))
+        said = asyncio.create_task(told(stream))
+        await stream.accepted()
+        carrier.lose(carrier.calls[0][0])
+        assert (await said)[0] == (TEXT.upper(), ["stop"]) and not full
+        full.append(True)
+        with pytest.raises(QueueFull, match="before all replicas"):
+            await engine.generate(Prompt(text=TEXT))
+        await closed(engine, one, two)
 
     asyncio.run(go())
 
