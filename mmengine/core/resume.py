@@ -13,7 +13,7 @@ from mmengine.core.snapshot.body import Body
 from mmengine.core.snapshot.snapshot import newest_before, newest_first
 from mmengine.core.state.state import State
 from mmengine.core.unreceived import ResumedAnswer, Unreceived, restored
-from mmengine.errors import ConfigError, CorruptLog
+from mmengine.errors import ConfigError, CorruptLog, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, Record
 from mmengine.events.recovery import Cut, Mode
@@ -79,7 +79,8 @@ def read_resume_state(folder: Path, resume: Resume) -> ResumeState:
     """Fold the log in `folder`, from the newest snapshot on that knows of each answer that nobody received.
 
     Where none does, and where all is wanted (`strict`, or answers that were delivered), the whole log is
-    read. Raises LogError when there is none, CorruptLog when it is damaged."""
+    read. Raises LogError when there is none, or this build does not know its settings, CorruptLog when it is
+    damaged, OSError."""
     if resume.mode != "strict" and resume.wanted is None:
         before = BEHIND_ALL
         while (base := _newest_known(folder, before)) is not None:
@@ -114,7 +115,7 @@ def _read_whole(folder: Path, resume: Resume) -> ResumeState:
             raise CorruptLog(f"{folder} has no record yet, not even STARTED")
         if not isinstance(first.event, ev.Started):
             raise CorruptLog(f"{folder} does not begin with STARTED, and no snapshot there can be used")
-        started, state = first.event, State(EngineConfig.from_dict(first.event.config))
+        started, state = first.event, State(_config_of(first.event, folder))
         evolve(state, started)
     else:
         state, body = base
@@ -122,6 +123,16 @@ def _read_whole(folder: Path, resume: Resume) -> ResumeState:
     unreceived = Unreceived()
     _fold(state, unreceived, _without_gap(records, 1 if base is None else body.sequence + 1), resume.wanted)
     return _resumed(started, state, unreceived, survey.fingerprints, resume, survey.cuts)
+
+
+def _config_of(started: ev.Started, folder: Path) -> EngineConfig:
+    try:
+        return EngineConfig.from_dict(started.config)
+    except ConfigError as error:
+        raise LogError(
+            f"the log in {folder} was begun by mmengine {started.engine_version}, with settings that this "
+            f"build, {__version__}, does not take: {error}"
+        ) from None
 
 
 def _resumed(

@@ -58,9 +58,13 @@ class Lives:
         self._turns: defaultdict[Path, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def _logs_before(self) -> Iterator[Path]:
-        """Logs that may have what is wanted."""
+        """Logs that may have what is wanted; one whose files cannot be looked at may, too."""
         for log in sorted(self._root.iterdir()):
-            written = [path.stat().st_mtime for path in segment_paths(log)] if log.is_dir() else []
+            try:
+                written = [path.stat().st_mtime for path in segment_paths(log)] if log.is_dir() else []
+            except (LogError, OSError):
+                yield log
+                continue
             if written and max(written) >= self._since - SLACK_S:
                 yield log
 

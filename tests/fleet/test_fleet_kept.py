@@ -5,10 +5,12 @@ import time
 
 import pytest
 
+from mmengine.core.decide.schedule import decision_version
 from mmengine.errors import KeepFailed, LogError, QueueFull
 from mmengine.events import lock as locks
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
+from mmengine.events.segment import segment_name
 from mmengine.fleet import kept as kept_requests
 from mmengine.fleet import ledger as ledgers
 from mmengine.fleet.journey import Patience, ReplicaLost
@@ -19,8 +21,8 @@ from mmengine.fleet.wire import Ask, Begun, Here, asked_prompt, encoded
 from mmengine.request import SamplingParams
 from mmengine.serve.prompts import Prompt
 from mmengine.serve.reasoning import NO_REASONING
-from tests.events.logs import begin_log
-from tests.fleet.kept_fleets import Leaving, all_at_once, fleet, killed
+from tests.events.logs import begin_log, column, write_log
+from tests.fleet.kept_fleets import CONFIG, Leaving, all_at_once, fleet, killed
 from tests.server.batching import begun as begun_batch
 from tests.server.batching import client_of, ended, line, lines_in
 from tests.server.running import wait_for
@@ -108,6 +110,19 @@ def test_a_log_without_a_record_keeps_nobody_from_going_on(tmp_path):
         assert await waiting == [{}]
 
     asyncio.run(heard())
+
+
+def test_logs_that_cannot_be_read_keep_nobody_from_going_on(tmp_path):
+    """One of another version, one that is a link, and one that has an answer."""
+    settings = CONFIG.as_dict()
+    for name, config in (("a", {"of_another_version": 1}), ("b", settings), ("c", settings)):
+        started = ev.Started(1, "9.0", decision_version(CONFIG), config, {}, CONFIG.num_blocks)
+        queued = ev.Queued("r", column(1, 2), SamplingParams(seed=1))
+        write_log(tmp_path / name, [started, queued])
+    segment = tmp_path / "b" / segment_name(0)
+    segment.symlink_to(segment.rename(tmp_path / "elsewhere"))
+    found = asyncio.run(Lives(tmp_path, ["r"]).heard(["r"]))
+    assert [list(each) for each in found] == [[], [], ["r"]]
 
 
 class Stuck(Leaving):
