@@ -33,7 +33,7 @@ class OpenLog:
         far, unless that is wanted."""
         if self.resumed is None:
             return
-        before = {**self.resumed.started.fingerprints, **self.resumed.fingerprints}
+        before = self.resumed.last_fingerprints
         changed = [
             f"{name} (was {_short(before.get(name))}, is {_short(now.get(name))})"
             for name in sorted({*before, *now})

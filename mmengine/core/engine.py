@@ -171,6 +171,11 @@ class EngineCore:
         )
 
     @property
+    def fingerprints(self) -> dict[str, str]:
+        """Of the model with which the log was begun."""
+        return self._started.fingerprints
+
+    @property
     def awaits_grammars(self) -> bool:
         """Whether requests are there and none can run before a grammar is compiled, or a store answers."""
         return bool(self.state.requests) and not (self._dispatched or self._is_decided or self._source)

@@ -53,6 +53,11 @@ class ResumeState:
     mode: str = "tail"
     cuts: tuple[tuple[str, int, int], ...] = ()
 
+    @property
+    def last_fingerprints(self) -> dict[str, str]:
+        """Of the model that wrote the log last."""
+        return {**self.started.fingerprints, **self.fingerprints}
+
     def config_for(self, given: EngineConfig) -> EngineConfig:
         """The log's settings, with those of `given` that no decision depends on. Raises ConfigError for
         one that was given and differs."""

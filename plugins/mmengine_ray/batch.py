@@ -4,7 +4,8 @@
 
 Ray gives the rows of a worker that died to another one, as a whole batch. That one looks into the logs below
 `root` that nobody writes any more: an answer that stands there is taken, one that was begun goes on behind
-its tokens. A request without a seed has one by its id, so that it is the same request wherever it runs.
+its tokens. A request without a seed has one by its id, so that it is the same request wherever it runs. It is
+known by its whole line, of which the log has a digest: another request may have its id, or another job.
 """
 
 import hashlib
@@ -27,10 +28,11 @@ from mmengine.errors import LogError, MMEngineError
 from mmengine.events.lock import is_locked
 from mmengine.events.segment import segment_paths
 from mmengine.serve.answers import Choice, Completion
-from mmengine.serve.batchfile import RequestFile
+from mmengine.serve.batchfile import RequestFile, numbered_lines
 from mmengine.serve.batching import Answered, Job, run_batch
 from mmengine.serve.detokenize import Stops
 from mmengine.serve.engine import Engine
+from mmengine.serve.operators import operator_log
 from mmengine.serve.options import Options
 from mmengine.serve.texts import with_texts
 
@@ -59,7 +61,7 @@ class AnswerLines:
         config = msgspec.convert(dict(engine or {}), EngineConfig)
         made_by = _imported(builder) if builder else None
         self._engine = Engine(model, config=config, log=self._log, builder=made_by)
-        self._left: dict[str, ResumedAnswer] = {}  # of the dead, by core id
+        self._left: dict[bytes, ResumedAnswer] = {}  # of the dead, by what was asked
         self._read: set[Path] = {self._log}
         self._told: list[str] = []  # that the batch before gave, and Ray has by now
 
@@ -68,12 +70,11 @@ class AnswerLines:
             self._engine.requests.delivered(request_id)
         self._told = []
         self._look_at_the_dead()
-        lines = [str(line) for line in batch["text"]]
-        file = RequestFile(io.BytesIO("\n".join(lines).encode()), self._base_folder)
-        jobs = _Jobs(file, self._left, self._engine)
+        lines = "\n".join(str(line) for line in batch["text"]).encode()
+        jobs = _Jobs(lines, self._base_folder, self._left, self._engine)
         answers: dict[int, bytes] = {}
         for place, answer in run_batch(self._engine, jobs, received=False):
-            answers[place] = file.answer_line(place, jobs.done.get(place, answer))
+            answers[place] = jobs.file.answer_line(place, jobs.done.get(place, answer))
             if isinstance(answer, Completion):
                 self._told.append(answer.request_id)
         texts = [answers[place].decode().rstrip("\n") for place in sorted(answers)]
@@ -82,30 +83,38 @@ class AnswerLines:
     def _look_at_the_dead(self) -> None:
         """Into logs that nobody writes, once each."""
         for log in sorted(self._root.iterdir()):
-            if log in self._read or not log.is_dir() or not segment_paths(log) or is_locked(log):
+            if log in self._read or not log.is_dir():
                 continue
-            self._read.add(log)
             try:
-                self._left |= read_resume_state(log, Resume()).answers
-            except LogError:  # then all of it is computed again
-                continue
+                if not segment_paths(log) or is_locked(log):
+                    continue
+                found = read_resume_state(log, Resume())
+            except (LogError, OSError) as error:  # then all of it is computed again
+                operator_log.warning("a log of before cannot be read", log=log.name, reason=str(error))
+            else:
+                if (
+                    found.last_fingerprints == self._engine.built.core.fingerprints
+                ):  # else it says other tokens
+                    self._left |= {each.queued.envelope: each for each in found.answers.values()}
+            self._read.add(log)
 
 
 class _Jobs:
-    """Jobs of a file's lines, from where the dead came. `done`: by place, the answers that they gave
-    whole."""
+    """Jobs of `lines`, from where the dead came. `done`: by place, the answers that they gave whole."""
 
-    def __init__(self, file: RequestFile, left: dict[str, ResumedAnswer], engine: Engine):
-        self._file, self._left, self._engine = file, left, engine
+    def __init__(self, lines: bytes, base_folder: Path, left: dict[bytes, ResumedAnswer], engine: Engine):
+        self.file = RequestFile(io.BytesIO(lines), base_folder)
+        self._lines, self._base_folder, self._left, self._engine = lines, base_folder, left, engine
         self.done: dict[int, Completion | MMEngineError] = {}
 
     def __iter__(self) -> Iterator[Job | MMEngineError | Answered]:
-        for place, job in enumerate(self._file):
+        lines = (line for _, line in numbered_lines(io.BytesIO(self._lines)))
+        for place, (job, line) in enumerate(zip(self.file, lines, strict=True)):
             if not isinstance(job, tuple) or isinstance(job, Answered):
                 yield job
                 continue
-            prompt, options = job[0], _seeded(job[1])
-            left = self._left.get(options.request_id)
+            prompt, options = job[0], replace(_seeded(job[1]), envelope=self._asked(line or b""))
+            left = self._left.get(options.envelope)
             if left is None or left.was_given_up or options.sampling.n != 1:
                 yield prompt, options
             elif left.reason:
@@ -115,6 +124,12 @@ class _Jobs:
                 yield prompt, options  # what was told of the first tokens is not here
             else:
                 yield prompt, replace(options, outputs=list(left.token_ids))
+
+    def _asked(self, line: bytes) -> bytes:
+        """The same for the same request alone, whose media stand below the same folder."""
+        digest = hashlib.blake2b(b"%s\0" % os.fsencode(self._base_folder), digest_size=16)
+        digest.update(line)
+        return msgspec.json.encode({"api": "batch", "digest": digest.hexdigest()})
 
 
 def _seeded(options: Options) -> Options:

@@ -9,9 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
+from mmengine.core.resume import Resume, read_resume_state
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import LogReader
+from mmengine.events.segment import segment_name
 from mmengine.replay.ask.fleet import logs_in, ways_in
+from mmengine_ray import batch
 from mmengine_ray.batch import AnswerLines
+from tests.events.logs import rewrite
 
 WORKER = """
 import json, sys
@@ -72,3 +79,90 @@ def test_rows_of_a_dead_worker(tmp_path):
     assert gone_on, "none was half an answer"
     for way in gone_on:
         assert way.stops[1].num_given == way.stops[0].num_said and way.num_computed == way.num_tokens
+
+
+def line(name, text, **fields):
+    return json.dumps(
+        {"custom_id": name, "messages": [{"role": "user", "content": text}], "max_tokens": 60, **fields}
+    )
+
+
+ASKED = [line("whole", "short"), line("half", "a long one " * 3)]
+OF_WHOLE, OF_HALF = ("whole", "SHORT"), ("half", "A LONG ONE " * 3)
+NUM_STEPS = 4  # behind the end of the shorter answer, after which the worker is dead
+
+
+@pytest.fixture(scope="module")
+def died(tmp_path_factory):
+    """Records of a worker that was asked `ASKED`."""
+    root = tmp_path_factory.mktemp("before")
+    worker = AnswerLines(str(root), builder="tests.fleet.echo:build")
+    assert answers(worker, ASKED) == [OF_WHOLE, OF_HALF]
+    worker._engine.close()
+    records = list(LogReader(worker._log))
+    ends = [place for place, each in enumerate(records) if isinstance(each.event, ev.Finished)]
+    steps = [place for place, each in enumerate(records) if isinstance(each.event, ev.Executed)]
+    assert [records[place].event.request_id for place in ends] == ["whole", "half"]
+    last = [place for place in steps if place > ends[0]][NUM_STEPS - 1]
+    assert last < ends[1]
+    return records[: last + 1]
+
+
+def num_left(log):
+    """Tokens of the answer that is not whole."""
+    return len(read_resume_state(log, Resume()).answers["half"].token_ids)
+
+
+def answered(root, given, **options):
+    """Answers of a worker among the logs in `root`, and by id how many tokens were at hand of those that it
+    computed."""
+    worker = AnswerLines(str(root), builder="tests.fleet.echo:build", **options)
+    found = answers(worker, given)
+    worker._engine.close()
+    queued = [each.event for each in LogReader(worker._log) if isinstance(each.event, ev.Queued)]
+    return found, {each.request_id: len(each.outputs) // 4 for each in queued}
+
+
+def test_what_the_dead_left_is_taken_for_the_same_request_alone(died, tmp_path):
+    rewrite(died, tmp_path / "dead")
+    assert num_left(tmp_path / "dead") > NUM_STEPS
+    assert answered(tmp_path, ASKED) == ([OF_WHOLE, OF_HALF], {"half": num_left(tmp_path / "dead")})
+    others = [line("whole", "a river"), line("half", "a planet")]
+    assert answered(tmp_path, others) == (
+        [("whole", "A RIVER"), ("half", "A PLANET")],
+        {"whole": 0, "half": 0},
+    )
+    shorter = [line("whole", "short", max_tokens=3), line("half", "a long one " * 3, max_tokens=5)]
+    assert answered(tmp_path, shorter) == ([("whole", "SHO"), ("half", "A LON")], {"whole": 0, "half": 0})
+    (tmp_path / "media").mkdir()
+    assert answered(tmp_path, ASKED, base_folder=str(tmp_path / "media"))[1] == {"whole": 0, "half": 0}
+
+
+def begun_with(records, **fields):
+    """The same, with another STARTED."""
+    first = records[0]
+    return [replace(first, event=replace(first.event, **fields)), *records[1:]]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"fingerprints": {"weights": "others"}}, {"config": {"of_another_version": 1}}]
+)
+def test_a_log_of_another_model_or_version_is_left_alone(died, tmp_path, fields):
+    rewrite(begun_with(died, **fields), tmp_path / "dead")
+    assert answered(tmp_path, ASKED) == ([OF_WHOLE, OF_HALF], {"whole": 0, "half": 0})
+
+
+def test_logs_that_cannot_be_read_cost_no_other_one(died, tmp_path, monkeypatch):
+    for name in ("a linked", "b refused", "dead"):
+        rewrite(died, tmp_path / name)
+    segment = tmp_path / "a linked" / segment_name(0)
+    segment.symlink_to(segment.rename(tmp_path / "elsewhere"))
+    read = batch.read_resume_state
+
+    def refused(log, resume):
+        if log.name == "b refused":
+            raise PermissionError(13, "Permission denied", str(log))
+        return read(log, resume)
+
+    monkeypatch.setattr(batch, "read_resume_state", refused)
+    assert answered(tmp_path, ASKED) == ([OF_WHOLE, OF_HALF], {"half": num_left(tmp_path / "dead")})
