@@ -2,22 +2,23 @@
 
 Each shard has a log of its own, which one process writes: the lock on it says whether somebody is at work
 there. Who is done with its own shard takes up those that are unfinished and that nobody holds, with all that
-their logs know, half answers included. Who sees that all are answered joins the answers into one file.
+their logs know, half answers included. Who sees that all are answered joins the answers into one file. What
+stands there already counts only where its log was begun with this request file.
 """
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from mmengine.cli.batch import INTERRUPTED
-from mmengine.errors import InvalidRequest, LogError
+from mmengine.errors import InvalidRequest, LogError, MMEngineError
 from mmengine.events.files import sync_data
 from mmengine.events.lock import is_locked, lock
-from mmengine.serve.batch_progress import RequestIndex
+from mmengine.serve.batch_progress import RequestIndex, answered_in
 from mmengine.serve.batchfile import Shard
 
 LOOK_AGAIN_S = 1.0  # whether a shard that somebody holds was finished, or abandoned
@@ -32,12 +33,14 @@ class Shards:
         if own.index >= own.count:
             raise InvalidRequest(f"--shard {own.index} is none of --shards {own.count}; they count from 0")
         self._out, self._log, self._own = out, log, own
-        self._num_lines = RequestIndex(requests).num_in_file
+        self._index = RequestIndex(requests)
+        self._answered: set[Shard] = set()
         self._console = Console(stderr=True)
         log.mkdir(parents=True, exist_ok=True)
 
     def run(self, run_shard: RunShard) -> int:
-        """Until all shards are answered, by whomever: 0; 130 when a signal ended it before."""
+        """Until all shards are answered, by whomever: 0; 130 when a signal ended it before. Raises LogError
+        for a log of another request file, InvalidRequest for answers of another one."""
         while unfinished := [shard for shard in self._in_order() if not self._is_answered(shard)]:
             free = next((shard for shard in unfinished if not is_locked(self.log_of(shard))), None)
             if free is None:
@@ -62,20 +65,32 @@ class Shards:
         self._console.print(text, highlight=False, soft_wrap=True)
 
     def _in_order(self) -> Iterator[Shard]:
+        """From the own one on. One without a line is nobody's work."""
         count = self._own.count
-        return (Shard((self._own.index + step) % count, count) for step in range(count))
+        shards = (Shard((self._own.index + step) % count, count) for step in range(count))
+        return (shard for shard in shards if shard.num_of(len(self._index)))
 
     def log_of(self, shard: Shard) -> Path:
         return self._log / f"shard-{shard.index}-of-{shard.count}"
 
     def _is_answered(self, shard: Shard) -> bool:
-        """By the lines of its answers: each request of it has one in the end."""
+        """Whether each request of it has its answer, and nobody writes there. Remembered: it stays so."""
+        log = self.log_of(shard)
+        if shard in self._answered:
+            return True
+        if is_locked(log):
+            return False
+        index = self._index.of(shard)
         try:
-            with answers_of(self._out, shard).open("rb") as file:
-                found = sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(_CHUNK), b""))
-        except FileNotFoundError:
-            found = 0
-        return found >= shard.num_of(self._num_lines)
+            is_begun = index.is_begun(log)
+            answered = answered_in(answers_of(self._out, shard), index) if is_begun else set()
+        except MMEngineError:
+            if is_locked(log):  # meanwhile: what is there of before is about to go
+                return False
+            raise
+        if len(answered) == len(index) and not is_locked(log):
+            self._answered.add(shard)
+        return shard in self._answered
 
     def _join(self) -> None:
         """One file of all answers, once: the others wait until it is there."""
@@ -87,20 +102,31 @@ class Shards:
                 time.sleep(LOOK_AGAIN_S)
         try:
             parts = [answers_of(self._out, shard) for shard in sorted(self._in_order())]
-            size = sum(part.stat().st_size for part in parts)
-            if self._out.exists() and self._out.stat().st_size == size:
+            if self._is_joined(parts):
                 return
             aside = self._out.with_name(f"{self._out.name}.part")
             with aside.open("wb") as file:
-                for part in parts:
-                    with part.open("rb") as source:
-                        shutil.copyfileobj(source, file, _CHUNK)
+                for chunk in _chunks(parts):
+                    file.write(chunk)
                 file.flush()
                 sync_data(file.fileno())
             aside.replace(self._out)
-            self._say(f"all {self._num_lines} lines have their answers in {self._out}")
+            self._say(f"all {len(self._index)} lines have their answers in {self._out}")
         finally:
             os.close(held)
+
+    def _is_joined(self, parts: list[Path]) -> bool:
+        """By its bytes: answers to another request file may be as long."""
+        if not self._out.exists() or self._out.stat().st_size != sum(part.stat().st_size for part in parts):
+            return False
+        with self._out.open("rb") as file:
+            return all(file.read(len(chunk)) == chunk for chunk in _chunks(parts))
+
+
+def _chunks(parts: list[Path]) -> Iterator[bytes]:
+    for part in parts:
+        with part.open("rb") as file:
+            yield from iter(partial(file.read, _CHUNK), b"")
 
 
 def answers_of(out: Path, shard: Shard) -> Path:

@@ -5,6 +5,7 @@ with its custom_id, or, where that is null or stands in several requests, the on
 error begins with. `batch.json` beside the log says which request file the log belongs to.
 """
 
+import copy
 import hashlib
 import io
 import re
@@ -43,13 +44,11 @@ class RequestIndex:
         shard: Shard = WHOLE_FILE,
     ):
         self.path, self.shard = path, shard
-        self.num_in_file = 0
         self.numbers: list[int] = []
         self.custom_ids: list[str | None] = []
         digest = hashlib.sha256()
         with path.open("rb") as file:
             for place, (number, line) in enumerate(numbered_lines(_Hashing(file, digest))):
-                self.num_in_file = place + 1
                 if shard.has(place):
                     self.numbers.append(number)
                     self.custom_ids.append(custom_id(line))
@@ -57,6 +56,14 @@ class RequestIndex:
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    def of(self, shard: Shard) -> "RequestIndex":
+        """That of a shard, from the index of the whole file, which is not read again."""
+        part = copy.copy(self)
+        part.shard = shard
+        part.numbers = self.numbers[shard.index :: shard.count]
+        part.custom_ids = self.custom_ids[shard.index :: shard.count]
+        return part
 
     def wanted(self, answered: set[int]) -> Callable[[str], bool]:
         """A function that says, of a request id of the core, whether its answer is still needed."""

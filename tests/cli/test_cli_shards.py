@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from mmengine.cli.batch_shards import answers_of, num_answer_bytes
-from mmengine.errors import InvalidRequest
+from mmengine.cli import batch_shards
+from mmengine.cli.batch_shards import Shards, answers_of, num_answer_bytes
+from mmengine.errors import InvalidRequest, LogError
 from mmengine.events.log import LogReader
 from mmengine.serve.batchfile import RequestFile, Shard
 from tests.cli.shard_process import run
+from tests.events.logs import begin_log
 
 COUNT = 3
 
@@ -76,3 +78,72 @@ def test_shards_share_the_lines_and_know_of_one_another(tmp_path):
     assert sorted(seen) == sorted(f"r{n}" for n in range(10) if n not in (7, 8))
     with pytest.raises(InvalidRequest, match="--shard 3 is none of --shards 3"):
         run(tmp_path, Shard(3, 3))
+
+
+def echoed(folder, *texts):
+    """One process of two shards answers a file of these texts, in their order."""
+    requests_of(folder, texts)
+    assert run(folder, Shard(0, 2)) == 0
+    answers = {json.loads(line)["custom_id"]: json.loads(line)["text"] for line in lines_of(folder)}
+    return [answers[f"r{n}"] for n in range(len(texts))]
+
+
+def requests_of(folder, texts):
+    asked = (
+        {"custom_id": f"r{n}", "messages": [{"role": "user", "content": t}]} for n, t in enumerate(texts)
+    )
+    (folder / "requests.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in asked))
+
+
+def lines_of(folder):
+    return (folder / "answers.jsonl").read_text().splitlines()
+
+
+def test_answers_to_another_request_file_are_none_to_this_one(tmp_path):
+    assert echoed(tmp_path, "aa", "bb", "cc", "dd") == ["AA", "BB", "CC", "DD"]
+    whole = lines_of(tmp_path)
+    requests_of(tmp_path, ["ww", "xx", "yy", "zz"])
+    for own in (0, 1):
+        with pytest.raises(LogError, match=rf"is not the file that the log in .*/shard-{own}-of-2 was begun"):
+            run(tmp_path, Shard(own, 2))
+    assert lines_of(tmp_path) == whole
+    (tmp_path / "logs").rename(tmp_path / "logs of before")
+    assert echoed(tmp_path, "ww", "xx", "yy", "zz") == ["WW", "XX", "YY", "ZZ"], (
+        "parts, or all, were of before"
+    )
+
+
+def test_answers_of_another_batch_beside_a_log_are_refused(tmp_path):
+    echoed(tmp_path, "aa", "bb")
+    answers_of(tmp_path / "answers.jsonl", Shard(1, 2)).write_text('{"custom_id":"s1","text":"BB"}\n')
+    with pytest.raises(InvalidRequest, match="line 1, is no answer of this batch"):
+        run(tmp_path, Shard(0, 2))
+
+
+def test_a_shard_whose_log_was_begun_meanwhile_is_waited_for(tmp_path, monkeypatch):
+    """Its manifest is not there yet, and its answers are of before."""
+    requests_of(tmp_path, ["aa", "bb"])
+    shards = Shards(tmp_path / "requests.jsonl", tmp_path / "answers.jsonl", tmp_path / "logs", Shard(0, 2))
+    log, held = shards.log_of(Shard(0, 2)), []
+    log.mkdir()
+    begin_log(log)
+
+    def asked(folder):
+        """Nobody has it when this is asked first."""
+        found = bool(held)
+        held.append(folder)
+        return found
+
+    monkeypatch.setattr(batch_shards, "is_locked", asked)
+    assert not shards._is_answered(Shard(0, 2)) and held == [log] * 2
+
+
+@pytest.mark.parametrize("texts", [(), ("aa",), ("aa", "bb")])
+def test_a_shard_without_a_line_is_nobodys_work(tmp_path, texts):
+    requests_of(tmp_path, texts)
+    for own in (2, 0):
+        assert run(tmp_path, Shard(own, 3)) == 0
+        assert sorted(json.loads(line)["text"] for line in lines_of(tmp_path)) == sorted(
+            map(str.upper, texts)
+        )
+    assert len(list((tmp_path / "logs").glob("shard-*"))) == len(texts)
