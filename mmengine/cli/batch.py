@@ -35,8 +35,7 @@ def run_batch_file(
     an error, 130 when a signal ended it before. With a `log` that this batch began, go on where the log ends.
     `media_options`: of all prompts."""
     index = RequestIndex(requests, shard=shard)
-    if out.exists() and out.samefile(requests):
-        raise InvalidRequest("--out is the request file itself; name another file")
+    check_apart(requests, out)
     console = Console(stderr=True)
     resume = None
     if log is not None and index.is_begun(log):
@@ -50,6 +49,12 @@ def run_batch_file(
             index.begin(log)
         with closing(AnswerFile(out, index, fresh=resume is None)) as answers:
             return _answer_all(engine, index, answers, console, log, media_options)
+
+
+def check_apart(requests: Path, out: Path) -> None:
+    """Raises InvalidRequest where the answers would stand in the request file's place."""
+    if out.exists() and out.samefile(requests):
+        raise InvalidRequest("--out is the request file itself; name another file")
 
 
 def _answer_all(

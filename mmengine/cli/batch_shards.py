@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mmengine.cli.batch import INTERRUPTED
+from mmengine.cli.batch import INTERRUPTED, check_apart
 from mmengine.errors import InvalidRequest, LogError, MMEngineError
 from mmengine.events.files import sync_data
 from mmengine.events.lock import is_locked, lock
@@ -34,6 +34,7 @@ class Shards:
             raise InvalidRequest(f"--shard {own.index} is none of --shards {own.count}; they count from 0")
         self._out, self._log, self._own = out, log, own
         self._index = RequestIndex(requests)
+        check_apart(requests, out)
         self._answered: set[Shard] = set()
         self._console = Console(stderr=True)
         log.mkdir(parents=True, exist_ok=True)

@@ -147,3 +147,11 @@ def test_a_shard_without_a_line_is_nobodys_work(tmp_path, texts):
             map(str.upper, texts)
         )
     assert len(list((tmp_path / "logs").glob("shard-*"))) == len(texts)
+
+
+def test_answers_never_take_the_place_of_the_requests(tmp_path):
+    requests = tmp_path / "requests.jsonl"
+    requests.write_text("{}\n")
+    with pytest.raises(InvalidRequest, match="request file itself"):
+        Shards(requests, requests, tmp_path / "logs", Shard(0, 2))
+    assert requests.read_text() == "{}\n"

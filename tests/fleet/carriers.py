@@ -106,7 +106,7 @@ class ReplicaProcess:
             time.sleep(0.01)
 
     def kill(self):
-        os.kill(self._process.pid, signal.SIGKILL)
+        self._process.kill()
         self._process.wait()
         self._socket.unlink(missing_ok=True)
 
