@@ -89,6 +89,7 @@ class Sessions:
         self._core, self._media, self._config = core, media, core.config
         self._processor = processor
         self._settings: dict[str, SessionSettings] = {}
+        self._known = set(core.state.sessions.all)  # those of the process before have media too
 
     def open(self, session_id: str, settings: SessionSettings, idle_s: float) -> str:
         """Gives its id, which is drawn where none is given. Raises InvalidRequest, QueueFull."""
@@ -100,6 +101,7 @@ class Sessions:
         opened = SessionOpened(session_id, settings.cache_salt, int(idle_s * 1e9), envelope)
         self._core.sessions.open(opened)
         self._settings[session_id] = settings
+        self._known.add(session_id)
         return session_id
 
     def _checked(self, settings: SessionSettings, idle_s: float) -> SessionSettings:
@@ -129,8 +131,9 @@ class Sessions:
     def tidy(self) -> None:
         """Let go of what sessions had that are closed."""
         found, waits = self._core.view.sessions.all, self._core.inbox.opening
-        for session_id in [name for name in self._settings if name not in found and name not in waits]:
-            del self._settings[session_id]
+        for session_id in [name for name in self._known if name not in found and name not in waits]:
+            self._known.discard(session_id)
+            self._settings.pop(session_id, None)
             self._media.drop(session_id)
 
     def names(self) -> list[str]:

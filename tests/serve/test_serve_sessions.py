@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -179,6 +180,23 @@ def test_a_session_goes_on_in_the_next_process(tmp_path):
         content = [film(frames(6)), _text(QUESTION)]
         messages = [{"role": "system", "content": "Watch."}, {"role": "user", "content": content}]
         assert tokens(cold(engine, messages, max_tokens=6)) == tokens(answer)
+
+
+def test_files_of_a_resumed_session_go_when_it_is_idle(tmp_path):
+    """Nobody asks for it in between."""
+    log, store = tmp_path / "log", tmp_path / "log" / "media"
+    with Engine(log=log) as engine:
+        for number, idle_s in enumerate((0.1, 0)):
+            session = engine.session(f"door {number}", idle_s=idle_s)
+            session.append({"type": "image", "image": picture(number)})
+    with Engine(log=log, resume=Resume()) as engine:
+        assert len(list(store.iterdir())) == 2
+        time.sleep(0.1)
+        engine.step()
+        assert engine.sessions.names() == ["door 1"] and len(list(store.iterdir())) == 1
+        engine.sessions.close("door 1")
+        engine.step()
+        assert not list(store.iterdir())
 
 
 def test_killed_at_any_step_a_session_is_whole(tmp_path):
