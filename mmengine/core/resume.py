@@ -29,12 +29,14 @@ class Resume:
     """How to continue a log, where there is one. `mode`: what damage is forgiven, as in events/recovery.
     `force`: also with other weights, processor, dtype or backend. `cause`: how the process before ended,
     where that was the doing of a step. `wanted`: requests whose answers are
-    needed though they were delivered."""
+    needed though they were delivered. `awaited`: requests of sessions that are taken up; nobody waits for
+    others of sessions."""
 
     mode: Mode = "tail"
     force: bool = False
     cause: str = ""
     wanted: Callable[[str], bool] | None = None
+    awaited: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)

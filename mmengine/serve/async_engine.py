@@ -28,7 +28,7 @@ from mmengine.serve.answers import RequestOutput, ended, engine_failed, unbegun
 from mmengine.serve.async_adapters import AsyncAdapters
 from mmengine.serve.async_forms import AsyncForms
 from mmengine.serve.async_left import AsyncLeft
-from mmengine.serve.async_sessions import AGAIN, AsyncSessions
+from mmengine.serve.async_sessions import AsyncSessions
 from mmengine.serve.channel import Channel, deliver
 from mmengine.serve.engine import Engine
 from mmengine.serve.health import Readiness, StepClock
@@ -276,7 +276,7 @@ class AsyncEngine(AsyncForms, AsyncLeft, AsyncAdapters, AsyncSessions):
             if not self._has_log or self._num_hangs > MAX_HANGS or not stuck.abandon():
                 raise ExecutorFailed(stuck.hang_text)
             operator_log.error("engine hung", reason=stuck.hang_text)
-            self._engine = self._make_engine(resume=Resume())
+            self._engine = self._make_engine(resume=Resume(awaited=frozenset(self._running)))
             self._take_up(stuck)
         except BaseException as error:
             self._fail_all(engine_failed(error))
@@ -285,23 +285,6 @@ class AsyncEngine(AsyncForms, AsyncLeft, AsyncAdapters, AsyncSessions):
         self.step_clock.end()
         self._take_metrics()
         self._begin()
-
-    def _take_up(self, stuck: Engine) -> None:
-        """Let the streams go on with what the log has of their requests."""
-        for request_id, channel in list(self._running.items()):
-            num_choices = channel.options.sampling.n
-            if not self._engine.requests.can_take_up(
-                request_id, num_choices
-            ):  # no step had seen the request yet
-                if channel.options.place is not None:
-                    self._end(channel, RequestFailed(AGAIN))
-                    continue
-                options = replace(channel.options.after(channel.age_s), request_id=request_id)
-                self._engine.submit_prepared(stuck.requests.prepared(request_id), options)
-                continue
-            completion = self._engine.requests.take_up(request_id, num_choices, stream=True)
-            if completion is not None:
-                self._deliver(ended(completion)[-1:])
 
     def _take_commands(self) -> None:
         """Run all commands; wait for one when the engine has nothing to do."""

@@ -1,18 +1,19 @@
-"""What an AsyncEngine does with the requests that the process before left in its log."""
+"""What an AsyncEngine does with requests in its log: of the process before, and of an engine that hung."""
 
 import asyncio
 import queue
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
 import msgspec
 import numpy as np
 
-from mmengine.errors import InvalidRequest, MMEngineError
-from mmengine.serve.answers import RequestOutput, engine_failed, in_pieces
+from mmengine.errors import InvalidRequest, MMEngineError, RequestFailed
+from mmengine.serve.answers import RequestOutput, ended, engine_failed, in_pieces
 from mmengine.serve.channel import Channel, tell_accepted
 from mmengine.serve.engine import Engine
 from mmengine.serve.left import Left
@@ -20,6 +21,7 @@ from mmengine.serve.options import Options
 from mmengine.serve.stream import Held, Stream
 from mmengine.serve.texts import AnswerTexts
 
+AGAIN = "the engine hung before it took this; send it again"
 _SETTLED_S = 10.0  # that is waited for an engine, which may have ended
 
 
@@ -47,6 +49,8 @@ class AsyncLeft(Protocol):
     def _deliver(self, outputs: list[RequestOutput]) -> None: ...
 
     def _cancel(self, channel: Channel) -> None: ...
+
+    def _end(self, channel: Channel, error: MMEngineError | None) -> None: ...
 
     def left(self) -> list[Left]:
         """Requests of the process before that nobody took up yet: they run on, or have ended."""
@@ -96,6 +100,24 @@ class AsyncLeft(Protocol):
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SETTLED_S):
                     await done.wait()
+
+    # The watchdog's thread, while the engine's is stuck
+
+    def _take_up(self, stuck: Engine) -> None:
+        """Let the streams go on with what the log has of their requests."""
+        for request_id, channel in list(self._running.items()):
+            requests, num_choices = self._engine.requests, channel.options.sampling.n
+            if requests.can_take_up(request_id, num_choices):
+                completion = requests.take_up(request_id, num_choices, stream=True)
+                if completion is not None:
+                    self._deliver(ended(completion)[-1:])
+            elif channel.options.place is None:  # no step had seen the request yet
+                options = replace(channel.options.after(channel.age_s), request_id=request_id)
+                self._engine.submit_prepared(stuck.requests.prepared(request_id), options)
+            else:
+                requests.run_on(request_id)
+                del self._running[request_id]  # its session gives the id to the next request
+                self._end(channel, RequestFailed(AGAIN))
 
     # The engine's thread
 

@@ -30,7 +30,6 @@ from mmengine.serve.structured import ResponseFormat, response_format_of
 from mmengine.serve.texts import AnswerTexts
 
 MAX_WAITING = 16  # requests of one session that wait behind the one on its way; one more is refused
-AGAIN = "the engine hung before it took this; send it again"
 _POLL_S = 0.02  # how soon it is seen that a request of the process before, or one that was left, is over
 
 

@@ -121,7 +121,8 @@ class Engine(EngineForms):
         self.requests = InProgress(self._core, self.processor.tokenizer, resumed, texts)
         markers = self.config.reasoning_start, self.config.reasoning_end
         self.reasoning = Reasoning(self.processor.tokenizer, self.config.eos_token_ids, *markers)
-        self.sessions = sessions_of(self._core, store, self.processor, self.requests)
+        awaited = resume.awaited if resume is not None else frozenset()
+        self.sessions = sessions_of(self._core, store, self.processor, self.requests, awaited)
         told = self._holders, self.requests, self.metrics
         pools = self.grammar_memory, self.sessions, self.adapters
         self._intake = Intake(self.built, *told, self.reasoning, *pools)

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -217,13 +217,18 @@ class Sessions:
 
 
 def sessions_of(
-    core: EngineCore, store: MediaStore | None, processor: Processor, requests: InProgress
+    core: EngineCore,
+    store: MediaStore | None,
+    processor: Processor,
+    requests: InProgress,
+    awaited: Set[str] = frozenset(),
 ) -> Sessions:
-    """Those of an engine. What the process before accepted for sessions goes on, and nobody takes it up: its
-    answer is the session's."""
+    """Those of an engine. What the process before accepted for sessions goes on, and nobody takes it up but
+    those that are `awaited`: its answer is the session's."""
     for session_id, session in core.state.sessions.all.items():
         for number in range(session.num_grown + 1):
-            requests.run_on(request_id_of(session_id, number))
+            if (name := request_id_of(session_id, number)) not in awaited:
+                requests.run_on(name)
     media = SessionMedia(store, processor, core.config.session_media_bytes)
     return Sessions(core, media, processor)
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from mmengine.errors import ExecutorFailed
+from mmengine.errors import ExecutorFailed, RequestFailed
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.models.step_progress import tell
@@ -126,6 +126,62 @@ def test_a_deadline_goes_on_where_another_engine_takes_over(hanging, tmp_path, m
 
     asyncio.run(asyncio.wait_for(main(), 60))
     assert len(asked) >= 3 and asked[-1] < asked[1] < 40, "it was submitted twice"
+
+
+def test_the_caller_of_a_session_has_the_answer_that_the_session_has(hanging, tmp_path, monkeypatch):
+    """Its request runs when another one hangs. One that no step saw is not the session's, and is told so."""
+    dispatch, prepared = Hanging.dispatch, AsyncEngine._prepared
+    begun, dispatched = threading.Event(), threading.Event()
+    came = {text: threading.Event() for text in ("killer", "late>")}
+
+    class Slow(fakes.TurnEcho):
+        def prepare_turn(self, content, **options):
+            made = super().prepare_turn(content, **options)
+            assert made.text != "late>" or dispatched.wait(20)
+            return made
+
+    def held(self, plan):  # until the killer runs beside the question, and the late one was prepared
+        if dispatched.is_set():  # another engine took over
+            Hanging.released.set()
+        elif begun.is_set():
+            assert came["killer"].wait(20)
+        dispatch(self, plan)
+        if any(b"q" in text for text in self.texts):
+            begun.set()
+        if b"killer" in self.texts and not dispatched.is_set():
+            dispatched.set()
+            assert came["late>"].wait(20)
+
+    def noted(self, request, result):
+        prepared(self, request, result)
+        if result.text in came:
+            came[result.text].set()
+
+    monkeypatch.setattr(Hanging, "dispatch", held)
+    monkeypatch.setattr(AsyncEngine, "_prepared", noted)
+    echo = fakes.builder(executor_class=Hanging, processor=Slow(), step_timeout_s=1)
+
+    async def main():
+        engine = AsyncEngine(builder=echo, log=tmp_path / "log")
+        session, other = [await engine.session(name) for name in ("door", "window")]
+        await session.append("abc")
+        await other.append("not ")
+        late = asyncio.create_task(other.ask("late", max_tokens=20))
+        asked = asyncio.create_task(session.ask("q" * 40, max_tokens=60))
+        await asyncio.to_thread(begun.wait, 20)
+        killer = asyncio.create_task(answer(engine, "killer"))
+        with pytest.raises(RequestFailed, match="send it again"):
+            await late
+        done, facts = await asked, await session.facts()
+        assert done.text == "<ABC" + "Q" * 40 + ">" and len(done.prompt_token_ids) == 45
+        assert facts.num_requests == 2 and facts.answer == done.choices[0].token_ids
+        assert (await other.ask("late", max_tokens=20)).text == "<NOT LATE>"
+        await killer
+        await engine.close()
+        assert not engine._running and not engine._engine.requests.resumed
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    assert verify(tmp_path / "log").ok
 
 
 def test_without_a_log_everyone_hears_of_it(hanging):
