@@ -1,5 +1,6 @@
 """The door of sessions: what is asked of one becomes events that fit what the state, and what waits, say."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -27,6 +28,7 @@ class SessionDoor:
         accepted: Callable[[Request], ev.Queued],
     ):
         self._config, self._state, self._inbox, self._accepted = config, state, inbox, accepted
+        self._held: Counter[str] = Counter()  # sessions that are not idle, by how many hold them
 
     def open(self, event: ev.SessionOpened) -> None:
         """Raises InvalidRequest, QueueFull."""
@@ -84,24 +86,46 @@ class SessionDoor:
             self._inbox.put(ev.Cancelled(session.live, "its session was closed"))
         self._inbox.put(ev.SessionClosed(session_id, reason))
 
+    def hold(self, session_id: str) -> None:
+        """Somebody is about to ask the session something: it is not idle until they `let_go`."""
+        self._held[session_id] += 1
+        self._inbox.heard_session(session_id)
+
+    def let_go(self, session_id: str) -> None:
+        """Whoever held the session has asked, or will not. Where no request of it is on its way, and nobody
+        else holds it, it is idle from here on. One that is closed, or that nobody held, is no error."""
+        self._held -= Counter((session_id,))
+        session = self._state.sessions.all.get(session_id)
+        if session is not None and not session.live and session_id not in self._inbox.appending:
+            self._expect(session_id, session.idle_ns)
+
+    def hold_like(self, other: "SessionDoor") -> None:
+        """This loop goes on in place of another one, whose sessions are held still."""
+        for session_id in other._held.elements():
+            self.hold(session_id)
+
+    def _expect(self, session_id: str, idle_ns: int) -> None:
+        if session_id not in self._held:
+            self._inbox.expect_session(session_id, idle_ns)
+
     def before(self, event: ev.Event) -> None:
         """An event is about to be applied. The time for which nobody asks a session counts from the end of
-        its last request."""
+        its last request, or from when it was let go."""
         match event:
             case ev.SessionOpened(session_id=name, idle_ns=idle_ns):
-                self._inbox.expect_session(name, idle_ns)
+                self._expect(name, idle_ns)
             case ev.Appended(session_id=name) | ev.SessionClosed(session_id=name):
                 self._inbox.heard_session(name)
             case ev.Finished(request_id=name):
                 session = self._state.sessions.of_request.get(name)
                 if session is not None:
-                    self._inbox.expect_session(session.session_id, session.idle_ns)
+                    self._expect(session.session_id, session.idle_ns)
 
     def recovered(self) -> None:
         """Another process goes on: it counts from now."""
         for session in self._state.sessions.all.values():
             if not session.live:
-                self._inbox.expect_session(session.session_id, session.idle_ns)
+                self._expect(session.session_id, session.idle_ns)
 
 
 def _own_part(request: Request, num_kept: int) -> tuple[np.ndarray, tuple[MediaItem, ...]]:

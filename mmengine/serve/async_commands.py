@@ -23,6 +23,10 @@ class AsyncCommands(Protocol):
     _failure: MMEngineError | None
     _closing: bool
 
+    def tell_engine(self, told: Callable[[Engine], None]) -> None:
+        """Call it on the engine's thread, before what is asked of that later. It raises nothing."""
+        self._commands.put(lambda: told(self._engine))
+
     async def on_engine(self, asked: Callable[[Engine], T]) -> T:
         """What `asked` gives on the engine's thread. Raises what it raises, RequestFailed where the engine
         failed, InvalidRequest where it is closed."""

@@ -105,6 +105,7 @@ class AsyncLeft(Protocol):
 
     def _take_up(self, stuck: Engine) -> None:
         """Let the streams go on with what the log has of their requests."""
+        self._engine.sessions.go_on_from(stuck.sessions)
         for request_id, channel in list(self._running.items()):
             requests, num_choices = self._engine.requests, channel.options.sampling.n
             if requests.can_take_up(request_id, num_choices):

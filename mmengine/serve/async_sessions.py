@@ -140,19 +140,22 @@ class AsyncSession:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[SessionFacts]:
-        """It is this caller's turn; gives what the session is. Raises SessionBusy where too many wait."""
+        """It is this caller's turn; gives what the session is, which is not idle until it is over. Raises
+        SessionBusy where too many wait."""
         if self._num_waiting > MAX_WAITING:
             raise SessionBusy(
                 f"{MAX_WAITING} requests of session {self.session_id!r} wait already; send the next one when "
                 "one of them was answered"
             )
         self._num_waiting += 1
+        self._engine.tell_engine(lambda engine: engine.sessions.begin_turn(self.session_id))
         try:
             async with self._turns:
                 while (facts := await self.facts()).live:
                     await asyncio.sleep(_POLL_S)
                 yield facts
         finally:
+            self._engine.tell_engine(lambda engine: engine.sessions.end_turn(self.session_id))
             self._num_waiting -= 1
 
     async def append(self, content: object, *, anchor: bool = False) -> Appended:

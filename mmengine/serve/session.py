@@ -108,6 +108,7 @@ class Session:
         with self._frames.kept_on_error():
             parts = self._frames.add(image, seconds)
             if not parts:
+                self._engine.sessions.end_turn(self.session_id)
                 return None
             is_film = self._frames.are_read_together
             done = self._run(parts, Options(PREFILL), closes=False, is_anchor=False, is_film=is_film)

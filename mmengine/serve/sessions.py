@@ -117,6 +117,19 @@ class Sessions:
             )
         return msgspec.structs.replace(settings, length=length, keep=keep)
 
+    def begin_turn(self, session_id: str) -> None:
+        """A request of it is on its way to the engine: until `end_turn` it is not idle. An unknown session is
+        no error."""
+        self._core.sessions.hold(session_id)
+
+    def end_turn(self, session_id: str) -> None:
+        """It is over, or a frame came that waits for others: who asks nothing is idle from here on."""
+        self._core.sessions.let_go(session_id)
+
+    def go_on_from(self, stuck: "Sessions") -> None:
+        """The turns of an engine that hung are not over."""
+        self._core.sessions.hold_like(stuck._core.sessions)
+
     def close(self, session_id: str) -> None:
         """Also with a request of it that is on its way. Raises InvalidRequest for one that is not open."""
         self._core.sessions.close(session_id, "closed")

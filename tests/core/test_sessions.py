@@ -216,6 +216,40 @@ def test_a_session_that_nobody_asks_is_closed():
     assert closed == [ev.SessionClosed("s", "idle")]
 
 
+def test_a_session_is_not_idle_while_somebody_prepares_what_it_is_asked():
+    now = [0]
+    bench = SessionBench(clock=lambda: now[0])
+    door = bench.core.sessions
+    bench.open("s", idle_ns=100)
+    door.hold("s")
+    bench.run()
+    door.hold("s")
+    now[0] = 150
+    assert not bench.core.has_work and bench.core.inbox.next_idle_ns is None
+    bench.say("s", "p", list(range(9)))
+    door.let_go("s")
+    now[0] = 500
+    assert not bench.core.has_work, "another one prepares something"
+    after = SessionBench(clock=lambda: now[0])
+    after.open("s", idle_ns=100)
+    after.core.sessions.hold_like(door)
+    after.run()
+    assert after.core.inbox.next_idle_ns is None, "it goes on in place of the first, of which a step hung"
+    door.let_go("s")
+    assert bench.core.inbox.next_idle_ns == 600
+    door.hold("s")
+    door.append("s", request("q", 12))
+    door.let_go("s")
+    assert bench.core.inbox.next_idle_ns is None
+    bench.run()
+    assert bench.core.inbox.next_idle_ns == 600
+    now[0] = 600
+    closed = [event for event in bench.run() if isinstance(event, ev.SessionClosed)]
+    assert closed == [ev.SessionClosed("s", "idle")]
+    door.let_go("s")
+    assert bench.core.inbox.next_idle_ns is None
+
+
 def test_a_cache_that_is_reset_ends_leases():
     bench = SessionBench()
     bench.open("s")

@@ -279,6 +279,49 @@ def test_who_leaves_a_question_takes_it_back():
     asyncio.run(run())
 
 
+def test_a_session_is_not_idle_while_a_request_of_it_is_prepared():
+    class Slow(TurnEcho):
+        def prepare_turn(self, content, **options):
+            time.sleep(0.3)
+            return super().prepare_turn(content, **options)
+
+    async def run():
+        async with AsyncEngine(builder=builder(processor=Slow())) as engine:
+            session = await engine.session(idle_s=0.1)
+            first, second = await asyncio.gather(session.append("a"), session.append("b"))
+            assert (first.num_tokens, second.num_tokens) == (2, 3)
+            async with asyncio.timeout(10):
+                while await engine.sessions():
+                    await asyncio.sleep(0.02)
+
+    asyncio.run(run())
+
+
+def test_the_time_in_which_nobody_asks_counts_from_a_frame_that_waits_too():
+    def left(engine):
+        return engine.sessions.idle_s
+
+    with Engine(builder=builder(processor=TurnEcho())) as engine:
+        session = engine.session(idle_s=100)
+        engine.step()
+        time.sleep(0.05)
+        before = left(engine)
+        assert session.frame(picture(0), 0.0) is None and before < 100 - 0.05 < left(engine)
+
+    async def run():
+        async with AsyncEngine(builder=builder(processor=TurnEcho())) as engine:
+            session = await engine.session(idle_s=100)
+            await session.facts()
+            await asyncio.sleep(0.05)
+            before = await engine.on_engine(left)
+            assert await session.frame(picture(0), 0.0) is None
+            assert before < 100 - 0.05 < await engine.on_engine(left)
+            async with session.turn():
+                assert await engine.on_engine(left) is None
+
+    asyncio.run(run())
+
+
 def test_sessions_end_by_themselves_and_by_the_number():
     async def run():
         async with AsyncEngine(builder=builder(processor=TurnEcho(), max_sessions=1)) as engine:
