@@ -183,7 +183,12 @@ class AsyncEngine(AsyncForms, AsyncLeft, AsyncAdapters, AsyncSessions):
 
     def _prepared(self, request: Preparing, result: Prepared | Exception) -> None:
         """On a thread of the preparation."""
-        self._commands.put(lambda: self._submit(request, result))
+
+        def take() -> None:
+            if not self._load_first(request, result):
+                self._submit(request, result)
+
+        self._commands.put(take)
 
     def stats(self) -> Stats:
         """Counters of the core since the start, as of the last step."""
@@ -305,8 +310,7 @@ class AsyncEngine(AsyncForms, AsyncLeft, AsyncAdapters, AsyncSessions):
             elif channel.is_count:
                 self._end(channel, None)
             else:
-                options = channel.options.after(channel.age_s)
-                channel.request_id = self._engine.submit_prepared(result, options)
+                channel.request_id = self._engine.submit_prepared(result, request.options)
                 self._note_session(channel)
                 self._running[channel.request_id] = channel
                 self._unwritten.append(channel)

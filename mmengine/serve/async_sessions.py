@@ -15,15 +15,17 @@ from functools import partial
 from typing import Protocol, Unpack, runtime_checkable
 
 from mmengine.errors import SessionBusy
-from mmengine.models.plugin import Processor
+from mmengine.models.plugin import Prepared, Processor
 from mmengine.request import PREFILL, SamplingParams
 from mmengine.serve.answers import Completion, succeeded
 from mmengine.serve.async_commands import AsyncCommands
 from mmengine.serve.channel import Channel
 from mmengine.serve.engine import Engine
 from mmengine.serve.options import FORM, Options, SubmitOptions, make_options
+from mmengine.serve.preparation import Preparation, Preparing
 from mmengine.serve.prompts import Prompt
 from mmengine.serve.session import Appended, Frames, listed, placed
+from mmengine.serve.session_media import Load
 from mmengine.serve.sessions import IDLE_S, SessionFacts, SessionSettings
 from mmengine.serve.stream import Held, Stream
 from mmengine.serve.structured import ResponseFormat, response_format_of
@@ -36,6 +38,9 @@ _POLL_S = 0.02  # how soon it is seen that a request of the process before, or o
 @runtime_checkable
 class AsyncSessions(AsyncCommands, Protocol):
     """Part of AsyncEngine."""
+
+    _preparation: Preparation
+    _preparing: dict[Channel, Preparing]
 
     @property
     def processor(self) -> Processor: ...
@@ -91,6 +96,19 @@ class AsyncSessions(AsyncCommands, Protocol):
         """Wait for one, unless a session is idle for too long before it comes."""
         with suppress(queue.Empty):
             self._commands.get(timeout=self._engine.sessions.idle_s)()
+
+    def _load_first(self, request: Preparing, result: Prepared | Exception) -> bool:
+        """Whether a session's request goes back, for older media of which too little is computed to do
+        without: a step is not to decode them while all others stand still."""
+        place, loads = request.channel.options.place, list[Load]()
+        is_whole = request.loaded is not None or request.channel not in self._preparing
+        if place is None or isinstance(result, Exception) or is_whole:
+            return False
+        with suppress(Exception):  # what is wrong is said when it is submitted
+            loads = self._engine.sessions.to_load(result, place, request.channel.options)
+        if loads:
+            self._preparation.load(request, result, loads)
+        return bool(loads)
 
     def _note_session(self, channel: Channel) -> None:
         """The engine took the channel's request: of a session, its prompt is the whole of that."""

@@ -91,7 +91,7 @@ class Intake:
         (request,) = core_requests(request_id, whole, options)
         request = replace(request, media=chain.media)
         inputs = self._sessions.hold(prepared, place, chain)
-        self._holders.hold(request, inputs, prepared.media)
+        self._holders.hold(request, inputs, (*prepared.media, *place.loaded))
         try:
             self._core.sessions.append(
                 place.session_id,

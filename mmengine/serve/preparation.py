@@ -7,19 +7,21 @@ nobody waits for it who is not its prompt.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from mmengine.errors import RequestFailed
-from mmengine.models.plugin import Prepared
+from mmengine.models.plugin import MediaInput, Prepared
 from mmengine.processing.workers.attempt import GIVEN_UP, Attempt, AttemptOver
 from mmengine.serve.channel import Channel
 from mmengine.serve.engine import Engine
 from mmengine.serve.lanes import Lane
 from mmengine.serve.media_urls import PromptMedia, names_urls
+from mmengine.serve.options import Options
 from mmengine.serve.prompts import Prompt
+from mmengine.serve.session_media import Load
 from mmengine.serve.structured import ResponseFormat
 from mmengine.structured_output.request.fields import WorkOut, large_schemas_by
 
@@ -59,6 +61,7 @@ class Preparing:
     ) -> None:
         self.channel, self.prompt, self.form = channel, prompt, form
         self.media: PromptMedia | None = None  # what is fetched for it
+        self.loaded: tuple[MediaInput, ...] | None = None  # older media of its session, when it has them
         self.waits_since = time.monotonic()
         self.timeout_s = timeout_s
         limits = [limit for limit in (channel.options.deadline_s, timeout_s) if limit]
@@ -77,6 +80,14 @@ class Preparing:
     def check(self) -> None:
         if self.is_over:
             raise AttemptOver(GIVEN_UP)
+
+    @property
+    def options(self) -> Options:
+        """With which it is submitted."""
+        options = self.channel.options.after(self.channel.age_s)
+        if options.place is None or self.loaded is None:
+            return options
+        return replace(options, place=replace(options.place, loaded=self.loaded))
 
     @property
     def is_late(self) -> bool:
@@ -200,6 +211,40 @@ class Preparation:
         items = (media.item for media in prepared.media)
         channel.take_prompt(prepared.prompt_token_ids, items, engine.reasoning)
         return prepared
+
+    def load(self, request: Preparing, prepared: Prepared, loads: Sequence[Load]) -> None:
+        """It was prepared, and older media of its session have to be decoded once more; `done` is called
+        again."""
+        with self._lock:
+            self._requests[request] = None
+            request.waits_since = time.monotonic()
+        self._media.put(request, partial(self._run_loads, request, prepared, loads))
+
+    def _run_loads(self, request: Preparing, prepared: Prepared, loads: Sequence[Load]) -> None:
+        try:
+            with request.attempt.on_this_thread():
+                request.loaded = self._loaded(request, prepared, loads)
+        except Exception as error:
+            self._end(request, error)
+        else:
+            self._end(request, prepared)
+
+    def _loaded(
+        self, request: Preparing, prepared: Prepared, loads: Sequence[Load]
+    ) -> tuple[MediaInput, ...]:
+        """The first of them, for which there is room: of the others a step decodes each as it comes to it."""
+        memory, channel = self._engine().media_memory, request.channel
+        memory.release(channel)  # it waits for the room that others take, and not for its own
+        memory.wait_for_room(lambda: request.is_over)
+        memory.hold(channel, prepared.media)
+        loaded: list[MediaInput] = []
+        for load in loads:
+            request.check()
+            if loaded and not memory.has_room:
+                break
+            loaded.append(load())
+            memory.hold(channel, loaded[-1:])
+        return tuple(loaded)
 
     def _end(self, request: Preparing, result: Prepared | Exception) -> None:
         self._forget(request)

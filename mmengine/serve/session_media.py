@@ -5,15 +5,18 @@ their pixels where they came as those. What is dropped from a session is let go 
 comes, because one that fails goes back to what was there before.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import overload
 
 from mmengine.core.state.sessions import SessionState
 from mmengine.errors import InvalidMedia, QueueFull
 from mmengine.models.plugin import MediaInput, MediaSource, Processor
+from mmengine.processing.workers.attempt import Attempt
 from mmengine.request import MediaItem
 from mmengine.serve.media_store import MediaStore
 
+Load = Callable[[], MediaInput]
 _Kept = MediaSource | MediaInput
 
 
@@ -58,22 +61,34 @@ class SessionMedia:
             self._store.release(holder_of(session_id))
 
     def inputs(
-        self, session_id: str, items: Sequence[MediaItem], new: Sequence[MediaInput]
+        self, session_id: str, items: Sequence[MediaItem], there: Sequence[MediaInput]
     ) -> Sequence[MediaInput]:
-        """The pixels of a request's items, made again when somebody looks at them, but for the `new` ones."""
-        fresh = {one.item.mm_hash: one for one in new}
+        """The pixels of a request's items, made again when somebody looks at them, but for the `there` ones.
+        Whoever looks is a step, which waits for no decoder that works for others."""
+        fresh = {one.item.mm_hash: one for one in there}
         kept = self._kept.get(session_id, {})
 
         def load(item: MediaItem) -> MediaInput:
             one = fresh.get(item.mm_hash) or kept.get(item.mm_hash)
             if isinstance(one, MediaInput):
                 return MediaInput(item, one.patches, one.source)
-            if one is not None:
-                return self._processor.restore(item, one)
-            assert self._store is not None
-            return self._store.load(item, self._processor)
+            with Attempt(None, waits=False).on_this_thread():
+                if one is not None:
+                    return self._processor.restore(item, one)
+                assert self._store is not None
+                return self._store.load(item, self._processor)
 
         return _Inputs(items, load)
+
+    def loads(self, session_id: str, items: Iterable[MediaItem]) -> list[Load]:
+        """What makes the pixels of these items of a session again, of those that have to be decoded for that.
+        Any thread may call it. Raises InvalidMedia, QueueFull."""
+        if self._store is not None:
+            return [partial(self._store.load, item, self._processor) for item in items]
+        kept = self._kept.get(session_id, {})
+        found = ((item, kept.get(item.mm_hash)) for item in items)
+        sources = [(item, one) for item, one in found if isinstance(one, MediaSource)]
+        return [partial(self._processor.restore, *each) for each in sources]
 
 
 class _Inputs(Sequence[MediaInput]):

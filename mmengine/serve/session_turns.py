@@ -12,7 +12,7 @@ import numpy as np
 
 from mmengine.core.state.sessions import Chunk, SessionState
 from mmengine.errors import InvalidRequest
-from mmengine.models.plugin import Opens, Prepared
+from mmengine.models.plugin import MediaInput, Opens, Prepared
 from mmengine.request import MediaItem
 
 Part = dict[str, object]  # of a message
@@ -22,7 +22,7 @@ Part = dict[str, object]  # of a message
 class SessionPlace:
     """Where a prompt stands: in which session, what it `opens` (see TurnProcessor), and whether it stays when
     others are dropped. `length`: tokens that the session may have; `keep`: those that a new chain may begin
-    with."""
+    with. `loaded`: older media of the session, which it has to encode again."""
 
     session_id: str
     opens: Opens
@@ -31,6 +31,7 @@ class SessionPlace:
     keep: int
     film: int = 0  # as in APPENDED
     was_in_film: bool = False  # when it was prepared
+    loaded: tuple[MediaInput, ...] = ()
 
 
 class Chain(NamedTuple):

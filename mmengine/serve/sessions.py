@@ -8,15 +8,19 @@ from typing import NamedTuple
 
 import msgspec
 
+from mmengine.core.decide.admission import num_found
 from mmengine.core.engine import EngineCore
 from mmengine.core.state.sessions import SessionState
+from mmengine.encoder_cache.cache import encoder_key
 from mmengine.errors import InvalidRequest, shown
 from mmengine.events.vocabulary import SessionOpened
 from mmengine.models.plugin import MediaInput, Opens, Prepared, Processor, TurnProcessor
+from mmengine.request import MediaItem, Request
 from mmengine.serve.in_progress import InProgress
 from mmengine.serve.media_store import MediaStore
+from mmengine.serve.options import Options
 from mmengine.serve.prompts import Prompt
-from mmengine.serve.session_media import SessionMedia
+from mmengine.serve.session_media import Load, SessionMedia
 from mmengine.serve.session_turns import Chain, SessionPlace, chain_of, in_film, opens_of, parts_of
 
 IDLE_S = 600.0  # without a request, after which a session is closed where nobody says otherwise
@@ -217,10 +221,32 @@ class Sessions:
 
         return chain_of(found, prepared, place, max(1, num_answer), film_begins)
 
+    def to_load(self, prepared: Prepared, place: SessionPlace, options: Options) -> list[Load]:
+        """What makes the pixels of older media again that a request would have encoded once more, in the
+        order in which it would: of all behind what is computed, unless their features are all kept. Raises
+        as `chain` does."""
+        sampling = options.of_prompt(len(prepared.prompt_token_ids)).sampling
+        chain, session = self.chain(prepared, place, sampling.max_tokens), self._found(place)
+        new = {one.item.mm_hash for one in prepared.media}
+
+        def behind(found: int) -> dict[bytes, MediaItem]:
+            older = [item for item in chain.media if item.end > found and item.mm_hash not in new]
+            keys = (encoder_key(item.mm_hash, session.cache_salt) for item in older)
+            is_kept = all(map(self._core.view.encoder.has, keys))
+            return {} if is_kept else {item.mm_hash: item for item in older}
+
+        leased = min(chain.num_kept, len(session.leased) * self._config.block_size)
+        can_begin = not self._config.num_state_slots and sampling.prompt_logprobs is None
+        if can_begin and not behind(leased):  # as most do: nothing has to be looked up
+            return []
+        request = Request("", chain.tokens, sampling, chain.media, cache_salt=session.cache_salt)
+        items = behind(num_found(self._core.view, request))
+        return self._media.loads(place.session_id, items.values())
+
     def hold(self, prepared: Prepared, place: SessionPlace, chain: Chain) -> Sequence[MediaInput]:
         """Keep the media of a chain, and give their pixels. Raises InvalidMedia, QueueFull."""
         self._media.take(self._found(place), chain.media, prepared.media)
-        return self._media.inputs(place.session_id, chain.media, prepared.media)
+        return self._media.inputs(place.session_id, chain.media, (*prepared.media, *place.loaded))
 
     def _found(self, place: SessionPlace) -> SessionState:
         session = self._core.sessions.found(place.session_id)

@@ -96,6 +96,26 @@ def test_time_is_limited(what):
     decoders.close()
 
 
+def test_who_is_not_to_wait_is_given_a_process_of_its_own(decoders):
+    """Beside as many as may work, which are busy."""
+    other = Attempt(None)
+
+    def decode():
+        with other.on_this_thread(), pytest.raises(MMEngineError):
+            decoders(media("sleep"))
+
+    busy = threading.Thread(target=decode)
+    busy.start()
+    while not decoders._num_busy:
+        time.sleep(0.01)
+    with Attempt(None, waits=False).on_this_thread():
+        assert process_of(decoders)
+    assert decoders._num_busy == 1
+    other.give_up()
+    busy.join(10)
+    assert not decoders._num_busy
+
+
 def test_an_attempt_ends_what_runs_and_what_waits_for_it(decoders):
     outcomes = {}
 

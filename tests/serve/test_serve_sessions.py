@@ -1,7 +1,9 @@
 """engine.session() on the embedded checkpoint: a session says what one request with its content says."""
 
 import asyncio
+import io
 import shutil
+import threading
 import time
 
 import numpy as np
@@ -197,6 +199,46 @@ def test_files_of_a_resumed_session_go_when_it_is_idle(tmp_path):
         engine.sessions.close("door 1")
         engine.step()
         assert not list(store.iterdir())
+
+
+@pytest.mark.parametrize("ahead_bytes", [2**30, 1])
+def test_nobody_stands_still_while_a_session_decodes_its_images_again(tmp_path, ahead_bytes):
+    """Behind a restart: on the threads that prepare media. What there is no room for, when it is encoded."""
+    log, config = tmp_path / "log", EngineConfig(media_decoding="threads", media_ahead_bytes=ahead_bytes)
+    with Engine(log=log) as engine:
+        session = engine.session("door")
+        for number in range(3):
+            buffer = io.BytesIO()
+            picture(number).save(buffer, "PNG")
+            session.append({"type": "image", "image": buffer.getvalue()})
+        length = session.facts.num_tokens
+
+    async def run():
+        async with AsyncEngine(log=log, resume=Resume(), config=config) as engine:
+            begun, answered, threads = threading.Event(), threading.Event(), []
+            restore = engine.processor.restore
+
+            def watched(item, source):
+                threads.append(threading.current_thread().name.rpartition("-")[0])
+                begun.set()
+                assert answered.wait(10)
+                return restore(item, source)
+
+            engine.processor.restore = watched
+            session = engine.attach_session("door")
+            asked = asyncio.create_task(session.ask(QUESTION, max_tokens=4))
+            await asyncio.to_thread(begun.wait, 10)
+            async with asyncio.timeout(5):
+                await engine.generate("Another caller.", max_tokens=2)
+            answered.set()
+            told = await asked
+            on_lane = 3 if ahead_bytes > 1 else 1
+            assert threads == ["mmengine-media"] * on_lane + [""] * (3 - on_lane)
+            assert not told.num_cached_tokens and not engine._engine.media_memory.num_bytes
+            again = await session.ask(QUESTION, max_tokens=4)
+            assert again.num_cached_tokens > length - 16 and len(threads) == 3, "what is computed stays"
+
+    asyncio.run(run())
 
 
 def test_killed_at_any_step_a_session_is_whole(tmp_path):

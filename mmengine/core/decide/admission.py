@@ -14,9 +14,10 @@ from mmengine.core.state.adapters import digest_of
 from mmengine.core.state.blocks import block_extras, content_windows, media_ahead, threshold_of
 from mmengine.core.state.prefix_index import NO_BLOCK, ROOT
 from mmengine.core.state.reading import RequestView
-from mmengine.core.state.request_state import NO_ROW, SETTLED
+from mmengine.core.state.request_state import NO_ROW, SETTLED, RequestState
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
+from mmengine.request import Request
 
 
 class Start(NamedTuple):
@@ -221,6 +222,12 @@ def start_of(view: View, req_state: RequestView) -> Start | None:
     if req_state.num_swapped > start.num_computed:
         return Start(cached[:0], req_state.num_swapped, swap_in=True)
     return start
+
+
+def num_found(view: View, request: Request) -> int:
+    """Tokens of a request that is not here yet whose KV would be found, if it started now."""
+    start = start_of(view, RequestState(request, 0, request.prompt_token_ids, ()))
+    return 0 if start is None else start.num_computed
 
 
 def _from_state(view: View, cached: np.ndarray) -> Start:

@@ -17,10 +17,11 @@ class AttemptOver(RequestFailed):
 
 
 class Attempt:
-    """`ends_at`: of time.monotonic(), None: never. Thread-safe."""
+    """`ends_at`: of time.monotonic(), None: never. `waits`: for a decoder, where as many as may work are
+    busy. Thread-safe."""
 
-    def __init__(self, ends_at: float | None) -> None:
-        self.ends_at = ends_at
+    def __init__(self, ends_at: float | None, *, waits: bool = True) -> None:
+        self.ends_at, self.waits = ends_at, waits
         self._given_up = False
         self._lock = threading.Lock()
         self._kill: Callable[[], None] | None = None  # ends what runs for it now

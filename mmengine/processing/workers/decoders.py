@@ -16,7 +16,8 @@ NO_LIMIT_S = 10**6  # in place of no limit, for a wait
 
 
 class Decoders:
-    """A MediaDecoder, for several threads at once: at most `num_processes` work, the others wait.
+    """A MediaDecoder, for several threads at once: at most `num_processes` work, the others wait, but for
+    attempts that are not to.
 
     Processes start when they are needed. An item that kills its process, or takes longer than `limit_s` (0:
     no limit) or than its request may, costs that process alone. Where processes do not start at all there
@@ -47,7 +48,7 @@ class Decoders:
 
     def _take_place(self, attempt: Attempt) -> None:
         with self._changed:
-            while self._num_busy >= self._num_places:
+            while self._num_busy >= self._num_places and attempt.waits:
                 attempt.check()
                 self._changed.wait(_POLL_S)
             self._num_busy += 1
