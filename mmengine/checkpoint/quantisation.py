@@ -11,6 +11,8 @@ from mmengine.checkpoint.tensors import TensorEntry
 from mmengine.errors import ModelError
 
 STORED_BYTES = {**fp8.STORED_BYTES, **int4.STORED_BYTES}
+# Of compressed-tensors' ActivationOrdering those that change how weights are calibrated, not how they lie.
+_IN_ORDER = ("weight", "static")
 SUPPORTED = (
     "fp8 with a weight_block_size (the *-FP8 folders of the hub), and 4 bits in groups of 32, 64 or 128 from "
     'compressed-tensors ("pack-quantized"), gptq and awq ("gemm") are read'
@@ -71,7 +73,10 @@ def _compressed(how: Fields) -> Int4:
     _only(weights, "num_bits", 4)
     _only(weights, "type", "int")
     _only(weights, "strategy", "group")
-    _only(weights, "actorder", None, absent=True)
+    order = weights.values.get("actorder")
+    if order is not None and order is not False and order not in _IN_ORDER:
+        name = f"{weights.prefix}actorder {repr(order)[:60]}"
+        weights.fail(f"{name} is not read: it puts columns into other groups; weight and static do not")
     return Int4("compressed-tensors", _group(weights), not weights.flag("symmetric", True))
 
 

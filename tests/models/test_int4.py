@@ -1,6 +1,8 @@
 """Folders of 4 bits: what their weights stand for in each layout, which are refused, and that they answer."""
 
 import json
+import re
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -151,6 +153,35 @@ def test_what_compressed_tensors_itself_packs_is_read_as_it_unpacks_it(plain, gr
         found = weights.read(WEIGHT)
     assert torch.equal(found, packer.decompress(written, scheme)["weight"])
     assert len(found.unique()) > 100
+
+
+def ordered(folder, order):
+    """A folder of compressed-tensors that says how columns were ordered when it was calibrated."""
+    meant = to_int4(folder, "compressed-tensors", 32)[WEIGHT]
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["weights"]["actorder"] = order
+    (folder / "config.json").write_text(json.dumps(config))
+    return meant
+
+
+@pytest.mark.parametrize("order", (None, False, "weight", "static"))
+def test_an_order_of_calibration_leaves_the_format_as_it_is(plain, order):
+    wanted = ordered(plain, order)
+    with open_reader(entries(plain), CPU, torch.float32) as weights:
+        assert torch.allclose(weights.read(WEIGHT), wanted, rtol=0, atol=1e-6)
+    tensors = load_file(plain / "model.safetensors")
+    for step, said in ((32, None), (64, "g_idx says that values are ordered by act")):
+        tensors["a.q_proj.weight_g_idx"] = (torch.arange(128) // step).int()
+        save_file(tensors, plain / "model.safetensors")
+        with pytest.raises(ModelError, match=said) if said else nullcontext():
+            entries(plain)
+
+
+@pytest.mark.parametrize("order", ("group", "dynamic", True, 0, ["weight"]))
+def test_an_order_that_moves_columns_to_other_groups_is_refused_by_name(plain, order):
+    ordered(plain, order)
+    with pytest.raises(ModelError, match=re.escape(f"weights.actorder {order!r} is not read")):
+        entries(plain)
 
 
 @needs_kernels
