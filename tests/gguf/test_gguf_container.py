@@ -164,7 +164,7 @@ REFUSED = {
     "5 dimensions": (changed("dimensions of a", "I", 5), "a has 5 dimensions"),
     "K quants": (
         changed("type of a", "I", 12),
-        "a is stored as Q4_K; F32, F16, BF16, Q8_0, Q4_0, Q4_1 are read",
+        "a is stored as Q4_K; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q6_K are read",
     ),
     "an unknown kind": (changed("type of a", "I", 77), "a is stored as type 77, which is unknown here"),
     "an empty dimension": (
@@ -176,6 +176,11 @@ REFUSED = {
         "from 1 to what .* bytes hold",
     ),
     "half a block": (write([], [Tensor("a", "Q8_0", (2, 48), bytes(102))]).data, "the last a multiple of 32"),
+    "half a large block": (
+        write([], [Tensor("a", "Q6_K", (2, 128), bytes(210))]).data,
+        "the last a multiple of 256",
+    ),
+    "too few large blocks": (write([], [Tensor("a", "Q6_K", (2, 256), bytes(419))]).data, "cut short"),
     "a tensor twice": (write([], [SOUND[0], SOUND[0]]).data, "tensor a is there twice"),
     "an odd offset": (changed("offset of b", "Q", 129), "b begins at 129, no multiple of the alignment 32"),
     "overlapping": (changed("offset of b", "Q", 96), "tensors a and b overlap"),

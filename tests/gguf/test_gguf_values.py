@@ -53,7 +53,28 @@ def test_a_product_and_a_sum_are_each_rounded():
     assert found == product + np.float32(np.float16(least))
 
 
-@pytest.mark.parametrize("kind", QUANTIZED)
+def q6_k_by_hand(block: bytes) -> list[np.float32]:
+    """As ggml's dequantize_row_q6_K goes through a block, a value after the other."""
+    scale, found = np.frombuffer(block[208:], "<f2")[0].astype(np.float32), [np.float32(0)] * 256
+    for half in range(2):
+        for l in range(32):  # noqa: E741
+            low, high = block[64 * half :][:64], block[128 + 32 * half :][:32][l]
+            codes = (low[l] & 15, low[l + 32] & 15, low[l] >> 4, low[l + 32] >> 4)
+            for part, code in enumerate(codes):
+                code = (code | (high >> 2 * part & 3) << 4) - 32
+                times = np.int8(np.uint8(block[192 + 8 * half + 2 * part + l // 16]))
+                found[128 * half + 32 * part + l] = scale * np.float32(times) * np.float32(code)
+    return found
+
+
+def test_q6_k_is_what_ggml_makes_of_it():
+    data = packed("Q6_K", (32, 256), seed=4)
+    wanted = [value for place in range(0, len(data), 210) for value in q6_k_by_hand(data[place:][:210])]
+    found = decoded("Q6_K", data)
+    assert (found.view(np.uint32) == np.array(wanted).view(np.uint32)).all() and len(np.unique(found)) > 5000
+
+
+@pytest.mark.parametrize("kind", (*QUANTIZED, "Q6_K"))
 def test_blocks_are_to_the_bit_what_transformers_makes_of_them(kind):
     dequant = pytest.importorskip("transformers.integrations.gguf.dequant")
     data = packed(kind, (4096, 32), seed=3)
@@ -107,11 +128,12 @@ def test_a_vector_of_blocks_is_put_right(opened):
 @pytest.mark.parametrize("kind", BLOCKS)
 @pytest.mark.parametrize("heads", [0, 4])
 def test_pieces_of_any_size_make_the_same_rows(opened, monkeypatch, kind, heads, piece):
-    (entry,) = opened([tensor("q", kind, (48, 64))], {"q": heads}).values()
+    columns = max(64, BLOCKS[kind][1])
+    (entry,) = opened([tensor("q", kind, (48, columns))], {"q": heads}).values()
     expected = whole(entry)
     monkeypatch.setattr(tensors_module, "PIECE_VALUES", piece)
     pieces = list(entry.pieces(5, 43))
-    assert [place for place, _ in pieces] == list(range(0, 38, max(1, piece // 64)))
+    assert [place for place, _ in pieces] == list(range(0, 38, max(1, piece // columns)))
     assert (np.concatenate([values for _, values in pieces]) == expected[5:43]).all()
 
 
@@ -156,8 +178,10 @@ def test_codes_that_nobody_writes_are_refused(opened, kind, block, words):
 
 
 def test_what_is_no_matrix_of_blocks_has_no_codes(opened):
-    entries = opened([tensor("v", "Q8_0", (64,)), tensor("f", "F16", (8, 64)), tensor("m", "Q4_0", (8, 64))])
-    assert [entries[name].coding is None for name in "vfm"] == [True, True, False]
+    kinds = {"v": "Q8_0", "f": "F16", "k": "Q6_K", "m": "Q4_0"}
+    shapes = {"v": (64,), "k": (8, 256)}
+    entries = opened([tensor(name, kind, shapes.get(name, (8, 64))) for name, kind in kinds.items()])
+    assert [entries[name].coding is None for name in "vfkm"] == [True, True, True, False]
 
 
 def test_a_tensor_of_experts_is_cut_along_its_first_dimension(opened):

@@ -17,6 +17,7 @@ BLOCKS = {  # values and bytes of a block, by type
     "Q4_0": (2, 32, 18),
     "Q4_1": (3, 32, 20),
     "Q8_0": (8, 32, 34),
+    "Q6_K": (14, 256, 210),
 }
 
 
@@ -113,6 +114,9 @@ def packed(kind: str, shape: tuple[int, ...], seed: int) -> bytes:
     if kind == "F16":
         return halves[:, :2].tobytes()
     blocks = rng.integers(0, 256, (count, size), np.uint8)
+    if kind == "Q6_K":
+        blocks[:, 208:] = halves[:, :2]
+        return blocks.tobytes()
     blocks[:, : size - (32 if kind == "Q8_0" else 16)] = halves[:, : size - (32 if kind == "Q8_0" else 16)]
     return blocks.tobytes()
 
@@ -161,17 +165,19 @@ def model(architecture: str = "llama", **more: tuple[int, Any]) -> list[tuple[st
     return first + [(f"{architecture}.{name}", kind, value) for name, (kind, value) in keys.items()]
 
 
-def weights(kind: str = "Q4_1", *, head: bool = False) -> list[Tensor]:
-    """The tensors of `model`, matrices of one type and norms of float32."""
-    shapes = {"token_embd.weight": (263, 64), "output_norm.weight": (64,)}
-    layer = {"attn_norm": (64,), "attn_q": (64, 64), "attn_k": (32, 64), "attn_v": (32, 64)}
-    layer |= {"attn_output": (64, 64), "ffn_norm": (64,), "ffn_gate": (96, 64), "ffn_up": (96, 64)}
-    layer |= {"ffn_down": (64, 96)}
+def weights(kind: str = "Q4_1", *, head: bool = False, hidden: int = 64, ends: str = "") -> list[Tensor]:
+    """The tensors of `model`, matrices of one type and norms of float32. `hidden`: its embedding_length.
+    `ends`: another type of the embedding and the head."""
+    shapes = {"token_embd.weight": (263, hidden), "output_norm.weight": (hidden,)}
+    square, half, up = (hidden, hidden), (hidden // 2, hidden), (96, hidden)
+    layer = {"attn_norm": (hidden,), "attn_q": square, "attn_k": half, "attn_v": half, "attn_output": square}
+    layer |= {"ffn_norm": (hidden,), "ffn_gate": up, "ffn_up": up, "ffn_down": (hidden, 96)}
     for index in range(2):
         shapes |= {f"blk.{index}.{name}.weight": shape for name, shape in layer.items()}
     if head:
-        shapes["output.weight"] = (263, 64)
+        shapes["output.weight"] = (263, hidden)
+    kinds = {"token_embd.weight": ends or kind, "output.weight": ends or kind}
     return [
-        tensor(name, "F32" if len(shape) == 1 else kind, shape, seed)
+        tensor(name, "F32" if len(shape) == 1 else kinds.get(name, kind), shape, seed)
         for seed, (name, shape) in enumerate(shapes.items())
     ]

@@ -11,9 +11,11 @@ from mmengine.config import EngineConfig
 from mmengine.errors import InvalidRequest
 from mmengine.events.log import LogReader
 from mmengine.events.vocabulary import Started
+from mmengine.native import library
 from mmengine.replay import verify
 from mmengine.server import lifecycle
-from tests.gguf.writing import STRING, model, vocabulary, weights, write
+from tests.gguf.test_gguf_values import decoded
+from tests.gguf.writing import STRING, UINT32, Tensor, model, vocabulary, weights, write
 from tests.llama.tiny import make_tiny
 from tests.pictures import data_url
 from tests.serve.test_serve_chat import JSON_TEMPLATE, ONE, SHAPES, TOOLS
@@ -128,3 +130,23 @@ def test_a_gguf_file_is_a_model(tmp_path):
     assert started.fingerprints["weights"] == fingerprint
     report = verify(tmp_path / "log")
     assert report.ok and report.rederived
+
+
+@pytest.mark.parametrize("head", (False, True))
+@pytest.mark.parametrize("kind", ("Q4_0", "Q4_1"))
+def test_a_gguf_file_whose_ends_have_six_bits_answers_as_its_values(tmp_path, kind, head):
+    """Embedding and head are stored so in most files of four bits."""
+    keys = model(embedding_length=(UINT32, 256)) + vocabulary()
+    keys += [("tokenizer.chat_template", STRING, TEMPLATE)]
+    packed = weights(kind, head=head, hidden=256, ends="Q6_K")
+    plain = [Tensor(each.name, "F32", each.shape, decoded(each.type, each.data).tobytes()) for each in packed]
+    said = []
+    for name, tensors in (("packed", packed), ("plain", plain)):
+        (tmp_path / f"{name}.gguf").write_bytes(write(keys, tensors).data)
+        with Engine(tmp_path / f"{name}.gguf", dtype="float32") as engine:
+            answers = engine.generate(["hell", "he"], max_tokens=8, ignore_eos=True)
+            said.append([each.token_ids for each in answers])
+    assert said[0] == said[1] and all(said[0])
+    with Engine(tmp_path / "packed.gguf", dtype="bfloat16") as engine:
+        assert engine.built.spec.weights_held == ("int4" if library.load() else "int4 held as bfloat16")
+        assert engine.generate(["hell"], max_tokens=4, ignore_eos=True)[0].token_ids

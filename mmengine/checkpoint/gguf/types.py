@@ -1,5 +1,6 @@
-"""How GGUF stores values: plain, or in blocks of 32 with a scale. Each becomes float32 by the arithmetic of
-ggml's reference, so that the bits are those that everybody gets."""
+"""How GGUF stores values: plain, or in blocks of 32 or 256 with scales. Each becomes float32 by the
+arithmetic of ggml's reference (https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c), so that the
+bits are those that everybody gets."""
 
 import math
 from collections.abc import Callable
@@ -73,6 +74,17 @@ def _q4_1(blocks: np.ndarray) -> np.ndarray:
     return out
 
 
+def _q6_k(blocks: np.ndarray) -> np.ndarray:
+    """Two halves of 128 codes, of which 32 is zero: their low four bits, 64 bytes each, then their high two,
+    32 bytes each. 16 signed bytes, each of which times the last half, rounded, is the scale of 16 codes."""
+    low = blocks[:, :128].reshape(-1, 2, 1, 64) >> np.array([[0], [4]], np.uint8) & 15
+    high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8) & 3
+    out = (low.reshape(high.shape) | high << 4).astype(np.float32).reshape(-1, 16, 16)
+    out -= 32
+    out *= (_half(blocks, 208) * blocks[:, 192:208].view(np.int8))[..., None]
+    return out.reshape(-1, 256)
+
+
 def _q8_0_codes(blocks: np.ndarray) -> CodedRows:
     return CodedRows(blocks[:, 2:].view(np.int8), _half(blocks, 0))
 
@@ -99,9 +111,10 @@ TYPES = {
     8: StoredType("Q8_0", 32, 34, _q8_0, Coding("int8", 32), _q8_0_codes),
     2: StoredType("Q4_0", 32, 18, _q4_0, Coding("int4", 32), _q4_0_codes),
     3: StoredType("Q4_1", 32, 20, _q4_1, Coding("int4", 32, mins=True), _q4_1_codes),
+    14: StoredType("Q6_K", 256, 210, _q6_k),  # the embedding or head of most files of the two above
 }
 OTHER_TYPES = (
-    {6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K"}
+    {6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 15: "Q8_K"}
     | {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S"}
     | {23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0"}
     | {35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0", 42: "Q2_0"}
