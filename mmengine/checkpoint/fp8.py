@@ -3,7 +3,8 @@
 `quant_method` "fp8" of transformers: beside a matrix `X.weight` of e4m3 values [out, in] stands
 `X.weight_scale_inv` with a scale for each block of `weight_block_size` rows and columns; those at the ends
 may have fewer. Despite the name of the scales a weight is its value times its scale. What a folder leaves as
-it is (`modules_to_not_convert`) has none.
+it is (`modules_to_not_convert`) has none. Of stacked experts, `X.gate_up_proj` [count, ...], scales are
+`X.gate_up_proj_scale_inv`, those of each matrix as it lies there (Qwen3-VL-30B-A3B-Instruct-FP8).
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from mmengine.errors import ModelError
 
 METHOD, STORED = "fp8", "F8_E4M3"
 STORED_BYTES = {**FLOAT_BYTES, STORED: 1}
-_SCALE, _WEIGHT = ".weight_scale_inv", ".weight"
+_SCALE = "_scale_inv"  # behind the name of what it scales
 MAX_BLOCK = 2**14  # rows or columns of a block
 
 
@@ -32,8 +33,10 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fp8Entry(TensorEntry):
-    """A matrix of e4m3 values. `scale`: of its blocks, [ceil(out / rows), ceil(in / columns)]."""
+    """A matrix of e4m3 values, or a stack of them. `codes`: how they lie. `scale`: of each one's blocks,
+    [ceil(out / rows), ceil(in / columns)]."""
 
+    codes: TensorEntry
     scale: TensorEntry
     block: Block
 
@@ -43,7 +46,7 @@ class Fp8Entry(TensorEntry):
 
     @property
     def beside(self) -> tuple[TensorEntry, ...]:
-        return (self.scale,)
+        return (self.scale, *self.scale.beside, *self.codes.beside)
 
 
 def block_of(how: Fields) -> Block:
@@ -72,24 +75,25 @@ def with_scales(folder: Path, entries: dict[str, TensorEntry], block: Block | No
         return entries
     found = {name: entry for name, entry in entries.items() if name not in scales}
     for name in names:
-        entry, scale = entries[name], entries.get(f"{name.removesuffix(_WEIGHT)}{_SCALE}")
+        entry, scale = entries[name], entries.get(f"{name}{_SCALE}")
         if block is None:
             raise _wrong(entry, f"is stored as {STORED}, and {folder / 'config.json'} says nothing of FP8")
         if scale is None:
-            scale_name = f"{entry.stored_name.removesuffix(_WEIGHT)}{_SCALE}"
+            scale_name = f"{entry.stored_name}{_SCALE}"
             raise _wrong(entry, f"is stored as {STORED}, and there is no {scale_name}; download it again")
         found[name] = _joined(entry, scale, block)
     for name in sorted(scales):
-        weight = entries.get(f"{name.removesuffix(_SCALE)}{_WEIGHT}")
+        weight = entries.get(name.removesuffix(_SCALE))
         if weight is None or weight.dtype != STORED:
             raise _wrong(entries[name], "is a scale, and its weight is no FP8 matrix; download it again")
     return found
 
 
 def _joined(entry: TensorEntry, scale: TensorEntry, block: Block) -> Fp8Entry:
-    if len(entry.shape) != 2:
-        raise _wrong(entry, f"has shape {list(entry.shape)}; FP8 weights are matrices")
-    wanted = tuple(-(-size // each) for size, each in zip(entry.shape, block, strict=True))
+    if len(entry.shape) not in (2, 3):
+        raise _wrong(entry, f"has shape {list(entry.shape)}; FP8 weights are matrices, or stacks of them")
+    *count, rows, columns = entry.shape
+    wanted = (*count, -(-rows // block.rows), -(-columns // block.columns))
     if scale.shape != wanted:
         raise _wrong(
             scale,
@@ -100,9 +104,13 @@ def _joined(entry: TensorEntry, scale: TensorEntry, block: Block) -> Fp8Entry:
         raise _wrong(scale, f"is stored as {scale.dtype}; scales are BF16 or F32")
     if not _are_finite(scale):
         raise _wrong(scale, "holds a scale that is no finite number; download it again")
-    return Fp8Entry(
-        entry.path, entry.stored_name, entry.dtype, entry.shape, entry.start, entry.num_bytes, scale, block
-    )
+    return scaled(entry, scale, block)
+
+
+def scaled(codes: TensorEntry, scale: TensorEntry, block: Block) -> Fp8Entry:
+    """What they are together."""
+    of = (codes.path, codes.stored_name, codes.dtype, codes.shape, codes.start, codes.num_bytes)
+    return Fp8Entry(*of, codes, scale, block)
 
 
 def _are_finite(scale: TensorEntry) -> bool:

@@ -2,12 +2,14 @@
 
 transformers stacks them as `X.gate_up_proj` [count, 2 * size, hidden], gate's rows and then up's, and
 `X.down_proj` [count, hidden, size]; some folders of the hub have each of these turned. The shape says which;
-what fits both is not turned (`conversion_mapping.py` of transformers).
+what fits both is not turned (`conversion_mapping.py` of transformers). In FP8 their scales are stacked, and
+turned, with them.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from mmengine.checkpoint.fp8 import Block, Fp8Entry, scaled
 from mmengine.checkpoint.tensors import TensorEntry
 from mmengine.errors import ModelError
 
@@ -58,13 +60,34 @@ def _matrices(
             f"{entry.path}: tensor {entry.stored_name} has shape {list(entry.shape)}; config.json asks for "
             f"{list(shape)}, or {[count, columns, rows]}"
         )
-    expert_bytes, n = entry.num_bytes // count, rows // len(parts)
-    part_bytes = expert_bytes // len(parts)
+    is_turned, n = entry.shape != shape, rows // len(parts)
     for i in range(count):
-        start = entry.start + i * expert_bytes
         for place, part in enumerate(parts):
-            of = (entry.path, entry.stored_name, entry.dtype, (n, columns))
-            if entry.shape == shape:
-                yield i, part, TensorEntry(*of, start + place * part_bytes, part_bytes)
-            else:
-                yield i, part, TurnedEntry(*of, start, part_bytes, place * n, rows, entry)
+            yield i, part, _matrix(entry, i, slice(place * n, (place + 1) * n), is_turned)
+
+
+def _matrix(entry: TensorEntry, i: int, rows: slice, is_turned: bool) -> TensorEntry:
+    """Rows of expert `i`, which are columns of its file where `is_turned`. Raises ModelError where they share
+    a block's scale with others."""
+    if isinstance(entry, Fp8Entry):
+        block = Block(*reversed(entry.block)) if is_turned else entry.block
+        all_rows = entry.shape[2 if is_turned else 1]
+        if any(edge % block.rows for edge in (rows.start, rows.stop) if edge != all_rows):
+            raise ModelError(
+                f"{entry.path}: tensor {entry.stored_name} has gate and up of {rows.stop} rows each, which "
+                f"share a scale in blocks of {block.rows}; they are read where each is a tensor of its own"
+            )
+        blocks = slice(rows.start // block.rows, -(-rows.stop // block.rows))
+        codes, scale = (
+            _matrix(each, i, part, is_turned) for each, part in ((entry.codes, rows), (entry.scale, blocks))
+        )
+        return scaled(codes, scale, block)
+    count, *shape = entry.shape
+    expert_bytes = entry.num_bytes // count
+    num_rows, columns = reversed(shape) if is_turned else shape
+    part_bytes = expert_bytes * (rows.stop - rows.start) // num_rows
+    start = entry.start + i * expert_bytes
+    of = (entry.path, entry.stored_name, entry.dtype, (rows.stop - rows.start, columns))
+    if is_turned:
+        return TurnedEntry(*of, start, part_bytes, rows.start, num_rows, entry)
+    return TensorEntry(*of, start + expert_bytes * rows.start // num_rows, part_bytes)

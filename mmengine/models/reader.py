@@ -176,7 +176,7 @@ class WeightReader:
                 yield place, made
         elif isinstance(entry, Fp8Entry):
             scales = self._row_scales(name, entry)
-            for place, values in self._codes(name):
+            for place, values in self._codes(name, entry):
                 yield place, Codes(values, scales[place : place + len(values)])
         else:
             for place, found in entry.coded(rows.start, rows.stop):
@@ -234,23 +234,21 @@ class WeightReader:
             pieces = ((at, torch.from_numpy(rows)) for at, rows in entry.pieces(cut[0].start, cut[0].stop))
         elif isinstance(entry, Fp8Entry):
             pieces = self._scaled(entry, cut[0])
-        elif isinstance(entry, TurnedEntry):
-            pieces = self._turned(entry, cut[0], rows_in)
         else:
-            pieces = self._mapped(entry, cut[0], rows_in)
+            pieces = self._laid(entry, cut[0], rows_in)
         for place, rows in pieces:
             yield place, rows[(slice(None), *cut[1:])]
 
     def _scaled(self, entry: Fp8Entry, cut: slice) -> Iterator[tuple[int, torch.Tensor]]:
         """Rows of an FP8 matrix as float32: value times scale, as transformers' Fp8Dequantize has them."""
         scales = self._scales(entry, cut)
-        for place, rows in self._mapped(entry, cut):
+        for place, rows in self._laid(entry.codes, cut):
             columns = scales[place : place + len(rows)].repeat_interleave(entry.block.columns, 1)
             yield place, rows.float().mul_(columns[:, : rows.shape[1]])
 
     def _scales(self, entry: Fp8Entry, cut: slice) -> torch.Tensor:
         """Of an FP8 matrix's rows, float32 [rows, blocks]."""
-        every = [rows.float() for _, rows in self._mapped(entry.scale, slice(0, entry.scale.shape[0]))]
+        every = [rows.float() for _, rows in self._laid(entry.scale, slice(0, entry.scale.shape[0]))]
         return torch.cat(every)[torch.arange(cut.start, cut.stop) // entry.block.rows]
 
     def _row_scales(self, name: str, entry: Fp8Entry) -> torch.Tensor:
@@ -259,14 +257,20 @@ class WeightReader:
         size = entry.block.columns
         return self._scales(entry, rows)[:, columns.start // size : -(-columns.stop // size)]
 
-    def _codes(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
+    def _codes(self, name: str, entry: Fp8Entry) -> Iterator[tuple[int, torch.Tensor]]:
         """The codes of an FP8 matrix, uint8. Raises ModelError for one that stands for no number."""
-        entry, (rows, columns) = self._entries[name], self._cut(name)
-        for place, values in self._mapped(entry, rows):
+        rows, columns = self._cut(name)
+        for place, values in self._laid(entry.codes, rows):
             codes = values.view(torch.uint8)[:, columns]
             if bool((codes.bitwise_and(0x7F) == 0x7F).any()):
                 raise _wrong(entry, "holds a NaN; download it again")
             yield place, codes
+
+    def _laid(self, entry: TensorEntry, cut: slice, rows_in: int = 1) -> Iterator[tuple[int, torch.Tensor]]:
+        """Rows of a tensor as numbers of its file, which may have them as columns."""
+        if isinstance(entry, TurnedEntry):
+            return self._turned(entry, cut, rows_in)
+        return self._mapped(entry, cut, rows_in)
 
     def _turned(self, entry: TurnedEntry, cut: slice, rows_in: int) -> Iterator[tuple[int, torch.Tensor]]:
         """Rows of a tensor that are columns of its file."""

@@ -4,24 +4,24 @@ import re
 
 import torch
 
-_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)_proj\.weight")
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)_proj\.weight(|_scale_inv)")
 
 
 def stacked(tensors, count, *, turned):
-    """All tensors, with those of `count` experts a layer as one of gate and up and one of down; `turned`:
-    each of their matrices."""
+    """All tensors, with those of `count` experts a layer as one of gate and up and one of down, and those of
+    their scales likewise; `turned`: each of their matrices."""
     found, groups = {}, {}
     for name, value in tensors.items():
         if place := _EXPERT.fullmatch(name):
-            groups.setdefault((place[1], int(place[2])), {})[place[3]] = value
+            groups.setdefault((place[1], place[4], int(place[2])), {})[place[3]] = value
         else:
             found[name] = value
-    for whole in sorted({whole for whole, _ in groups}):
-        each = [groups[whole, i] for i in range(count)]
+    for whole, end in sorted({key[:2] for key in groups}):
+        each = [groups[whole, end, i] for i in range(count)]
         gate_up = torch.stack([torch.cat((one["gate"], one["up"])) for one in each])
         down = torch.stack([one["down"] for one in each])
         for name, value in (("gate_up_proj", gate_up), ("down_proj", down)):
-            found[f"{whole}.{name}"] = (value.transpose(1, 2) if turned else value).contiguous()
+            found[f"{whole}.{name}{end}"] = (value.transpose(1, 2) if turned else value).contiguous()
     return found
 
 

@@ -200,6 +200,10 @@ WEIGHT, SCALE = "a.q_proj.weight", "a.q_proj.weight_scale_inv"
         (instead(SCALE, torch.full((5, 3), float("nan"))), f"{SCALE} holds a scale that is no finite number"),
         (instead(SCALE, torch.full((5, 3), float("inf")).bfloat16()), "no finite number"),
         (instead(WEIGHT, torch.ones(70).to(torch.float8_e4m3fn)), r"shape \[70\]; FP8 weights are matrices"),
+        (
+            instead("a.experts.down_proj", torch.ones(2, 3, 4).to(torch.float8_e4m3fn)),
+            "experts.down_proj is stored as F8_E4M3, and there is no a.experts.down_proj_scale_inv; download",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(folder, change, words):

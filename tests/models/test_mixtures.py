@@ -9,17 +9,22 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mmengine import Engine
+from mmengine.checkpoint.stacked import each_expert
 from mmengine.errors import ConfigError, ModelError
 from mmengine.gpu.text_ops import torch_ops
 from mmengine.models.decoder.fused_text import FusedTextDecoder
 from mmengine.models.decoder.sharding import axis_of
 from mmengine.models.decoder.tensors import decoder_tensors
 from mmengine.models.network import Network, text_decoder
+from mmengine.models.reader import open_reader
 from mmengine.models.sharding import Shard
 from mmengine.models.weights import open_weights
 from mmengine_llama import plugin
 from mmengine_llama.config import NAMES, read_config
-from tests.models.fp8_folder import to_fp8
+from tests.llama.tiny import make_tiny
+from tests.models.fp8_folder import plain as dequantised
+from tests.models.fp8_folder import quantised, to_fp8
 from tests.models.stacked_folder import stacked
 from tests.models.text_reference import (
     EXPERTS,
@@ -108,6 +113,76 @@ def test_fp8_of_each_expert_is_its_dequantised_model(made, tmp_path, native, mon
     steps = [[(row, len(ids)) for row, ids in enumerate(prompts)]]
     found, wanted = (run_prompts(model, prompts, steps, DenseAttention()) for model in models)
     assert all(map(torch.equal, found, wanted))
+
+
+@pytest.mark.parametrize("turned", (False, True))
+def test_fp8_of_stacked_experts_is_that_of_each(made, tmp_path, turned):
+    """As Qwen3-VL-30B-A3B-Instruct-FP8 has them, turned."""
+    shutil.copytree(made[0], tmp_path / "alone")
+    to_fp8(tmp_path / "alone", block=(32, 32))  # of 48 columns
+    folder = rewritten(tmp_path / "alone", tmp_path / "stacked", in_stacks(turned))
+    shapes = {name: list(value.shape) for name, value in load_file(folder / "model.safetensors").items()}
+    scale = shapes["model.layers.2.mlp.experts.gate_up_proj_scale_inv"]
+    assert scale == [8, 2, 2] and not any(".experts.0." in name for name in shapes)
+    wanted = read(tmp_path / "alone")
+    for piece in (None, 200):
+        for name, value in read(folder, piece=piece).items():
+            assert torch.equal(value, wanted[name]), name
+    for rank in range(2):
+        alone, found = (read(each, Shard(rank, 2, None), piece=200) for each in (tmp_path / "alone", folder))
+        for name, value in found.items():
+            assert torch.equal(value, alone[name]), name
+    held = [plugin.load_model(each, device="cpu", dtype="bfloat16") for each in (tmp_path / "alone", folder)]
+    assert held[0].spec.weights_held == held[1].spec.weights_held
+    prompts = make_prompts(9)
+    steps = [[(row, len(ids)) for row, ids in enumerate(prompts)]]
+    assert all(map(torch.equal, *(run_prompts(model, prompts, steps, DenseAttention()) for model in held)))
+
+
+def test_answers_of_stacked_experts_in_fp8(tmp_path):
+    (tmp_path / "alone").mkdir()
+    make_tiny(tmp_path / "alone", "Qwen3Moe")
+    to_fp8(tmp_path / "alone", block=(32, 32))
+    folder = rewritten(tmp_path / "alone", tmp_path / "stacked", in_stacks(True))
+    for dtype in ("float32", "bfloat16"):
+        said = []
+        for each in (tmp_path / "alone", folder):
+            with Engine(each, device="cpu", dtype=dtype) as engine:
+                said.append([one.token_ids for one in engine.generate(["a b", "b c d"], max_tokens=8)])
+        assert said[0] == said[1] and all(said[0])
+
+
+def test_blocks_of_turned_experts_are_turned_too(tmp_path):
+    """Of 24 columns and 16 rows of a matrix, which are rows and columns where it is turned."""
+    drawn = torch.randn(3, 64, 36, generator=torch.Generator().manual_seed(0))
+    each = [quantised(one, (16, 24)) for one in drawn]
+    gate_up = {
+        "a.experts.gate_up_proj": torch.stack([codes.T for codes, _ in each]).contiguous(),
+        "a.experts.gate_up_proj_scale_inv": torch.stack([scales.T for _, scales in each]).contiguous(),
+    }
+    save_file(gate_up, tmp_path / "model.safetensors")
+    how = {"quant_method": "fp8", "weight_block_size": [24, 16]}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": how}))
+    found = each_expert(NAMES.entries(tmp_path), 3, 36, 32)
+    with open_reader(found, CPU, torch.float32) as weights:
+        for i, (codes, scales) in enumerate(each):
+            both = weights.read(*(f"a.experts.{i}.{part}_proj.weight" for part in ("gate", "up")))
+            assert torch.equal(both, dequantised(codes, scales, (16, 24)))
+
+
+@pytest.mark.parametrize("turned", (False, True))
+def test_gate_and_up_that_share_a_scale_are_refused_by_name(made, tmp_path, turned):
+    folder = rewritten(made[0], tmp_path / "model", in_stacks(turned))
+    how = {"quant_method": "fp8", "weight_block_size": [24, 24]}
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": how}))
+    tensors, name = load_file(folder / "model.safetensors"), "model.layers.0.mlp.experts.gate_up_proj"
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    tensors[f"{name}_scale_inv"] = torch.ones(8, *(-(-size // 24) for size in tensors[name].shape[1:]))
+    save_file(tensors, folder / "model.safetensors")
+    said = r"experts.gate_up_proj has gate and up of 32 rows each, which share a scale in blocks of 24"
+    with pytest.raises(ModelError, match=said):
+        read(folder)
 
 
 @pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
