@@ -72,7 +72,7 @@ class TensorEntry:
 def open_tensors(
     folder: Path, canonical_name: Callable[[str], str | None], dtypes: Mapping[str, int] = FLOAT_BYTES
 ) -> dict[str, TensorEntry]:
-    """Every tensor of the folder's weights (one file, or several behind an index) by its canonical name;
+    """Every tensor of the folder's weights (`weight_files`) by its canonical name;
     one whose name has none (`canonical_name` gives None) is left out.
 
     Raises ModelError when files are missing, cut short or damaged, when a tensor is stored twice, or
@@ -120,12 +120,12 @@ def check_tensors(
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Those that hold a folder's weights. Raises ModelError where one is missing."""
+    """Those that hold a folder's weights: the single file before those of an index, which may be left of an
+    older save, as transformers has it. Raises ModelError where one is missing."""
+    if (folder / SINGLE_FILE).is_file():
+        return [folder / SINGLE_FILE]
     if not (folder / INDEX_FILE).is_file():
-        single = folder / SINGLE_FILE
-        if not single.is_file():
-            raise ModelError(f"{folder} has no weights: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
-        return [single]
+        raise ModelError(f"{folder} has no weights: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
     names = indexed_files(folder)
     for name in names:
         if not (folder / name).is_file():

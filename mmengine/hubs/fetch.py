@@ -58,9 +58,10 @@ def fetch_from(hub: Hub, name: HubName) -> Path:
         raise ModelError(
             f"{name} has {len(small)} files beside its weights; at most {MAX_SMALL_FILES} are fetched"
         )
-    _check_room(hub, name, listed, [*small, *([SINGLE_FILE] if INDEX_FILE not in small else [])])
+    in_parts = SINGLE_FILE not in listed and INDEX_FILE in small  # as `weight_files` takes them
+    _check_room(hub, name, listed, [*small, *([] if in_parts else [SINGLE_FILE])])
     folder = hub.fetch(small)
-    weights = indexed_files(folder) if INDEX_FILE in small else [SINGLE_FILE]
+    weights = indexed_files(folder) if in_parts else [SINGLE_FILE]
     for file in weights:
         if not _WEIGHTS.fullmatch(file):
             raise ModelError(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from mmengine.checkpoint.tensors import weight_files
 from mmengine.errors import ModelError
 from mmengine.hubs.fetch import fetch_model
 from mmengine.hubs.names import HubName, parse_name
@@ -75,6 +76,14 @@ def test_what_an_engine_reads_comes_and_nothing_else(name, hub):
     hub.asked.clear()
     assert fetch_model(name) == folder
     assert not hub.fetched()  # it is here
+
+
+def test_a_single_file_comes_before_what_an_index_names(name, hub):
+    """As `weight_files` takes it of the folder."""
+    hub.revisions["main"]["model.safetensors"] = WEIGHTS[:1000]
+    folder = fetch_model(name)
+    assert [path.name for path in weight_files(folder)] == ["model.safetensors"]
+    assert [file for file in hub.fetched() if file.endswith("safetensors")] == ["model.safetensors"]
 
 
 def test_a_revision_is_another_folder(name, hub):

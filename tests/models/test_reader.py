@@ -56,6 +56,17 @@ def test_what_is_read_whole_and_in_pieces_is_what_was_stored(stored, small_piece
         assert places == [*range(0, 70, 10), *range(70, 120, 10)]
 
 
+@pytest.mark.parametrize("shard_is_there", (True, False))
+def test_a_single_file_comes_before_an_index_that_was_left(stored, tmp_path, shard_is_there):
+    """As in a folder that was saved again, in one file."""
+    index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    if shard_is_there:
+        save_file({"a": drawn(4, 8, seed=1)}, tmp_path / "model-00001-of-00001.safetensors")
+    with open_reader(stored({"a": drawn(4, 8)}), CPU, torch.bfloat16) as weights:
+        assert torch.equal(weights.read("a"), drawn(4, 8))
+
+
 def test_pieces_of_a_stored_dtype_are_no_copies(stored):
     with open_reader(stored({"a": drawn(40, 96)}), CPU, torch.bfloat16) as weights:
         (memory,) = (file.memory for file in weights._files.values())
