@@ -15,7 +15,7 @@ Beside one another stand, for a matrix `X.weight` [out, in] and groups of g valu
 A weight is (code - zero) * scale.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -152,6 +152,22 @@ def with_codes(entries: dict[str, TensorEntry], how: Int4) -> dict[str, TensorEn
         used |= {name, *(beginning + ending for ending in parts)}
         found[f"{beginning}weight"] = _entry(entries[name], parts, how)
     return {name: entry for name, entry in found.items() if name not in used}
+
+
+def without_zero_biases(entries: dict[str, TensorEntry], expected: Container[str]) -> dict[str, TensorEntry]:
+    """The same without biases of GPTQ's matrices that the model has no place for and that are all zero: older
+    versions of AutoGPTQ store one for every matrix. Raises ModelError where one cannot be read."""
+    unwanted = set()
+    for name, entry in entries.items():
+        if not isinstance(entry, Int4Entry) or entry.how.layout != "gptq":
+            continue
+        bias = f"{name.removesuffix('weight')}bias"
+        found = entries.get(bias)
+        if found is None or bias in expected or found.shape != entry.shape[:1] or found.dtype not in _SCALES:
+            continue
+        if not _floats(found).any():
+            unwanted.add(bias)
+    return {name: entry for name, entry in entries.items() if name not in unwanted}
 
 
 def check_words(entries: Mapping[str, TensorEntry]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from mmengine.checkpoint.int4 import without_zero_biases
 from mmengine.checkpoint.names import TensorNames
 from mmengine.checkpoint.stacked import each_expert
 from mmengine.checkpoint.tensors import check_tensors
@@ -39,7 +40,9 @@ def open_weights(
     if (experts := config.text.experts) is not None:
         sizes = config.text.hidden_size, experts.intermediate_size
         entries = each_expert(entries, experts.count, *sizes)
-    check_tensors(folder, entries, expected_tensors(config), optional=[HEAD] if config.text.tied else [])
+    expected = expected_tensors(config)
+    entries = without_zero_biases(entries, expected)
+    check_tensors(folder, entries, expected, optional=[HEAD] if config.text.tied else [])
     part = WHOLE
     if shard is not None:
         check_plan(config.text, entries)

@@ -15,6 +15,7 @@ from mmengine.checkpoint.names import TensorNames
 from mmengine.errors import ModelError
 from mmengine.models.contract import PluginContract
 from mmengine.models.reader import Part, open_reader
+from mmengine.models.weights import expected_tensors, open_weights
 from mmengine.native import library
 from mmengine.native.linear import CodePieces, PackedLinear
 from mmengine_llama import plugin
@@ -297,6 +298,32 @@ def test_other_ways_are_refused_by_name(plain, layout, change, said):
     (plain / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=said):
         entries(plain)
+
+
+def test_biases_of_zeros_that_gptq_stores_for_every_matrix_are_left_out(tmp_path):
+    make_tiny(tmp_path, hidden_size=64, intermediate_size=32, num_hidden_layers=1)
+    to_int4(tmp_path, "gptq", 32)
+    path = tmp_path / "model.safetensors"
+    tensors, last = load_file(path), "model.layers.0.mlp.up_proj.bias"
+    for name in [name for name in tensors if name.endswith(".qweight")]:
+        rows = tensors[f"{name.removesuffix('qweight')}scales"].shape[1]
+        tensors[f"{name.removesuffix('qweight')}bias"] = -torch.zeros(rows).half()
+
+    def biases():
+        """Of the matrices, that the model is loaded with."""
+        save_file(tensors, path, {"format": "pt"})
+        config = plugin.read_config(tmp_path)
+        with open_weights(tmp_path, plugin.names, config, CPU, torch.float32) as weights:
+            return {name: weights.read(name) for name in expected_tensors(config) if name.endswith(".bias")}
+
+    assert biases() == {}
+    for value in (6e-8, float("nan")):
+        tensors[last][-1] = value
+        with pytest.raises(ModelError, match=r"up_proj\.bias has no place in the model of config.json"):
+            biases()
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"attention_bias": True, "mlp_bias": True}))
+    assert len(biases()) == 7  # of a model that has them, zeros or not
 
 
 @pytest.mark.parametrize("layout", ("compressed-tensors, symmetric", "gptq", "awq"))
