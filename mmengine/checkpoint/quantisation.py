@@ -51,12 +51,23 @@ def _packed(how: Fields, layout: Layout) -> Int4:
     _only(how, "bits", 4)
     _only(how, "desc_act", False, absent=True)
     if layout == "awq":
-        _only(how, "version", "gemm", absent=True)
+        _form(how, ("version", "format"), ("gemm",))
         return Int4(layout, _group(how), True)
-    kind = how.values.get("checkpoint_format", "gptq")
-    if kind not in ("gptq", "gptq_v2"):
-        how.fail(f"{how.prefix}checkpoint_format {repr(kind)[:60]} is not read; gptq and gptq_v2 are")
+    kind = _form(how, ("checkpoint_format", "format"), ("gptq", "gptq_v2"))
     return Int4(layout, _group(how), True, 1 if kind == "gptq" else 0)
+
+
+def _form(how: Fields, names: tuple[str, str], known: tuple[str, ...]) -> str:
+    """How words are packed: what the first of these fields that is there says, without any the first of
+    `known`. transformers' GPTQConfig and AwqConfig have the older name first, and large letters as small."""
+    name = next((each for each in names if how.values.get(each) is not None), None)
+    if name is None:
+        return known[0]
+    found = str(how.values[name]).lower()
+    if found not in known:
+        said = " and ".join(map(repr, known))
+        how.fail(f"{how.prefix}{name} {repr(how.values[name])[:60]} is not read, only {said}")
+    return found
 
 
 def _compressed(how: Fields) -> Int4:

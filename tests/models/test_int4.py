@@ -285,7 +285,10 @@ def test_what_does_not_fit_is_refused(plain, layout, change, said):
         ("gptq", {"bits": 3}, "bits 3 is not read, only 4"),
         ("gptq", {"group_size": -1}, "group_size -1 is not read; 32, 64, 128 are"),
         ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin' is not read"),
+        ("gptq", {"format": "marlin"}, "format 'marlin' is not read, only 'gptq' and 'gptq_v2'"),
+        ("gptq", {"checkpoint_format": 2, "format": "gptq"}, "checkpoint_format 2 is not read"),
         ("awq", {"version": "gemv"}, "version 'gemv' is not read, only 'gemm'"),
+        ("awq", {"version": None, "format": "GEMV"}, "format 'GEMV' is not read, only 'gemm'"),
         ("compressed-tensors", {"format": "int-quantized"}, "format 'int-quantized' is not read"),
         ("compressed-tensors", {"config_groups": {}}, "config_groups has 0 groups"),
         ("awq", {"quant_method": "bitsandbytes"}, "'bitsandbytes' is not supported; fp8 with"),
@@ -324,6 +327,27 @@ def test_biases_of_zeros_that_gptq_stores_for_every_matrix_are_left_out(tmp_path
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"attention_bias": True, "mlp_bias": True}))
     assert len(biases()) == 7  # of a model that has them, zeros or not
+
+
+@pytest.mark.parametrize(
+    "layout, said",
+    [
+        ("gptq", {}),
+        ("gptq", {"format": "GPTQ"}),
+        ("gptq", {"checkpoint_format": "gptq", "format": "gptq_v2"}),
+        ("gptq_v2", {"checkpoint_format": None, "format": "gptq_v2"}),
+        ("gptq_v2", {"checkpoint_format": "GPTQ_v2", "format": "gptq"}),
+        ("awq", {"version": "GEMM"}),
+        ("awq", {"version": None, "format": "gemm"}),
+    ],
+)
+def test_a_format_is_what_transformers_takes_it_for(plain, layout, said):
+    wanted = to_int4(plain, layout, 32)[WEIGHT]
+    config = json.loads((plain / "config.json").read_text())
+    config["quantization_config"] |= said
+    (plain / "config.json").write_text(json.dumps(config))
+    with open_reader(entries(plain), CPU, torch.float32) as weights:
+        assert torch.allclose(weights.read(WEIGHT), wanted, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("layout", ("compressed-tensors, symmetric", "gptq", "awq"))
