@@ -110,7 +110,7 @@ def _check_room(hub: Hub, name: HubName, listed: Mapping[str, HubFile], names: C
         raise ModelError(
             f"{name} has {total / 1e9:,.0f} GB; at most {MAX_MODEL_BYTES / 1e9:,.0f} are fetched"
         )
-    wanted = sum(file.num_bytes for file in files if not file.is_here)
+    wanted = sum(file.missing_bytes for file in files)
     place = next(each for each in (hub.cache, *hub.cache.parents) if each.exists())
     free = shutil.disk_usage(place).free
     if wanted > free:

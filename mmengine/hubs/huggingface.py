@@ -2,6 +2,7 @@
 HF_HUB_OFFLINE are the client's. It compares sizes alone, so hashes are compared here."""
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from mmengine.hubs.port import (
     wrong_bytes,
 )
 
+_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 LOG_IN = "set HF_TOKEN or run `hf auth login`"
 
 
@@ -31,6 +33,7 @@ class HuggingFace:
         import huggingface_hub
         import huggingface_hub.constants
         import huggingface_hub.errors
+        import huggingface_hub.file_download
 
         self._client, self._name = huggingface_hub, name
         self.cache = Path(huggingface_hub.constants.HF_HUB_CACHE)
@@ -45,15 +48,16 @@ class HuggingFace:
         with self._told(None):
             info = self._client.HfApi().model_info(name.repo, revision=name.revision, files_metadata=True)
         self._commit = str(info.sha)
-        self._listed = {
-            file.rfilename: HubFile(
-                int(file.size or 0),
-                None if file.lfs is None else str(file.lfs.sha256).lower(),
-                self._cached(file.rfilename, self._commit) is not None,
-            )
-            for file in info.siblings or ()
-            if "/" not in file.rfilename
-        }
+        self._listed = {}
+        for file in info.siblings or ():
+            if "/" in file.rfilename:
+                continue
+            num_bytes = int(file.size or 0)
+            sha256 = None if file.lfs is None else str(file.lfs.sha256).lower()
+            is_here = self._cached(file.rfilename, self._commit) is not None
+            has_bytes = is_here or self._has_blob(sha256 or str(file.blob_id), num_bytes)
+            missing = 0 if has_bytes else num_bytes
+            self._listed[file.rfilename] = HubFile(num_bytes, sha256, is_here, missing)
         return self._listed
 
     def fetch(self, names: Sequence[str]) -> Path:
@@ -83,6 +87,17 @@ class HuggingFace:
         except (OSError, ValueError):  # a name that cannot be one
             return None
         return Path(found).parent if isinstance(found, str) else None
+
+    def _has_blob(self, etag: str, num_bytes: int) -> bool:
+        """Whether the cache has a file's bytes, of whichever commit: it keeps them by the SHA-256 of a large
+        file and by Git's hash of another (huggingface_hub's guide, "Understand caching")."""
+        if not _HASH.fullmatch(etag):
+            return False
+        folder = self._client.file_download.repo_folder_name(repo_id=self._name.repo, repo_type="model")
+        try:
+            return (self.cache / folder / "blobs" / etag).stat().st_size == num_bytes
+        except OSError:
+            return False
 
     @contextmanager
     def _told(self, fetched: str | None) -> Iterator[None]:

@@ -63,15 +63,14 @@ class ModelScope:
             self._api = self._client.HubApi(self._client.HubConfig(endpoint=endpoint))
             files = self._api.list_repo_files(name.repo, "model", revision=self._revision, recursive=False)
         here = self.find()
-        self._listed = {
-            file.path: HubFile(
-                file.size,
-                file.sha256 and file.sha256.lower(),
-                here is not None and _is_here(here / file.path, file.size, file.last_modified),
-            )
-            for file in files
-            if not file.is_dir and "/" not in file.path
-        }
+        self._listed = {}
+        for file in files:
+            if file.is_dir or "/" in file.path:
+                continue
+            is_here = here is not None and _is_here(here / file.path, file.size, file.last_modified)
+            missing = 0 if is_here else file.size
+            sha256 = file.sha256 and file.sha256.lower()
+            self._listed[file.path] = HubFile(file.size, sha256, is_here, missing)
         return self._listed
 
     def fetch(self, names: Sequence[str]) -> Path:

@@ -12,11 +12,13 @@ from mmengine.hubs.names import TITLES, HubName
 @dataclass(frozen=True, slots=True)
 class HubFile:
     """As the hub lists it. `sha256`: of its bytes, in lower-case hex; None where the hub does not say.
-    `is_here`: in the hub's cache on this machine, whole and of this revision."""
+    `is_here`: in the hub's cache on this machine, whole and of this revision. `missing_bytes`: that are to
+    come; none also where the cache has the same file of another revision."""
 
     num_bytes: int
     sha256: str | None
     is_here: bool
+    missing_bytes: int
 
 
 class Hub(Protocol):

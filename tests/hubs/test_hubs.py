@@ -6,12 +6,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import constants
 
 from mmengine.checkpoint.tensors import weight_files
 from mmengine.errors import ModelError
+from mmengine.hubs import fetch
 from mmengine.hubs.fetch import fetch_model
 from mmengine.hubs.names import HubName, parse_name
 from mmengine.models.loader import resolve_folder
@@ -172,6 +174,27 @@ def test_what_is_too_much_is_refused_before_it_comes(name, hub, listed, words):
     hub.listed = listed
     refused(name, words)
     assert not [file for file in hub.fetched() if file.endswith("safetensors")]
+
+
+def test_what_another_commit_has_in_common_needs_no_room(name, hub, monkeypatch):
+    """A commit that changes a README alone makes no file of the cache one that is to come."""
+    if name.hub != "hf":
+        pytest.skip("the cache of ModelScope has no commits")
+    first = fetch_model(name)
+    hub.revisions["main"]["README.md"] = b"new"
+    free = []
+    usage = SimpleNamespace(free=len(WEIGHTS) - 1)
+    monkeypatch.setattr(fetch.shutil, "disk_usage", lambda place: free.append(place) or usage)
+    hub.asked.clear()
+    second = fetch_model(name)
+    assert second != first and (second / "model-1.safetensors").read_bytes() == WEIGHTS and free
+    assert not [file for file in hub.asked if file.startswith("GET model")]
+    hub.revisions["main"]["model-2.safetensors"] = WEIGHTS[1:] + b"?"
+    refused(name, "needs 0.0 GB more in .*, and 0.0 are free; make room")
+    (first / "model-1.safetensors").resolve().write_bytes(WEIGHTS[1:])  # by another program
+    hub.revisions["main"]["model-2.safetensors"] = WHOLE["model-2.safetensors"]
+    hub.revisions["main"]["README.md"] = b"newer"
+    refused(name, "needs 0.0 GB more")
 
 
 def test_names_that_leave_the_folder_are_never_fetched(name, hub):

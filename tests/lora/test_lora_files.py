@@ -210,7 +210,7 @@ class OneHub:
         return None
 
     def list_files(self):
-        return {name: HubFile(len(data), None, False) for name, data in self.files.items()}
+        return {name: HubFile(len(data), None, False, len(data)) for name, data in self.files.items()}
 
     def fetch(self, names):
         self.cache.mkdir(exist_ok=True)
