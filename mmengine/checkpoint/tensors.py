@@ -22,6 +22,7 @@ INDEX_FILE = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 32 * 2**20
 MAX_SHARDS = 1000
 MAX_NAME_CHARS = 300
+MAX_FILE_NAME_BYTES = 255  # that file systems have room for
 FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -144,7 +145,8 @@ def indexed_files(folder: Path) -> list[str]:
     if len(names) > MAX_SHARDS:
         raise ModelError(f"{index} names {len(names)} files; at most {MAX_SHARDS} are read")
     for name in names:
-        if Path(name).name != name or not name.endswith(".safetensors"):
+        is_name = Path(name).name == name and name.isprintable() and len(name.encode()) <= MAX_FILE_NAME_BYTES
+        if not is_name or not name.endswith(".safetensors"):
             raise ModelError(f"{index} names {name[:100]!r}, which is no safetensors file of this folder")
     return names
 

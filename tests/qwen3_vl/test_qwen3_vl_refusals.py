@@ -351,6 +351,10 @@ def test_shards_and_other_prefixes_are_the_same_model(folder, pristine):
         ("../up.safetensors", "of this folder"),
         ("gone.safetensors", "missing"),
         (3, "folder"),
+        (f"{'é' * 121}x.safetensors", "missing"),  # as long as a file's name may be, in bytes
+        (f"{'é' * 122}.safetensors", "of this folder"),
+        ("\ud800.safetensors", "of this folder"),
+        ("\0.safetensors", "of this folder"),
     ):
         index.write_text(json.dumps({"weight_map": weight_map | {"x": bad}}))
         with pytest.raises(ModelError, match=words):
