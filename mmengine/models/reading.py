@@ -48,10 +48,12 @@ def read_decoder(
     qk_norm: bool = False,
     experts: ExpertsConfig | None = None,
     mixers: tuple[str, ...] = ("full_attention",),
+    windowed: bool = False,
 ) -> DecoderConfig:
     """Sizes from the file, what it does not tell from the plugin. `head_dim`: where the file has none; None:
     hidden_size over the heads. `rope`: of the fields and head_dim. `mixers`: what layer_types may name.
-    ModelError names the field."""
+    `windowed`: a sliding_window counts by itself; without, where use_sliding_window says so. ModelError names
+    the field."""
     num_layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
     is_dense = experts is None or len(experts.layers) < num_layers
     hidden_size = fields.integer("hidden_size", 1, 2**17)
@@ -67,7 +69,7 @@ def read_decoder(
     rotary = rope(fields, head_dim)
     if head_dim % 2:
         fields.fail(f"{fields.prefix}head_dim {head_dim} is odd; halves of a head are rotated")
-    _refuse_windows(fields, mixers)
+    _refuse_windows(fields, mixers, windowed)
     return DecoderConfig(
         vocab_size=fields.integer("vocab_size", 1, 2**22),
         hidden_size=hidden_size,
@@ -117,14 +119,14 @@ def read_mixture(fields: Fields, layers: tuple[int, ...], *, norm_top_k: bool) -
     )
 
 
-def _refuse_windows(fields: Fields, mixers: tuple[str, ...]) -> None:
+def _refuse_windows(fields: Fields, mixers: tuple[str, ...], windowed: bool) -> None:
     """What layers may be beside attention over all tokens before, and those that the plugin knows."""
     kinds = fields.values.get("layer_types")
     if kinds is not None and (not isinstance(kinds, list) or any(one not in mixers for one in kinds)):
         known = " and ".join(mixers)
         fields.fail(f"{fields.prefix}layer_types is {repr(kinds)[:100]}; only {known} is supported")
     window = fields.values.get("sliding_window")
-    if fields.flag("use_sliding_window", window is not None):  # who has the flag has a size beside it, too
+    if fields.flag("use_sliding_window", False) or windowed and window is not None:
         shown = repr(window)[:60]
         fields.fail(
             f"{fields.prefix}sliding_window {shown} asks for sliding windows, which are not supported"

@@ -62,6 +62,7 @@ def read_config(model: Path) -> ModelConfig:
         out_bias=biased,
         mlp_bias=kind.mlp_bias and root.flag("mlp_bias", False),
         qk_norm=kind.qk_norm,
+        windowed=kind.window is not None,
         experts=read_experts(root, norm_top_k=root.flag("norm_topk_prob", False)) if kind.experts else None,
     )
     return ModelConfig(text, None, _eos_token_ids(root, text.vocab_size))

@@ -147,7 +147,8 @@ def test_biases_and_windows(opened):
     assert opened(tensors=[*weights("F16"), bias]).file("config.json") == SMALL | {"attention_bias": True}
     bias = Tensor("blk.1.ffn_up.bias", "F32", (96,), bytes(384))
     assert opened(tensors=[*weights("F16"), bias]).file("config.json") == SMALL | {"mlp_bias": True}
-    assert opened(**{"attention.sliding_window": (UINT32, 32)}).file("config.json")["sliding_window"] == 32
+    windows = {"sliding_window": 32, "use_sliding_window": True}
+    assert opened(**{"attention.sliding_window": (UINT32, 32)}).file("config.json") == SMALL | windows
 
 
 REFUSED = {

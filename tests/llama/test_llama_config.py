@@ -113,12 +113,29 @@ def test_no_field_is_ignored_that_transformers_reads(tmp_path, monkeypatch, arch
         ("Qwen3Moe", {"moe_intermediate_size": None}, "moe_intermediate_size is missing"),
         ("Qwen3", {"layer_types": ["sliding_attention"]}, "layer_types is"),
         ("Mistral", {"sliding_window": 4096}, "sliding_window 4096 asks"),
+        ("Mistral", {"sliding_window": 64, "use_sliding_window": False}, "sliding_window 64 asks"),
     ],
 )
 def test_what_is_refused(tmp_path, architecture, fields, words):
     folder = changed(written(tmp_path, architecture), **fields)
     with pytest.raises(ModelError, match=f"config.json: .*{words}"):
         read_config(folder)
+
+
+@pytest.mark.parametrize("architecture", [name for name in MODELS if name != "Mistral"])
+def test_a_window_counts_where_transformers_has_one(tmp_path, architecture):
+    """Llama reads no such field, and of Qwen's the flag is false where it is missing."""
+    import transformers
+
+    path = written(tmp_path, architecture)
+    plain = {name: value for name, value in json.loads(path.read_text()).items() if "window" not in name}
+    path.write_text(json.dumps(plain))
+    wanted = read_config(tmp_path)
+    path.write_text(json.dumps(plain | {"sliding_window": 64}))
+    assert read_config(tmp_path) == wanted
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_config(theirs)
+    assert not any(getattr(module, "sliding_window", None) for module in model.modules())
 
 
 def test_a_mistral_that_says_nothing_of_windows_has_one(tmp_path):

@@ -221,7 +221,6 @@ def test_what_a_model_of_text_says_of_itself(made):
         ({"layer_types": ["chunked_attention"] * 3}, "layer_types is ['chunked_attention'"),
         ({"layer_types": "full_attention"}, "layer_types is 'full_attention'"),
         ({"use_sliding_window": True, "sliding_window": 64}, "sliding_window 64 asks"),
-        ({"sliding_window": 4096}, "sliding_window 4096 asks"),
     ],
 )
 def test_a_config_that_no_description_holds(made, change, words):
@@ -238,9 +237,10 @@ def test_no_field_is_ignored_that_transformers_reads(made, kind):
     assert not ignored(KINDS[kind].architecture.lower(), asked)
 
 
-def test_a_window_that_is_not_used_is_none(made):
+@pytest.mark.parametrize("flag", ({}, {"use_sliding_window": False}))
+def test_a_window_that_is_not_used_is_none(made, flag):
     path = made["plain"][0] / "config.json"
-    unused = json.loads(path.read_text()) | {"use_sliding_window": False, "sliding_window": 4096}
+    unused = json.loads(path.read_text()) | {"sliding_window": 4096} | flag
     assert describe(Fields(unused, path, "")) == described(path.parent)
 
 

@@ -72,7 +72,9 @@ def model_config(container: Container) -> dict[str, object]:
     config["rms_norm_eps"] = fields.number("attention.layer_norm_rms_epsilon", 0)
     config["rope_parameters"] = _rope(fields, container, head_dim)
     if "attention.sliding_window" in fields.values:
-        config["sliding_window"] = fields.integer("attention.sliding_window", 1, 2**24)
+        # Mistral's files are of "llama", whose transformers model has no windows.
+        window = fields.integer("attention.sliding_window", 1, 2**24)
+        config |= {"sliding_window": window, "use_sliding_window": True}
     config["hidden_act"] = "silu"
     config["attention_bias"] = any(name.endswith(".attn_q.bias") for name in container.tensors)
     config["mlp_bias"] = any(name.endswith(".ffn_up.bias") for name in container.tensors)
