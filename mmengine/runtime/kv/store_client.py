@@ -13,6 +13,7 @@ import json
 import queue
 import threading
 import time
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
@@ -74,7 +75,9 @@ class StoreClient:
         self._digests: ContentDigests | None = None
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()  # guards what follows
-        self._asked: dict[str, list[bytes]] = {}  # digests of the blocks of each request that waits
+        # Digests of the blocks of each request that waits, once they are known. Which list it is tells who
+        # asked: a name may come again while the reader is still at the one before.
+        self._asked: dict[str, list[bytes]] = {}
         self._told: dict[str, Tensor] = {}  # rows that were told of
         self._accepted: dict[str, Tensor] = {}  # and that a step is about to copy
         self._waiting_bytes = self._fetched_bytes = 0
@@ -110,16 +113,20 @@ class StoreClient:
         if self._is_stuck():
             self._say(ev.Offered(request.request_id, 0))
             return
+        digests: list[bytes] = []
         with self._lock:
-            self._asked[request.request_id] = []
-        self._reads.put(lambda: self._look_up(request, tokens))
+            self._asked[request.request_id] = digests
+        self._reads.put(lambda: self._look_up(request, tokens, digests))
 
     def _is_stuck(self) -> bool:
         since = self._reading_since
         return since > 0 and time.monotonic() - since > self._timeout_s
 
     def fetch(self, request_id: str, first: int, count: int) -> None:
-        self._reads.put(lambda: self._fetch(request_id, first, count))
+        with self._lock:
+            digests = self._asked.get(request_id)
+        if digests is not None:
+            self._reads.put(lambda: self._fetch(request_id, digests, first, count))
 
     def accept(self, request_id: str, count: int) -> None:
         with self._lock:
@@ -193,27 +200,38 @@ class StoreClient:
 
     # The reader's thread
 
-    def _look_up(self, request: Request, tokens: np.ndarray) -> None:
+    def _is_given_up(self, request_id: str, digests: list[bytes]) -> bool:
+        with self._lock:
+            return self._asked.get(request_id) is not digests
+
+    def _look_up(self, request: Request, tokens: np.ndarray, digests: list[bytes]) -> None:
         name = request.request_id
-        digests = prompt_digests(request, tokens, self._block_size)
+        if self._is_given_up(name, digests):
+            return
+        digests += prompt_digests(request, tokens, self._block_size)
         keys = [self._kv_names + digest for digest in digests]
-        found = self._call(lambda: self._store.has(keys)) or []
+        found = self._call(lambda: [bool(there) for _, there in zip(keys, self._store.has(keys))]) or []
         self._unknow(key for key, is_there in zip(keys, found) if not is_there)
         count = found.index(False) if False in found else len(found)
         count = min(count, MAX_FETCHED_BYTES // 2 // self._row_bytes)
-        items = self._fetch_items(request, count * self._block_size)
-        with self._lock:
-            if name not in self._asked:
-                return  # it was given up
-            self._asked[name] = digests
-        self._say(ev.Offered(name, count, tuple(items)))
+        items = self._fetch_items(request, count * self._block_size, digests)
+        if not self._is_given_up(name, digests):
+            self._say(ev.Offered(name, count, tuple(items)))
+        elif self._features is not None:
+            # `forget` may have run before they were kept. Who has the name now has none yet: this thread,
+            # which keeps them, did not come to it.
+            self._features.forget(name)
 
-    def _fetch_items(self, request: Request, num_computed: int) -> list[tuple[int, bytes]]:
+    def _fetch_items(
+        self, request: Request, num_computed: int, digests: list[bytes]
+    ) -> list[tuple[int, bytes]]:
         """Features of items that are read behind the tokens which a fetch covers."""
         found: list[tuple[int, bytes]] = []
         if self._features is None:
             return found
         for number, item in enumerate(request.media):
+            if self._is_given_up(request.request_id, digests):
+                break
             key = encoder_key(item.mm_hash, request.cache_salt, request.visual_adapter)
             value = self._features.room_for(item.num_embeds) if item.end > num_computed else None
             if value is None:
@@ -226,10 +244,9 @@ class StoreClient:
                 found.append((number, digest[:8]))
         return found
 
-    def _fetch(self, request_id: str, first: int, count: int) -> None:
+    def _fetch(self, request_id: str, digests: list[bytes], first: int, count: int) -> None:
         with self._lock:
-            digests = self._asked.get(request_id)
-            if digests is None:
+            if self._asked.get(request_id) is not digests:
                 return
             fits = self._fetched_bytes + count * (self._row_bytes + SEAL_BYTES) <= MAX_FETCHED_BYTES
         if not fits:
@@ -239,12 +256,12 @@ class StoreClient:
         came = []
         for place, digest in enumerate(digests[first : first + count]):
             found = self._get(self._kv_names + digest, rows[place])
-            if found is None or request_id not in self._asked:
+            if found is None or self._is_given_up(request_id, digests):
                 break
             self._know(digest)
             came.append(found[:8])
         with self._lock:
-            if request_id not in self._asked:
+            if self._asked.get(request_id) is not digests:
                 return
             if came:
                 self._told[request_id] = rows = rows[: len(came)]
@@ -257,7 +274,7 @@ class StoreClient:
     def _get(self, key: bytes, row: Tensor) -> bytes | None:
         """The digest of what was read into a row, uint8, if it holds."""
         value = row.numpy().data
-        if not self._call(lambda: self._store.get([key], [value])[0]):
+        if not self._call(lambda: bool(self._store.get([key], [value])[0])):
             self._unknow([key])
             return None
         digest = opened(key, value)
@@ -268,11 +285,12 @@ class StoreClient:
         return digest
 
     def _call(self, call: Callable[[], Given]) -> Given | None:
-        """What a call of the store gives; None where it raises, whatever the port says."""
+        """What a call of the store gives; None where it raises, whatever the port says. What it gives is
+        taken apart within the call: that may raise as well."""
         self._reading_since = time.monotonic()
         try:
             return call()
-        except Exception:
+        except BaseException:  # what panics in Rust raises no Exception, and this thread is to live on
             return None
         finally:
             self._reading_since = 0.0
@@ -285,7 +303,7 @@ class StoreClient:
                 payload = row.cpu().flatten().view(torch.uint8).numpy().data
                 self._store.put([key], [[seal(key, payload), payload]])
                 self.num_put += 1
-        except Exception:  # a stranger's store may raise anything at all: it keeps nothing then
+        except BaseException:  # a stranger's store may raise anything at all: it keeps nothing then
             self.num_left_out += 1
             self._unknow(keys)
         finally:
@@ -299,9 +317,12 @@ class StoreClient:
         self._writes.put(None)
         self._threads[1].join(max(0.0, until - time.monotonic()))
         if not any(thread.is_alive() for thread in self._threads):
-            self._store.close()
+            self._call(self._store.close)
 
 
 def _work(tasks: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
     while (task := tasks.get()) is not None:
-        task()
+        try:
+            task()
+        except Exception:  # costs the one whom it was for the deadline, and not everybody after it
+            traceback.print_exc()
