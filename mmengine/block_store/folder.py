@@ -2,7 +2,8 @@
 
 A value is written aside, synced and renamed, so under its name it is whole or not there. What was not read
 or written for longest goes when the folder holds more than it may. Several processes may use it at once; what
-one deletes, another misses.
+one deletes, another misses. Each looks at the folder again when it wrote as much as it lets go at once: until
+then it knows nothing of the others, and the folder may be too large by so much for each of them.
 """
 
 import os
@@ -27,7 +28,7 @@ class FolderStore:
     def __init__(self, path: str, max_bytes: int):
         self._root, self._max_bytes = Path(path), max_bytes
         self._lock = threading.Lock()
-        self._held = -1  # bytes of all values, about; not known yet
+        self._room = 0  # bytes that are written before it looks again at what the folder holds
         try:
             self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
@@ -102,20 +103,19 @@ class FolderStore:
     def _grew(self, size: int) -> None:
         """Let the longest unused values go where there are too many bytes."""
         with self._lock:
-            if self._held >= 0:
-                self._held += size
-            if 0 <= self._held <= self._max_bytes:
+            self._room -= size
+            if self._room >= 0:
                 return
             files = sorted(self._files())
-            self._held = sum(size for _, size, _ in files)
-            if self._held <= self._max_bytes:
-                return
-            for _, size, path in files:
-                if self._held <= self._max_bytes * KEPT_SHARE:
-                    return
-                with suppress(OSError):
-                    os.unlink(path)
-                self._held -= size
+            held, kept = sum(size for _, size, _ in files), int(self._max_bytes * KEPT_SHARE)
+            if held > self._max_bytes:
+                for _, size, path in files:
+                    if held <= kept:
+                        break
+                    with suppress(OSError):
+                        os.unlink(path)
+                    held -= size
+            self._room = self._max_bytes - max(held, kept)
 
     def _files(self) -> Iterator[tuple[int, int, str]]:
         """When each value was last used (ns), its bytes and its name; what was left half written goes."""

@@ -120,9 +120,20 @@ def test_what_somebody_else_laid_there_is_missed_and_nothing_waits(tmp_path):
         assert got(store, 1, 6) is None
     (tmp_path / "ff").write_bytes(b"a file where a folder of values would be")
     put(store, 1, b"abcdef")
-    store._held = -1
+    store._room = 0
     put(store, 2, b"abcdef")
     assert got(store, 1, 6) == b"abcdef"
+
+
+def test_engines_that_share_a_folder_overfill_it_by_a_tenth_each_at_most(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    most, size, num_engines, peak = 40_000, 1000, 6, 0
+    stores = [FolderStore(str(tmp_path), most) for _ in range(num_engines)]
+    for number in range(240):
+        put(stores[number % num_engines], number, bytes(size))
+        if number % 5 == 0:
+            peak = max(peak, sum(path.stat().st_size for path in tmp_path.glob("*/*")))
+    assert most / 2 < peak <= most + num_engines * (most / 10 + size)
 
 
 def test_a_full_or_missing_disk_is_no_error(tmp_path, monkeypatch):
