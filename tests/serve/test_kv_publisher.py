@@ -1,13 +1,20 @@
 """KV events over ZeroMQ: the frames of vLLM, and batches that are asked for again."""
 
 import threading
+import time
+from contextlib import closing
 
+import msgspec
 import pytest
 
-from mmengine.errors import ConfigError
-from mmengine.events.log import LogWriter
+from mmengine.core import continuation
+from mmengine.core.continuation import open_log
+from mmengine.core.resume import Resume
+from mmengine.errors import ConfigError, CorruptLog
+from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay.kv_events.batches import batches
-from tests.core.small_engine import Bench, request
+from mmengine.simulation.slots import SimulatedExecutor
+from tests.core.small_engine import Bench, request, settings_of
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
 publisher_of = pytest.importorskip("mmengine.serve.kv_publisher")
@@ -23,7 +30,7 @@ def bench(tmp_path):
 
 
 @pytest.fixture
-def served(bench, tmp_path, monkeypatch):
+def served(tmp_path, monkeypatch):
     """A publisher on a thread, one who subscribes and one who asks."""
     monkeypatch.setattr(publisher_of, "MAX_RECENT", 3)
     publisher, over = (
@@ -57,6 +64,15 @@ def replayed(dealer, first: int) -> list[tuple[int, bytes]]:
         found.append((int.from_bytes(seq, "big"), payload))
 
 
+def wholly_published(dealer, folder) -> list[tuple[int, bytes]]:
+    """All batches of a log, once they are published."""
+    whole = [(batch.seq, batch.payload) for batch in batches(folder)]
+    until = time.monotonic() + 20
+    while replayed(dealer, len(whole) - 1) != whole[-1:]:
+        assert time.monotonic() < until
+    return whole
+
+
 def test_what_is_published_is_what_the_log_says_and_any_of_it_can_be_asked_for_again(bench, served, tmp_path):
     sub, dealer = served
     bench.submit(request("a", 14, max_tokens=20))
@@ -74,6 +90,99 @@ def test_what_is_published_is_what_the_log_says_and_any_of_it_can_be_asked_for_a
     dealer.send_multipart((b"", b"?"))  # nobody answers
     dealer.send_multipart((b"what",))
     assert replayed(dealer, 1) == whole[1:]
+
+
+@pytest.fixture
+def core(tmp_path, monkeypatch):
+    """One that keeps little of its log."""
+    monkeypatch.setattr(continuation, "MIN_PART_BYTES", 2000)
+    config = settings_of(log_retain_bytes=15_000)
+    core = open_log(tmp_path, Resume(), config, reserve_bytes=0).core(config, SimulatedExecutor(config), {})
+    yield core
+    core.close()
+
+
+def answer(core, count: int) -> None:
+    for number in range(count):
+        core.submit(request(f"r{number}", 5 + number % 9, max_tokens=9))
+        while core.has_work:
+            core.step()
+        core.delivered(f"r{number}")
+    core.step()
+
+
+def told(payload: bytes):
+    """The events of a batch, without the time: the offset to the time of day is each segment's own."""
+    return msgspec.msgpack.decode(payload)[1]
+
+
+def tidy(core, folder) -> None:
+    """Until the log has lost its beginning."""
+    until = time.monotonic() + 20
+    while not LogReader(folder).first_sequence:
+        assert time.monotonic() < until
+        core.sink._tidy_at = 0.0
+        core.tidy()
+
+
+def test_batches_keep_their_numbers_when_the_log_loses_its_beginning(core, served, tmp_path):
+    _, dealer = served
+    answer(core, 40)
+    whole = wholly_published(dealer, tmp_path)
+    assert replayed(dealer, 0) == whole
+    tidy(core, tmp_path)
+    assert replayed(dealer, 0) == replayed(dealer, len(whole) - 3) == whole[-3:]  # what memory has
+
+    first, *kept = [(batch.seq, batch.payload) for batch in batches(tmp_path)]
+    then = whole[-len(kept) :]
+    assert 1 < len(kept) < len(whole)
+    assert [told(payload) for _, payload in kept] == [told(payload) for _, payload in then]
+    assert all(now > before for (now, _), (before, _) in zip(kept, then, strict=True))
+    with closing(publisher_of.KvPublisher(tmp_path, ANYWHERE)) as anew:
+        anew.run(lambda: False)
+        assert list(anew._since(0)) == [first, *kept]
+
+
+def test_who_asks_while_the_log_is_cut_hears_the_rest_and_the_end(bench, served, tmp_path, monkeypatch):
+    _, dealer = served
+    bench.submit(request("a", 14, max_tokens=20))
+    bench.run()
+    whole = wholly_published(dealer, tmp_path)
+
+    def cut(folder, *, until):
+        yield from list(batches(folder, until=2))
+        raise CorruptLog("record 9 is missing")
+
+    monkeypatch.setattr(publisher_of, "batches", cut)
+    assert replayed(dealer, 0) == whole[:2] + whole[-3:]
+
+
+class Dripping:
+    """A ROUTER whose asker always takes another message just before it is given up."""
+
+    def __init__(self, drip_s: float):
+        self.drip_s, self.num_sent = drip_s, 0
+
+    def recv_multipart(self):
+        return [b"asker", b"", bytes(8)]
+
+    def send_multipart(self, frames, flags=0):
+        if flags & zmq.NOBLOCK:
+            raise zmq.Again
+        time.sleep(self.drip_s)
+        self.num_sent += 1
+
+
+def test_who_takes_an_answer_in_drips_does_not_hold_up_what_is_published(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr(publisher_of, "REPLAY_WAIT_MS", 50)
+    bench.submit(request("a", 14, max_tokens=40))
+    bench.run()
+    dripping = Dripping(0.02)
+    with closing(publisher_of.KvPublisher(tmp_path, ANYWHERE)) as publisher:
+        publisher.run(lambda: False)
+        assert len(list(publisher._since(0))) > 8
+        publisher._answer(dripping)
+    assert dripping.num_sent == 3
 
 
 def test_an_endpoint_that_cannot_be_bound_is_said(tmp_path):

@@ -15,7 +15,9 @@ NS = 10**9
 
 
 class Numbered(NamedTuple):
-    """A batch with its number: 0, 1, … as the log counts them."""
+    """A batch with its number: 0, 1, … as the log counts them. Where the log's beginning is gone, the first
+    has the number of the record that comes first: a batch is of one record, so it has no smaller number than
+    when all of the log was there."""
 
     seq: int
     payload: bytes
@@ -32,10 +34,11 @@ def batches(
     log = CheckedLog(folder, wait)
     state = log.first_state()
     projection, offset_ns = KVProjection(state), _wall_offset_ns(folder)
-    told, mono_ns, seq = projection.first(), log.first.mono_ns if log.first is not None else 0, 0
-    if until == 0:
+    told, mono_ns = projection.first(), log.first.mono_ns if log.first is not None else 0
+    seq = log.begins_after + 1
+    if until is not None and until <= seq:
         return
-    yield Numbered(0, packed(EventBatch((mono_ns + offset_ns) / NS, told)))
+    yield Numbered(seq, packed(EventBatch((mono_ns + offset_ns) / NS, told)))
     for record in log:
         projection.before(record.event)
         with log.naming(record):
