@@ -23,7 +23,7 @@ from mmengine.serve.channel import Channel
 from mmengine.serve.engine import Engine
 from mmengine.serve.options import FORM, Options, SubmitOptions, make_options
 from mmengine.serve.preparation import Preparation, Preparing
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.prompts import Prompt, Prompted
 from mmengine.serve.session import Appended, Frames, listed, placed
 from mmengine.serve.session_media import Load
 from mmengine.serve.sessions import IDLE_S, SessionFacts, SessionSettings
@@ -44,6 +44,8 @@ class AsyncSessions(AsyncCommands, Protocol):
 
     @property
     def processor(self) -> Processor: ...
+
+    async def count(self, prompt: Prompted) -> int: ...
 
     def _close_channel(self, channel: Channel) -> None: ...
 
@@ -149,11 +151,13 @@ class AsyncSession:
 
     async def facts(self) -> SessionFacts:
         """Raises InvalidRequest when it was closed, or nobody asked for too long."""
-        return await self._engine.on_engine(lambda engine: engine.sessions.facts(self.session_id))
+        facts = await self._engine.on_engine(lambda engine: engine.sessions.facts(self.session_id))
+        self._frames.settle(facts.num_requests)
+        return facts
 
     @property
     def num_frames_held(self) -> int:
-        """Frames that wait for others that the encoder reads together with them."""
+        """Frames that wait for others that the encoder reads together with them, by the last `facts`."""
         return len(self._frames.held)
 
     @asynccontextmanager
@@ -183,30 +187,44 @@ class AsyncSession:
 
     async def appended(self, facts: SessionFacts, content: object, *, anchor: bool = False) -> Appended:
         """`append` within a `turn`."""
-        with self._frames.kept_on_error():
-            return await self._computed(facts, [*self._frames.rest(), *listed(content)], is_anchor=anchor)
+        content = [*self._frames.rest(facts.num_requests), *listed(content)]
+        return await self._computed(facts, content, is_anchor=anchor)
 
     async def frame(self, image: object, seconds: float) -> Appended | None:
         """See Session."""
         async with self.turn() as facts:
             return await self.framed(facts, image, seconds)
 
-    async def framed(self, facts: SessionFacts, image: object, seconds: float) -> Appended | None:
-        """`frame` within a `turn`."""
-        with self._frames.kept_on_error():
-            parts = self._frames.add(image, seconds)
-            is_film = self._frames.are_read_together
-            return await self._computed(facts, parts, is_film=is_film) if parts else None
+    async def framed(
+        self, facts: SessionFacts, image: object, seconds: float, index: int | None = None
+    ) -> Appended | None:
+        """`frame` within a `turn`. `index`: with which its sender counts it, see `holds`."""
+        is_film = self._frames.are_read_together
+        if parts := self._frames.add(facts.num_requests, image, seconds, index):
+            return await self._computed(facts, parts, is_film=is_film)
+        with self._frames.looked_at() as parts:
+            await self._engine.count(self._placed(facts, parts, is_film=is_film)[0])
+        return None
+
+    def holds(self, image: object, seconds: float, index: int | None) -> bool:
+        """Within a `turn`: whether this frame came before with the same index, and waits for others."""
+        return self._frames.holds(image, seconds, index)
+
+    def _placed(
+        self, facts: SessionFacts, content: object, *, is_anchor: bool = False, is_film: bool = False
+    ) -> tuple[Prompt, Options]:
+        sessions, options = self._engine._engine.sessions, Options(PREFILL)
+        return placed(
+            *(sessions, facts, content, options, False, is_anchor, self._media_options), is_film=is_film
+        )
 
     async def _computed(
         self, facts: SessionFacts, content: object, *, is_anchor: bool = False, is_film: bool = False
     ) -> Appended:
-        sessions, options = self._engine._engine.sessions, Options(PREFILL)
-        prompt, asked = placed(
-            *(sessions, facts, content, options, False, is_anchor, self._media_options), is_film=is_film
-        )
+        prompt, asked = self._placed(facts, content, is_anchor=is_anchor, is_film=is_film)
         async with self._engine._stream_of_session(prompt, asked, None, False) as stream:
             done = await _completed(stream)
+        self._frames.settle(facts.num_requests + 1)
         return Appended(len(done.prompt_token_ids), done.num_cached_tokens)
 
     @asynccontextmanager
@@ -220,10 +238,11 @@ class AsyncSession:
     ) -> AsyncIterator[Stream]:
         """Ask, see Session, and read the answer as it comes. `hold` as for `AsyncEngine.stream`. Who leaves
         before its end takes the question back."""
-        async with self.turn() as facts:
-            with self._frames.kept_on_error():
-                async with self.asked(facts, question, sampling, hold=hold, **options) as stream:
-                    yield stream
+        async with (
+            self.turn() as facts,
+            self.asked(facts, question, sampling, hold=hold, **options) as stream,
+        ):
+            yield stream
 
     def asked(
         self,
@@ -235,7 +254,7 @@ class AsyncSession:
         **options: Unpack[SubmitOptions],
     ) -> Stream:
         """`stream` within a `turn`."""
-        content = [*self._frames.rest(), *listed(question)]
+        content = [*self._frames.rest(facts.num_requests), *listed(question)]
         has_form = any(options.get(name) is not None for name in FORM)
         form = partial(response_format_of, options) if has_form else None
         given = make_options(sampling, options)

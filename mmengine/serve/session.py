@@ -9,7 +9,7 @@ What is appended is computed at once, and nothing is sampled; its KV blocks stay
 limits (`session_blocks`), and a question finds them. What the session was shown and said is one prompt: an
 answer is that of one request with the same content."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol, Unpack
 
@@ -39,41 +39,74 @@ class SessionEngine(BatchEngine, Protocol):
     sessions: Sessions
 
 
+class Frame(NamedTuple):
+    """`number`: the index with which it was sent, if there was one."""
+
+    seconds: float
+    image: object
+    number: int | None
+
+
 class Frames:
-    """Frames until there are as many as the encoder reads together. `in_patch`: how many that are."""
+    """Frames until there are as many as the encoder reads together, and then until a request that has them
+    became part of the session: whatever becomes of one that did not, they are still held. `in_patch`: how
+    many that are."""
 
     def __init__(self, in_patch: int):
         self._in_patch = in_patch
-        self.held: list[tuple[float, object]] = []
+        self.held: list[Frame] = []
+        self._taken: int | None = None  # requests that the session had when one was to bring them in
 
-    def add(self, image: object, seconds: float) -> list[dict[str, object]]:
-        """Gives parts when a patch is whole, else nothing. Raises InvalidRequest for a time that is none, or
-        before the last one's."""
+    def settle(self, num_requests: int) -> None:
+        """The session has so many requests now."""
+        if self._taken is not None and num_requests > self._taken:
+            self.held, self._taken = [], None
+
+    def holds(self, image: object, seconds: float, index: int | None) -> bool:
+        """Whether this frame came before with the same index."""
+        return index is not None and Frame(seconds, image, index) in self.held
+
+    def completes(self) -> bool:
+        """Whether the next one makes a patch whole."""
+        return len(self.held) + 1 >= self._in_patch
+
+    def add(
+        self, num_requests: int, image: object, seconds: float, index: int | None = None
+    ) -> list[dict[str, object]]:
+        """Gives parts when a patch is whole; else nothing, and it is held. `num_requests`: that the session
+        has. Raises InvalidRequest for a time that is none, or before the last one's."""
         is_time = type(seconds) in (int, float) and 0 <= seconds < 10**9
-        if not is_time or (self.held and seconds < self.held[-1][0]):
+        if not is_time or (self.held and seconds < self.held[-1].seconds):
             raise InvalidRequest("the time of a frame is a number of seconds, not less than that before it")
-        self.held.append((float(seconds), image))
-        return self.rest() if len(self.held) == self._in_patch else []
+        frames = [*self.held, Frame(float(seconds), image, index)]
+        if self.completes():
+            self._taken = num_requests
+            return self._parts(frames)
+        self.held, self._taken = frames, None
+        return []
+
+    @contextmanager
+    def looked_at(self) -> Iterator[list[dict[str, object]]]:
+        """Gives the last one as if it were alone. Where what happens in here fails, it is not held."""
+        before, last = self.held[:-1], self.held[-1]
+        try:
+            yield self._parts([last])
+        except BaseException:
+            self.held = before
+            raise
 
     @property
     def are_read_together(self) -> bool:
         """Whether they are patches of one video, and not images."""
         return self._in_patch > 1
 
-    @contextmanager
-    def kept_on_error(self) -> Iterator[None]:
-        """Those that are held are still held where what happens in here fails."""
-        held = list(self.held)
-        try:
-            yield
-        except BaseException:
-            self.held = held
-            raise
-
-    def rest(self) -> list[dict[str, object]]:
+    def rest(self, num_requests: int) -> list[dict[str, object]]:
         """Parts of those that are held: the last one of a patch that is not whole counts twice."""
-        held, self.held = self.held, []
-        return frames_part(held, self._in_patch) if held else []
+        self._taken = num_requests
+        return self._parts(self.held)
+
+    def _parts(self, frames: Sequence[Frame]) -> list[dict[str, object]]:
+        return frames_part([(frame.seconds, frame.image) for frame in frames], self._in_patch)
 
 
 class Session:
@@ -90,29 +123,33 @@ class Session:
     @property
     def facts(self) -> SessionFacts:
         """Raises InvalidRequest when it was closed, or nobody asked for too long."""
-        return self._engine.sessions.facts(self.session_id)
+        facts = self._engine.sessions.facts(self.session_id)
+        self._frames.settle(facts.num_requests)
+        return facts
 
     def append(self, content: object, *, anchor: bool = False) -> Appended:
         """Append a text, a part of a message (an image, a video), or a list of both, and compute it.
         `anchor`: it stays when the session becomes too long. A text is tokenized by itself. Raises
         InvalidRequest, InvalidMedia, QueueFull, SessionBusy, RequestFailed; the session is as before
         then."""
-        with self._frames.kept_on_error():
-            content = [*self._frames.rest(), *listed(content)]
-            done = self._run(content, Options(PREFILL), closes=False, is_anchor=anchor)
+        facts = self.facts
+        content = [*self._frames.rest(facts.num_requests), *listed(content)]
+        done = self._run(facts, content, Options(PREFILL), closes=False, is_anchor=anchor)
         return Appended(len(done.prompt_token_ids), done.num_cached_tokens)
 
     def frame(self, image: object, seconds: float) -> Appended | None:
         """Append a frame of a video that is at so many `seconds`. None: it waits for others that the encoder
-        reads together with it, or for whatever is appended next. Raises what `append` does."""
-        with self._frames.kept_on_error():
-            parts = self._frames.add(image, seconds)
-            if not parts:
-                self._engine.sessions.end_turn(self.session_id)
-                return None
-            is_film = self._frames.are_read_together
-            done = self._run(parts, Options(PREFILL), closes=False, is_anchor=False, is_film=is_film)
-        return Appended(len(done.prompt_token_ids), done.num_cached_tokens)
+        reads together with it, or for whatever is appended next; that it is an image is seen before. Raises
+        what `append` does."""
+        facts, is_film = self.facts, self._frames.are_read_together
+        parts = self._frames.add(facts.num_requests, image, seconds)
+        if parts:
+            done = self._run(facts, parts, Options(PREFILL), closes=False, is_film=is_film)
+            return Appended(len(done.prompt_token_ids), done.num_cached_tokens)
+        with self._frames.looked_at() as parts:
+            self._prepared(facts, parts, Options(PREFILL), closes=False, is_film=is_film)
+        self._engine.sessions.end_turn(self.session_id)
+        return None
 
     def ask(
         self, question: object, sampling: SamplingParams | None = None, **options: Unpack[SubmitOptions]
@@ -120,28 +157,52 @@ class Session:
         """Close the turn with a question (content as `append` takes it), and answer. The answer is part of
         the session from then on, all of its tokens. Options as for `Engine.submit`, without `n`. Raises what
         `append` does."""
-        asked = response_format_of(options).added_to(make_options(sampling, options))
-        with self._frames.kept_on_error():
-            return self._run([*self._frames.rest(), *listed(question)], asked, closes=True, is_anchor=False)
+        facts, asked = self.facts, response_format_of(options).added_to(make_options(sampling, options))
+        content = [*self._frames.rest(facts.num_requests), *listed(question)]
+        return self._run(facts, content, asked, closes=True)
 
-    def _run(
-        self, content: object, asked: Options, *, closes: bool, is_anchor: bool, is_film: bool = False
-    ) -> Completion:
-        engine, facts = self._engine, self.facts
+    def _prepared(
+        self,
+        facts: SessionFacts,
+        content: object,
+        asked: Options,
+        *,
+        closes: bool,
+        is_anchor: bool = False,
+        is_film: bool = False,
+    ) -> tuple[Prepared, Options]:
+        engine = self._engine
         engine.check_batchable()
         prompt, options = placed(
             *(engine.sessions, facts, content, asked, closes, is_anchor, self._media_options),
             is_film=is_film,
         )
         with PromptMedia(prompt) as media:
-            prepared: Prepared = media.prompt().prepare(engine.processor, facts.settings.cache_salt)
+            return media.prompt().prepare(engine.processor, facts.settings.cache_salt), options
+
+    def _run(
+        self,
+        facts: SessionFacts,
+        content: object,
+        asked: Options,
+        *,
+        closes: bool,
+        is_anchor: bool = False,
+        is_film: bool = False,
+    ) -> Completion:
+        engine = self._engine
+        prepared, options = self._prepared(
+            facts, content, asked, closes=closes, is_anchor=is_anchor, is_film=is_film
+        )
         request_id = engine.submit_prepared(prepared, options, stream=False)
         completion = None
         with news_of(engine, request_id) as outputs:
             for output in outputs:
                 completion = output.completion or completion
         assert completion is not None, "a request ends with its completion"
-        return succeeded(completion)
+        completion = succeeded(completion)
+        self._frames.settle(facts.num_requests + 1)
+        return completion
 
     def close(self) -> None:
         """Let its blocks and images go. Closing one that is closed is no error."""

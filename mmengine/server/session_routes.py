@@ -144,8 +144,8 @@ class SessionRoutes:
             body = await self._parsed(data, partial(decoded, data, decode_frame))
             image, cached = _picture(body.image), None
             async with session.turn() as facts:
-                if not _is_repeated(facts, body.index):
-                    done = await session.framed(facts, image, body.seconds)
+                if not (_is_repeated(facts, body.index) or session.holds(image, body.seconds, body.index)):
+                    done = await session.framed(facts, image, body.seconds, body.index)
                     cached = None if done is None else done.num_cached_tokens
             return await self._told_of(session, name, cached)
 

@@ -3,12 +3,14 @@
 import base64
 import io
 import json
+import socket
 import threading
 
 import pytest
 from PIL import Image
 
 from mmengine.core.resume import Resume
+from mmengine.errors import InvalidMedia
 from mmengine.serve.async_engine import AsyncEngine
 from tests.serve.serve_fakes import TurnEcho, builder
 from tests.server.openai_answers import events_of
@@ -23,8 +25,19 @@ def url(colour="red"):
     return "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()
 
 
+class Looking(TurnEcho):
+    """Sees whether frames are images."""
+
+    def prepare_turn(self, content, **options):
+        for part in content:
+            frames = part["video"][0] if part.get("type") == "video" else []
+            if not all(frame.startswith("data:image/png") for frame in frames):
+                raise InvalidMedia("a frame is no image")
+        return super().prepare_turn(content, **options)
+
+
 def echo(log=None, resume=None, executor_class=SlowEcho, **config):
-    build = builder(executor_class=executor_class, processor=TurnEcho(), **config)
+    build = builder(executor_class=executor_class, processor=Looking(), **config)
     options = {} if log is None else {"log": log, "resume": resume}
     return AsyncEngine(builder=build, **options)
 
@@ -88,6 +101,46 @@ def test_what_comes_again_is_not_done_again(server):
     assert (status, told["error"]["code"]) == (409, "session_index")
     assert one("append", {"content": "x", "index": 0})[0] == 409
     assert one()[2]["requests"] == 2
+
+
+def test_a_frame_that_is_none_is_refused_when_it_comes(server):
+    one = Sessions(server)
+    assert one("frame", {"image": "data:text/plain,none", "seconds": 0})[0] == 400
+    assert [one("frame", {"image": url(), "seconds": second})[0] for second in (1, 2, 3)] == [200] * 3
+    assert one("frame", {"image": "data:text/plain,none", "seconds": 4})[0] == 400
+    assert one()[2]["frames_held"] == 1
+    assert one.ask("q")[2]["choices"][0]["message"]["content"] == "<FFQ>"
+
+
+def test_a_question_that_comes_to_nothing_keeps_the_frame(server):
+    one = Sessions(server)
+    one("frame", {"image": url(), "seconds": 0})
+    assert one.ask("bad")[0] == 400 and one.ask("q", n=2)[0] == 400
+    assert one.ask("q" * 50, max_tokens=80, deadline_s=0.02)[0] == 504
+    assert one.ask("bad", stream=True)[0] == 400
+    body = json.dumps({"content": "q" * 50, "stream": True, "max_tokens": 80}).encode()
+    with socket.create_connection(("127.0.0.1", server.port)) as line:
+        head = f"POST {one.path}/ask HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\n\r\n"
+        line.sendall(head.encode() + body)
+        assert line.recv(100).startswith(b"HTTP/1.1 200")
+    assert one("append", {"content": "x"})[2]["requests"] == 1
+    told = one()[2]
+    assert (told["frames_held"], told["tokens"]) == (0, 3)
+    assert one.ask("q")[2]["choices"][0]["message"]["content"] == "<FXQ>"
+
+
+def test_a_frame_that_waits_and_comes_again_is_not_its_own_partner(server):
+    one, frame = Sessions(server), {"image": url(), "seconds": 1.0, "index": 0}
+    for _ in range(3):
+        told = one("frame", frame)[2]
+        assert (told["requests"], told["frames_held"]) == (0, 1)
+    told = one("frame", {**frame, "seconds": 2.0})[2]
+    assert (told["requests"], told["frames_held"]) == (1, 0)
+    for again in (frame, {**frame, "seconds": 2.0}):
+        told = one("frame", again)[2]
+        assert (told["requests"], told["frames_held"]) == (1, 0)
+    one("frame", {"image": url(), "seconds": 3.0})
+    assert one("frame", {"image": url(), "seconds": 3.0})[2]["frames_held"] == 0, "nobody counts these"
 
 
 def test_what_is_refused(server):
