@@ -144,7 +144,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     session_blocks: Annotated[int, Meta(ge=0, le=2**22)] = 0
     # Images and frames of all that a session holds; of other requests max_media_per_request holds.
     max_media_per_session: Annotated[int, Meta(ge=0, le=2**16)] = 2048
-    # Bytes of images and frames that sessions without a log keep in memory, to compute again from.
+    # Bytes of images and frames that sessions without a log keep in memory, to compute again from; over HTTP
+    # as many of frames that wait for others.
     session_media_bytes: Annotated[int, Meta(ge=0, le=2**50)] = 512 * 2**20
 
     def as_dict(self) -> dict:

@@ -160,6 +160,16 @@ class AsyncSession:
         """Frames that wait for others that the encoder reads together with them, by the last `facts`."""
         return len(self._frames.held)
 
+    @property
+    def num_bytes_held(self) -> int:
+        """Of the encoded ones among them."""
+        return self._frames.num_bytes
+
+    @property
+    def next_frame_waits(self) -> bool:
+        """Within a `turn`: whether it would, for others behind it."""
+        return not self._frames.is_almost_whole
+
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[SessionFacts]:
         """It is this caller's turn; gives what the session is, which is not idle until it is over. Raises

@@ -66,7 +66,13 @@ class Frames:
         """Whether this frame came before with the same index."""
         return index is not None and Frame(seconds, image, index) in self.held
 
-    def completes(self) -> bool:
+    @property
+    def num_bytes(self) -> int:
+        """Of those held that are encoded."""
+        return sum(len(frame.image) for frame in self.held if isinstance(frame.image, (bytes, str)))
+
+    @property
+    def is_almost_whole(self) -> bool:
         """Whether the next one makes a patch whole."""
         return len(self.held) + 1 >= self._in_patch
 
@@ -79,7 +85,7 @@ class Frames:
         if not is_time or (self.held and seconds < self.held[-1].seconds):
             raise InvalidRequest("the time of a frame is a number of seconds, not less than that before it")
         frames = [*self.held, Frame(float(seconds), image, index)]
-        if self.completes():
+        if self.is_almost_whole:
             self._taken = num_requests
             return self._parts(frames)
         self.held, self._taken = frames, None

@@ -32,9 +32,10 @@ from mmengine.server.media import FetchMetrics
 from mmengine.server.messages.counting import MessageCounts
 from mmengine.server.messages.errors import error_json, kind_of
 from mmengine.server.model_names import ModelNames
+from mmengine.server.open_sessions import OpenSessions
 from mmengine.server.other_routes import OtherRoutes
 from mmengine.server.rows_left import RowsLeft
-from mmengine.server.session_routes import SessionRoutes, sessions_of
+from mmengine.server.session_routes import SessionRoutes
 from mmengine.server.settings import ServerSettings, is_loopback
 from mmengine.server.token_texts import TokenTexts
 
@@ -112,14 +113,11 @@ class App:
         fetches, texts = FetchMetrics(door), TokenTexts(engine.processor.tokenizer)
         rows_left = RowsLeft(engine, keep.batches) if keep is not None else None
         served, root = ModelNames(names, engine), settings.lora_root
-        answers = AnswerRoutes(
-            engine, settings, served, self.metrics, self.admission, texts, door, keep, tracing
-        )
+        given = (engine, settings, served, self.metrics, self.admission, texts)
+        answers = AnswerRoutes(*given, door, keep, tracing)
         self.calls = answers.calls
         self._adapters = AdapterRoutes(engine, served, self.admission, root, admin_keys)
-        others = OtherRoutes(
-            engine, settings, served, self.metrics, self.admission, texts, fetches, answers.reader
-        )
+        others = OtherRoutes(*given, fetches, answers.reader)
         endpoints: dict[tuple[str, str], _Endpoint] = {
             ("POST", "/v1/chat/completions"): answers.chat,
             ("POST", "/v1/completions"): answers.completions,
@@ -139,7 +137,8 @@ class App:
             ("GET", "/version"): others.version,
             ("GET", "/openapi.json"): others.openapi,
         }
-        endpoints |= _session_endpoints(engine, settings, served, self.admission, answers)
+        self._sessions = OpenSessions.of_engine(engine, settings, self.admission, answers.reader.opened)
+        endpoints |= _session_endpoints(self._sessions, settings, served, self.admission, answers)
         self._keep, self._runner = keep, None
         if keep is not None and rows_left is not None:
             self._runner = BatchRunner(
@@ -262,6 +261,8 @@ class App:
     async def run(self) -> None:
         """Measures, runs batches and removes what is too old, until it is cancelled."""
         tasks = [asyncio.create_task(self.watch_lag())]
+        if self._sessions is not None:
+            tasks.append(asyncio.create_task(self._sessions.watch()))
         if self._keep is not None and self._runner is not None:
             tasks += [asyncio.create_task(self._keep.watch()), asyncio.create_task(self._runner.run())]
         try:
@@ -287,16 +288,15 @@ class App:
 
 
 def _session_endpoints(
-    engine: ServedEngine,
+    sessions: OpenSessions | None,
     settings: ServerSettings,
     names: ModelNames,
     admission: Admission,
     answers: AnswerRoutes,
 ) -> dict[tuple[str, str], _Endpoint]:
-    keeper = sessions_of(engine)
-    if keeper is None:
+    if sessions is None:
         return dict.fromkeys(_SESSIONS, _no_sessions)
-    routes = SessionRoutes(keeper, settings, names, admission, answers, engine.config.max_sessions)
+    routes = SessionRoutes(sessions, settings, names, admission, answers)
     made = (routes.create, routes.listed, routes.get, routes.delete)
     return dict(zip(_SESSIONS, (*made, routes.append, routes.frame, routes.ask), strict=True))
 

@@ -20,9 +20,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from mmengine.errors import InvalidRequest, MMEngineError
-from mmengine.serve.async_sessions import AsyncSession, AsyncSessions
+from mmengine.serve.async_sessions import AsyncSession
 from mmengine.serve.intake import NO_ADAPTER
-from mmengine.serve.port import ServedEngine
 from mmengine.serve.reasoning import NO_REASONING
 from mmengine.serve.record import News, Reader, Record, Said, Whole
 from mmengine.serve.sessions import SessionFacts
@@ -33,6 +32,7 @@ from mmengine.server.asked import Asked, Json, item_options
 from mmengine.server.asking import in_log, options_of
 from mmengine.server.errors import ApiError, api_error, decoded
 from mmengine.server.model_names import ModelNames
+from mmengine.server.open_sessions import OpenSessions
 from mmengine.server.session_bodies import (
     Kept,
     SessionDeleted,
@@ -41,7 +41,6 @@ from mmengine.server.session_bodies import (
     content_as_chat,
     decode_frame,
     decode_session,
-    kept_of,
     object_of,
 )
 from mmengine.server.settings import ServerSettings
@@ -50,26 +49,19 @@ from mmengine.server.sse import unless_gone
 T = TypeVar("T")
 
 
-def sessions_of(engine: ServedEngine) -> AsyncSessions | None:
-    """None: where requests go elsewhere, nobody keeps sessions."""
-    return engine if isinstance(engine, AsyncSessions) else None
-
-
 class SessionRoutes:
     """`names`: of the model. `answers`: by whose rules bodies are read and answers written."""
 
     def __init__(
         self,
-        engine: AsyncSessions,
+        sessions: OpenSessions,
         settings: ServerSettings,
         names: ModelNames,
         admission: Admission,
         answers: AnswerRoutes,
-        max_sessions: int,
     ):
-        self._engine, self._settings, self._names = engine, settings, names
-        self._admission, self._answers, self._max_sessions = admission, answers, max_sessions
-        self._sessions: dict[str, AsyncSession] = {}  # by their ids in the log
+        self._sessions, self._engine, self._settings = sessions, sessions.engine, settings
+        self._names, self._admission, self._answers = names, admission, answers
 
     def _served(self, given: str | None) -> str:
         model, adapter = self._names.served(given)
@@ -88,7 +80,7 @@ class SessionRoutes:
             if body.anchor is not None:
                 chat = content_as_chat(body.anchor)
                 anchor = _content(await self._parsed(chat, partial(self._answers.reader.read, chat, "-")))
-            await self._check_share(owner)
+            await self._sessions.check_share(owner)
             name = f"sess_{secrets.token_hex(12)}"
             media = item_options(body.mm_processor_kwargs, self._settings.max_pixels)
             kept = Kept(owner, int(time.time()), model, media)
@@ -100,21 +92,21 @@ class SessionRoutes:
                 idle_s=body.idle_s,
                 cache_salt=body.cache_salt,
                 template_options=self._answers.reader.template_options(body.chat_template_kwargs),
-                media_options=self._media(kept),
+                media_options=self._sessions.media_options(kept),
                 envelope=msgspec.json.encode(kept),
             )
-            self._sessions[session.session_id] = session
+            self._sessions.add(session)
             if anchor is not None:
                 try:
                     await session.append(anchor, anchor=True)
                 except BaseException:
-                    await session.close()
+                    await self._sessions.close(session)
                     raise
             return await self._told_of(session, name, None)
 
     async def listed(self, request: Request) -> ASGIApp:
         owner = request.scope[OWNER]
-        found = await self._of(owner)
+        found = await self._sessions.of(owner)
         return _json(SessionObjects([object_of(each, _name(each, owner)) for each in found]))
 
     async def get(self, request: Request) -> ASGIApp:
@@ -123,8 +115,7 @@ class SessionRoutes:
 
     async def delete(self, request: Request) -> ASGIApp:
         session, name = await self._found(request)
-        await session.close()
-        self._sessions.pop(session.session_id, None)
+        await self._sessions.close(session)
         return _json(SessionDeleted(name))
 
     async def append(self, request: Request) -> ASGIApp:
@@ -145,6 +136,7 @@ class SessionRoutes:
             image, cached = _picture(body.image), None
             async with session.turn() as facts:
                 if not (_is_repeated(facts, body.index) or session.holds(image, body.seconds, body.index)):
+                    self._sessions.check_room(request.scope[OWNER], session, image)
                     done = await session.framed(facts, image, body.seconds, body.index)
                     cached = None if done is None else done.num_cached_tokens
             return await self._told_of(session, name, cached)
@@ -213,35 +205,7 @@ class SessionRoutes:
     async def _found(self, request: Request) -> tuple[AsyncSession, str]:
         """The session of a path, and its id there. Raises ApiError where this key has none."""
         name = request.path_params["session_id"]
-        session_id = in_log(request.scope[OWNER], name)
-        try:
-            facts = await self._engine.attach_session(session_id).facts()
-        except InvalidRequest:
-            self._sessions.pop(session_id, None)
-            raise _unknown(name) from None
-        kept = kept_of(facts)
-        if kept.owner != request.scope[OWNER]:
-            raise _unknown(name)
-        if session_id not in self._sessions:  # the process before opened it
-            self._sessions[session_id] = self._engine.attach_session(session_id, self._media(kept))
-        return self._sessions[session_id], name
-
-    async def _of(self, owner: str) -> list[SessionFacts]:
-        """Those of a key."""
-        found = await self._engine.sessions()
-        for session_id in self._sessions.keys() - {facts.session_id for facts in found}:
-            del self._sessions[session_id]
-        return [facts for facts in found if kept_of(facts).owner == owner]
-
-    async def _check_share(self, owner: str) -> None:
-        """Raises ApiError where one of several keys would have more than its share."""
-        most = max(1, int(self._max_sessions * self._settings.key_share))
-        if self._admission.has_several_keys and len(await self._of(owner)) >= most:
-            text = f"this API key has {most} sessions open, its share of them (key_share); close one"
-            raise ApiError(429, text, code="key_share_full", headers={"retry-after": "5"})
-
-    def _media(self, kept: Kept) -> Json:
-        return {**kept.media, **self._answers.reader.opened}
+        return await self._sessions.found(request.scope[OWNER], name), name
 
 
 def told_of_session(error: MMEngineError) -> ApiError:
@@ -249,11 +213,6 @@ def told_of_session(error: MMEngineError) -> ApiError:
     if isinstance(error, InvalidRequest) and str(error).startswith("no session "):
         return ApiError(404, "the session was closed", "session_id", "session_not_found")
     return api_error(error)
-
-
-def _unknown(name: str) -> ApiError:
-    text = f"there is no session {name[:200]!r}; it was closed, idle for too long, or never was"
-    return ApiError(404, text, "session_id", "session_not_found")
 
 
 def _is_repeated(facts: SessionFacts, index: int | None) -> bool:

@@ -12,9 +12,10 @@ from PIL import Image
 from mmengine.core.resume import Resume
 from mmengine.errors import InvalidMedia
 from mmengine.serve.async_engine import AsyncEngine
+from mmengine.server import open_sessions
 from tests.serve.serve_fakes import TurnEcho, builder
 from tests.server.openai_answers import events_of
-from tests.server.running import SlowEcho, served
+from tests.server.running import SlowEcho, served, wait_for
 
 KEYS = {"authorization": "Bearer one"}, {"authorization": "Bearer two"}
 
@@ -197,6 +198,47 @@ def test_the_number_of_sessions_is_bounded():
     with served(echo(max_sessions=1)) as server:
         Sessions(server)
         assert server.call("/v1/sessions", {})[2]["error"]["code"] == "queue_full"
+
+
+def test_what_a_session_held_goes_with_it(monkeypatch):
+    monkeypatch.setattr(open_sessions, "FORGET_EVERY_S", 0.02)
+    with served(echo()) as server:
+        known = server.app._sessions._open
+        assert server.call("/v1/sessions", {"anchor": "bad"})[0] == 400 and not known
+        for _ in range(3):
+            Sessions(server, {"idle_s": 0.3})("frame", {"image": url(), "seconds": 0})
+        assert len(known) == 3
+        other = Sessions(server)
+        wait_for(lambda: len(known) == 1)
+        assert other("append", {"content": "a"})[0] == 200
+
+
+def waiting(letters=400):
+    return {"image": "data:image/png" + "x" * letters, "seconds": 0}
+
+
+def test_frames_that_wait_have_a_limit():
+    with served(echo(session_media_bytes=0), max_body_bytes=1024) as server:
+        one, two, three = (Sessions(server) for _ in range(3))
+        assert one("frame", waiting())[0] == two("frame", waiting())[0] == 200
+        status, _, told = three("frame", waiting())
+        assert (status, told["error"]["code"]) == (429, "queue_full")
+        assert three()[2]["frames_held"] == 0
+        assert one("frame", waiting())[2]["frames_held"] == 0, "it has its partner"
+        assert three("frame", waiting())[0] == 200
+        two(method="DELETE")
+        assert one("frame", waiting())[0] == 200
+
+
+def test_frames_that_wait_leave_room_for_other_keys(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("one\ntwo\n")
+    with served(echo(session_media_bytes=0), key_file=keys, max_body_bytes=1024) as server:
+        one, two, other = (Sessions(server, headers=KEYS[which]) for which in (0, 0, 1))
+        assert one("frame", waiting())[0] == 200
+        status, _, told = two("frame", waiting())
+        assert (status, told["error"]["code"]) == (429, "key_share_full")
+        assert other("frame", waiting())[0] == 200
 
 
 def test_sessions_outlive_a_server(tmp_path):
