@@ -1,7 +1,9 @@
 """Sessions that calls go on with: whose they are, and what of them is in this process alone."""
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from weakref import WeakValueDictionary
 
 from mmengine.config import EngineConfig
 from mmengine.errors import InvalidRequest, MMEngineError, QueueFull
@@ -32,6 +34,7 @@ class OpenSessions:
         self.engine, self._settings, self._config = engine, settings, config
         self._admission, self._opened = admission, opened
         self._open: dict[str, AsyncSession] = {}  # by their ids in the log
+        self._turns = WeakValueDictionary[str, asyncio.Lock]()  # of keys that open one
 
     @classmethod
     def of_engine(
@@ -73,12 +76,19 @@ class OpenSessions:
     def media_options(self, kept: Kept) -> Json:
         return {**kept.media, **self._opened}
 
-    async def check_share(self, owner: str) -> None:
-        """Raises ApiError where one of several keys would have more than its share."""
+    @asynccontextmanager
+    async def opening(self, owner: str) -> AsyncIterator[None]:
+        """In here a session of this key is opened. Of several keys each opens one at a time, so that the next
+        one is counted with it. Raises ApiError where the key would have more than its share."""
+        if not self._admission.has_several_keys:
+            yield
+            return
         most = max(1, int(self._config.max_sessions * self._settings.key_share))
-        if self._admission.has_several_keys and len(await self.of(owner)) >= most:
-            text = f"this API key has {most} sessions open, its share of them (key_share); close one"
-            raise ApiError(429, text, code="key_share_full", headers={"retry-after": "5"})
+        async with self._turns.setdefault(owner, asyncio.Lock()):
+            if len(await self.of(owner)) >= most:
+                text = f"this API key has {most} sessions open, its share of them (key_share); close one"
+                raise ApiError(429, text, code="key_share_full", headers={"retry-after": "5"})
+            yield
 
     def check_room(self, owner: str, session: AsyncSession, image: str) -> None:
         """For the session's next frame, which stays in memory where it waits for others. Raises QueueFull,

@@ -10,6 +10,7 @@ from mmengine.server.asked import Json
 from mmengine.server.errors import ApiError, decoded
 
 DEFAULT_ANSWER = 256  # tokens of an answer where nobody says; a session keeps room for it
+SHORTEST_IDLE_S = 0.1  # what rounds to 0 would mean never
 Index = Annotated[int, Meta(ge=0)]
 Content = str | list[Json]
 
@@ -22,7 +23,7 @@ class SessionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     system: str = ""
     length: Annotated[int, Meta(ge=0)] = 0
     keep: Annotated[int, Meta(ge=0)] = 0
-    idle_s: Annotated[float, Meta(gt=0)] = IDLE_S
+    idle_s: Annotated[float, Meta(ge=SHORTEST_IDLE_S)] = IDLE_S
     anchor: Content | None = None
     cache_salt: str = ""
     mm_processor_kwargs: Json = {}

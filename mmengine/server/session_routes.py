@@ -80,21 +80,22 @@ class SessionRoutes:
             if body.anchor is not None:
                 chat = content_as_chat(body.anchor)
                 anchor = _content(await self._parsed(chat, partial(self._answers.reader.read, chat, "-")))
-            await self._sessions.check_share(owner)
             name = f"sess_{secrets.token_hex(12)}"
             media = item_options(body.mm_processor_kwargs, self._settings.max_pixels)
             kept = Kept(owner, int(time.time()), model, media)
-            session = await self._engine.session(
-                in_log(owner, name),
-                system=body.system,
-                length=body.length,
-                keep=body.keep,
-                idle_s=body.idle_s,
-                cache_salt=body.cache_salt,
-                template_options=self._answers.reader.template_options(body.chat_template_kwargs),
-                media_options=self._sessions.media_options(kept),
-                envelope=msgspec.json.encode(kept),
-            )
+            template_options = self._answers.reader.template_options(body.chat_template_kwargs)
+            async with self._sessions.opening(owner):
+                session = await self._engine.session(
+                    in_log(owner, name),
+                    system=body.system,
+                    length=body.length,
+                    keep=body.keep,
+                    idle_s=body.idle_s,
+                    cache_salt=body.cache_salt,
+                    template_options=template_options,
+                    media_options=self._sessions.media_options(kept),
+                    envelope=msgspec.json.encode(kept),
+                )
             self._sessions.add(session)
             if anchor is not None:
                 try:

@@ -37,6 +37,10 @@ class Looking(TurnEcho):
         return super().prepare_turn(content, **options)
 
 
+class Slower(SlowEcho):
+    pause_s = 0.05
+
+
 def echo(log=None, resume=None, executor_class=SlowEcho, **config):
     build = builder(executor_class=executor_class, processor=Looking(), **config)
     options = {} if log is None else {"log": log, "resume": resume}
@@ -113,21 +117,22 @@ def test_a_frame_that_is_none_is_refused_when_it_comes(server):
     assert one.ask("q")[2]["choices"][0]["message"]["content"] == "<FFQ>"
 
 
-def test_a_question_that_comes_to_nothing_keeps_the_frame(server):
-    one = Sessions(server)
-    one("frame", {"image": url(), "seconds": 0})
-    assert one.ask("bad")[0] == 400 and one.ask("q", n=2)[0] == 400
-    assert one.ask("q" * 50, max_tokens=80, deadline_s=0.02)[0] == 504
-    assert one.ask("bad", stream=True)[0] == 400
-    body = json.dumps({"content": "q" * 50, "stream": True, "max_tokens": 80}).encode()
-    with socket.create_connection(("127.0.0.1", server.port)) as line:
-        head = f"POST {one.path}/ask HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\n\r\n"
-        line.sendall(head.encode() + body)
-        assert line.recv(100).startswith(b"HTTP/1.1 200")
-    assert one("append", {"content": "x"})[2]["requests"] == 1
-    told = one()[2]
-    assert (told["frames_held"], told["tokens"]) == (0, 3)
-    assert one.ask("q")[2]["choices"][0]["message"]["content"] == "<FXQ>"
+def test_a_question_that_comes_to_nothing_keeps_the_frame():
+    with served(echo(executor_class=Slower)) as server:
+        one = Sessions(server)
+        one("frame", {"image": url(), "seconds": 0})
+        assert one.ask("bad")[0] == 400 and one.ask("q", n=2)[0] == 400
+        assert one.ask("q" * 50, max_tokens=80, deadline_s=0.02)[0] == 504
+        assert one.ask("bad", stream=True)[0] == 400
+        body = json.dumps({"content": "q" * 50, "stream": True, "max_tokens": 80}).encode()
+        with socket.create_connection(("127.0.0.1", server.port)) as line:
+            head = f"POST {one.path}/ask HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\n\r\n"
+            line.sendall(head.encode() + body)
+            assert line.recv(100).startswith(b"HTTP/1.1 200")
+        assert one("append", {"content": "x"})[2]["requests"] == 1
+        told = one()[2]
+        assert (told["frames_held"], told["tokens"]) == (0, 3)
+        assert one.ask("q", max_tokens=4)[2]["choices"][0]["message"]["content"] == "<FXQ"
 
 
 def test_a_frame_that_waits_and_comes_again_is_not_its_own_partner(server):
@@ -163,6 +168,8 @@ def test_what_is_refused(server):
         assert param is None or told["error"]["param"] == param
     assert one()[2]["tokens"] == 0
     assert server.call("/v1/sessions", {"length": 10**9})[0] == 400
+    for idle_s in (0, -1, 1e-10, 0.09):
+        assert server.call("/v1/sessions", {"idle_s": idle_s})[0] == 400, "none of them means never"
     assert server.call("/v1/sessions", {"model": "other"})[0] == 404
     assert server.call("/v1/sessions/nobody/ask", {"content": "a"})[0] == 404
     assert one("append", None, "PUT")[0] == 405
@@ -194,6 +201,27 @@ def test_a_session_is_its_keys(tmp_path):
         assert (status, told["error"]["code"]) == (429, "key_share_full")
 
 
+def test_a_keys_share_holds_for_calls_at_once(tmp_path):
+    """None of which the engine has seen when the last of them comes."""
+    keys = tmp_path / "keys"
+    keys.write_text("one\ntwo\n")
+    with served(echo(max_sessions=8, executor_class=Slower), key_file=keys) as server:
+        busy = {"messages": [{"role": "user", "content": "a" * 80}], "max_tokens": 12}
+        threads = [threading.Thread(target=server.call, args=("/v1/chat/completions", busy, KEYS[1]))]
+        threads[0].start()
+        wait_for(lambda: server.engine.stats().num_running)
+        found = []
+        for _ in range(12):
+            call = threading.Thread(target=lambda: found.append(server.call("/v1/sessions", {}, KEYS[0])[0]))
+            call.start()
+            threads.append(call)
+        for thread in threads:
+            thread.join()
+        assert sorted(found) == [200] * 4 + [429] * 8
+        assert server.call("/v1/sessions", {}, KEYS[1])[0] == 200
+        assert not server.app._sessions._turns
+
+
 def test_the_number_of_sessions_is_bounded():
     with served(echo(max_sessions=1)) as server:
         Sessions(server)
@@ -207,7 +235,6 @@ def test_what_a_session_held_goes_with_it(monkeypatch):
         assert server.call("/v1/sessions", {"anchor": "bad"})[0] == 400 and not known
         for _ in range(3):
             Sessions(server, {"idle_s": 0.3})("frame", {"image": url(), "seconds": 0})
-        assert len(known) == 3
         other = Sessions(server)
         wait_for(lambda: len(known) == 1)
         assert other("append", {"content": "a"})[0] == 200
