@@ -12,12 +12,13 @@ import queue
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Protocol, Unpack, runtime_checkable
+from typing import NamedTuple, Protocol, Unpack, runtime_checkable
 
+from mmengine.core.executor import CUT
 from mmengine.errors import SessionBusy
 from mmengine.models.plugin import Prepared, Processor
 from mmengine.request import PREFILL, SamplingParams
-from mmengine.serve.answers import Completion, succeeded
+from mmengine.serve.answers import CUT_AT_STOP, Completion, succeeded
 from mmengine.serve.async_commands import AsyncCommands
 from mmengine.serve.channel import Channel
 from mmengine.serve.engine import Engine
@@ -137,6 +138,19 @@ async def _completed(stream: Stream) -> Completion:
     return succeeded(stream.completion)
 
 
+class Ended(NamedTuple):
+    """How the answer to a session's request with this number ended, beside its tokens, which the session
+    has."""
+
+    number: int
+    reason: str
+    detail: str
+    num_embeds: dict[str, int] = {}
+    num_cached_tokens: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
+
+
 class AsyncSession:
     """One session. Its requests go one behind the other, in the order in which they were called; MAX_WAITING
     wait at most. `media_options`: of all media, as those of a Prompt."""
@@ -148,6 +162,7 @@ class AsyncSession:
         self._turns = asyncio.Lock()
         self._num_waiting = 0
         self._frames = Frames(getattr(engine.processor, "frames_in_patch", 1))
+        self.ended: Ended | None = None  # of the last answer that somebody here `heard`
 
     async def facts(self) -> SessionFacts:
         """Raises InvalidRequest when it was closed, or nobody asked for too long."""
@@ -253,6 +268,7 @@ class AsyncSession:
             self.asked(facts, question, sampling, hold=hold, **options) as stream,
         ):
             yield stream
+            self.heard(facts, stream)
 
     def asked(
         self,
@@ -271,6 +287,16 @@ class AsyncSession:
         sessions = self._engine._engine.sessions
         prompt, asked = placed(sessions, facts, content, given, True, False, self._media_options)
         return self._engine._stream_of_session(prompt, asked, form, hold)
+
+    def heard(self, facts: SessionFacts, stream: Stream) -> None:
+        """Nobody reads any more of what was `asked` within a `turn`."""
+        done = stream.completion
+        if done is None or done.error() is not None:
+            return
+        self._frames.settle(facts.num_requests + 1)
+        detail = CUT if done.choices[0].detail == CUT_AT_STOP else done.choices[0].detail
+        counts = done.num_cached_tokens, done.num_drafts, done.num_accepted
+        self.ended = Ended(facts.num_requests, done.finish_reason, detail, dict(stream.num_embeds), *counts)
 
     async def ask(
         self, question: object, sampling: SamplingParams | None = None, **options: Unpack[SubmitOptions]

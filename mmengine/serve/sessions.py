@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from mmengine.core.decide.admission import num_found
 from mmengine.core.engine import EngineCore
@@ -182,6 +183,15 @@ class Sessions:
             session.tokens[len(session.tokens) - num_outputs :].tolist(),
             in_film(session),
         )
+
+    def question(self, session_id: str) -> np.ndarray:
+        """What its last request brought, without the answer: int32 [n]. Raises InvalidRequest for one that is
+        not open."""
+        session = self._core.sessions.found(session_id)
+        if not session.chunks:
+            return session.tokens
+        last = session.chunks[-1]
+        return session.tokens[last.start : len(session.tokens) - last.num_outputs]
 
     def turn(
         self,

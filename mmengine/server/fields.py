@@ -1,7 +1,7 @@
 """What becomes of each field of a body: the table that the server obeys and docs/server.md shows."""
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -175,7 +175,10 @@ class Fields:
 
     def check(self, body: bytes, *, ignore_unknown: bool) -> list[str]:
         """Raise ApiError for the first field that is not taken. Gives the unknown names that were ignored."""
-        given = decoded(body, _decode)
+        return self.check_given(decoded(body, _decode), ignore_unknown=ignore_unknown)
+
+    def check_given(self, given: Mapping[str, msgspec.Raw], *, ignore_unknown: bool) -> list[str]:
+        """`check` of a body that was read."""
         if len(given) > MAX_FIELDS:
             raise ApiError(400, f"the body has {len(given)} fields; at most {MAX_FIELDS} are taken")
         ignored = []

@@ -8,6 +8,7 @@ from msgspec import Meta
 from mmengine.serve.sessions import IDLE_S, SessionFacts
 from mmengine.server.asked import Json
 from mmengine.server.errors import ApiError, decoded
+from mmengine.server.fields import Field, Fields
 
 DEFAULT_ANSWER = 256  # tokens of an answer where nobody says; a session keeps room for it
 SHORTEST_IDLE_S = 0.1  # what rounds to 0 would mean never
@@ -38,7 +39,7 @@ class AppendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class AskBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What else may be asked is chat's, but for messages, n, request_id and cache_salt."""
+    """What else may be asked is chat's, but for what NOT_ASKED refuses."""
 
     content: Content
     index: Index | None = None
@@ -50,6 +51,27 @@ class FrameBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     image: str
     seconds: Annotated[float, Meta(ge=0)]
     index: Index | None = None
+
+
+_OPENED = "the session was opened with its own; give them to /v1/sessions"
+_TOOLS = "a session calls no tools; ask with them in one request of chat"
+_WRITES = "a question is a turn of its own, and its answer the next one"
+# Of chat's fields those that belong to the session, or that it has no use for.
+NOT_ASKED = Fields(
+    (
+        Field("messages", "refused", "the session has them: send content"),
+        Field("n", "refused", "a session has one answer at a time", (1,)),
+        Field("tools", "refused", _TOOLS, ([],)),
+        Field("tool_choice", "refused", _TOOLS, ("none",)),
+        Field("parallel_tool_calls", "refused", _TOOLS, (True, False)),
+        Field("chat_template_kwargs", "refused", _OPENED, ({},)),
+        Field("mm_processor_kwargs", "refused", _OPENED, ({},)),
+        Field("cache_salt", "refused", _OPENED, ("",)),
+        Field("continue_final_message", "refused", _WRITES, (False,)),
+        Field("add_generation_prompt", "refused", _WRITES, (True,)),
+        Field("request_id", "refused", "a session names its requests; give X-Request-Id", ("",)),
+    )
+)
 
 
 class SessionObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,8 +127,7 @@ def as_chat(data: bytes, *, asks: bool) -> tuple[bytes, int | None]:
     if not asks:
         decoded(data, _decode_append)
     fields = decoded(data, _decode_fields)
-    if "messages" in fields:
-        raise ApiError(400, "messages is not taken; the session has them: send content", "messages")
+    NOT_ASKED.check_given(fields, ignore_unknown=True)
     content = fields.pop("content", None)
     if content is None:
         raise ApiError(400, "content is missing: a text, or parts of a message", "content")

@@ -22,17 +22,19 @@ from starlette.types import ASGIApp
 from mmengine.errors import InvalidRequest, MMEngineError
 from mmengine.serve.async_sessions import AsyncSession
 from mmengine.serve.intake import NO_ADAPTER
-from mmengine.serve.reasoning import NO_REASONING
-from mmengine.serve.record import News, Reader, Record, Said, Whole
+from mmengine.serve.record import News, Reader, Record
 from mmengine.serve.sessions import SessionFacts
+from mmengine.serve.stream import Stream
 from mmengine.server.admission import OWNER, Admission
 from mmengine.server.answer_routes import ID_HEADER, AnswerRoutes
 from mmengine.server.answering import Answering
 from mmengine.server.asked import Asked, Json, item_options
 from mmengine.server.asking import in_log, options_of
+from mmengine.server.bodies import Held
 from mmengine.server.errors import ApiError, api_error, decoded
 from mmengine.server.model_names import ModelNames
 from mmengine.server.open_sessions import OpenSessions
+from mmengine.server.session_answers import answered_before, is_repeated
 from mmengine.server.session_bodies import (
     Kept,
     SessionDeleted,
@@ -73,13 +75,13 @@ class SessionRoutes:
 
     async def create(self, request: Request) -> ASGIApp:
         owner = request.scope[OWNER]
-        async with self._call(request) as data:
+        async with self._call(request) as (data, held):
             body = await self._parsed(data, partial(decoded, data, decode_session))
             model = self._served(body.model)
             anchor = None
             if body.anchor is not None:
-                chat = content_as_chat(body.anchor)
-                anchor = _content(await self._parsed(chat, partial(self._answers.reader.read, chat, "-")))
+                anchor = await self._asked(request, content_as_chat(body.anchor), "-")
+                await self._fill(anchor, held)
             name = f"sess_{secrets.token_hex(12)}"
             media = item_options(body.mm_processor_kwargs, self._settings.max_pixels)
             kept = Kept(owner, int(time.time()), model, media)
@@ -99,7 +101,7 @@ class SessionRoutes:
             self._sessions.add(session)
             if anchor is not None:
                 try:
-                    await session.append(anchor, anchor=True)
+                    await session.append(_content(anchor), anchor=True)
                 except BaseException:
                     await self._sessions.close(session)
                     raise
@@ -120,23 +122,23 @@ class SessionRoutes:
         return _json(SessionDeleted(name))
 
     async def append(self, request: Request) -> ASGIApp:
-        async with self._call(request) as data:
+        async with self._call(request) as (data, held):
             session, name = await self._found(request)
             chat, index = await self._parsed(data, partial(as_chat, data, asks=False))
-            content = _content(await self._parsed(chat, partial(self._answers.reader.read, chat, "-")))
-            cached = None
+            asked, cached = await self._asked(request, chat, "-"), None
             async with session.turn() as facts:
-                if not _is_repeated(facts, index):
-                    cached = (await session.appended(facts, content)).num_cached_tokens
+                if not is_repeated(facts, index):
+                    await self._fill(asked, held)
+                    cached = (await session.appended(facts, _content(asked))).num_cached_tokens
             return await self._told_of(session, name, cached)
 
     async def frame(self, request: Request) -> ASGIApp:
-        async with self._call(request) as data:
+        async with self._call(request) as (data, _):
             session, name = await self._found(request)
             body = await self._parsed(data, partial(decoded, data, decode_frame))
             image, cached = _picture(body.image), None
             async with session.turn() as facts:
-                if not (_is_repeated(facts, body.index) or session.holds(image, body.seconds, body.index)):
+                if not (is_repeated(facts, body.index) or session.holds(image, body.seconds, body.index)):
                     self._sessions.check_room(request.scope[OWNER], session, image)
                     done = await session.framed(facts, image, body.seconds, body.index)
                     cached = None if done is None else done.num_cached_tokens
@@ -145,15 +147,21 @@ class SessionRoutes:
     async def ask(self, request: Request) -> ASGIApp:
         ending = AsyncExitStack()
         try:
-            data = await ending.enter_async_context(self._call(request))
+            data, held = await ending.enter_async_context(self._call(request))
             session, _ = await self._found(request)
             chat, index = await self._parsed(data, partial(as_chat, data, asks=True))
-            given = self._answers.id_of(request)
-            asked = await self._parsed(chat, partial(self._answers.reader.read, chat, given))
-            asked = self._answers.named(asked, request.scope[OWNER])
+            asked = await self._asked(request, chat, self._answers.id_of(request))
             with unless_gone(request.scope):
                 facts = await ending.enter_async_context(session.turn())
-                answering = self._answering(session, facts, asked, index)
+                source: News
+                if is_repeated(facts, index):
+                    source = Reader(Record(await answered_before(self._engine, session, facts, asked)))
+                else:
+                    await self._fill(asked, held)
+                    source = self._stream(session, facts, asked)
+                    ending.callback(session.heard, facts, source)
+                frames, tokenizer = self._answers.frames_of(asked), self._engine.processor.tokenizer
+                answering = Answering(asked, frames, [source], tokenizer)
                 ending.callback(answering.close)
                 await answering.open()
                 if asked.stream:
@@ -170,13 +178,15 @@ class SessionRoutes:
     # What they share
 
     @asynccontextmanager
-    async def _call(self, request: Request) -> AsyncIterator[bytes]:
-        """A call that is taken; gives its body. Raises ApiError for what the engine raises."""
+    async def _call(self, request: Request) -> AsyncIterator[tuple[bytes, Held]]:
+        """A call that is taken; gives its body, and the room of that. Raises ApiError for what the engine
+        raises."""
         owner = request.scope[OWNER]
         self._admission.take(owner)
         try:
             with self._admission.holding(owner) as held:
-                yield b"".join(await self._admission.bodies.read(request.scope, request.receive, held))
+                pieces = await self._admission.bodies.read(request.scope, request.receive, held)
+                yield b"".join(pieces), held
         except MMEngineError as error:
             raise told_of_session(error) from error
         finally:
@@ -185,20 +195,21 @@ class SessionRoutes:
     async def _parsed(self, data: bytes, work: Callable[[], T]) -> T:
         return await self._answers.parsers.run(len(data), work)
 
-    def _answering(
-        self, session: AsyncSession, facts: SessionFacts, asked: Asked, index: int | None
-    ) -> Answering:
-        """The answer to a question; of one that comes again, that of before."""
-        source: News
-        if _is_repeated(facts, index):
-            source = Reader(Record(_again(facts, asked, self._engine.processor.eos_token_ids)))
-        else:
-            options = options_of(asked, "")
-            options.pop("request_id")
-            options.pop("cache_salt")
-            source = session.asked(facts, _content(asked), asked.sampling, **options)
-        frames, tokenizer = self._answers.frames_of(asked), self._engine.processor.tokenizer
-        return Answering(asked, frames, [source], tokenizer)
+    async def _asked(self, request: Request, chat: bytes, name: str) -> Asked:
+        """A body of chat, read. `name`: of the request."""
+        asked = await self._parsed(chat, partial(self._answers.reader.read, chat, name))
+        return self._answers.named(asked, request.scope[OWNER])
+
+    async def _fill(self, asked: Asked, held: Held) -> None:
+        """The uploaded files that it names come into it, and count as its body does."""
+        await self._answers.uploads.fill(asked, partial(self._admission.bodies.add, held))
+
+    def _stream(self, session: AsyncSession, facts: SessionFacts, asked: Asked) -> Stream:
+        """Of the answer to a question."""
+        options = options_of(asked, "")
+        options.pop("request_id")
+        options.pop("cache_salt")
+        return session.asked(facts, _content(asked), asked.sampling, **options)
 
     async def _told_of(self, session: AsyncSession, name: str, cached: int | None) -> ASGIApp:
         return _json(object_of(await session.facts(), name, cached, session.num_frames_held))
@@ -214,28 +225,6 @@ def told_of_session(error: MMEngineError) -> ApiError:
     if isinstance(error, InvalidRequest) and str(error).startswith("no session "):
         return ApiError(404, "the session was closed", "session_id", "session_not_found")
     return api_error(error)
-
-
-def _is_repeated(facts: SessionFacts, index: int | None) -> bool:
-    """Whether a request became part of the session before: the last one, which is answered again. Raises
-    ApiError for another place than the next."""
-    if index is None or index == facts.num_requests:
-        return False
-    if index == facts.num_requests - 1:
-        return True
-    text = f"index is {index}, and the session has {facts.num_requests} requests, so that is the next one's"
-    raise ApiError(409, text, "index", "session_index")
-
-
-def _again(facts: SessionFacts, asked: Asked, eos_token_ids: tuple[int, ...]) -> Whole:
-    """The answer that the session ends with."""
-    if not facts.answer:
-        raise ApiError(409, "the request of this index asked nothing", "index", "session_index")
-    stops = facts.answer[-1] in eos_token_ids
-    reason, detail = ("stop", "eos") if stops else ("length", "")
-    said = [Said(0, facts.answer, reason, detail)]
-    num_prompt = facts.num_tokens - len(facts.answer)
-    return Whole(asked.request_id, asked.sampling, NO_REASONING, None, {}, num_prompt, said)
 
 
 def _content(asked: Asked) -> list[Json]:

@@ -14,6 +14,7 @@ from mmengine.errors import InvalidMedia
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.server import open_sessions
 from tests.serve.serve_fakes import TurnEcho, builder
+from tests.server.batching import client_of
 from tests.server.openai_answers import events_of
 from tests.server.running import SlowEcho, served, wait_for
 
@@ -27,10 +28,11 @@ def url(colour="red"):
 
 
 class Looking(TurnEcho):
-    """Sees whether frames are images."""
+    """Sees whether frames are images, and whether uploaded ones are there."""
 
     def prepare_turn(self, content, **options):
         for part in content:
+            assert part.get("type") != "image_url" or isinstance(part["image_url"]["url"], bytes)
             frames = part["video"][0] if part.get("type") == "video" else []
             if not all(frame.startswith("data:image/png") for frame in frames):
                 raise InvalidMedia("a frame is no image")
@@ -106,6 +108,85 @@ def test_what_comes_again_is_not_done_again(server):
     assert (status, told["error"]["code"]) == (409, "session_index")
     assert one("append", {"content": "x", "index": 0})[0] == 409
     assert one()[2]["requests"] == 2
+
+
+def test_a_question_that_comes_again_has_the_same_answer():
+    with served(echo(reasoning_start="<", reasoning_end="Q")) as server:
+        one = Sessions(server)
+        one("append", {"content": "ab"})
+        for index, fields in enumerate(
+            (
+                {},
+                {"stop": ["R"]},
+                {"max_tokens": 4},
+                {"response_format": {"type": "json_object"}, "max_tokens": 12},
+                {"include_reasoning": False, "stop": "B"},
+            ),
+            1,
+        ):
+            first, again = (one.ask("qr", index=index, **fields)[2] for _ in range(2))
+            assert again["choices"] == first["choices"] and again["usage"] == first["usage"]
+            assert fields.get("stop") != ["R"] or first["choices"][0]["stop_reason"] == "R"
+            assert index > 1 or first["choices"][0]["message"]["reasoning_content"] == "AB"
+        one.ask("q", index=6, logprobs=True)
+        status, _, told = one.ask("q", index=6, logprobs=True)
+        assert status == 409 and "logprobs" in told["error"]["message"]
+        assert one.ask("q", index=6)[0] == 200 and one()[2]["requests"] == 7
+
+
+def test_a_question_that_comes_again_behind_a_crash_has_the_same_answer(tmp_path):
+    folder = tmp_path / "log"
+    marks = {"reasoning_start": "<", "reasoning_end": "Q"}
+    asked = {"stop": ["R"]}, {"max_tokens": 4}, {}, {"response_format": {"type": "json_object"}}
+    answers = []
+    with served(echo(folder, **marks)) as server:
+        many = [Sessions(server) for _ in asked]
+        for one, fields in zip(many, asked, strict=True):
+            answers.append(one.ask("qr", index=0, **fields)[2]["choices"])
+        cut = Sessions(server)
+        cut.ask("qr", index=0, response_format={"type": "json_object"}, max_tokens=3)
+    with served(echo(folder, Resume(), **marks)) as server:
+        for one, fields, answer in zip((*many, cut), (*asked, None), (*answers, None), strict=True):
+            one.server = server
+            if answer is not None:
+                assert one.ask("qr", index=0, **fields)[2]["choices"] == answer
+        status, _, told = cut.ask("qr", index=0, response_format={"type": "json_object"}, max_tokens=3)
+        assert status == 409 and "form" in told["error"]["message"]
+
+
+def test_what_belongs_to_the_session_is_no_field_of_a_question(server):
+    one, function = Sessions(server), {"type": "function", "function": {"name": "f"}}
+    for name, value, nothing in (
+        ("messages", [], None),
+        ("n", 2, 1),
+        ("tools", [function], []),
+        ("tool_choice", "auto", "none"),
+        ("chat_template_kwargs", {"enable_thinking": False}, {}),
+        ("mm_processor_kwargs", {"max_pixels": 1024}, {}),
+        ("continue_final_message", True, False),
+        ("add_generation_prompt", False, True),
+        ("cache_salt", "x", ""),
+        ("request_id", "abc", ""),
+    ):
+        status, _, told = one.ask("q", **{name: value})
+        assert (status, told["error"]["param"]) == (400, name)
+        assert one.ask("q", max_tokens=1, **{name: nothing})[0] == 200
+
+
+def test_uploaded_images_are_taken(tmp_path):
+    image = base64.b64decode(url().partition(",")[2])
+    with served(echo(tmp_path / "log"), keep={"log": tmp_path / "log"}) as server:
+        file = client_of(server).files.create(file=("a.png", image), purpose="vision")
+        part = {"type": "file", "file": {"file_id": file.id}}
+        by_url = {"type": "image_url", "image_url": {"url": file.id}}
+        one = Sessions(server, {"anchor": [part]})
+        assert one("append", {"content": [by_url, part], "index": 1})[2]["tokens"] == 4
+        status, _, answer = one.ask([{"type": "text", "text": "q"}, part])
+        assert (status, answer["choices"][0]["message"]["content"]) == (200, "<FFFQF>")
+        missing = {"type": "file", "file": {"file_id": "file-" + "0" * 24}}
+        told = one("append", {"content": [missing]})[2]
+        assert told["error"]["code"] == "file_not_found"
+        assert not server.app.admission.bodies.num_bytes
 
 
 def test_a_frame_that_is_none_is_refused_when_it_comes(server):
