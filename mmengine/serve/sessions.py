@@ -1,5 +1,6 @@
 """Sessions of an engine, on its own thread: what is asked of them, and what is known of them."""
 
+import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence, Set
@@ -103,7 +104,7 @@ class Sessions:
         if not session_id.isprintable():
             raise InvalidRequest("a session id consists of printable characters")
         envelope = msgspec.msgpack.encode(settings)
-        opened = SessionOpened(session_id, settings.cache_salt, int(idle_s * 1e9), envelope)
+        opened = SessionOpened(session_id, settings.cache_salt, math.ceil(idle_s * 1e9), envelope)
         self._core.sessions.open(opened)
         self._settings[session_id] = settings
         self._known.add(session_id)

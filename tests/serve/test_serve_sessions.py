@@ -148,6 +148,9 @@ def test_what_is_wrong_is_said_and_changes_nothing(engine):
         engine.session(length=10**9)
     with pytest.raises(InvalidRequest, match="idle_s"):
         engine.session(idle_s=-1)
+    engine.session("short", idle_s=1e-10)  # 0 would be never
+    engine.step()
+    assert "short" not in engine.sessions.names()
 
 
 def test_media_in_memory_have_a_limit():
