@@ -73,7 +73,7 @@ def run(
     if files.shards > 1 and (files.batch is None or files.log is None):
         raise InvalidRequest("--shards needs --batch, --out and --log, the folder that all processes share")
     if files.batch is not None:
-        _refuse_beside_batch(question, printing)
+        _refuse_beside_batch(question, printing, sampling)
         raise typer.Exit(_answer_file(files.batch, files, make_engine, media_options))
     question.check()
     if files.out is not None:
@@ -227,9 +227,11 @@ def printable(text: str) -> str:
     return text.translate(_CONTROL)
 
 
-def _refuse_beside_batch(question: Question, printing: Printing) -> None:
-    given = {one.name: getattr(question, one.name) not in (one.default, [], "") for one in fields(question)}
-    for name, is_given in {**given, "json": printing.json_output}.items():
-        if is_given:
-            shown = "a question" if name == "prompt" else f"--{name.replace('_', '-')}"
-            raise InvalidRequest(f"{shown} and --batch exclude each other; it belongs into the request lines")
+def _refuse_beside_batch(question: Question, printing: Printing, sampling: Sampling) -> None:
+    if printing.json_output:
+        raise InvalidRequest("--json and --batch exclude each other; the answers of a batch are JSON anyway")
+    for group, where in ((question, "into the request lines"), (sampling, "on each request line")):
+        for one in fields(group):
+            if getattr(group, one.name) not in (one.default, [], ""):
+                shown = "a question" if one.name == "prompt" else f"--{one.name.replace('_', '-')}"
+                raise InvalidRequest(f"{shown} and --batch exclude each other; it belongs {where}")

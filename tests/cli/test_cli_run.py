@@ -172,10 +172,19 @@ def test_what_would_ask_for_nothing_is_refused_before_a_model_is_loaded(call, tm
         ("--no-reasoning",),
         ("--thinking-token-budget", 0),
         ("--json",),
+        *(
+            (name, "3")
+            for name in ("--max-tokens", "--min-tokens", "--top-k", "--seed", "--stop", "--logprobs", "--n")
+        ),
+        ("--temperature", 0.5),
+        ("--top-p", 0.5),
+        ("--ignore-eos",),
     ):
         code, printed = call("run", "--batch", tmp_path, "--out", tmp_path / "out", name, *value)
         says = f"{name.replace('--no-', '--')} and --batch exclude each other"
         assert code == 2 and says in printed.err and len(printed.err.splitlines()) == 1, printed.err
+        hint = "are JSON anyway" if name == "--json" else "request line"
+        assert hint in printed.err
     code, printed = call("run", "What?", "--thinking-token-budget", -2)
     assert code == 2 and "thinking_token_budget must be a number of tokens" in printed.err, printed.err
 
