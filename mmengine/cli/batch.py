@@ -15,12 +15,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from mmengine.core.resume import Resume, ResumeState
 from mmengine.errors import InvalidRequest, MMEngineError
 from mmengine.serve.answers import Completion
-from mmengine.serve.batch_progress import AnswerFile, RequestIndex, answered_in
+from mmengine.serve.batch_progress import AnswerFile, RequestIndex, answered_in, num_errors
 from mmengine.serve.batchfile import WHOLE_FILE, RequestFile, Shard
 from mmengine.serve.batching import run_batch
 from mmengine.serve.engine import Engine
 
 INTERRUPTED = 130
+HAS_ERRORS = 1
 
 
 def run_batch_file(
@@ -31,9 +32,9 @@ def run_batch_file(
     media_options: Mapping[str, object] | None = None,
     shard: Shard = WHOLE_FILE,
 ) -> int:
-    """Answer every line of `requests`, or of a `shard` of it, into `out`. 0 when each line got an answer or
-    an error, 130 when a signal ended it before. With a `log` that this batch began, go on where the log ends.
-    `media_options`: of all prompts."""
+    """Answer every line of `requests`, or of a `shard` of it, into `out`. 0 when each line got an answer, 1
+    when some got an error, 130 when a signal ended it before. With a `log` that this batch began, go on where
+    the log ends. `media_options`: of all prompts."""
     index = RequestIndex(requests, shard=shard)
     check_apart(requests, out)
     console = Console(stderr=True)
@@ -42,7 +43,7 @@ def run_batch_file(
         answered = answered_in(out, index)
         if len(answered) == len(index):
             console.print(f"all {len(index)} lines have their answers in {out}", soft_wrap=True)
-            return 0
+            return code_of_answers(out)
         resume = Resume(wanted=index.wanted(answered))
     with make_engine(resume) as engine:
         if log is not None and resume is None:
@@ -92,7 +93,15 @@ def _answer_all(
     if missing:
         console.print(f"stopped: {missing} of {len(index)} lines have no answer", soft_wrap=True)
         return INTERRUPTED
-    return 0
+    return HAS_ERRORS if num_errors(answers.path) else 0  # those of a process before count too
+
+
+def code_of_answers(out: Path) -> int:
+    """The exit code of a batch that was answered before, or in shards; how many errors it has is said."""
+    failed = num_errors(out)
+    if failed:
+        Console(stderr=True).print(f"{failed} of them are errors", highlight=False, soft_wrap=True)
+    return HAS_ERRORS if failed else 0
 
 
 def draft_lines(engine: Engine) -> Iterator[str]:

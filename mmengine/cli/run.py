@@ -47,7 +47,8 @@ HELP = """Answer a question about images or videos, or a file of questions.
     "relative to the file. An answer line holds custom_id, text, token_ids, finish_reason and usage, or "
     "custom_id and error. Ctrl-C once finishes what runs, twice stops. A run with --log that was stopped, or "
     "killed, is finished by the same command: each request has one line in the end, with the tokens that it "
-    "would have had."
+    "would have had. Exit code of a batch: 0 when each line has an answer, 1 when one has an error, 130 when "
+    "it was stopped."
 )
 _CONTROL = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
 
@@ -127,7 +128,7 @@ def _answer_file(
         return supervisor.supervise(sys.argv[1:], lambda: _num_bytes(out, files.shards))
     if supervisor.is_supervised():
         supervisor.obey_supervisor()
-    from mmengine.cli.batch import run_batch_file  # lazy: numpy, msgspec
+    from mmengine.cli.batch import code_of_answers, run_batch_file  # lazy: numpy, msgspec
 
     if files.shards == 1 or files.log is None:
         return run_batch_file(requests, out, files.log, partial(make_engine, files.log), media_options)
@@ -137,7 +138,8 @@ def _answer_file(
     def run_shard(answers: Path, log: Path, shard: Shard) -> int:
         return run_batch_file(requests, answers, log, partial(make_engine, log), media_options, shard)
 
-    return Shards(requests, out, files.log, Shard(files.shard, files.shards)).run(run_shard)
+    code = Shards(requests, out, files.log, Shard(files.shard, files.shards)).run(run_shard)
+    return code or code_of_answers(out)
 
 
 def _num_bytes(out: Path, shards: int) -> int:

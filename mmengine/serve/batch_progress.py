@@ -177,6 +177,12 @@ def answered_in(path: Path, index: RequestIndex) -> set[int]:
         return _read_answers(file, path, index)[0]
 
 
+def num_errors(path: Path) -> int:
+    """Lines of an answer file that hold an error in place of an answer. Raises OSError."""
+    with path.open("rb") as file:
+        return sum(head_of(line).error is not None for line in file)
+
+
 def _read_answers(file: BinaryIO, path: Path, index: RequestIndex) -> tuple[set[int], int]:
     """Indices of the requests that are answered, and where the last whole line ends."""
     places = {number: place for place, number in enumerate(index.numbers)}

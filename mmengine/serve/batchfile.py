@@ -28,6 +28,10 @@ from mmengine.serve.vllm_forms import as_form
 
 _CHUNK = 2**20
 _OWN_FIELDS = ("custom_id", "messages")
+OPENAIS_FORM = (
+    "this is OpenAI's form, which mmengine serve --log takes at /v1/batches; run --batch takes the fields of "
+    "body on the line itself, beside custom_id, and no method, url and model"
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -94,6 +98,8 @@ class RequestFile:
         fields = fields_of(line)
         if custom_id is None:
             raise InvalidRequest(f"custom_id must be a string of 1 to {MAX_ID_CHARS} characters")
+        if "messages" not in fields and {"body", "url"} & fields.keys():
+            raise InvalidRequest(OPENAIS_FORM)
         if not isinstance(fields.get("messages"), list):
             raise InvalidRequest("messages must be a list of messages with role and content")
         keywords = {name: value for name, value in fields.items() if name not in _OWN_FIELDS}

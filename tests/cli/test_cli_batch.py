@@ -51,7 +51,7 @@ def test_every_line_gets_an_answer_or_an_error(tmp_path):
         line("i", "one two", stop=[" T"], logprobs=None),
     ]
     code, answers = answer(tmp_path, lines)
-    assert code == 0 and len(answers) == 15
+    assert code == 1 and len(answers) == 15
     by_id = {one["custom_id"]: one for one in answers if one["custom_id"] is not None}
     errors = [one for one in answers if "error" in one]
     assert all(set(one) == {"custom_id", "error"} for one in errors) and len(errors) == 12
@@ -66,6 +66,24 @@ def test_every_line_gets_an_answer_or_an_error(tmp_path):
     assert by_id["b"]["error"] == "image 1 is no image"
     assert "line 5: " in by_id["c"]["error"] and "tempature" in by_id["d"]["error"]
     assert any(one["error"].startswith("line 7: the custom_id 'a'") for one in errors)
+
+
+def test_the_exit_code_says_whether_lines_have_errors(tmp_path, capfd):
+    assert answer(tmp_path, [line("a", "hello")])[0] == 0
+    assert answer(tmp_path, [line("a", "hello", max_tokens=0)])[0] == 1
+    requests, out, log = (tmp_path / name for name in ("requests.jsonl", "answers.jsonl", "log"))
+    requests.write_text("\n".join([line("a", "hello"), line("b", "bad image")]))
+    for _ in range(2):  # the second finds all answered
+        make = lambda resume: Engine(builder=builder(), log=log, resume=resume)  # noqa: E731
+        assert run_batch_file(requests, out, log, make) == 1
+    assert capfd.readouterr().err.endswith("\n1 of them are errors\n")
+
+
+def test_a_line_of_openais_form_is_told_where_that_goes(tmp_path):
+    body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+    openais = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    code, (said,) = answer(tmp_path, [json.dumps(openais)])
+    assert code == 1 and "/v1/batches" in said["error"] and "the fields of body" in said["error"]
 
 
 def test_a_line_may_ask_for_a_form(tmp_path):
@@ -89,7 +107,7 @@ def test_a_line_that_is_too_long_is_not_read_into_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(batchfile, "MAX_LINE_BYTES", 1000)
     monkeypatch.setattr(batchfile, "_CHUNK", 100)
     code, answers = answer(tmp_path, [line("a", "x" * 5000), line("b", "hello", max_tokens=9)])
-    assert code == 0 and sorted(one.get("text", "") for one in answers) == ["", "HELLO"]
+    assert code == 1 and sorted(one.get("text", "") for one in answers) == ["", "HELLO"]
     assert any("longer than" in one.get("error", "") for one in answers)
 
 

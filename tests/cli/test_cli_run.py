@@ -204,7 +204,7 @@ def test_a_request_file_with_paths_beside_it(call, picture):
     (folder / "requests.jsonl").write_text("\n".join(lines))
     out, log = folder / "answers.jsonl", folder / "log"
     code, printed = call("run", "--batch", folder / "requests.jsonl", "--out", out, "--log", log)
-    assert code == 0 and "2 answers and 1 errors" in printed.err
+    assert code == 1 and "2 answers and 1 errors" in printed.err
     answers = {one["custom_id"]: one for one in map(json.loads, out.read_text().splitlines())}
     assert answers["relative"]["text"] == answers["absolute"]["text"] != ""
     assert "gone.png" in answers["gone"]["error"]

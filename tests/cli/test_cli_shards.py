@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from mmengine.cli import batch_shards
+from mmengine.cli import batch_shards, supervisor
 from mmengine.cli.batch_shards import Shards, answers_of, num_answer_bytes
 from mmengine.errors import InvalidRequest, LogError
 from mmengine.events.log import LogReader
 from mmengine.serve.batchfile import RequestFile, Shard
+from tests.cli.cli_process import call_cli
 from tests.cli.shard_process import run
 from tests.events.logs import begin_log
 
@@ -64,6 +65,16 @@ def test_a_killed_process_costs_only_what_was_not_computed(tmp_path, victim):
     assert (before.st_ino, before.st_size) == (after.st_ino, after.st_size)
     assert num_answer_bytes(killed / "answers.jsonl", COUNT) == after.st_size
     assert answers_of(Path("a"), Shard(0, 2)).name == "a.shard-0-of-2"
+
+
+def test_an_error_in_any_shard_is_in_the_exit_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "is_supervised", lambda: True)  # as the process that answers
+    monkeypatch.setattr(supervisor, "obey_supervisor", lambda: None)
+    (tmp_path / "requests.jsonl").write_text('{"custom_id": "a"}\n{"custom_id": "b"}\n')
+    words = ("run", "--batch", "requests.jsonl", "--out", "answers.jsonl", "--log", "logs", "--shards", "2")
+    for shard in "01":  # the second process finds all answered
+        done = call_cli(*words, "--shard", shard, cwd=tmp_path)
+        assert done.returncode == 1 and done.stderr.endswith("2 of them are errors\n"), done.stderr
 
 
 def test_shards_share_the_lines_and_know_of_one_another(tmp_path):

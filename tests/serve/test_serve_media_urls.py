@@ -229,7 +229,7 @@ def test_a_batch_fetches_ahead_and_tells_lines_that_cannot_be_fetched(engine, ne
             pass
 
     door = net.door()
-    assert run_batch_file(requests, out, None, lambda resume: Kept(), {"urls": door}) == 0
+    assert run_batch_file(requests, out, None, lambda resume: Kept(), {"urls": door}) == 1
     answers = {each["custom_id"]: each for each in map(json.loads, out.read_text().splitlines())}
     assert len(answers) == 6 and len({answers[name]["text"] for name in "01245"}) == 1
     assert answers["3"]["error"].startswith(

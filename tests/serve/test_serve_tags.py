@@ -170,9 +170,8 @@ def test_lines_of_a_request_file(tmp_path):
         {"custom_id": str(number), **shared, "max_tokens": 150, **each} for number, each in enumerate(lines)
     ]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    call_cli(
-        "run", "--batch", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out.jsonl")
-    ).check_returncode()
+    done = call_cli("run", "--batch", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out.jsonl"))
+    assert done.returncode == 1, done.stderr  # the third line has an error
     answered = {each["custom_id"]: each for each in map(json.loads, (tmp_path / "out.jsonl").open())}
     assert answered["0"]["text"] == answered["1"]["text"] and len(calls(answered["0"]["text"], TOOLS)[0]) == 1
     assert (
