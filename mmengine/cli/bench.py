@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from mmengine.cli.commands import Command
 from mmengine.errors import ConfigError
 
 HELP = """Measure a server that speaks OpenAI's chat API, this one or another.
@@ -31,7 +32,7 @@ def bench() -> None:
     """Measure what runs."""
 
 
-@bench_app.command(help=HELP)
+@bench_app.command(cls=Command, help=HELP)
 def serve(
     url: Annotated[str, typer.Option(help="Of the server, with /v1.")] = "http://127.0.0.1:8000/v1",
     model: Annotated[str, typer.Option(help="By which name it is asked for.", show_default="its first")] = "",

@@ -37,8 +37,8 @@ def _options(kind: type, environment: str) -> Iterator[inspect.Parameter]:
     for field in fields(kind):
         default = inspect.Parameter.empty if field.default is MISSING else field.default
         hint = hints[field.name]
-        if environment:
-            value, option = get_args(hint)
+        value, option = get_args(hint)
+        if environment and isinstance(option, OptionInfo):
             option = copy.copy(option)  # another command may have it without a variable
             option.envvar, option.show_envvar = environment + _name(option, field.name).upper(), False
             hint = Annotated[value, option]

@@ -5,6 +5,7 @@ import sys
 import typer
 
 from mmengine.cli.bench import bench_app
+from mmengine.cli.commands import Command
 from mmengine.cli.demo import demo
 from mmengine.cli.env import clash, env
 from mmengine.cli.logs import log_app
@@ -27,14 +28,14 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(help=RUN_HELP)(run)
-app.command(help=SERVE_HELP)(serve)
+app.command(cls=Command, help=RUN_HELP)(run)
+app.command(cls=Command, help=SERVE_HELP)(serve)
 app.add_typer(bench_app, name="bench")
 app.add_typer(log_app, name="log")
 app.add_typer(schema_app, name="schema")
-app.command(help=SIMULATE_HELP)(simulate)
-app.command()(env)
-app.command()(demo)
+app.command(cls=Command, help=SIMULATE_HELP)(simulate)
+app.command(cls=Command)(env)
+app.command(cls=Command)(demo)
 
 
 def main() -> None:

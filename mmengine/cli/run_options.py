@@ -174,7 +174,13 @@ class Model:
     ] = None
     setting: Annotated[
         list[str] | None,
-        typer.Option("--set", rich_help_panel=MODEL, help="An engine setting, as token_budget=512."),
+        typer.Option(
+            "--set",
+            rich_help_panel=MODEL,
+            metavar="NAME=VALUE",
+            help="A setting of the engine, as max_model_len=2048; may be repeated. docs/limits.md has their "
+            "names and ranges.",
+        ),
     ] = None
 
     def loras(self) -> dict[str, str]:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from mmengine.cli.commands import Command
 from mmengine.cli.logs.printing import Json
 from mmengine.errors import InvalidRequest
 
@@ -33,7 +34,7 @@ def schema() -> None:
     """Keeps `check` a verb, though it is the only one."""
 
 
-@schema_app.command(help=CHECK_HELP)
+@schema_app.command(cls=Command, help=CHECK_HELP)
 def check(
     paths: Annotated[
         list[Path], typer.Argument(metavar="PATH...", help="Files, folders, or -.", show_default=False)

@@ -6,11 +6,10 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import typer
 
@@ -19,6 +18,7 @@ from mmengine.cli.grouped import grouped
 from mmengine.cli.kv_events import publishing
 from mmengine.cli.loading import Loading, loading, say
 from mmengine.cli.run_options import Model
+from mmengine.cli.serve_config import Config, Named, check_installed
 from mmengine.cli.serve_options import (
     DEFAULT_LOG_BYTES,
     Fleet,
@@ -49,7 +49,7 @@ HELP = """Serve a model over HTTP, as OpenAI's chat API.
 
   mmengine serve
 
-  mmengine serve --model Qwen/Qwen3-VL-8B-Instruct --host 0.0.0.0 --api-key-file keys --log run.log
+  mmengine serve Qwen/Qwen3-VL-8B-Instruct --host 0.0.0.0 --api-key-file keys --log run.log
 
   mmengine serve --config serve.yaml
 
@@ -63,72 +63,16 @@ HELP = """Serve a model over HTTP, as OpenAI's chat API.
     "as port: 8000; the command line wins, then the environment. Ctrl-C or SIGTERM lets streams finish, "
     "a second one does not. The fields of a call that are taken are listed in docs/server.md."
 )
-NEEDED = ("starlette", "uvicorn", "uvloop", "httptools", "yaml", "python_multipart")
 BATCHED = ("policy=priority",)  # of a new log: calls go before the requests of batches
-MAX_CONFIG_BYTES = 2**20  # of the file of --config
 EMBEDDED_NAME = "mmengine-shapes"
 LOCK_WAIT_S, LOCK_AGAIN_S = 5.0, 0.05  # for a log that a process holds which is ending
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def read_config(context: typer.Context, path: Path | None) -> Path | None:
-    """The options of a YAML file become defaults. Raises ConfigError."""
-    if path is None:
-        return None
-    check_installed()
-    import yaml  # lazy: only with --config
-
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_CONFIG_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from None
-    if len(data) > MAX_CONFIG_BYTES:
-        raise ConfigError(f"--config {path} has more than {MAX_CONFIG_BYTES} bytes; it holds options alone")
-    try:
-        found = yaml.safe_load(data)
-    except (yaml.YAMLError, ValueError, RecursionError):  # a day that no month has, lists in lists
-        raise ConfigError(f"--config {path} is no YAML that can be read") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"--config {path} must hold option: value, as port: 8000")
-    known = {opt.lstrip("-"): each for each in context.command.params for opt in each.opts}
-    options = {}
-    for given, value in found.items():
-        name = str(given).replace("_", "-")
-        if name not in known or name in ("config", "help"):
-            raise ConfigError(
-                f"--config {path}: there is no option {str(given)!r}; see mmengine serve --help"
-            )
-        option = known[name]
-        options[option.name] = _several(value) if getattr(option, "multiple", False) else value
-    context.default_map = options
-    return path
-
-
-def _several(value: object) -> list[str]:
-    """Values of an option that may be given several times: one, a list of them, or for --set a mapping."""
-    if isinstance(value, dict):
-        return [f"{name}={_word(each)}" for name, each in value.items()]
-    return [_word(each) for each in (value if isinstance(value, list) else [value])]
-
-
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """Where options stand."""
-
-    config: Annotated[
-        Path | None,
-        typer.Option(help="A YAML file with options.", is_eager=True, callback=read_config),
-    ] = None
-
-
 @grouped(environment="MMENGINE_")
 def serve(
+    named: Named,
     config: Config,
     http: Http,
     model: Model,
@@ -144,6 +88,7 @@ def serve(
         supervisor.obey_supervisor()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until somebody reads keys again
     check_installed()
+    model = named.of(model)
     from mmengine.server.auth import ADMIN_ENVIRONMENT, ApiKeys  # lazy: help needs no server
     from mmengine.server.tls import check_tls
 
@@ -383,11 +328,3 @@ def check_template(model: str | None, path: Path, source: str) -> None:
         processor.call_format({"chat_template": source})
     except InvalidRequest as error:
         raise ConfigError(f"--chat-template {path} is no template that can be read: {error}") from None
-
-
-def check_installed() -> None:
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"mmengine serve needs {', '.join(missing)}; install them with: pip install 'mmengine-vl[serve]'"
-        )

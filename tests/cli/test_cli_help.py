@@ -7,7 +7,18 @@ from tests.cli.cli_process import HEAVY, call_cli, loaded, run_cli, run_clis
 HELP = (
     (["--help"], ("run", "log", "env", "demo")),
     (["run", "--help"], ("--image", "--batch", "--top-p", "Examples")),
-    (["serve", "--help"], ("--api-key-file", "--drain-s", "--model", "Examples", "MMENGINE_PORT")),
+    (
+        ["serve", "--help"],
+        (
+            "--api-key-file",
+            "--drain-s",
+            "[MODEL]",
+            "NAME=VALUE",
+            "docs/limits.md",
+            "Examples",
+            "MMENGINE_PORT",
+        ),
+    ),
     (["log", "--help"], ("verify", "show")),
     (["log", "verify", "--help"], ("divergence",)),
     (["log", "show", "-h"], ("--steps",)),
@@ -30,6 +41,10 @@ MISTAKES = (
     (["log", "verify", "nowhere"], 1, "no folder nowhere"),
     (["log", "verify", "."], 1, "holds no log"),
     (["log", "kv-events", "nowhere"], 1, "no folder nowhere"),
+    (["serve", "--max-model-len", "2048"], 2, "--set max_model_len=2048"),
+    (["run", "hi", "--max-num-seqs=4"], 2, "--set max_num_seqs=4"),
+    (["serve", "a/b", "--gpu-memory-utilization", "0.9"], 2, "--set num_blocks=N"),
+    (["serve", "a/b", "--model", "c/d"], 2, "'a/b' and --model 'c/d'"),
     (["serve", "--kv-events", "tcp://*:5557"], 2, "give --log"),
 )
 

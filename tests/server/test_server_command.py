@@ -15,7 +15,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from mmengine.cli import serve
+from mmengine.cli import serve_config
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
 from tests.cli.cli_process import call_cli
@@ -187,6 +187,7 @@ def test_sigterm_ends_it_and_the_log_verifies(process):
 
 def test_mistakes_are_said_before_a_model_is_loaded(tmp_path):
     (tmp_path / "a.yaml").write_text("prot: 1\n")
+    (tmp_path / "first.yaml").write_text("first: a/b\n")
     (tmp_path / "empty").write_text("# nothing\n")
     (tmp_path / "day.yaml").write_text("port: 2020-99-99\n")
     (tmp_path / "deep.yaml").write_text("[" * 5000)
@@ -196,6 +197,7 @@ def test_mistakes_are_said_before_a_model_is_loaded(tmp_path):
     port = taken.getsockname()[1]
     for arguments, says in (
         (["--config", tmp_path / "a.yaml"], "there is no option 'prot'"),
+        (["--config", tmp_path / "first.yaml"], "there is no option 'first'"),
         (["--config", tmp_path / "b.yaml"], "cannot be read: No such file"),
         (["--config", tmp_path / "day.yaml"], "day.yaml is no YAML that can be read"),
         (["--config", tmp_path / "deep.yaml"], "deep.yaml is no YAML that can be read"),
@@ -220,7 +222,7 @@ def test_mistakes_are_said_before_a_model_is_loaded(tmp_path):
 
 def test_what_is_missing_is_said_with_how_to_install_it(monkeypatch):
 
-    monkeypatch.setattr(serve, "NEEDED", ("starlette", "no_such_library"))
+    monkeypatch.setattr(serve_config, "NEEDED", ("starlette", "no_such_library"))
     result = call_cli("serve")
     assert result.returncode == 2
     assert (

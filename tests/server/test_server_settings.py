@@ -25,7 +25,7 @@ from tests.server.running import served
 
 COMMANDS = typer.main.get_command(app).commands
 # --ray serves in another way, which refuses some of the rest (tests/fleet).
-ELSEWHERE = ("help", "config", *(field.name for field in fields(Fleet)))
+ELSEWHERE = ("help", "config", "first", *(field.name for field in fields(Fleet)))
 OPTIONS = {each.opts[0]: each for each in COMMANDS["serve"].params if each.name not in ELSEWHERE}
 
 
@@ -187,7 +187,9 @@ def test_the_command_line_wins_then_the_environment_then_the_file(started, tmp_p
 
 def test_the_model_is_called_by_its_own_name_unless_it_has_another(started):
     assert started().names == ("mmengine-shapes",)
-    assert started("--model", "Qwen/Qwen3-VL-8B-Instruct").names == ("Qwen/Qwen3-VL-8B-Instruct",)
+    for words in (["--model", "a/b"], ["a/b"], ["a/b", "--model", "a/b"]):
+        found = started(*words)
+        assert found.names == ("a/b",) and found.model.model == "a/b"
 
 
 def test_null_is_absence_in_all_routes_and_in_what_they_hold():

@@ -2,6 +2,7 @@
 
 import typer
 
+from mmengine.cli.commands import Command
 from mmengine.cli.logs import (
     diff,
     export,
@@ -22,14 +23,14 @@ log_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
-log_app.command(help=verify.HELP)(verify.verify)
-log_app.command(help=show.HELP)(show.show)
-log_app.command(help=why.HELP)(why.why)
-log_app.command(help=diff.HELP)(diff.diff)
-log_app.command(help=export.HELP)(export.export)
-log_app.command(help=redact.HELP)(redact.redact)
-log_app.command(help=minimize.HELP)(minimize.minimize)
-log_app.command(help=fsck.HELP)(fsck.fsck)
-log_app.command(help=report.HELP)(report.report)
-log_app.command(help=rerun.HELP)(rerun.rerun)
-log_app.command("kv-events", help=kv_events.HELP)(kv_events.kv_events)
+log_app.command(cls=Command, help=verify.HELP)(verify.verify)
+log_app.command(cls=Command, help=show.HELP)(show.show)
+log_app.command(cls=Command, help=why.HELP)(why.why)
+log_app.command(cls=Command, help=diff.HELP)(diff.diff)
+log_app.command(cls=Command, help=export.HELP)(export.export)
+log_app.command(cls=Command, help=redact.HELP)(redact.redact)
+log_app.command(cls=Command, help=minimize.HELP)(minimize.minimize)
+log_app.command(cls=Command, help=fsck.HELP)(fsck.fsck)
+log_app.command(cls=Command, help=report.HELP)(report.report)
+log_app.command(cls=Command, help=rerun.HELP)(rerun.rerun)
+log_app.command("kv-events", cls=Command, help=kv_events.HELP)(kv_events.kv_events)

@@ -1,0 +1,99 @@
+"""Where the options of `mmengine serve` stand: its words, and a YAML file."""
+
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmengine.cli.run_options import Model
+from mmengine.errors import ConfigError
+
+NEEDED = ("starlette", "uvicorn", "uvloop", "httptools", "yaml", "python_multipart")
+MAX_CONFIG_BYTES = 2**20  # of the file of --config
+
+
+def read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """The options of a YAML file become defaults. Raises ConfigError."""
+    if path is None:
+        return None
+    check_installed()
+    import yaml  # lazy: only with --config
+
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from None
+    if len(data) > MAX_CONFIG_BYTES:
+        raise ConfigError(f"--config {path} has more than {MAX_CONFIG_BYTES} bytes; it holds options alone")
+    try:
+        found = yaml.safe_load(data)
+    except (yaml.YAMLError, ValueError, RecursionError):  # a day that no month has, lists in lists
+        raise ConfigError(f"--config {path} is no YAML that can be read") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"--config {path} must hold option: value, as port: 8000")
+    options_of = [each for each in context.command.params if each.param_type_name == "option"]
+    known = {opt.lstrip("-"): each for each in options_of for opt in each.opts}
+    options = {}
+    for given, value in found.items():
+        name = str(given).replace("_", "-")
+        if name not in known or name in ("config", "help"):
+            raise ConfigError(
+                f"--config {path}: there is no option {str(given)!r}; see mmengine serve --help"
+            )
+        option = known[name]
+        options[option.name] = _several(value) if getattr(option, "multiple", False) else value
+    context.default_map = options
+    return path
+
+
+def _several(value: object) -> list[str]:
+    """Values of an option that may be given several times: one, a list of them, or for --set a mapping."""
+    if isinstance(value, dict):
+        return [f"{name}={_word(each)}" for name, each in value.items()]
+    return [_word(each) for each in (value if isinstance(value, list) else [value])]
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Where options stand."""
+
+    config: Annotated[
+        Path | None,
+        typer.Option(help="A YAML file with options.", is_eager=True, callback=read_config),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The model as a word of its own."""
+
+    first: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="The model, as by --model.", show_default=False),
+    ] = None
+
+    def of(self, model: Model) -> Model:
+        """The options of the model, with this one. Raises ConfigError where they name another."""
+        if self.first is None:
+            return model
+        if model.model not in (None, self.first):
+            raise ConfigError(
+                f"serve {self.first!r:.80} and --model {model.model!r:.80} (or MMENGINE_MODEL, or --config) "
+                "are two models; name one"
+            )
+        return replace(model, model=self.first)
+
+
+def check_installed() -> None:
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"mmengine serve needs {', '.join(missing)}; install them with: pip install 'mmengine-vl[serve]'"
+        )
