@@ -5,13 +5,14 @@ import json
 import random
 import runpy
 import shlex
+import shutil
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from mmengine.cli import main as cli
-from tests.house.doc_blocks import blocks
+from tests.house.doc_blocks import blocks, commands
 
 ROOT = Path(__file__).parents[1]
 
@@ -49,22 +50,24 @@ def test_schemas_are_checked_as_shown(tmp_path, monkeypatch, capsys):
 
 
 def test_the_commands_work(tmp_path, monkeypatch, capsys):
-    from mmengine_shapes.scenes import random_scene
-
-    random_scene(random.Random(2)).draw().save(tmp_path / "shapes.png")
-    parts = [{"type": "image_url", "image_url": {"url": "shapes.png"}}, {"type": "text", "text": "Describe."}]
-    line = {"custom_id": "a", "messages": [{"role": "user", "content": parts}], "max_tokens": 64}
-    (tmp_path / "requests.jsonl").write_text(json.dumps(line))
-    (tmp_path / "shapes.schema.json").write_text('{"type": "array", "items": {"enum": ["circle", "square"]}}')
+    """Beside a copy of the examples, whose requests name what `mmengine demo` leaves beside them."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.chdir(tmp_path)
-    commands = [line for block in blocks("README.md", "sh") for line in block.text.splitlines()]
-    assert len(commands) == 9
-    for command in commands:
+    shown = [command for block in blocks("README.md", "sh") for command in commands(block)]
+    assert len(shown) == 10
+    for command in shown:
         monkeypatch.setattr("sys.argv", shlex.split(command))
         with pytest.raises(SystemExit) as end:
             cli.main()
         assert not end.value.code, (command, capsys.readouterr().err)
-    assert "text" in json.loads((tmp_path / "answers.jsonl").read_text())
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert {each["custom_id"] for each in answers} == {"described", "counted", "sampled"}
+
+
+def test_the_schema_of_the_examples_is_that_of_scenes():
+    from mmengine_shapes.questions import scene_schema
+
+    assert json.loads((ROOT / "examples" / "shapes.schema.json").read_text()) == scene_schema()
 
 
 def test_the_streaming_example_works(capsys):

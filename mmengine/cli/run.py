@@ -32,7 +32,7 @@ HELP = """Answer a question about images or videos, or a file of questions.
 
 [bold]Examples[/bold]
 
-  mmengine run "What is in the image?" --image shapes.png
+  mmengine run "What is in the image?" --image demo/image1.png
 
   mmengine run "Which way does the shape move?" --video clip.mp4 --json
 
@@ -198,9 +198,10 @@ def _answer_one(
     if not as_json:  # in JSON, usage says it
         for line in drafts:
             print(line, file=sys.stderr)
-    if response_format is not None and completion.finish_reason == "length":
-        detail = completion.choices[0].detail
-        print(f"mmengine: {detail}{'; raise --max-tokens' if detail == CUT else ''}", file=sys.stderr)
+    cut = [choice.detail for choice in completion.choices if choice.finish_reason == "length"]
+    if response_format is not None and cut:
+        print(f"mmengine: {cut[0]}{'; raise --max-tokens' if cut[0] == CUT else ''}", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 def _stepped(engine: "Engine", request_id: str, bar: Bar, live: bool) -> "Completion":

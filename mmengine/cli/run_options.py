@@ -35,7 +35,10 @@ class Question:
     ] = None
     system: Annotated[str | None, typer.Option(help="A system message.")] = None
     schema: Annotated[
-        Path | None, typer.Option(help="A JSON schema: the answer is JSON that it describes.")
+        Path | None,
+        typer.Option(
+            help="A JSON schema: the answer is JSON that it describes; exit code 1 where it was cut before."
+        ),
     ] = None
     on_truncation: Annotated[
         Literal["length", "close"],
