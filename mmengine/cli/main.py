@@ -1,6 +1,7 @@
 """The command `mmengine`. Commands import what they need when they run, so that help is instant."""
 
 import sys
+from typing import Annotated
 
 import typer
 
@@ -17,6 +18,7 @@ from mmengine.cli.serve import serve
 from mmengine.cli.simulate import HELP as SIMULATE_HELP
 from mmengine.cli.simulate import simulate
 from mmengine.errors import MMEngineError, code_of
+from mmengine.version import __version__
 
 app = typer.Typer(
     name="mmengine",
@@ -28,6 +30,23 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"mmengine-vl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print it, and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
 app.command(cls=Command, help=RUN_HELP)(run)
 app.command(cls=Command, help=SERVE_HELP)(serve)
 app.add_typer(bench_app, name="bench")

@@ -198,7 +198,8 @@ class App:
                 task.uncancel()
             await self._refuse(why, scope, receive, noted)
         except HTTPException as error:
-            text = f"{scope['method']} is not taken here"
+            allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+            text = f"{scope['method']} is not taken here; use {allowed}"
             await self._refuse(
                 ApiError(error.status_code, text, headers=error.headers), scope, receive, noted
             )

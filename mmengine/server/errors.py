@@ -60,6 +60,7 @@ _FIRST_NAME = re.compile(r"(?:unknown )?([a-z][a-z_]*(?:[.\[][\w.\[\]-]*)?)")
 _TOO_LONG = re.compile(r"the prompt has \d+ tokens\b")  # clients cut their history when they read its code
 _MEDIA_PLACE = re.compile(r"message (\d+)(?:, part (\d+))?")
 _DECODED_PLACE = re.compile(r"(.*) - at (?:`key` in )?`\$(?:\.)?(.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `([^`]*)`(?: - at `\$\.?(.*)`)?", re.DOTALL)
 _D = TypeVar("_D")
 _T = TypeVar("_T")
 
@@ -212,6 +213,10 @@ def decoded(data: _D, decode: Callable[[_D], _T]) -> _T:
 
 def _undecodable(error: Exception) -> ApiError:
     """A body that is no JSON, or has a value of another type than its field's."""
+    if isinstance(error, msgspec.ValidationError) and (missing := _MISSING.fullmatch(str(error))):
+        within = re.sub(r"\[\.\.\.\]", "[]", missing[2] or "")
+        name = f"{within}.{missing[1]}" if within else missing[1]
+        return ApiError(400, f"{name} is missing", name, "missing_required_parameter")
     found = _DECODED_PLACE.fullmatch(str(error))
     if isinstance(error, msgspec.ValidationError) and found is not None:
         what = found[1].replace("`", "")

@@ -2,6 +2,7 @@
 
 import sys
 
+from mmengine.version import __version__
 from tests.cli.cli_process import HEAVY, call_cli, loaded, run_cli, run_clis
 
 HELP = (
@@ -59,6 +60,11 @@ def test_help_teaches_and_imports_nothing_heavy(tmp_path):
 def test_no_arguments_show_the_help():
     result = call_cli()
     assert "Usage" in result.stdout + result.stderr and result.returncode in (0, 2)
+
+
+def test_the_version_is_printed():
+    result = call_cli("--version")
+    assert (result.returncode, result.stdout) == (0, f"mmengine-vl {__version__}\n")
 
 
 def test_an_unknown_option_is_a_usage_error():

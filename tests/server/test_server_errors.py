@@ -216,7 +216,19 @@ def test_routes_that_are_not_there(server):
     assert server.call("/nowhere")[0] == 404
     status, headers, body = server.call("/v1/chat/completions")
     assert (status, headers["allow"]) == (405, "POST")
-    assert body == error(BAD, "GET is not taken here")
+    assert body == error(BAD, "GET is not taken here; use POST")
+    assert server.call("/v1/models", {})[2] == error(BAD, "POST is not taken here; use GET, HEAD")
+
+
+def test_a_field_that_is_missing_is_named(server):
+    for path, name in (("chat/completions", "messages"), ("completions", "prompt"), ("responses", "input")):
+        status, _, body = server.call(f"/v1/{path}", {})
+        wanted = error(BAD, f"{name} is missing", name, "missing_required_parameter")
+        assert (status, body) == (400, wanted)
+    tools = [{"type": "function", "function": {}}]
+    asked = {"messages": [{"role": "user", "content": "a"}], "tools": tools}
+    found = server.call("/v1/chat/completions", asked)[2]["error"]
+    assert found["param"] == "tools[0].function.name", found
 
 
 def test_media_that_name_places_are_refused(server):
