@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mmengine.cli.commands import Command
+from mmengine.cli.commands import Command, Group
 from mmengine.errors import ConfigError
 
 HELP = """Measure a server that speaks OpenAI's chat API, this one or another.
@@ -24,7 +24,11 @@ HELP = """Measure a server that speaks OpenAI's chat API, this one or another.
 Each call has a prompt of its own, so that no cache has it, and streams. Times are those of this client: run
 it beside the server, and not on its cores where it matters.
 """
-bench_app = typer.Typer(help="Measure what runs.", no_args_is_help=True, rich_markup_mode="rich")
+Images = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="PATH", help="A file to ask about; may be repeated, they take turns."),
+]
+bench_app = typer.Typer(cls=Group, help="Measure what runs.", no_args_is_help=True, rich_markup_mode="rich")
 
 
 @bench_app.callback()
@@ -45,7 +49,7 @@ def serve(
     prompt_words: Annotated[int, typer.Option(min=1, help="Of a prompt.")] = 64,
     max_tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="Of an answer.")] = 64,
     ends: Annotated[bool, typer.Option("--ends", help="Answers may end before that.")] = False,
-    image: Annotated[list[Path] | None, typer.Option(help="A file to ask about; several take turns.")] = None,
+    image: Images = None,
     ttft_ms: Annotated[float, typer.Option(min=0, help="A good call has its first token by then.")] = 0.0,
     tpot_ms: Annotated[float, typer.Option(min=0, help="And a token each so often behind it.")] = 0.0,
     timeout_s: Annotated[float, typer.Option(min=1, max=86400, help="Of one call.")] = 600.0,

@@ -1,13 +1,13 @@
-"""How commands read their words: what an unknown option may mean."""
+"""How commands show their options, no type beside a flag, and what an unknown option may mean."""
 
 from typing import TYPE_CHECKING
 
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from mmengine.errors import ConfigError
 
 if TYPE_CHECKING:
-    from typer._click import Context
+    from typer._click import Context, Parameter
 
 # Options of vLLM that are no setting of ours by their own name, and what is to be given here.
 VLLMS = {
@@ -22,6 +22,9 @@ VLLMS = {
 class Command(TyperCommand):
     """A command of ours."""
 
+    def get_params(self, ctx: "Context") -> "list[Parameter]":
+        return _simply_shown(super().get_params(ctx))
+
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
         """Raises ConfigError for an option that is none, and is known by another name."""
         given = list(args)
@@ -33,6 +36,22 @@ class Command(TyperCommand):
             if type(error).__name__ == "NoSuchOption" and takes_settings and (meant := _meant(option, given)):
                 raise ConfigError(f"there is no option {option}; {meant}") from None
             raise
+
+
+class Group(TyperGroup):
+    """A group of commands of ours."""
+
+    def get_params(self, ctx: "Context") -> "list[Parameter]":
+        return _simply_shown(super().get_params(ctx))
+
+
+def _simply_shown(options: "list[Parameter]") -> "list[Parameter]":
+    for each in options:
+        if getattr(each, "is_flag", False):
+            each.metavar = ""
+        elif each.param_type_name == "argument" and each.nargs != 1:  # its name has the dots already
+            vars(each).update(display_type_rich=lambda ctx: "")
+    return options
 
 
 def _meant(option: str, given: list[str]) -> str:

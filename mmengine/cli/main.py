@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from mmengine.cli.bench import bench_app
-from mmengine.cli.commands import Command
+from mmengine.cli.commands import Command, Group
 from mmengine.cli.demo import demo
 from mmengine.cli.env import clash, env
 from mmengine.cli.logs import log_app
@@ -21,6 +21,7 @@ from mmengine.errors import MMEngineError, code_of
 from mmengine.version import __version__
 
 app = typer.Typer(
+    cls=Group,
     name="mmengine",
     help="Answers questions about images and videos, and can prove afterwards why it did what it did.",
     epilog="Start with: mmengine demo",

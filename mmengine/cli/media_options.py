@@ -19,7 +19,8 @@ class MediaUrls:
         list[str] | None,
         typer.Option(
             rich_help_panel=MEDIA,
-            help="Fetch https: URLs of this host, as images.example.org or '*.example.org'; several may. "
+            metavar="HOST",
+            help="Fetch https: URLs of this host, as images.example.org or '*.example.org'; may be repeated. "
             "public: of all hosts on the internet. Never of addresses of this network.",
         ),
     ] = None
@@ -27,7 +28,12 @@ class MediaUrls:
         bool, typer.Option("--allow-http-media", rich_help_panel=MEDIA, help="http: URLs of them too.")
     ] = False
     media_ports: Annotated[
-        list[int] | None, typer.Option(rich_help_panel=MEDIA, help="Ports of URLs; left out: 80 and 443.")
+        list[int] | None,
+        typer.Option(
+            rich_help_panel=MEDIA,
+            metavar="PORT",
+            help="A port of URLs; may be repeated. Left out: 80 and 443.",
+        ),
     ] = None
     media_timeout_s: Annotated[float, typer.Option(rich_help_panel=MEDIA, help="For one URL.")] = 10.0
     max_media_bytes: Annotated[int, typer.Option(rich_help_panel=MEDIA, help="Of one URL or file.")] = (

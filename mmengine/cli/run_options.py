@@ -117,7 +117,10 @@ class Sampling:
     presence_penalty: Annotated[float, typer.Option(rich_help_panel=SAMPLING, help="0 is off.")] = 0.0
     frequency_penalty: Annotated[float, typer.Option(rich_help_panel=SAMPLING, help="0 is off.")] = 0.0
     seed: Annotated[int | None, typer.Option(rich_help_panel=SAMPLING, help="Drawn when left out.")] = None
-    stop: Annotated[list[str] | None, typer.Option(rich_help_panel=SAMPLING, help="Ends the text.")] = None
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(rich_help_panel=SAMPLING, metavar="TEXT", help="Ends the text; may be repeated."),
+    ] = None
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", rich_help_panel=SAMPLING, help="Go on.")] = False
     logprobs: Annotated[int | None, typer.Option(rich_help_panel=SAMPLING, help="With --json.")] = None
     n: Annotated[int, typer.Option("--n", rich_help_panel=SAMPLING, help="Answers to the prompt.")] = 1
@@ -172,7 +175,7 @@ class Model:
         typer.Option(
             rich_help_panel=MODEL,
             metavar="NAME=PATH",
-            help="A LoRA adapter: a folder or a hub id, and the name by which it is asked for; several may.",
+            help="A LoRA adapter, a folder or a hub id, and by which name it is asked for; may be repeated.",
         ),
     ] = None
     setting: Annotated[

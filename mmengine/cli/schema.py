@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mmengine.cli.commands import Command
+from mmengine.cli.commands import Command, Group
 from mmengine.cli.logs.printing import Json
 from mmengine.errors import InvalidRequest
 
@@ -22,6 +22,7 @@ CHECK_HELP = (
     "  mmengine schema check schemas/ --tokenizer Qwen3-VL-2B-Instruct"
 )
 schema_app = typer.Typer(
+    cls=Group,
     help="Ask what becomes of a JSON schema. No model and no GPU is needed.",
     epilog="Start with: mmengine schema check FILE.",
     no_args_is_help=True,

@@ -39,7 +39,11 @@ class Http:
     ] = ""
     served_model_name: Annotated[
         list[str] | None,
-        typer.Option(rich_help_panel=HTTP, help="A name by which calls may ask for the model; several may."),
+        typer.Option(
+            rich_help_panel=HTTP,
+            metavar="NAME",
+            help="A name by which calls may ask for the model; may be repeated.",
+        ),
     ] = None
     api_key_file: Annotated[
         Path | None,

@@ -1,7 +1,11 @@
 """What starts at once: help and log commands import no torch, and say what to type."""
 
+import os
 import sys
 
+import typer
+
+from mmengine.cli.main import app
 from mmengine.version import __version__
 from tests.cli.cli_process import HEAVY, call_cli, loaded, run_cli, run_clis
 
@@ -55,6 +59,21 @@ def test_help_teaches_and_imports_nothing_heavy(tmp_path):
         assert result.returncode == 0
         assert all(word in result.stdout for word in says), (arguments, result.stdout)
         assert not any(f"'{name}'" in loaded(result) for name in (*HEAVY, "numpy")), arguments
+
+
+def _pages(command, *words):
+    yield [*words, "--help"], command
+    for name, each in getattr(command, "commands", {}).items():
+        yield from _pages(each, *words, name)
+
+
+def test_flags_show_no_type_and_lists_what_is_repeated():
+    for words, command in _pages(typer.main.get_command(app)):
+        shown = call_cli(*words, env={**os.environ, "COLUMNS": "200"}).stdout
+        assert "Usage" in shown and not [word for word in ("<bool>", "<list[") if word in shown], shown
+        for option in command.params:
+            if getattr(option, "multiple", False):
+                assert option.metavar and "may be repeated" in option.help, (words, option.name)
 
 
 def test_no_arguments_show_the_help():

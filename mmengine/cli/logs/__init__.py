@@ -2,7 +2,7 @@
 
 import typer
 
-from mmengine.cli.commands import Command
+from mmengine.cli.commands import Command, Group
 from mmengine.cli.logs import (
     diff,
     export,
@@ -18,6 +18,7 @@ from mmengine.cli.logs import (
 )
 
 log_app = typer.Typer(
+    cls=Group,
     help="Ask an event log what happened, and whether it is true. No model and no GPU is needed.",
     epilog="Start with: mmengine log show DIR, then mmengine log why DIR REQUEST. Each verb has --help.",
     no_args_is_help=True,

@@ -27,7 +27,7 @@ def rerun(
     config: Annotated[Path | None, typer.Option(help="Settings to change, as one JSON object.")] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="One setting to change, name=value.", metavar="NAME=VALUE"),
+        typer.Option("--set", help="One setting to change; may be repeated.", metavar="NAME=VALUE"),
     ] = None,
     json_output: Json = False,
 ) -> None:
