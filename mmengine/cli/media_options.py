@@ -5,10 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mmengine.errors import InvalidRequest
+
 if TYPE_CHECKING:  # heavy: loaded when a command runs
     from mmengine.processing.fetch.door import MediaDoor
+    from mmengine.processing.fetch.limits import FetchLimits
 
 MEDIA = "Media by URL"
+URL_HEADS = ("http://", "https://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +56,35 @@ class MediaUrls:
         if not self.allow_media_urls:
             return None
         from mmengine.processing.fetch.door import MediaDoor  # lazy: help needs no ssl
-        from mmengine.processing.fetch.limits import DEFAULT_PORTS, FetchLimits, hosts_of
 
-        limits = FetchLimits(
+        return {"urls": MediaDoor(self._limits())}
+
+    def check(self, sources: list[str]) -> None:
+        """Raise InvalidRequest for a URL that is not fetched, with the options by which it would be."""
+        if not any(name[:8].lower().startswith(URL_HEADS) for name in sources):
+            return
+        from mmengine.processing.fetch.refusals import FetchRefused  # lazy: help needs no idna
+        from mmengine.processing.fetch.urls import parse_url
+
+        limits = self._limits()
+        for name in sources:
+            try:
+                url = parse_url(name)
+            except FetchRefused:  # a path, or a URL of which more is said where it is read
+                continue
+            lacks = {
+                f"--allow-media-urls {url.host} (or public)": not limits.allows_host(url.host),
+                "--allow-http-media": url.scheme == "http" and not limits.http,
+                f"--media-ports {url.port}": url.port not in limits.ports,
+            }
+            if options := [option for option, is_lacking in lacks.items() if is_lacking]:
+                raise InvalidRequest(f"{name[:200]} is a URL that is not fetched; give {' '.join(options)}")
+
+    def _limits(self) -> "FetchLimits":
+        """Raises ConfigError."""
+        from mmengine.processing.fetch.limits import DEFAULT_PORTS, FetchLimits, hosts_of  # lazy: idna
+
+        return FetchLimits(
             hosts=hosts_of(self.allow_media_urls),
             http=self.allow_http_media,
             ports=tuple(self.media_ports or DEFAULT_PORTS),
@@ -64,4 +94,3 @@ class MediaUrls:
             max_fetches=self.max_media_fetches,
             max_bytes_in_flight=self.max_media_in_flight_bytes,
         )
-        return {"urls": MediaDoor(limits)}

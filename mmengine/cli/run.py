@@ -77,6 +77,7 @@ def run(
         _refuse_beside_batch(question, printing, sampling)
         raise typer.Exit(_answer_file(files.batch, files, make_engine, media_options))
     question.check()
+    media.check([*(question.image or []), *(question.video or [])])
     if files.out is not None:
         raise InvalidRequest("--out belongs to --batch; redirect the output instead")
     make_one = partial(make_engine, files.log)

@@ -70,7 +70,10 @@ def test_a_picture_by_url_gets_the_answer_of_its_file(call, picture, monkeypatch
         ask = ("run", "How many shapes are there?", "--image")
         said = call(*ask, picture)[1].out
         monkeypatch.setattr(MediaUrls, "media_options", lambda options: {"urls": net.door()})
-        assert call(*ask, net.url("/a.png"), "--allow-media-urls", "public")[1].out == said
+        assert (
+            call(*ask, net.url("/a.png"), "--allow-media-urls", "public", "--media-ports", net.port)[1].out
+            == said
+        )
         assert len(net.heads) == 1
     finally:
         net.close()
@@ -90,7 +93,13 @@ def test_json_holds_tokens_and_usage_and_a_seed_repeats(call, picture):
     ("arguments", "code", "says"),
     [
         (["--image", "nowhere.png"], 2, "nowhere.png"),
-        (["--image", "https://pictures.example.org/a.png"], 2, "--allow-media-urls"),
+        (["--image", "https://a.example/a.png"], 2, "; give --allow-media-urls a.example (or public)\n"),
+        (
+            ["--image", "http://a.example:81/a.png", "--allow-media-urls", "b.example"],
+            2,
+            "; give --allow-media-urls a.example (or public) --allow-http-media --media-ports 81\n",
+        ),
+        (["--image", "https://a b/a.png"], 2, "URLs are not fetched unless"),
         (["--allow-media-urls", "https://a.example"], 2, "is no name of a host"),
         (["--allow-media-urls", "public", "--media-timeout-s", "0"], 2, "timeout_s of media must be above 0"),
         (
