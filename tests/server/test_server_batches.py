@@ -2,12 +2,12 @@
 
 import json
 import time
-from types import SimpleNamespace
 
 import openai
 import pytest
 
 from mmengine import AsyncEngine
+from mmengine.cli.serve import EMBEDDED_NAME
 from mmengine.core.resume import Resume
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
@@ -199,7 +199,7 @@ def test_completions_and_responses_are_batches_too(tmp_path):
 def shapes(tmp_path_factory):
     """A server with the embedded model."""
     log = tmp_path_factory.mktemp("shapes") / "log"
-    with served(AsyncEngine(log=log), names=("shapes",), keep={"log": log}) as one:
+    with served(AsyncEngine(log=log), names=(EMBEDDED_NAME,), keep={"log": log}) as one:
         yield one
 
 
@@ -220,7 +220,7 @@ def test_an_image_by_the_id_of_its_file_is_the_same_as_its_data(shapes):
         }
         said = {
             name: client.chat.completions.create(
-                model="shapes", messages=[{"role": "user", "content": content(part)}], **asked
+                model=EMBEDDED_NAME, messages=[{"role": "user", "content": content(part)}], **asked
             )
             for name, part in parts.items()
         }
@@ -236,17 +236,21 @@ def test_an_image_by_the_id_of_its_file_is_the_same_as_its_data(shapes):
         parts = [
             {"role": "user", "content": [image, {"type": "input_text", "text": "Which shapes are there?"}]}
         ]
-        response = client.responses.create(model="shapes", input=parts, max_output_tokens=16, temperature=0)
+        response = client.responses.create(
+            model=EMBEDDED_NAME, input=parts, max_output_tokens=16, temperature=0
+        )
         assert response.output_text.startswith(texts.pop())
         image["file_id"] = f"file-{'0' * 24}"
         with pytest.raises(openai.NotFoundError) as refused:
-            client.responses.create(model="shapes", input=parts)
+            client.responses.create(model=EMBEDDED_NAME, input=parts)
         assert refused.value.param.startswith("input[0].content[0]")
         log = client.files.create(file=("a.jsonl", b"{}"), purpose="batch")
         for wrong, status in ((log.id, 400), (f"file-{'0' * 24}", 404)):
             part = {"type": "file", "file": {"file_id": wrong}}
             with pytest.raises(openai.APIStatusError) as refused:
-                client.chat.completions.create(model="shapes", messages=[{"role": "user", "content": [part]}])
+                client.chat.completions.create(
+                    model=EMBEDDED_NAME, messages=[{"role": "user", "content": [part]}]
+                )
             assert refused.value.status_code == status and "messages[0].content[0]" in refused.value.param
         named = {"type": "image_url", "image_url": {"url": file.id}}
         assert shapes.call("/tokenize", {"messages": [{"role": "user", "content": [named]}]})[0] == 400
@@ -354,11 +358,16 @@ def test_without_a_log_the_routes_say_what_is_missing():
 
 
 def test_the_page_says_what_works(shapes, tmp_path, monkeypatch, capsys):
+    """The client that it makes is one of the server of this test."""
     monkeypatch.chdir(tmp_path)
     (requests,) = blocks("docs/server.md", "json")
     (tmp_path / "requests.jsonl").write_text(requests.text)
-    (tmp_path / "shapes.png").write_bytes(scene())
-    scope = {"client": client_of(shapes), "time": SimpleNamespace(sleep=lambda seconds: time.sleep(0.02))}
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "image1.png").write_bytes(scene())
+    client, pause = client_of(shapes), time.sleep
+    monkeypatch.setattr(openai, "OpenAI", lambda base_url, api_key: client)
+    monkeypatch.setattr(time, "sleep", lambda seconds: pause(min(seconds, 0.02)))
+    scope = {}
     for block in blocks("docs/server.md", "python"):
         exec(block.text, scope)
     (answer,) = map(json.loads, capsys.readouterr().out.strip().splitlines())
