@@ -22,7 +22,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import openai
+try:
+    import openai
+except ModuleNotFoundError:
+    raise SystemExit("the package openai is not there: run it by .venv/bin/python, which has it") from None
 
 ASKED = "Describe a picture of a red circle, a blue square and a green star, at length."
 BROKEN = (openai.APIConnectionError, openai.InternalServerError)

@@ -18,6 +18,14 @@ def test_it_says_what_it_does():
     assert "--streams" in done.stdout and "SIGKILL" in done.stdout
 
 
+def test_without_openais_client_it_says_where_one_is():
+    hidden = "import runpy, sys; sys.modules['openai'] = None; runpy.run_path(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", hidden, SCRIPT[1]], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1 and ".venv/bin/python" in done.stderr and done.stderr.count("\n") == 1
+
+
 @pytest.mark.soak
 def test_all_streams_finish_behind_two_kills():
     words = [*SCRIPT, "--streams", "6", "--kills", "2"]
