@@ -17,11 +17,16 @@ from tests.house.doc_blocks import blocks, commands
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_ten_lines_work(capsys):
+def test_the_ten_lines_work(tmp_path, monkeypatch, capsys):
+    from mmengine_shapes.scenes import random_scene
+
+    (tmp_path / "demo").mkdir()
+    random_scene(random.Random(2)).draw().save(tmp_path / "demo" / "image1.png")
+    monkeypatch.chdir(tmp_path)
     for block in blocks("README.md", "python"):
         exec(compile(block.text, block.name, "exec"), {})
-    printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == 6 and json.loads(printed[0])["objects"]
+    described, *printed = capsys.readouterr().out.splitlines()
+    assert described.startswith("At the ") and len(printed) == 6 and json.loads(printed[0])["objects"]
 
 
 def test_the_forms_of_answers_work(capsys):

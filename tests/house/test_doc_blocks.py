@@ -60,6 +60,7 @@ NOT_RUN = {
     ("README.md", "source .venv/bin/activate"): "it is for the shell that reads it",
     ("README.md", "python examples/killed_server.py"): KILLS,
     ("README.md", "mmengine serve"): SERVES,
+    ("README.md", "curl localhost"): "tests/server/test_server_command.py sends its body",
     ("README.md", "pip install ."): "it fetches a gigabyte; what it installs is what all tests use",
     ("benchmarks/results/report_page.md", "102493 steps"): "what the benchmark above it printed",
     ("docs/architecture.md", "messages, images, video"): "a drawing",

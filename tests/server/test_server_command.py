@@ -19,6 +19,7 @@ from mmengine.cli import serve_config
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
 from tests.cli.cli_process import call_cli
+from tests.house.doc_blocks import blocks
 from tests.pictures import scene
 
 ROOT = Path(__file__).parents[2]
@@ -118,6 +119,13 @@ def test_the_model_answers_and_tokens_come_back(process):
             "max_tokens": 3,
         },
     )
+    assert status == 200 and answer["choices"][0]["message"]["content"]
+
+
+def test_the_readmes_request_is_answered(process):
+    (told,) = [block.text for block in blocks("README.md") if "curl localhost" in block.text]
+    body = json.loads(told.partition("-d '")[2].partition("'")[0])
+    status, answer = call(process[2], "/v1/chat/completions", body)
     assert status == 200 and answer["choices"][0]["message"]["content"]
 
 
