@@ -13,7 +13,7 @@ from mmengine.core.resume import ResumeState
 from mmengine.errors import ConfigError, InvalidRequest, MMEngineError, ModelError
 from mmengine.events import vocabulary as ev
 from mmengine.models.loader import resolve_adapter
-from mmengine.request import Adapter
+from mmengine.request import Adapter, check_unicode
 from mmengine.serve.operators import operator_log
 
 if TYPE_CHECKING:  # mmengine.build brings torch
@@ -59,6 +59,7 @@ class Adapters:
         if not self._config.max_loras:
             raise ConfigError("this engine takes no adapters; set max_loras, or begin it with one")
         folder = resolve_adapter(source)
+        check_unicode("the adapter's folder", str(folder))  # it goes into the log
         files = self._read(folder)
         size = files.num_bytes(4 if self._built.dtype == "float32" else 2)
         if size > self._config.lora_bytes:

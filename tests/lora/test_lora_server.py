@@ -2,6 +2,7 @@
 folder."""
 
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -126,6 +127,15 @@ def test_what_cannot_be_loaded_is_said(server, root):
     assert status == 400 and "is broken" in answer["error"]["message"]
     for name in (NAMES[0], "", "a" * 300, "a\nb"):
         assert call(server, "/v1/load_lora_adapter", {"lora_name": name, "lora_path": "two"})[0] == 400
+
+
+def test_a_folder_that_no_log_can_name_ends_nobody(server, root):
+    odd = root / os.fsdecode(b"odd\xff")
+    made(root, "three").rename(odd)
+    (root / "link").symlink_to(odd)
+    status, answer = call(server, "/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "link"})
+    assert status == 400 and "folder" in answer["error"]["message"]
+    assert ask(server, "first") == "first: HI"
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer caller"}, {"x-api-key": "nobody"}])
