@@ -32,10 +32,10 @@ class KnownAdapter:
 
 @dataclass(slots=True)
 class _Use:
-    """Of one content: how many requests have it, and how many names."""
+    """Of one content: the requests that have it, and its names, the one that was loaded last at the end."""
 
     requests: set[str] = field(default_factory=set)
-    names: set[str] = field(default_factory=set)
+    names: dict[str, KnownAdapter] = field(default_factory=dict)
 
 
 class Adapters:
@@ -84,13 +84,11 @@ class Adapters:
         if name not in self.by_name and len(self.by_name) >= MAX_ADAPTERS:
             raise InvalidRequest(f"{MAX_ADAPTERS} adapters are loaded already; unload one")
         before = self.by_name.get(name)
+        self._name(known)
         if before == known:
             return
-        self._note(known)
-        self._use(digest).names.add(name)
         if before is not None and before.adapter.digest != digest:
             self._drop_name(before)
-        self.by_name[name] = known
         self._built.core.inbox.put(ev.AdapterLoaded(known.adapter, str(known.folder)))
         operator_log.info("adapter loaded", name=name, digest=digest.hex()[:12], folder=str(known.folder))
 
@@ -132,9 +130,7 @@ class Adapters:
             with suppress(MMEngineError, OSError):
                 known = self.read(loaded.adapter.name, Path(loaded.source))
                 if known.adapter.digest == loaded.adapter.digest and known.adapter.name not in self.by_name:
-                    self._note(known)
-                    self._use(known.adapter.digest).names.add(known.adapter.name)
-                    self.by_name[known.adapter.name] = known
+                    self._name(known)
         lost = []
         for name, req_state in resumed.state.requests.items():
             adapter = req_state.request.adapter
@@ -149,7 +145,14 @@ class Adapters:
                 )
         return lost
 
+    def _name(self, known: KnownAdapter) -> None:
+        names = self._use(known.adapter.digest).names
+        names.pop(known.adapter.name, None)
+        names[known.adapter.name] = self.by_name[known.adapter.name] = known
+        self._note(known)
+
     def _note(self, known: KnownAdapter) -> None:
+        """Its content is read from its folder from now on."""
         self._use(known.adapter.digest)
         self._built.executor.know_adapter(known.adapter.digest, partial(self._read, known.folder))
 
@@ -157,7 +160,10 @@ class Adapters:
         return self._uses.setdefault(digest, _Use())
 
     def _drop_name(self, known: KnownAdapter) -> None:
-        self._use(known.adapter.digest).names.discard(known.adapter.name)
+        names = self._use(known.adapter.digest).names
+        del names[known.adapter.name]
+        if names:  # the folder of the name that goes may go as well
+            self._note(next(reversed(names.values())))
         self._forget_unused(known.adapter.digest)
 
     def _forget_unused(self, digest: bytes) -> None:

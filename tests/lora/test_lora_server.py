@@ -3,48 +3,18 @@ folder."""
 
 import json
 import os
-from types import SimpleNamespace
 
 import pytest
 
 from mmengine.checkpoint.peft import CONFIG_FILE, WEIGHTS_FILE
-from mmengine.errors import ConfigError, ModelError
+from mmengine.errors import ConfigError
 from mmengine.serve.async_engine import AsyncEngine
 from tests.cli.cli_process import call_cli
-from tests.serve.serve_fakes import EchoExecutor, builder
+from tests.lora.adapted_fakes import adapted_builder, made
+from tests.serve.serve_fakes import builder
 from tests.server.running import NAMES, served
 
 ADMIN = {"authorization": "Bearer chief"}
-
-
-class Adapted(EchoExecutor):
-    """Says which adapter it answers with."""
-
-    def dispatch(self, plan):
-        for admission in plan.admitted:
-            self.said = admission.request.adapter
-            if self.said is not None:
-                assert self.said.digest in self.known and self.said.digest in plan.adapters
-        super().dispatch(plan)
-
-    def answer_to(self, prompt):
-        name = b"" if self.said is None else self.said.name.encode() + b": "
-        return name + super().answer_to(prompt)
-
-
-def read_adapter(model, folder, max_bytes):
-    """A folder's digest is what stands in its weights."""
-    data = (folder / WEIGHTS_FILE).read_bytes()
-    if b"broken" in data:
-        raise ModelError(f"{folder / WEIGHTS_FILE} is broken")
-    return SimpleNamespace(digest=data.ljust(32), num_bytes=lambda size: len(data), is_visual=False)
-
-
-def made(folder, name, content=None):
-    (folder / name).mkdir(parents=True)
-    (folder / name / CONFIG_FILE).write_text("{}")
-    (folder / name / WEIGHTS_FILE).write_bytes((content or name).encode())
-    return folder / name
 
 
 @pytest.fixture
@@ -58,15 +28,7 @@ def root(tmp_path):
 
 @pytest.fixture
 def server(root):
-    build = builder(executor_class=Adapted, max_loras=2)
-
-    def with_plugin(*given, **options):
-        assert options.pop("takes_adapters")
-        found = build(*given, **options)
-        found.plugin = SimpleNamespace(read_adapter=read_adapter)
-        return found
-
-    engine = AsyncEngine(builder=with_plugin, loras={"first": root / "one"})
+    engine = AsyncEngine(builder=adapted_builder(), loras={"first": root / "one"})
     files = {"key_file": root.parent / "keys", "admin_key_file": root.parent / "admin"}
     with served(engine, lora_root=str(root), **files) as one:
         yield one
