@@ -20,14 +20,14 @@ def resolve_folder(model: str | Path | None) -> Path:
         return _embedded_folder()
     if not str(model).strip():
         raise ModelError("the model's name is empty; give a folder or a hub id, or none at all")
-    folder = Path(model).expanduser()
     try:
+        folder = Path(model).expanduser()
         if folder.is_dir():
             return folder.resolve()
         if is_gguf(folder):
             return folder.absolute()  # links of a hub's cache end in names without a suffix
         is_file = folder.exists()
-    except (OSError, ValueError):  # far too long, or a null byte in it
+    except (OSError, RuntimeError, ValueError):  # far too long, a null byte in it, no such user's home
         raise ModelError(f"{str(model)[:200]!r} is no usable path or hub id") from None
     if is_file:
         raise ModelError(
@@ -47,11 +47,11 @@ def resolve_folder(model: str | Path | None) -> Path:
 def resolve_adapter(source: str | Path) -> Path:
     """The folder of a LoRA adapter: one that exists, or of a hub, downloaded to (or found in) its cache.
     Raises ModelError."""
-    folder = Path(source).expanduser()
     try:
+        folder = Path(source).expanduser()
         if folder.is_dir():
             return folder.resolve()
-    except (OSError, ValueError):  # far too long, or a null byte in it
+    except (OSError, RuntimeError, ValueError):  # far too long, a null byte in it, no such user's home
         raise ModelError(f"{str(source)[:200]!r} is no usable path or hub id") from None
     name = None if isinstance(source, Path) else parse_name(source)
     if name is None:

@@ -4,6 +4,7 @@ They are there with an admin key alone, and read nothing outside of the folder t
 """
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -99,11 +100,12 @@ class AdapterRoutes:
     def _folder(self, path: str) -> Path:
         """Below the root, and so are the files in it, wherever links lead. Raises ApiError."""
         assert self._root is not None
-        if len(path) <= MAX_PATH_CHARS and "\0" not in path:
-            folder = (self._root / path).resolve()
-            within = [folder, *((folder / name).resolve() for name in (CONFIG_FILE, WEIGHTS_FILE))]
-            if all(each.is_relative_to(self._root) for each in within) and folder.is_dir():
-                return folder
+        if len(path) <= MAX_PATH_CHARS:
+            with suppress(OSError, RuntimeError, ValueError):  # a long name, a link to itself, a null byte
+                folder = (self._root / path).resolve()
+                within = [folder, *((folder / name).resolve() for name in (CONFIG_FILE, WEIGHTS_FILE))]
+                if all(each.is_relative_to(self._root) for each in within) and folder.is_dir():
+                    return folder
         raise ApiError(400, f"lora_path {path!r:.120} is no folder below --lora-root", "lora_path")
 
 

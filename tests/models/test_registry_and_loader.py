@@ -171,6 +171,7 @@ def test_a_folder_is_taken_as_it_is(tmp_path, monkeypatch):
         (Path("org/model"), "no model folder"),
         ("\x00", "no (usable path|model folder)"),
         ("x" * 10**5, "no (usable path|model folder)"),
+        ("~nobody-of-this-name/model", "no usable path"),
         ("https://example.org/model", "no model folder"),
         ("models/none.gguf", "there is no file models/none.gguf; give a GGUF file"),
     ],
@@ -179,6 +180,14 @@ def test_names_that_can_be_nothing(monkeypatch, name, words):
     monkeypatch.setattr(loader, "fetch_model", lambda name: pytest.fail("asked the hub"))
     with pytest.raises(ModelError, match=words) as error:
         loader.resolve_folder(name)
+    assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/mine", "\x00", "x" * 10**5])
+def test_names_that_can_be_no_adapter(monkeypatch, name):
+    monkeypatch.setattr(loader, "fetch_adapter", lambda name: pytest.fail("asked the hub"))
+    with pytest.raises(ModelError, match="no (usable path|adapter folder)") as error:
+        loader.resolve_adapter(name)
     assert len(str(error.value)) < 500
 
 
