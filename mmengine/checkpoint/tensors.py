@@ -190,11 +190,12 @@ def _entry(path: Path, name: str, value: Any, data_start: int, dtypes: Mapping[s
     try:
         dtype, shape, (begin, end) = value["dtype"], value["shape"], value["data_offsets"]
         numbers = [*shape, begin, end]
-        sound = isinstance(dtype, str) and all(type(x) is int and 0 <= x < 2**50 for x in numbers)
+        sound = isinstance(dtype, str) and (name + dtype).isprintable()  # both will be shown
+        sound = sound and all(type(x) is int and 0 <= x < 2**50 for x in numbers)
     except (TypeError, KeyError, ValueError):
         sound = False
     if not sound or len(shape) > 8 or len(name) > MAX_NAME_CHARS:
-        raise ModelError(f"{path} describes tensor {name[:200]} wrongly; download it again")
+        raise ModelError(f"{path} describes tensor {name!r:.200} wrongly; download it again")
     if dtype not in dtypes:
         raise ModelError(
             f"{path}: tensor {name} is stored as {dtype[:20]}; {', '.join(dtypes)} are read here"
