@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mmengine.core.state.adapters import digest_of
 from mmengine.core.state.columns import NEVER, RUNS_ON
 from mmengine.core.state.state import State
 
@@ -239,6 +240,11 @@ def _adapters(state: State) -> Iterator[str]:
         yield f"{pool.num_held} adapters are held, more than max_loras {config.max_loras}"
     if pool.cache.used > config.lora_bytes:
         yield f"adapters take {pool.cache.used} bytes, more than lora_bytes {config.lora_bytes}"
+    if pool.nameless:
+        asked = {digest_of(req_state.request.adapter) for req_state in state.requests.values()}
+        named = {loaded.adapter.digest for loaded in pool.known.values()}
+        if wrong := pool.nameless.keys() - (asked - named):
+            yield f"{len(wrong)} adapters are kept without a name that have one, or that no request has"
 
 
 INVARIANTS: dict[str, Callable[[State], Iterator[str]]] = {

@@ -1,6 +1,6 @@
 """LoRA adapters by name: what requests may ask for, and where it is read from."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -121,29 +121,39 @@ class Adapters:
             self._use(digest).requests.discard(request_id)
             self._forget_unused(digest)
 
-    def take_up(self, resumed: ResumeState) -> list[tuple[str, str]]:
+    def take_up(self, resumed: ResumeState, coming: Iterable[KnownAdapter] = ()) -> list[tuple[str, str]]:
         """Those of the log that is continued: what its requests have, and what was loaded while it was
-        written. Gives the requests whose adapter cannot be had any more, and why."""
-        sources: dict[bytes, Path] = {}
-        for loaded in resumed.state.adapters.known.values():
-            sources[loaded.adapter.digest] = Path(loaded.source)
-            with suppress(MMEngineError, OSError):
-                known = self.read(loaded.adapter.name, Path(loaded.source))
-                if known.adapter.digest == loaded.adapter.digest and known.adapter.name not in self.by_name:
-                    self._name(known)
-        lost = []
+        written. `coming`: what will be loaded next, where contents are found as well. Gives the requests
+        whose adapter cannot be had any more, and why."""
+        pool, lost = resumed.state.adapters, []
+        sources = {
+            each.adapter.digest: each.source for each in (*pool.nameless.values(), *pool.known.values())
+        }
+        found = {known.adapter.digest: known for known in coming}
+        found |= {known.adapter.digest: known for known in map(self._found, pool.nameless.values()) if known}
+        for known in map(self._found, pool.known.values()):
+            if known is not None:
+                self._name(known)
         for name, req_state in resumed.state.requests.items():
             adapter = req_state.request.adapter
             if adapter is None:
                 continue
+            if adapter.digest not in self._uses and adapter.digest in found:
+                self._note(found[adapter.digest])
             if adapter.digest in self._uses:
                 self.hold(name, adapter)
             else:
-                where = sources.get(adapter.digest)
-                lost.append(
-                    (name, f"its adapter {adapter.name!r} is not there any more ({where or 'no folder'})")
-                )
+                where = sources.get(adapter.digest) or "no folder"
+                lost.append((name, f"its adapter {adapter.name!r} is not there any more ({where})"))
         return lost
+
+    def _found(self, loaded: ev.AdapterLoaded) -> KnownAdapter | None:
+        """What a log says was loaded; None where its folder is gone, or holds something else now."""
+        with suppress(MMEngineError, OSError):
+            known = self.read(loaded.adapter.name, Path(loaded.source))
+            if known.adapter.digest == loaded.adapter.digest:
+                return known
+        return None
 
     def _name(self, known: KnownAdapter) -> None:
         names = self._use(known.adapter.digest).names

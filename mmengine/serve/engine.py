@@ -7,8 +7,8 @@ with Engine() as engine:
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -20,7 +20,7 @@ from mmengine.errors import InvalidRequest
 from mmengine.models.media_cache import MediaCache
 from mmengine.models.plugin import Prepared
 from mmengine.request import SamplingParams
-from mmengine.serve.adapters import Adapters
+from mmengine.serve.adapters import Adapters, KnownAdapter
 from mmengine.serve.answers import Completion, RequestOutput, engine_failed, succeeded
 from mmengine.serve.batching import run_batch
 from mmengine.serve.engine_forms import EngineForms
@@ -113,11 +113,14 @@ class Engine(EngineForms):
             self.processor.media_decoder = decoders
         self.metrics = self._new_metrics(media_cache)
         self.adapters = Adapters(self.built)
-        store, resumed = self._open_store(log, resume)
+        with self._log_let_go():
+            coming = [self.adapters.read(name, source) for name, source in (loras or {}).items()]
+            store, resumed = self._open_store(log, resume, coming)
+            for known in coming:
+                self.adapters.load(known)
         self._syncer = self._new_syncer() if log is not None else None
         self._holders = Holders(self.built, self.media_memory, self.grammar_memory, self.metrics, store)
         self._holders.add(self.adapters)
-        self._load_adapters(loras or {})
         self.requests = InProgress(self._core, self.processor.tokenizer, resumed, texts)
         markers = self.config.reasoning_start, self.config.reasoning_end
         self.reasoning = Reasoning(self.processor.tokenizer, self.config.eos_token_ids, *markers)
@@ -143,28 +146,26 @@ class Engine(EngineForms):
             metrics.decoders_lost = lambda: decoders.num_lost
         return metrics
 
-    def _load_adapters(self, loras: Mapping[str, str | Path]) -> None:
+    @contextmanager
+    def _log_let_go(self) -> Iterator[None]:
+        """On an error, without a last word: nothing was begun that it would be about, and the state that was
+        found did not go on."""
         try:
-            for name, source in loras.items():
-                self.adapters.load(self.adapters.read(name, source))
+            yield
         except BaseException:
-            self._core.sink.close()  # nothing was begun that a last word would be about
+            self._core.sink.close()
             raise
 
     def _open_store(
-        self, log: str | Path | None, resume: Resume | None
+        self, log: str | Path | None, resume: Resume | None, coming: Iterable[KnownAdapter]
     ) -> tuple[MediaStore | None, dict[str, ResumedAnswer]]:
         """The media store beside a log, and the answers of the process before, by core id."""
         found = self.built.resumed
-        try:
-            store = open_store(log, self.config, found) if log is not None else None
-            if found is None:
-                return store, {}
-            cause = resume.cause if resume is not None else ""
-            return store, recover(self.built, found, store, self.grammar_memory, self.adapters, cause)
-        except BaseException:
-            self._core.sink.close()  # without a last word: the state that was found did not go on
-            raise
+        store = open_store(log, self.config, found) if log is not None else None
+        if found is None:
+            return store, {}
+        cause = resume.cause if resume is not None else ""
+        return store, recover(self.built, found, store, self.grammar_memory, self.adapters, coming, cause)
 
     def submit(
         self,

@@ -1,6 +1,7 @@
 """Going on where another process ended: pixels are handed out again, grammars compiled again, answers that
 nobody received kept."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from mmengine.core.unreceived import ResumedAnswer
 from mmengine.errors import InvalidMedia, MMEngineError
 from mmengine.models.plugin import MediaInput
 from mmengine.request import MediaItem
-from mmengine.serve.adapters import Adapters
+from mmengine.serve.adapters import Adapters, KnownAdapter
 from mmengine.serve.grammar_memory import GrammarMemory
 from mmengine.serve.media_store import MediaStore
 from mmengine.serve.operators import operator_log
@@ -44,10 +45,12 @@ def recover(
     store: MediaStore | None,
     memory: GrammarMemory,
     adapters: Adapters,
+    coming: Iterable[KnownAdapter],
     cause: str,
 ) -> dict[str, ResumedAnswer]:
     """Let the core go on. A request whose media, grammar or adapter cannot be had again ends with an error.
-    `cause`: see Resume. Gives the answers that were on their way, or not received, by core id."""
+    `coming`: adapters that are loaded next. `cause`: see Resume. Gives the answers that were on their way,
+    or not received, by core id."""
     loaded: dict[bytes, MediaInput] = {}
     lost = []
     for name, req_state in resumed.state.requests.items():
@@ -59,7 +62,7 @@ def recover(
             lost.append((name, str(error)))
         built.executor.attach(name, media)
     lost += _compile_again(built, resumed, memory)
-    lost += adapters.take_up(resumed)
+    lost += adapters.take_up(resumed, coming)
     built.core.recover(resumed.recovered(tuple(lost)), cause)
     running = len(resumed.state.requests)
     operator_log.info(

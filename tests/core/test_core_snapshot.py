@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from mmengine.core.engine import EngineCore
 from mmengine.core.fold.evolve import evolve
@@ -16,7 +17,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.codec import settled
 from mmengine.events.log import MemoryLog
 from mmengine.simulation.slots import SimulatedExecutor
-from tests.core.workloads import small_config, small_request
+from tests.core.workloads import ADAPTERS, small_config, small_request
 
 # What a state holds beside plain values, lists of names and columns.
 PARTS = {
@@ -65,6 +66,8 @@ def random_run(seed):
                 core.inbox.put(ev.GrammarReady(last.request_id))
         if rng.random() < 0.2:
             core.cancel(f"r{rng.randrange(number + 1)}")
+        if config.max_loras and number % 3 == 0:
+            core.inbox.put(ev.AdapterLoaded(replace(ADAPTERS[1 + number // 3 % 3], name="one"), f"{number}"))
         if rng.random() < 0.1:
             core.reset_prefix_cache(preempt_running=rng.random() < 0.5)
         for _ in range(rng.randrange(4)):

@@ -1,16 +1,19 @@
 """Names of adapters: what each stands for, and from which folder its content is read."""
 
 import shutil
+from contextlib import contextmanager
 
 import pytest
 
+from mmengine.core.resume import Resume
+from mmengine.replay import verify
 from mmengine.serve.engine import Engine
 from tests.lora.adapted_fakes import adapted_builder, made
 
 
 @pytest.fixture
 def engine():
-    with Engine(builder=adapted_builder(), loras={}) as one:
+    with Engine(builder=adapted_builder()) as one:
         yield one
 
 
@@ -52,3 +55,62 @@ def test_loading_what_a_name_stands_for_reads_it_from_there_again(engine, tmp_pa
     shutil.rmtree(other)
     load(engine, "mine", mine)
     assert read_again(engine, "other") == b"same".ljust(32)
+
+
+@contextmanager
+def gone_on(folder, after, loras=None, place="old"):
+    """An engine that goes on where another one ended in the middle of an answer with the adapter `mine`, of
+    which `after` was said before. `place`: where its folder is then."""
+    old = made(folder, "old")
+    with Engine(builder=adapted_builder(), log=folder / "live", loras={"mine": old}) as one:
+        one.submit("a longer word", request_id="asked", adapter="mine")
+        one.step()
+        after(one)
+        one.step()
+        shutil.copytree(folder / "live", folder / "log")  # as kill -9 leaves it
+        while one.has_work:
+            one.step()
+    old.rename(folder / place)
+    with Engine(builder=adapted_builder(), log=folder / "log", resume=Resume(), loras=loras) as one:
+        yield one
+
+
+def answer_of(engine):
+    """Of the request that was taken up, and that nothing is left of it."""
+    engine.requests.take_up("asked")
+    (done,) = [out.completion for _ in range(30) for out in engine.step() if out.completion]
+    assert not engine.built.core.state.adapters.nameless
+    assert engine.built.executor.known.keys() == {known.adapter.digest for known in engine.adapters}
+    return done.choices[0]
+
+
+@pytest.mark.parametrize("how", ["replaced", "unloaded", "replaced and unloaded"])
+def test_who_has_what_lost_its_name_goes_on_behind_a_restart(tmp_path, how):
+    new = made(tmp_path, "new")
+
+    def after(engine):
+        if "replaced" in how:
+            load(engine, "mine", new)
+            engine.step()
+        if "unloaded" in how:
+            engine.adapters.unload("mine")
+
+    with gone_on(tmp_path, after) as engine:
+        assert [known.folder for known in engine.adapters] == ([new] if how == "replaced" else [])
+        assert answer_of(engine).text == "mine: A LONGER WORD"
+    assert verify(tmp_path / "log").ok
+
+
+@pytest.mark.parametrize("after", [lambda engine: None, lambda engine: engine.adapters.unload("mine")])
+def test_what_is_loaded_at_the_start_serves_those_whose_folder_is_elsewhere_now(tmp_path, after):
+    loras = {"other": tmp_path / "moved"}
+    with gone_on(tmp_path, after, loras, place="moved") as engine:
+        assert [known.adapter.name for known in engine.adapters] == ["other"]
+        assert answer_of(engine).text == "mine: A LONGER WORD"
+    assert verify(tmp_path / "log").ok
+
+
+def test_who_has_what_is_gone_is_told_where_it_was(tmp_path):
+    with gone_on(tmp_path, lambda engine: engine.adapters.unload("mine"), place="moved") as engine:
+        answer = answer_of(engine)
+    assert answer.finish_reason == "error" and str(tmp_path / "old") in answer.detail

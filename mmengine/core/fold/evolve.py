@@ -5,7 +5,7 @@ from typing import assert_never
 
 import numpy as np
 
-from mmengine.core.fold import fetch, sessions
+from mmengine.core.fold import adapters, fetch, sessions
 from mmengine.core.fold.media import encode, encode_part, leave_part
 from mmengine.core.fold.rows import (
     compute,
@@ -70,9 +70,9 @@ def evolve(state: State, event: ev.Event) -> None:
         case ev.Lost():
             fetch.lost(state, event)
         case ev.AdapterLoaded():
-            state.adapters.known[event.adapter.name] = event
+            adapters.loaded(state, event)
         case ev.AdapterUnloaded():
-            state.adapters.known.pop(event.name, None)
+            adapters.unloaded(state, event)
         case ev.Appended():
             sessions.appended(state, event)
         case ev.Leased():
@@ -223,6 +223,7 @@ def _finished(state: State, event: ev.Finished) -> None:
     leave_part(state, event.request_id)
     drop_host_blocks(state, req_state)
     fetch.leave_fetch(state, req_state)
+    adapters.ended(state, req_state)
     state.clear_suspicion(req_state)
     if req_state.row == NO_ROW:
         state.waiting.remove(req_state)

@@ -98,12 +98,14 @@ class States(msgspec.Struct, array_like=True):
 
 class Adapters(msgspec.Struct, array_like=True):
     """LoRA adapters: those that are on the device, with their bytes and how many rows hold each, the
-    unreferenced ones in the order of their use; who has which; and what can be asked for."""
+    unreferenced ones in the order of their use; who has which; what can be asked for; and what requests have
+    that cannot be any more."""
 
     entries: tuple[tuple[bytes, int, int], ...]
     idle: tuple[bytes, ...]
     rows: dict[int, bytes]
     known: tuple[ev.AdapterLoaded, ...]
+    nameless: tuple[ev.AdapterLoaded, ...] = ()
 
 
 class Session(msgspec.Struct, array_like=True):

@@ -76,6 +76,7 @@ def _fill_adapters(state: State, saved: Adapters | None) -> None:
     _fill_idle(pool.cache, saved.idle)
     pool.of_row.update(saved.rows)
     pool.known.update({loaded.adapter.name: loaded for loaded in saved.known})
+    pool.nameless.update({loaded.adapter.digest: loaded for loaded in saved.nameless})
 
 
 def _add_request(state: State, saved: Known) -> RequestState:

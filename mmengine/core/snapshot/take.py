@@ -73,7 +73,8 @@ def body_of(state: State, started: ev.Started, sequence: int) -> Body:
 def _adapters_of(state: State) -> Adapters:
     pool = state.adapters
     entries = ((key, entry.size, entry.references) for key, entry in pool.cache.entries.items())
-    return Adapters(tuple(entries), tuple(pool.cache.idle), dict(pool.of_row), tuple(pool.known.values()))
+    names = tuple(pool.known.values()), tuple(pool.nameless.values())
+    return Adapters(tuple(entries), tuple(pool.cache.idle), dict(pool.of_row), *names)
 
 
 def _states_of(state: State) -> States:

@@ -16,12 +16,15 @@ def digest_of(adapter: Adapter | None) -> bytes:
 
 class AdapterPool:
     """`cache`: by digest. `of_row`: the digest of each row that has one, those that are being left included.
-    `known`: what can be asked for, by name. Callers read; only `evolve` calls what changes."""
+    `known`: what can be asked for, by name. `nameless`: by digest what live requests have and no name stands
+    for any more; no decision reads it, so it is in no digest. Callers read; only `evolve` calls what
+    changes."""
 
     def __init__(self, capacity: int):
         self.cache = EncoderCache(capacity)
         self.of_row: dict[int, bytes] = {}
         self.known: dict[str, AdapterLoaded] = {}
+        self.nameless: dict[bytes, AdapterLoaded] = {}
 
     @property
     def num_held(self) -> int:
