@@ -17,7 +17,8 @@ class _Encoding(Protocol):
 
 
 class EncoderParts:
-    """Holds what the encoder computed of an item, which may be a gigabyte, until its last part or `drop`."""
+    """Holds what the encoder computed of an item, which may be a gigabyte, until its last part or `drop`; and
+    the adapter with which it computes."""
 
     def __init__(self, model: VisionLanguageModel, even_patches: int, device: torch.device) -> None:
         self._begin: Callable[..., _Encoding] | None = getattr(model, "encode_in_parts", None)
@@ -33,20 +34,21 @@ class EncoderParts:
         self,
         part: EncodePart,
         payloads: Mapping[str, Sequence[MediaInput]],
-        adapter: LoadedAdapter | None = None,
+        adapter: Callable[[], LoadedAdapter | None],
     ) -> torch.Tensor | None:
         """Compute a part; with the last one the features, [num_embeds, (1 + num_deepstack) * hidden_size].
-        `payloads`: the media of its request; `adapter`: that of its request. Raises ExecutorFailed where
+        `payloads`: the media of its request; `adapter`: gives that of its request, and is asked at the first
+        part alone: where no row holds it yet, it would be read again for each. Raises ExecutorFailed where
         these are missing."""
         if self._encoding is None or self._key != part.item.key or not part.start:
             if part.start and not part.is_last:
                 return None  # it was let go while this step waited: nobody is left who wants it
             assert self._begin is not None, "only items of an encoder that stops in between come in parts"
-            media = payload_of(part.item, payloads)
+            media, adapted = payload_of(part.item, payloads), adapter()
             pixels = upload_joined([media.patches], self._device)
             self.clear()  # first: two would not fit where one does
             self._key = part.item.key
-            asked = () if adapter is None else (adapter,)
+            asked = () if adapted is None else (adapted,)
             self._encoding = self._begin(pixels, media.item.grid, self._even_patches, *asked)
         assert self._encoding is not None
         features = self._encoding.advance(part.until, part.work)

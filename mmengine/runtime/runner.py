@@ -6,6 +6,7 @@ sampled when the step before is read, which may be long after they were launched
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -224,8 +225,8 @@ class ModelRunner:
     def _encode(self, plan: StepPlan, pixels: Mapping[str, Sequence[MediaInput]]) -> None:
         last = None
         if plan.part is not None:
-            adapter = self.adapters.of_media(plan.part.item.request)
-            last = self._parts.advance(plan.part, pixels, adapter)
+            of_media = partial(self.adapters.of_media, plan.part.item.request)
+            last = self._parts.advance(plan.part, pixels, of_media)
         for adapter, items in self.adapters.groups(plan.encode):
             encode(
                 self._model,

@@ -4,8 +4,11 @@ drafted."""
 import pytest
 
 from mmengine.config import EngineConfig
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import LogReader
 from mmengine.native import library
 from mmengine.replay import verify
+from mmengine.runtime.adapters import AdapterStore
 from mmengine.serve.engine import Engine
 from tests.lora.making import CHATS, NUM_NEW, make_all
 
@@ -29,6 +32,13 @@ def asked(wanted):
     return [(name, place) for place in range(len(CHATS)) for name in wanted]
 
 
+def ended(engine):
+    outputs = []
+    while engine.has_work:
+        outputs += [out for out in engine.step() if out.completion]
+    return outputs
+
+
 def run(engine, wanted, rounds=1):
     requests, ends = {}, {}
     for _ in range(rounds):
@@ -38,8 +48,7 @@ def run(engine, wanted, rounds=1):
                 CHATS[place], max_tokens=NUM_NEW, ignore_eos=True, temperature=0.0, stream=False, **more
             )
             requests[request_id] = name, place
-        while engine.has_work:
-            ends |= {out.request_id: out.completion for out in engine.step() if out.completion}
+        ends |= {out.request_id: out.completion for out in ended(engine)}
     return {key: (requests[key], done.choices[0].token_ids) for key, done in ends.items()}
 
 
@@ -57,6 +66,28 @@ def test_tokens_are_those_of_peft(made, tmp_path, name):
     assert (sum(counts.accepted for counts in stats.drafts.values()) > 0) is (name == "drafted")
     report = verify(tmp_path / "log")
     assert report.ok and report.rederived and not report.unfinished
+
+
+@pytest.mark.skipif(library.load() is None, reason="needs the compiled kernels")
+def test_an_image_that_is_encoded_in_parts_reads_its_adapter_once_for_them(made, tmp_path, monkeypatch):
+    """And once more for its rows. Its image stands first behind what is cached, so no row holds it."""
+    folder, adapters, wanted = made
+    load, read = AdapterStore._load, []
+    monkeypatch.setattr(
+        AdapterStore, "_load", lambda store, digest: read.append(digest) or load(store, digest)
+    )
+    room = {"block_size": 4, "lora_bytes": 100_000}  # for one
+    config = EngineConfig(spec="none", encoder_piece=60, encoder_even_patches=8, **room)
+    loras = {name: adapters[name] for name in ("tower", "attention")}
+    with Engine(folder, config=config, dtype="float32", loras=loras, log=tmp_path / "log") as engine:
+        for place, adapter in ((3, "tower"), (0, "attention"), (1, "tower")):
+            read.clear()
+            asked = {"max_tokens": NUM_NEW, "ignore_eos": True, "temperature": 0.0, "adapter": adapter}
+            engine.submit(CHATS[place], **asked)
+            (done,) = ended(engine)
+            assert list(done.completion.choices[0].token_ids) == wanted[adapter][place]
+    parts = [record for record in LogReader(tmp_path / "log") if isinstance(record.event, ev.Encoded)]
+    assert len(parts) > 6 and len(read) == 2
 
 
 def test_adapters_change_answers(made):
