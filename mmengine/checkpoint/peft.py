@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -82,26 +83,40 @@ def read_adapter(
     canonical_name: Callable[[str], str | None],
     modules: Mapping[str, tuple[int, int]],
     max_bytes: int,
+    value_bytes: int,
 ) -> AdapterFiles:
     """The adapter in `folder`. `canonical_name`: of a tensor of the model; `modules`: (out, in) of those that
-    may be changed, by canonical name. `max_bytes`: that the file of weights may have.
+    may be changed, by canonical name. `max_bytes`: that its matrices may take where they are held, of values
+    of `value_bytes`. Of one that takes more no more is read than the header.
 
     Raises ModelError, one sentence that names the file and the field or tensor: for what is missing, damaged,
     too large, not served, or changes no module of this model.
     """
-    path = folder / WEIGHTS_FILE
-    config = _read_config(folder)
-    data = _read_weights(folder, max_bytes)
+    config, path = _read_config(folder), folder / WEIGHTS_FILE
+    try:
+        _check_is_there(folder)
+        with path.open("rb") as file:
+            file_bytes = os.fstat(file.fileno()).st_size
+            entries = read_header(path, file, file_bytes, FLOAT_BYTES)
+            _check_bytes(path, entries, file_bytes - file.tell())
+            pairs = {
+                module: _pair(path, config, *both, modules[module])
+                for module, both in _by_module(path, entries, canonical_name, modules).items()
+            }
+            if (held := sum(pair.num_bytes(value_bytes) for pair in pairs.values())) > max_bytes:
+                raise ModelError(
+                    f"the adapter in {folder} takes {held} bytes, and all that are held may take "
+                    f"{max_bytes}; raise lora_bytes"
+                )
+            file.seek(0)
+            data = file.read(file_bytes)
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from None
+    if read_header(path, io.BytesIO(data), len(data), FLOAT_BYTES) != entries:
+        raise ModelError(f"{path} was changed while it was read; load it again")
     digest = hashlib.sha256(b"mmengine adapter 1")
     for content in (config.data, data):
         digest.update(hashlib.sha256(content).digest())
-    entries = read_header(path, io.BytesIO(data), len(data), FLOAT_BYTES)
-    if len(entries) > MAX_TENSORS:
-        raise ModelError(f"{path} holds {len(entries)} tensors; at most {MAX_TENSORS} of an adapter are read")
-    pairs = {
-        module: _pair(path, config, *both, modules[module])
-        for module, both in _by_module(path, entries, canonical_name, modules).items()
-    }
     return AdapterFiles(folder, digest.digest(), pairs, data)
 
 
@@ -179,27 +194,23 @@ def _number(fields: Fields, value: object) -> float:
     return Fields({"alpha_pattern": value}, fields.path, fields.prefix).number("alpha_pattern", 0)
 
 
-def _read_weights(folder: Path, max_bytes: int) -> bytes:
-    path = folder / WEIGHTS_FILE
-    if not path.is_file():
-        if (folder / PICKLED_FILE).exists():
-            raise ModelError(
-                f"{folder / PICKLED_FILE} is a pickle, which can run anything and is never read; save the "
-                f"adapter as {WEIGHTS_FILE} (safe_serialization)"
-            )
+def _check_is_there(folder: Path) -> None:
+    if (folder / WEIGHTS_FILE).is_file():
+        return
+    if (folder / PICKLED_FILE).exists():
         raise ModelError(
-            f"{folder} holds no {WEIGHTS_FILE}; give the folder of a LoRA adapter as PEFT saves it"
+            f"{folder / PICKLED_FILE} is a pickle, which can run anything and is never read; save the "
+            f"adapter as {WEIGHTS_FILE} (safe_serialization)"
         )
-    try:
-        with path.open("rb") as file:
-            data = file.read(max_bytes + 1) if path.stat().st_size <= max_bytes else b""
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}") from None
-    if not data or len(data) > max_bytes:
-        raise ModelError(
-            f"{path} has more than {max_bytes} bytes, or none (lora_bytes says how many are read)"
-        )
-    return data
+    raise ModelError(f"{folder} holds no {WEIGHTS_FILE}; give the folder of a LoRA adapter as PEFT saves it")
+
+
+def _check_bytes(path: Path, entries: list[TensorEntry], data_bytes: int) -> None:
+    """That the data are those of the tensors, which are of a number that can be."""
+    if len(entries) > MAX_TENSORS:
+        raise ModelError(f"{path} holds {len(entries)} tensors; at most {MAX_TENSORS} of an adapter are read")
+    if data_bytes > sum(entry.num_bytes for entry in entries):
+        raise ModelError(f"{path} has bytes that are no tensor's; save the adapter again")
 
 
 def _by_module(

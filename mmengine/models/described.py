@@ -65,10 +65,10 @@ class DescribedPlugin(ABC):
             activations=activations,
         )
 
-    def read_adapter(self, folder: Path, adapter: Path, max_bytes: int) -> AdapterFiles:
+    def read_adapter(self, folder: Path, adapter: Path, max_bytes: int, value_bytes: int) -> AdapterFiles:
         """See ModelPlugin."""
         modules = adapter_modules(self.read_config(folder))
-        return read_adapter(adapter, self.names.canonical, modules, max_bytes)
+        return read_adapter(adapter, self.names.canonical, modules, max_bytes, value_bytes)
 
     def fingerprint(self, folder: Path) -> str:
         return fingerprint(folder, self.names)

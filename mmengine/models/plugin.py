@@ -330,9 +330,10 @@ class ModelPlugin(Protocol):
         model should be, where there is a choice; `quantize`: as which codes it holds its matrices;
         `activations`: whether rows are rounded for them. They are only given where they are asked for."""
 
-    # A plugin may have `read_adapter(folder, adapter, max_bytes) -> AdapterFiles`: the LoRA adapter in the
-    # folder # `adapter` for the model in `folder`, whose weights have at most so many bytes. Raises
-    # ModelError for one # that # is not for it. Without it the model takes no adapters.
+    # A plugin may have `read_adapter(folder, adapter, max_bytes, value_bytes) -> AdapterFiles`: the LoRA
+    # adapter in the folder `adapter` for the model in `folder`, whose matrices take at most so many bytes
+    # where they are held as values of `value_bytes`. Raises ModelError for one that is not for it. Without it
+    # the model takes no adapters.
 
     def fingerprint(self, folder: Path) -> str:
         """Hex digest that changes when the weights do."""

@@ -61,21 +61,20 @@ class Adapters:
         folder = resolve_adapter(source)
         check_unicode("the adapter's folder", str(folder))  # it goes into the log
         files = self._read(folder)
-        size = files.num_bytes(4 if self._built.dtype == "float32" else 2)
-        if size > self._config.lora_bytes:
-            raise ModelError(
-                f"the adapter in {folder} takes {size} bytes, and all that are held may take "
-                f"{self._config.lora_bytes}; raise lora_bytes"
-            )
+        size = files.num_bytes(self._value_bytes)
         return KnownAdapter(Adapter(files.digest, size, files.is_visual, name), folder)
 
     def _read(self, folder: Path) -> AdapterFiles:
         read = getattr(self._built.plugin, "read_adapter", None)
         if read is None:
             raise ModelError("this family of models takes no adapters")
-        # Files may have float32 where the model computes in 16 bits.
-        files: AdapterFiles = read(self._built.folder, folder, 4 * self._config.lora_bytes)
+        limits = self._config.lora_bytes, self._value_bytes
+        files: AdapterFiles = read(self._built.folder, folder, *limits)
         return files
+
+    @property
+    def _value_bytes(self) -> int:
+        return 4 if self._built.dtype == "float32" else 2
 
     def load(self, known: KnownAdapter) -> None:
         """It can be asked for from now on, in place of one that had its name. Raises InvalidRequest where

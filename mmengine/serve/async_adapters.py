@@ -1,7 +1,8 @@
-"""What an AsyncEngine does with LoRA adapters while it answers: they are read on a thread of their own, and
-taken up between two steps."""
+"""What an AsyncEngine does with LoRA adapters while it answers: they are read on a thread of their own, one
+after the other, and taken up between two steps."""
 
 import asyncio
+from concurrent.futures import Executor
 from typing import Protocol
 
 from mmengine.serve.adapters import KnownAdapter
@@ -9,7 +10,10 @@ from mmengine.serve.async_commands import AsyncCommands
 
 
 class AsyncAdapters(AsyncCommands, Protocol):
-    """Part of AsyncEngine."""
+    """Part of AsyncEngine. `_reads_adapters`: of one thread, so that one adapter is in memory at a time, that
+    of a caller who went away included."""
+
+    _reads_adapters: Executor
 
     @property
     def adapters(self) -> tuple[KnownAdapter, ...]:
@@ -19,7 +23,8 @@ class AsyncAdapters(AsyncCommands, Protocol):
     async def load_adapter(self, name: str, source: str) -> KnownAdapter:
         """Read an adapter, which can be asked for when this returns, in place of one that had its name.
         Raises ModelError, ConfigError, InvalidRequest, RequestFailed."""
-        known = await asyncio.to_thread(self._engine.adapters.read, name, source)
+        loop = asyncio.get_running_loop()
+        known = await loop.run_in_executor(self._reads_adapters, self._engine.adapters.read, name, source)
         await self.on_engine(lambda engine: engine.adapters.load(known))
         return known
 

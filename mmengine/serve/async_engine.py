@@ -13,6 +13,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -79,6 +80,7 @@ class AsyncEngine(AsyncForms, AsyncLeft, AsyncAdapters, AsyncSessions):
         work_out = None if self._schemas is None else self._schemas.gated
         self._preparation = Preparation(lambda: self._engine, workers, self._prepared, work_out)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._reads_adapters = ThreadPoolExecutor(1, "adapters")
         self._lock = threading.Lock()  # guards _open, _left, _closing and _failure
         self._open: set[Channel] = set()
         self._closing = self._leaving = False

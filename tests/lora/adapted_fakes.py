@@ -23,7 +23,7 @@ class Adapted(EchoExecutor):
         return name + super().answer_to(prompt)
 
 
-def read_adapter(model, folder, max_bytes):
+def read_adapter(model, folder, max_bytes, value_bytes):
     """A folder's digest is what stands in its weights."""
     data = (folder / WEIGHTS_FILE).read_bytes()
     if b"broken" in data:

@@ -2,13 +2,16 @@
 tensor."""
 
 import json
+import os
 import shutil
 import struct
+import tracemalloc
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mmengine.checkpoint import peft
 from mmengine.checkpoint.peft import CONFIG_FILE, MAX_RANK, MAX_TENSORS, PICKLED_FILE, WEIGHTS_FILE
 from mmengine.errors import ModelError
 from mmengine.hubs.fetch import adapter_from
@@ -39,7 +42,7 @@ def copy(made, tmp_path):
 
 
 def read(made, folder, room=ROOM):
-    return plugin.read_adapter(made[0], folder, room)
+    return plugin.read_adapter(made[0], folder, room, 4)
 
 
 def with_config(folder, **fields):
@@ -171,11 +174,47 @@ def test_an_adapter_that_matches_no_module_is_refused(made, copy):
 
 
 def test_no_more_is_read_than_there_is_room_for(made, copy):
-    size = (copy / WEIGHTS_FILE).stat().st_size
+    size = read(made, copy).num_bytes(4)
     assert read(made, copy, size)
-    refused(made, copy, "more than", room=size - 1)
+    refused(made, copy, "lora_bytes", str(size), room=size - 1)
     (copy / CONFIG_FILE).write_text(" " * 2**20 + "{}")
     refused(made, copy, CONFIG_FILE, "too large")
+
+
+@pytest.mark.parametrize(
+    "room, behind, words",
+    [(1000, 0, "raise lora_bytes"), (ROOM, 2**24, "no tensor's"), (1000, -1, "cut short")],
+)
+def test_a_large_file_is_refused_by_its_header(copy, room, behind, words):
+    """Of one matrix of 16 MiB, and one of few bytes."""
+    with_config(copy, r=4, rank_pattern={})
+    header, at = {}, 0
+    for which, shape in (("A", (4, 8)), ("B", (2**20, 4))):
+        name, end = f"base_model.model.m.lora_{which}.weight", at + 4 * shape[0] * shape[1]
+        header[name], at = {"dtype": "F32", "shape": shape, "data_offsets": [at, end]}, end
+    head = json.dumps(header).encode()
+    (copy / WEIGHTS_FILE).write_bytes(struct.pack("<Q", len(head)) + head)
+    os.truncate(copy / WEIGHTS_FILE, 8 + len(head) + at + behind)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelError, match=words):
+            peft.read_adapter(copy, lambda name: name.removesuffix(".weight"), {"m": (2**20, 8)}, room, 2)
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(made, copy, monkeypatch):
+    pair, weights = peft._pair, load_file(copy / WEIGHTS_FILE)
+    save_file(weights, copy / WEIGHTS_FILE, {"note": "a" * 2**17})  # more than is read ahead
+
+    def changed(*given):
+        with open(copy / WEIGHTS_FILE, "r+b") as file:
+            file.write(struct.pack("<Q", 2) + b"{}")
+        return pair(*given)
+
+    monkeypatch.setattr(peft, "_pair", changed)
+    refused(made, copy, WEIGHTS_FILE, "changed while it was read")
 
 
 @pytest.mark.parametrize("head", [b"", struct.pack("<Q", 2**62), struct.pack("<Q", 4) + b"[[[[", b"junk" * 9])

@@ -1,12 +1,15 @@
 """Names of adapters: what each stands for, and from which folder its content is read."""
 
+import asyncio
 import shutil
+import time
 from contextlib import contextmanager
 
 import pytest
 
 from mmengine.core.resume import Resume
 from mmengine.replay import verify
+from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.engine import Engine
 from tests.lora.adapted_fakes import adapted_builder, made
 
@@ -114,3 +117,29 @@ def test_who_has_what_is_gone_is_told_where_it_was(tmp_path):
     with gone_on(tmp_path, lambda engine: engine.adapters.unload("mine"), place="moved") as engine:
         answer = answer_of(engine)
     assert answer.finish_reason == "error" and str(tmp_path / "old") in answer.detail
+
+
+def test_several_that_are_loaded_at_once_are_read_one_after_the_other(tmp_path):
+    """That of a caller who went away is in memory until it is read."""
+    reading = []
+
+    async def asked():
+        async with AsyncEngine(builder=adapted_builder(), loras={}) as engine:
+            read = engine._engine.built.plugin.read_adapter
+
+            def slow(model, folder, *limits):
+                reading.append(folder)
+                time.sleep(0.02)
+                assert reading == [folder]
+                return read(model, reading.pop(), *limits)
+
+            engine._engine.built.plugin.read_adapter = slow
+            loads = [
+                asyncio.create_task(engine.load_adapter(f"{n}", made(tmp_path, f"{n}"))) for n in range(4)
+            ]
+            await asyncio.sleep(0.01)
+            loads[0].cancel()
+            await asyncio.gather(*loads[1:])
+            assert {known.adapter.name for known in engine.adapters} == {"1", "2", "3"}
+
+    asyncio.run(asked())
