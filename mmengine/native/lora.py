@@ -55,7 +55,8 @@ class _Step(ctypes.Structure):
 class PackedAdapter:
     """What an adapter adds to each of some linear layers, nothing where there are no parts, its matrices
     packed: float32 or bfloat16 on the CPU, all of one dtype. They stand in one piece of memory in the order
-    in which layers read them, so that the processor fetches ahead. Keeps no reference to those given."""
+    in which layers read them, so that the processor fetches ahead; one that several parts of a layer have
+    stands there once. Keeps no reference to those given."""
 
     def __init__(self, linears: Iterable[Sequence[LoraPart]]) -> None:
         each_linear = [tuple(parts) for parts in linears]
@@ -67,11 +68,11 @@ class PackedAdapter:
         self.addresses = np.array(addresses, np.uintp)
 
     def _packed(self, parts: Sequence[LoraPart]) -> int:
-        places = [self._put(matrix) for matrix in _in_order(parts)]
+        places = {id(matrix): self._put(matrix) for matrix in _in_order(parts)}
         structures = (_Part * len(parts))(
             *(
-                _Part(a, b, part.a.shape[0], part.b.shape[0], part.offset, part.scale)
-                for part, a, b in zip(parts, places[: len(parts)], places[len(parts) :], strict=True)
+                _Part(places[id(a)], places[id(b)], a.shape[0], b.shape[0], offset, scale)
+                for a, b, offset, scale in parts
             )
         )
         first = parts[0].a
@@ -93,8 +94,9 @@ class PackedAdapter:
 
 
 def _in_order(parts: Sequence[LoraPart]) -> list[Tensor]:
-    """Of one linear layer: all a, then all b."""
-    return [*(part.a for part in parts), *(part.b for part in parts)]
+    """Of one linear layer, each once: all a, then all b."""
+    every = [*(part.a for part in parts), *(part.b for part in parts)]
+    return list({id(matrix): matrix for matrix in every}.values())
 
 
 def _packed_bytes(matrix: Tensor) -> int:

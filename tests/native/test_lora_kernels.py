@@ -1,9 +1,15 @@
 """Low-rank additions of the kernels: their sums, and that a row's bits are its own."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
+from mmengine.checkpoint.peft import LoraPair
+from mmengine.checkpoint.tensors import TensorEntry
+from mmengine.models.decoder.adapted import _gates_behind
 from mmengine.native.dtypes import DTYPES
 from mmengine.native.lora import LoraPart, LoraStep, PackedAdapter, add_all, declared
 
@@ -46,6 +52,29 @@ def test_sums(library, dtype, m, k, sizes):
         found.double(), wanted(x, y, parts), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]
     )
     assert torch.equal(found[:, -3:], y[:, -3:]), "what is no part's stays"
+
+
+@DTYPE
+def test_queries_with_gates_take_the_memory_that_is_counted(library, dtype):
+    """What q adds stands in two places of y, and its a is held once."""
+    config = SimpleNamespace(num_heads=2, head_dim=16, num_kv_heads=1)
+    both, keys, values = parts_of(1, 96, (20, 64), (6, 16), (6, 16), dtype=dtype)
+    packed = PackedAdapter([tuple(_gates_behind(config, (both, keys, values)))])
+    pairs = [LoraPair(entry(each.a), entry(each.b), each.scale) for each in (both, keys, values)]
+    assert len(packed._memory) == sum(pair.num_bytes(dtype.itemsize) for pair in pairs)
+    x, y = drawn(2, 7, 96, dtype=dtype), drawn(3, 7, 96, dtype=dtype)
+    found = y.clone()
+    add_all(library, packed, x, found)
+    queries, gates = both.b.view(2, 2, 16, -1).transpose(0, 1).reshape(2, 32, -1)
+    parts = [both._replace(b=queries), keys._replace(offset=32), values._replace(offset=48)]
+    parts.append(both._replace(b=gates, offset=64))
+    torch.testing.assert_close(
+        found.double(), wanted(x, y, parts), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]
+    )
+
+
+def entry(matrix):
+    return TensorEntry(Path(), "", "F32", tuple(matrix.shape), 0, 0)
 
 
 @DTYPE
