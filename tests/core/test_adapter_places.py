@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 
+from mmengine.core.decide import adapter_places
 from mmengine.errors import InvalidRequest
 from mmengine.events import vocabulary as ev
 from mmengine.request import Adapter
@@ -150,6 +151,22 @@ def test_a_request_waits_no_longer_than_for_those_before_it_and_a_place(seed):
     assert steps_until_cold(seed, 1, max_loras=1, max_num_seqs=8) <= (before + 5) * (MOST + 1)
     alone = {"max_loras": 1, "max_num_seqs": 8}
     assert steps_until_cold(seed, 1, **alone, compat="vllm") == 200, "it waits for ever by vLLM's rule"
+
+
+def test_what_each_step_costs_is_not_the_square_of_the_adapters_that_wait(monkeypatch):
+    summed = []
+
+    def counted(values):
+        summed.append(len(values := list(values)))
+        return sum(values)
+
+    monkeypatch.setattr(adapter_places, "sum", counted, raising=False)
+    engine = bench(lora_bytes=5000, max_waiting=300)
+    engine.submit(*(request(f"{tag}", 5, max_tokens=9, adapter=adapter(tag)) for tag in range(200)))
+    engine.step()
+    summed.clear()
+    engine.step()
+    assert sum(summed) <= 200
 
 
 def test_a_place_is_given_back_when_a_row_leaves():

@@ -37,9 +37,9 @@ class AdapterPlaces:
             return True
         if self._pool.is_held(adapter.digest):
             return not self._comes_late(req_state) or adapter.digest != self.leaving
-        promised = sum(self._promised.values())
         free = self._view.config.max_loras - self._pool.num_held - len(self._promised)
-        if free > 0 and self._pool.room_for(adapter, promised) is not None:
+        # Thousands may wait: their bytes matter where there are fewer than places.
+        if free > 0 and self._pool.room_for(adapter, sum(self._promised.values())) is not None:
             return True
         self.pass_over(req_state)
         return False
