@@ -119,10 +119,13 @@ class EventStream:
             if self._line.is_gone:
                 self._end("left")
             await self._start(send)
-            self._write(self._first)
-            self._line.on_room = self._pump
-            self._source.listen(self._pump)
-            self._pump()
+            if scope["method"] == "HEAD":  # whose body the server leaves out, but not what goes by the line
+                self._end("whole")
+            else:
+                self._write(self._first)
+                self._line.on_room = self._pump
+                self._source.listen(self._pump)
+                self._pump()
             await self._over
             await self._finish(send)
         except asyncio.CancelledError:

@@ -3,6 +3,7 @@
 import hashlib
 import http.client
 import json
+import socket
 import time
 
 import pytest
@@ -22,9 +23,8 @@ def one(tmp_path_factory):
     folder = tmp_path_factory.mktemp("live")
     (folder / "keys").write_text("secret\n")
     log = folder / "log"
-    with served(
-        executor_class=SlowEcho, engine_options={"log": log}, live=log, key_file=folder / "keys"
-    ) as server:
+    kept = {"engine_options": {"log": log}, "keep": {"log": log}}
+    with served(executor_class=SlowEcho, live=log, key_file=folder / "keys", **kept) as server:
         yield server, log
 
 
@@ -73,6 +73,21 @@ def test_a_page_is_told_what_there_is_and_then_what_is_new(one, monkeypatch):
     assert ask(server, "/live/events").status == 429
     events.close()
     wait_for(lambda: server.app._live._feed._following is None, 10)
+
+
+@pytest.mark.parametrize("path", ["/live/events", "/v1/responses/resp_looked_at?stream=true"])
+def test_the_head_of_a_stream_has_no_body(one, path):
+    server, _ = one
+    if "responses" in path:
+        server.call("/v1/responses", {"input": "a", "request_id": "looked_at"}, KEY)
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        for method, name in (("HEAD", path), ("GET", "/health/live")):
+            head = f"{method} {name} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer secret\r\n\r\n"
+            connection.sendall(head.encode())
+            answer = connection.recv(4096)
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert (b"text/event-stream" in answer and answer.endswith(b"\r\n\r\n")) == (method == "HEAD")
+    wait_for(lambda: "mmengine_http_streams_open 0.0" in server.call("/metrics", headers=KEY)[2])
 
 
 def test_a_server_that_ends_waits_for_no_page(tmp_path):
