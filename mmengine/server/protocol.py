@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import Callable
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mmengine.server.bodies import WHOLE
 from mmengine.server.errors import ApiError
 from mmengine.server.sse import LINE
 
+_TUNNEL = b"CONNECT"
 _REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
 
 
@@ -23,9 +25,46 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["extensions"] = {LINE: {"line": self}}
 
+    def on_headers_complete(self) -> None:
+        if not self._is_read_again:
+            super().on_headers_complete()
+
     def on_message_complete(self) -> None:
-        self.scope["extensions"][WHOLE] = {}
-        super().on_message_complete()
+        if not self._is_read_again:
+            self.scope["extensions"][WHOLE] = {}
+            super().on_message_complete()
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(memoryview(data))
+        except httptools.HttpParserError:
+            self.send_400_response("")
+
+    @property
+    def _is_read_again(self) -> bool:
+        """Whether the head asks for another protocol. A server may ignore that (RFC 9110, 7.8), the parser
+        does not: it ends such a request behind its head. So that is read again, without asking."""
+        return self.parser.should_upgrade() and self.parser.get_method() != _TUNNEL
+
+    def _parse(self, data: memoryview) -> None:
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                if not self._is_read_again:
+                    return  # what is behind it is for the end of a tunnel, and there is none
+                data, head = data[upgrade.args[0] :], self._head_without_upgrade()
+                self.parser = httptools.HttpRequestParser(self)  # for the old one the connection may be over
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as that had
+                self.parser.feed_data(head)
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % each for each in self.headers if each[0] != b"upgrade"]
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -209,6 +209,28 @@ def test_what_is_no_http_is_told_so_in_json(server):
     assert json.loads(body) == error(BAD, "this is no HTTP request that can be read")
 
 
+ASKING = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nConnection: %bUpgrade, HTTP2-Settings\r\n"
+    b"Content-Length: %d\r\nHost: a\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\nUPGRADE: h2c\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 10**6])
+def test_whoever_asks_for_another_protocol_is_answered_in_this_one(server, size):
+    """In one packet, and in several; and what stands behind it on the connection is read, too."""
+    sent = b"".join(ASKING % (way, len(GOOD)) + GOOD for way in (b"", b"", b"close, "))
+    if size > len(sent):
+        sent += b"what comes behind the last one"
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(10)
+        for begin in range(0, len(sent), size):
+            connection.sendall(sent[begin : begin + size])
+        came = connection.makefile("rb").read()
+    assert came.count(b"HTTP/1.1 200 ") == came.count(b'"content":"A"') == 3, came
+    assert server.app.admission.bodies.num_bytes == 0
+
+
 def test_routes_that_are_not_there(server):
     status, _, body = server.call("/v1/embeddings", {})
     text = "embeddings are not computed by this engine"
