@@ -202,7 +202,7 @@ def web_server(app: App, settings: ServerSettings) -> uvicorn.Server:
     """Which serves a socket with the application, until it is told to end."""
     config = uvicorn.Config(
         app,
-        http=http_protocol(settings.max_header_bytes),
+        http=http_protocol(settings),
         loop="none",
         ws="none",
         lifespan="off",

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP connection, with our errors where it has its own, and a limit for headers."""
+"""uvicorn's HTTP connection, with our errors where it has its own, and limits for what it waits for."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,44 +8,42 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mmengine.server.bodies import WHOLE
 from mmengine.server.errors import ApiError
+from mmengine.server.settings import ServerSettings
 from mmengine.server.sse import LINE
 
 _TUNNEL = b"CONNECT"
 _REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
+_PIECE = 2**16  # bytes of a whole answer that are taken within slow_reader_s
 
 
 class Connection(HttpToolsProtocol):
-    """A connection that is an answer's Line."""
+    """A connection that is an answer's Line, within the `limits` of its server."""
 
+    limits: ServerSettings
     on_room: Callable[[], None] | None = None
     on_gone: Callable[[], None] | None = None
     is_full = False
+    _num_head_bytes = 0  # since the last request's body, or the connection's begin
+    _reader_timer: asyncio.TimerHandle | None = None
+    _unread = 0  # bytes that waited for the reader when it was last looked at
 
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["extensions"] = {LINE: {"line": self}}
-
-    def on_headers_complete(self) -> None:
-        if not self._is_read_again:
-            super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        if not self._is_read_again:
-            self.scope["extensions"][WHOLE] = {}
-            super().on_message_complete()
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unwatch_reader()
+        if self.on_gone is not None:
+            self.on_gone()
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
+        self._num_head_bytes += len(data)
         try:
             self._parse(memoryview(data))
         except httptools.HttpParserError:
-            self.send_400_response("")
-
-    @property
-    def _is_read_again(self) -> bool:
-        """Whether the head asks for another protocol. A server may ignore that (RFC 9110, 7.8), the parser
-        does not: it ends such a request behind its head. So that is read again, without asking."""
-        return self.parser.should_upgrade() and self.parser.get_method() != _TUNNEL
+            self._refuse(ApiError(400, "this is no HTTP request that can be read"))
+        most = self.limits.max_header_bytes
+        if self._num_head_bytes > most and not self.transport.is_closing():
+            text = f"the head of the request has more than {most} bytes (max_header_bytes)"
+            self._refuse(ApiError(431, text))
 
     def _parse(self, data: memoryview) -> None:
         while data:
@@ -60,16 +58,53 @@ class Connection(HttpToolsProtocol):
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as that had
                 self.parser.feed_data(head)
 
+    @property
+    def _is_read_again(self) -> bool:
+        """Whether the head asks for another protocol. A server may ignore that (RFC 9110, 7.8), the parser
+        does not: it ends such a request behind its head. So that is read again, without asking."""
+        return self.parser.should_upgrade() and self.parser.get_method() != _TUNNEL
+
     def _head_without_upgrade(self) -> bytes:
         version = self.parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
         lines += [b"%b: %b" % each for each in self.headers if each[0] != b"upgrade"]
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if self.on_gone is not None:
-            self.on_gone()
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {LINE: {"line": self}}
+
+    def on_headers_complete(self) -> None:
+        if not self._is_read_again:
+            self._num_head_bytes = 0
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_head_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._is_read_again:
+            self.scope["extensions"][WHOLE] = {}
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._end_with_reader()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._end_with_reader()
+
+    def _refuse(self, error: ApiError) -> None:
+        body = error.json()
+        self.transport.write(
+            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+            b"connection: close\r\n\r\n%b" % (error.status, _REASONS[error.status], len(body), body)
+        )
+        self.transport.close()
+        self._end_with_reader()
 
     @property
     def is_gone(self) -> bool:
@@ -85,44 +120,43 @@ class Connection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self.is_full = True
+        self._watch_reader()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self.is_full = False
+        if not self.transport.is_closing():
+            self._unwatch_reader()
         if self.on_room is not None:
             self.on_room()
 
+    def _end_with_reader(self) -> None:
+        """A connection that was closed stays as long as something waits for its reader."""
+        if self._reader_timer is None and self.transport.get_write_buffer_size():
+            self._watch_reader()
 
-def http_protocol(max_header_bytes: int) -> type[asyncio.Protocol]:
-    """A class of connections whose heads have at most so many bytes."""
+    def _watch_reader(self) -> None:
+        self._unwatch_reader()
+        self._unread = self.transport.get_write_buffer_size()
+        self._reader_timer = self.loop.call_later(self.limits.slow_reader_s, self._look_at_reader)
+
+    def _unwatch_reader(self) -> None:
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
+            self._reader_timer = None
+
+    def _look_at_reader(self) -> None:
+        num_taken = self._unread - self.transport.get_write_buffer_size()
+        if num_taken < _PIECE and self.on_room is None:  # a stream looks after its reader itself
+            self.transport.abort()
+        else:
+            self._watch_reader()
+
+
+def http_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
+    """A class of connections within these limits."""
 
     class Limited(Connection):
-        _num_head_bytes = 0  # since the last request's body, or the connection's begin
-
-        def data_received(self, data: bytes) -> None:
-            self._num_head_bytes += len(data)
-            super().data_received(data)
-            if self._num_head_bytes > max_header_bytes and not self.transport.is_closing():
-                text = f"the head of the request has more than {max_header_bytes} bytes (max_header_bytes)"
-                self._refuse(ApiError(431, text))
-
-        def on_headers_complete(self) -> None:
-            self._num_head_bytes = 0
-            super().on_headers_complete()
-
-        def on_body(self, body: bytes) -> None:
-            self._num_head_bytes = 0
-            super().on_body(body)
-
-        def send_400_response(self, msg: str) -> None:
-            self._refuse(ApiError(400, "this is no HTTP request that can be read"))
-
-        def _refuse(self, error: ApiError) -> None:
-            body = error.json()
-            self.transport.write(
-                b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
-                b"connection: close\r\n\r\n%b" % (error.status, _REASONS[error.status], len(body), body)
-            )
-            self.transport.close()
+        limits = settings
 
     return Limited

@@ -5,10 +5,13 @@ import json
 import random
 import socket
 import threading
+import time
 from contextlib import contextmanager
 
 import pytest
+from starlette.responses import FileResponse, Response
 
+from mmengine.server.sse import LINE
 from tests.server.running import (
     SlowEcho,
     events_past_the_deadline,
@@ -142,6 +145,54 @@ def test_a_slow_reader_is_cut(slow, monkeypatch):
     wait_for(lambda: 'how="slow reader"' in slow.call("/metrics")[2])
     wait_for(lambda: is_empty(slow))
     connection.close()
+
+
+class Large:
+    """In place of a route. `paces`: whether the server waits for the reader before all was written."""
+
+    BODY = bytes(8_000_000)
+
+    def __init__(self, path, paces):
+        self._path, self._paces, self.was_asked = path, paces, False
+        if path is not None:
+            path.write_bytes(self.BODY)
+
+    async def __call__(self, request):
+        self.was_asked = True
+        if not self._paces:
+            line = request.scope["extensions"][LINE]["line"]
+            line.transport.set_write_buffer_limits(2 * len(self.BODY))
+        return FileResponse(self._path) if self._path is not None else Response(self.BODY)
+
+
+def asked_for(server, large, monkeypatch, headers=b""):
+    monkeypatch.setitem(server.app._endpoints, ("GET", "/version"), large)
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", server.port))
+    connection.sendall(b"GET /version HTTP/1.1\r\nhost: a\r\n" + headers + b"\r\n")
+    return connection
+
+
+@pytest.mark.parametrize("what", ["a file", "an answer", "one that was closed behind", "one closed, unpaced"])
+def test_who_does_not_read_a_large_answer_is_cut(slow, what, monkeypatch, tmp_path):
+    large = Large(tmp_path / "file" if what == "a file" else None, "unpaced" not in what)
+    headers = b"connection: close\r\n" if "closed" in what else b""
+    with asked_for(slow, large, monkeypatch, headers):
+        wait_for(lambda: large.was_asked and not slow.server.server_state.connections)
+
+
+def test_who_reads_a_large_answer_slowly_has_all_of_it(monkeypatch):
+    """Though it takes longer than one write may wait."""
+    with served(slow_reader_s=0.3) as one, asked_for(one, Large(None, True), monkeypatch) as connection:
+        came = connection.makefile("rb")
+        while came.readline() != b"\r\n":
+            pass
+        begun = time.monotonic()
+        for _ in range(8):
+            time.sleep(0.1)
+            assert len(came.read(len(Large.BODY) // 8)) == len(Large.BODY) // 8
+        assert time.monotonic() - begun > 2 * one.settings.slow_reader_s
 
 
 def test_an_error_in_the_middle_is_an_event_and_its_details_are_the_operators(caplog):
