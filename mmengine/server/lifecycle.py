@@ -28,6 +28,7 @@ from mmengine.server.app import App
 from mmengine.server.auth import ApiKeys
 from mmengine.server.beats import BEAT_S, Beat, Beats
 from mmengine.server.keep.everything import Keep
+from mmengine.server.open_files import raise_limit
 from mmengine.server.protocol import http_protocol
 from mmengine.server.settings import ServerSettings
 from mmengine.server.tls import tls_options
@@ -85,6 +86,7 @@ class _Uvicorn(uvicorn.Server):
 
 def run(serving: Coroutine[None, None, None]) -> None:
     """`serve` on a loop of uvloop."""
+    raise_limit()
     sys.setswitchinterval(SWITCH_S)
     uvloop.run(serving)
 

@@ -2,33 +2,54 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import TypeGuard
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mmengine.server.bodies import WHOLE
 from mmengine.server.errors import ApiError
+from mmengine.server.open_files import most_connections
 from mmengine.server.settings import ServerSettings
 from mmengine.server.sse import LINE
 
 _TUNNEL = b"CONNECT"
-_REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
+_REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 _PIECE = 2**16  # bytes of a whole answer that are taken within slow_reader_s
 
 
 class Connection(HttpToolsProtocol):
-    """A connection that is an answer's Line, within the `limits` of its server."""
+    """A connection that is an answer's Line, within the `limits` of its server, which has `most` at once.
+    `idle`: those of the server that have no request, the longest first."""
 
     limits: ServerSettings
+    most: int
+    idle: dict["Connection", None]
     on_room: Callable[[], None] | None = None
     on_gone: Callable[[], None] | None = None
     is_full = False
     _num_head_bytes = 0  # since the last request's body, or the connection's begin
+    _head_timer: asyncio.TimerHandle | None = None
     _reader_timer: asyncio.TimerHandle | None = None
     _unread = 0  # bytes that waited for the reader when it was last looked at
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert _has_both_ways(transport)
+        super().connection_made(transport)
+        self.idle[self] = None
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+        if len(self.connections) > self.most:
+            longest = next(iter(self.idle))  # this one, where all others have a request
+            del self.idle[longest]
+            longest.abort()
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self.idle.pop(self, None)
+        self._unset_keepalive_if_required()
+        self._unwatch_head()
         self._unwatch_reader()
         if self.on_gone is not None:
             self.on_gone()
@@ -41,9 +62,26 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserError:
             self._refuse(ApiError(400, "this is no HTTP request that can be read"))
         most = self.limits.max_header_bytes
-        if self._num_head_bytes > most and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self._num_head_bytes > most:
             text = f"the head of the request has more than {most} bytes (max_header_bytes)"
             self._refuse(ApiError(431, text))
+        elif self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._head_timer = self.loop.call_later(self.limits.body_timeout_s, self._give_head_up)
+
+    def _give_head_up(self) -> None:
+        """From the first byte on, however many come."""
+        if not self._num_head_bytes:  # but the rest of a body that was answered before its end
+            self.timeout_keep_alive_handler()
+        elif not self.transport.is_closing():
+            seconds = self.limits.body_timeout_s
+            self._refuse(ApiError(408, f"the head did not come within {seconds:g} seconds (body_timeout_s)"))
+
+    def _unwatch_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
     def _parse(self, data: memoryview) -> None:
         while data:
@@ -77,6 +115,8 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if not self._is_read_again:
             self._num_head_bytes = 0
+            self.idle.pop(self, None)
+            self._unwatch_head()
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -92,6 +132,8 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._end_with_reader()
+        elif self.timeout_keep_alive_task is not None:  # no request waits behind this one
+            self.idle[self] = None
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
@@ -153,10 +195,15 @@ class Connection(HttpToolsProtocol):
             self._watch_reader()
 
 
+def _has_both_ways(transport: asyncio.BaseTransport) -> TypeGuard[asyncio.Transport]:
+    """uvloop's are no asyncio.Transport by their class."""
+    return hasattr(transport, "write") and hasattr(transport, "pause_reading")
+
+
 def http_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
     """A class of connections within these limits."""
 
     class Limited(Connection):
-        limits = settings
+        limits, most, idle = settings, most_connections(), {}
 
     return Limited

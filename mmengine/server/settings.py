@@ -46,7 +46,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_pixels: Annotated[int, Meta(ge=1024, le=2**28)] = 16_777_216  # that a request may ask for of an image
     max_backlog: Annotated[int, Meta(ge=16, le=2**24)] = 8192  # news that wait for a slow reader
     slow_reader_s: Annotated[float, Meta(ge=0.1, le=86400)] = 30.0  # one write may wait for its reader
-    body_timeout_s: Annotated[float, Meta(ge=0.1, le=86400)] = 60.0  # within which a body has come
+    body_timeout_s: Annotated[float, Meta(ge=0.1, le=86400)] = 60.0  # within which a head or a body has come
     ping_s: Annotated[float, Meta(ge=0.05, le=86400)] = 15.0  # of silence, before a stream says something
     keep_alive_s: Annotated[int, Meta(ge=1, le=86400)] = 75  # of a connection without a request
     drain_s: Annotated[int, Meta(ge=0, le=86400)] = 30  # that streams may take after SIGTERM
