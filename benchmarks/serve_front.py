@@ -49,6 +49,7 @@ class ScriptedEngine:
     each request in a step, all of them by one call, as a step's news come."""
 
     has_log = False
+    can_end_reasoning = False
 
     def __init__(self) -> None:
         folder = resolve_folder(None)
