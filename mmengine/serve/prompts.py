@@ -109,14 +109,16 @@ Prompted = Prompt | str | list[dict[str, Any]]  # what `Prompt.of` takes
 
 
 def _of_tokens(token_ids: Sequence[int], processor: Processor) -> Prepared:
-    if len(token_ids) > processor.max_prompt_tokens:
-        raise InvalidRequest(
-            f"the prompt has {len(token_ids)} tokens, more than the {processor.max_prompt_tokens} that fit"
-        )
-    vocab_size = processor.tokenizer.vocab_size
-    if any(type(token) is not int or not 0 <= token < vocab_size for token in token_ids):
-        raise InvalidRequest(f"token ids of a prompt are integers from 0 to {vocab_size - 1}")
+    check_token_ids(token_ids, processor.max_prompt_tokens, processor.tokenizer.vocab_size)
     return Prepared(np.array(token_ids, np.int32), (), "")
+
+
+def check_token_ids(token_ids: Sequence[int], max_tokens: int, vocab_size: int) -> None:
+    """Raises InvalidRequest for a prompt that is longer, or has what is no token of the vocabulary."""
+    if len(token_ids) > max_tokens:
+        raise InvalidRequest(f"the prompt has {len(token_ids)} tokens, more than the {max_tokens} that fit")
+    if any(type(token) is not int or not 0 <= token < vocab_size for token in token_ids):
+        raise InvalidRequest(f"the prompt holds token ids beyond the integers from 0 to {vocab_size - 1}")
 
 
 def _has_some(given: object) -> bool:

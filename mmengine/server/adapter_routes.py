@@ -4,8 +4,10 @@ They are there with an admin key alone, and read nothing outside of the folder t
 """
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -46,6 +48,7 @@ class AdapterDone(msgspec.Struct):
     lora_name: str
 
 
+_B = TypeVar("_B")
 _load = msgspec.json.Decoder(LoadBody).decode
 _unload = msgspec.json.Decoder(UnloadBody).decode
 
@@ -71,7 +74,7 @@ class AdapterRoutes:
         return ADMIN
 
     async def load(self, request: Request) -> ASGIApp:
-        body = decoded(await self._body(request), _load)
+        body = await self._body(request, _load)
         name = body.lora_name
         if name in self._names.own:
             raise ApiError(400, f"{name!r:.80} is a name of the model; give the adapter another", "lora_name")
@@ -86,16 +89,18 @@ class AdapterRoutes:
         return _said("loaded", name)
 
     async def unload(self, request: Request) -> ASGIApp:
-        body = decoded(await self._body(request), _unload)
+        body = await self._body(request, _unload)
         try:
             await self._engine.unload_adapter(body.lora_name)
         except InvalidRequest as error:
             raise ApiError(404, str(error), "lora_name", "model_not_found") from None
         return _said("unloaded", body.lora_name)
 
-    async def _body(self, request: Request) -> bytes:
+    async def _body(self, request: Request, decode: Callable[[bytes], _B]) -> _B:
+        """Raises ApiError."""
         with self._admission.holding(request.scope[OWNER]) as held:
-            return b"".join(await self._admission.bodies.read(request.scope, request.receive, held))
+            data = b"".join(await self._admission.bodies.read(request.scope, request.receive, held))
+            return await asyncio.to_thread(decoded, data, decode)
 
     def _folder(self, path: str) -> Path:
         """Below the root, and so are the files in it, wherever links lead. Raises ApiError."""

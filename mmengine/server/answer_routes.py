@@ -107,6 +107,7 @@ class AnswerRoutes:
             settings.max_pixels,
             ignores,
             settings.max_schema_bytes,
+            self._processor.max_prompt_tokens,
         )
         kept = KeptResponses(keep.answers) if keep is not None else None
         self.calls = Calls(engine, settings.reattach_s, kept)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from mmengine.errors import in_one_line
 from mmengine.serve.batch_progress import RequestIndex
@@ -17,6 +18,7 @@ from mmengine.serve.options import MAX_ID_CHARS
 from mmengine.serve.request_lines import MAX_LINE_BYTES, custom_id_of
 from mmengine.server.keep.batches import LineError
 from mmengine.server.payloads import MIN_CHARS, cut_short
+from mmengine.server.values import MAX_VALUES, has_too_many_values
 
 MAX_ERRORS = 100  # of a batch that are told
 _FIELDS = ("custom_id", "method", "url", "body")
@@ -80,13 +82,35 @@ class _Body(msgspec.Struct):
 _decode_body = msgspec.json.Decoder(_Body).decode  # by one thread: two that are the first crash in it
 
 
+class _Fields(msgspec.Struct, forbid_unknown_fields=True):
+    """Those of _FIELDS, as they came."""
+
+    custom_id: msgspec.Raw | UnsetType = UNSET
+    method: msgspec.Raw | UnsetType = UNSET
+    url: msgspec.Raw | UnsetType = UNSET
+    body: msgspec.Raw | UnsetType = UNSET
+
+
 def _small(line: bytes) -> bytes:
-    """Without large media, over which a parser would keep the interpreter."""
-    return cut_short(line) if len(line) > MIN_CHARS else line
+    """Without large media, or where it has many values without those of its body, over all of which a parser
+    would keep the interpreter. Raises what is in _UNREADABLE."""
+    line = cut_short(line) if len(line) > MIN_CHARS else line
+    if not has_too_many_values(line):
+        return line
+    fields = msgspec.json.decode(line, type=_Fields)
+    if isinstance(fields.body, msgspec.Raw):
+        fields.body = msgspec.Raw(b"{}" if bytes(memoryview(fields.body)[:1]) == b"{" else b"null")
+    line = msgspec.json.encode(fields)
+    if has_too_many_values(line):
+        raise msgspec.DecodeError(f"more than {MAX_VALUES} values")
+    return line
 
 
 def _custom_id(line: bytes | None) -> str | None:
-    return custom_id_of(line and _small(line))
+    try:
+        return custom_id_of(line and _small(line))
+    except _UNREADABLE:
+        return None
 
 
 def _error(number: int, line: bytes | None, endpoint: str, seen: set[str]) -> LineError | None:
@@ -94,8 +118,8 @@ def _error(number: int, line: bytes | None, endpoint: str, seen: set[str]) -> Li
     if line is None:
         text = f"the line has more than {MAX_LINE_BYTES} bytes; send smaller images, or name them by file id"
         return LineError("line_too_long", text, number)
-    line = _small(line)
     try:
+        line = _small(line)
         fields = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
     except _UNREADABLE as error:
         return LineError(

@@ -1,5 +1,6 @@
 """/v1/batches: files of requests that are answered beside all else, and finished whatever happens."""
 
+import asyncio
 import re
 from collections.abc import Mapping
 from typing import Annotated
@@ -74,7 +75,7 @@ class BatchRoutes:
         place = owner, IDEMPOTENCY_KEY, key
         with self._admission.holding(owner) as held:
             data = b"".join(await self._admission.bodies.read(request.scope, request.receive, held))
-            body, digest = decoded(data, _decode), digest_of(request, data)
+            body, digest = await asyncio.to_thread(lambda: (decoded(data, _decode), digest_of(request, data)))
         if place in self._creating:
             raise in_use(place)
         batch = self._created(request, owner, key, digest)

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import Tokenizer
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.prompts import Prompt, check_token_ids
 from mmengine.server.asked import (
     Asked,
     Body,
@@ -16,9 +17,10 @@ from mmengine.server.asked import (
     item_options,
     sampling_of,
 )
-from mmengine.server.errors import ApiError, decoded
+from mmengine.server.errors import ApiError, api_error, decoded
 from mmengine.server.fields import COMPLETION, Fields
 from mmengine.server.settings import ServerSettings
+from mmengine.server.token_ids import NO_IDS, TokenIds, take_out
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 FIELDS = Fields(COMPLETION)
@@ -35,6 +37,8 @@ _decode = msgspec.json.Decoder(CompletionBody).decode
 
 
 class CompletionReader:
+    """`max_prompt_tokens`: of one prompt."""
+
     def __init__(
         self,
         defaults: Defaults,
@@ -43,15 +47,26 @@ class CompletionReader:
         max_pixels: int,
         ignore_unknown: bool,
         max_schema_bytes: int = ServerSettings().max_schema_bytes,
+        max_prompt_tokens: int = 2**24,
     ):
         self._defaults, self._max_prompts, self._max_schema_bytes = defaults, max_prompts, max_schema_bytes
         self._max_pixels, self._ignore_unknown = max_pixels, ignore_unknown
-        self._tokenizer = tokenizer
+        self._tokenizer, self._max_prompt_tokens = tokenizer, max_prompt_tokens
 
     def read(self, data: bytes, request_id: str) -> Asked:
         """A body of any size. `request_id`: unless the body has one. Raises ApiError."""
+        small, ids = take_out(data, b"prompt", may_nest=True)
+        body, dropped = self._decoded(small)
+        if ids.lists and body.prompt != ids.stands:  # they stood elsewhere
+            (body, dropped), ids = self._decoded(data), NO_IDS
+        return self._asked(body, ids, request_id, dropped)
+
+    def _decoded(self, data: bytes) -> tuple[CompletionBody, list[str]]:
+        """Also the names of fields that are ignored."""
         dropped = FIELDS.check(data, ignore_unknown=self._ignore_unknown)
-        body = decoded(data, _decode)
+        return decoded(data, _decode), dropped
+
+    def _asked(self, body: CompletionBody, ids: TokenIds, request_id: str, dropped: list[str]) -> Asked:
         form = form_of(body, self._max_schema_bytes)
         check_logprobs("logprobs", body.logprobs)
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
@@ -62,7 +77,7 @@ class CompletionReader:
         if body.echo and body.logprobs is not None:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=body.logprobs)
         options = item_options(body.mm_processor_kwargs, self._max_pixels)
-        prompts = [_prompt(given, options) for given in self._prompts(body.prompt)]
+        prompts = [self._prompt(given, options) for given in self._prompts(body.prompt, ids)]
         asked = asked_of("completion", body, prompts, sampling, form, request_id, dropped, FIELDS)
         return msgspec.structs.replace(
             asked,
@@ -75,23 +90,30 @@ class CompletionReader:
     def _text_of(self, prompt: Prompt) -> str:
         return prompt.text if prompt.text is not None else self._tokenizer.decode(prompt.token_ids or [])
 
-    def _prompts(self, given: str | Sequence[str | int | list[int]]) -> list[str | list[int]]:
+    def _prompts(
+        self, given: str | Sequence[str | int | list[int]], ids: TokenIds
+    ) -> Sequence[str | Sequence[int]]:
         if isinstance(given, str):
             return [given]
         tokens = [each for each in given if isinstance(each, int)]
-        if tokens:
+        if tokens and not ids.lists:
             if len(tokens) != len(given):
                 raise ApiError(400, "prompt mixes token ids with texts; send one kind", "prompt")
             return [tokens]
-        prompts = [each for each in given if not isinstance(each, int)]
+        texts = [each for each in given if not isinstance(each, int)]
+        prompts: Sequence[str | Sequence[int]] = ids.lists or texts
         if not 1 <= len(prompts) <= self._max_prompts:
             raise ApiError(
                 400, f"prompt holds {len(prompts)} prompts; 1 to {self._max_prompts} are taken", "prompt"
             )
         return prompts
 
-
-def _prompt(given: str | list[int], options: dict[str, object]) -> Prompt:
-    if isinstance(given, str):
-        return Prompt(text=given, media_options=options)
-    return Prompt(token_ids=given)
+    def _prompt(self, given: str | Sequence[int], options: dict[str, object]) -> Prompt:
+        """Raises ApiError."""
+        if isinstance(given, str):
+            return Prompt(text=given, media_options=options)
+        try:
+            check_token_ids(given, self._max_prompt_tokens, self._tokenizer.vocab_size)
+        except InvalidRequest as error:
+            raise api_error(error, FIELDS.names) from None
+        return Prompt(token_ids=given)

@@ -18,6 +18,7 @@ from mmengine.errors import (
     in_one_line,
 )
 from mmengine.processing.fetch.refusals import FetchRefused
+from mmengine.server.values import MAX_VALUES, has_too_many_values
 
 MAX_MESSAGE_CHARS = 2000  # of an error; the rest is cut
 _TYPES = {
@@ -205,6 +206,12 @@ def media_param(message: str) -> str | None:
 
 def decoded(data: _D, decode: Callable[[_D], _T]) -> _T:
     """A body, or a value of it that was left as it came, as `decode` of msgspec reads it. Raises ApiError."""
+    if isinstance(data, bytes) and has_too_many_values(data):
+        text = (
+            f"the body has more than {MAX_VALUES} values (commas, brackets and braces outside of texts), "
+            "more than messages and tools that are taken have together; send less at once"
+        )
+        raise ApiError(413, text, code="request_too_large")
     try:
         return decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:

@@ -24,6 +24,7 @@ from mmengine.server.media import FetchMetrics
 from mmengine.server.model_names import ModelNames
 from mmengine.server.openapi import document
 from mmengine.server.settings import ServerSettings
+from mmengine.server.token_ids import take_out
 from mmengine.server.token_requests import (
     DETOKENIZE_FIELDS,
     TOKENIZE_FIELDS,
@@ -107,14 +108,16 @@ class OtherRoutes:
             return await asyncio.to_thread(self._detokenized, b"".join(data))
 
     def _detokenized(self, data: bytes) -> Response:
-        dropped = DETOKENIZE_FIELDS.check(data, ignore_unknown=self._ignore_unknown)
-        body, tokenizer = decoded(data, decode_detokenize), self._processor.tokenizer
+        small, ids = take_out(data, b"tokens")
+        dropped = DETOKENIZE_FIELDS.check(small, ignore_unknown=self._ignore_unknown)
+        body, tokenizer = decoded(small, decode_detokenize), self._processor.tokenizer
         self._names.served(body.model)
-        if len(body.tokens) > MAX_DETOKENIZED:
+        tokens = ids.lists[0] if body.tokens == ids.stands and ids.lists else body.tokens
+        if len(tokens) > MAX_DETOKENIZED:
             raise ApiError(400, f"at most {MAX_DETOKENIZED} tokens are taken", "tokens")
-        if any(not 0 <= token < tokenizer.vocab_size for token in body.tokens):
+        if any(not 0 <= token < tokenizer.vocab_size for token in tokens):
             raise ApiError(400, f"tokens lie in 0 to {tokenizer.vocab_size - 1}", "tokens")
-        text = tokenizer.decode(body.tokens, skip_special_tokens=False)
+        text = tokenizer.decode(tokens, skip_special_tokens=False)
         return _json({"prompt": text}, headers=dropped_header(dropped))
 
     async def live(self, request: Request) -> ASGIApp:

@@ -68,7 +68,7 @@ def in_urls(body: bytes) -> Iterator[tuple[int, int]]:
     """Where base64 begins and ends that is the rest of a JSON string, behind the head of a data: URL."""
     at = 0
     for _ in range(_MAX_HEADS):
-        if (head := _find(body, _HEAD, at)) < 0:
+        if (head := find(body, _HEAD, at)) < 0:
             return
         start = head + len(_HEAD)
         begin = body.rfind(_BEGIN, max(at, head - _MAX_HEAD), head)
@@ -76,7 +76,7 @@ def in_urls(body: bytes) -> Iterator[tuple[int, int]]:
         at = start
         if begin < 0 or _is_escaped(body, begin) or any(each in kind for each in b'",\\'):
             continue
-        end = _find(body, _END, start)
+        end = find(body, _END, start)
         if end < 0:
             return
         at = end
@@ -88,13 +88,13 @@ def in_data_fields(body: bytes) -> Iterator[tuple[int, int]]:
     """Where the strings begin and end that are values of fields `data`."""
     at = 0
     for _ in range(_MAX_HEADS):
-        if (key := _find(body, _FIELD, at)) < 0:
+        if (key := find(body, _FIELD, at)) < 0:
             return
         at = key + len(_FIELD)
         value = _VALUE.match(body, at, at + _MAX_HEAD)
         if value is None or _is_escaped(body, key):
             continue
-        at = _find(body, _END, value.end())
+        at = find(body, _END, value.end())
         if at < 0:
             return
         if at - value.end() >= MIN_CHARS:
@@ -136,9 +136,11 @@ def _is_escaped(body: bytes, at: int) -> bool:
     return count % 2 == 1 or count == _MAX_HEAD
 
 
-def _find(body: bytes, what: bytes, at: int) -> int:
-    for start in range(at, len(body), _LOOKED_THROUGH):
-        found = body.find(what, start, start + _LOOKED_THROUGH + len(what) - 1)
+def find(body: bytes, what: bytes, at: int, end: int | None = None) -> int:
+    """Where it stands from `at` on, or -1; looked for piece by piece."""
+    end = len(body) if end is None else end
+    for start in range(at, end, _LOOKED_THROUGH):
+        found = body.find(what, start, min(end, start + _LOOKED_THROUGH + len(what) - 1))
         if found >= 0:
             return found
     return -1

@@ -26,9 +26,11 @@ from mmengine.server.responses.kept import KeptResponses
 from mmengine.server.responses.parts import REFERENCE
 from mmengine.server.responses.response import ID_PREFIX, ResponseObject
 from mmengine.server.token_texts import TokenTexts
+from mmengine.server.values import count_of_values
 
 MAX_CHAIN = 1000  # responses that one goes on with, the one before the other
 MAX_BEFORE_BYTES = 256 * 2**20  # of their items and media
+MAX_BEFORE_VALUES = 2**20  # of their input: commas, brackets and braces outside of texts
 MAX_LISTED = 100  # items of one page
 _LISTED = 20  # of a page for which no limit is asked
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
@@ -121,7 +123,7 @@ class ResponseRoutes:
         """What a response goes on with. `add`: told of its bytes as they come; it may refuse them. Raises
         ApiError where one of them is not there, or has no end yet."""
         chain: list[list[Json]] = []
-        num_bytes = 0
+        num_bytes = num_values = 0
         while response_id is not None:
             found = await self._find(owner, response_id.removeprefix(ID_PREFIX))
             if found is None:
@@ -137,6 +139,8 @@ class ResponseRoutes:
             num_bytes += more
             _check_room(len(chain) + 1, num_bytes)
             add(more)
+            num_values += await self._parsers.run(more, partial(count_of_values, bytes(given)))
+            _check_room(len(chain) + 1, num_bytes, num_values)
             chain.append(await self._parsers.run(more, partial(_items, given, body)))
             response_id = asked.previous_response_id
         items = [item for part in reversed(chain) for item in part]
@@ -240,11 +244,11 @@ def _none(request_id: str) -> ApiError:
     return ApiError(404, f"there is no response {ID_PREFIX}{request_id[:256]}", "response_id", "not_found")
 
 
-def _check_room(count: int, num_bytes: int) -> None:
-    if count > MAX_CHAIN or num_bytes > MAX_BEFORE_BYTES:
+def _check_room(count: int, num_bytes: int, num_values: int = 0) -> None:
+    if count > MAX_CHAIN or num_bytes > MAX_BEFORE_BYTES or num_values > MAX_BEFORE_VALUES:
         text = (
-            f"what stands before this response is more than {MAX_CHAIN} responses or "
-            f"{MAX_BEFORE_BYTES // 2**20} MiB; send what matters of it as input"
+            f"what stands before this response is more than {MAX_CHAIN} responses, "
+            f"{MAX_BEFORE_BYTES // 2**20} MiB or {MAX_BEFORE_VALUES} values; send what matters of it as input"
         )
         raise ApiError(400, text, "previous_response_id")
 

@@ -12,7 +12,9 @@ import pytest
 from mmengine.errors import QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
+from mmengine.server import values
 from mmengine.server.auth import ApiKeys
+from mmengine.server.batch_lines import checked
 from mmengine.server.bodies import Bodies
 from mmengine.server.drain_rate import LONGEST_S, MEASURED, DrainRate
 from mmengine.server.shares import Shares
@@ -118,6 +120,49 @@ def test_a_form_has_a_limit(path, form):
         assert error["message"] == f"{name} has more than 200 bytes (max_schema_bytes); send a smaller schema"
         small = {"structured_outputs": {"regex": "x" * 190}}
         assert server.call(path, {**asked, **small, "max_tokens": 2})[0] == 200
+
+
+MANY = b"[" + b"[]," * values.MAX_VALUES + b"[]]"
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/chat/completions", b"messages"),
+        ("/v1/chat/completions", b"tools"),
+        ("/v1/completions", b"prompt"),
+        ("/v1/responses", b"input"),
+        ("/v1/messages", b"messages"),
+        ("/v1/messages/count_tokens", b"messages"),
+        ("/v1/sessions", b"anchor"),
+        ("/tokenize", b"messages"),
+        ("/detokenize", b"tokens"),
+    ],
+)
+def test_a_body_of_many_values_is_refused_before_it_becomes_objects(server, path, field):
+    status, _, answer = server.call(path, b'{"%b":%b}' % (field, MANY))
+    assert status == 413, answer
+    assert answer["error"]["message"].startswith(f"the body has more than {values.MAX_VALUES} values")
+
+
+def test_a_batch_reads_no_line_of_many_values(tmp_path):
+    ids = b"[[%b],[%b]]" % ((b",".join([b"5"] * 2**17),) * 2)
+    bodies = {
+        b"a": b'{"prompt":"a","max_tokens":1}',
+        b"b": b'{"prompt":%b}' % MANY,
+        b"c": b'{"prompt":%b}' % ids,
+    }
+    row = b'{"custom_id":"%b","method":"POST","url":"/v1/completions","body":%b}'
+    path = tmp_path / "lines"
+    path.write_bytes(b"\n".join(row % each for each in bodies.items()))
+    found = checked(path, "/v1/completions", 10)
+    assert found.requests.custom_ids == ["a", "b", "c"] and not found.errors
+    with path.open("ab") as file:
+        file.write(b'\n{"custom_id":%b}\n' % MANY + row % (b"e", MANY))
+    assert [(each.line, each.code) for each in checked(path, "/v1/completions", 10).errors] == [
+        (4, "invalid_json_line"),
+        (5, "invalid_body"),
+    ]
 
 
 def test_each_key_is_compared_in_constant_time_whichever_is_given(key_file, monkeypatch):

@@ -4,6 +4,8 @@ import asyncio
 import base64
 import json
 import os
+import random
+import re
 import threading
 
 import pytest
@@ -15,16 +17,17 @@ from mmengine.serve.answers import RequestOutput
 from mmengine.serve.options import Options
 from mmengine.serve.prompts import Prompt
 from mmengine.serve.texts import AnswerTexts
-from mmengine.server import chat_request, other_routes, parsers, payloads, token_texts
+from mmengine.server import chat_request, other_routes, parsers, payloads, token_ids, token_texts, values
 from mmengine.server.answering import Answering
-from mmengine.server.asked import Asked, Envelope
+from mmengine.server.asked import Asked, Defaults, Envelope
 from mmengine.server.completion_request import CompletionReader
-from mmengine.server.errors import api_error
+from mmengine.server.errors import ApiError, api_error, decoded
 from mmengine.server.frames import ChatFrames
 from mmengine.server.payloads import take_out
 from tests.serve.serve_fakes import EchoProcessor
-from tests.server.running import served
+from tests.server.running import LONG_CONTEXT, served
 
+DEFAULTS = Defaults({}, "none")
 LONG = "word " * parsers.SMALL_BODY
 RAW = os.urandom(3 * payloads.MIN_CHARS)
 URL = "data:image/png;base64," + base64.b64encode(RAW).decode()
@@ -43,7 +46,7 @@ def test_what_takes_long_runs_beside_the_event_loop(monkeypatch):
         monkeypatch.setattr(owner, name, noted)
 
     watch(token_texts.TokenTexts, "__init__", "vocabulary")
-    with served() as one:
+    with served(config=LONG_CONTEXT) as one:
         assert len(found.pop("vocabulary")) == 1  # before it listens, and once
         watch(chat_request.ChatReader, "read", "read")
         watch(payloads, "take_out", "payloads")
@@ -55,8 +58,8 @@ def test_what_takes_long_runs_beside_the_event_loop(monkeypatch):
         assert one.chat("a", logprobs=True, top_logprobs=2)[0] == 200
         assert found.pop("read") == [one._thread]
         assert one.chat(LONG)[2]["error"]["code"] == "context_length_exceeded"
-        prompt = [5] * parsers.SMALL_BODY
-        assert one.call("/v1/completions", {"prompt": prompt, "echo": True})[0] == 400
+        prompt = [100] * (parsers.SMALL_BODY // 4)
+        assert one.call("/v1/completions", {"prompt": prompt, "echo": True, "max_tokens": 1})[0] == 200
         assert one.call("/openapi.json")[0] == 200
     assert found.keys() == {"read", "payloads", "openapi", "whole", "echo"}
     assert not any(one._thread in each for each in found.values()), found
@@ -117,6 +120,75 @@ def test_a_text_that_looks_like_media_stays_a_text():
         assert text["text"] == URL and picture["image_url"]["url"] == URL
         asked = reader.read(body(image(URL)), "a")
         assert asked.prompts[0].messages[0]["content"][0]["image_url"]["url"] == RAW
+
+
+def signs_outside(text):
+    return sum(map(re.sub(r'"(?:[^"\\]|\\.)*"', "", text).count, ",[{"))
+
+
+@pytest.mark.parametrize("piece", [2, 3, 64])
+def test_values_are_counted_outside_of_texts(piece, monkeypatch):
+    monkeypatch.setattr(values, "_PIECE", piece)
+    chosen = random.Random(piece)
+    for _ in range(200):
+        texts = ["".join(chosen.choices('a"\\,[{\n', k=chosen.randrange(9))) for _ in range(4)]
+        text = json.dumps([{texts[0]: texts[1:]}, 1, []])
+        assert values.count_of_values(text.encode()) == signs_outside(text), text
+
+
+@pytest.mark.parametrize("signs", [b"[],", b'{"a":0},', b"1,", b'"a",'])
+def test_a_body_of_many_values_is_never_parsed(signs):
+    num_signs = sum(map(signs.count, (b",", b"[", b"{")))
+    most = b"[" + signs * (values.MAX_VALUES // num_signs - 1) + b"0]"
+    assert not values.has_too_many_values(most)
+    assert values.has_too_many_values(most.replace(b"0]", signs + b"0]"))
+
+    def parse(data):
+        raise AssertionError("it was parsed")
+
+    with pytest.raises(ApiError) as found:
+        decoded(most * 2, parse)
+    assert found.value.status == 413 and found.value.body.code == "request_too_large"
+    assert decoded(b'"' + b",[{" * values.MAX_VALUES + b'"', len), "a text is one value"
+
+
+@pytest.mark.parametrize("piece", [2, 3, 5, token_ids.MIN_BYTES])
+def test_token_ids_are_taken_out_of_a_body(piece, monkeypatch):
+    monkeypatch.setattr(token_ids, "_PIECE", piece)
+    monkeypatch.setattr(token_ids, "MIN_BYTES", 1)
+
+    def taken(given):
+        whole = f'{{"a": "\\"prompt\\":[7]", "prompt" : {given}, "n": 1}}'
+        small, ids = token_ids.take_out(whole.encode(), b"prompt", may_nest=True)
+        assert not ids.lists or json.loads(small) == {**json.loads(whole), "prompt": ids.stands}
+        return [list(each) for each in ids.lists]
+
+    assert taken("[ 1,22 ,\n333]") == [[1, 22, 333]]
+    assert taken("[[1], [ ] ,[22,3] ]") == [[1], [], [22, 3]]
+    assert taken(f"[{2**31 - 1},-5,{2**31},{10**18}]") == [[2**31 - 1, -5, -1, -1]], "no token either"
+    for other in ("[1,,2]", "[1,2,]", "[,1]", "[[1],]", "[[1]2]", "[1,[2]]", "[[[1]]]", "[[1][2]]", "[01]"):
+        assert not taken(other), other
+    for other in ("[1.5]", '["a"]', "[1]]", '"a"', "[1, null]"):
+        assert not taken(other), other
+
+
+def test_prompts_of_more_ids_than_a_body_may_have_values_are_taken():
+    reader = CompletionReader(DEFAULTS, EchoProcessor.tokenizer, 4, 10**6, False, max_prompt_tokens=2**18)
+    ids = [each % 250 for each in range(2**18)]
+
+    def prompts(given, **fields):
+        found = reader.read(json.dumps({"prompt": given, **fields}).encode(), "r").prompts
+        return [list(prompt.token_ids) for prompt in found]
+
+    assert prompts(ids) == [ids] and prompts([ids, [1], ids]) == [ids, [1], ids]
+    wrongs = [([*ids, 1], 400), ([*ids[1:], 10**18], 400), ([ids] * 5, 400), ([*ids, "a"], 413)]
+    for wrong, status in wrongs:
+        with pytest.raises(ApiError) as found:
+            prompts(wrong)
+        assert found.value.status == status
+    with pytest.raises(ApiError) as found:
+        prompts("a", mm_processor_kwargs={"prompt": ids})
+    assert found.value.status == 413, "only a prompt is read apart"
 
 
 def filled(sampling):
