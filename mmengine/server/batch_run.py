@@ -16,7 +16,7 @@ from mmengine.server.batch_room import Room
 from mmengine.server.errors import ApiError
 from mmengine.server.keep.batches import Batch, LineError
 from mmengine.server.keep.everything import Keep
-from mmengine.server.line_answers import Answered, LineAnswers
+from mmengine.server.line_answers import Answered, LineAnswers, failed
 
 DISK_AGAIN_S = 5.0  # after which a disk that was full is asked again
 MAX_PAUSE_S = 30.0  # between two tries of a request that found no place
@@ -212,6 +212,9 @@ class BatchRun:
                     operator_log.info("a line of a batch waits", id=name, reason=str(error))
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, MAX_PAUSE_S)
+                except Exception as error:  # a bug, which is no reason to keep the other lines waiting
+                    answered = failed(name, error)
+                    break
         finally:
             held.release()
         is_good = answered.status == 200

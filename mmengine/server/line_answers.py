@@ -9,13 +9,15 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from mmengine.errors import MMEngineError, in_one_line
+from mmengine.serve.operators import operator_log
 from mmengine.serve.port import ServedEngine
 from mmengine.serve.stream import Stream
 from mmengine.server.answering import Answering
 from mmengine.server.asked import Asked, Envelope
 from mmengine.server.asking import ask, log_id
 from mmengine.server.batch_room import Room
-from mmengine.server.errors import ApiError
+from mmengine.server.errors import ApiError, api_error
 from mmengine.server.frames import Frames
 from mmengine.server.rows_left import RowsLeft, let_go
 from mmengine.server.uploaded import UploadedImages
@@ -87,6 +89,8 @@ class LineAnswers:
             told = self._reader.told(error, asked)
             for stream in streams:
                 stream.cancel()
+            if not isinstance(error, (ApiError, MMEngineError)):
+                return failed(asked.request_id, error, streams)
             if isinstance(told, ApiError) and told.status not in AGAIN:
                 return _refused(told, streams)
             _delivered(streams)
@@ -115,6 +119,12 @@ class LineAnswers:
         await self._reader.uploads.fill(asked)
         asked = msgspec.structs.replace(asked, priority=max(asked.priority, self._priority))
         return asked, ask(self._engine, asked, hold=True)
+
+
+def failed(name: str, error: Exception, streams: Sequence[Stream] = ()) -> Answered:
+    """Of a request that nobody knew how to read or to answer. `name`: of it."""
+    operator_log.error("a line of a batch failed", id=name, reason=in_one_line(error))
+    return _refused(api_error(error), streams)
 
 
 def _refused(error: ApiError, streams: Sequence[Stream] = ()) -> Answered:

@@ -147,6 +147,13 @@ def test_echo_of_the_prompt_alone_needs_echo(server):
     assert body["usage"]["completion_tokens"] == 0
 
 
+@pytest.mark.parametrize("echo", [True, False])
+@pytest.mark.parametrize("prompt", [[10**18], [-5], [[1], [10**6]], [10**30], [2**31, 1]])
+def test_what_is_no_token_is_told_before_it_is_decoded(server, prompt, echo):
+    status, _, body = server.call("/v1/completions", {"prompt": prompt, "echo": echo})
+    assert (status, body["error"]["param"][:6]) == (400, "prompt"), body
+
+
 def chat(server, content, **fields):
     asked = {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 24, **fields}
     return server.call("/v1/chat/completions", asked)
