@@ -131,9 +131,17 @@ class BatchRoutes:
         )
 
     async def listed(self, request: Request) -> ASGIApp:
-        found = self._keep.batches.listed(request.scope[OWNER])
+        owner, batches = request.scope[OWNER], self._keep.batches
         return _json(
-            page(request, found, lambda it: it.batch_id, shown_batch, most=MAX_PAGE, by_itself=_SHOWN)
+            page(
+                request,
+                batches.listed(owner),
+                lambda it: it.batch_id,
+                shown_batch,
+                most=MAX_PAGE,
+                by_itself=_SHOWN,
+                place_of=lambda name: batches.places.of(name, owner),
+            )
         )
 
     async def get(self, request: Request) -> ASGIApp:

@@ -99,7 +99,15 @@ class FileRoutes:
         def made() -> bytes:
             found = [file for file in self._files.listed(owner) if purpose in (None, "", file.purpose)]
             return msgspec.json.encode(
-                page(request, found, lambda it: it.file_id, shown_file, most=MAX_SHOWN, by_itself=_SHOWN)
+                page(
+                    request,
+                    found,
+                    lambda it: it.file_id,
+                    shown_file,
+                    most=MAX_SHOWN,
+                    by_itself=_SHOWN,
+                    place_of=lambda name: self._files.places.of(name, owner),
+                )
             )
 
         return Response(await asyncio.to_thread(made), media_type="application/json")

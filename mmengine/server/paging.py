@@ -20,9 +20,11 @@ def page(
     *,
     most: int,
     by_itself: int,
+    place_of: Callable[[str], int | None] | None = None,
 ) -> Json:
     """One page of items, which come the oldest first; `most` of one page, and how many where no limit is
-    given. Raises ApiError."""
+    given. `place_of`: a number by an id, larger for later ones, also of items that are gone. Raises
+    ApiError."""
     asked = request.query_params
     limit = asked.get("limit") or str(by_itself)
     if not (limit.isascii() and limit.isdigit() and len(limit) < 9 and 1 <= int(limit) <= most):
@@ -30,20 +32,25 @@ def page(
     order = asked.get("order") or "desc"
     if order not in ("asc", "desc"):
         raise ApiError(400, f"order must be asc or desc, not {shown(order)}", "order")
-    ids = [id_of(item) for item in items]
-    if order == "desc":
-        items, ids = items[::-1], ids[::-1]
-    begin = 0
+    if place_of is None:
+        place_of = {id_of(item): place for place, item in enumerate(items)}.get
     if after := asked.get("after"):
-        if after not in ids:
+        begin = place_of(after)
+        if begin is None:
             raise ApiError(400, f"after, {shown(after)}, names nothing that is in this list", "after")
-        begin = ids.index(after) + 1
-    end = begin + int(limit)
-    found = items[begin:end]
+        places = [place_of(id_of(item)) or 0 for item in items]
+        items = [
+            item
+            for item, place in zip(items, places, strict=True)
+            if (place < begin if order == "desc" else place > begin)
+        ]
+    if order == "desc":
+        items = items[::-1]
+    found = items[: int(limit)]
     return {
         "object": "list",
         "data": [told(item) for item in found],
         "first_id": id_of(found[0]) if found else None,
         "last_id": id_of(found[-1]) if found else None,
-        "has_more": end < len(items),
+        "has_more": len(found) < len(items),
     }

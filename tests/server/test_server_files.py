@@ -10,9 +10,9 @@ import openai
 import pytest
 
 from mmengine.core.resume import Resume
-from mmengine.server.keep import files
+from mmengine.server.keep import batches, files, places
 from mmengine.server.keep.files import PART
-from tests.server.batching import Failing, batching, client_of
+from tests.server.batching import Failing, batching, begun, client_of, ended, line
 from tests.server.running import wait_for
 
 BOUNDARY = "xyz"
@@ -78,6 +78,34 @@ def test_lists_turn_their_pages(tmp_path):
         for wrong in ("limit=0", "limit=10001", "limit=a", "order=up", "after=file-none"):
             assert server.call(f"/v1/files?{wrong}")[0] == 400
             assert server.call(f"/v1/batches?{wrong}")[0] == 400
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_a_page_begins_behind_what_was_deleted_meanwhile(tmp_path, monkeypatch, order):
+    (tmp_path / "keys").write_text("one\nother\n")
+    monkeypatch.setattr(places, "MAX_GONE", 3)
+    with batching(tmp_path / "log", key="one", key_file=tmp_path / "keys") as (server, client):
+        ids = [client.files.create(file=("a", b"{}"), purpose="vision").id for _ in range(6)]
+        ids = ids if order == "asc" else ids[::-1]
+        for name in ids[1:4]:
+            client.files.delete(name)
+        for after, left in ((0, [4, 5]), (1, [4, 5]), (3, [4, 5]), (4, [5]), (5, [])):
+            page = client.files.list(after=ids[after], order=order)
+            assert [each.id for each in page.data] == [ids[place] for place in left]
+        client.files.delete(ids[4])
+        asked = {"authorization": "Bearer one"}
+        assert server.call(f"/v1/files?after={ids[4]}", headers=asked)[0] == 200
+        assert server.call(f"/v1/files?after={ids[1]}", headers=asked)[0] == 400, "too long ago"
+        assert server.call(f"/v1/files?after={ids[4]}", headers={"authorization": "Bearer other"})[0] == 400
+
+
+def test_a_page_of_batches_begins_behind_one_that_is_gone(tmp_path, monkeypatch):
+    with batching(tmp_path / "log") as (_, client):
+        first = ended(client, begun(client, [line("a", max_tokens=1)]))
+        monkeypatch.setattr(batches, "MAX_BATCHES", 1)
+        second = begun(client, [line("a", max_tokens=1)])
+        assert [each.id for each in client.batches.list()] == [second.id]
+        assert not client.batches.list(after=first.id).data
 
 
 def test_wrong_uploads_are_told_and_leave_nothing(tmp_path):

@@ -11,6 +11,7 @@ import msgspec
 from mmengine.errors import QueueFull
 from mmengine.server.keep.database import Database
 from mmengine.server.keep.files import Files, StoredFile, insert
+from mmengine.server.keep.places import Places
 
 MAX_BATCHES = 10_000  # of all owners; of those that ended the oldest go
 MAX_LIVE_BATCHES = 200
@@ -73,6 +74,7 @@ class Batches:
         self._database = database
         self._batches: dict[str, Batch] = {}  # in the order they came
         self._live: dict[str, Batch] = {}  # those of them that are; they are looked for twice a second
+        self.places = Places()
         self._num_coming = 0  # that are written, and not among them yet
         rows = database.now(lambda it: it.execute("SELECT state FROM batches ORDER BY number").fetchall())
         for (state,) in rows:
@@ -80,6 +82,7 @@ class Batches:
 
     def _put(self, batch: Batch) -> None:
         self._batches[batch.batch_id] = batch
+        self.places.add(batch.batch_id, batch.owner)
         if batch.is_live:
             self._live[batch.batch_id] = batch
         else:
@@ -136,7 +139,8 @@ class Batches:
         finally:
             self._num_coming -= 1
         for name in gone:
-            self._batches.pop(name, None)
+            if self._batches.pop(name, None) is not None:
+                self.places.remove(name)
         self._put(batch)
 
     async def save(self, batch: Batch) -> None:

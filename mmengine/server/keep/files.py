@@ -22,6 +22,7 @@ import msgspec
 from mmengine.errors import ConfigError, InvalidRequest, KeepFailed, QueueFull
 from mmengine.events.files import open_file, sync_data, sync_folder
 from mmengine.server.keep.database import Database
+from mmengine.server.keep.places import Places
 
 MAX_FILES = 20_000  # of all owners, those that batches write included
 MAX_SHOWN = 10_000  # of one list
@@ -63,6 +64,7 @@ class Files:
         self.folder = database.folder / "files"
         self._files: dict[str, StoredFile] = {}  # in the order they came
         self._owners: dict[str, dict[str, StoredFile]] = {}
+        self.places = Places()
         self._lock = threading.Lock()  # guards the next
         self._taken: Counter[str] = Counter()  # bytes by owner, those of uploads included
         self.threads = ThreadPoolExecutor(2, "mmengine-files")
@@ -80,6 +82,7 @@ class Files:
         with self._lock:
             self._taken[file.owner] += file.num_bytes
         self._files[file.file_id] = file
+        self.places.add(file.file_id, file.owner)
         self._owners.setdefault(file.owner, {})[file.file_id] = file
 
     def get(self, file_id: str, owner: str) -> StoredFile | None:
@@ -152,6 +155,7 @@ class Files:
         await self._database.write(lambda connection: _delete(connection, file_id))
         if self._files.pop(file_id, None) is None:
             return False  # somebody else was faster
+        self.places.remove(file_id)
         self._owners[owner].pop(file_id)
         with self._lock:
             self._taken[owner] -= file.num_bytes
