@@ -36,7 +36,7 @@ from mmengine.server.parsers import Parsers
 from mmengine.server.response_routes import ResponseRoutes
 from mmengine.server.responses.frames import ResponsesFrames
 from mmengine.server.responses.kept import KeptResponses
-from mmengine.server.responses.reading import GoingOn, ResponsesReader, previous_of
+from mmengine.server.responses.reading import IN_BATCH, GoingOn, ResponsesReader, previous_of
 from mmengine.server.settings import ServerSettings
 from mmengine.server.sse import EventStream, unless_gone
 from mmengine.server.token_texts import TokenTexts
@@ -114,6 +114,8 @@ class AnswerRoutes:
         self._responses_reader = ResponsesReader(
             self.reader, ignore_unknown=ignores, is_kept=kept is not None
         )
+        responses_of_lines = ResponsesReader(self.reader, ignore_unknown=ignores, unkept=IN_BATCH)
+        self._line_readers: tuple[Reader, ...] = self.reader, self._completion_reader, responses_of_lines
         self.messages_reader = MessagesReader(
             self.reader, ignore_unknown=ignores, can_end_reasoning=engine.can_end_reasoning
         )
@@ -164,8 +166,8 @@ class AnswerRoutes:
     def read_line(self, endpoint: str, data: bytes, name: str, owner: str) -> Asked:
         """What a line of a batch asks, of one of LINE_ENDPOINTS. `name`: of the request. On any thread.
         Raises ApiError."""
-        readers: tuple[Reader, ...] = (self.reader, self._completion_reader, self._responses_reader)
-        asked = self.named(readers[LINE_ENDPOINTS.index(endpoint)].read(data, name), owner)
+        reader = self._line_readers[LINE_ENDPOINTS.index(endpoint)]
+        asked = self.named(reader.read(data, name), owner)
         if asked.stream:
             raise ApiError(400, "stream is not taken in a batch; leave it out", "stream")
         if asked.request_id != name:

@@ -15,7 +15,7 @@ from tests.house.doc_blocks import blocks
 from tests.pictures import data_url, scene
 from tests.server.batching import CHAT, batching, begun, client_of, ended, line, lines_in
 from tests.server.responses_answers import check_response
-from tests.server.running import COMPLETIONS, LONG_CONTEXT, Lasting, served, wait_for
+from tests.server.running import LONG_CONTEXT, Lasting, served, wait_for
 
 
 def test_a_batch_from_its_file_to_its_answers(tmp_path):
@@ -86,36 +86,6 @@ def test_what_is_wrong_with_a_request_stands_in_the_error_file(tmp_path):
             f'mmengine_kept_bytes{{what="files"}} {float(kept)}',
         ):
             assert line_of in told
-
-
-def test_a_line_that_nobody_knows_how_to_answer_costs_that_line_alone(tmp_path, monkeypatch, caplog):
-    def asked(custom_id, prompt, **fields):
-        body = {"prompt": prompt, "max_tokens": 2, **fields}
-        found = {"custom_id": custom_id, "method": "POST", "url": COMPLETIONS, "body": body}
-        return json.dumps(found).encode()
-
-    def failing(old, when):
-        def called(*args):
-            if when in repr(args):
-                raise ValueError("nobody thought of it")
-            return old(*args)
-
-        return called
-
-    with batching(tmp_path / "log") as (server, client):
-        reader = server.app._runner._answers._reader
-        monkeypatch.setattr(reader, "read_line", failing(reader.read_line, "unreadable"))
-        monkeypatch.setattr(reader, "frames_of", failing(reader.frames_of, "-5'"))
-        lines = [asked("huge", [10**18], echo=True), asked("negative", [-5], echo=True), asked("good", "a")]
-        lines += [asked("read", "unreadable"), asked("answer", "a")]  # the request of line 5
-        found = ended(client, begun(client, lines, COMPLETIONS))
-        assert found.status == "completed" and found.request_counts.completed == 1
-        errors = {each["custom_id"]: each["response"] for each in lines_in(client, found.error_file_id)}
-        statuses = {name: each["status_code"] for name, each in errors.items()}
-        assert statuses == {"huge": 400, "negative": 400, "read": 500, "answer": 500}
-        assert {errors[name]["body"]["error"]["param"] for name in ("huge", "negative")} == {"prompt"}
-        assert not server.engine._open and not server.engine.left()
-    assert caplog.text.count("nobody thought of it") == 2
 
 
 def test_a_file_whose_lines_are_wrong_fails_with_all_that_is(tmp_path):

@@ -18,6 +18,8 @@ from mmengine.server.responses.wording import WORDS, upload_place
 from mmengine.server.responses_asked import ANY_TOOL, NO_REASONING, NOTHING, ResponsesAsked, told
 from mmengine.server.wording import Place, Wording
 
+NO_LOG = "needs a log, beside which the server keeps the response; start it with --log"
+IN_BATCH = "is not taken in a batch, whose files alone hold the response; leave it out"
 _INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
 
 
@@ -38,10 +40,14 @@ def _none_kept(name: str) -> bytes | None:
 
 
 class ResponsesReader:
-    """`chat`: what reads all that responses share with it. `is_kept`: whether the server keeps responses."""
+    """`chat`: what reads all that responses share with it. `is_kept`: whether the server keeps responses.
+    `unkept`: what is said of fields that ask for that where it does not."""
 
-    def __init__(self, chat: ChatReader, *, ignore_unknown: bool, is_kept: bool = False):
+    def __init__(
+        self, chat: ChatReader, *, ignore_unknown: bool, is_kept: bool = False, unkept: str = NO_LOG
+    ):
         self._chat, self._ignore_unknown, self._is_kept = chat, ignore_unknown, is_kept
+        self._unkept = unkept
 
     def read(
         self,
@@ -95,8 +101,7 @@ class ResponsesReader:
             raise ApiError(400, "background needs store, which is true where it is left out", "store")
         for field in ("background", "store"):
             if getattr(body, field) and not self._is_kept:
-                text = f"{field} needs a log, beside which the server keeps the response; start it with --log"
-                raise ApiError(400, text, field, "unsupported_parameter")
+                raise ApiError(400, f"{field} {self._unkept}", field, "unsupported_parameter")
         name = body.previous_response_id
         if name is not None and not before:
             text = f"there is no response {shown(name)} to go on with; send its items as input"
