@@ -5,8 +5,11 @@ import json
 
 import pytest
 
+from mmengine.serve.chat import WholeChoice
+from mmengine.server.asked import Envelope
 from mmengine.server.messages.body import CountBody
 from mmengine.server.messages.conversation import Conversation
+from mmengine.server.messages.frames import MessagesFrames
 from mmengine.server.messages.table import BLOCKS
 from mmengine.server.payloads import NO_PAYLOADS, in_data_fields, take_out
 from mmengine.server.wording import Place
@@ -103,6 +106,27 @@ def test_a_stream_adds_up_to_the_whole_message(echo, text, fields, kinds, reason
 def test_a_call_that_is_cut_is_a_call_without_its_input(echo):
     whole = echo.call(MESSAGES, asked(CALLS, tools=TOOLS, max_tokens=60))[2]
     assert whole["stop_reason"] == "max_tokens" and whole["content"][0]["input"] == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kept"),
+    [
+        ('{"x": 1}', '{"x":1}'),
+        ('{"x": "\\ud83d"}', '{"x": "\\ud83d"}'),
+        ('{"n": [1e999, -1e400]}', '{"n": [1e999, -1e400]}'),
+        ('{"n": %s}' % ("9" * 5000), '{"n": %s}' % ("9" * 5000)),
+        ('{"x": "\\ud83d', "{}"),
+        ('{"n": 1e999, "x": NaN}', "{}"),
+        ('["\\ud83d"]', "{}"),
+        ('{"x": %s}' % ("[" * 5000 + "]" * 5000), "{}"),
+    ],
+)
+def test_the_input_of_a_call_is_what_the_model_wrote(arguments, kept):
+    choice = WholeChoice(0, names=["f"], arguments=[[arguments]], finish_reason="stop")
+    usage = {"prompt_tokens": 1, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}}
+    usage["completion_tokens_details"] = {"reasoning_tokens": 0}
+    whole = MessagesFrames("a", Envelope("messages", 0, "echo")).whole([choice], usage)
+    assert f'"input":{kept}}}'.encode() in whole
 
 
 def test_turns_become_messages_of_chat():

@@ -2,6 +2,7 @@
 request's id and its envelope, so a stream can be told again, byte for byte."""
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -146,12 +147,27 @@ def _stop(finish_reason: str, stop_reason: str | int | None, *, calls: bool) -> 
     return "tool_use" if calls else "end_turn", None
 
 
-def _meant(arguments: str) -> Json:
-    """The object of a call's arguments; an empty one where the answer was cut in them."""
+def _meant(arguments: str) -> Json | msgspec.Raw:
+    """The object of a call's arguments: as the model wrote it where it has what JSON may say and nobody here
+    can hold (half of a surrogate pair, 1e999). An empty one where the answer was cut in them, or they are
+    nested deeper than clients read."""
     try:
         return _decode_object(arguments)
-    except msgspec.MsgspecError:
-        return {}
+    except (msgspec.MsgspecError, RecursionError):
+        return msgspec.Raw(arguments.encode()) if _is_object(arguments) else {}
+
+
+def _is_object(text: str) -> bool:
+    """Whether it is the JSON text of an object."""
+    try:  # numbers stay texts: Python reads no integer of thousands of digits
+        return isinstance(json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _refuse(name: str) -> object:
+    """Python takes NaN and Infinity, which are no JSON."""
+    raise ValueError(name)
 
 
 def _usage(num_prompt: int, num_cached: int, num_output: int) -> Json:
