@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -27,7 +28,8 @@ _R = TypeVar("_R")
 
 class Means(NamedTuple):
     """What all batches share. `bodies`: room for bytes of lines that the engine does not have yet.
-    `may_begin`: whether requests may still be asked. `answered`: see BatchRunner."""
+    `may_begin`: whether requests may still be asked. `answered`: see BatchRunner. `turning`: a lock of each
+    batch, under which it gets another status."""
 
     keep: Keep
     answers: LineAnswers
@@ -35,6 +37,7 @@ class Means(NamedTuple):
     max_lines: int
     may_begin: Callable[[], bool]
     answered: Callable[[bool], None]
+    turning: "WeakValueDictionary[str, asyncio.Lock]"
 
 
 class BatchRun:
@@ -43,7 +46,7 @@ class BatchRun:
 
     def __init__(self, batch_id: str, means: Means):
         self.batch_id, self._means = batch_id, means
-        self._keep, self._turning = means.keep, asyncio.Lock()
+        self._keep, self._turning = means.keep, means.turning.setdefault(batch_id, asyncio.Lock())
         self._stopped = ""  # the status that it ends with before all is answered
         self._asking: asyncio.Task[None] | None = None
         self._ready: list[tuple[Answer, Answered]] = []  # to be written
@@ -69,21 +72,22 @@ class BatchRun:
         self._stop("cancelled")
 
     def look(self) -> None:
-        """Its time may be over."""
+        """It may have been cancelled while it began, or its time be over."""
         batch = self.batch
-        is_open = batch.status in ("validating", "in_progress") and not self._stopped
-        if is_open and self._keep.clock() >= batch.expires_at:
+        if self._stopped:
+            return
+        if batch.status == "cancelling":
+            self._stop("cancelled")
+        elif batch.status in ("validating", "in_progress") and self._keep.clock() >= batch.expires_at:
             self._stop("expired")
 
     def _stop(self, status: str) -> None:
-        self._stopped = status
-        if self._asking is not None:
+        if self._asking is not None and not self._stopped:  # it may clean up already
             self._asking.cancel()
+        self._stopped = status
 
     async def run(self) -> None:
         """Raises KeepFailed, OSError; it may be run again then."""
-        if self.batch.status == "cancelling":
-            self._stopped = "cancelled"
         self.look()
         try:
             requests = await self._validated()
@@ -150,6 +154,7 @@ class BatchRun:
         now = keep.clock()
         written = await self._disk(lambda: out.finish(int(now)))
         async with self._turning:
+            self.look()
             kinds = {file.file_id == self.batch.file_id(OUTPUT): file.file_id for file in written}
             batch = msgspec.structs.replace(
                 self.batch.turned(self._stopped or "completed", now),

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
+from weakref import WeakValueDictionary
 
 from mmengine.errors import in_one_line
 from mmengine.serve.operators import operator_log
@@ -48,6 +49,7 @@ class BatchRunner:
             settings.max_batch_lines,
             lambda: not admission.is_draining,
             answered,
+            WeakValueDictionary(),
         )
         self._runs: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
         self._not_before: dict[str, float] = {}  # monotonic, of those that the disk stopped

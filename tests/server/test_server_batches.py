@@ -1,5 +1,6 @@
 """/v1/files and /v1/batches, with OpenAI's own client."""
 
+import asyncio
 import json
 import time
 
@@ -270,6 +271,27 @@ def test_cancelled_it_ends_with_what_is_there(tmp_path):
         whole = ended(client, begun(client, [line("a")]))
         with pytest.raises(openai.ConflictError, match="completed"):
             client.batches.cancel(whole.id)
+
+
+def test_cancelled_while_it_begins_it_ends_all_the_same(tmp_path, monkeypatch):
+    options = {"executor_class": Lasting, "config": LONG_CONTEXT}
+    with batching(tmp_path / "log", **options) as (server, client):
+        runner, batches = server.app._runner, server.keep.batches
+        begin, save = runner._begin, batches.save
+
+        async def saved(batch):
+            if batch.status == "cancelling":  # while this is written
+                monkeypatch.setattr(runner, "_begin", begin)
+                runner._woken.set()
+                await asyncio.sleep(0.3)
+            await save(batch)
+
+        monkeypatch.setattr(runner, "_begin", lambda: None)
+        monkeypatch.setattr(batches, "save", saved)
+        batch = begun(client, [line("long", "a" * 60)])
+        assert client.batches.cancel(batch.id).status == "cancelling"
+        found = ended(client, batch, seconds=3)
+        assert found.status == "cancelled" and not found.in_progress_at
 
 
 def test_what_its_time_was_too_short_for_is_told(tmp_path):
