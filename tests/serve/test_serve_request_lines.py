@@ -56,7 +56,7 @@ def test_an_id_that_is_too_long_is_none():
 
 def test_a_batch_answers_each_line_by_its_custom_id(tmp_path):
     code, answers = answer(tmp_path, [line for line, *_ in LINES])
-    assert code == 0 and sorted(ascii(one["custom_id"]) for one in answers) == sorted(
+    assert code == 1 and sorted(ascii(one["custom_id"]) for one in answers) == sorted(
         ascii(name) for _, name, _ in LINES
     )
     for number, (_, name, says) in enumerate(LINES, 1):
@@ -73,11 +73,11 @@ def test_an_answer_with_half_a_pair_is_read_again():
 
 def test_a_batch_goes_on_behind_such_lines(tmp_path):
     (tmp_path / "requests").write_bytes(b"\n".join(encoded(line) for line, *_ in LINES))
-    assert run_batch(tmp_path) == 0
+    assert run_batch(tmp_path) == 1
     kept = (tmp_path / "answers").read_bytes().splitlines(keepends=True)
     assert len(kept) == len(LINES)
     (tmp_path / "answers").write_bytes(b"".join(kept[::2]))
-    assert run_batch(tmp_path) == 0
+    assert run_batch(tmp_path) == 1
     assert sorted((tmp_path / "answers").read_bytes().splitlines(keepends=True)) == sorted(kept)
 
 
