@@ -43,6 +43,7 @@ class EchoProcessor:
     eos_token_ids = (EOS,)
     generation_defaults = {}
     max_image_pixels = 2**16
+    max_prompt_tokens = 2**24
     fingerprint = "00"
     template_variables = frozenset({"messages", "tools"})
 
