@@ -12,9 +12,23 @@ namespace mm {
 
 #if defined(__AVX512BF16__)
 constexpr int kRows = 12;
-constexpr int kAhead = 2048;  // bytes that are asked for ahead
-// Rows up to which the cores that have this and no AMX, AMD's, fetch ahead best by themselves.
-constexpr int kUnfetched = 8, kUnfetchedCodes = 2;
+// Rows up to which AMD's cores fetch ahead best by themselves; beyond them, so many bytes are asked for ahead.
+constexpr int kUnfetched = 8, kUnfetchedCodes = 2, kAhead = 2048;
+
+inline bool is_amd() {
+  __builtin_cpu_init();
+  return __builtin_cpu_is("amd");
+}
+inline const bool kIsAmd = is_amd();
+
+// Intel's, which are here where a hypervisor keeps AMX to itself, do better with any number of rows, asked in two hops.
+template <bool ON_AMD>
+MM_INLINE void fetch_line(bool amd, const char* line) {
+  if (!amd)
+    fetch_ahead<8192, 1024>(line);
+  else if constexpr (ON_AMD)
+    __builtin_prefetch(line + kAhead);
+}
 
 // Sums of M rows of a panel: they begin as zeros, or go on from what c is.
 template <int M>
@@ -51,13 +65,12 @@ template <int M>
 void multiply(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, bool first, float* c) {
   __m512 sums[M][2];
   begin_sums<M>(first, c, sums);
+  const bool amd = kIsAmd;
   for (int64_t step = 0; step < steps; ++step, w += 2048, x += kStep)
     for (int pair = 0; pair < 16; ++pair) {
       const char* at = w + pair * 128;
-      if constexpr (M > kUnfetched) {
-        __builtin_prefetch(at + kAhead);
-        __builtin_prefetch(at + kAhead + 64);
-      }
+      fetch_line<(M > kUnfetched)>(amd, at);
+      fetch_line<(M > kUnfetched)>(amd, at + 64);
       add_pair<M>(x + 2 * pair, x_stride, load_as<__m512i>(at), load_as<__m512i>(at + 64), sums);
     }
   store_sums<M>(sums, c);
@@ -67,12 +80,11 @@ void multiply(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, 
 template <class Codes, int M, bool TILE>
 MM_INLINE void multiply_codes(const Codes& found, const Scratch* x, int64_t x_stride, const char* codes, int size,
                               char* tile, __m512 (&sums)[M][2]) {
+  const bool amd = kIsAmd;
   for (int t = 0; t < size; t += 4, codes += Codes::kBytes, x += 4) {
     __m512i low[2], high[2];
-    if constexpr (M > kUnfetchedCodes) {
-      __builtin_prefetch(codes + kAhead);
-      if constexpr (Codes::kBytes > 64) __builtin_prefetch(codes + kAhead + 64);
-    }
+#pragma GCC unroll 2
+    for (int line = 0; line < Codes::kBytes; line += 64) fetch_line<(M > kUnfetchedCodes)>(amd, codes + line);
     found.pairs(codes, low, high);
 #pragma GCC unroll 2
     for (int pair = 0; pair < 2; ++pair) {
