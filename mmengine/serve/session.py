@@ -140,20 +140,20 @@ class Session:
         then."""
         facts = self.facts
         content = [*self._frames.rest(facts.num_requests), *listed(content)]
-        done = self._run(facts, content, Options(PREFILL), closes=False, is_anchor=anchor)
+        done = self._run(facts, *self._prepared(facts, content, Options(PREFILL), is_anchor=anchor))
         return Appended(len(done.prompt_token_ids), done.num_cached_tokens)
 
     def frame(self, image: object, seconds: float) -> Appended | None:
         """Append a frame of a video that is at so many `seconds`. None: it waits for others that the encoder
         reads together with it, or for whatever is appended next; that it is an image is seen before. Raises
         what `append` does."""
-        facts, is_film = self.facts, self._frames.are_read_together
+        facts, asked, is_film = self.facts, Options(PREFILL), self._frames.are_read_together
         parts = self._frames.add(facts.num_requests, image, seconds)
         if parts:
-            done = self._run(facts, parts, Options(PREFILL), closes=False, is_film=is_film)
+            done = self._run(facts, *self._prepared(facts, parts, asked, is_film=is_film))
             return Appended(len(done.prompt_token_ids), done.num_cached_tokens)
         with self._frames.looked_at() as parts:
-            self._prepared(facts, parts, Options(PREFILL), closes=False, is_film=is_film)
+            self._prepared(facts, parts, asked, is_film=is_film)
         self._engine.sessions.end_turn(self.session_id)
         return None
 
@@ -165,7 +165,7 @@ class Session:
         `append` does."""
         facts, asked = self.facts, response_format_of(options).added_to(make_options(sampling, options))
         content = [*self._frames.rest(facts.num_requests), *listed(question)]
-        return self._run(facts, content, asked, closes=True)
+        return self._run(facts, *self._prepared(facts, content, asked, closes=True))
 
     def _prepared(
         self,
@@ -173,7 +173,7 @@ class Session:
         content: object,
         asked: Options,
         *,
-        closes: bool,
+        closes: bool = False,
         is_anchor: bool = False,
         is_film: bool = False,
     ) -> tuple[Prepared, Options]:
@@ -186,20 +186,8 @@ class Session:
         with PromptMedia(prompt) as media:
             return media.prompt().prepare(engine.processor, facts.settings.cache_salt), options
 
-    def _run(
-        self,
-        facts: SessionFacts,
-        content: object,
-        asked: Options,
-        *,
-        closes: bool,
-        is_anchor: bool = False,
-        is_film: bool = False,
-    ) -> Completion:
+    def _run(self, facts: SessionFacts, prepared: Prepared, options: Options) -> Completion:
         engine = self._engine
-        prepared, options = self._prepared(
-            facts, content, asked, closes=closes, is_anchor=is_anchor, is_film=is_film
-        )
         request_id = engine.submit_prepared(prepared, options, stream=False)
         completion = None
         with news_of(engine, request_id) as outputs:

@@ -91,10 +91,8 @@ class AnswerLines:
                 found = read_resume_state(log, Resume())
             except (LogError, OSError) as error:  # then all of it is computed again
                 operator_log.warning("a log of before cannot be read", log=log.name, reason=str(error))
-            else:
-                if (
-                    found.last_fingerprints == self._engine.built.core.fingerprints
-                ):  # else it says other tokens
+            else:  # of another model it would say other tokens
+                if found.last_fingerprints == self._engine.built.core.fingerprints:
                     self._left |= {each.queued.envelope: each for each in found.answers.values()}
             self._read.add(log)
 
