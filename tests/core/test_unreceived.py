@@ -28,6 +28,7 @@ from mmengine.simulation.slots import SimulatedExecutor
 from tests.core.small_engine import request, settings_of
 from tests.core.workloads import small_config, small_request
 from tests.events.logs import begin_log
+from tests.log_copies import copied
 
 WHOLE = Resume(wanted=lambda name: False)  # asked like this, all of the log is read
 
@@ -166,7 +167,7 @@ def run_lives(tmp_path, seed, num_lives=3, num_requests=14):
     for life in range(num_lives):
         lives.live(num_requests)
         dead = lives.folder
-        lives.folder = shutil.copytree(dead, tmp_path / f"log-{life + 1}")
+        lives.folder = copied(dead, tmp_path / f"log-{life + 1}")
         lives.core.sink.close()  # the lock; nobody looks at this folder any more
         shutil.rmtree(dead)
         yield lives

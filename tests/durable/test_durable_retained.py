@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from mmengine.replay.ask.why import why
 from mmengine.replay.checked import CheckedLog
 from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
 from tests.core.small_engine import request, settings_of
+from tests.log_copies import copied
 
 KEPT = 30_000  # bytes
 
@@ -72,7 +72,7 @@ class Server:
 
     def killed(self):
         """The folder as a kill leaves it."""
-        dead = shutil.copytree(self.folder, self.folder.with_name(self.folder.name + "'"))
+        dead = copied(self.folder, self.folder.with_name(self.folder.name + "'"))
         self.core.sink.close()
         return dead
 

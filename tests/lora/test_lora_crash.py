@@ -11,6 +11,7 @@ from mmengine.errors import InvalidRequest
 from mmengine.replay import request_lines, verify
 from mmengine.replay.convert.redact import redact
 from mmengine.serve.engine import Engine
+from tests.log_copies import copied
 from tests.lora.making import CHATS, KINDS, NUM_NEW, answers_of, make_adapter, make_model
 
 NAMES = ("attention", "tower")
@@ -45,7 +46,7 @@ def begun(made, log, loras, steps=4):
             engine.submit(CHATS[place], request_id=f"{name} {place}", **asked)
     for _ in range(steps):
         engine.step()
-    shutil.copytree(log.with_name("live"), log)  # as kill -9 leaves it
+    copied(log.with_name("live"), log)  # as kill -9 leaves it
     for name in loras:
         engine.adapters.unload(name)
     while engine.has_work:

@@ -11,6 +11,7 @@ from mmengine.core.resume import Resume
 from mmengine.replay import verify
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.serve.engine import Engine
+from tests.log_copies import copied
 from tests.lora.adapted_fakes import adapted_builder, made
 
 
@@ -70,7 +71,7 @@ def gone_on(folder, after, loras=None, place="old"):
         one.step()
         after(one)
         one.step()
-        shutil.copytree(folder / "live", folder / "log")  # as kill -9 leaves it
+        copied(folder / "live", folder / "log")  # as kill -9 leaves it
         while one.has_work:
             one.step()
     old.rename(folder / place)

@@ -1,8 +1,6 @@
 """rerun, minimize's playback and the page on logs of more than one process, and on logs without their
 beginning."""
 
-import shutil
-
 import pytest
 
 from mmengine.core.continuation import open_log
@@ -17,6 +15,7 @@ from mmengine.replay.rerun.script import read_script
 from mmengine.simulation.slots import SimulatedExecutor
 from tests.core.small_engine import request, settings_of
 from tests.events.logs import drop_first
+from tests.log_copies import copied
 from tests.replay.test_replay_from_snapshot import write_run
 from tests.replay.test_replay_report import unpack
 
@@ -93,7 +92,7 @@ def test_the_blame_of_a_step_stands_wherever_the_process_died(tmp_path, in_fligh
         core.submit(request(f"r{number}", 9, max_tokens=12))
     for step in range(30):
         core.step()
-        dead = shutil.copytree(tmp_path / "log", tmp_path / f"dead-{step}")
+        dead = copied(tmp_path / "log", tmp_path / f"dead-{step}")
         opened = open_log(dead, Resume(), config, reserve_bytes=0)
         again = opened.core(config, SimulatedExecutor(config), {})
         again.recover(opened.resumed.recovered(()), "signal 11")

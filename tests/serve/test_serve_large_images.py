@@ -1,7 +1,5 @@
 """An image that takes the encoder longer than a step may: the same answer, and others go on meanwhile."""
 
-import shutil
-
 import msgspec
 import pytest
 
@@ -14,6 +12,7 @@ from mmengine.native.library import describe, load
 from mmengine.replay.verify import verify
 from mmengine.serve.engine import Engine
 from mmengine.serve.prompts import Prompt
+from tests.log_copies import copied
 from tests.pictures import data_url, looking
 
 ASKED = Prompt([looking("How many shapes are in the image?", data_url(3, size=(448, 448)))])
@@ -69,7 +68,7 @@ def test_who_goes_on_with_the_log_begins_the_item_again(whole, tmp_path):
         for _ in range(6):
             engine.step()
         assert engine.built.core.state.part is not None
-        shutil.copytree(tmp_path / "log", tmp_path / "killed")
+        copied(tmp_path / "log", tmp_path / "killed")
     with Engine(config=config_of(30), log=tmp_path / "killed", resume=Resume()) as engine:
         assert engine.requests.take_up("large") is None
         outputs = [output for _ in range(200) if engine.has_work for output in engine.step()]

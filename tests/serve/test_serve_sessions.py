@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import shutil
 import threading
 import time
 
@@ -15,6 +14,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.resume import Resume
 from mmengine.errors import InvalidMedia, InvalidRequest, QueueFull, SessionBusy
 from mmengine.replay import verify
+from tests.log_copies import copied
 from tests.serve.serve_fakes import TurnEcho, builder
 
 QUESTION = "Which colour?"
@@ -257,7 +257,7 @@ def test_killed_at_any_step_a_session_is_whole(tmp_path):
 
         def watched(**options):
             news = step(**options)
-            copies.append(shutil.copytree(tmp_path / "log", tmp_path / f"copy {len(copies)}"))
+            copies.append(copied(tmp_path / "log", tmp_path / f"copy {len(copies)}"))
             return news
 
         engine.step = watched

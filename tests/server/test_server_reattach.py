@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import shutil
 import threading
 import time
 
@@ -14,6 +13,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.server import calls
+from tests.log_copies import copied
 from tests.serve.serve_fakes import builder
 from tests.server.openai_answers import events_of
 from tests.server.running import LONG_CONTEXT, Lasting, SlowEcho, served, wait_for
@@ -259,7 +259,7 @@ def test_a_call_of_which_the_log_has_one_prompt_is_asked_for_the_other(tmp_path,
         asking = threading.Thread(target=server.call, args=("/v1/completions", body, headers))
         asking.start()
         wait_for(lambda: server.engine.stats().num_output_tokens > 10)
-        shutil.copytree(tmp_path / "log", died)
+        copied(tmp_path / "log", died)
     asking.join()
     monkeypatch.undo()
     with going_on(died) as server:
