@@ -22,26 +22,33 @@ def rope_positions(num_tokens: int, media: Sequence[MediaItem]) -> tuple[np.ndar
     not match their grid.
     """
     positions = np.empty((3, num_tokens), dtype=np.int32)
-    index = 0  # next token to place
-    position = 0  # where it stands
-    for item in media:
-        for start, length, height, width in _frames(item):
-            if start < index or start + length > num_tokens:
-                raise InvalidRequest(
-                    f"a {item.modality}'s embeddings at tokens {start} to {start + length} overlap "
-                    f"another's or leave the prompt of {num_tokens} tokens"
-                )
-            positions[:, index:start] = np.arange(position, position + start - index, dtype=np.int32)
-            position += start - index
-            frame = positions[:, start : start + length].reshape(3, height, width)
-            frame[0] = position
-            frame[1] = np.arange(position, position + height, dtype=np.int32)[:, None]
-            frame[2] = np.arange(position, position + width, dtype=np.int32)
-            positions[:, start : start + length] = frame.reshape(3, length)
-            index = start + length
-            position += max(height, width)
-    positions[:, index:] = np.arange(position, position + num_tokens - index, dtype=np.int32)
-    return positions, position - index
+    frames = np.array([frame for item in media for frame in _frames(item)], dtype=np.int64)
+    if not len(frames):
+        positions[:] = np.arange(num_tokens)
+        return positions, 0
+    starts, lengths, heights, widths = frames.T
+    ends, extents = starts + lengths, np.maximum(heights, widths)
+    before = np.concatenate(([0], ends[:-1]))  # where the text in front of each begins
+    _check_places(frames, before, num_tokens)
+    bases = np.cumsum(starts - before) + np.cumsum(extents) - extents
+    last = bases[-1] + extents[-1] - ends[-1]
+    ahead = np.append(bases - starts, last)  # how far text stands from its index
+    positions[:] = np.arange(num_tokens) + np.repeat(ahead, np.append(ends - before, num_tokens - ends[-1]))
+    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    index, base = within + np.repeat(starts, lengths), np.repeat(bases, lengths)
+    row, column = np.divmod(within, np.repeat(widths, lengths))
+    positions[0, index], positions[1, index], positions[2, index] = base, base + row, base + column
+    return positions, int(last)
+
+
+def _check_places(frames: np.ndarray, before: np.ndarray, num_tokens: int) -> None:
+    starts, ends = frames[:, 0], frames[:, 0] + frames[:, 1]
+    wrong = np.flatnonzero((starts < before) | (ends > num_tokens))
+    if len(wrong):
+        raise InvalidRequest(
+            f"embeddings at tokens {starts[wrong[0]]} to {ends[wrong[0]]} overlap another item's or leave "
+            f"the prompt of {num_tokens} tokens"
+        )
 
 
 def _frames(item: MediaItem) -> list[tuple[int, int, int, int]]:

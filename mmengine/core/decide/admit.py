@@ -1,5 +1,7 @@
 """The door: what is asked of the engine becomes an event, or is refused."""
 
+import math
+
 import msgspec
 import numpy as np
 
@@ -217,29 +219,37 @@ def _check_prompt(prompt: np.ndarray, config: EngineConfig) -> None:
 
 
 def _check_media(prompt: np.ndarray, media: tuple[MediaItem, ...], config: EngineConfig) -> None:
+    """An item must fit what is computed and kept at once; where items are not split, also a chunk."""
     end, sizes = 0, dict[bytes, int]()
+    is_whole = not config.split_media and not config.compat
+    most = _least(config, _ITEM_LIMITS)
+    most_tokens = _least(config, _CHUNK_LIMITS) if is_whole else math.inf
     for number, item in enumerate(media):
         if not isinstance(item, MediaItem) or not isinstance(item.mm_hash, bytes):
             raise InvalidRequest(f"media item {number} is no MediaItem with a hash of bytes")
         end = _check_runs(item, number, end, len(prompt))
-        _check_size(item, number, config)
-        if sizes.setdefault(item.mm_hash, item.num_embeds) != item.num_embeds:
+        size, span = item.num_embeds, item.end - item.start
+        if size > most:
+            raise _too_large(f"{item.modality} {number}", size, "embeddings", config, _ITEM_LIMITS)
+        if span > most_tokens:
+            what = "tokens at once (split_media is off)"
+            raise _too_large(f"{item.modality} {number}", span, what, config, _CHUNK_LIMITS)
+        if sizes.setdefault(item.mm_hash, size) != size:
             raise InvalidRequest(f"{item.modality} {number} has the hash of another item, but not its size")
 
 
-def _check_size(item: MediaItem, number: int, config: EngineConfig) -> None:
-    """An item must fit what is computed and kept at once; where items are not split, also a chunk."""
-    limits = [(name, getattr(config, name), item.num_embeds) for name in _ITEM_LIMITS]
-    if not config.split_media and not config.compat:
-        span = item.end - item.start
-        limits += [(name, getattr(config, name), span) for name in _CHUNK_LIMITS]
-    for name, limit, size in limits:
-        if 0 < limit < size:
-            what = "embeddings" if name in _ITEM_LIMITS else "tokens at once (split_media is off)"
-            raise InvalidRequest(
-                f"{item.modality} {number} needs {size} {what}, but {name} is {limit}; use a smaller one, or "
-                f"raise {name}"
-            )
+def _least(config: EngineConfig, names: tuple[str, ...]) -> float:
+    """Of these limits; 0 is none."""
+    return min((limit for name in names if (limit := getattr(config, name))), default=math.inf)
+
+
+def _too_large(
+    item: str, size: int, what: str, config: EngineConfig, names: tuple[str, ...]
+) -> InvalidRequest:
+    name, limit = next((name, limit) for name in names if 0 < (limit := getattr(config, name)) < size)
+    return InvalidRequest(
+        f"{item} needs {size} {what}, but {name} is {limit}; use a smaller one, or raise {name}"
+    )
 
 
 def _check_runs(item: MediaItem, number: int, end: int, num_prompt: int) -> int:

@@ -95,6 +95,8 @@ def block_extras(
     each part with its length behind it, so that equal bytes are equal facts."""
     extras: dict[int, bytes] = {}
     for item in request.media:
+        if item.end <= first * block_size:
+            continue
         embedding = 0
         for start, length in item.runs:
             end = (start + length - 1) // block_size + 1

@@ -128,12 +128,7 @@ MM_INLINE void decode_some(const Codes& codes, const char* at, int from, int to,
   at += from / Codes::kDeep * 128, tile += from * 64;
   for (int t = from; t < to; t += Codes::kDeep, at += 128, tile += Codes::kDeep * 64) {
     fetch_codes_ahead(at);
-#pragma GCC unroll 4
-    for (int eight = 0; eight < 4; ++eight) {
-      __m256i pairs[Codes::kDeep / 2];
-      codes.template pairs<EXACT>(at + eight * 32, eight, pairs);
-      for (int pair = 0; pair < Codes::kDeep / 2; ++pair) store_as(tile + pair * 128 + eight * 32, pairs[pair]);
-    }
+    codes.template lines<EXACT>(at, tile);
   }
 }
 
@@ -150,19 +145,23 @@ void decode(const mm_linear& linear, const char* group, char* tile) {
   }
 }
 
-// A group's scales and mins as float32.
+// A group's scales as float32, and its mins, of which int4 always has some.
 struct Shared {
-  alignas(32) float scales[kPanel];
-  const float* mins;
+  alignas(32) float scales[kPanel], mins[kPanel];
 
   Shared() = default;
-  MM_INLINE_MEMBER Shared(const mm_linear& linear, const char* group)
-      : mins(linear.mins ? (const float*)(group + mins_at(linear)) : nullptr) {
-    for (int eight = 0; eight < 4; ++eight)
-      store_as(scales + eight * 8, _mm256_cvtph_ps(load_as<__m128i>(group + eight * 16)));
+  MM_INLINE_MEMBER Shared(const mm_linear& linear, const char* group) {
+    for (int eight = 0; eight < 4; ++eight) {
+      const __m256 scale = _mm256_cvtph_ps(load_as<__m128i>(group + eight * 16));
+      store_as(scales + eight * 8, scale);
+      if (!wants_sums(linear)) continue;
+      __m256 min = linear.mins ? load_as<__m256>(group + mins_at(linear) + eight * 32) : _mm256_setzero_ps();
+      if (linear.form == MM_INT4) min = _mm256_fnmadd_ps(scale, _mm256_set1_ps(8), min);
+      store_as(mins + eight * 8, min);
+    }
   }
   MM_INLINE_MEMBER Behind behind(const Rows& rows, int i) const {
-    return {scales, mins, mins ? rows.sums + i : nullptr, rows.groups};
+    return {scales, wants_sums(rows.linear) ? mins : nullptr, rows.sums + i, rows.groups};
   }
 };
 
@@ -192,15 +191,8 @@ MM_INLINE void add_some(const Codes& codes, const Scratch* x, const char* at, in
   __m256 found[4] = {sums[0], sums[1], sums[2], sums[3]};  // in registers, whatever sums is
   at += from / Codes::kDeep * 128;
   for (int t = from; t < to; t += Codes::kDeep, at += 128) {
-    if constexpr (Codes::kPlain) fetch_codes_ahead(at);
-#pragma GCC unroll 4
-    for (int eight = 0; eight < 4; ++eight) {
-      __m256 values[Codes::kDeep];
-      codes.template values<EXACT>(at + eight * 32, eight, values);
-#pragma GCC unroll 8
-      for (int i = 0; i < Codes::kDeep; ++i)
-        found[eight] = _mm256_fmadd_ps(_mm256_broadcast_ss(x + t + i), values[i], found[eight]);
-    }
+    fetch_codes_ahead(at);
+    codes.template add<EXACT>(at, x + t, found);
   }
   for (int eight = 0; eight < 4; ++eight) sums[eight] = found[eight];
 }
@@ -211,9 +203,9 @@ __attribute__((noinline)) void add_odd(const Codes& codes, const Scratch* x, con
   add_some<true>(codes, x, at, from, to, sums);
 }
 
-// One row: codes are decoded in registers.
+// A row that is alone: codes are decoded in registers.
 template <class Codes>
-void run_one(const Rows& rows, const char* group, float* c) {
+void run_alone(const Rows& rows, const char* group, float* c) {
   const mm_linear& linear = rows.linear;
   __m256 sums[1][4] = {}, totals[1][4] = {};
   const Scratch* x = rows.x;
@@ -228,6 +220,7 @@ void run_one(const Rows& rows, const char* group, float* c) {
       add_odd(codes, x, at, known, t, sums[0]);
     }
     if constexpr (Codes::kScaled) continue;
+    Codes::ordered(sums[0]);
     const Shared shared(linear, group);
     shared.behind(rows, i).add(sums, 0, 0, totals);
     for (__m256& sum : sums[0]) sum = _mm256_setzero_ps();
@@ -237,12 +230,18 @@ void run_one(const Rows& rows, const char* group, float* c) {
 
 template <class Codes>
 void run_codes(const Rows& rows, const char* panel, float* c) {
-  if (rows.count == 1) return run_one<Codes>(rows, panel, c);
+  if (rows.alone) return run_alone<Codes>(rows, panel, c);
   memset(c, 0, rows.count * kPanel * sizeof(float));
   run_many<Codes>(rows, panel, c);
 }
 
 }  // namespace
+
+void spread_alone(const mm_linear& linear, Scratch* x) {
+  if (linear.form != MM_INT4) return;
+  constexpr float by[] = {1, 0x1p-8f, 0x1p-4f, 0x1p-12f};
+  for (int64_t t = 0; t < linear_steps(linear) * kStep; ++t) x[t] *= by[t % 4];
+}
 
 void run_panel(const Rows& rows, const char* panel, float* c) {
   if (!rows.linear.group) return run_plain(rows, panel, c);

@@ -14,7 +14,7 @@ constexpr int kMostRows = 512;  // whose sums wait in a cache
 // of two would all stand in the same set of the first cache.
 int64_t row_stride(const LinearJob& job) { return (int64_t)job.steps() * kStep + 64 / (int64_t)sizeof(Scratch); }
 
-// Behind the rows, where groups have mins: sums of each group of a row, float32 [m, groups].
+// Behind the rows, where they are wanted: sums of each group of a row, float32 [m, groups].
 int64_t group_sums_at(const LinearJob& job) { return ceil_div(job.m * row_stride(job) * sizeof(Scratch), 64) * 64; }
 
 void sum_groups(const mm_linear& linear, const uint16_t* x, float* sums) {
@@ -33,7 +33,7 @@ void sum_groups(const mm_linear& linear, const uint16_t* x, float* sums) {
 
 int64_t linear_scratch_bytes(const LinearJob& job) {
   if (job.linear->x_form) return int8_scratch_bytes(job);
-  return group_sums_at(job) + (job.linear->mins ? (int64_t)job.m * job.groups() * sizeof(float) : 0);
+  return group_sums_at(job) + (wants_sums(*job.linear) ? (int64_t)job.m * job.groups() * sizeof(float) : 0);
 }
 
 int64_t linear_thread_bytes(const LinearJob&) { return 0; }
@@ -54,7 +54,8 @@ void linear_prepare(const LinearJob& job, void* scratch, int row0, int row1) {
       }
     }
     memset(to + k, 0, (padded - k) * sizeof(Scratch));
-    if (job.linear->mins) sum_groups(*job.linear, from, sums + (int64_t)row * job.groups());
+    if (wants_sums(*job.linear)) sum_groups(*job.linear, from, sums + (int64_t)row * job.groups());
+    if (job.m == 1) spread_alone(*job.linear, to);
   }
 }
 
@@ -62,7 +63,7 @@ void linear_run_bf16(const LinearJob& job, const void* scratch, const Share& sha
   if (job.linear->x_form) return int8_run(job, scratch, share);
   alignas(64) float c[kMostRows * kPanel];
   const float* sums = (const float*)((const char*)scratch + group_sums_at(job));
-  const Rows every = {*job.linear, (const Scratch*)scratch, row_stride(job), sums, job.m, job.groups()};
+  const Rows every = {*job.linear, (const Scratch*)scratch, row_stride(job), sums, job.m, job.groups(), job.m == 1};
   for (int panel = share.panel0; panel < share.panel1; ++panel)
     for (int row = share.row0; row < share.row1; row += kMostRows) {
       const int count = share.row1 - row < kMostRows ? share.row1 - row : kMostRows;

@@ -8,13 +8,14 @@
 namespace mm {
 namespace {
 
-// Of 4 values of k; of FP8, and of int4.
-int64_t place_of(int column, int64_t t) { return column / 4 * 16 + t / 2 % 2 * 8 + column % 4 * 2 + t % 2; }
-
-int64_t place_fp8(int column, int64_t t) { return t / 4 * 128 + place_of(column, t); }
+int64_t place_fp8(int column, int64_t t) {
+  return t / 4 * 128 + column / 4 * 16 + t / 2 % 2 * 8 + column % 4 * 2 + t % 2;
+}
 int64_t place_int8(int column, int64_t t) { return t / 4 * 128 + column / 8 * 32 + t % 4 * 8 + column % 8; }
-int64_t place_int4(int column, int64_t t) { return t / 8 * 128 + place_of(column, t); }
-int shift_int4(int64_t t) { return t / 4 % 2 * 4; }
+int64_t place_int4(int column, int64_t t) {
+  return t / 4 * 64 + column / 16 * 32 + column / 4 % 2 * 16 + column / 8 % 2 * 8 + column % 4 * 2 + t % 2;
+}
+int shift_int4(int64_t t) { return t / 2 % 2 * 4; }
 
 // The scale's place may tell of odd codes already. What lies behind `count` is multiplied by zeros.
 void encode_fp8(char* group, int size, int column, const uint8_t* codes, int64_t count, float scale) {

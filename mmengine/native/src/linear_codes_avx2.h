@@ -1,11 +1,17 @@
-// Codes of a panel for AVX2: 32 bytes are of 8 columns, and interleave within 16 bytes to pairs of bfloat16.
+// Codes of a panel for AVX2, 32 bytes after the other.
 //
 //   FP8   [group / 4][4 eights of columns][2 fours of them][2 pairs of k][4 columns][2]
-//   int4  [group / 8] and as FP8: the low half of a byte is of the first 4 of k, the high one of the next 4; + 8
 //   int8  [group / 4][4 eights of columns][4 of k][8 columns]
+//   int4  [group / 4][2 sixteens of columns][2 halves of 8][4 eighths of 2][2][2 of k], + 8: the low half of a byte
+//         is of k, the high one of k + 2
+//
+// FP8 interleaves within 16 bytes to pairs of bfloat16, and so does int4: 16 bytes are of the columns 0 to 3 and 8 to
+// 11 of a sixteen, or of the others. A word of int4 has two columns, of which 4 of k are told apart by a mask: they
+// are numbers then, times 1, 2^8, 2^4 and 2^12. So are divided the values of a row that is alone (spread_alone): one
+// that is looked up in tables takes half as long again. What 8 was added for comes behind the product, as a min.
 //
 // What bfloat16(code * scale) is for e4m3 follows from the mantissa and the lowest bit of the exponent, 16 values, to
-// which the rest of the exponent is added: a byte holds sign, that rest, and these 4 bits, and is looked up by halves.
+// which the rest of the exponent is added: a byte holds the sign, these 4 bits, which are looked up, and that rest.
 // Subnormals do not follow: 4 to 7 of them are stored as normal numbers of an exponent below the least, and the
 // others, zero among them, take its odd mantissas, `odd` codes, which are computed one by one. Where there are any, of
 // 4 values of k (of 8 in a group of 256), is told by the sign of the group's scales; a scale's own sign is its codes'.
@@ -29,25 +35,46 @@ MM_INLINE __m256i rounded_bits(__m256 value) {
 }
 
 // e4m3 as it is stored here.
-inline bool is_odd(uint8_t stored) { return (stored & 0x79) == 1; }
 inline uint8_t stored_fp8(uint8_t code) {
-  if (code & 0x78) return code;
-  return (code & 0x80) | (code & 4 ? 2 * (code & 3) : 2 * (code & 3) + 1);
+  if (!(code & 0x78)) code = (code & 0x80) | (code & 4 ? 2 * (code & 3) : 2 * (code & 3) + 1);
+  return (code & 0x80) | (code & 15) << 3 | (code >> 4 & 7);
 }
+inline bool is_odd(uint8_t stored) { return (stored & 0x4f) == 8; }
 
 // Which scale's sign tells of odd codes at t of a group, and of how many values of k.
 inline int odd_span(int64_t group) { return group > 128 ? 8 : 4; }
 inline int odd_place(int64_t group, int64_t t) { return (int)(t / odd_span(group)); }
 
-// A group in registers. pairs(): what 32 bytes stand for, those of `eight` of the panel's columns, in pairs of
-// bfloat16, kDeep of k; values(): in float32. kScaled: times their scales, which else come behind the product. kPlain:
-// they are the numbers themselves, so that one row waits for memory rather than for lookups.
-// known_until(): where codes from t on end that may be taken as they are; the others, by pairs<true>, end at
+// What `eight` of a panel's columns stand for, in 32 bytes: in pairs of bfloat16, and in float32.
+template <bool EXACT, class Codes>
+MM_INLINE void lines_of_eights(const Codes& codes, const char* at, char* tile) {
+#pragma GCC unroll 4
+  for (int eight = 0; eight < 4; ++eight) {
+    __m256i pairs[Codes::kDeep / 2];
+    codes.template pairs<EXACT>(at + eight * 32, eight, pairs);
+    for (int pair = 0; pair < Codes::kDeep / 2; ++pair) store_as(tile + pair * 128 + eight * 32, pairs[pair]);
+  }
+}
+template <bool EXACT, class Codes>
+MM_INLINE void add_eights(const Codes& codes, const char* at, const float* x, __m256 (&sums)[4]) {
+#pragma GCC unroll 4
+  for (int eight = 0; eight < 4; ++eight) {
+    __m256 values[Codes::kDeep];
+    codes.template values<EXACT>(at + eight * 32, eight, values);
+#pragma GCC unroll 8
+    for (int i = 0; i < Codes::kDeep; ++i)
+      sums[eight] = _mm256_fmadd_ps(_mm256_broadcast_ss(x + i), values[i], sums[eight]);
+  }
+}
+
+// A group in registers, 128 bytes at a time, which are kDeep of k. lines(): as a panel of bfloat16 has them. add():
+// times those of a row that is alone, to sums that ordered() brings into the order of the columns. kScaled: they are
+// times their scales, which else come behind the product.
+// known_until(): where codes from t on end that may be taken as they are; the others, which are EXACT, end at
 // odd_until().
 struct Fp8Codes {
   static constexpr int kDeep = 4;
   static constexpr bool kScaled = true;
-  static constexpr bool kPlain = false;
   __m256i low[2], high[2];  // of 16 columns, by the 4 low bits of a code
   const float* scales;
   uint32_t odd;
@@ -96,12 +123,10 @@ struct Fp8Codes {
   template <bool EXACT>
   MM_INLINE_MEMBER void pairs(const char* at, int eight, __m256i (&out)[2]) const {
     if constexpr (EXACT) return exact(at, scales + eight * 8, out);
-    const __m256i codes = load_as<__m256i>(at), four = _mm256_set1_epi8(15);
-    const __m256i signs = twice(_mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -128, -127, -126, -125, -124, -123, -122, -121));
-    const __m256i below = _mm256_and_si256(codes, four), above = _mm256_and_si256(_mm256_srli_epi16(codes, 4), four);
-    const __m256i second = _mm256_shuffle_epi8(low[eight / 2], below);
-    const __m256i least = _mm256_shuffle_epi8(high[eight / 2], below);
-    const __m256i first = _mm256_add_epi8(least, _mm256_shuffle_epi8(signs, above));
+    const __m256i codes = load_as<__m256i>(at), rest = _mm256_and_si256(codes, _mm256_set1_epi8(-121));
+    const __m256i places = _mm256_and_si256(_mm256_srli_epi16(codes, 3), _mm256_set1_epi8(15));
+    const __m256i second = _mm256_shuffle_epi8(low[eight / 2], places);
+    const __m256i first = _mm256_add_epi8(_mm256_shuffle_epi8(high[eight / 2], places), rest);
     out[0] = _mm256_unpacklo_epi8(second, first), out[1] = _mm256_unpackhi_epi8(second, first);
   }
 
@@ -112,12 +137,23 @@ struct Fp8Codes {
     for (int pair = 0; pair < 2; ++pair) out[pair * 2] = even_of(both[pair]), out[pair * 2 + 1] = odd_of(both[pair]);
   }
 
+  template <bool EXACT>
+  MM_INLINE_MEMBER void lines(const char* at, char* tile) const { lines_of_eights<EXACT>(*this, at, tile); }
+  template <bool EXACT>
+  MM_INLINE_MEMBER void add(const char* at, const float* x, __m256 (&sums)[4]) const {
+    add_eights<EXACT>(*this, at, x, sums);
+  }
+  static void ordered(__m256 (&)[4]) {}
+
   // By the bits of float16, which has their subnormals, too; its exponent is biased by 15, e4m3's by 7.
   __attribute__((noinline)) static void exact(const char* at, const float* scales, __m256i (&out)[2]) {
-    __m256i stored = load_as<__m256i>(at), bits[2][2];
+    const __m256i codes = load_as<__m256i>(at), sign = _mm256_set1_epi8(-128);
+    const __m256i below = _mm256_and_si256(_mm256_srli_epi16(codes, 3), _mm256_set1_epi8(15));
+    const __m256i above = _mm256_and_si256(_mm256_slli_epi16(codes, 4), _mm256_set1_epi8(112));
+    __m256i stored = _mm256_or_si256(_mm256_and_si256(codes, sign), _mm256_or_si256(above, below)), bits[2][2];
     const __m256i least = _mm256_cmpeq_epi8(_mm256_and_si256(stored, _mm256_set1_epi8(0x78)), _mm256_setzero_si256());
     const __m256i subnormals = twice(_mm_setr_epi8(4, 0, 5, 1, 6, 2, 7, 3, 4, 0, 5, 1, 6, 2, 7, 3));
-    const __m256i mantissa = _mm256_and_si256(stored, _mm256_set1_epi8(7)), sign = _mm256_set1_epi8(-128);
+    const __m256i mantissa = _mm256_and_si256(stored, _mm256_set1_epi8(7));
     const __m256i small = _mm256_or_si256(_mm256_and_si256(stored, sign), _mm256_shuffle_epi8(subnormals, mantissa));
     stored = _mm256_blendv_epi8(stored, small, least);
     for (int four = 0; four < 2; ++four) {
@@ -140,7 +176,6 @@ struct Fp8Codes {
 struct Int8Codes {
   static constexpr int kDeep = 4;
   static constexpr bool kScaled = false;
-  static constexpr bool kPlain = true;
 
   int size;
 
@@ -148,25 +183,32 @@ struct Int8Codes {
   MM_INLINE_MEMBER int known_until(int) const { return size; }
   MM_INLINE_MEMBER int odd_until(int t) const { return t; }
 
-  template <bool EXACT>
+  template <bool>
   MM_INLINE_MEMBER void values(const char* at, int, __m256 (&out)[kDeep]) const {
     for (int t = 0; t < kDeep; ++t)
       out[t] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(at + t * 8))));
   }
-
-  template <bool EXACT>
+  template <bool>
   MM_INLINE_MEMBER void pairs(const char* at, int eight, __m256i (&out)[2]) const {
     __m256 each[kDeep];
-    values<EXACT>(at, eight, each);
+    values<false>(at, eight, each);
     for (int pair = 0; pair < 2; ++pair)
       out[pair] = _mm256_or_si256(_mm256_srli_epi32((__m256i)each[pair * 2], 16), (__m256i)each[pair * 2 + 1]);
   }
+
+  template <bool>
+  MM_INLINE_MEMBER void lines(const char* at, char* tile) const { lines_of_eights<false>(*this, at, tile); }
+  template <bool>
+  MM_INLINE_MEMBER void add(const char* at, const float* x, __m256 (&sums)[4]) const {
+    add_eights<false>(*this, at, x, sums);
+  }
+  static void ordered(__m256 (&)[4]) {}
 };
 
+// 0 to 15, of which 8 are subtracted behind the product.
 struct Int4Codes {
   static constexpr int kDeep = 8;
   static constexpr bool kScaled = false;
-  static constexpr bool kPlain = false;
 
   int size;
 
@@ -174,24 +216,49 @@ struct Int4Codes {
   MM_INLINE_MEMBER int known_until(int) const { return size; }
   MM_INLINE_MEMBER int odd_until(int t) const { return t; }
 
-  // bfloat16 of -8 to 7: its first byte, and its second one.
-  template <bool EXACT>
-  MM_INLINE_MEMBER void pairs(const char* at, int, __m256i (&out)[4]) const {
-    const __m256i high = twice(_mm_setr_epi8(-63, -64, -64, -64, -64, -64, -64, -65, 0, 63, 64, 64, 64, 64, 64, 64));
-    const __m256i low = twice(_mm_setr_epi8(0, -32, -64, -96, -128, 64, 0, -128, 0, -128, 0, 64, -128, -96, -64, -32));
-    const __m256i codes = load_as<__m256i>(at), four = _mm256_set1_epi8(15);
-    const __m256i parts[2] = {_mm256_and_si256(codes, four), _mm256_and_si256(_mm256_srli_epi16(codes, 4), four)};
-    for (int part = 0; part < 2; ++part) {
-      const __m256i second = _mm256_shuffle_epi8(low, parts[part]), first = _mm256_shuffle_epi8(high, parts[part]);
-      out[part * 2] = _mm256_unpacklo_epi8(second, first), out[part * 2 + 1] = _mm256_unpackhi_epi8(second, first);
+  // bfloat16 of 0 to 15: its first byte, and its second one.
+  template <bool>
+  MM_INLINE_MEMBER void lines(const char* at, char* tile) const {
+    const __m256i high = twice(_mm_setr_epi8(0, 63, 64, 64, 64, 64, 64, 64, 65, 65, 65, 65, 65, 65, 65, 65));
+    const __m256i low = twice(_mm_setr_epi8(0, -128, 0, 64, -128, -96, -64, -32, 0, 16, 32, 48, 64, 80, 96, 112));
+    const __m256i four = _mm256_set1_epi8(15);
+#pragma GCC unroll 4
+    for (int place = 0; place < 4; ++place) {
+      const __m256i codes = load_as<__m256i>(at + place * 32);
+      const __m256i parts[2] = {_mm256_and_si256(codes, four), _mm256_and_si256(_mm256_srli_epi16(codes, 4), four)};
+      char* to = tile + place / 2 * 256 + place % 2 * 64;
+#pragma GCC unroll 2
+      for (int part = 0; part < 2; ++part, to += 128) {
+        const __m256i second = _mm256_shuffle_epi8(low, parts[part]), first = _mm256_shuffle_epi8(high, parts[part]);
+        store_as(to, _mm256_unpacklo_epi8(second, first));
+        store_as(to + 32, _mm256_unpackhi_epi8(second, first));
+      }
     }
   }
 
-  template <bool EXACT>
-  MM_INLINE_MEMBER void values(const char* at, int eight, __m256 (&out)[kDeep]) const {
-    __m256i each[4];
-    pairs<EXACT>(at, eight, each);
-    for (int pair = 0; pair < 4; ++pair) out[pair * 2] = even_of(each[pair]), out[pair * 2 + 1] = odd_of(each[pair]);
+  template <bool>
+  MM_INLINE_MEMBER void add(const char* at, const float* x, __m256 (&sums)[4]) const {
+    constexpr int masks[] = {0x000f, 0x0f00, 0x00f0, 0xf000};
+#pragma GCC unroll 4
+    for (int place = 0; place < 4; ++place) {
+      const __m256i words = load_as<__m256i>(at + place * 32);
+      const __m256i columns[2] = {words, _mm256_srli_epi32(words, 16)};
+#pragma GCC unroll 4
+      for (int t = 0; t < 4; ++t)
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i) {
+          __m256& sum = sums[place % 2 * 2 + i];
+          const __m256i code = _mm256_and_si256(columns[i], _mm256_set1_epi32(masks[t]));
+          sum = _mm256_fmadd_ps(_mm256_broadcast_ss(x + place / 2 * 4 + t), _mm256_cvtepi32_ps(code), sum);
+        }
+    }
+  }
+
+  MM_INLINE_MEMBER static void ordered(__m256 (&sums)[4]) {
+    for (int half = 0; half < 2; ++half) {
+      const __m256 one = sums[half * 2], other = sums[half * 2 + 1];
+      sums[half * 2] = _mm256_unpacklo_ps(one, other), sums[half * 2 + 1] = _mm256_unpackhi_ps(one, other);
+    }
   }
 };
 

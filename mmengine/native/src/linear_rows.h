@@ -11,19 +11,32 @@ typedef uint16_t Scratch;
 typedef float Scratch;
 #endif
 
-// Some rows of x in scratch. `sums`: of their groups.
+// Some rows of x in scratch. `sums`: of their groups. `alone`: no other row is in the call.
 struct Rows {
   const mm_linear& linear;
   const Scratch* x;
   int64_t stride;
   const float* sums;
   int count, groups;
+  bool alone;
 
   Rows some(int first, int most) const {
-    const int left = count - first;
-    return {linear, x + first * stride, stride, sums + (int64_t)first * groups, left < most ? left : most, groups};
+    const int left = count - first, taken = left < most ? left : most;
+    return {linear, x + first * stride, stride, sums + (int64_t)first * groups, taken, groups, alone};
   }
 };
+
+// Whether what a row's groups are in sum is wanted. AVX2 has no int4 but as 0 to 15 (linear_codes_avx2.h).
+inline bool wants_sums(const mm_linear& linear) {
+#if defined(__AVX512F__)
+  return linear.mins;
+#else
+  return linear.mins || linear.form == MM_INT4;
+#endif
+}
+
+// Makes of a row that is alone, of whole steps, what its codes are multiplied by.
+void spread_alone(const mm_linear& linear, Scratch* x);
 
 // Blocks of at most so many rows are as high as each other, but for the last.
 inline int height_of(int count, int most) { return (int)ceil_div(count, ceil_div(count, most)); }
