@@ -58,33 +58,32 @@ void store_plain(const LinearJob& job, const float* c, int ldc, int row0, int ro
   }
 }
 
+// Columns [at, at + kWide) of a panel's 16, of which `count` are there.
+template <bool BF16>
+MM_INLINE void store_products(const LinearJob& job, const float* sums, int64_t row, int column, int count) {
+  const int i = job.linear->n / 2;
+  wide gate = load_as<wide>(sums), up = load_as<wide>(sums + 16);
+  if (job.linear->bias) {
+    gate += load_part<false, wide>((const char*)job.linear->bias, column, count);
+    up += load_part<false, wide>((const char*)job.linear->bias, i + column, count);
+  }
+  gate = rounded<BF16>(gate), up = rounded<BF16>(up);
+  if (job.added) {
+    const char* added = (const char*)(job.added + row * job.linear->n);
+    gate = rounded<BF16>(gate + load_part<false, wide>(added, column, count));
+    up = rounded<BF16>(up + load_part<false, wide>(added, i + column, count));
+  }
+  store_part<BF16>((char*)job.y, row * job.y_stride + column, rounded<BF16>(silu(gate)) * up, count);
+}
+
 template <bool BF16>
 void store_gate_up(const LinearJob& job, const float* c, int ldc, int row0, int rows, int panel) {
-  constexpr int size = BF16 ? 2 : 4;
-  int i = job.linear->n / 2, column = panel * 16, count = i - column < 16 ? i - column : 16;
-  f16v gate_bias = {}, up_bias = {};
-  if (job.linear->bias) {
-    memcpy(&gate_bias, job.linear->bias + column, count * sizeof(float));
-    memcpy(&up_bias, job.linear->bias + i + column, count * sizeof(float));
-  }
-  for (int row = 0; row < rows; ++row) {
-    const float* sums = c + (int64_t)row * ldc;
-    f16v gate = rounded<BF16>(load_as<f16v>(sums) + gate_bias);
-    f16v up = rounded<BF16>(load_as<f16v>(sums + 16) + up_bias);
-    if (job.added) {
-      const char* added = (const char*)(job.added + (int64_t)(row0 + row) * job.linear->n);
-      gate = rounded<BF16>(gate + load_part<false>(added, column, count));
-      up = rounded<BF16>(up + load_part<false>(added, i + column, count));
+  const int i = job.linear->n / 2;
+  for (int row = 0; row < rows; ++row)
+    for (int at = 0; at < 16; at += kWide) {
+      const int column = panel * 16 + at, count = i - column < kWide ? i - column : kWide;
+      if (count > 0) store_products<BF16>(job, c + (int64_t)row * ldc + at, row0 + row, column, count);
     }
-    f16v product = rounded<BF16>(silu(gate)) * up;
-    char* y = (char*)job.y + ((row0 + row) * job.y_stride + column) * size;
-    if constexpr (BF16) {
-      h16v bits = narrow(product);
-      memcpy(y, &bits, count == 16 ? 32 : count * size);
-    } else {
-      memcpy(y, &product, count == 16 ? 64 : count * size);
-    }
-  }
 }
 
 }  // namespace

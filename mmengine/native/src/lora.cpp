@@ -1,6 +1,8 @@
 // Low-rank additions, a chunk of a group's rows at a time: x a^T of all parts first, then what b makes of it.
 #include "lora.h"
 
+#include <immintrin.h>
+
 #include <algorithm>
 #include <vector>
 
@@ -16,8 +18,55 @@ constexpr int64_t kSmall = 100000;  // multiply-adds below which a second thread
 constexpr int kLanes = 16;
 constexpr int kRows = 4;          // that share what is read of a and b
 constexpr int kSums = 4;          // into which a row's sum over k is split, whatever the number of rows
+#if defined(__AVX512F__)
+constexpr int kInRegisters = 16;  // sums of 16 columns
+#else
+constexpr int kInRegisters = 4;
+#endif
 constexpr int kRowsOfChunk = 32;
 constexpr int kFarAhead = 8192, kNearAhead = 2048;  // bytes, into the second cache and into the first
+
+// 16 neighbours of a or b, and sums of them. With AVX2, which has 8 in a register, those of bfloat16 come as even ones
+// and then odd ones, in half as many instructions; in_order() brings sums back.
+#if defined(__AVX512F__)
+struct Sixteen {
+  f16v all;
+
+  template <bool BF16>
+  MM_INLINE_MEMBER static Sixteen load(const char* from, int64_t at) {
+    return {load_row<BF16>(from, at)};
+  }
+  MM_INLINE_MEMBER void add(const Sixteen& other, float by) { all = fused(other.all, splat(by), all); }
+  MM_INLINE_MEMBER Sixteen operator+(const Sixteen& other) const { return {all + other.all}; }
+  template <bool BF16>
+  MM_INLINE_MEMBER f16v in_order() const {
+    return all;
+  }
+};
+#else
+struct Sixteen {
+  __m256 one, other;
+
+  template <bool BF16>
+  MM_INLINE_MEMBER static Sixteen load(const char* from, int64_t at) {
+    if constexpr (!BF16) return {load_as<__m256>(from + at * 4), load_as<__m256>(from + at * 4 + 32)};
+    const __m256i pairs = load_as<__m256i>(from + at * 2), odd = _mm256_set1_epi32((int)0xffff0000);
+    return {(__m256)_mm256_slli_epi32(pairs, 16), (__m256)_mm256_and_si256(pairs, odd)};
+  }
+  MM_INLINE_MEMBER void add(const Sixteen& from, float by) {
+    const __m256 factor = _mm256_set1_ps(by);
+    one = _mm256_fmadd_ps(from.one, factor, one), other = _mm256_fmadd_ps(from.other, factor, other);
+  }
+  MM_INLINE_MEMBER Sixteen operator+(const Sixteen& to) const { return {one + to.one, other + to.other}; }
+  template <bool BF16>
+  MM_INLINE_MEMBER f16v in_order() const {
+    const __m256 low = _mm256_unpacklo_ps(one, other), high = _mm256_unpackhi_ps(one, other);
+    const __m256 apart[2] = {_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31)};
+    const __m256 as_they_are[2] = {one, other};
+    return load_as<f16v>(BF16 ? apart : as_they_are);
+  }
+};
+#endif
 
 inline int rank16(const mm_lora_part& part) { return (part.rank + kLanes - 1) / kLanes * kLanes; }
 
@@ -60,25 +109,37 @@ void widen_row(const char* from, int k, float* to) {
   if (t < k) store_part<false>((char*)to, t, load_part<BF16>(from, t, k - t), k - t);
 }
 
-// Sums of M rows of x by 16 rows of a.
+// Sums of M rows of x by 16 rows of a, as many of a row's at a time as stay in registers.
 template <bool BF16, int M>
 void shrink_block(const char* a, const float* const* x, int k, float scale, const Ahead& ahead, float* const* to) {
-  f16v sums[M][kSums] = {};
-  int t = 0;
-  for (; t + kSums <= k; t += kSums) {
-    const char* step = a + (int64_t)t * kLanes * (BF16 ? 2 : 4);
-    for (int line = 0; line < kSums * kLanes * (BF16 ? 2 : 4); line += 64) ahead.fetch(step + line);
-    for (int i = 0; i < kSums; ++i) {
-      const f16v v = load_row<BF16>(step, (int64_t)i * kLanes);
-      for (int m = 0; m < M; ++m) sums[m][i] = fused(v, splat(x[m][t + i]), sums[m][i]);
+  constexpr int kAtOnce = M * kSums <= kInRegisters ? kSums : kInRegisters / M, line = kLanes * (BF16 ? 2 : 4);
+  Sixteen sums[M][kSums];
+#pragma GCC unroll 4
+  for (int first = 0; first < kSums; first += kAtOnce) {
+    Sixteen found[M][kAtOnce] = {};
+    int t = first;
+    for (; t + kAtOnce <= k; t += kSums) {
+      const char* step = a + (int64_t)t * line;
+#pragma GCC unroll 4
+      for (int i = 0; i < kAtOnce; ++i) {
+        if ((first + i) * line % 64 == 0) ahead.fetch(step + i * line);
+        const Sixteen v = Sixteen::load<BF16>(step, (int64_t)i * kLanes);
+#pragma GCC unroll 4
+        for (int m = 0; m < M; ++m) found[m][i].add(v, x[m][t + i]);
+      }
     }
+    for (int i = 0; i < kAtOnce && t + i < k; ++i) {
+      const Sixteen v = Sixteen::load<BF16>(a, (int64_t)(t + i) * kLanes);
+      for (int m = 0; m < M; ++m) found[m][i].add(v, x[m][t + i]);
+    }
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m)
+      for (int i = 0; i < kAtOnce; ++i) sums[m][first + i] = found[m][i];
   }
-  for (int i = 0; t < k; ++t, ++i) {
-    const f16v v = load_row<BF16>(a, (int64_t)t * kLanes);
-    for (int m = 0; m < M; ++m) sums[m][i] = fused(v, splat(x[m][t]), sums[m][i]);
+  for (int m = 0; m < M; ++m) {
+    const Sixteen sum = (sums[m][0] + sums[m][1]) + (sums[m][2] + sums[m][3]);
+    store_as(to[m], sum.template in_order<BF16>() * scale);
   }
-  for (int m = 0; m < M; ++m)
-    store_as(to[m], ((sums[m][0] + sums[m][1]) + (sums[m][2] + sums[m][3])) * scale);
 }
 
 // x [count, k] by the part's a, into sums [count, rank16].
@@ -113,25 +174,28 @@ struct Out {
 template <bool BF16, bool YBF16, int M, int P>
 void expand_block(const mm_lora_part& part, const float* sums, const int32_t* rows, int panel, const Ahead& ahead,
                   const Out& out) {
-  f16v added[M][P] = {};
+  Sixteen added[M][P] = {};
   for (int r = 0; r < part.rank; ++r)
+#pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
       const int64_t at = ((int64_t)(panel + p) * part.rank + r) * kLanes;
       ahead.fetch((const char*)part.b + at * (BF16 ? 2 : 4));
-      const f16v v = load_row<BF16>((const char*)part.b, at);
-      for (int m = 0; m < M; ++m) added[m][p] = fused(v, splat(sums[m * rank16(part) + r]), added[m][p]);
+      const Sixteen v = Sixteen::load<BF16>((const char*)part.b, at);
+#pragma GCC unroll 4
+      for (int m = 0; m < M; ++m) added[m][p].add(v, sums[m * rank16(part) + r]);
     }
   for (int m = 0; m < M; ++m)
     for (int p = 0; p < P; ++p) {
       const int column = (panel + p) * kLanes, rest = part.n - column;
       const int64_t at = rows[m] * out.stride + part.offset + column;
-      store_part<YBF16>(out.y, at, load_part<YBF16>(out.y, at, rest) + added[m][p], rest);
+      const f16v found = added[m][p].template in_order<BF16>();
+      store_part<YBF16>(out.y, at, load_part<YBF16>(out.y, at, rest) + found, rest);
     }
 }
 
 template <bool BF16, bool YBF16, int M>
 void expand_rows(const mm_lora_part& part, const float* sums, const int32_t* rows, const Ahead& ahead, const Out& out) {
-  constexpr int kAtOnce = M == 1 ? 4 : 2;
+  constexpr int kAtOnce = M == 1 ? 4 : kInRegisters / M > 1 ? 2 : 1;
   const int panels = (part.n + kLanes - 1) / kLanes;
   int panel = 0;
   for (; panel + kAtOnce <= panels; panel += kAtOnce)
