@@ -108,11 +108,25 @@ def replay_operations(operations, collisions):
             holders = model.holders((parent, tuple(tokens.tolist()), extra))
             assert found in holders or found == -1
             assert collisions or (found == -1) == (not holders)
+            rows = np.array([tokens, draws[2:], draws[:2]], np.int32)
+            assert index.find_first(rows, {1: extra}).tolist() == one_by_one(index, rows, {1: extra})
         for block in range(12):
             assert (index.content[block] == NO_CONTENT) == (block not in model.held)
         by_id = {}
         for block, held in model.held.items():
             assert by_id.setdefault(int(index.content[block]), held) == held, "an id means one content"
+
+
+def one_by_one(index, rows, extras):
+    """The blocks of a row's beginning."""
+    found, parent = [], ROOT
+    for place, tokens in enumerate(rows):
+        block = find(index, parent, tokens, extras.get(place, b""))
+        if block == -1:
+            break
+        found.append(block)
+        parent = int(index.content[block])
+    return found
 
 
 def chain(index, model, parents, blocks, parent, draws, extra):

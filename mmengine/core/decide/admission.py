@@ -12,7 +12,7 @@ from mmengine.core.decide.fetch import PASSED, Passed, fetched
 from mmengine.core.decide.leases import taken_back
 from mmengine.core.state.adapters import digest_of
 from mmengine.core.state.blocks import block_extras, content_windows, media_ahead, threshold_of
-from mmengine.core.state.prefix_index import NO_BLOCK, ROOT
+from mmengine.core.state.prefix_index import NO_BLOCK
 from mmengine.core.state.reading import RequestView
 from mmengine.core.state.request_state import NO_ROW, SETTLED, RequestState
 from mmengine.core.state.view import View
@@ -315,14 +315,5 @@ def _cached_prefix(view: View, req_state: RequestView) -> np.ndarray:
     if not view.config.enable_prefix_caching or not count or _scores_prompt(req_state):
         return np.zeros(0, np.int32)
     tokens = content_windows(req_state.tokens, 0, count, size, view.content_width)
-    parts = view.blocks.token_parts(tokens).tolist()
     ahead = media_ahead(view.config, view.decision_version)
-    extras = block_extras(req_state.request, 0, count, size, ahead)
-    blocks, content = [], ROOT
-    for number in range(count):
-        block = view.blocks.find(content, parts[number], tokens[number], extras.get(number, b""))
-        if block == NO_BLOCK:
-            break
-        blocks.append(block)
-        content = int(view.blocks.content[block])
-    return np.array(blocks, np.int32)
+    return view.blocks.find_first(tokens, block_extras(req_state.request, 0, count, size, ahead))

@@ -48,12 +48,26 @@ class PrefixIndex:
             return block
         return NO_BLOCK
 
+    def find_first(self, tokens: np.ndarray, extras: dict[int, bytes]) -> np.ndarray:
+        """The blocks that hold the beginning of a row, each found behind the one before, as far as they are
+        there: int32. tokens int32 [n, width], `extras` by place in them."""
+        blocks, parent = list[int](), ROOT
+        for number, part in enumerate(self.token_parts(tokens).tolist()):
+            extra = extras.get(number, b"")
+            block = self._owner.get(_key(parent, part, extra), NO_BLOCK)
+            if block == NO_BLOCK or not self._follows(block, parent, extra):
+                break
+            blocks.append(block)
+            parent = int(self.content[block])
+        found = np.array(blocks, np.int32)
+        equal = (self._tokens[found] == tokens[: len(found)]).all(1)
+        return found if equal.all() else found[: int(equal.argmin())]
+
+    def _follows(self, block: int, parent: int, extra: bytes) -> bool:
+        return bool(self._parent[block] == parent) and self.extra.get(block, b"") == extra
+
     def _holds(self, block: int, parent: int, tokens: np.ndarray, extra: bytes) -> bool:
-        return (
-            self._parent[block] == parent
-            and self.extra.get(block, b"") == extra
-            and bool((self._tokens[block] == tokens).all())
-        )
+        return self._follows(block, parent, extra) and bool((self._tokens[block] == tokens).all())
 
     def insert(self, block: int, parent: int, part: int, tokens: np.ndarray, extra: bytes) -> int:
         """Record what `block` holds; gives its content id, NO_CONTENT after a collision of keys. What

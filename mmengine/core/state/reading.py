@@ -136,8 +136,7 @@ class BlocksView(Face):
     references: ReadOnlyArray  # by block
     content: ReadOnlyArray  # by block
     peek: Callable[[int], np.ndarray]
-    token_parts: Callable[[np.ndarray], np.ndarray]
-    find: Callable[[int, int, np.ndarray, bytes], int]
+    find_first: Callable[[np.ndarray, dict[int, bytes]], np.ndarray]
     _free_list: FreeList
 
     def __init__(self, pool: BlockPool):
@@ -146,8 +145,7 @@ class BlocksView(Face):
             references=read_only(pool.references),
             content=read_only(pool.index.content),
             peek=pool.free_list.peek,
-            token_parts=pool.index.token_parts,
-            find=pool.index.find,
+            find_first=pool.index.find_first,
             _free_list=pool.free_list,
         )
 
