@@ -1,5 +1,6 @@
 """What benchmarks/lora.py writes and simulates; how long anything took is not looked at."""
 
+import pytest
 from safetensors.torch import load_file
 
 TEXT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -14,6 +15,7 @@ def test_its_adapters_have_the_size_that_it_tells(module, tmp_path):
     assert sum(each.nbytes for each in tensors.values()) == writes.num_bytes(TEXT, 4)
 
 
+@pytest.mark.soak
 def test_waits_by_both_rules_are_in_the_table(module):
     lora = module("lora")
     found = lora.waits(60)

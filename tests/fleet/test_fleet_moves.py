@@ -277,6 +277,7 @@ def test_who_leaves_is_left_and_deadlines_hold_across_replicas():
     asyncio.run(go())
 
 
+@pytest.mark.soak
 def test_the_last_replica_is_taken_though_it_was_dodged():
     async def go():
         one = replica("a")

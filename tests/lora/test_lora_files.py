@@ -241,6 +241,7 @@ def test_what_cannot_be_shown_is_refused_and_not_shown(made, copy, name, dtype):
     refused(made, copy, WEIGHTS_FILE, "wrongly")
 
 
+@pytest.mark.soak
 def test_too_many_tensors_are_refused(made, copy):
     tensors = {
         f"t{n}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(MAX_TENSORS + 1)

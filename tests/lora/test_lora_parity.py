@@ -52,7 +52,12 @@ def run(engine, wanted, rounds=1):
     return {key: (requests[key], done.choices[0].token_ids) for key, done in ends.items()}
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+def seldom(name):
+    """The others have rows of all adapters in a step, too."""
+    return pytest.param(name, marks=pytest.mark.soak if name == "all at once" else ())
+
+
+@pytest.mark.parametrize("name", [*map(seldom, SETTINGS)])
 def test_tokens_are_those_of_peft(made, tmp_path, name):
     folder, adapters, wanted = made
     config = EngineConfig(**{"spec": "none", "max_loras": 8, **SETTINGS[name]})
@@ -68,6 +73,7 @@ def test_tokens_are_those_of_peft(made, tmp_path, name):
     assert report.ok and report.rederived and not report.unfinished
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(library.load() is None, reason="needs the compiled kernels")
 def test_an_image_that_is_encoded_in_parts_reads_its_adapter_once_for_them(made, tmp_path, monkeypatch):
     """And once more for its rows. Its image stands first behind what is cached, so no row holds it."""
