@@ -1,6 +1,5 @@
 """A server before a fleet whose requests outlive it, with replicas in this process or in others."""
 
-import shutil
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -107,9 +106,9 @@ def killed(root, target):
     """A copy of all folders, as a kill of the ingress and of all replicas would leave them. First what the
     ingress owes: the rest of it is let go of only when it stands elsewhere."""
     requests = Path(INGRESS, REQUESTS)
-    copied(root / requests, target / requests)
-    others = shutil.ignore_patterns("*.part", REQUESTS)
-    return shutil.copytree(root, target, ignore=others, dirs_exist_ok=True)
+    owed = copied(root / requests, target.with_name(f"{target.name}, owed"))
+    owed.rename(copied(root, target, REQUESTS) / requests)
+    return target
 
 
 def all_at_once(*calls):
