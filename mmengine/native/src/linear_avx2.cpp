@@ -156,7 +156,7 @@ struct Shared {
       store_as(scales + eight * 8, scale);
       if (!wants_sums(linear)) continue;
       __m256 min = linear.mins ? load_as<__m256>(group + mins_at(linear) + eight * 32) : _mm256_setzero_ps();
-      if (linear.form == MM_INT4) min = _mm256_fnmadd_ps(scale, _mm256_set1_ps(8), min);
+      if (is_masked(linear)) min = _mm256_fnmadd_ps(scale, _mm256_set1_ps(8), min);
       store_as(mins + eight * 8, min);
     }
   }
@@ -236,12 +236,6 @@ void run_codes(const Rows& rows, const char* panel, float* c) {
 }
 
 }  // namespace
-
-void spread_alone(const mm_linear& linear, Scratch* x) {
-  if (linear.form != MM_INT4) return;
-  constexpr float by[] = {1, 0x1p-8f, 0x1p-4f, 0x1p-12f};
-  for (int64_t t = 0; t < linear_steps(linear) * kStep; ++t) x[t] *= by[t % 4];
-}
 
 void run_panel(const Rows& rows, const char* panel, float* c) {
   if (!rows.linear.group) return run_plain(rows, panel, c);

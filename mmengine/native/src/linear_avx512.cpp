@@ -197,8 +197,6 @@ void run_codes(const Rows& rows, const char* panel, char* tile, float* c) {
 
 }  // namespace
 
-void spread_alone(const mm_linear&, Scratch*) {}
-
 void run_panel(const Rows& rows, const char* panel, float* c) {
   const mm_linear& linear = rows.linear;
   if (!linear.group) return run_steps(rows, 0, panel, linear_steps(linear), c);

@@ -55,7 +55,7 @@ void linear_prepare(const LinearJob& job, void* scratch, int row0, int row1) {
     }
     memset(to + k, 0, (padded - k) * sizeof(Scratch));
     if (wants_sums(*job.linear)) sum_groups(*job.linear, from, sums + (int64_t)row * job.groups());
-    if (job.m == 1) spread_alone(*job.linear, to);
+    for (int64_t t = 0; t < k && job.m == 1 && is_masked(*job.linear); ++t) to[t] *= kMaskedBy[t % 4];
   }
 }
 

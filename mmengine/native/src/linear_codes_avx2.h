@@ -7,7 +7,7 @@
 //
 // FP8 interleaves within 16 bytes to pairs of bfloat16, and so does int4: 16 bytes are of the columns 0 to 3 and 8 to
 // 11 of a sixteen, or of the others. A word of int4 has two columns, of which 4 of k are told apart by a mask: they
-// are numbers then, times 1, 2^8, 2^4 and 2^12. So are divided the values of a row that is alone (spread_alone): one
+// are numbers then, times 1, 2^8, 2^4 and 2^12. So are divided the values of a row that is alone (kMaskedBy): one
 // that is looked up in tables takes half as long again. What 8 was added for comes behind the product, as a min.
 //
 // What bfloat16(code * scale) is for e4m3 follows from the mantissa and the lowest bit of the exponent, 16 values, to
@@ -20,12 +20,10 @@
 #include <immintrin.h>
 
 #include "linear_job.h"
-#include "linear_vec.h"
+#include "wide_vec.h"
 
 namespace mm {
 
-MM_INLINE __m256 even_of(__m256i pair) { return (__m256)_mm256_slli_epi32(pair, 16); }
-MM_INLINE __m256 odd_of(__m256i pair) { return (__m256)_mm256_and_si256(pair, _mm256_set1_epi32((int)0xffff0000)); }
 MM_INLINE __m256i twice(__m128i bytes) { return _mm256_broadcastsi128_si256(bytes); }
 
 // Bits of bfloat16(value) in 32 of their own, without NaN.
@@ -45,35 +43,44 @@ inline bool is_odd(uint8_t stored) { return (stored & 0x4f) == 8; }
 inline int odd_span(int64_t group) { return group > 128 ? 8 : 4; }
 inline int odd_place(int64_t group, int64_t t) { return (int)(t / odd_span(group)); }
 
-// What `eight` of a panel's columns stand for, in 32 bytes: in pairs of bfloat16, and in float32.
-template <bool EXACT, class Codes>
-MM_INLINE void lines_of_eights(const Codes& codes, const char* at, char* tile) {
-#pragma GCC unroll 4
-  for (int eight = 0; eight < 4; ++eight) {
-    __m256i pairs[Codes::kDeep / 2];
-    codes.template pairs<EXACT>(at + eight * 32, eight, pairs);
-    for (int pair = 0; pair < Codes::kDeep / 2; ++pair) store_as(tile + pair * 128 + eight * 32, pairs[pair]);
-  }
-}
-template <bool EXACT, class Codes>
-MM_INLINE void add_eights(const Codes& codes, const char* at, const float* x, __m256 (&sums)[4]) {
-#pragma GCC unroll 4
-  for (int eight = 0; eight < 4; ++eight) {
-    __m256 values[Codes::kDeep];
-    codes.template values<EXACT>(at + eight * 32, eight, values);
-#pragma GCC unroll 8
-    for (int i = 0; i < Codes::kDeep; ++i)
-      sums[eight] = _mm256_fmadd_ps(_mm256_broadcast_ss(x + i), values[i], sums[eight]);
-  }
-}
-
 // A group in registers, 128 bytes at a time, which are kDeep of k. lines(): as a panel of bfloat16 has them. add():
 // times those of a row that is alone, to sums that ordered() brings into the order of the columns. kScaled: they are
 // times their scales, which else come behind the product.
 // known_until(): where codes from t on end that may be taken as they are; the others, which are EXACT, end at
 // odd_until().
-struct Fp8Codes {
+
+// Of codes of which 32 bytes are of 8 columns: pairs() and values() of an eight of the panel's, in pairs of bfloat16
+// and in float32.
+template <class Codes>
+struct Eights {
   static constexpr int kDeep = 4;
+
+  template <bool EXACT>
+  MM_INLINE_MEMBER void lines(const char* at, char* tile) const {
+#pragma GCC unroll 4
+    for (int eight = 0; eight < 4; ++eight) {
+      __m256i pairs[kDeep / 2];
+      ((const Codes*)this)->template pairs<EXACT>(at + eight * 32, eight, pairs);
+      for (int pair = 0; pair < kDeep / 2; ++pair) store_as(tile + pair * 128 + eight * 32, pairs[pair]);
+    }
+  }
+
+  template <bool EXACT>
+  MM_INLINE_MEMBER void add(const char* at, const float* x, __m256 (&sums)[4]) const {
+#pragma GCC unroll 4
+    for (int eight = 0; eight < 4; ++eight) {
+      __m256 values[kDeep];
+      ((const Codes*)this)->template values<EXACT>(at + eight * 32, eight, values);
+#pragma GCC unroll 4
+      for (int i = 0; i < kDeep; ++i)
+        sums[eight] = _mm256_fmadd_ps(_mm256_broadcast_ss(x + i), values[i], sums[eight]);
+    }
+  }
+
+  static void ordered(__m256 (&)[4]) {}
+};
+
+struct Fp8Codes : Eights<Fp8Codes> {
   static constexpr bool kScaled = true;
   __m256i low[2], high[2];  // of 16 columns, by the 4 low bits of a code
   const float* scales;
@@ -137,14 +144,6 @@ struct Fp8Codes {
     for (int pair = 0; pair < 2; ++pair) out[pair * 2] = even_of(both[pair]), out[pair * 2 + 1] = odd_of(both[pair]);
   }
 
-  template <bool EXACT>
-  MM_INLINE_MEMBER void lines(const char* at, char* tile) const { lines_of_eights<EXACT>(*this, at, tile); }
-  template <bool EXACT>
-  MM_INLINE_MEMBER void add(const char* at, const float* x, __m256 (&sums)[4]) const {
-    add_eights<EXACT>(*this, at, x, sums);
-  }
-  static void ordered(__m256 (&)[4]) {}
-
   // By the bits of float16, which has their subnormals, too; its exponent is biased by 15, e4m3's by 7.
   __attribute__((noinline)) static void exact(const char* at, const float* scales, __m256i (&out)[2]) {
     const __m256i codes = load_as<__m256i>(at), sign = _mm256_set1_epi8(-128);
@@ -173,8 +172,7 @@ struct Fp8Codes {
   }
 };
 
-struct Int8Codes {
-  static constexpr int kDeep = 4;
+struct Int8Codes : Eights<Int8Codes> {
   static constexpr bool kScaled = false;
 
   int size;
@@ -195,14 +193,6 @@ struct Int8Codes {
     for (int pair = 0; pair < 2; ++pair)
       out[pair] = _mm256_or_si256(_mm256_srli_epi32((__m256i)each[pair * 2], 16), (__m256i)each[pair * 2 + 1]);
   }
-
-  template <bool>
-  MM_INLINE_MEMBER void lines(const char* at, char* tile) const { lines_of_eights<false>(*this, at, tile); }
-  template <bool>
-  MM_INLINE_MEMBER void add(const char* at, const float* x, __m256 (&sums)[4]) const {
-    add_eights<false>(*this, at, x, sums);
-  }
-  static void ordered(__m256 (&)[4]) {}
 };
 
 // 0 to 15, of which 8 are subtracted behind the product.

@@ -26,17 +26,19 @@ struct Rows {
   }
 };
 
-// Whether what a row's groups are in sum is wanted. AVX2 has no int4 but as 0 to 15 (linear_codes_avx2.h).
-inline bool wants_sums(const mm_linear& linear) {
+// AVX2 tells codes of int4 apart by masks, as 0 to 15 times a power of two, by which a row that is alone is divided
+// (linear_codes_avx2.h).
+constexpr float kMaskedBy[] = {1, 0x1p-8f, 0x1p-4f, 0x1p-12f};  // by k
+inline bool is_masked(const mm_linear& linear) {
 #if defined(__AVX512F__)
-  return linear.mins;
+  return false;
 #else
-  return linear.mins || linear.form == MM_INT4;
+  return linear.form == MM_INT4;
 #endif
 }
 
-// Makes of a row that is alone, of whole steps, what its codes are multiplied by.
-void spread_alone(const mm_linear& linear, Scratch* x);
+// Whether what a row's groups are in sum is wanted.
+inline bool wants_sums(const mm_linear& linear) { return linear.mins || is_masked(linear); }
 
 // Blocks of at most so many rows are as high as each other, but for the last.
 inline int height_of(int count, int most) { return (int)ceil_div(count, ceil_div(count, most)); }

@@ -1,8 +1,6 @@
 // Low-rank additions, a chunk of a group's rows at a time: x a^T of all parts first, then what b makes of it.
 #include "lora.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <vector>
 
@@ -28,45 +26,40 @@ constexpr int kFarAhead = 8192, kNearAhead = 2048;  // bytes, into the second ca
 
 // 16 neighbours of a or b, and sums of them. With AVX2, which has 8 in a register, those of bfloat16 come as even ones
 // and then odd ones, in half as many instructions; in_order() brings sums back.
+struct Sixteen {
+  static constexpr int kParts = kLanes / kWide;
+  wide part[kParts];
+
+  template <bool BF16>
+  MM_INLINE_MEMBER static Sixteen load(const char* from, int64_t at) {
 #if defined(__AVX512F__)
-struct Sixteen {
-  f16v all;
-
-  template <bool BF16>
-  MM_INLINE_MEMBER static Sixteen load(const char* from, int64_t at) {
     return {load_row<BF16>(from, at)};
-  }
-  MM_INLINE_MEMBER void add(const Sixteen& other, float by) { all = fused(other.all, splat(by), all); }
-  MM_INLINE_MEMBER Sixteen operator+(const Sixteen& other) const { return {all + other.all}; }
-  template <bool BF16>
-  MM_INLINE_MEMBER f16v in_order() const {
-    return all;
-  }
-};
 #else
-struct Sixteen {
-  __m256 one, other;
+    if constexpr (!BF16) return {load_row<false, wide>(from, at), load_row<false, wide>(from, at + kWide)};
+    const __m256i pairs = load_as<__m256i>(from + at * 2);
+    return {even_of(pairs), odd_of(pairs)};
+#endif
+  }
 
   template <bool BF16>
-  MM_INLINE_MEMBER static Sixteen load(const char* from, int64_t at) {
-    if constexpr (!BF16) return {load_as<__m256>(from + at * 4), load_as<__m256>(from + at * 4 + 32)};
-    const __m256i pairs = load_as<__m256i>(from + at * 2), odd = _mm256_set1_epi32((int)0xffff0000);
-    return {(__m256)_mm256_slli_epi32(pairs, 16), (__m256)_mm256_and_si256(pairs, odd)};
-  }
-  MM_INLINE_MEMBER void add(const Sixteen& from, float by) {
-    const __m256 factor = _mm256_set1_ps(by);
-    one = _mm256_fmadd_ps(from.one, factor, one), other = _mm256_fmadd_ps(from.other, factor, other);
-  }
-  MM_INLINE_MEMBER Sixteen operator+(const Sixteen& to) const { return {one + to.one, other + to.other}; }
-  template <bool BF16>
   MM_INLINE_MEMBER f16v in_order() const {
-    const __m256 low = _mm256_unpacklo_ps(one, other), high = _mm256_unpackhi_ps(one, other);
+#if !defined(__AVX512F__)
+    const __m256 low = _mm256_unpacklo_ps(part[0], part[1]), high = _mm256_unpackhi_ps(part[0], part[1]);
     const __m256 apart[2] = {_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31)};
-    const __m256 as_they_are[2] = {one, other};
-    return load_as<f16v>(BF16 ? apart : as_they_are);
+    if constexpr (BF16) return load_as<f16v>(apart);
+#endif
+    return load_as<f16v>(part);
+  }
+
+  MM_INLINE_MEMBER void add(const Sixteen& from, float by) {
+    for (int i = 0; i < kParts; ++i) part[i] = fused(from.part[i], all(by), part[i]);
+  }
+  MM_INLINE_MEMBER Sixteen operator+(const Sixteen& other) const {
+    Sixteen sum = *this;
+    for (int i = 0; i < kParts; ++i) sum.part[i] += other.part[i];
+    return sum;
   }
 };
-#endif
 
 inline int rank16(const mm_lora_part& part) { return (part.rank + kLanes - 1) / kLanes * kLanes; }
 

@@ -27,6 +27,10 @@ MM_INLINE wide exp_clamped(wide x) {
   return exp_as<ints>(x);
 }
 MM_INLINE wide silu(wide x) { return x / (1.0f + exp_clamped(-x)); }
+
+// Of eight pairs of bfloat16.
+MM_INLINE __m256 even_of(__m256i pair) { return (__m256)_mm256_slli_epi32(pair, 16); }
+MM_INLINE __m256 odd_of(__m256i pair) { return (__m256)_mm256_and_si256(pair, _mm256_set1_epi32((int)0xffff0000)); }
 #endif
 
 MM_INLINE wide all(float x) { return x - wide{}; }
