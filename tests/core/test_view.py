@@ -2,6 +2,7 @@
 costs nothing."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,15 @@ view.goodput.admit(row)  # a request
 """.strip().splitlines()
 
 
+@pytest.fixture
+def recursion_limit():
+    """Of this process, as it was: the type checker raises it, and tests behind see what is nested too deep."""
+    before = sys.getrecursionlimit()
+    yield
+    sys.setrecursionlimit(before)
+
+
+@pytest.mark.usefixtures("recursion_limit")
 def test_a_type_checker_refuses_each_write_and_no_read(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     decision = tmp_path / "decision.py"
