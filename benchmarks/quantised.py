@@ -34,10 +34,19 @@ RESULTS = Path(__file__).parent / "results"
 FILES = {"avx2": "quantised_cpu_avx2.md"}  # by instruction set
 TITLE = "Quantised weights on a CPU"
 NEW, PROMPT, LONG = 8, 32, 512  # tokens of an answer that is timed; of its prompt; of a prompt that is timed
-FORMS = ("bf16", "int8 g 32", "FP8 128 x 128", "int4 g 128")
+WHOLE = "FP8 128 x 128, head too"  # made at loading; the hub's folders leave the head as it is
+FORMS = ("bf16", "int8 g 32", "FP8 128 x 128", WHOLE, "int4 g 128")
+MADE = {"int8 g 32": "int8", WHOLE: "fp8"}  # of the plain folder, as it is loaded
 ROUNDED = ", int8 activations"  # of a form's name: outside parity
-WANTED = {"int8 g 32": (1.7, 0.80), "FP8 128 x 128": (1.7, 0.75), "int4 g 128": (2.4, 0.60)}
-BYTES = {"bf16": 2.0, "int8 g 32": 1 + 2 / 32, "FP8 128 x 128": 1 + 4 / 128, "int4 g 128": 0.5 + 2 / 128}
+_FP8_WANTED, _FP8_BYTES = (1.7, 0.75), 1 + 4 / 128
+WANTED = {
+    "int8 g 32": (1.7, 0.80),
+    "FP8 128 x 128": _FP8_WANTED,
+    WHOLE: _FP8_WANTED,
+    "int4 g 128": (2.4, 0.60),
+}
+BYTES = {"bf16": 2.0, "int8 g 32": 1 + 2 / 32, "int4 g 128": 0.5 + 2 / 128}
+BYTES |= {"FP8 128 x 128": _FP8_BYTES, WHOLE: _FP8_BYTES}
 READ_VALUES = 2**28  # float32 that are summed to see how fast memory is read
 
 
@@ -86,7 +95,7 @@ def _once(path: Path, part: Callable[[], Part]) -> Part:
 
 
 def _folders(shape: Shape, folder: Path) -> dict[str, Path]:
-    """By form; int8 is made of the plain one as it is loaded."""
+    """By form."""
     import day_one_model
     import half_billion_model
     from quantised_folders import quantised
@@ -98,7 +107,7 @@ def _folders(shape: Shape, folder: Path) -> dict[str, Path]:
         if not plain.exists():
             day_one_model.make(plain, None, small=shape is Shape.SMALL)
     fp8, int4 = (quantised(plain, folder / form, form) for form in ("fp8", "int4"))
-    return dict(zip(FORMS, (plain, plain, fp8, int4), strict=True))
+    return dict(zip(FORMS, (plain, plain, fp8, plain, int4), strict=True))
 
 
 def _memory(shape: Shape, folders: dict[str, Path]) -> Part:
@@ -109,14 +118,14 @@ def _memory(shape: Shape, folders: dict[str, Path]) -> Part:
     targets = []
     for form, folder in folders.items():
         command = [sys.executable, str(Path(__file__).parent / "quantised_loading.py"), str(folder)]
-        more = ["--quantize", "int8"] if form.startswith("int8") else []
+        more = ["--quantize", MADE[form]] if form in MADE else []
         said = subprocess.run([*command, *more], check=True, capture_output=True, text=True).stdout
         found, size = json.loads(said.splitlines()[-1]), weight_bytes(folder)
         peak = found["weights"] / size
         table.rows.append(
             (form, f"{size / 1e6:,.0f}", f"{found['weights'] / 1e6:,.0f}", f"{peak:.2f}", f"{found['s']:.1f}")
         )
-        if form.startswith("FP8"):
+        if form == "FP8 128 x 128":
             targets.append(Target(f"{shape}: peak of loading FP8, of its files", peak, 1.1, most=True))
     table.notes.append(
         "Private memory less what the process had before it read weights; the KV pool is not written yet."
@@ -196,21 +205,21 @@ def _engine(folder: Path, form: str, threads: int) -> "Engine":
         max_model_len=640,
         encoder_cache_size=1024,
         num_threads=threads,
-        quantize="int8" if form.startswith("int8") else "none",
+        quantize=MADE.get(form.removesuffix(ROUNDED), "none"),
         activations="int8" if form.endswith(ROUNDED) else "model",
     )
     return Engine(folder, device="cpu", dtype="bfloat16", config=config)
 
 
 def _token_bytes(engine: "Engine", form: str) -> float:
-    """Of the weights that a step of one row reads: layers, and the head, which int8 alone has as codes."""
+    """Of the weights that a step of one row reads: layers and the head, in codes where made here."""
     built = engine.built
     config = built.plugin.read_config(built.folder).text  # type: ignore[attr-defined]  # of the floor
     heads = config.num_heads + 2 * config.num_kv_heads
     layer = (heads + config.num_heads) * config.head_dim + 3 * config.intermediate_size
     form = form.removesuffix(ROUNDED)
     layers, head = config.num_layers * layer * config.hidden_size, config.vocab_size * config.hidden_size
-    return layers * BYTES[form] + head * (BYTES[form] if form.startswith("int8") else 2.0)
+    return layers * BYTES[form] + head * (BYTES[form] if form in MADE else 2.0)
 
 
 def _clocked(run: Callable[[], object]) -> float:

@@ -15,7 +15,7 @@ from measure import use_threads
 
 def main(
     folder: Annotated[Path, typer.Argument(help="The checkpoint.")],
-    quantize: Annotated[str, typer.Option(help="none or int8.")] = "none",
+    quantize: Annotated[str, typer.Option(help="none, int8 or fp8.")] = "none",
 ) -> None:
     """Load it, in bfloat16."""
     use_threads(2)

@@ -141,7 +141,8 @@ def test_a_cut_before_the_last_segment_is_refused(several):
 
 def test_damage_before_the_last_segment_is_refused_even_at_its_end(several):
     path = segments(several)[1]
-    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 0xFF]))
     with pytest.raises(CorruptLog, match=path.name):
         list(LogReader(several))
 
