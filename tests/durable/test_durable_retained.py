@@ -171,7 +171,13 @@ def test_a_full_disk_costs_a_snapshot_or_a_packed_segment_and_nothing_else(tmp_p
 
 
 @pytest.mark.parametrize(
-    "spoil", [lambda d: d[:-1], lambda d: d[:40] + b"?" + d[41:], lambda d: b"", lambda d: b"MMXX" + d[4:]]
+    "spoil",
+    [
+        lambda d: d[:-1],
+        lambda d: d[:40] + bytes([d[40] ^ 1]) + d[41:],
+        lambda d: b"",
+        lambda d: b"MMXX" + d[4:],
+    ],
 )
 def test_fsck_tells_of_a_damaged_snapshot(tmp_path, spoil):
     """A writer at work may let one go meanwhile: that is no damage."""
