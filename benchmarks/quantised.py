@@ -34,7 +34,7 @@ RESULTS = Path(__file__).parent / "results"
 FILES = {"avx2": "quantised_cpu_avx2.md"}  # by instruction set
 TITLE = "Quantised weights on a CPU"
 NEW, PROMPT, LONG = 8, 32, 512  # tokens of an answer that is timed; of its prompt; of a prompt that is timed
-WHOLE = "FP8 128 x 128, head too"  # made at loading; the hub's folders leave the head as it is
+WHOLE = "FP8 16 x 128, head too"  # made at loading; the hub's folders leave the head as it is
 FORMS = ("bf16", "int8 g 32", "FP8 128 x 128", WHOLE, "int4 g 128")
 MADE = {"int8 g 32": "int8", WHOLE: "fp8"}  # of the plain folder, as it is loaded
 ROUNDED = ", int8 activations"  # of a form's name: outside parity
@@ -138,7 +138,7 @@ def _times(shape: Shape, folders: dict[str, Path], threads: int, rounds: int) ->
 
     gc.collect()  # engines of before go in circles
     values = torch.randn(READ_VALUES // (16 if shape is Shape.SMALL else 1))
-    named = {name: folder for form, folder in folders.items() for name in _names(form)}
+    named = {name: folder for form, folder in folders.items() for name in _names(form, shape)}
     engines = {form: _engine(folder, form, threads) for form, folder in named.items()}
     torch.set_num_threads(threads)
     work: dict[str, Callable[[], float]] = {"read": lambda: _clocked(values.sum) / values.nbytes}
@@ -191,9 +191,10 @@ def _times(shape: Shape, folders: dict[str, Path], threads: int, rounds: int) ->
     return Part([table], targets)
 
 
-def _names(form: str) -> list[str]:
-    """A form as itself, and where it is of whole numbers with rounded activations."""
-    return [form, form + ROUNDED] if form.startswith("int") else [form]
+def _names(form: str, shape: Shape) -> list[str]:
+    """A form as itself, and where it is of whole numbers with rounded activations, which of 2 B do not find
+    memory beside the others."""
+    return [form, form + ROUNDED] if form.startswith("int") and shape is not Shape.TWO else [form]
 
 
 def _engine(folder: Path, form: str, threads: int) -> "Engine":
