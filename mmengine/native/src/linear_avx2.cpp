@@ -237,7 +237,7 @@ void run_codes(const Rows& rows, const char* panel, float* c) {
 
 }  // namespace
 
-void run_panel(const Rows& rows, const char* panel, float* c) {
+void run_panels(int, const Rows& rows, const char* panel, float* c) {
   if (!rows.linear.group) return run_plain(rows, panel, c);
   if (rows.linear.form == MM_FP8) return run_codes<Fp8Codes>(rows, panel, c);
   if (rows.linear.form == MM_INT8) return run_codes<Int8Codes>(rows, panel, c);

@@ -29,7 +29,7 @@ MM_INLINE void multiply_group(const Rows& rows, int i, const char* group, char* 
   __m512 sums[M][2];
   begin_sums<M>(!is_scaled || i == 0, c, sums);
   multiply_codes<Codes, M, TILE>(Codes(group), rows.x + (int64_t)i * linear.group, rows.stride,
-                                 group + codes_at(linear), linear.group, tile, sums);
+                                 group + placed(linear, codes_at(linear)), linear.group, tile, sums);
   if constexpr (is_scaled) return store_sums<M>(sums, c);
   const Scales by(linear, group);
 #pragma GCC unroll 16
@@ -44,7 +44,7 @@ MM_INLINE void multiply_group(const Rows& rows, int i, const char* group, char* 
 template <class Codes, int M>
 void multiply_panel(const Rows& rows, const char* group, char* tile, float* c) {
   const mm_linear& linear = rows.linear;
-  for (int i = 0; i < rows.groups; ++i, group += group_bytes(linear)) {
+  for (int i = 0; i < rows.groups; ++i, group += group_step(linear)) {
     if (Codes::fit(group)) {
       multiply_group<Codes, M, false>(rows, i, group, nullptr, c);
     } else {
@@ -53,6 +53,40 @@ void multiply_panel(const Rows& rows, const char* group, char* tile, float* c) {
     }
   }
 }
+
+#if defined(__AVX512VBMI__)
+// Two panels whose lines alternate, for few rows.
+template <class Codes, int M>
+void multiply_pair(const Rows& rows, const char* group, float* c) {
+  const mm_linear& linear = rows.linear;
+  const bool amd = kIsAmd;
+  for (int i = 0; i < rows.groups; ++i, group += group_step(linear)) {
+    const Codes found(group);
+    const char* codes = group + placed(linear, codes_at(linear));
+    const Scratch* x = rows.x + (int64_t)i * linear.group;
+    __m512 sums[2][M][2] = {};
+    for (int t = 0; t < linear.group; t += 4, codes += Codes::kNext, x += 4)
+#pragma GCC unroll 2
+      for (int panel = 0; panel < 2; ++panel) {
+        __m512i low[2], high[2];
+        fetch_line<(M > 1), 2 * kAhead>(amd, codes + panel * 64);
+        found.pairs(codes + panel * 64, low, high);
+#pragma GCC unroll 2
+        for (int pair = 0; pair < 2; ++pair) add_pair<M>(x + 2 * pair, rows.stride, low[pair], high[pair], sums[panel]);
+      }
+#pragma GCC unroll 2
+    for (int panel = 0; panel < 2; ++panel) {
+      const Scales by(linear, group + panel * 64);
+#pragma GCC unroll 16
+      for (int row = 0; row < M; ++row)
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half)
+          add_scaled((f16v)sums[panel][row][half], by, half, linear.mins ? rows.sums + row * rows.groups + i : nullptr,
+                     c + (panel * M + row) * kPanel);
+    }
+  }
+}
+#endif
 
 constexpr int kScaledRows = 6;  // sums of a group and of all groups are in registers
 constexpr int kFirstRows = 8;   // that many rows are decoded with, where codes are scaled as they are
@@ -138,7 +172,7 @@ void run_many(const Rows& rows, const char* group, char* tile, float* c) {
   for (int i = 0; i < rows.groups; i += kPiece / size) {
     const int count = rows.groups - i < kPiece / size ? rows.groups - i : kPiece / size;
     Scales by[kPiece / 32];
-    for (int g = 0; g < count; ++g, group += group_bytes(linear)) {
+    for (int g = 0; g < count; ++g, group += group_step(linear)) {
       char* to = tile + g * size * 64;
       if (Codes::fit(group)) {
         All::Of<Codes>::group[tall](first, i + g, group, to, c);
@@ -197,11 +231,18 @@ void run_codes(const Rows& rows, const char* panel, char* tile, float* c) {
 
 }  // namespace
 
-void run_panel(const Rows& rows, const char* panel, float* c) {
+void run_panels(int panels, const Rows& rows, const char* panel, float* c) {
   const mm_linear& linear = rows.linear;
   if (!linear.group) return run_steps(rows, 0, panel, linear_steps(linear), c);
   alignas(64) char tile[MM_MAX_GROUP * 64];
-  memset(c, 0, rows.count * kPanel * sizeof(float));
+  memset(c, 0, panels * rows.count * kPanel * sizeof(float));
+#if defined(__AVX512VBMI__)
+  constexpr decltype(&multiply_pair<Int4Codes, 1>) pairs[] = {
+      nullptr,
+      multiply_pair<Int4Codes, 1>, multiply_pair<Int4Codes, 2>, multiply_pair<Int4Codes, 3>,
+      multiply_pair<Int4Codes, 4>, multiply_pair<Int4Codes, 5>, multiply_pair<Int4Codes, kPairRows>};
+  if (panels == 2) return pairs[rows.count](rows, panel, c);
+#endif
   auto run = linear.form == MM_FP8    ? run_codes<Fp8Codes>
              : linear.form == MM_INT8 ? run_codes<Int8Codes>
                                       : run_codes<Int4Codes>;

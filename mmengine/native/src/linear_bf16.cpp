@@ -29,6 +29,12 @@ void sum_groups(const mm_linear& linear, const uint16_t* x, float* sums) {
   }
 }
 
+// Those from `panel` on that are multiplied by at once.
+int panels_at_once(const LinearJob& job, const Share& share, int panel) {
+  const bool few = share.row1 - share.row0 <= kPairRows;
+  return few && alternating(*job.linear) == 2 && panel % 2 == 0 && panel + 1 < share.panel1 ? 2 : 1;
+}
+
 }  // namespace
 
 int64_t linear_scratch_bytes(const LinearJob& job) {
@@ -64,12 +70,14 @@ void linear_run_bf16(const LinearJob& job, const void* scratch, const Share& sha
   alignas(64) float c[kMostRows * kPanel];
   const float* sums = (const float*)((const char*)scratch + group_sums_at(job));
   const Rows every = {*job.linear, (const Scratch*)scratch, row_stride(job), sums, job.m, job.groups(), job.m == 1};
-  for (int panel = share.panel0; panel < share.panel1; ++panel)
+  for (int panel = share.panel0, panels; panel < share.panel1; panel += panels) {
+    panels = panels_at_once(job, share, panel);
     for (int row = share.row0; row < share.row1; row += kMostRows) {
       const int count = share.row1 - row < kMostRows ? share.row1 - row : kMostRows;
-      run_panel(every.some(row, count), job.panel(panel), c);
-      linear_store(job, c, kPanel, row, count, panel);
+      run_panels(panels, every.some(row, count), job.panel(panel), c);
+      for (int i = 0; i < panels; ++i) linear_store(job, c + i * count * kPanel, kPanel, row, count, panel + i);
     }
+  }
 }
 
 }  // namespace mm

@@ -22,12 +22,12 @@ inline bool is_amd() {
 inline const bool kIsAmd = is_amd();
 
 // Intel's, which are here where a hypervisor keeps AMX to itself, do better with any number of rows, asked in two hops.
-template <bool ON_AMD>
+template <bool ON_AMD, int AHEAD = kAhead>
 MM_INLINE void fetch_line(bool amd, const char* line) {
   if (!amd)
     fetch_ahead<8192, 1024>(line);
   else if constexpr (ON_AMD)
-    __builtin_prefetch(line + kAhead);
+    __builtin_prefetch(line + AHEAD);
 }
 
 // Sums of M rows of a panel: they begin as zeros, or go on from what c is.
@@ -81,7 +81,7 @@ template <class Codes, int M, bool TILE>
 MM_INLINE void multiply_codes(const Codes& found, const Scratch* x, int64_t x_stride, const char* codes, int size,
                               char* tile, __m512 (&sums)[M][2]) {
   const bool amd = kIsAmd;
-  for (int t = 0; t < size; t += 4, codes += Codes::kBytes, x += 4) {
+  for (int t = 0; t < size; t += 4, codes += Codes::kNext, x += 4) {
     __m512i low[2], high[2];
 #pragma GCC unroll 2
     for (int line = 0; line < Codes::kBytes; line += 64) fetch_line<(M > kUnfetchedCodes)>(amd, codes + line);

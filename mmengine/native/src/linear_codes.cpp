@@ -45,7 +45,7 @@ void decode_fp8(const char* codes, int size, char* out) {
 int64_t place_byte(const mm_linear&, int column, int64_t t) { return place_looked_up(column, t); }
 
 // Of int4 the byte, and the shift in it.
-int64_t place_half(int column, int64_t t) { return t / 4 * 64 + column % 16 * 4 + t % 2 * 2 + t / 2 % 2; }
+int64_t place_half(int column, int64_t t) { return t / 4 * 128 + column % 16 * 4 + t % 2 * 2 + t / 2 % 2; }
 int shift_of(int column, int64_t) { return column / 16 * 4; }
 
 uint8_t stored(const mm_linear& linear, uint8_t code) {
@@ -140,7 +140,7 @@ void decode_codes(const mm_linear& linear, const char* group, char* out) {
 #endif
 
 uint16_t decode_one(const mm_linear& linear, const char* group, int column, int64_t t) {
-  const uint8_t* codes = (const uint8_t*)group + codes_at(linear);
+  const uint8_t* codes = (const uint8_t*)group + placed(linear, codes_at(linear));
   const Scales by(linear, group);
   float value;
   if (linear.form == MM_INT4) {
@@ -156,7 +156,7 @@ uint16_t decode_one(const mm_linear& linear, const char* group, int column, int6
 
 void encode_column(const mm_linear& linear, char* group, int column, const uint8_t* codes, int64_t count, float scale,
                    float min) {
-  uint8_t* to = (uint8_t*)group + codes_at(linear);
+  uint8_t* to = (uint8_t*)group + placed(linear, codes_at(linear));
   if (linear.form == MM_INT4)
     for (int64_t t = 0; t < count; ++t) to[place_half(column, t)] |= ((codes[t] + 8) & 15) << shift_of(column, t);
   else
@@ -165,7 +165,7 @@ void encode_column(const mm_linear& linear, char* group, int column, const uint8
     store_as(group + column * 4, scale);
   else
     store_as(group + column * 2, (uint16_t)_cvtss_sh(scale, 0));
-  if (linear.mins) store_as(group + mins_at(linear) + column * 4, min);
+  if (linear.mins) store_as(group + placed(linear, mins_at(linear) + column * 4), min);
 }
 
 }  // namespace mm

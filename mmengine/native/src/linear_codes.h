@@ -3,8 +3,8 @@
 // With VBMI codes of a byte lie [group / 4][2 halves][4][2 pairs of k][4 columns][2]: a half of two pairs is a cache
 // line, whose bytes interleave to what bfloat16 has (linear_job.h). int8 has its sign apart, as e4m3 has, so that
 // both are looked up in a table of 128. int4 lies [group / 4][16 columns][2 of a pair] in words of 4 codes + 8, from
-// the low bits up: of the first pair the left half of the columns and the right one, then of the second pair. With AMX
-// only e4m3 lies so (linear_codes_amx.h).
+// the low bits up: of the first pair the left half of the columns and the right one, then of the second pair; every
+// other line is the neighbouring panel's (linear_job.h). With AMX only e4m3 lies so (linear_codes_amx.h).
 //
 // AVX-512 without it makes float32 of them, and they lie [group][32 columns]; of int4, + 8, [group / 2][32], the first
 // in the low half of a byte. AVX2 has a layout of its own (linear_codes_avx2.h).
@@ -50,7 +50,7 @@ struct Scales {
         scales[half] = load_as<f16v>(group + half * 64);
       else
         scales[half] = from_halves(load_as<__m256i>(group + half * 32));
-      if (linear.mins) mins[half] = load_as<f16v>(group + mins_at(linear) + half * 64);
+      if (linear.mins) mins[half] = load_as<f16v>(group + placed(linear, mins_at(linear) + half * 64));
     }
   }
 };
@@ -115,10 +115,10 @@ struct CodeTable {
   }
 };
 
-// A group's codes in registers, two pairs of k at a time, which take kBytes: `low` 16 columns, and `high` ones. Of FP8
-// they are scaled, where 16 columns share a scale, as the blocks of a file give them (`fit`).
+// A group's codes in registers, two pairs of k at a time, which take kBytes, kNext from the next two: `low` 16 columns,
+// and `high` ones. Of FP8 they are scaled, where 16 columns share a scale, as the blocks of a file give them (`fit`).
 struct Fp8Codes {
-  static constexpr int kBytes = 128;
+  static constexpr int kBytes = 128, kNext = 128;
   CodeTable of[2];
 
   MM_INLINE_MEMBER explicit Fp8Codes(const char* group)
@@ -138,7 +138,7 @@ struct Fp8Codes {
 
 #if !defined(__AMX_BF16__)
 struct Int8Codes {
-  static constexpr int kBytes = 128;
+  static constexpr int kBytes = 128, kNext = 128;
   CodeTable of;
 
   MM_INLINE_MEMBER explicit Int8Codes(const char*) {
@@ -159,7 +159,7 @@ struct Int8Codes {
 
 // A word's low 5 bits are looked up: the fifth is of the next code, and makes no difference.
 struct Int4Codes {
-  static constexpr int kBytes = 64;
+  static constexpr int kBytes = 64, kNext = 128;
   __m512i values;
 
   MM_INLINE_MEMBER explicit Int4Codes(const char*) : values(load_as<__m512i>(CodeValues::all.int4)) {}
@@ -179,8 +179,8 @@ struct Int4Codes {
 template <class Codes>
 MM_INLINE void decode_pairs(const mm_linear& linear, const char* group, char* out) {
   const Codes found(group);
-  const char* codes = group + codes_at(linear);
-  for (int t = 0; t < linear.group; t += 4, codes += Codes::kBytes, out += 256) {
+  const char* codes = group + placed(linear, codes_at(linear));
+  for (int t = 0; t < linear.group; t += 4, codes += Codes::kNext, out += 256) {
     __m512i low[2], high[2];
     found.pairs(codes, low, high);
 #pragma GCC unroll 2

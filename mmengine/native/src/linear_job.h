@@ -7,6 +7,8 @@
 //             reads line after line; where the halves lay 1 KB apart, AMD EPYC read a third as fast.
 //   codes     [panel][k / group]: 32 scales, 32 mins where there are any, then group * 32 codes (linear_codes.h);
 //             k padded to whole groups with zeros. Scales of FP8 are float32, of integers float16; mins float32.
+//             Panels of int4 stand in pairs with VBMI, whose cache lines alternate: by one panel the sums of a row
+//             wait for themselves, and two that lie in two places are fetched ahead badly.
 // A panel's columns are 32 rows of w; where gate and up are packed together, 16 rows of gate and the
 // same 16 of up.
 #pragma once
@@ -30,6 +32,22 @@ inline int64_t group_bytes(const mm_linear& linear) {
   return codes_at(linear) + (int64_t)linear.group * kPanel / (linear.form == MM_INT4 ? 2 : 1);
 }
 
+// How many panels stand in a pair, or alone.
+inline int alternating(const mm_linear& linear) {
+#if defined(__AVX512VBMI__) && !defined(__AMX_BF16__)
+  return linear.form == MM_INT4 && !linear.x_form ? 2 : 1;
+#else
+  (void)linear;
+  return 1;
+#endif
+}
+
+// Where a byte of a panel, or of a group, lies behind its beginning; and a group behind the one before.
+inline int64_t placed(const mm_linear& linear, int64_t byte) {
+  return byte / 64 * 64 * alternating(linear) + byte % 64;
+}
+inline int64_t group_step(const mm_linear& linear) { return group_bytes(linear) * alternating(linear); }
+
 // Of kStep values of k, in a panel of bfloat16 or codes.
 inline int64_t linear_steps(const mm_linear& linear) {
   if (!linear.group) return ceil_div(linear.k, kStep);
@@ -39,6 +57,11 @@ inline int64_t linear_steps(const mm_linear& linear) {
 inline int64_t linear_panel_bytes(const mm_linear& linear) {
   if (linear.group) return ceil_div(linear.k, linear.group) * group_bytes(linear);
   return linear.dtype == MM_BF16 ? linear_steps(linear) * 2048 : (int64_t)linear.k * 128;
+}
+
+inline int64_t panel_at(const mm_linear& linear, int64_t panel) {
+  const int count = alternating(linear);
+  return panel / count * count * linear_panel_bytes(linear) + panel % count * 64;
 }
 
 struct LinearJob {
@@ -56,7 +79,7 @@ struct LinearJob {
   bool bf16() const { return linear->dtype == MM_BF16; }
   int panels() const { return (int)ceil_div(linear->n, kPanel); }
   int steps() const { return (int)linear_steps(*linear); }
-  const char* panel(int p) const { return (const char*)linear->packed + p * linear_panel_bytes(*linear); }
+  const char* panel(int p) const { return (const char*)linear->packed + panel_at(*linear, p); }
   const char* row(int i) const {
     return (const char*)x + (gathered ? gathered[i] : i) * x_stride * (bf16() ? 2 : 4);
   }

@@ -55,7 +55,7 @@ struct Piece {
 // `rows`: those of the piece behind the panel's columns, or -1.
 void pack_panel_codes(const mm_linear& linear, const Piece& piece, const int64_t* rows, char* out) {
   int64_t k = linear.k, groups = ceil_div(k, linear.group);
-  for (int64_t i = 0; i < groups; ++i, out += group_bytes(linear)) {
+  for (int64_t i = 0; i < groups; ++i, out += group_step(linear)) {
     int64_t first = i * linear.group, count = k - first < linear.group ? k - first : linear.group;
     for (int column = 0; column < kPanel; ++column) {
       int64_t row = rows[column];
@@ -93,7 +93,7 @@ void pack(const mm_linear& linear, const Piece& piece, int32_t half, void* packe
     begin -= half, end -= half;
 #pragma omp parallel for schedule(static) if ((int64_t)piece.count * linear.k > 100000)
   for (int64_t panel = begin / width; panel < ceil_div(end, width); ++panel)
-    pack_panel(linear, piece, panel, half, (char*)packed + panel * linear_panel_bytes(linear));
+    pack_panel(linear, piece, panel, half, (char*)packed + panel_at(linear, panel));
 }
 
 // A column of a panel as k values of the layer's dtype.
@@ -104,7 +104,7 @@ void column_of(const mm_linear& linear, const char* panel, int column, void* out
   if (linear.group) {
     const auto decode = linear.x_form ? int8_decode_one : decode_one;
     for (int64_t t = 0; t < k; ++t) {
-      const char* group = panel + t / linear.group * group_bytes(linear);
+      const char* group = panel + t / linear.group * group_step(linear);
       to[t] = decode(linear, group, column, t % linear.group);
     }
   } else if (linear.dtype == MM_FP32) {
@@ -121,7 +121,8 @@ void column_of(const mm_linear& linear, const char* panel, int column, void* out
 extern "C" {
 
 int64_t mm_linear_bytes(const mm_linear* linear) {
-  return mm::ceil_div(linear->n, mm::kPanel) * mm::linear_panel_bytes(*linear);
+  const int64_t count = mm::alternating(*linear);
+  return mm::ceil_div(linear->n, mm::kPanel * count) * count * mm::linear_panel_bytes(*linear);
 }
 
 void mm_linear_pack(const mm_linear* linear, const void* w, const float* scales, const float* mins, int32_t first,
@@ -136,7 +137,7 @@ void mm_linear_rows(const mm_linear* linear, const int64_t* rows, int32_t count,
     int64_t row = rows[i];
     char* to = (char*)out + i * row_bytes;
     if (row >= 0 && row < n)
-      mm::column_of(*linear, (const char*)linear->packed + row / mm::kPanel * mm::linear_panel_bytes(*linear),
+      mm::column_of(*linear, (const char*)linear->packed + mm::panel_at(*linear, row / mm::kPanel),
                     (int)(row % mm::kPanel), to);
     else
       memset(to, 0, row_bytes);

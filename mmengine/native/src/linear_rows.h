@@ -43,7 +43,8 @@ inline bool wants_sums(const mm_linear& linear) { return linear.mins || is_maske
 // Blocks of at most so many rows are as high as each other, but for the last.
 inline int height_of(int count, int most) { return (int)ceil_div(count, ceil_div(count, most)); }
 
-// Sums of rows by a panel: c [rows, 32].
-void run_panel(const Rows& rows, const char* panel, float* c);
+// Sums of rows by so many panels: c [panels, rows, 32]. One, or two whose lines alternate, of at most kPairRows rows.
+constexpr int kPairRows = 6;
+void run_panels(int panels, const Rows& rows, const char* first, float* c);
 
 }  // namespace mm
