@@ -90,7 +90,7 @@ view.goodput.admit(row)  # a request
 
 @pytest.fixture
 def recursion_limit():
-    """As it was: the type checker raises it for the whole process, and others test what is nested too deep."""
+    """As it was: the type checker raises it for the process, and others test what is nested too deep."""
     before = sys.getrecursionlimit()
     yield
     sys.setrecursionlimit(before)
