@@ -1,7 +1,10 @@
 """What a user asks for: prompt tokens, media, and how to sample."""
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import attrgetter
 from typing import Annotated, Literal
 
 import msgspec
@@ -220,6 +223,14 @@ class MediaItem(msgspec.Struct, frozen=True, array_like=True):
         """The same item so many positions further on."""
         runs = tuple((start + by, length) for start, length in self.runs)
         return MediaItem(self.mm_hash, self.modality, runs, self.grid)
+
+
+_END = attrgetter("end")
+
+
+def num_before(media: Sequence[MediaItem], position: int) -> int:
+    """How many of a prompt's items end at `position` or before it: they stand there one behind the other."""
+    return bisect_right(media, position, key=_END)
 
 
 class Adapter(msgspec.Struct, frozen=True, array_like=True):

@@ -13,7 +13,7 @@ from mmengine.core.state.sessions import SessionState
 from mmengine.core.state.state import State
 from mmengine.errors import InvalidRequest, QueueFull, SessionBusy
 from mmengine.events import vocabulary as ev
-from mmengine.request import MediaItem, Request
+from mmengine.request import MediaItem, Request, num_before
 
 
 class SessionDoor:
@@ -150,5 +150,5 @@ def _num_alike(session: SessionState, request: Request) -> int:
         number = min(len(session.media), len(request.media))
     behind = (*session.media[number : number + 1], *request.media[number : number + 1])
     alike = min([alike, *(item.start for item in behind)])
-    cut = (item.start for item in request.media[:number] if item.start < alike < item.end)
-    return min([alike, *cut])
+    cut = request.media[num_before(request.media, alike) : number][:1]
+    return min([alike, *(item.start for item in cut)])

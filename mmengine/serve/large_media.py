@@ -33,6 +33,7 @@ def large_media(request: Request, config: EngineConfig, view: View) -> Iterator[
     """Items that are encoded over several steps, and that nobody had encoded before."""
     for item in request.media if config.encoder_piece else ():
         work = work_of(item.grid, config.encoder_even_patches)
-        is_there = view.encoder.has(encoder_key(item.mm_hash, request.cache_salt, request.visual_adapter))
-        if work > config.encoder_piece and not is_there:
+        if work <= config.encoder_piece:
+            continue
+        if not view.encoder.has(encoder_key(item.mm_hash, request.cache_salt, request.visual_adapter)):
             yield LargeMedia(item.modality, item.num_embeds, work * config.encoder_work_ns / 1e9)

@@ -17,7 +17,7 @@ from mmengine.encoder_cache.cache import encoder_key
 from mmengine.errors import InvalidRequest, shown
 from mmengine.events.vocabulary import SessionOpened
 from mmengine.models.plugin import MediaInput, Opens, Prepared, Processor, TurnProcessor
-from mmengine.request import MediaItem, Request
+from mmengine.request import MediaItem, Request, num_before
 from mmengine.serve.in_progress import InProgress
 from mmengine.serve.media_store import MediaStore
 from mmengine.serve.options import Options
@@ -241,7 +241,8 @@ class Sessions:
         new = {one.item.mm_hash for one in prepared.media}
 
         def behind(found: int) -> dict[bytes, MediaItem]:
-            older = [item for item in chain.media if item.end > found and item.mm_hash not in new]
+            first = num_before(chain.media, found)
+            older = [item for item in chain.media[first:] if item.mm_hash not in new]
             keys = (encoder_key(item.mm_hash, session.cache_salt) for item in older)
             is_kept = all(map(self._core.view.encoder.has, keys))
             return {} if is_kept else {item.mm_hash: item for item in older}

@@ -5,8 +5,9 @@ import numpy as np
 
 from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
-from mmengine.request import MediaItem, Request, SamplingParams
+from mmengine.request import MediaItem, Request, SamplingParams, num_before
 from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
+from tests.core.small_engine import image, video
 
 
 def test_runs_at_other_places_are_other_content():
@@ -25,3 +26,10 @@ def test_runs_at_other_places_are_other_content():
                 cached = output.num_cached_tokens
         assert tokens == reference_tokens(request, config)[0]
     assert cached == 12, "up to the first run that lies elsewhere"
+
+
+def test_items_before_a_position_end_there_at_the_latest():
+    media = (image(1, 0, 3), image(2, 3, 1), video(3, (6, 2), (10, 1)), image(4, 12, 4))
+    for position in range(20):
+        assert num_before(media, position) == sum(item.end <= position for item in media)
+    assert num_before((), 5) == 0

@@ -227,11 +227,10 @@ def _check_media(prompt: np.ndarray, media: tuple[MediaItem, ...], config: Engin
     for number, item in enumerate(media):
         if not isinstance(item, MediaItem) or not isinstance(item.mm_hash, bytes):
             raise InvalidRequest(f"media item {number} is no MediaItem with a hash of bytes")
-        end = _check_runs(item, number, end, len(prompt))
-        size, span = item.num_embeds, item.end - item.start
+        end, size = _check_runs(item, number, end, len(prompt))
         if size > most:
             raise _too_large(f"{item.modality} {number}", size, "embeddings", config, _ITEM_LIMITS)
-        if span > most_tokens:
+        if (span := end - item.start) > most_tokens:
             what = "tokens at once (split_media is off)"
             raise _too_large(f"{item.modality} {number}", span, what, config, _CHUNK_LIMITS)
         if sizes.setdefault(item.mm_hash, size) != size:
@@ -252,8 +251,10 @@ def _too_large(
     )
 
 
-def _check_runs(item: MediaItem, number: int, end: int, num_prompt: int) -> int:
-    """Runs must ascend, not overlap, and lie in the prompt; gives where the last one ends."""
+def _check_runs(item: MediaItem, number: int, end: int, num_prompt: int) -> tuple[int, int]:
+    """Runs must ascend, not overlap, and lie in the prompt; gives where the last one ends, and the length of
+    all of them."""
+    size = 0
     if not item.runs:
         raise InvalidRequest(f"{item.modality} {number} has no embeddings in the prompt")
     for start, length in item.runs:
@@ -265,4 +266,5 @@ def _check_runs(item: MediaItem, number: int, end: int, num_prompt: int) -> int:
                 f"which overlap other media or leave the prompt of {num_prompt} tokens"
             )
         end = start + length
-    return end
+        size += length
+    return end, size

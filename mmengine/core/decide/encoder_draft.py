@@ -6,6 +6,7 @@ from typing import NamedTuple
 from mmengine.core.state.reading import RequestView
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
+from mmengine.request import num_before
 
 
 class Shortage(NamedTuple):
@@ -46,10 +47,11 @@ class EncoderDraft:
         fit; what fits is added to the draft. Gives the length that is left."""
         if not length:
             return 0
-        for index, item in enumerate(req_state.request.media):
-            end = start + length + self._ahead
-            if item.end <= start or item.start >= end:
-                continue
+        media, end = req_state.request.media, start + length + self._ahead
+        for index in range(num_before(media, start), len(media)):
+            item = media[index]
+            if item.start >= end:
+                break
             if not self._split_media and start + self._ahead < item.start and end < item.end:
                 return item.start - start - self._ahead
             first = next((at for at, size in item.runs if at + size > start and at < end), None)

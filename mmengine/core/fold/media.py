@@ -4,6 +4,7 @@ from mmengine.core.state.columns import NEVER
 from mmengine.core.state.flight import Part
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
+from mmengine.request import num_before
 
 
 def encode(state: State, encode: tuple[tuple[bytes, int, int], ...], evict: tuple[bytes, ...]) -> None:
@@ -68,19 +69,17 @@ def reference_media(state: State, row: int) -> None:
     computed = int(state.num_computed[row])
     read = computed + bool(state.config.lookahead_tokens)  # a drafter reads one token ahead
     before = computed - int(state.scheduled[row])
-    next_start, release_at = int(NEVER), int(NEVER)
-    for index, item in enumerate(req_state.request.media):
-        for start, length in item.runs:
+    media, next_start = req_state.request.media, int(NEVER)
+    for index in range(num_before(media, before), len(media)):
+        for start, length in media[index].runs:
             reached = start < computed or (start < read and state.encoder.has(req_state.media_keys[index]))
             if reached and start + length > before and index not in req_state.held_media:
                 req_state.held_media.add(index)
                 state.encoder.reference(req_state.media_keys[index])
             if start + length > computed:
                 next_start = min(next_start, start)
-        if index in req_state.held_media:
-            release_at = min(release_at, item.end)
     state.next_media[row] = next_start
-    state.release_at[row] = release_at
+    state.release_at[row] = min((media[index].end for index in req_state.held_media), default=int(NEVER))
 
 
 def release_media(state: State, row: int, computed: int) -> None:

@@ -17,6 +17,7 @@ from mmengine.core.state.request_state import NEVER_RAN, NO_ROW, RequestState
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.ragged import counting
+from mmengine.request import num_before
 
 
 def drop_host_blocks(state: State, req_state: RequestState) -> None:
@@ -54,11 +55,12 @@ def fill_row(
     media = req_state.request.media
     state.num_with_media += bool(media)
     state.num_prefills += req_state.request.is_prefill
-    ahead = [start for item in media for start, length in item.runs if start + length > computed]
+    behind = media[num_before(media, computed) :]
+    ahead = [start for item in behind for start, length in item.runs if start + length > computed]
     state.next_media[row] = min(ahead, default=NEVER)
     rooted = req_state.request.cache_salt or req_state.request.adapter is not None
     salted = state.block_size if rooted else 0
-    state.plain_from[row] = max((item.end for item in media), default=salted)
+    state.plain_from[row] = media[-1].end if media else salted
 
 
 def deal_blocks(state: State, rows: np.ndarray, num_tokens: np.ndarray | int, new: np.ndarray) -> None:

@@ -7,6 +7,7 @@ from mmengine.core.state.request_state import NO_ROW, RequestState
 from mmengine.core.state.sessions import NO_BLOCKS, Chunk, Place, SessionState
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
+from mmengine.request import num_before
 
 GROWS_BY = ("stop", "length")  # how a request ends that becomes part of its session
 
@@ -18,7 +19,8 @@ def opened(state: State, event: ev.SessionOpened) -> None:
 def appended(state: State, event: ev.Appended) -> None:
     session = state.sessions.all[event.session_id]
     num_kept = max(0, min(event.num_kept, len(session.tokens)))
-    num_kept = min([num_kept, *(item.start for item in session.media if item.start < num_kept < item.end)])
+    cut = session.media[num_before(session.media, num_kept) :][:1]
+    num_kept = min([num_kept, *(item.start for item in cut)])
     state.sessions.begin(
         session, event.request_id, Place(num_kept, event.num_opening, event.is_anchor, event.film)
     )

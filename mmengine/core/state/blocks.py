@@ -9,7 +9,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.state.columns import ReadOnlyArray, RowColumns
 from mmengine.core.state.free_list import FreeList
 from mmengine.core.state.prefix_index import NO_CONTENT, PrefixIndex
-from mmengine.request import Request
+from mmengine.request import Request, num_before
 
 COMPAT_VERSION = 5  # the decision version of logs with vLLM's decisions
 MEDIA_AHEAD_SINCE = 4  # of those: before, a block's hash had no media ahead
@@ -94,9 +94,7 @@ def block_extras(
     first embedding) and, in block 0, a hash of the tenant's salt and the digest of the adapter. Written out,
     each part with its length behind it, so that equal bytes are equal facts."""
     extras: dict[int, bytes] = {}
-    for item in request.media:
-        if item.end <= first * block_size:
-            continue
+    for item in request.media[num_before(request.media, first * block_size) :]:
         embedding = 0
         for start, length in item.runs:
             end = (start + length - 1) // block_size + 1

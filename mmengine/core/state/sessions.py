@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from mmengine.request import MediaItem
+from mmengine.request import MediaItem, num_before
 
 NO_BLOCKS = np.zeros(0, np.int32)
 NO_REQUEST = ""
@@ -60,7 +60,7 @@ class SessionState:
 
     def before(self, num_kept: int) -> tuple[MediaItem, ...]:
         """The media within its first tokens."""
-        return tuple(item for item in self.media if item.end <= num_kept)
+        return self.media[: num_before(self.media, num_kept)]
 
 
 class Sessions:
