@@ -290,7 +290,8 @@ def test_a_snapshot_holds_sessions_and_what_is_on_its_way():
     assert np.array_equal(found.leased, bench.of("s").leased) and found.chunks == bench.of("s").chunks
 
 
-@pytest.mark.parametrize("seed", range(12))
+# 276, 497: the item of a suspect was under way for another request, and began once more behind its parts.
+@pytest.mark.parametrize("seed", [*range(12), 276, 497])
 def test_sessions_in_a_day_on_which_everything_goes_wrong(seed, tmp_path):
     check_seed(seed, tmp_path / "log")
 

@@ -27,7 +27,8 @@ def next_part(view: View) -> ev.Encoded | None:
     if view.suspects and not (found and found[0].isolation_rows):
         suspect = _first_large(view, lambda req_state: req_state.isolation_rows > 0)
         if suspect is not None:
-            found, done = suspect, 0
+            key = suspect[0].media_keys[suspect[1]]  # another request's part may be of the same item
+            found, done = suspect, part.until if part is not None and part.key == key else 0
     if found is None:
         found = _first_large(view, lambda req_state: True)
     if found is None or not _may_join(view, found[0]):
