@@ -16,6 +16,7 @@ from mmengine.errors import InvalidMedia, InvalidRequest, QueueFull, SessionBusy
 from mmengine.replay import verify
 from tests.log_copies import copied
 from tests.serve.serve_fakes import TurnEcho, builder
+from tests.server.running import SlowEcho
 
 QUESTION = "Which colour?"
 SIDE = {"min_pixels": 64 * 64, "max_pixels": 64 * 64}  # of a frame, however many the video has
@@ -311,7 +312,8 @@ def test_requests_of_one_session_go_one_behind_the_other():
 
 def test_who_leaves_a_question_takes_it_back():
     async def run():
-        async with AsyncEngine(builder=builder(processor=TurnEcho())) as engine:
+        slow = builder(processor=TurnEcho(), executor_class=SlowEcho)  # not whole before it is left
+        async with AsyncEngine(builder=slow) as engine:
             session = await engine.session()
             await session.append("hello")
             before = await session.facts()
