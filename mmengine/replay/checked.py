@@ -16,6 +16,7 @@ from mmengine.core.decide.admit import check_content
 from mmengine.core.executed import prompt_logprobs
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.snapshot.snapshot import filled, newest_before, oldest_after
+from mmengine.core.state.flight import work_done
 from mmengine.core.state.policy import policy_named
 from mmengine.core.state.state import State
 from mmengine.errors import ConfigError, CorruptLog, LogError
@@ -174,8 +175,8 @@ def _check_columns(state: State, event: ev.Event) -> None:
             if not 1 <= event.num_tokens <= config.token_budget:
                 raise ValueError(f"num_tokens {event.num_tokens} is out of range")
         case ev.Encoded(request_id=name, index=index):
-            req_state, part = state.requests[name], state.part
-            done = part.until if part is not None and part.key == req_state.media_keys[index] else 0
+            req_state = state.requests[name]
+            done = work_done(state.part, req_state.media_keys[index])
             if index < 0 or not done < event.until <= req_state.media_work[index]:
                 raise ValueError(f"until {event.until} is out of range")
         case ev.Fetched(request_id=name):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from mmengine.core.decide.admission import large_item_of_first
 from mmengine.core.decide.encoder_draft import EncoderDraft
+from mmengine.core.state.flight import work_done
 from mmengine.core.state.reading import RequestView
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
@@ -20,21 +21,18 @@ _May = Callable[[RequestView], bool]
 def next_part(view: View) -> ev.Encoded | None:
     """What the open step computes of an item, once all else is decided; None where nothing is in pieces, or
     there is no room for the features."""
-    part, done = view.part, 0
+    part = view.part
     found: tuple[RequestView, int] | None = None
     if part is not None:
-        found, done = (view.requests[part.request_id], part.item), part.until
+        found = view.requests[part.request_id], part.item
     if view.suspects and not (found and found[0].isolation_rows):
-        suspect = _first_large(view, lambda req_state: req_state.isolation_rows > 0)
-        if suspect is not None:
-            key = suspect[0].media_keys[suspect[1]]  # another request's part may be of the same item
-            found, done = suspect, part.until if part is not None and part.key == key else 0
+        found = _first_large(view, lambda req_state: req_state.isolation_rows > 0) or found
     if found is None:
         found = _first_large(view, lambda req_state: True)
     if found is None or not _may_join(view, found[0]):
         return None
     req_state, index = found
-    work = req_state.media_work[index]
+    work, done = req_state.media_work[index], work_done(part, req_state.media_keys[index])
     until = min(work, done + view.config.encoder_piece)
     evict: list[bytes] | None = []
     if until == work:

@@ -1,10 +1,12 @@
 """The part of `evolve` that concerns media: what is encoded, who holds it, when it is let go."""
 
+from collections.abc import Sequence
+
 from mmengine.core.state.columns import NEVER
-from mmengine.core.state.flight import Part
+from mmengine.core.state.flight import Part, work_done
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
-from mmengine.request import num_before
+from mmengine.request import MediaItem, num_before
 
 
 def encode(state: State, encode: tuple[tuple[bytes, int, int], ...], evict: tuple[bytes, ...]) -> None:
@@ -32,12 +34,12 @@ def encode_part(state: State, event: ev.Encoded) -> None:
     state.is_open = True
     request_id, index, until, evict = event.request_id, event.index, event.until, event.evict
     req_state = state.requests[request_id]
-    key, before = req_state.media_keys[index], state.part
-    if before is not None and before.key != key:
+    key = req_state.media_keys[index]
+    done = work_done(state.part, key)
+    if not done:
         drop_part(state)
-        before = None
     _evict(state, evict)
-    state.step_part = state.part = Part(request_id, key, index, before.until if before else 0, until)
+    state.step_part = state.part = Part(request_id, key, index, done, until)
     if until >= req_state.media_work[index]:
         state.part = None
         state.encoder.add(key, req_state.request.media[index].num_embeds)
@@ -63,22 +65,26 @@ def leave_part(state: State, request_id: str) -> None:
     drop_part(state)
 
 
+def next_media(media: Sequence[MediaItem], computed: int) -> int:
+    """Where the first run begins that is not computed as a whole; NEVER where all are."""
+    runs = (run for item in media[num_before(media, computed) :] for run in item.runs)
+    return next((start for start, length in runs if start + length > computed), int(NEVER))
+
+
 def reference_media(state: State, row: int) -> None:
     """The row's chunk overlaps embeddings: hold what it uses, find what comes next."""
     req_state = state.requests_by_row[row]
     computed = int(state.num_computed[row])
     read = computed + bool(state.config.lookahead_tokens)  # a drafter reads one token ahead
     before = computed - int(state.scheduled[row])
-    media, next_start = req_state.request.media, int(NEVER)
+    media = req_state.request.media
     for index in range(num_before(media, before), len(media)):
         for start, length in media[index].runs:
             reached = start < computed or (start < read and state.encoder.has(req_state.media_keys[index]))
             if reached and start + length > before and index not in req_state.held_media:
                 req_state.held_media.add(index)
                 state.encoder.reference(req_state.media_keys[index])
-            if start + length > computed:
-                next_start = min(next_start, start)
-    state.next_media[row] = next_start
+    state.next_media[row] = next_media(media, computed)
     state.release_at[row] = min((media[index].end for index in req_state.held_media), default=int(NEVER))
 
 

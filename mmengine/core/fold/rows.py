@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from mmengine.core.executor import PADDING
-from mmengine.core.fold.media import reference_media
+from mmengine.core.fold.media import next_media, reference_media
 from mmengine.core.fold.states import release_state
 from mmengine.core.state.blocks import ROWS_IN_ORDER_SINCE, block_extras, further_blocks, media_ahead
 from mmengine.core.state.columns import BROKEN, LEFT, NEVER, RUNS_ON, frozen
@@ -17,7 +17,6 @@ from mmengine.core.state.request_state import NEVER_RAN, NO_ROW, RequestState
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.ragged import counting
-from mmengine.request import num_before
 
 
 def drop_host_blocks(state: State, req_state: RequestState) -> None:
@@ -55,9 +54,7 @@ def fill_row(
     media = req_state.request.media
     state.num_with_media += bool(media)
     state.num_prefills += req_state.request.is_prefill
-    behind = media[num_before(media, computed) :]
-    ahead = [start for item in behind for start, length in item.runs if start + length > computed]
-    state.next_media[row] = min(ahead, default=NEVER)
+    state.next_media[row] = next_media(media, computed)
     rooted = req_state.request.cache_salt or req_state.request.adapter is not None
     salted = state.block_size if rooted else 0
     state.plain_from[row] = media[-1].end if media else salted

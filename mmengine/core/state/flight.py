@@ -21,6 +21,11 @@ class Part(NamedTuple):
     until: int
 
 
+def work_done(part: Part | None, key: bytes) -> int:
+    """Of the item with this key, by the parts before; `part`: the last of the item under way."""
+    return part.until if part is not None and part.key == key else 0
+
+
 @dataclass(slots=True, eq=False)
 class Flight:
     """What must be known of a step when its result comes, or when it fails.
