@@ -21,6 +21,18 @@ void multiply_some(const Rows& rows, int64_t t, const char* w, int64_t steps, bo
 }
 
 #if defined(__AVX512BF16__)
+// c [M, 32] += sums of group i, scaled.
+template <int M>
+MM_INLINE void add_group(const Rows& rows, int i, const char* group, const __m512 (&sums)[M][2], float* c) {
+  const Scales by(rows.linear, group);
+#pragma GCC unroll 16
+  for (int row = 0; row < M; ++row)
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half)
+      add_scaled((f16v)sums[row][half], by, half, rows.linear.mins ? rows.sums + row * rows.groups + i : nullptr,
+                 c + row * kPanel);
+}
+
 // A group decoded in registers, and into `tile` for more rows. Where scales come behind the product c goes on.
 template <class Codes, int M, bool TILE>
 MM_INLINE void multiply_group(const Rows& rows, int i, const char* group, char* tile, float* c) {
@@ -30,14 +42,10 @@ MM_INLINE void multiply_group(const Rows& rows, int i, const char* group, char* 
   begin_sums<M>(!is_scaled || i == 0, c, sums);
   multiply_codes<Codes, M, TILE>(Codes(group), rows.x + (int64_t)i * linear.group, rows.stride,
                                  group + placed(linear, codes_at(linear)), linear.group, tile, sums);
-  if constexpr (is_scaled) return store_sums<M>(sums, c);
-  const Scales by(linear, group);
-#pragma GCC unroll 16
-  for (int row = 0; row < M; ++row)
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half)
-      add_scaled((f16v)sums[row][half], by, half, linear.mins ? rows.sums + row * rows.groups + i : nullptr,
-                 c + row * kPanel);
+  if constexpr (is_scaled)
+    store_sums<M>(sums, c);
+  else
+    add_group<M>(rows, i, group, sums, c);
 }
 
 // All groups of a panel for few rows.
@@ -54,18 +62,17 @@ void multiply_panel(const Rows& rows, const char* group, char* tile, float* c) {
   }
 }
 
-#if defined(__AVX512VBMI__)
-// Two panels whose lines alternate, for few rows.
-template <class Codes, int M>
+// Two panels of int4, whose lines alternate, for few rows.
+template <int M>
 void multiply_pair(const Rows& rows, const char* group, float* c) {
   const mm_linear& linear = rows.linear;
   const bool amd = kIsAmd;
   for (int i = 0; i < rows.groups; ++i, group += group_step(linear)) {
-    const Codes found(group);
+    const Int4Codes found(group);
     const char* codes = group + placed(linear, codes_at(linear));
     const Scratch* x = rows.x + (int64_t)i * linear.group;
     __m512 sums[2][M][2] = {};
-    for (int t = 0; t < linear.group; t += 4, codes += Codes::kNext, x += 4)
+    for (int t = 0; t < linear.group; t += 4, codes += Int4Codes::kNext, x += 4)
 #pragma GCC unroll 2
       for (int panel = 0; panel < 2; ++panel) {
         __m512i low[2], high[2];
@@ -75,18 +82,10 @@ void multiply_pair(const Rows& rows, const char* group, float* c) {
         for (int pair = 0; pair < 2; ++pair) add_pair<M>(x + 2 * pair, rows.stride, low[pair], high[pair], sums[panel]);
       }
 #pragma GCC unroll 2
-    for (int panel = 0; panel < 2; ++panel) {
-      const Scales by(linear, group + panel * 64);
-#pragma GCC unroll 16
-      for (int row = 0; row < M; ++row)
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; ++half)
-          add_scaled((f16v)sums[panel][row][half], by, half, linear.mins ? rows.sums + row * rows.groups + i : nullptr,
-                     c + (panel * M + row) * kPanel);
-    }
+    for (int panel = 0; panel < 2; ++panel)
+      add_group<M>(rows, i, group + panel * 64, sums[panel], c + panel * M * kPanel);
   }
 }
-#endif
 
 constexpr int kScaledRows = 6;  // sums of a group and of all groups are in registers
 constexpr int kFirstRows = 8;   // that many rows are decoded with, where codes are scaled as they are
@@ -236,11 +235,10 @@ void run_panels(int panels, const Rows& rows, const char* panel, float* c) {
   if (!linear.group) return run_steps(rows, 0, panel, linear_steps(linear), c);
   alignas(64) char tile[MM_MAX_GROUP * 64];
   memset(c, 0, panels * rows.count * kPanel * sizeof(float));
-#if defined(__AVX512VBMI__)
-  constexpr decltype(&multiply_pair<Int4Codes, 1>) pairs[] = {
-      nullptr,
-      multiply_pair<Int4Codes, 1>, multiply_pair<Int4Codes, 2>, multiply_pair<Int4Codes, 3>,
-      multiply_pair<Int4Codes, 4>, multiply_pair<Int4Codes, 5>, multiply_pair<Int4Codes, kPairRows>};
+#if defined(__AVX512BF16__)
+  constexpr decltype(&multiply_pair<1>) pairs[] = {nullptr,          multiply_pair<1>, multiply_pair<2>,
+                                                   multiply_pair<3>, multiply_pair<4>, multiply_pair<5>,
+                                                   multiply_pair<kPairRows>};
   if (panels == 2) return pairs[rows.count](rows, panel, c);
 #endif
   auto run = linear.form == MM_FP8    ? run_codes<Fp8Codes>
