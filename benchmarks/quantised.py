@@ -38,15 +38,19 @@ WHOLE = "FP8 16 x 128, head too"  # made at loading; the hub's folders leave the
 FORMS = ("bf16", "int8 g 32", "FP8 128 x 128", WHOLE, "int4 g 128")
 MADE = {"int8 g 32": "int8", WHOLE: "fp8"}  # of the plain folder, as it is loaded
 ROUNDED = ", int8 activations"  # of a form's name: outside parity
-_FP8_WANTED, _FP8_BYTES = (1.7, 0.75), 1 + 4 / 128
 WANTED = {
     "int8 g 32": (1.7, 0.80),
-    "FP8 128 x 128": _FP8_WANTED,
-    WHOLE: _FP8_WANTED,
+    "FP8 128 x 128": (1.7, 0.75),
+    WHOLE: (1.7, 0.75),
     "int4 g 128": (2.4, 0.60),
 }
-BYTES = {"bf16": 2.0, "int8 g 32": 1 + 2 / 32, "int4 g 128": 0.5 + 2 / 128}
-BYTES |= {"FP8 128 x 128": _FP8_BYTES, WHOLE: _FP8_BYTES}
+BYTES = {
+    "bf16": 2.0,
+    "int8 g 32": 1 + 2 / 32,
+    "FP8 128 x 128": 1 + 4 / 128,
+    WHOLE: 1 + 4 / 128,
+    "int4 g 128": 0.5 + 2 / 128,
+}
 READ_VALUES = 2**28  # float32 that are summed to see how fast memory is read
 
 
