@@ -57,7 +57,8 @@ class LoraPair:
     def num_bytes(self, value_bytes: int) -> int:
         """As it is held, of values of so many bytes."""
         (rank, k), n = self.a.shape, self.b.shape[0]
-        return (-(-rank // PADDED) * PADDED * k + -(-n // PADDED) * PADDED * rank) * value_bytes
+        rows_a, rows_b = (-(-rows // PADDED) * PADDED for rows in (rank, n))
+        return (rows_a * (k + k % 2) + rows_b * (rank + rank % 2)) * value_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from mmengine.native.dtypes import DTYPES
 from mmengine.native.linear import packed_buffer
@@ -81,14 +82,15 @@ class PackedAdapter:
         return ctypes.addressof(whole)
 
     def _put(self, matrix: Tensor) -> int:
-        """[m, k] as [m / LANES][k][LANES], zeros behind m; its address."""
+        """[m, k] as [m / LANES][k / 2] pairs, zeros behind m and k; its address. Of bfloat16 a pair lies as
+        [LANES][2], of float32 as [2][LANES]."""
         (m, k), size = matrix.shape, _packed_bytes(matrix)
         memory = self._memory[self._used : self._used + size]
-        values = torch.from_numpy(memory).view(matrix.dtype)[: -(-m // LANES) * LANES * k]
-        blocks, whole = values.view(-1, k, LANES), m // LANES
-        blocks[:whole] = matrix[: whole * LANES].view(whole, LANES, k).transpose(1, 2)
-        if m % LANES:
-            blocks[whole, :, : m % LANES] = matrix[whole * LANES :].t()
+        beside = 2 if matrix.dtype == torch.bfloat16 else 1
+        padded = functional.pad(matrix, (0, k % 2, 0, -m % LANES))
+        values = torch.from_numpy(memory).view(matrix.dtype)
+        blocks = values.view(-1, padded.shape[1] // beside, LANES, beside)
+        blocks[:] = padded.reshape(len(blocks), LANES, -1, beside).transpose(1, 2)
         self._used += size
         return int(memory.ctypes.data)
 
@@ -102,7 +104,7 @@ def _in_order(parts: Sequence[LoraPart]) -> list[Tensor]:
 def _packed_bytes(matrix: Tensor) -> int:
     """A multiple of a cache line's."""
     m, k = matrix.shape
-    return -(-(-(-m // LANES) * LANES * k * matrix.dtype.itemsize) // 64) * 64
+    return -(-m // LANES) * LANES * (k + k % 2) * matrix.dtype.itemsize
 
 
 class LoraStep:

@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "fetch.h"
 #include "linear_codes.h"
 #include "linear_rows.h"
 #include "linear_vec.h"
@@ -14,12 +15,6 @@ namespace mm {
 constexpr int kRows = 12;
 // Rows up to which AMD's cores fetch ahead best by themselves; beyond them, so many bytes are asked for ahead.
 constexpr int kUnfetched = 8, kUnfetchedCodes = 2, kAhead = 2048;
-
-inline bool is_amd() {
-  __builtin_cpu_init();
-  return __builtin_cpu_is("amd");
-}
-inline const bool kIsAmd = is_amd();
 
 // Intel's, which are here where a hypervisor keeps AMX to itself, do better with any number of rows, asked in two hops.
 template <bool ON_AMD, int AHEAD = kAhead>

@@ -12,18 +12,11 @@
 
 #include <immintrin.h>
 
+#include "fetch.h"
 #include "linear_job.h"
 #include "linear_vec.h"
 
 namespace mm {
-
-// A line so many bytes ahead is asked of memory into the second cache, and one of that into the first one, which alone
-// has too few lines on their way.
-template <int FAR, int NEAR>
-MM_INLINE void fetch_ahead(const char* line) {
-  _mm_prefetch(line + FAR, _MM_HINT_T1);
-  _mm_prefetch(line + NEAR, _MM_HINT_T0);
-}
 
 // Of float16.
 MM_INLINE f16v from_halves(__m256i bits) {

@@ -2,8 +2,10 @@
 #include "lora.h"
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
+#include "fetch.h"
 #include "linear.h"
 #include "row_vec.h"
 #include "scratch.h"
@@ -23,43 +25,80 @@ constexpr int kInRegisters = 4;
 #endif
 constexpr int kRowsOfChunk = 32;
 constexpr int kFarAhead = 8192, kNearAhead = 2048;  // bytes, into the second cache and into the first
+#if defined(__AVX512F__)
+constexpr int kPanels = 1;  // that one row is added to at once: what is read is one stream
+const bool kFetchesForOne = !kIsAmd;  // AMD's cores fetch such a stream best by themselves
+#else
+constexpr int kPanels = 4;  // sums wait for themselves
+constexpr bool kFetchesForOne = true;
+#endif
+#if defined(__AVX512BF16__)
+constexpr bool kDots = true;  // pairs of bfloat16 are multiplied as they are
+#else
+constexpr bool kDots = false;
+#endif
 
-// 16 neighbours of a or b, and sums of them. With AVX2, which has 8 in a register, those of bfloat16 come as even ones
-// and then odd ones, in half as many instructions; in_order() brings sums back.
+// Of k, or of a rank.
+inline int pairs_of(int count) { return (count + 1) / 2; }
+template <bool BF16>
+constexpr int kPairBytes = kLanes * 2 * (BF16 ? 2 : 4);
+
+// What a or b is multiplied by.
+template <bool BF16>
+using Factor = std::conditional_t<BF16 && kDots, uint16_t, float>;
+
+// Sums of 16 neighbours.
 struct Sixteen {
   static constexpr int kParts = kLanes / kWide;
   wide part[kParts];
 
-  template <bool BF16>
-  MM_INLINE_MEMBER static Sixteen load(const char* from, int64_t at) {
-#if defined(__AVX512F__)
-    return {load_row<BF16>(from, at)};
-#else
-    if constexpr (!BF16) return {load_row<false, wide>(from, at), load_row<false, wide>(from, at + kWide)};
-    const __m256i pairs = load_as<__m256i>(from + at * 2);
-    return {even_of(pairs), odd_of(pairs)};
-#endif
-  }
-
-  template <bool BF16>
-  MM_INLINE_MEMBER f16v in_order() const {
-#if !defined(__AVX512F__)
-    const __m256 low = _mm256_unpacklo_ps(part[0], part[1]), high = _mm256_unpackhi_ps(part[0], part[1]);
-    const __m256 apart[2] = {_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31)};
-    if constexpr (BF16) return load_as<f16v>(apart);
-#endif
-    return load_as<f16v>(part);
-  }
-
-  MM_INLINE_MEMBER void add(const Sixteen& from, float by) {
-    for (int i = 0; i < kParts; ++i) part[i] = fused(from.part[i], all(by), part[i]);
-  }
   MM_INLINE_MEMBER Sixteen operator+(const Sixteen& other) const {
     Sixteen sum = *this;
     for (int i = 0; i < kParts; ++i) sum.part[i] += other.part[i];
     return sum;
   }
 };
+
+// A pair of k, as float32.
+template <bool BF16>
+MM_INLINE void load_pair(const char* at, wide (&pair)[2][Sixteen::kParts]) {
+#pragma GCC unroll 2
+  for (int part = 0; part < Sixteen::kParts; ++part)
+    if constexpr (BF16) {
+      typedef uint32_t bits_of __attribute__((vector_size(sizeof(wide))));
+      const bits_of both = load_as<bits_of>(at + part * sizeof(wide));
+      pair[0][part] = (wide)(both << 16), pair[1][part] = (wide)(both & 0xffff0000u);
+    } else {
+      for (int i = 0; i < 2; ++i) pair[i][part] = load_wide((const float*)at + i * kLanes + part * kWide);
+    }
+}
+
+// Sums of M rows grow by a pair of k, number `pair` of their x.
+template <bool BF16, int M>
+MM_INLINE void add_pair(const char* at, const Factor<BF16>* const (&x)[M], int pair, Sixteen (&sums)[M]) {
+#if defined(__AVX512BF16__)
+  if constexpr (BF16) {
+    const __m512bh both = (__m512bh)load_as<__m512i>(at);
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m) {
+      const __m512bh by = (__m512bh)_mm512_set1_epi32(load_as<int32_t>(x[m] + 2 * pair));
+      sums[m].part[0] = (wide)_mm512_dpbf16_ps((__m512)sums[m].part[0], by, both);
+    }
+    return;
+  }
+#endif
+  wide values[2][Sixteen::kParts];
+  load_pair<BF16>(at, values);
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i)
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m) {
+      const wide by = all((float)x[m][2 * pair + i]);
+#pragma GCC unroll 2
+      for (int part = 0; part < Sixteen::kParts; ++part)
+        sums[m].part[part] = fused(values[i][part], by, sums[m].part[part]);
+    }
+}
 
 inline int rank16(const mm_lora_part& part) { return (part.rank + kLanes - 1) / kLanes * kLanes; }
 
@@ -69,16 +108,22 @@ struct Ahead {
 
   Ahead(const mm_lora& lora, const mm_lora* after) {
     const mm_lora_part& last = lora.parts[lora.num_parts - 1];
-    const int64_t panels = (last.n + kLanes - 1) / kLanes;
-    end = (const char*)last.b + panels * last.rank * kLanes * (lora.dtype == MM_BF16 ? 2 : 4);
+    const int64_t pairs = (int64_t)(last.n + kLanes - 1) / kLanes * pairs_of(last.rank);
+    end = (const char*)last.b + pairs * (lora.dtype == MM_BF16 ? kPairBytes<true> : kPairBytes<false>);
     next = after ? (const char*)after->parts[0].a : end;
   }
 
   MM_INLINE_MEMBER const char* place(const char* line) const { return line < end ? line : next + (line - end); }
 
-  MM_INLINE_MEMBER void fetch(const char* at) const {
-    __builtin_prefetch(place(at + kFarAhead), 0, 2);
-    __builtin_prefetch(place(at + kNearAhead), 0, 3);
+  // For M rows.
+  template <bool BF16, int M>
+  MM_INLINE_MEMBER void fetch(const char* pair) const {
+    if (M == 1 && !kFetchesForOne) return;
+#pragma GCC unroll 2
+    for (int line = 0; line < kPairBytes<BF16>; line += 64) {
+      __builtin_prefetch(place(pair + line + kFarAhead), 0, 2);
+      __builtin_prefetch(place(pair + line + kNearAhead), 0, 3);
+    }
   }
 };
 
@@ -95,66 +140,80 @@ inline int sums_of_row(const mm_lora& lora) {
   return found;
 }
 
+// A row of x, with a zero behind it where k is odd.
 template <bool BF16>
-void widen_row(const char* from, int k, float* to) {
-  int t = 0;
-  for (; t + kLanes <= k; t += kLanes) store_as(to + t, load_row<BF16>(from, t));
-  if (t < k) store_part<false>((char*)to, t, load_part<BF16>(from, t, k - t), k - t);
+void copy_row(const char* from, int k, Factor<BF16>* to) {
+  if constexpr (BF16 && kDots) {
+    memcpy(to, from, k * sizeof *to);
+  } else {
+    int t = 0;
+    for (; t + kLanes <= k; t += kLanes) store_as(to + t, load_row<BF16>(from, t));
+    if (t < k) store_part<false>((char*)to, t, load_part<BF16>(from, t, k - t), k - t);
+  }
+  if (k % 2) to[k] = 0;
+}
+
+// 16 of a row's sums by a part's a. Where b is multiplied in pairs of bfloat16 each is held as two of these: its high
+// bits and, behind those of all sums, what they leave.
+template <bool BF16>
+MM_INLINE void put_sums(float* row, int rank16, int block, f16v sums) {
+  if constexpr (BF16 && kDots) {
+    const h16v high = narrow(sums), low = narrow(sums - widen(high));
+    store_as((uint16_t*)row + block, high);
+    store_as((uint16_t*)row + rank16 + block, low);
+  } else {
+    store_as(row + block, sums);
+  }
 }
 
 // Sums of M rows of x by 16 rows of a, as many of a row's at a time as stay in registers.
 template <bool BF16, int M>
-void shrink_block(const char* a, const float* const* x, int k, float scale, const Ahead& ahead, float* const* to) {
-  constexpr int kAtOnce = M * kSums <= kInRegisters ? kSums : kInRegisters / M, line = kLanes * (BF16 ? 2 : 4);
-  Sixteen sums[M][kSums];
+MM_INLINE void shrink_block(const char* a, const Factor<BF16>* const (&x)[M], int pairs, const Ahead& ahead,
+                            Sixteen (&all_sums)[M]) {
+  constexpr int kAtOnce = M * kSums <= kInRegisters ? kSums : kInRegisters / M;
+  Sixteen sums[kSums][M];
 #pragma GCC unroll 4
   for (int first = 0; first < kSums; first += kAtOnce) {
-    Sixteen found[M][kAtOnce] = {};
+    Sixteen found[kAtOnce][M] = {};
     int t = first;
-    for (; t + kAtOnce <= k; t += kSums) {
-      const char* step = a + (int64_t)t * line;
+    for (; t + kAtOnce <= pairs; t += kSums)
 #pragma GCC unroll 4
       for (int i = 0; i < kAtOnce; ++i) {
-        if ((first + i) * line % 64 == 0) ahead.fetch(step + i * line);
-        const Sixteen v = Sixteen::load<BF16>(step, (int64_t)i * kLanes);
-#pragma GCC unroll 4
-        for (int m = 0; m < M; ++m) found[m][i].add(v, x[m][t + i]);
+        const char* at = a + (int64_t)(t + i) * kPairBytes<BF16>;
+        ahead.fetch<BF16, M>(at);
+        add_pair<BF16, M>(at, x, t + i, found[i]);
       }
-    }
-    for (int i = 0; i < kAtOnce && t + i < k; ++i) {
-      const Sixteen v = Sixteen::load<BF16>(a, (int64_t)(t + i) * kLanes);
-      for (int m = 0; m < M; ++m) found[m][i].add(v, x[m][t + i]);
-    }
+    for (int i = 0; i < kAtOnce && t + i < pairs; ++i)
+      add_pair<BF16, M>(a + (int64_t)(t + i) * kPairBytes<BF16>, x, t + i, found[i]);
 #pragma GCC unroll 4
-    for (int m = 0; m < M; ++m)
-      for (int i = 0; i < kAtOnce; ++i) sums[m][first + i] = found[m][i];
+    for (int i = 0; i < kAtOnce; ++i)
+      for (int m = 0; m < M; ++m) sums[first + i][m] = found[i][m];
   }
-  for (int m = 0; m < M; ++m) {
-    const Sixteen sum = (sums[m][0] + sums[m][1]) + (sums[m][2] + sums[m][3]);
-    store_as(to[m], sum.template in_order<BF16>() * scale);
-  }
+  for (int m = 0; m < M; ++m) all_sums[m] = (sums[0][m] + sums[1][m]) + (sums[2][m] + sums[3][m]);
 }
 
 // x [count, k] by the part's a, into sums [count, rank16].
 template <bool BF16, int M>
-void shrink_rows(const mm_lora_part& part, int k, const float* x, const Ahead& ahead, float* sums) {
-  const float* from[M];
-  for (int m = 0; m < M; ++m) from[m] = x + (int64_t)m * k;
-  for (int block = 0; block < rank16(part); block += kLanes) {
-    float* to[M];
-    for (int m = 0; m < M; ++m) to[m] = sums + (int64_t)m * rank16(part) + block;
-    const int64_t at = (int64_t)block * k * (BF16 ? 2 : 4);
-    shrink_block<BF16, M>((const char*)part.a + at, from, k, part.scale, ahead, to);
+void shrink_rows(const mm_lora_part& part, int k, const Factor<BF16>* x, const Ahead& ahead, float* sums) {
+  const int pairs = pairs_of(k), width = rank16(part);
+  const Factor<BF16>* from[M];
+  for (int m = 0; m < M; ++m) from[m] = x + (int64_t)m * pairs * 2;
+  for (int block = 0; block < width; block += kLanes) {
+    Sixteen found[M];
+    const char* a = (const char*)part.a + (int64_t)block / kLanes * pairs * kPairBytes<BF16>;
+    shrink_block<BF16, M>(a, from, pairs, ahead, found);
+    for (int m = 0; m < M; ++m)
+      put_sums<BF16>(sums + (int64_t)m * width, width, block, load_as<f16v>(&found[m]) * part.scale);
   }
 }
 
 template <bool BF16>
-void shrink(const mm_lora_part& part, int k, const float* x, int count, const Ahead& ahead, float* sums) {
+void shrink(const mm_lora_part& part, int k, const Factor<BF16>* x, int count, const Ahead& ahead, float* sums) {
+  const int64_t width = rank16(part), step = pairs_of(k) * 2;
   int row = 0;
   for (; row + kRows <= count; row += kRows)
-    shrink_rows<BF16, kRows>(part, k, x + (int64_t)row * k, ahead, sums + (int64_t)row * rank16(part));
-  for (; row < count; ++row)
-    shrink_rows<BF16, 1>(part, k, x + (int64_t)row * k, ahead, sums + (int64_t)row * rank16(part));
+    shrink_rows<BF16, kRows>(part, k, x + row * step, ahead, sums + row * width);
+  for (; row < count; ++row) shrink_rows<BF16, 1>(part, k, x + row * step, ahead, sums + row * width);
 }
 
 // y of a call: of YBF16 or float32, a stride in elements between rows.
@@ -167,28 +226,30 @@ struct Out {
 template <bool BF16, bool YBF16, int M, int P>
 void expand_block(const mm_lora_part& part, const float* sums, const int32_t* rows, int panel, const Ahead& ahead,
                   const Out& out) {
-  Sixteen added[M][P] = {};
-  for (int r = 0; r < part.rank; ++r)
+  const int pairs = pairs_of(part.rank), width = rank16(part);
+  const Factor<BF16>*high[M], *low[M];
+  for (int m = 0; m < M; ++m) high[m] = (const Factor<BF16>*)(sums + m * width), low[m] = high[m] + width;
+  Sixteen added[P][M] = {};
+  for (int pair = 0; pair < pairs; ++pair)
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
-      const int64_t at = ((int64_t)(panel + p) * part.rank + r) * kLanes;
-      ahead.fetch((const char*)part.b + at * (BF16 ? 2 : 4));
-      const Sixteen v = Sixteen::load<BF16>((const char*)part.b, at);
-#pragma GCC unroll 4
-      for (int m = 0; m < M; ++m) added[m][p].add(v, sums[m * rank16(part) + r]);
+      const char* at = (const char*)part.b + ((int64_t)(panel + p) * pairs + pair) * kPairBytes<BF16>;
+      ahead.fetch<BF16, M>(at);
+      add_pair<BF16, M>(at, high, pair, added[p]);
+      if constexpr (BF16 && kDots) add_pair<BF16, M>(at, low, pair, added[p]);
     }
   for (int m = 0; m < M; ++m)
     for (int p = 0; p < P; ++p) {
       const int column = (panel + p) * kLanes, rest = part.n - column;
       const int64_t at = rows[m] * out.stride + part.offset + column;
-      const f16v found = added[m][p].template in_order<BF16>();
+      const f16v found = load_as<f16v>(&added[p][m]);
       store_part<YBF16>(out.y, at, load_part<YBF16>(out.y, at, rest) + found, rest);
     }
 }
 
 template <bool BF16, bool YBF16, int M>
 void expand_rows(const mm_lora_part& part, const float* sums, const int32_t* rows, const Ahead& ahead, const Out& out) {
-  constexpr int kAtOnce = M == 1 ? 4 : kInRegisters / M > 1 ? 2 : 1;
+  constexpr int kAtOnce = M == 1 ? kPanels : kInRegisters / M > 1 ? 2 : 1;
   const int panels = (part.n + kLanes - 1) / kLanes;
   int panel = 0;
   for (; panel + kAtOnce <= panels; panel += kAtOnce)
@@ -224,7 +285,8 @@ struct Call {
       const int first = step->starts[group], rows = step->starts[group + 1] - first;
       for (int row = 0; row < rows; row += most)
         chunks.push_back({lora, step->rows + first + row, std::min(most, rows - row)});
-      room_of_thread = std::max(room_of_thread, (int64_t)std::min(most, rows) * (lora->k + sums_of_row(*lora)));
+      const int64_t of_row = pairs_of(lora->k) * 2 + sums_of_row(*lora);
+      room_of_thread = std::max(room_of_thread, std::min(most, rows) * of_row);
       for (int i = 0; i < lora->num_parts; ++i)
         work += (int64_t)rows * lora->parts[i].rank * (lora->k + lora->parts[i].n);
     }
@@ -238,12 +300,13 @@ template <bool BF16, bool YBF16>
 void add_chunk(const Chunk& chunk, const Chunk* after, const char* x, int64_t x_stride, const Out& out, float* room) {
   const mm_lora& lora = *chunk.lora;
   const Ahead ahead(lora, after ? after->lora : nullptr);
-  float* sums = room + (int64_t)chunk.count * lora.k;
+  const int64_t step = pairs_of(lora.k) * 2;
+  float *sums = room + chunk.count * step, *to = sums;
+  Factor<BF16>* rows = (Factor<BF16>*)room;
   for (int i = 0; i < chunk.count; ++i)
-    widen_row<BF16>(x + chunk.rows[i] * x_stride * (BF16 ? 2 : 4), lora.k, room + (int64_t)i * lora.k);
-  float* to = sums;
+    copy_row<BF16>(x + chunk.rows[i] * x_stride * (BF16 ? 2 : 4), lora.k, rows + i * step);
   for (int i = 0; i < lora.num_parts; to += (int64_t)chunk.count * rank16(lora.parts[i]), ++i)
-    shrink<BF16>(lora.parts[i], lora.k, room, chunk.count, ahead, to);
+    shrink<BF16>(lora.parts[i], lora.k, rows, chunk.count, ahead, to);
   to = sums;
   for (int i = 0; i < lora.num_parts; to += (int64_t)chunk.count * rank16(lora.parts[i]), ++i)
     expand<BF16, YBF16>(lora.parts[i], to, chunk.rows, chunk.count, ahead, out);

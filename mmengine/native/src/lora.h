@@ -1,7 +1,8 @@
 // Low-rank additions to linear layers: y += scale * (x a^T) b^T for groups of rows, each with matrices of its own.
 //
-// What a and b hold is read once for all rows of a group, in address order. Sums are float32; y is rounded once
-// behind them. A row's result depends neither on the other rows nor on the number of threads.
+// What a and b hold is read once for all rows of a group, in address order. Sums are float32; where bfloat16 is
+// multiplied in pairs, those by a go on as two bfloat16 that have 16 of their bits. y is rounded once behind them. A
+// row's result depends neither on the other rows nor on the number of threads.
 #pragma once
 
 #include <stdint.h>
@@ -12,8 +13,9 @@ extern "C" {
 
 // Of columns [offset, offset + n) of y.
 typedef struct {
-  const void* a;  // [ceil(rank / 16)][k][16]: a^T, zeros behind the rank
-  const void* b;  // [ceil(n / 16)][rank][16]: b^T, zeros behind n
+  // A pair of k (or of the rank) of bfloat16 lies as [16][2], of float32 as [2][16].
+  const void* a;  // [ceil(rank / 16)][ceil(k / 2)] pairs: a^T, zeros behind the rank and behind k
+  const void* b;  // [ceil(n / 16)][ceil(rank / 2)] pairs: b^T, zeros behind n and behind the rank
   int32_t rank, n, offset;
   float scale;
 } mm_lora_part;
