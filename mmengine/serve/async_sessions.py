@@ -65,6 +65,7 @@ class AsyncSessions(AsyncCommands, Protocol):
         keep: int = 0,
         idle_s: float = IDLE_S,
         cache_salt: str = "",
+        adapter: str = "",
         media_options: Mapping[str, object] | None = None,
         template_options: Mapping[str, object] | None = None,
         envelope: bytes = b"",
@@ -76,6 +77,7 @@ class AsyncSessions(AsyncCommands, Protocol):
             length=length,
             keep=keep,
             cache_salt=cache_salt,
+            adapter=adapter,
             template_options=dict(template_options or {}),
             envelope=envelope,
         )

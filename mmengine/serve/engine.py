@@ -125,7 +125,7 @@ class Engine(EngineForms):
         markers = self.config.reasoning_start, self.config.reasoning_end
         self.reasoning = Reasoning(self.processor.tokenizer, self.config.eos_token_ids, *markers)
         awaited = resume.awaited if resume is not None else frozenset()
-        self.sessions = sessions_of(self._core, store, self.processor, self.requests, awaited)
+        self.sessions = sessions_of(self._core, store, self.processor, self.adapters, self.requests, awaited)
         told = self._holders, self.requests, self.metrics
         pools = self.grammar_memory, self.sessions, self.adapters
         self._intake = Intake(self.built, *told, self.reasoning, *pools)

@@ -87,20 +87,22 @@ class EngineForms(BatchEngine, Protocol):
         keep: int = 0,
         idle_s: float = IDLE_S,
         cache_salt: str = "",
+        adapter: str = "",
         media_options: Mapping[str, object] | None = None,
         template_options: Mapping[str, object] | None = None,
     ) -> Session:
         """A request that grows (docs/sessions.md): what is appended is computed as it comes, and asked about.
         `length`: tokens that it may have (0: max_model_len); beyond it a new chain begins with the anchor and
         the last that `keep` tokens hold (0: half). `idle_s`: it is closed when nobody asks for so long; 0:
-        never. An id that is open is gone on with, such as one of the process before. Raises InvalidRequest,
-        QueueFull."""
+        never. `adapter`: the name of the one that computes all of it. An id that is open is gone on with,
+        such as one of the process before. Raises InvalidRequest, QueueFull."""
         if session_id not in self.sessions.names():
             settings = SessionSettings(
                 system=system,
                 length=length,
                 keep=keep,
                 cache_salt=cache_salt,
+                adapter=adapter,
                 template_options=dict(template_options or {}),
             )
             session_id = self.sessions.open(session_id, settings, idle_s)

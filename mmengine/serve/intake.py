@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # mmengine.build brings torch
 
 MAX_NOTED = 1_000  # notes on forms that are remembered; more are logged again
 MAX_LOGGED_NOTES = 10  # of one form, in the operators' log
-NO_ADAPTER = "a session is the model's as it is; leave the adapter out, or send it all as one request with it"
+OTHER_ADAPTER = "a session has the adapter that it was opened with, or none; leave it out, or open another"
 
 
 class Intake:
@@ -69,8 +69,6 @@ class Intake:
             notes = options.notes + self._grammar_backend.notes(grammar)
             options = replace(options, grammar=grammar, notes=notes)
         if options.place is not None:
-            if options.adapter:
-                raise InvalidRequest(NO_ADAPTER)
             prepared, requests = self._submit_to_session(request_id, prepared, options, options.place)
         else:
             adapter = self._adapters.named(options.adapter)
@@ -86,12 +84,16 @@ class Intake:
         self, request_id: str, prepared: Prepared, options: Options, place: SessionPlace
     ) -> tuple[Prepared, list[Request]]:
         """Behind what the session has; gives the whole prompt."""
+        adapter = self._sessions.adapter(place.session_id)
+        if options.adapter and (adapter is None or options.adapter != adapter.name):
+            raise InvalidRequest(OTHER_ADAPTER)
         chain = self._sessions.chain(prepared, place, options.sampling.max_tokens)
         whole = replace(prepared, prompt_token_ids=chain.tokens, media=())
-        (request,) = core_requests(request_id, whole, options)
+        (request,) = core_requests(request_id, whole, options, adapter)
         request = replace(request, media=chain.media)
         inputs = self._sessions.hold(prepared, place, chain)
         self._holders.hold(request, inputs, (*prepared.media, *place.loaded))
+        self._hold_adapter(request)
         try:
             self._core.sessions.append(
                 place.session_id,
@@ -146,10 +148,13 @@ class Intake:
 
     def _submit_one(self, request: Request, media: Sequence[MediaInput]) -> None:
         self._holders.hold(request, media)
-        if request.adapter is not None:
-            self._adapters.hold(request.request_id, request.adapter)
+        self._hold_adapter(request)
         try:
             self._core.submit(request)
         except Exception:
             self._holders.release(request.request_id)
             raise
+
+    def _hold_adapter(self, request: Request) -> None:
+        if request.adapter is not None:
+            self._adapters.hold(request.request_id, request.adapter)

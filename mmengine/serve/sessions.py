@@ -17,7 +17,8 @@ from mmengine.encoder_cache.cache import encoder_key
 from mmengine.errors import InvalidRequest, shown
 from mmengine.events.vocabulary import SessionOpened
 from mmengine.models.plugin import MediaInput, Opens, Prepared, Processor, TurnProcessor
-from mmengine.request import MediaItem, Request, num_before
+from mmengine.request import Adapter, MediaItem, Request, num_before
+from mmengine.serve.adapters import Adapters
 from mmengine.serve.in_progress import InProgress
 from mmengine.serve.media_store import MediaStore
 from mmengine.serve.options import Options
@@ -33,13 +34,14 @@ SHORTEST_LENGTH = 16  # tokens
 class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a session is written, kept with it in the log. `length`: tokens that it may have; `keep`: those
     that a new chain begins with at most, once it would be longer; 0: as the engine has it, and half of that.
-    `envelope`: of whoever opened it."""
+    `adapter`: the name of the one that computes all of it; "": none. `envelope`: of whoever opened it."""
 
     system: str = ""
     length: int = 0
     keep: int = 0
     cache_salt: str = ""
     template_options: dict[str, object] = {}
+    adapter: str = ""
     envelope: bytes = b""
 
 
@@ -89,17 +91,18 @@ class TurnPrompt(Prompt):
 
 
 class Sessions:
-    """`media`: what is kept of their images. Not thread-safe."""
+    """`media`: what is kept of their images. `adapters`: what their names stand for. Not thread-safe."""
 
-    def __init__(self, core: EngineCore, media: SessionMedia, processor: Processor):
+    def __init__(self, core: EngineCore, media: SessionMedia, processor: Processor, adapters: Adapters):
         self._core, self._media, self._config = core, media, core.config
-        self._processor = processor
+        self._processor, self._adapters = processor, adapters
         self._settings: dict[str, SessionSettings] = {}
         self._known = set(core.state.sessions.all)  # those of the process before have media too
 
     def open(self, session_id: str, settings: SessionSettings, idle_s: float) -> str:
         """Gives its id, which is drawn where none is given. Raises InvalidRequest, QueueFull."""
         settings = self._checked(settings, idle_s)
+        self._adapters.named(settings.adapter)
         session_id = session_id or f"session-{secrets.token_hex(8)}"
         if not session_id.isprintable():
             raise InvalidRequest("a session id consists of printable characters")
@@ -167,6 +170,11 @@ class Sessions:
         if session_id not in self._settings:  # another process opened it
             self._settings[session_id] = msgspec.msgpack.decode(session.envelope, type=SessionSettings)
         return self._settings[session_id]
+
+    def adapter(self, session_id: str) -> Adapter | None:
+        """With which its next request is computed: what the name stands for now. Raises InvalidRequest where
+        that is nothing, and for a session that is not open."""
+        return self._adapters.named(self.settings(session_id).adapter)
 
     def facts(self, session_id: str) -> SessionFacts:
         """Raises InvalidRequest for one that is not open."""
@@ -239,11 +247,14 @@ class Sessions:
         sampling = options.of_prompt(len(prepared.prompt_token_ids)).sampling
         chain, session = self.chain(prepared, place, sampling.max_tokens), self._found(place)
         new = {one.item.mm_hash for one in prepared.media}
+        salt, adapter = session.cache_salt, self.adapter(place.session_id)
+        request = Request("", chain.tokens, sampling, chain.media, cache_salt=salt, adapter=adapter)
 
         def behind(found: int) -> dict[bytes, MediaItem]:
             first = num_before(chain.media, found)
             older = [item for item in chain.media[first:] if item.mm_hash not in new]
-            keys = (encoder_key(item.mm_hash, session.cache_salt) for item in older)
+            visual = request.visual_adapter
+            keys = (encoder_key(item.mm_hash, salt, visual) for item in older)
             is_kept = all(map(self._core.view.encoder.has, keys))
             return {} if is_kept else {item.mm_hash: item for item in older}
 
@@ -251,7 +262,6 @@ class Sessions:
         can_begin = not self._config.num_state_slots and sampling.prompt_logprobs is None
         if can_begin and not behind(leased):  # as most do: nothing has to be looked up
             return []
-        request = Request("", chain.tokens, sampling, chain.media, cache_salt=session.cache_salt)
         items = behind(num_found(self._core.view, request))
         return self._media.loads(place.session_id, items.values())
 
@@ -271,6 +281,7 @@ def sessions_of(
     core: EngineCore,
     store: MediaStore | None,
     processor: Processor,
+    adapters: Adapters,
     requests: InProgress,
     awaited: Set[str] = frozenset(),
 ) -> Sessions:
@@ -281,7 +292,7 @@ def sessions_of(
             if (name := request_id_of(session_id, number)) not in awaited:
                 requests.run_on(name)
     media = SessionMedia(store, processor, core.config.session_media_bytes)
-    return Sessions(core, media, processor)
+    return Sessions(core, media, processor, adapters)
 
 
 def request_id_of(session_id: str, number: int) -> str:

@@ -54,8 +54,8 @@ class OpenSessions:
         finally:
             self._open.pop(session.session_id, None)
 
-    async def found(self, owner: str, name: str) -> AsyncSession:
-        """Raises ApiError where this key has none of this name."""
+    async def found(self, owner: str, name: str) -> tuple[AsyncSession, str]:
+        """And the name of its adapter. Raises ApiError where this key has none of this name."""
         session_id = in_log(owner, name)
         try:
             facts = await self.engine.attach_session(session_id).facts()
@@ -67,7 +67,7 @@ class OpenSessions:
             raise _unknown(name)
         if session_id not in self._open:  # the process before opened it
             self._open[session_id] = self.engine.attach_session(session_id, self.media_options(kept))
-        return self._open[session_id]
+        return self._open[session_id], facts.settings.adapter
 
     async def of(self, owner: str) -> list[SessionFacts]:
         """Those of a key."""

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 
 from mmengine.errors import InvalidRequest, MMEngineError
 from mmengine.serve.async_sessions import AsyncSession
-from mmengine.serve.intake import NO_ADAPTER
+from mmengine.serve.intake import OTHER_ADAPTER
 from mmengine.serve.record import News, Reader, Record
 from mmengine.serve.sessions import SessionFacts
 from mmengine.serve.stream import Stream
@@ -65,19 +65,13 @@ class SessionRoutes:
         self._sessions, self._engine, self._settings = sessions, sessions.engine, settings
         self._names, self._admission, self._answers = names, admission, answers
 
-    def _served(self, given: str | None) -> str:
-        model, adapter = self._names.served(given)
-        if adapter:
-            raise ApiError(400, NO_ADAPTER, "model")
-        return model
-
     # Routes
 
     async def create(self, request: Request) -> ASGIApp:
         owner = request.scope[OWNER]
         async with self._call(request) as (data, held):
             body = await self._parsed(data, partial(decoded, data, decode_session))
-            model = self._served(body.model)
+            model, adapter = self._names.served(body.model)
             anchor = None
             if body.anchor is not None:
                 anchor = await self._asked(request, content_as_chat(body.anchor), "-")
@@ -94,6 +88,7 @@ class SessionRoutes:
                     keep=body.keep,
                     idle_s=body.idle_s,
                     cache_salt=body.cache_salt,
+                    adapter=adapter,
                     template_options=template_options,
                     media_options=self._sessions.media_options(kept),
                     envelope=msgspec.json.encode(kept),
@@ -148,9 +143,10 @@ class SessionRoutes:
         ending = AsyncExitStack()
         try:
             data, held = await ending.enter_async_context(self._call(request))
-            session, _ = await self._found(request)
+            name, owner = request.path_params["session_id"], request.scope[OWNER]
+            session, adapter = await self._sessions.found(owner, name)
             chat, index = await self._parsed(data, partial(as_chat, data, asks=True))
-            asked = await self._asked(request, chat, self._answers.id_of(request))
+            asked = await self._asked(request, chat, self._answers.id_of(request), adapter)
             with unless_gone(request.scope):
                 facts = await ending.enter_async_context(session.turn())
                 source: News
@@ -195,10 +191,17 @@ class SessionRoutes:
     async def _parsed(self, data: bytes, work: Callable[[], T]) -> T:
         return await self._answers.parsers.run(len(data), work)
 
-    async def _asked(self, request: Request, chat: bytes, name: str) -> Asked:
-        """A body of chat, read. `name`: of the request."""
+    async def _asked(self, request: Request, chat: bytes, name: str, adapter: str = "") -> Asked:
+        """A body of chat, read. `name`: of the request. `adapter`: of the session. Raises ApiError where the
+        body names another."""
         asked = await self._parsed(chat, partial(self._answers.reader.read, chat, name))
-        return self._answers.named(asked, request.scope[OWNER])
+        if not asked.envelope.model:
+            own = msgspec.structs.replace(asked.envelope, model=adapter)
+            asked = msgspec.structs.replace(asked, envelope=own)
+        asked = self._answers.named(asked, request.scope[OWNER])
+        if asked.adapter != adapter:
+            raise ApiError(400, OTHER_ADAPTER, "model")
+        return asked
 
     async def _fill(self, asked: Asked, held: Held) -> None:
         """The uploaded files that it names come into it, and count as its body does."""
@@ -217,7 +220,7 @@ class SessionRoutes:
     async def _found(self, request: Request) -> tuple[AsyncSession, str]:
         """The session of a path, and its id there. Raises ApiError where this key has none."""
         name = request.path_params["session_id"]
-        return await self._sessions.found(request.scope[OWNER], name), name
+        return (await self._sessions.found(request.scope[OWNER], name))[0], name
 
 
 def told_of_session(error: MMEngineError) -> ApiError:

@@ -11,7 +11,7 @@ from mmengine.errors import ConfigError
 from mmengine.serve.async_engine import AsyncEngine
 from tests.cli.cli_process import call_cli
 from tests.lora.adapted_fakes import adapted_builder, made
-from tests.serve.serve_fakes import builder
+from tests.serve.serve_fakes import TurnEcho, builder
 from tests.server.running import NAMES, served
 
 ADMIN = {"authorization": "Bearer chief"}
@@ -54,6 +54,22 @@ def test_a_calls_model_names_an_adapter(server):
         *((name, None) for name in NAMES),
         ("first", NAMES[0]),
     ]
+
+
+def test_a_session_has_the_adapter_of_the_model_that_it_was_opened_with(root):
+    engine = AsyncEngine(builder=adapted_builder(processor=TurnEcho()), loras={"first": root / "one"})
+    with served(engine) as server:
+        for opened, others in (("first", NAMES[0]), (NAMES[1], "first")):
+            status, _, told = server.call("/v1/sessions", {"model": opened})
+            assert status == 200 and told["model"] == opened
+            path = f"/v1/sessions/{told['id']}/ask"
+            for named in ({"model": opened}, {}):
+                answer = server.call(path, {"content": "hi", "max_tokens": 30, **named})[2]
+                text = answer["choices"][0]["message"]["content"]
+                assert text.startswith("first: ") is (opened == "first") and "<HI>" in text
+                assert answer["model"] == (opened if named or opened == "first" else NAMES[0])
+            status, _, answer = server.call(path, {"content": "hi", "model": others})
+            assert status == 400 and answer["error"]["param"] == "model"
 
 
 def test_an_admin_loads_and_unloads(server, root):
