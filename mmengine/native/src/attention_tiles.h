@@ -1,8 +1,8 @@
 // Tiles of queries against a block of keys: packing, scores, softmax and weighted sums of values.
 //
-// Two kinds with one interface: float32 vectors (AVX2, AVX-512; bfloat16 is widened when it is packed), and
-// AMX for bfloat16. A query's result is the same to the bit wherever it stands in a tile, and whichever
-// queries stand beside it.
+// Two kinds with one interface: float32 vectors (bfloat16 is widened when it is packed), and bfloat16 in pairs, which
+// AMX or AVX-512's dot products multiply. A query's result is the same to the bit wherever it stands in a tile, and
+// whichever queries stand beside it.
 #pragma once
 
 #include <immintrin.h>
@@ -54,14 +54,20 @@ class VectorTiles {
   float *scores_;  // [kRows, kScoresStride]
 };
 
-#if defined(__AMX_BF16__)
-class AmxTiles {
+#if defined(__AVX512BF16__)
+// Keys stand in tiles of 32 values by 16 keys, values in tiles of 32 keys by 16 values, pairs together as they are
+// multiplied. Weights are rounded to bfloat16 before they meet the values, as torch does.
+class PairTiles {
  public:
   using Query = uint16_t;
-  static constexpr int kRows = 32;
+#if defined(__AMX_BF16__)
+  static constexpr int kRows = 32;  // two of its tiles
+#else
+  static constexpr int kRows = 6;  // by 4 vectors: 24 sums in 32 registers
+#endif
   static constexpr int kPack = 32;
 
-  AmxTiles(Carver& carver, int head_dim);
+  PairTiles(Carver& carver, int head_dim);
   int q_width() const { return steps_ * 32; }
   int width() const { return panels_ * 16; }
 
@@ -72,8 +78,11 @@ class AmxTiles {
   void attend(const QueryTile<uint16_t>& tile, int start, int count, float scale) const;
 
  private:
+  static constexpr int kTile = 512;  // values of a tile
+  static constexpr int kWeightsStride = kKeyBlock + 32;
+
   void score(const uint16_t* q, int count) const;
-  void mix(int start, int count, float* sums) const;
+  void mix(int start, int count, float* sums) const;  // sums (+)= weights * v
 
   int d_, steps_, panels_;  // steps of 32 and panels of 16 values
   uint16_t *keys_;     // [kKeyBlock / 16][steps][16 pairs of values][16 keys][2]
@@ -81,7 +90,7 @@ class AmxTiles {
   float *scores_;      // [kRows, kScoresStride]
   uint16_t *weights_;  // [kRows, kWeightsStride]
 };
-using Bf16Tiles = AmxTiles;
+using Bf16Tiles = PairTiles;
 #else
 using Bf16Tiles = VectorTiles;
 #endif
