@@ -108,17 +108,17 @@ class SessionRoutes:
         return _json(SessionObjects([object_of(each, _name(each, owner)) for each in found]))
 
     async def get(self, request: Request) -> ASGIApp:
-        session, name = await self._found(request)
+        session, name, _ = await self._found(request)
         return _json(object_of(await session.facts(), name, frames_held=session.num_frames_held))
 
     async def delete(self, request: Request) -> ASGIApp:
-        session, name = await self._found(request)
+        session, name, _ = await self._found(request)
         await self._sessions.close(session)
         return _json(SessionDeleted(name))
 
     async def append(self, request: Request) -> ASGIApp:
         async with self._call(request) as (data, held):
-            session, name = await self._found(request)
+            session, name, _ = await self._found(request)
             chat, index = await self._parsed(data, partial(as_chat, data, asks=False))
             asked, cached = await self._asked(request, chat, "-"), None
             async with session.turn() as facts:
@@ -129,7 +129,7 @@ class SessionRoutes:
 
     async def frame(self, request: Request) -> ASGIApp:
         async with self._call(request) as (data, _):
-            session, name = await self._found(request)
+            session, name, _ = await self._found(request)
             body = await self._parsed(data, partial(decoded, data, decode_frame))
             image, cached = _picture(body.image), None
             async with session.turn() as facts:
@@ -143,8 +143,7 @@ class SessionRoutes:
         ending = AsyncExitStack()
         try:
             data, held = await ending.enter_async_context(self._call(request))
-            name, owner = request.path_params["session_id"], request.scope[OWNER]
-            session, adapter = await self._sessions.found(owner, name)
+            session, _, adapter = await self._found(request)
             chat, index = await self._parsed(data, partial(as_chat, data, asks=True))
             asked = await self._asked(request, chat, self._answers.id_of(request), adapter)
             with unless_gone(request.scope):
@@ -217,10 +216,12 @@ class SessionRoutes:
     async def _told_of(self, session: AsyncSession, name: str, cached: int | None) -> ASGIApp:
         return _json(object_of(await session.facts(), name, cached, session.num_frames_held))
 
-    async def _found(self, request: Request) -> tuple[AsyncSession, str]:
-        """The session of a path, and its id there. Raises ApiError where this key has none."""
+    async def _found(self, request: Request) -> tuple[AsyncSession, str, str]:
+        """The session of a path, its id there, and its adapter's name. Raises ApiError where this key has no
+        such session."""
         name = request.path_params["session_id"]
-        return (await self._sessions.found(request.scope[OWNER], name))[0], name
+        session, adapter = await self._sessions.found(request.scope[OWNER], name)
+        return session, name, adapter
 
 
 def told_of_session(error: MMEngineError) -> ApiError:
