@@ -57,7 +57,11 @@ def prepare(
         input_ids=on_device[:num_tokens],
         positions=on_device[num_tokens : 4 * num_tokens].view(3, num_tokens),
         attention=AttentionMeta(
-            plan.num_scheduled, plan.num_computed + plan.num_scheduled, plan.slot_mapping, plan.block_table
+            plan.num_scheduled,
+            plan.num_computed + plan.num_scheduled,
+            plan.slot_mapping,
+            plan.block_table,
+            plan.num_drafts,
         ),
         sample_tokens=None if sample_tokens is None else on_device[4 * num_tokens : end],
         places=places,

@@ -179,16 +179,17 @@ def test_fused_projections_need_not_be_contiguous(backend):
 
 
 def filled(kernels, dtype, seed=5):
-    """A pool of random KV, and a function that attends rows (queries, KV tokens, table row)."""
+    """A pool of random KV, and a function that attends rows (queries, KV tokens, table row; drafts)."""
     spec = spec_of(8, 2, 72, layers=1)
     pool = KVPool(spec, 200, 16, dtype, CpuDevice())
     pool.blocks.normal_(generator=torch.Generator().manual_seed(seed))
     attention = kernels(spec, pool)
 
-    def attend(rows, q):
+    def attend(rows, q, drafts=None):
         counts, lens = (np.array([row[i] for row in rows], np.int32) for i in (0, 1))
         none = np.zeros(counts.sum(), np.int64)
-        attention.begin(AttentionMeta(counts, lens, none, np.array([row[2] for row in rows], np.int32)))
+        table = np.array([row[2] for row in rows], np.int32)
+        attention.begin(AttentionMeta(counts, lens, none, table, drafts and np.array(drafts)))
         return attention.run(0, q)
 
     return spec, attend
@@ -225,6 +226,21 @@ def test_a_query_does_not_depend_on_where_its_chunk_was_cut(kernels, dtype):
     whole = attend([(600, 700, blocks)], q)
     for start, stop in ((0, 600), (0, 7), (7, 300), (300, 302), (413, 600)):
         assert torch.equal(attend([(stop - start, 100 + stop, blocks)], q[start:stop]), whole[start:stop])
+
+
+@BOTH
+@pytest.mark.parametrize("length", [16, 63, 70, 700])
+def test_drafts_have_the_bits_of_tokens_one_by_one(kernels, dtype, length):
+    """Across the end of a span of 64 keys, too, which only the later queries see; beside a prompt."""
+    spec, attend = filled(kernels, dtype)
+    blocks = np.random.default_rng(3).integers(1, 200, 50)
+    q = torch.randn(16, spec.num_heads, spec.head_dim).to(dtype)
+    alone = torch.cat([attend([(1, length - 15 + i, blocks)], q[i : i + 1]) for i in range(16)])
+    for count in (2, 5, 16):
+        end = length - 16 + count
+        rows = [(3, 90, blocks), (count, end, blocks)]
+        verified = attend(rows, torch.cat((q[:3], q[:count])), [0, count - 1])
+        assert torch.equal(verified[3:], alone[:count])
 
 
 @BOTH

@@ -12,14 +12,19 @@ namespace mm {
 namespace {
 
 constexpr int64_t kSmall = 100000;  // multiply-adds below which a second thread costs more than it gives
+constexpr int kFewQueries = 16;      // most of a row whose drafts are verified without tiles, for which keys are packed
 constexpr int kTaskQueries = 1024;   // most queries of a task, heads that share a KV head counted apart
 
 int queries_of(const mm_attention_step& step, int row) {
   return step.query_starts[row + 1] - step.query_starts[row];
 }
 
-// Whether the row goes through its blocks once, for all heads; else in tiles.
-bool decodes(const mm_attention_step& step, int row) { return queries_of(step, row) == 1 && !step.tiles_only; }
+// Whether the row goes through its blocks once, for all heads of its queries; else in tiles.
+bool decodes(const mm_attention_step& step, int row) {
+  const int queries = queries_of(step, row);
+  const bool drafts = step.num_drafts && step.num_drafts[row] == queries - 1 && queries <= kFewQueries;
+  return (queries == 1 || drafts) && !step.tiles_only;
+}
 
 // Multiply-adds of the step, or kSmall where they are more.
 int64_t work_of(const mm_attention_step& step) {
@@ -52,15 +57,17 @@ void plan_decode(const mm_attention_step& step, int threads, std::vector<Attenti
   const int parts = rows >= 4 * threads ? 1 : threads < heads ? threads : heads;
   for (int row = 0; row < rows; row++)
     for (int part = 0; part < parts && decodes(step, row); part++)
-      tasks.push_back({row, 0, 1, heads * part / parts, heads * (part + 1) / parts});
+      tasks.push_back({row, 0, queries_of(step, row), heads * part / parts, heads * (part + 1) / parts});
 }
 
 int64_t scratch_bytes(const mm_attention_step& step, const std::vector<AttentionTask>& tasks) {
-  int queries = 1;
-  for (const AttentionTask& task : tasks)
-    queries = task.query1 - task.query0 > queries ? task.query1 - task.query0 : queries;
-  const bool tiles = queries > 1 || step.tiles_only;
-  const int64_t decode = decode_scratch_bytes(step), prefill = tiles ? prefill_scratch_bytes(step, queries) : 0;
+  int few = 0, many = 0;  // queries of a task, at most
+  for (const AttentionTask& task : tasks) {
+    int &most = decodes(step, task.row) ? few : many, queries = task.query1 - task.query0;
+    most = queries > most ? queries : most;
+  }
+  const int64_t decode = few ? decode_scratch_bytes(step, few) : 0;
+  const int64_t prefill = many ? prefill_scratch_bytes(step, many) : 0;
   return decode > prefill ? decode : prefill;
 }
 

@@ -1,8 +1,9 @@
 // Paged attention over the KV pool as it lies: no gathering, and nothing behind a row's last token is read.
 //
 // A layer of the pool is [num_blocks, 2, block_size, num_kv_heads, head_dim], K at 0 and V at 1 of the
-// second axis. A row's result depends neither on the other rows of the step nor on the number of threads, and
-// with tiles_only neither on how many of its tokens are queries of one step.
+// second axis. A row's result depends neither on the other rows of the step nor on the number of threads. A token
+// and up to 15 drafts behind it have the bits that each has as its row's only query; with tiles_only bits depend
+// on no number of queries.
 #pragma once
 
 #include <stdint.h>
@@ -18,9 +19,10 @@ typedef struct {
   int32_t block_size;    // a power of two
   int32_t num_heads, num_kv_heads, head_dim;  // head_dim: a multiple of 8, at most 256
   int32_t dtype;         // of q, k, v, the pool and the result: 0 float32, 1 bfloat16
-  int32_t tiles_only;    // 1: rows of one query go in tiles as prompts do, and have the bits of any chunk
+  int32_t tiles_only;    // 1: rows of few queries go in tiles as prompts do, and have the bits of any chunk
   const int32_t* query_starts;  // [n + 1] where each row's tokens begin, then t
   const int32_t* kv_lens;       // [n] tokens of each row after this step
+  const int32_t* num_drafts;    // [n] how many of a row's queries, its last ones, are drafts; NULL: none are
   const int32_t* block_table;   // [n, table_stride]; only the blocks of kv_lens tokens are read
   const int64_t* slots;         // [t] block * block_size + offset
 } mm_attention_step;

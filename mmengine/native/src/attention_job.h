@@ -46,8 +46,8 @@ struct Places {
   }
 };
 
-// A row with one query: K and V are streamed from memory once for all heads of the task.
-int64_t decode_scratch_bytes(const mm_attention_step& step);
+// A row with one query or few, all of them in the task: K and V are streamed from memory once for all its heads.
+int64_t decode_scratch_bytes(const mm_attention_step& step, int queries);
 void attention_decode(const AttentionCall& call, const AttentionTask& task, void* scratch);
 
 // Many queries of one row: K and V are packed a block at a time, and all queries of the task pass over it.

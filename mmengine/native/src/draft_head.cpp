@@ -61,7 +61,7 @@ mm_attention_step place(const mm_draft_head* head, const mm_draft_chain* chain, 
   starts[active] = active;
   const mm_decoder& d = head->decoder;
   return {active, active, chain->table_stride, size, d.num_heads, d.num_kv_heads, d.head_dim, d.dtype,
-          0, starts, lens, chain->block_table, chain->slots};
+          0, starts, lens, nullptr, chain->block_table, chain->slots};
 }
 
 }  // namespace

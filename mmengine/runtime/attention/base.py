@@ -24,6 +24,7 @@ class AttentionMeta(msgspec.Struct, frozen=True, eq=False):
     # int32 [n, b]. A view: rows may lie further apart than b. Of a row only the blocks that its kv_lens
     # tokens take may be read as its own; what stands behind them is some block of the pool.
     table: np.ndarray
+    num_drafts: np.ndarray | None = None  # int32 [n], how many of a row's last tokens are drafts; None: none
 
     def on_device(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """slots [t], table [n, b] and kv_lens [n]: int64 tensors on `device`, in one copy."""

@@ -24,7 +24,7 @@ class Step(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("num_rows", "num_tokens", "table_stride", "block_size")),
         *((name, ctypes.c_int32) for name in ("num_heads", "num_kv_heads", "head_dim")),
         *((name, ctypes.c_int32) for name in ("dtype", "tiles_only")),
-        *((name, _ADDRESS) for name in ("query_starts", "kv_lens", "block_table", "slots")),
+        *((name, _ADDRESS) for name in ("query_starts", "kv_lens", "num_drafts", "block_table", "slots")),
     )
 
 
@@ -60,7 +60,7 @@ class NativePagedAttention:
             dtype=DTYPES[kv.blocks.dtype],
             tiles_only=tiles_only,
         )
-        self._arrays: tuple[np.ndarray, ...] = ()
+        self._arrays: tuple[np.ndarray | None, ...] = ()
 
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
         torch.get_num_threads()  # a thread that torch has not met is told how many threads kernels may use
@@ -76,7 +76,9 @@ class NativePagedAttention:
         step.table_stride = table.strides[0] // 4
         step.query_starts, step.kv_lens = starts.ctypes.data, kv_lens.ctypes.data
         step.block_table, step.slots = table.ctypes.data, slots.ctypes.data
-        self._arrays = starts, kv_lens, slots, table  # the step's addresses point into them
+        drafts = None if meta.num_drafts is None else np.ascontiguousarray(meta.num_drafts, np.int32)
+        step.num_drafts = None if drafts is None else drafts.ctypes.data
+        self._arrays = starts, kv_lens, slots, table, drafts  # the step's addresses point into them
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         k, v = _rows(k), _rows(v)
