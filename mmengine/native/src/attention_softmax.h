@@ -65,6 +65,29 @@ MM_INLINE float sum_of(f16v v) {
 #endif
 }
 
+#if defined(__AVX512F__)
+// 2^x within 2e-7 of its value; 0 below 2^-149, and NaN of NaN. The polynomial is the one of degree 5 whose largest
+// relative error between -1/2 and 1/2 is least, with 1 at 0.
+MM_INLINE f16v exp2_of(f16v x) {
+  const __m512 v = _mm512_max_ps(_mm512_set1_ps(-200), (__m512)x);  // NaN stands where max gives it back
+  const __m512 whole = _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const f16v r = (f16v)v - (f16v)whole;
+  f16v p = fused(splat(1.326472731e-3f), r, splat(9.671512991e-3f));
+  p = fused(p, r, splat(5.550733581e-2f));
+  p = fused(p, r, splat(2.402224243e-1f));
+  p = fused(p, r, splat(6.931470037e-1f));
+  p = fused(p, r, splat(1));
+  return (f16v)_mm512_scalef_ps((__m512)p, whole);
+}
+constexpr float kPowers = 1.44269504f;  // of two, for one of e
+MM_INLINE f16v weight_of(f16v x, f16v) { return exp2_of(x); }
+#else
+constexpr float kPowers = 1;
+MM_INLINE f16v weight_of(f16v x, f16v score) {
+  return (f16v)((i16v)exp_clamped(x) & (score != -__builtin_inff()));
+}
+#endif
+
 // Turns `count` scores (room to the next 16) into weights relative to the highest score so far, given to
 // `keep` 16 at a time; behind the last one they are 0. Gives
 // what the sums before this block must be multiplied with.
@@ -80,14 +103,14 @@ MM_INLINE float soften(float* scores, int count, float scale, RunningSoftmax& st
   float highest_now = highest(top);
   float new_top = first || highest_now > state.top ? highest_now : state.top;
   f16v sum = splat(0);
+  scale *= kPowers;
   for (int i = 0; i < padded; i += 16) {
     f16v score = load_as<f16v>(scores + i);
-    f16v weight = exp_clamped((score - new_top) * scale);
-    weight = (f16v)((i16v)weight & (score != -__builtin_inff()));
+    f16v weight = weight_of((score - new_top) * scale, score);
     keep(i, weight);
     sum += weight;
   }
-  float shrink = first ? 0.0f : exp_clamped(splat((state.top - new_top) * scale))[0];
+  float shrink = first ? 0.0f : weight_of(splat((state.top - new_top) * scale), splat(state.top))[0];
   state.total = (first ? 0.0f : state.total * shrink) + sum_of(sum);
   state.top = new_top;
   return shrink;

@@ -1,6 +1,8 @@
 // A call of a linear layer: how its rows and panels are shared among threads.
 #include "linear.h"
 
+#include <atomic>
+
 #include "linear_job.h"
 #include "scratch.h"
 #include "threads.h"
@@ -9,32 +11,21 @@ namespace mm {
 namespace {
 
 constexpr int64_t kSmall = 100000;  // multiply-adds below which a second thread costs more than it gives
+constexpr int kPieces = 8;          // in which a thread takes its panels, where all are equally fast
 constexpr int kChunk = 1024;        // rows brought into scratch at a time
 
 int64_t thread_bytes(const LinearJob& job) { return job.bf16() ? linear_thread_bytes(job) : 0; }
 
-// Threads take neighbouring panels; where there are fewer panels than threads, blocks of rows too.
-Share share_of(const LinearJob& job, char* rooms, int thread, int threads) {
-  int panels = job.panels();
-  int across = threads < panels ? threads : panels;
-  int down = threads / across;
+// Where there are fewer panels than threads, these share blocks of rows too.
+Share share_of(const LinearJob& job, char* room, int thread, int threads) {
+  int across = job.panels(), down = threads / across;
   if (thread >= across * down) return {};
   int blocks = (int)ceil_div(job.m, 32), i = thread % across, j = thread / across;
   int row0 = (int)((int64_t)blocks * j / down) * 32, row1 = (int)((int64_t)blocks * (j + 1) / down) * 32;
-  return {row0, row1 < job.m ? row1 : job.m, (int)((int64_t)panels * i / across),
-          (int)((int64_t)panels * (i + 1) / across), rooms + thread * thread_bytes(job)};
+  return {row0, row1 < job.m ? row1 : job.m, i, i + 1, room};
 }
 
-// `scratch`: `rows_bytes` for the rows of x, and for each thread what its kernel needs.
-void run_share(const LinearJob& job, char* scratch, int64_t rows_bytes, int thread, int threads) {
-  Share share = share_of(job, scratch + rows_bytes, thread, threads);
-  if (job.bf16()) {
-    int blocks = (int)ceil_div(job.m, 16);
-    int row0 = (int)((int64_t)blocks * thread / threads) * 16;
-    int row1 = (int)((int64_t)blocks * (thread + 1) / threads) * 16;
-    linear_prepare(job, scratch, row0, row1 < job.m ? row1 : job.m);
-#pragma omp barrier
-  }
+void run_share(const LinearJob& job, const char* scratch, const Share& share) {
   if (share.row0 >= share.row1 || share.panel0 >= share.panel1) return;
   if (job.bf16())
     linear_run_bf16(job, scratch, share);
@@ -42,13 +33,39 @@ void run_share(const LinearJob& job, char* scratch, int64_t rows_bytes, int thre
     linear_run_fp32(job, share);
 }
 
+// Neighbouring panels are taken by who is free: one core may have other work, or be shared with another machine.
+// An even number of them, for those that stand in pairs.
+int panels_at_once(const LinearJob& job, int threads) {
+  int count = (int)ceil_div(job.panels(), threads * kPieces);
+  return threads == 1 ? job.panels() : count + count % 2;
+}
+
+// `scratch`: `rows_bytes` for the rows of x, and for each thread what its kernel needs. `next`: a panel that nobody
+// took yet.
+void run_thread(const LinearJob& job, char* scratch, int64_t rows_bytes, int thread, int threads,
+                std::atomic<int>& next) {
+  if (job.bf16()) {
+    int blocks = (int)ceil_div(job.m, 16);
+    int row0 = (int)((int64_t)blocks * thread / threads) * 16;
+    int row1 = (int)((int64_t)blocks * (thread + 1) / threads) * 16;
+    linear_prepare(job, scratch, row0, row1 < job.m ? row1 : job.m);
+#pragma omp barrier
+  }
+  char* room = scratch + rows_bytes + thread * thread_bytes(job);
+  const int panels = job.panels(), count = panels_at_once(job, threads);
+  if (panels < threads) return run_share(job, scratch, share_of(job, room, thread, threads));
+  for (int panel; (panel = next.fetch_add(count, std::memory_order_relaxed)) < panels;)
+    run_share(job, scratch, {0, job.m, panel, panel + count < panels ? panel + count : panels, room});
+}
+
 bool run_chunk(const LinearJob& job) {
   const int64_t rows_bytes = job.bf16() ? ceil_div(linear_scratch_bytes(job), 64) * 64 : 0;
   const int64_t bytes = rows_bytes + most_threads() * thread_bytes(job);
   char* scratch = bytes ? scratch_of_thread(bytes) : nullptr;
   if (bytes && !scratch) return false;
+  std::atomic<int> next{0};
 #pragma omp parallel if ((int64_t)job.m * job.linear->n * job.linear->k >= kSmall)
-  run_share(job, scratch, rows_bytes, this_thread(), num_threads());
+  run_thread(job, scratch, rows_bytes, this_thread(), num_threads(), next);
   return true;
 }
 

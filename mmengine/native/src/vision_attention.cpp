@@ -9,7 +9,9 @@
 namespace mm {
 namespace {
 
-constexpr int kQueryChunk = 1024;  // most queries of a task; a segment's keys are packed anew for each
+constexpr int kQueryChunk = 4096;  // most queries of a task; a segment's keys are packed anew for each
+constexpr int kLeastChunk = 512;   // queries for which keys are packed, where threads share a segment
+constexpr int kTasks = 4;          // of a thread, of a long segment
 
 // Queries [query0, query1) of one head against the keys [start, stop) of their segment.
 struct VisionTask {
@@ -86,7 +88,9 @@ void attend_segment(const VisionTask& whole, void* scratch) {
   const int64_t last = whole.query1 < whole.stop ? whole.query1 : whole.stop;
   const int64_t length = last - first, heads = whole.segments->num_heads;
   if (length <= 0) return;
-  const int64_t chunks = (length + kQueryChunk - 1) / kQueryChunk;
+  const int64_t shared = (kTasks * num_threads() + heads - 1) / heads, most = (length + kLeastChunk - 1) / kLeastChunk;
+  const int64_t least = (length + kQueryChunk - 1) / kQueryChunk, wanted = shared < most ? shared : most;
+  const int64_t chunks = wanted > least ? wanted : least;
   const int64_t chunk = round_up((length + chunks - 1) / chunks, 32);
 #pragma omp for schedule(dynamic) nowait
   for (int64_t n = 0; n < chunks * heads; n++) {
