@@ -1,5 +1,5 @@
-// Products of one query a row: with keys, four tokens at a time, and of softmax's weights with values. Lines of tokens
-// that come next are asked for in between, a few at a time: a core has too few of them on their way for more at once.
+// Products of a row's few queries: with keys, four tokens at a time, and of softmax's weights with values. Lines of
+// tokens that come next are asked for in between, a few at a time: a core cannot have many of them on their way.
 #pragma once
 
 #include <immintrin.h>
