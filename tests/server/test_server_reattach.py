@@ -39,14 +39,14 @@ class Leaving(SlowEcho):
 
 def begin(one, body, headers=None, path=CHAT):
     """A connection on which an answer was asked for, and, of a stream, has begun."""
-    running = len(one.engine._running)
+    before = set(one.engine._running)  # one that was answered may be among them still
     connection = http.client.HTTPConnection("127.0.0.1", one.port, timeout=20)
     connection.request("POST", path, json.dumps(body), headers or {})
     if body.get("stream"):
         response = connection.getresponse()
         assert response.status == 200
         response.readline()
-    wait_for(lambda: len(one.engine._running) > running)
+    wait_for(lambda: set(one.engine._running) - before)
     return connection
 
 
