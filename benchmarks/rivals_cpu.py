@@ -55,19 +55,20 @@ class Engine:
 # By bits a weight: ours first.
 GROUPS = {
     16: (
-        Engine(f"{OURS}, bf16", OURS, "bf16", ("none",)),
+        Engine(f"{OURS}, bf16", OURS, "bf16", ("none", "model")),
         Engine("llama.cpp, BF16", "llama", "BF16"),
         Engine("OpenVINO, bf16", "openvino", "openvino/bf16"),
         Engine("transformers, bf16", "transformers", "bf16", ("bfloat16",)),
     ),
     8: (
-        Engine(f"{OURS}, int8 g 32", OURS, "bf16", ("int8",)),
-        Engine(f"{OURS}, the Q8_0 file", OURS, "Q8_0", ("none",)),
+        Engine(f"{OURS}, int8 g 32", OURS, "bf16", ("int8", "model")),
+        Engine(f"{OURS}, int8 g 32, int8 activations", OURS, "bf16", ("int8", "int8")),
+        Engine(f"{OURS}, the Q8_0 file", OURS, "Q8_0", ("none", "model")),
         Engine("llama.cpp, Q8_0", "llama", "Q8_0"),
         Engine("OpenVINO, int8", "openvino", "openvino/int8"),
     ),
     4: (
-        Engine(f"{OURS}, int4 g 128", OURS, "int4", ("none",)),
+        Engine(f"{OURS}, int4 g 128", OURS, "int4", ("none", "model")),
         Engine("llama.cpp, Q4_K_M", "llama", "Q4_K_M"),
     ),
 }

@@ -1,5 +1,5 @@
-"""mmengine: python mmengine_side.py FOLDER THREADS QUANTIZE. Whole steps of the engine: the scheduler, its
-events and sampling are within the clock."""
+"""mmengine: python mmengine_side.py FOLDER THREADS QUANTIZE ACTIVATIONS. Whole steps of the engine: the
+scheduler, its events and sampling are within the clock."""
 
 import gc
 import sys
@@ -19,7 +19,7 @@ MAX_NEW = 64  # tokens of an answer; what is not asked for is cancelled
 
 
 class MMEngine:
-    def __init__(self, folder: str, threads: int, quantize: str) -> None:
+    def __init__(self, folder: str, threads: int, quantize: str, activations: str) -> None:
         config = EngineConfig(
             spec="none",
             max_model_len=MAX_TOKENS,
@@ -28,6 +28,7 @@ class MMEngine:
             enable_prefix_caching=False,
             num_threads=threads,
             quantize=quantize,
+            activations=activations,
         )
         self._engine = Engine(Path(folder), device="cpu", dtype="bfloat16", config=config)
         self._ids: list[str] = []
@@ -80,5 +81,5 @@ def _held_bytes() -> int:
 
 
 if __name__ == "__main__":
-    folder, threads, quantize = sys.argv[1:]
-    serve(MMEngine(folder, int(threads), quantize))
+    folder, threads, quantize, activations = sys.argv[1:]
+    serve(MMEngine(folder, int(threads), quantize, activations))

@@ -44,10 +44,10 @@ def _make(shape: str, folder: Path) -> None:
     _run(PYTHON, HERE / "convert_gguf.py", CONVERTERS, plain, "--outtype", "bf16", "--outfile", gguf["BF16"])
     for name in GGUF[1:]:
         _run(QUANTIZE, gguf["BF16"], gguf[name], name)
-    for name, more in (("bf16", ()), ("int8", ("--weight-format", "int8"))):
-        command = ("-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", plain)
-        task = ("--task", "text-generation-with-past", "--disable-convert-tokenizer")
-        _run(PYTHON, *command, *task, *more, folder / "openvino" / name)
+    _run(PYTHON, HERE / "export_openvino.py", plain, folder / "openvino" / "bf16")
+    command = ("-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", plain)
+    task = ("--task", "text-generation-with-past", "--disable-convert-tokenizer")
+    _run(PYTHON, *command, *task, "--weight-format", "int8", folder / "openvino" / "int8")
 
 
 def _with_vision(shape: str, folder: Path) -> Path:
@@ -93,7 +93,7 @@ def _text_folder(whole: Path, folder: Path) -> None:
             save_file(tensors, folder / shard.name, {"format": "pt"})
             places |= dict.fromkeys(tensors, shard.name)
     if len(set(places.values())) > 1:
-        (folder / INDEX).write_text(json.dumps({"weight_map": places}))
+        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
 
 
 def num_weights(folder: Path) -> int:

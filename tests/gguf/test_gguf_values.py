@@ -135,6 +135,7 @@ def test_pieces_of_any_size_make_the_same_rows(opened, monkeypatch, kind, heads,
     pieces = list(entry.pieces(5, 43))
     assert [place for place, _ in pieces] == list(range(0, 38, max(1, piece // columns)))
     assert (np.concatenate([values for _, values in pieces]) == expected[5:43]).all()
+    assert all(values.flags.writeable for _, values in pieces)  # or torch warns whoever opens the file
 
 
 @pytest.mark.parametrize("piece", [1, 100, 2**20])

@@ -5,9 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from mmengine.native.linear import GROUPS, CodePieces, Codes, Form, PackedLinear
+from tests.instruction_sets import isas, opened
 from tests.native.test_linear_ints import MOST, SHAPES, drawn, exact
 
-ROWS = (1, 2, 3, 4, 5, 13, 600)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 13, 600)
 BLOCK = 32  # of x that share a scale
 
 
@@ -44,6 +45,15 @@ def test_sums_are_those_of_rounded_rows(library, form, group, mins):
             assert torch.equal(layer(x[:m], float32=True), found[:m]), (n, k, m)
         rows = layer.rows(torch.arange(-1, n))
         assert torch.equal(rows[1:], weight.float().bfloat16()) and not rows[0].any()
+
+
+@pytest.mark.parametrize("form", MOST)
+@pytest.mark.parametrize("mins", (False, True))
+def test_every_instruction_set_gives_the_same_bits(form, mins):
+    codes = drawn(70, 288, form, 32, mins)
+    x = torch.randn(20, 288, generator=torch.Generator().manual_seed(0)).bfloat16()
+    first, *others = (layer_of(opened(isa), codes, form, 32)(x, float32=True) for isa in isas())
+    assert all(torch.equal(first, other) for other in others)
 
 
 def test_the_largest_codes_do_not_overflow(library):

@@ -99,9 +99,10 @@ class GGUFEntry(TensorEntry):
         )
 
     def _read(self, begin: int, end: int) -> np.ndarray:
-        """Values begin to end, whole blocks, float32 [end - begin]."""
+        """Values begin to end, whole blocks, float32 [end - begin], which may be written."""
         with np.errstate(over="ignore", invalid="ignore"):  # a damaged scale is what it is, without a warning
-            return self.type.decode(self._stored(begin, end)).reshape(-1)
+            values = self.type.decode(self._stored(begin, end)).reshape(-1)
+        return np.require(values, requirements="W")  # float32 is what was read, of which torch warns
 
     def _stored(self, begin: int, end: int) -> np.ndarray:
         """The blocks of these values, uint8 [blocks, bytes]."""

@@ -11,7 +11,6 @@ namespace mm {
 namespace {
 
 constexpr int64_t kSmall = 100000;  // multiply-adds below which a second thread costs more than it gives
-constexpr int kPieces = 8;          // in which a thread takes its panels, where all are equally fast
 constexpr int kChunk = 1024;        // rows brought into scratch at a time
 
 int64_t thread_bytes(const LinearJob& job) { return job.bf16() ? linear_thread_bytes(job) : 0; }

@@ -87,17 +87,42 @@ void multiply_pair(const Rows& rows, const char* group, float* c) {
   }
 }
 
-constexpr int kScaledRows = 6;  // sums of a group and of all groups are in registers
-constexpr int kFirstRows = 8;   // that many rows are decoded with, where codes are scaled as they are
-constexpr int kPiece = 256;     // of k, whose codes are decoded for many rows
+constexpr int kScaledRows = 6;   // sums of a group and of all groups are in registers
+constexpr int kDecodedRows = 4;  // and codes beside them
+constexpr int kFirstRows = 8;    // that many rows are decoded with, where codes are scaled as they are
+constexpr int kPiece = 256;      // of k, whose codes are decoded for many rows
+
+// Groups from `first` on, decoded in registers and into `tile`, and their scales into `by`.
+template <class Codes, int M>
+void multiply_groups(const Rows& rows, int first, int count, const char* group, char* tile, Scales* by, float* c) {
+  const mm_linear& linear = rows.linear;
+  const Codes found(group);
+  __m512 totals[M][2];
+  begin_sums<M>(false, c, totals);
+  for (int i = 0; i < count; ++i, group += group_step(linear)) {
+    by[i] = Scales(linear, group);
+    __m512 sums[M][2] = {};
+    multiply_codes<Codes, M, true>(found, rows.x + (int64_t)(first + i) * linear.group, rows.stride,
+                                   group + placed(linear, codes_at(linear)), linear.group,
+                                   tile + (int64_t)i * linear.group * 64, sums);
+    add_totals<M>(sums, by[i], linear.mins ? rows.sums + first + i : nullptr, rows.groups, totals);
+  }
+  store_sums<M>(totals, c);
+}
 
 // Groups from `first` on that lie decoded in `tile`.
 template <int M>
-void multiply_tile(const Rows& rows, int first, int count, const char* tile, const Scales* by, const char* ahead,
-                   float* c) {
+void multiply_tile(const Rows& rows, int first, int count, const char* tile, const Scales* by, Next next, float* c) {
   const int size = rows.linear.group;
   multiply_scaled<M>(rows.x + (int64_t)first * size, rows.stride, tile, size, by, count,
-                     rows.linear.mins ? rows.sums + first : nullptr, rows.groups, ahead, c);
+                     rows.linear.mins ? rows.sums + first : nullptr, rows.groups, next, c);
+}
+
+// The same of FP8, which is scaled as it is decoded.
+template <int M>
+void multiply_scaled_tile(const Rows& rows, int first, int count, const char* tile, Next next, float* c) {
+  const int size = rows.linear.group;
+  multiply<M>(rows.x + (int64_t)first * size, rows.stride, tile, (int64_t)count * size / kStep, false, c, next);
 }
 #endif
 
@@ -139,12 +164,12 @@ struct Blocks {
   template <class Codes>
   struct Of {
     static constexpr decltype(&multiply_panel<Codes, 1>) panel[] = {nullptr, multiply_panel<Codes, M>...};
-#if defined(__AVX512BF16__)
-    static constexpr decltype(&multiply_group<Codes, 1, true>) group[] = {nullptr, multiply_group<Codes, M, true>...};
-#endif
   };
 #if defined(__AVX512BF16__)
+  static constexpr decltype(&multiply_group<Fp8Codes, 1, true>) fp8[] = {nullptr,
+                                                                         multiply_group<Fp8Codes, M, true>...};
   static constexpr decltype(&multiply_tile<1>) tile[] = {nullptr, multiply_tile<M>...};
+  static constexpr decltype(&multiply_scaled_tile<1>) steps[] = {nullptr, multiply_scaled_tile<M>...};
 #endif
 };
 typedef Blocks<1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12> All;
@@ -165,30 +190,44 @@ void run_steps(const Rows& rows, int64_t t, const char* w, int64_t steps, float*
 template <class Codes>
 void run_many(const Rows& rows, const char* group, char* tile, float* c) {
   const mm_linear& linear = rows.linear;
-  constexpr bool scaled = std::is_same_v<Codes, Fp8Codes>;
-  const int size = linear.group, tall = height_of(rows.count, scaled ? kFirstRows : kScaledRows);
-  const Rows first = rows.some(0, tall), others = rows.some(tall, rows.count);
+  const int size = linear.group;
+  const Rows first = rows.some(0, kDecodedRows), others = rows.some(kDecodedRows, rows.count);
+  const int tall = height_of(others.count, kScaledRows);
   for (int i = 0; i < rows.groups; i += kPiece / size) {
     const int count = rows.groups - i < kPiece / size ? rows.groups - i : kPiece / size;
     Scales by[kPiece / 32];
+    multiply_groups<Codes, kDecodedRows>(first, i, count, group, tile, by, c);
+    group += count * group_step(linear);
+    for (int row = 0; row < others.count; row += tall) {
+      const Rows some = others.some(row, tall);
+      const Next next = {row ? tile : group};
+      All::tile[some.count](some, i, count, tile, by, next, c + (kDecodedRows + row) * kPanel);
+    }
+  }
+}
+
+// The same of FP8, whose codes are scaled as they are decoded.
+template <>
+void run_many<Fp8Codes>(const Rows& rows, const char* group, char* tile, float* c) {
+  const mm_linear& linear = rows.linear;
+  const int size = linear.group, tall = height_of(rows.count, kFirstRows);
+  const Rows first = rows.some(0, tall), others = rows.some(tall, rows.count);
+  const int others_tall = others.count ? height_of(others.count, kRows) : 1;
+  for (int i = 0; i < rows.groups; i += kPiece / size) {
+    const int count = rows.groups - i < kPiece / size ? rows.groups - i : kPiece / size;
     for (int g = 0; g < count; ++g, group += group_step(linear)) {
       char* to = tile + g * size * 64;
-      if (Codes::fit(group)) {
-        All::Of<Codes>::group[tall](first, i + g, group, to, c);
+      if (Fp8Codes::fit(group)) {
+        All::fp8[tall](first, i + g, group, to, c);
       } else {
         decode_weights(linear, group, to);
         run_steps(first, (int64_t)(i + g) * size, to, size / kStep, c);
       }
-      if constexpr (!scaled) by[g] = Scales(linear, group);
     }
-    if constexpr (scaled) {
-      run_steps(others, (int64_t)i * size, tile, (int64_t)count * size / kStep, c + tall * kPanel);
-      continue;
-    }
-    const char* ahead = group;
-    for (int row = 0; row < others.count; row += tall, ahead = tile) {
-      const Rows some = others.some(row, tall);
-      All::tile[some.count](some, i, count, tile, by, ahead, c + (tall + row) * kPanel);
+    for (int row = 0; row < others.count; row += others_tall) {
+      const Rows some = others.some(row, others_tall);
+      const Next next = {row ? tile : group};
+      All::steps[some.count](some, i, count, tile, next, c + (tall + row) * kPanel);
     }
   }
 }

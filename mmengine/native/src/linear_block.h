@@ -55,17 +55,37 @@ MM_INLINE void store_sums(const __m512 (&sums)[M][2], float* c) {
   }
 }
 
+// Later lines of the weights that are read.
+template <bool ON_AMD>
+struct Later {
+  const bool amd = kIsAmd;
+
+  MM_INLINE_MEMBER void operator()(const char* pair) {
+    fetch_line<ON_AMD>(amd, pair);
+    fetch_line<ON_AMD>(amd, pair + 64);
+  }
+};
+
+// Codes that are looked at next, while decoded ones are read: a line for each pair of k.
+struct Next {
+  const char* line;
+
+  MM_INLINE_MEMBER void operator()(const char*) {
+    __builtin_prefetch(line, 0, 2);
+    line += 64;
+  }
+};
+
 // c [M, 32] = x [M, steps * 32] * panel, and unless `first` what c was.
-template <int M>
-void multiply(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, bool first, float* c) {
+template <int M, class Fetch = Later<(M > kUnfetched)>>
+void multiply(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, bool first, float* c,
+              Fetch fetch = Fetch()) {
   __m512 sums[M][2];
   begin_sums<M>(first, c, sums);
-  const bool amd = kIsAmd;
   for (int64_t step = 0; step < steps; ++step, w += 2048, x += kStep)
     for (int pair = 0; pair < 16; ++pair) {
       const char* at = w + pair * 128;
-      fetch_line<(M > kUnfetched)>(amd, at);
-      fetch_line<(M > kUnfetched)>(amd, at + 64);
+      fetch(at);
       add_pair<M>(x + 2 * pair, x_stride, load_as<__m512i>(at), load_as<__m512i>(at + 64), sums);
     }
   store_sums<M>(sums, c);
@@ -92,30 +112,36 @@ MM_INLINE void multiply_codes(const Codes& found, const Scratch* x, int64_t x_st
   }
 }
 
-// c [M, 32] += that of each of `count` groups of codes that lie as steps of bfloat16 at w, scaled. `sums`: of the
-// groups of each row, where there are mins. `ahead`: what is looked at next, a line for each pair of k.
+// totals [M, 32] += sums of a group, scaled. `group_sum`: of that group of each row, where there are mins.
+template <int M>
+MM_INLINE void add_totals(const __m512 (&sums)[M][2], const Scales& by, const float* group_sum, int groups,
+                          __m512 (&totals)[M][2]) {
+#pragma GCC unroll 16
+  for (int row = 0; row < M; ++row)
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      totals[row][half] = _mm512_fmadd_ps(sums[row][half], (__m512)by.scales[half], totals[row][half]);
+      if (group_sum) {
+        __m512 sum = _mm512_set1_ps(group_sum[row * groups]);
+        totals[row][half] = _mm512_fmadd_ps(sum, (__m512)by.mins[half], totals[row][half]);
+      }
+    }
+}
+
+// c [M, 32] += that of each of `count` groups of codes that lie as steps of bfloat16 at w, scaled. `group_sums`: of
+// the groups of each row, where there are mins.
 template <int M>
 MM_INLINE void multiply_scaled(const Scratch* x, int64_t x_stride, const char* w, int size, const Scales* by,
-                               int count, const float* group_sums, int groups, const char* ahead, float* c) {
+                               int count, const float* group_sums, int groups, Next next, float* c) {
   __m512 totals[M][2];
   begin_sums<M>(false, c, totals);
   for (int i = 0; i < count; ++i, ++by) {
-    __m512 sums[M][2];
-    begin_sums<M>(true, c, sums);
-    for (int t = 0; t < size; t += 2, w += 128, x += 2, ahead += 64) {
-      __builtin_prefetch(ahead);
+    __m512 sums[M][2] = {};
+    for (int t = 0; t < size; t += 2, w += 128, x += 2) {
+      next(w);
       add_pair<M>(x, x_stride, load_as<__m512i>(w), load_as<__m512i>(w + 64), sums);
     }
-#pragma GCC unroll 16
-    for (int row = 0; row < M; ++row)
-#pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half) {
-        totals[row][half] = _mm512_fmadd_ps(sums[row][half], (__m512)by->scales[half], totals[row][half]);
-        if (group_sums) {
-          __m512 sum = _mm512_set1_ps(group_sums[row * groups + i]);
-          totals[row][half] = _mm512_fmadd_ps(sum, (__m512)by->mins[half], totals[row][half]);
-        }
-      }
+    add_totals<M>(sums, *by, group_sums ? group_sums + i : nullptr, groups, totals);
   }
   store_sums<M>(totals, c);
 }

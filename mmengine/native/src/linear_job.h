@@ -22,6 +22,7 @@ namespace mm {
 
 constexpr int kPanel = 32;  // columns of a panel
 constexpr int kStep = 32;   // values of k in a step of a bfloat16 panel
+constexpr int kPieces = 8;  // in which a thread takes its panels, where all are equally fast
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

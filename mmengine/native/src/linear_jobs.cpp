@@ -1,4 +1,5 @@
 // Several calls of linear layers in one pass of the threads.
+#include <atomic>
 #include <cstring>
 
 #include "linear_job.h"
@@ -37,11 +38,11 @@ void multiply(LinearJob job, char* scratch, const Share& share) {
   linear_run_fp32(job, share);
 }
 
-// What a thread does of things that stand in a row, `each` of them weighing the same.
+// One of so many equal parts of things that stand in a row, `each` of them weighing the same.
 struct Part {
   int64_t begin, end, at = 0;
 
-  Part(int64_t all, int thread, int threads) : begin(all * thread / threads), end(all * (thread + 1) / threads) {}
+  Part(int64_t all, int part, int parts) : begin(all * part / parts), end(all * (part + 1) / parts) {}
 
   // Of the next `count` things: [first, last).
   void take(int64_t count, int64_t each, int& first, int& last) {
@@ -58,11 +59,23 @@ struct Part {
 
 int64_t panel_weight(const LinearJob& job) { return (int64_t)(job.m + kReading) * job.linear->k; }
 
-void run_thread(const LinearJob* jobs, int count, char* scratch, char* room, int thread, int threads) {
+// Panels are taken in parts by who is free, as those of one layer are; those that stand in pairs, in pairs.
+void run_part(const LinearJob* jobs, int count, char* scratch, char* room, Part part) {
+  for (int i = 0, first, last; i < count; scratch += rows_bytes(jobs[i++])) {
+    const int panels = jobs[i].panels(), pair = alternating(*jobs[i].linear);
+    part.take(ceil_div(panels, pair), pair * panel_weight(jobs[i]), first, last);
+    first *= pair, last = last * pair < panels ? last * pair : panels;
+    if (first < last) multiply(jobs[i], scratch, {0, jobs[i].m, first, last, room});
+  }
+}
+
+void run_thread(const LinearJob* jobs, int count, char* scratch, char* room, int thread, int threads,
+                std::atomic<int>& next) {
   int64_t rows = 0, weight = 0;
   for (int i = 0; i < count; ++i) {
     rows += jobs[i].m;
-    weight += jobs[i].panels() * panel_weight(jobs[i]);
+    const int pair = alternating(*jobs[i].linear);
+    weight += ceil_div(jobs[i].panels(), pair) * pair * panel_weight(jobs[i]);
   }
   Part mine(rows, thread, threads);
   char* to = scratch;
@@ -71,12 +84,9 @@ void run_thread(const LinearJob* jobs, int count, char* scratch, char* room, int
     if (first < last) prepare(jobs[i], to, first, last);
   }
 #pragma omp barrier
-  mine = Part(weight, thread, threads);
-  to = scratch;
-  for (int i = 0, first, last; i < count; to += rows_bytes(jobs[i++])) {
-    mine.take(jobs[i].panels(), panel_weight(jobs[i]), first, last);
-    if (first < last) multiply(jobs[i], to, {0, jobs[i].m, first, last, room});
-  }
+  const int parts = threads == 1 ? 1 : threads * kPieces;
+  for (int part; (part = next.fetch_add(1, std::memory_order_relaxed)) < parts;)
+    run_part(jobs, count, scratch, room, Part(weight, part, parts));
 }
 
 }  // namespace
@@ -90,8 +100,9 @@ bool linear_run_jobs(const LinearJob* jobs, int count) {
   const int64_t room = thread_bytes(jobs, count);
   char* scratch = scratch_of_thread(bytes + most_threads() * room);
   if (!scratch) return false;
+  std::atomic<int> next{0};
 #pragma omp parallel if (products >= kSmall)
-  run_thread(jobs, count, scratch, scratch + bytes + this_thread() * room, this_thread(), num_threads());
+  run_thread(jobs, count, scratch, scratch + bytes + this_thread() * room, this_thread(), num_threads(), next);
   return true;
 }
 
