@@ -185,7 +185,7 @@ void run_steps(const Rows& rows, int64_t t, const char* w, int64_t steps, float*
 }
 
 #if defined(__AVX512BF16__)
-// A panel of codes that many rows are multiplied by: a piece of k after the other is decoded, as it is multiplied
+// A panel of codes that more than kRows are multiplied by: a piece of k after the other is decoded, as it is multiplied
 // by the first of them.
 template <class Codes>
 void run_many(const Rows& rows, const char* group, char* tile, float* c) {
@@ -212,7 +212,7 @@ void run_many<Fp8Codes>(const Rows& rows, const char* group, char* tile, float* 
   const mm_linear& linear = rows.linear;
   const int size = linear.group, tall = height_of(rows.count, kFirstRows);
   const Rows first = rows.some(0, tall), others = rows.some(tall, rows.count);
-  const int others_tall = others.count ? height_of(others.count, kRows) : 1;
+  const int others_tall = height_of(others.count, kRows);
   for (int i = 0; i < rows.groups; i += kPiece / size) {
     const int count = rows.groups - i < kPiece / size ? rows.groups - i : kPiece / size;
     for (int g = 0; g < count; ++g, group += group_step(linear)) {
