@@ -57,13 +57,17 @@ struct Part {
   }
 };
 
-int64_t panel_weight(const LinearJob& job) { return (int64_t)(job.m + kReading) * job.linear->k; }
+// Panels that are taken together, since they stand in pairs: how many of these a job has, and what one weighs.
+int64_t pairs(const LinearJob& job) { return ceil_div(job.panels(), alternating(*job.linear)); }
+int64_t pair_weight(const LinearJob& job) {
+  return (int64_t)alternating(*job.linear) * (job.m + kReading) * job.linear->k;
+}
 
-// Panels are taken in parts by who is free, as those of one layer are; those that stand in pairs, in pairs.
+// Panels are taken in parts by who is free, as those of one layer are.
 void run_part(const LinearJob* jobs, int count, char* scratch, char* room, Part part) {
   for (int i = 0, first, last; i < count; scratch += rows_bytes(jobs[i++])) {
     const int panels = jobs[i].panels(), pair = alternating(*jobs[i].linear);
-    part.take(ceil_div(panels, pair), pair * panel_weight(jobs[i]), first, last);
+    part.take(pairs(jobs[i]), pair_weight(jobs[i]), first, last);
     first *= pair, last = last * pair < panels ? last * pair : panels;
     if (first < last) multiply(jobs[i], scratch, {0, jobs[i].m, first, last, room});
   }
@@ -74,8 +78,7 @@ void run_thread(const LinearJob* jobs, int count, char* scratch, char* room, int
   int64_t rows = 0, weight = 0;
   for (int i = 0; i < count; ++i) {
     rows += jobs[i].m;
-    const int pair = alternating(*jobs[i].linear);
-    weight += ceil_div(jobs[i].panels(), pair) * pair * panel_weight(jobs[i]);
+    weight += pairs(jobs[i]) * pair_weight(jobs[i]);
   }
   Part mine(rows, thread, threads);
   char* to = scratch;
