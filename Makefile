@@ -2,7 +2,7 @@
 # make check    style, format, import contracts, types, and the short tests of core, events, golden logs and this
 #               house's limits; what a commit is to pass (.pre-commit-config.yaml), in under a minute
 # make test     the same, and all tests
-# make limits   writes docs/limits.md from the code
+# make limits   writes docs/reference/limits.md from the code
 # make soak     the long versions of tests
 # make soak-schemas  of these the random schemas, their mutations and answers, in under 20 minutes
 # make soak-server   of these the tests of the server, in under 20 minutes

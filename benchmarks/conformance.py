@@ -2,7 +2,7 @@
 
     python benchmarks/conformance.py --suite DIR [--soft] [--own]
 
-A scenario is a .json file that says what it expects (docs/simulation.md). One line a file: identical,
+A scenario is a .json file that says what it expects (docs/how-to/simulation.md). One line a file: identical,
 or the first step and field that differ. Exit code 1 when any differs.
 """
 

@@ -34,7 +34,7 @@ from tests.gguf.fetched import SMOLLM2, fetched  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "quantised_error.md"
 TITLE = "How far quantised weights take the next token"
-PAGE = Path(__file__).parents[1] / "docs" / "server.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "http.md"
 TOKENS = 1024
 FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
@@ -84,7 +84,7 @@ def main(
                 (form.name, form.bits, form.head, f"{kld:.5f}", f"{same:.1%}", found[1] or form.dtype)
             )
     table.notes.append(
-        f"SmolLM2-135M-Instruct as its Q4_1 file has it; {TOKENS:,} tokens of docs/{PAGE.name}; beside the "
+        f"SmolLM2-135M-Instruct as its Q4_1 file has it; {TOKENS:,} tokens of {PAGE.name}; beside the "
         "engine's float32. int4 is rounded to nearest here, which nobody should serve: calibrated folders "
         "lose much less."
     )

@@ -49,7 +49,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_item_embeds: Annotated[int, Meta(ge=0, le=2**24)] = 0
     policy: str = "fcfs"
     admission_reserve: Literal["none", "prompt", "output"] = "prompt"  # blocks free before one starts
-    spec: str = "auto"  # who drafts tokens (docs/speculation.md)
+    spec: str = "auto"  # who drafts tokens (docs/explanation/speculation.md)
     # Most drafts of one row; 0: as many as `spec` suggests.
     num_draft_tokens: Annotated[int, Meta(ge=0, le=MAX_DRAFT_TOKENS)] = 0
     draft_policy: Literal["auto", "all", "goodput"] = "auto"  # how many; auto: goodput, in simulations all
@@ -59,11 +59,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # Steps given to the executor before the first one's result is awaited; auto: 2 on a GPU, else 1.
     max_in_flight: Annotated[int, Meta(ge=0, le=2)] = 0
     kv_dtype: Literal["auto", "fp8"] = "auto"  # what K and V are kept in; auto: as the model computes
-    # How the decoder's matrices are held, of a checkpoint that is not quantised (docs/quantisation.md).
+    # How the decoder's matrices are held, of a checkpoint that is not quantised: docs/how-to/quantisation.md.
     quantize: Literal["none", "int8", "fp8"] = "none"
     # What matrices held as whole numbers are multiplied by; int8 is outside parity.
     activations: Literal["model", "int8"] = "model"
-    cuda_graphs: bool = True  # steps that only decode, and small images, are replayed on a GPU (docs/gpu.md)
+    cuda_graphs: bool = True  # steps that only decode, and small images, are replayed (docs/how-to/gpu.md)
     compat: Literal["", "vllm"] = ""  # decisions as that engine makes them, for comparisons
     preempt_mode: Literal["auto", "recompute", "swap"] = "auto"  # auto: what costs less
     swap_blocks: Annotated[int, Meta(ge=0, le=2**22)] = 0  # KV blocks of the host pool
@@ -79,7 +79,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     checkpoint_interval: Annotated[int, Meta(ge=1, le=2**20)] = 256  # steps between state digests in the log
     eos_token_ids: tuple[int, ...] = ()
     log_sync: Literal["background", "always", "never"] = "background"
-    # Of the log, the newest so many bytes and seconds are kept (docs/log-format.md); 0: all of it.
+    # Of the log, the newest so many bytes and seconds are kept (docs/reference/log-format.md); 0: all of it.
     log_retain_bytes: Annotated[int, Meta(ge=0, le=2**50)] = 0
     log_retain_s: Annotated[int, Meta(ge=0, le=2**40)] = 0  # likewise
     # Bytes of log between two snapshots of the state beside it; 0: none.
@@ -102,17 +102,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     media_cache_bytes: Annotated[int, Meta(ge=0, le=2**50)] = 256 * 2**20
     # Bytes of pixels in flight; no further prompt is prepared beyond it.
     media_ahead_bytes: Annotated[int, Meta(ge=1, le=2**50)] = 2**30
-    grammar_backend: str = "llguidance"  # what enforces grammars (docs/structured_output.md)
+    grammar_backend: str = "llguidance"  # what enforces grammars (docs/how-to/structured_output.md)
     # Seconds after which the compilation of a grammar is given up.
     grammar_timeout_s: Annotated[int, Meta(ge=1, le=10**6)] = 10
-    # Between these a model reasons, and a form begins behind the end (docs/structured_output.md); "": never.
+    # Between these a model reasons, and a form begins behind the end; "": never.
+    # See docs/how-to/structured_output.md.
     reasoning_start: str = "<think>"
     reasoning_end: str = "</think>"
-    batch_invariant: bool = False  # the same bits whatever else runs (docs/gpu.md)
-    tensor_parallel: Annotated[int, Meta(ge=1, le=64)] = 1  # devices that the model is cut over (docs/gpu.md)
-    # Threads that compute on a CPU; 0: as the machine and the model suggest (docs/cpu.md).
+    batch_invariant: bool = False  # the same bits whatever else runs (docs/how-to/gpu.md)
+    tensor_parallel: Annotated[int, Meta(ge=1, le=64)] = 1  # devices of the model (docs/how-to/gpu.md)
+    # Threads that compute on a CPU; 0: as the machine and the model suggest (docs/explanation/cpu.md).
     num_threads: Annotated[int, Meta(ge=0, le=1024)] = 0
-    # Who keeps KV blocks beyond this process (docs/block_store.md); "": nobody.
+    # Who keeps KV blocks beyond this process (docs/how-to/block_store.md); "": nobody.
     block_store: str = ""
     block_store_path: str = ""  # where; for a folder its name
     # Bytes that it may keep there; the longest unused go first.
@@ -127,18 +128,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     encoder_even_patches: Annotated[int, Meta(ge=0, le=2**31)] = 0
     # What a unit of encoder work takes; 0: measured.
     encoder_work_ns: Annotated[int, Meta(ge=0, le=2**40)] = 0
-    # Slots for the recurrent states of rows, and for those that are kept for prefix hits (docs/models.md); 0:
+    # See docs/explanation/models.md. Slots for the recurrent states of rows, and for those that are kept
+    # for prefix hits; 0:
     # auto, from free memory, and in a log that the model has no such states.
     num_state_slots: Annotated[int, Meta(ge=0, le=2**20)] = 0
     # Tokens between two states that are kept of one request; 0: only where its prompt ends, and where it
     # leaves what others began with.
     snapshot_every: Annotated[int, Meta(ge=0, le=2**24)] = 256
-    # LoRA adapters that may be in one step (docs/lora.md); 0: none is taken.
+    # LoRA adapters that may be in one step (docs/how-to/lora.md); 0: none is taken.
     max_loras: Annotated[int, Meta(ge=0, le=1024)] = 0
     # Bytes of adapters' matrices that are held at once, those that only wait to be used again included.
     lora_bytes: Annotated[int, Meta(ge=1, le=2**50)] = 2 * 2**30
 
-    # Sessions that are open at once (docs/sessions.md); one more is refused.
+    # Sessions that are open at once (docs/how-to/sessions.md); one more is refused.
     max_sessions: Annotated[int, Meta(ge=0, le=2**16)] = 64
     # KV blocks that sessions may keep while nobody asks them; 0: auto, half of the pool.
     session_blocks: Annotated[int, Meta(ge=0, le=2**22)] = 0

@@ -1,4 +1,4 @@
-"""The commands of docs/debugging.md are run as they stand there, and find what it says."""
+"""The commands of docs/tutorials/a_bad_night.md are run as they stand there, and find what it says."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 from tests.house.doc_blocks import blocks
 
 ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "docs" / "debugging.md").read_text()
+TEXT = (ROOT / "docs" / "tutorials" / "a_bad_night.md").read_text()
 
 
 # Scripts one after the other in one process; importing `planted` plants the bug for all of them.
@@ -47,7 +47,7 @@ def session(tmp_path_factory):
     """What each command printed: first the scripts of the examples, then the tests that they wrote."""
     folder = tmp_path_factory.mktemp("debugging")
     (folder / "examples").symlink_to(ROOT / "examples")
-    lines = "".join(block.text for block in blocks("docs/debugging.md", "sh")).splitlines()
+    lines = "".join(block.text for block in blocks("docs/tutorials/a_bad_night.md", "sh")).splitlines()
     scripts = [line for line in lines if line.startswith("python examples/")]
     words = json.dumps([shlex.split(line)[1:] for line in scripts])
     done = run(shlex.join([sys.executable, "-c", SCRIPTS, words]), folder)
@@ -73,7 +73,9 @@ def test_what_is_shown_is_printed(session):
     """But for what the Python prints (below), line breaks and times."""
     plain = lambda text: re.sub(r"\d+\.\d s\b", "S", " ".join(text.split()))  # noqa: E731
     printed = plain(" ".join(session[1].values()))
-    shown = [block.text for block in blocks("docs/debugging.md", "") if "holds {" not in block.text]
+    shown = [
+        block.text for block in blocks("docs/tutorials/a_bad_night.md", "") if "holds {" not in block.text
+    ]
     assert len(shown) == 5
     for text in shown:
         for part in text.split("…"):
@@ -101,7 +103,7 @@ def test_why_and_the_page_tell_the_story(session):
 
 
 def test_the_python_shows_the_leak(session, tmp_path):
-    (tmp_path / "walk.py").write_text(blocks("docs/debugging.md", "python")[0].text)
+    (tmp_path / "walk.py").write_text(blocks("docs/tutorials/a_bad_night.md", "python")[0].text)
     done = run(f"PYTHONPATH=examples/debugging python {tmp_path / 'walk.py'}", session[0])
     assert done.stdout.splitlines() == ["Preempted holds {0} [1]", "Scheduled holds set() [1]"], done.stderr
     assert done.stdout in TEXT

@@ -1,4 +1,4 @@
-"""One bug of each class: the commands of docs/debugging.md leave few requests and name what is wrong."""
+"""One bug of each class: the commands of docs/tutorials/a_bad_night.md find it in few requests."""
 
 import json
 import os
@@ -14,7 +14,10 @@ from tests.test_debugging import SCRIPTS
 ROOT = Path(__file__).parents[1]
 BUGS = ROOT / "examples" / "debugging" / "bugs"
 ROW = re.compile(r"^\| [^|]+ \| `(\w+)` \| `([^`]+)` \| (\d+) \| [\d.]+ \| ([^|]+) \|$", re.MULTILINE)
-ROWS = {row[1]: row.groups()[1:] for row in ROW.finditer((ROOT / "docs" / "debugging.md").read_text())}
+ROWS = {
+    row[1]: row.groups()[1:]
+    for row in ROW.finditer((ROOT / "docs" / "tutorials" / "a_bad_night.md").read_text())
+}
 QUICK = ("budget", "late_stop")  # an invariant, and another build
 
 

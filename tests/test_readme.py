@@ -31,14 +31,16 @@ def test_the_ten_lines_work(tmp_path, monkeypatch, capsys):
 
 def test_the_forms_of_answers_work(capsys):
     printed = []
-    for block in blocks("docs/structured_output.md", "python"):
+    for block in blocks("docs/how-to/structured_output.md", "python"):
         exec(compile(block.text, block.name, "exec"), {"__name__": "block"})
         printed.append(capsys.readouterr().out)
     record, values, listed, call, noted = printed
     assert "corners" in record and values.startswith("[{") and "[Item(" in values and listed.startswith("- ")
     call = json.loads(call.strip().removeprefix("<tool_call>").removesuffix("</tool_call>"))
     assert call["name"] == "area" and call["arguments"].keys() == {"shape", "size"}
-    assert noted.strip() in (ROOT / "docs" / "structured_output.md").read_text(), "as the page prints it"
+    assert noted.strip() in (ROOT / "docs" / "how-to" / "structured_output.md").read_text(), (
+        "as the page prints it"
+    )
 
 
 def test_schemas_are_checked_as_shown(tmp_path, monkeypatch, capsys):
@@ -46,7 +48,7 @@ def test_schemas_are_checked_as_shown(tmp_path, monkeypatch, capsys):
     for name in ("invoice.json", "schemas/a.json"):
         (tmp_path / name).write_text('{"type": "object"}')
     monkeypatch.chdir(tmp_path)
-    (block,) = blocks("docs/structured_output.md", "sh")
+    (block,) = blocks("docs/how-to/structured_output.md", "sh")
     for command in block.text.splitlines():
         monkeypatch.setattr("sys.argv", shlex.split(command))
         with pytest.raises(SystemExit) as end:

@@ -184,8 +184,8 @@ class Model:
             "--set",
             rich_help_panel=MODEL,
             metavar="NAME=VALUE",
-            help="A setting of the engine, as max_model_len=2048; may be repeated. docs/limits.md has their "
-            "names and ranges.",
+            help="A setting of the engine, as max_model_len=2048; may be repeated. "
+            "docs/reference/limits.md has their names and ranges.",
         ),
     ] = None
 

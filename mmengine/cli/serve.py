@@ -61,7 +61,7 @@ HELP = """Serve a model over HTTP, as OpenAI's chat API.
 """ + (
     "Each option is also read from the environment, as MMENGINE_PORT, and from the file of --config, "
     "as port: 8000; the command line wins, then the environment. Ctrl-C or SIGTERM lets streams finish, "
-    "a second one does not. The fields of a call that are taken are listed in docs/server.md."
+    "a second one does not. The fields of a call that are taken are listed in docs/reference/http.md."
 )
 BATCHED = ("policy=priority",)  # of a new log: calls go before the requests of batches
 EMBEDDED_NAME = "mmengine-shapes"

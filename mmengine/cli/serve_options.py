@@ -268,7 +268,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Routers:
-    """Who is told what the KV cache holds (docs/routers.md)."""
+    """Who is told what the KV cache holds (docs/how-to/routers.md)."""
 
     kv_events: Annotated[
         str,

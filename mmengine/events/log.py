@@ -1,6 +1,6 @@
 """The log, as the rest of the house uses it: sinks for events, in memory and in a folder, and a reader.
 
-A log on disk is a folder of segments (docs/log-format.md).
+A log on disk is a folder of segments (docs/reference/log-format.md).
 """
 
 from collections import deque

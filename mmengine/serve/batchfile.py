@@ -4,7 +4,8 @@
     {"custom_id": "a", "text": "…", "token_ids": […], "finish_reason": "stop", "usage": {…}}
     {"custom_id": "b", "error": "…"}
 
-A line may ask for a form with `response_format` or `grammar` (docs/structured_output.md); an answer that
+A line may ask for a form with `response_format` or `grammar`
+(docs/how-to/structured_output.md); an answer that
 was cut then has a `detail` that says so.
 
 With n above 1 an answer has `choices`, each with index, text, token_ids and finish_reason, in

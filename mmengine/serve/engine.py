@@ -178,7 +178,8 @@ class Engine(EngineForms):
         """Queue one prompt and return its request id. Sampling is given as `sampling`, or as
         keywords (`max_tokens=64, temperature=0.7, n=2, …`), beside `request_id`, `priority`, `cache_salt`,
         `deadline_s`, and `response_format` or `grammar`: the form of the answer
-        (docs/structured_output.md). `stream` False leaves out the text between the start and the end of an
+        (docs/how-to/structured_output.md).
+        `stream` False leaves out the text between the start and the end of an
         answer, which saves work. `outputs`: token ids with which the answer begins, as another engine of the
         same weights gave them: they count as its own, and what streams is behind them.
 

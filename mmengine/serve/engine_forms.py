@@ -91,7 +91,8 @@ class EngineForms(BatchEngine, Protocol):
         media_options: Mapping[str, object] | None = None,
         template_options: Mapping[str, object] | None = None,
     ) -> Session:
-        """A request that grows (docs/sessions.md): what is appended is computed as it comes, and asked about.
+        """A request that grows (docs/how-to/sessions.md): what is appended is computed
+        as it comes, and asked about.
         `length`: tokens that it may have (0: max_model_len); beyond it a new chain begins with the anchor and
         the last that `keep` tokens hold (0: half). `idle_s`: it is closed when nobody asks for so long; 0:
         never. `adapter`: the name of the one that computes all of it. An id that is open is gone on with,

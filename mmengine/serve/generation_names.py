@@ -73,7 +73,7 @@ CHANGES_NOTHING = frozenset(
 _FORM = "a form of the answer is asked for with response_format= or grammar="
 _BEAMS = "for several answers give do_sample=True and num_return_sequences"
 _BIAS = "use repetition_penalty, no_repeat_ngram_size or sequence_bias"
-_DRAFTS = "drafts are a setting of the engine (docs/speculation.md)"
+_DRAFTS = "drafts are a setting of the engine (docs/explanation/speculation.md)"
 _FILTERS = "use top_p, min_p or typical_p"
 # By name: values that ask for nothing, and what to use in place of the others.
 REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
@@ -81,7 +81,7 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "assistant_tokenizer": ((), _DRAFTS),
     "begin_suppress_tokens": (([],), "use suppress_tokens, which hold for the whole answer"),
     "constraints": ((), _FORM),
-    "custom_generate": ((), "register a policy or a drafter of your own (docs/architecture.md)"),
+    "custom_generate": ((), "register a policy or a drafter of your own (docs/explanation/architecture.md)"),
     "dola_layers": ((), "it decodes as the model was trained to"),
     "encoder_no_repeat_ngram_size": ((0,), "use no_repeat_ngram_size, which counts the prompt too"),
     "encoder_repetition_penalty": ((1.0,), "use repetition_penalty, which counts the prompt too"),

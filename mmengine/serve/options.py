@@ -59,7 +59,7 @@ class SamplingOptions(TypedDict, total=False):
 
 class GenerateOptions(SamplingOptions, total=False):
     """For many prompts. `thinking_token_budget`: tokens of an answer that may be reasoning, then it is ended.
-    `response_format` or `grammar`: the answer's form (docs/structured_output.md), which
+    `response_format` or `grammar`: the answer's form (docs/how-to/structured_output.md), which
     has vLLM's names as well (vllm_forms.py)."""
 
     priority: int

@@ -6,7 +6,7 @@
     pipe(images=image, text="<|vision_start|>…", return_full_text=False)
 
 All prompts of a call are batched continuously, so `batch_size` is taken and has no meaning. Which calls agree
-with transformers, and which do not and why, is in docs/pipeline.md.
+with transformers, and which do not and why, is in docs/reference/pipeline.md.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -118,7 +118,7 @@ class Pipeline:
         - a generator, iterator or dataset of these: an iterator of results, computed ahead.
 
         `streamer=` hears of the answers token by token; prompts are then answered one after the other.
-        `response_format=` or `grammar=` ask for a form of the answers (docs/structured_output.md),
+        `response_format=` or `grammar=` ask for a form of the answers (docs/how-to/structured_output.md),
         `logprobs=` for log-probabilities.
 
         A record is `{"input_text", "generated_text"}`, or with `return_tensors=True`

@@ -1,4 +1,4 @@
-"""What becomes of each field of a body: the table that the server obeys and docs/server.md shows."""
+"""What becomes of each field of a body: the table that the server obeys and docs/reference/http.md shows."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence

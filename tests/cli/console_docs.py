@@ -1,6 +1,6 @@
 """Documents that show a console: the commands in them are run, and what they print is what stands there.
 
-    python -m tests.cli.console_docs docs/log.md     writes what the commands print into the document
+    python -m tests.cli.console_docs docs/reference/log.md    writes what the commands print into it
 
 In a block marked `console` a line "$ command" is followed by its output. A line "…" stands for any
 lines. `mmengine` and `python` are this checkout's, other commands the shell's; all blocks share one folder.

@@ -19,7 +19,7 @@ HELP = (
             "--drain-s",
             "[MODEL]",
             "NAME=VALUE",
-            "docs/limits.md",
+            "docs/reference/limits.md",
             "Examples",
             "MMENGINE_PORT",
         ),

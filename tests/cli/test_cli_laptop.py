@@ -1,4 +1,5 @@
-"""A laptop with the packages that docs/laptop.md lists and no other: logs are made, checked and read there.
+"""A laptop with the packages that docs/how-to/laptop.md lists and no other: logs are made, checked
+and read there.
 
 The same commands run here, where everything is installed, and must print the same. `SYSTEM` takes away what
 Windows does not have and stands in for its locks.
@@ -19,7 +20,7 @@ from mmengine.events.log import LogWriter
 from tests.cli.cli_process import call_cli
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = (ROOT / "docs" / "laptop.md").read_text()
+DOCUMENT = (ROOT / "docs" / "how-to" / "laptop.md").read_text()
 GOLDEN = ROOT / "tests" / "golden" / "rules_3_format_2"
 COMMANDS = (
     "simulate examples/evening.json --log LOG --decisions LOG.jsonl",

@@ -1,10 +1,10 @@
-"""docs/log.md shows what its commands print."""
+"""docs/reference/log.md shows what its commands print."""
 
 from tests.cli.console_docs import ROOT, agrees, commands, run
 
 
 def test_the_page_shows_what_is_printed(tmp_path):
-    shown = commands((ROOT / "docs" / "log.md").read_text())
+    shown = commands((ROOT / "docs" / "reference" / "log.md").read_text())
     assert len(shown) > 10
     for command, lines in shown:
         printed = run(command, tmp_path)

@@ -155,7 +155,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 def misled(folder):
     """Requests that hit a block which a row would have filled in a step that it then left: so does vLLM, and
-    `compat` repeats it (docs/simulation.md)."""
+    `compat` repeats it (docs/how-to/simulation.md)."""
     left, found = set(), set()  # blocks that hold nothing, and who hit them
     for state, record in timeline.fold(CheckedLog(folder)):
         event = record.event

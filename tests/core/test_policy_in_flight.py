@@ -17,7 +17,7 @@ SEEDS = range(40)
 
 @dataclass
 class Follower:
-    """What the rules of docs/policies.md say of the events so far."""
+    """What the rules of docs/explanation/policies.md say of the events so far."""
 
     config: EngineConfig
     arrivals: dict = field(default_factory=dict)  # names to what arrived, and when

@@ -62,7 +62,7 @@ def test_random_texts_beside_transformers(name):
     given = [
         compose(text) for text in texts(COUNTS[name], 1, LOWEST_UNSPELLED if name == "smollm" else 0x110000)
     ]
-    given += [compose(page.read_text()) for page in sorted(DOCS.glob("*.md"))]
+    given += [compose(page.read_text()) for page in sorted(DOCS.rglob("*.md"))]
     found = tokenizer.encode_batch(given, add_special_tokens=False)
     expected = other.encode_batch(given, add_special_tokens=False)
     for text, mine, its in zip(given, found, expected, strict=True):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("", "docs", "docs/decisions", "benchmarks/results", "plugins/*", "examples/**")
+FOLDERS = ("", "docs/**", "benchmarks/results", "plugins/*", "examples/**")
 _COMMAND = re.compile(r"(?:[A-Z_]+=\S+ )*(mmengine|python|make|pip|git|bash) ")
 _FENCE = re.compile(r"(\s*)(```+|~~~+)\s*(\S*)\s*$")
 

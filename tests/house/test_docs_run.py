@@ -42,37 +42,37 @@ def run(folder, command, code=0):
 
 
 def test_the_simulator_runs_as_shown(folder):
-    (block,) = blocks("docs/simulation.md", "")
+    (block,) = blocks("docs/how-to/simulation.md", "")
     for command in commands(block):
         for part in command.split(" && "):
             run(folder, part)
     assert (folder / "run.png").stat().st_size > 1000 and (folder / "out.jsonl").read_text()
-    for request in blocks("docs/simulation.md", "json"):
+    for request in blocks("docs/how-to/simulation.md", "json"):
         (folder / "one.jsonl").write_text(json.dumps(json.loads(request.text)))
         assert "1: 1 length" in run(folder, "mmengine simulate one.jsonl")
 
 
 def test_a_session_is_asked_as_shown(capsys):
-    (code,) = blocks("docs/sessions.md", "python")
+    (code,) = blocks("docs/how-to/sessions.md", "python")
     exec(compile(code.text, code.name, "exec"), {})
     assert "tokens were there" in capsys.readouterr().out
 
 
 def test_policies_are_made_as_shown(folder, monkeypatch):
-    (code,) = blocks("docs/policies.md", "python")
+    (code,) = blocks("docs/explanation/policies.md", "python")
     found = {}
     exec(compile(code.text, code.name, "exec"), found)
     assert isinstance(found["policy"], Policy)
-    (metadata,) = blocks("docs/policies.md", "toml")
+    (metadata,) = blocks("docs/explanation/policies.md", "toml")
     assert tomllib.loads(metadata.text)["project"]["entry-points"] == {
         POLICIES.group: {"shortest_remaining": "my_package:policy"}
     }
-    (two,) = blocks("docs/policies.md", "indented")
+    (two,) = blocks("docs/explanation/policies.md", "indented")
     for command in commands(two):
         run(folder, command)
     lines = [(folder / name).read_text().splitlines() for name in ("ours.jsonl", "vllms.jsonl")]
     steps = [{each["step"]: each["sched"] for each in map(json.loads, text)} for text in lines]
-    document = (ROOT / "docs" / "policies.md").read_text()
+    document = (ROOT / "docs" / "explanation" / "policies.md").read_text()
     rows = re.findall(r"^\| (\d+) \| ([^|]+) \| ([^|]+) \|", document, re.M)
     assert len(rows) == 5
     for step, *shown in rows:
@@ -82,11 +82,13 @@ def test_policies_are_made_as_shown(folder, monkeypatch):
 
 def test_a_log_is_walked_as_shown(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    (code,) = blocks("docs/log.md", "python")
+    (code,) = blocks("docs/reference/log.md", "python")
     found = {}
     exec(compile(code.text, code.name, "exec"), found)
     assert found["step"].logged
-    (reading,) = [each for each in blocks("docs/log-format.md", "indented") if "import" in each.text]
+    (reading,) = [
+        each for each in blocks("docs/reference/log-format.md", "indented") if "import" in each.text
+    ]
     run(folder, "mmengine simulate examples/evening.json --log torn.log")
     last = sorted((folder / "torn.log").glob("*.mmlog"))[-1]
     last.write_bytes(last.read_bytes()[:-100])
@@ -101,7 +103,7 @@ def test_a_batch_goes_on_as_shown(tmp_path, monkeypatch):
     with Engine(log="run.log") as engine:
         engine.submit("What is a triangle?", request_id="a", max_tokens=40)
         engine.step()
-    (code,) = blocks("docs/crash.md", "python")
+    (code,) = blocks("docs/explanation/crash.md", "python")
     found = {}
     exec(compile(code.text, code.name, "exec"), found)
     assert "engine" in found
@@ -113,7 +115,7 @@ def test_a_command_is_minimized_against_as_shown(folder):
         "files = glob.glob(sys.argv[1] + '/*.mmlog')\n"
         "sys.exit(any(b'finn' in open(path, 'rb').read() for path in files))\n"
     )
-    block, *_ = blocks("docs/debugging.md", "indented")
+    block, *_ = blocks("docs/tutorials/a_bad_night.md", "indented")
     (command,) = commands(block)
     command = command.replace("run.log", "evening.log").replace("python", sys.executable)
     assert "8 requests became 1" in run(folder, command).replace("\n", " ")
@@ -121,7 +123,7 @@ def test_a_command_is_minimized_against_as_shown(folder):
 
 
 def test_messages_are_as_shown():
-    (said,) = blocks("docs/structured_output.md", "indented")
+    (said,) = blocks("docs/how-to/structured_output.md", "indented")
     pet = {"oneOf": [{"type": "number"}, {"type": "integer"}]}
     schema = {"type": "object", "properties": {"pet": pet}}
     with pytest.raises(InvalidRequest) as refusal:
@@ -133,8 +135,8 @@ def test_the_embedded_checkpoint_is_asked_as_shown(monkeypatch):
     monkeypatch.chdir(ROOT)
     for (code,) in (
         blocks("plugins/mmengine_shapes/README.md", "python"),
-        blocks("docs/pipeline.md", "python"),
-        blocks("docs/tools.md", "python"),
+        blocks("docs/reference/pipeline.md", "python"),
+        blocks("docs/how-to/tools.md", "python"),
     ):
         with redirect_stdout(io.StringIO()):
             exec(compile(code.text, code.name, "exec"), {})
@@ -142,7 +144,9 @@ def test_the_embedded_checkpoint_is_asked_as_shown(monkeypatch):
 
 def test_the_environment_has_the_lines_that_are_shown(folder):
     printed = run(folder, "mmengine env").splitlines()
-    texts = [block.text for name in ("docs/cpu.md", "docs/gpu.md") for block in blocks(name)]
+    texts = [
+        block.text for name in ("docs/explanation/cpu.md", "docs/how-to/gpu.md") for block in blocks(name)
+    ]
     shown = [line for text in texts for line in text.splitlines()]
     label = re.compile(r"(GPUs|CPU kernels|attention( \w+)?|tensor parallel)  +\w")
     names, known = (
@@ -152,7 +156,9 @@ def test_the_environment_has_the_lines_that_are_shown(folder):
 
 
 def test_metadata_of_devices_names_their_group():
-    (metadata,) = [each for each in blocks("docs/gpu.md", "indented") if each.text.startswith("[project")]
+    (metadata,) = [
+        each for each in blocks("docs/how-to/gpu.md", "indented") if each.text.startswith("[project")
+    ]
     assert tomllib.loads(metadata.text)["project"]["entry-points"] == {
         "mmengine.devices": {"npu": "my_package:NpuDevice"}
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("docs/glossary.md", "docs/architecture.md", "CONTRIBUTING.md")
+PAGES = ("docs/reference/glossary.md", "docs/explanation/architecture.md", "CONTRIBUTING.md")
 NAMED = re.compile(r"`([\w./-]+\.\w+)`\s+\(((?:`[\w.]+`(?:,\s+)?)+)\)")
 
 
@@ -37,7 +37,7 @@ def test_a_name_and_a_file_that_are_not_there_are_seen():
 
 
 def test_each_word_has_a_file_and_stands_once():
-    text = (ROOT / "docs/glossary.md").read_text().partition("## Old words")[0]
+    text = (ROOT / "docs/reference/glossary.md").read_text().partition("## Old words")[0]
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     rows = [row for row in rows if row[0] != "word"]
     assert len(rows) > 50 and all(len(row) == 4 for row in rows)
@@ -47,7 +47,7 @@ def test_each_word_has_a_file_and_stands_once():
 
 
 def test_old_words_are_gone_from_the_names_of_files():
-    text = (ROOT / "docs/glossary.md").read_text().partition("## Old words")[2]
+    text = (ROOT / "docs/reference/glossary.md").read_text().partition("## Old words")[2]
     old = {line.strip("| ").split(" | ")[0] for line in text.splitlines() if line.startswith("| ")}
     old -= {"before"}
     assert len(old) > 10

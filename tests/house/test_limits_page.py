@@ -1,4 +1,4 @@
-"""docs/limits.md is what the code says, and says something of each limit."""
+"""docs/reference/limits.md is what the code says, and says something of each limit."""
 
 import re
 

@@ -9,7 +9,7 @@ from mmengine import AsyncEngine, Engine, Prompt
 ROOT = Path(__file__).parents[2]
 PLACES = {
     **{name: (ROOT / name).read_text() for name in ("README.md", "SECURITY.md", "examples/stream.py")},
-    "docs/architecture.md": (ROOT / "docs" / "architecture.md").read_text(),
+    "docs/explanation/architecture.md": (ROOT / "docs" / "explanation" / "architecture.md").read_text(),
     **{each.__name__: each.__doc__ for each in (AsyncEngine, Engine, Prompt)},
 }
 

@@ -1,4 +1,4 @@
-"""docs/versions.md says today's numbers, and which rules this build derives."""
+"""docs/reference/versions.md says today's numbers, and which rules this build derives."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from mmengine.events.segment import FORMAT
 from mmengine.events.vocabulary import SCHEMA_VERSION
 from mmengine.version import __version__
 
-TEXT = (Path(__file__).parents[2] / "docs" / "versions.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "versions.md").read_text()
 
 
 def test_the_page_says_todays_numbers():

@@ -1,4 +1,4 @@
-"""docs/limits.md, made from the code: settings with their ranges, sampling options, and constants.
+"""docs/reference/limits.md, made from the code: settings with their ranges, sampling options, and constants.
 
 python -m tests.house.write_limits     writes the page (make limits)
 """
@@ -18,7 +18,7 @@ from tests.house.limit_sources import Constant, Sources, comment
 from tests.house.limits import uncollected
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "limits.md"
+PAGE = ROOT / "docs" / "reference" / "limits.md"
 MOST_SAID = 3  # sentences that are shown of one limit
 HEAD = """# Limits
 
@@ -39,7 +39,7 @@ refused: `NAME must lie in LOW to HIGH, not …`.
 SERVER = """
 ## Settings of the server
 
-Of `mmengine serve`, as `--max-body-bytes` ([how](server.md)); out of its range a value is refused as above.
+Of `mmengine serve`, as `--max-body-bytes` ([how](http.md)); out of its range a value is refused as above.
 
 | setting | default | range | what it bounds | what is said |
 |---|---|---|---|---|
@@ -57,7 +57,7 @@ BOUNDS = """
 ## Bounds of structured answers
 
 What a schema leaves open is bounded; `"bounds": {NAME: VALUE}` beside it sets another bound, 0 none
-([how](structured_output.md)). Nothing is said: no longer answer can be written.
+([how](../how-to/structured_output.md)). Nothing is said: no longer answer can be written.
 
 | bound | default | what it bounds |
 |---|---|---|

@@ -50,7 +50,7 @@ def written_prompts():
 def prompts(count):
     """The written ones, and then questions about paragraphs of this repository's pages."""
     asked = written_prompts()
-    pages = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+    pages = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
     texts = [
         text.replace("\n", " ")
         for page in pages

@@ -1,4 +1,5 @@
-"""The table in docs/log.md says of each field what verify makes of a changed one: each is changed here, with
+"""The table in docs/reference/log.md says of each field what verify makes of a changed one:
+each is changed here, with
 a valid checksum, and verify does as the table says."""
 
 import random
@@ -21,7 +22,7 @@ from tests.events.logs import column, rewrite
 from tests.golden.make_golden import crashed_run
 from tests.replay.runs import busy_run, session_run, thrashing_core
 
-TABLE = Path(__file__).parents[2] / "docs" / "log.md"
+TABLE = Path(__file__).parents[2] / "docs" / "reference" / "log.md"
 CLAIMS = dict(re.findall(r"^\| `(\w+\.\w+)` \| (compared|followed|observed) \|", TABLE.read_text(), re.M))
 TRIES = 5
 replace = msgspec.structs.replace

@@ -178,7 +178,7 @@ GENERATION: list[Call] = [
         (
             "generate(prefix_allowed_tokens_fn=every_token)",
             "refused",
-            "`response_format` or `grammar` ([forms](structured_output.md))",
+            "`response_format` or `grammar` ([forms](../how-to/structured_output.md))",
         ),
         (
             "generate(encoder_no_repeat_ngram_size=2)",

@@ -1,11 +1,11 @@
-"""Writes docs/pipeline.md from the table of calls: python -m tests.serve.pipeline_page"""
+"""Writes docs/reference/pipeline.md from the table of calls: python -m tests.serve.pipeline_page"""
 
 from collections import Counter
 from pathlib import Path
 
 from tests.serve.pipeline_calls import CALLS
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "pipeline.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "pipeline.md"
 WORDS = {
     "agrees": "agrees",
     "differs": "differs on purpose",
@@ -73,7 +73,7 @@ pipeline is made.
   of the pipeline, or a list of hosts (`["images.example.org", "*.example.net"]`), or a
   `mmengine.MediaDoor(mmengine.FetchLimits(…))` with limits of its own. Else it is refused. transformers
   fetches whatever a message names; here a URL never leads to an address of this network, and time, bytes
-  and redirects are bounded ([how](server.md#media-by-url)).
+  and redirects are bounded ([how](http.md#media-by-url)).
 
 ## The table
 

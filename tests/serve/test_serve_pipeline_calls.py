@@ -1,4 +1,6 @@
-"""The calls that transformers documents, asked of both pipelines; docs/pipeline.md says what came of them."""
+"""The calls that transformers documents, asked of both pipelines.
+
+docs/reference/pipeline.md says what came of them."""
 
 from contextlib import closing
 

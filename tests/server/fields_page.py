@@ -1,4 +1,4 @@
-"""The tables of docs/server.md, made from the code's own.
+"""The tables of docs/reference/http.md, made from the code's own.
 
 python -m tests.server.fields_page     writes them
 """
@@ -9,7 +9,7 @@ from mmengine.server.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Field
 from mmengine.server.messages.table import BLOCKS, COUNT_TOKENS, MESSAGES
 from mmengine.server.responses.table import RESPONSES
 
-PAGE = Path(__file__).parents[2] / "docs" / "server.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "http.md"
 _BEGIN, _END = "<!-- fields: {} -->\n", "<!-- end -->"
 
 
@@ -57,7 +57,7 @@ def filled(text: str) -> str:
     for name, made in pages:
         head, begin, rest = text.partition(_BEGIN.format(name))
         _, end, tail = rest.partition(_END)
-        assert begin and end, f"docs/server.md has no place for the fields of {name}"
+        assert begin and end, f"docs/reference/http.md has no place for the fields of {name}"
         text = head + begin + "\n" + made + "\n" + end + tail
     return text
 

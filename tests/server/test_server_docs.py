@@ -1,4 +1,4 @@
-"""docs/server.md says what the server does."""
+"""docs/reference/http.md says what the server does."""
 
 import json
 from dataclasses import fields

@@ -1,5 +1,6 @@
-"""The scheduler, said a second time, from docs/policies.md, docs/simulation.md and the rules of scheduling,
-in plain lists, one request after the other. It runs a whole scenario by itself and writes the same records.
+"""The scheduler, said a second time, from docs/explanation/policies.md, docs/how-to/simulation.md and the
+rules of scheduling, in plain lists, one request after the other. It runs a whole scenario by itself and
+writes the same records.
 
 A policy is `rank(request)`, `victim(running)` and whether prompts go first.
 """

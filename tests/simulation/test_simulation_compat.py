@@ -225,9 +225,9 @@ def test_who_has_no_grammar_waits_until_the_step_beside_is_back(tmp_path):
 
 
 def test_the_trace_of_the_docs():
-    """docs/policies.md shows these steps, beside the file that they come from."""
+    """docs/explanation/policies.md shows these steps, beside the file that they come from."""
     path = Path(__file__).parents[2] / "examples" / "give_way.json"
-    table = (path.parents[1] / "docs" / "policies.md").read_text()
+    table = (path.parents[1] / "docs" / "explanation" / "policies.md").read_text()
     (_, theirs, _), (_, ours, _) = run(path, compat="vllm"), run(path)
     assert f"| | {len(ours)} steps | {len(theirs)} steps | |" in table
     assert first(theirs, "preempt")["preempt"] == first(ours, "preempt")["preempt"] == ["backlog"]

@@ -199,6 +199,7 @@ class FlashInferAttention:
             except Exception as error:  # whatever a compiler, a loader or the driver says
                 raise ConfigError(
                     f"FlashInfer's kernels cannot be compiled or run here ({in_one_line(error)}); they need "
-                    "nvcc, ninja and a C++ compiler, or kernels that were built before (docs/gpu.md); else "
+                    "nvcc, ninja and a C++ compiler, or kernels that were built before "
+                    "(docs/how-to/gpu.md); else "
                     "choose attention 'torch'"
                 ) from error

@@ -1,7 +1,7 @@
 """In which sizes the encoder is captured, and which one a call is replayed in. Plain arithmetic.
 
 A call that is smaller than its size is filled up. Beyond the largest, launching takes less time than
-computing, so nothing is gained (docs/decisions/gpu.md).
+computing, so nothing is gained (docs/explanation/decisions/gpu.md).
 """
 
 from bisect import bisect_left

@@ -1,1 +1,1 @@
-"""A model cut over several ranks (docs/gpu.md)."""
+"""A model cut over several ranks (docs/how-to/gpu.md)."""
