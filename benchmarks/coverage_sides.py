@@ -22,7 +22,7 @@ from mmengine.request import GrammarRequest
 from mmengine.structured_output.engines.backends import GRAMMAR_BACKENDS
 from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 from mmengine.structured_output.engines.llguidance.json_schema_lark import schema_grammar
-from mmengine.structured_output.json_schema.gate import Bounds, gate
+from mmengine.structured_output.json_schema.normalization import Bounds, normalize_schema
 from mmengine.structured_output.request.spec import grammar_of
 
 END = 256  # tokens are bytes, and this ends a text
@@ -101,7 +101,7 @@ class Ours(_OfLLGuidance):
 
     def judge(self, schema: Any) -> Accepts:
         try:
-            text = gate(schema, self._bounds).text
+            text = normalize_schema(schema, self._bounds).text
         except InvalidRequest as error:
             raise Refused(str(error), getattr(error, "keyword", "")) from None
         matcher = LLMatcher(self._bytes, schema_grammar(text), log_level=0)
@@ -204,7 +204,9 @@ class OursByXGrammar:
 
     def judge(self, schema: Any) -> Accepts:
         try:
-            compiled = self._backend.compile(GrammarRequest("json_schema", gate(schema, Bounds.off()).text))
+            compiled = self._backend.compile(
+                GrammarRequest("json_schema", normalize_schema(schema, Bounds.off()).text)
+            )
         except InvalidRequest as error:
             raise Refused(str(error), getattr(error, "keyword", "")) from None
 

@@ -39,8 +39,8 @@ from mmengine.errors import MMEngineError
 from mmengine.request import Request, SamplingParams
 from mmengine.structured_output.engines.base import Compiled
 from mmengine.structured_output.engines.llguidance.backend import LLGuidance
-from mmengine.structured_output.json_schema.bounds import Bounds
-from mmengine.structured_output.json_schema.keywords import fraction
+from mmengine.structured_output.json_schema.emission.bounds import Bounds
+from mmengine.structured_output.json_schema.vocabulary.keywords import fraction
 from mmengine.structured_output.request.spec import grammar_of
 from mmengine.structured_output.rows.rows import RowMatchers
 

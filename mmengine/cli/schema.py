@@ -64,7 +64,7 @@ def check(
         check_all,
         print_reports,
     )
-    from mmengine.structured_output.json_schema.bounds import Bounds
+    from mmengine.structured_output.json_schema.emission.bounds import Bounds
 
     if tokenizer is not None and not (tokenizer.is_dir() or is_gguf(tokenizer)):
         raise InvalidRequest(

@@ -11,10 +11,10 @@ import msgspec
 
 from mmengine.cli.logs.printing import clean, console, print_json, printable
 from mmengine.errors import InvalidRequest
-from mmengine.structured_output.json_schema.bounds import Bounds
-from mmengine.structured_output.json_schema.keywords import KNOWN
-from mmengine.structured_output.json_schema.loading import MAX_BYTES
-from mmengine.structured_output.json_schema.notes import Note
+from mmengine.structured_output.json_schema.emission.bounds import Bounds
+from mmengine.structured_output.json_schema.reading.loading import MAX_BYTES
+from mmengine.structured_output.json_schema.vocabulary.keywords import KNOWN
+from mmengine.structured_output.json_schema.vocabulary.notes import Note
 from mmengine.structured_output.report.report import SchemaReport, check_schema
 
 if TYPE_CHECKING:

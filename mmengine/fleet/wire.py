@@ -30,7 +30,7 @@ from mmengine.serve.prompts import Prompt
 from mmengine.serve.reasoning import ReasoningTokens
 from mmengine.serve.stream import Prompted, Stream
 from mmengine.serve.tools import CallsAsked
-from mmengine.structured_output.json_schema.notes import Note
+from mmengine.structured_output.json_schema.vocabulary.notes import Note
 
 _ERRORS: dict[str, type[MMEngineError]] = {
     each.__name__: each

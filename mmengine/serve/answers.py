@@ -9,7 +9,7 @@ import numpy as np
 from mmengine.core.executor import CUT as CUT_BY_STRING
 from mmengine.core.executor import PromptLogprobs
 from mmengine.errors import ExecutorFailed, MMEngineError, QueueFull, RequestFailed
-from mmengine.structured_output.json_schema.notes import Note
+from mmengine.structured_output.json_schema.vocabulary.notes import Note
 from mmengine.structured_output.opening import end_of
 
 _ENDS = {

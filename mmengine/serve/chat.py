@@ -22,7 +22,7 @@ from mmengine.serve.options import SubmitOptions
 from mmengine.serve.prompts import Prompt, Prompted
 from mmengine.serve.reasoning import ReasoningTokens
 from mmengine.serve.tools import NO_TEMPLATE, CallsAsked, ToolsAsked, tools_asked
-from mmengine.structured_output.json_schema.notes import Note
+from mmengine.structured_output.json_schema.vocabulary.notes import Note
 
 
 class FunctionCall(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from mmengine.serve.answers import RequestOutput
 from mmengine.serve.call_parser import CallDelta, CallParser
 from mmengine.serve.detokenize import TextStream, UntilStop
 from mmengine.serve.reasoning import ReasoningTokens
-from mmengine.structured_output.json_schema.looking import what_is_wrong
+from mmengine.structured_output.json_schema.validation import find_violation
 from mmengine.structured_output.request.tool_calls import calls_of
 
 Entry = tuple[
@@ -233,7 +233,7 @@ def _argument_errors(calls: Mapping[int, tuple[msgspec.Raw, list[str]]]) -> tupl
     """`calls`: schemas, and what was said as their values."""
     found = []
     for number, (schema, said) in calls.items():
-        wrong = what_is_wrong(msgspec.json.decode(schema), "".join(said))
+        wrong = find_violation(msgspec.json.decode(schema), "".join(said))
         if wrong:
             found.append(ArgumentError(number, wrong))
     return tuple(found)

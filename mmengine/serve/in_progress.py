@@ -19,7 +19,7 @@ from mmengine.serve.detokenize import Stops, TextStream
 from mmengine.serve.operators import operator_log
 from mmengine.serve.prompts import core_ids
 from mmengine.serve.texts import with_texts
-from mmengine.structured_output.json_schema.notes import Note
+from mmengine.structured_output.json_schema.vocabulary.notes import Note
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from mmengine.serve.prompts import core_requests, request_ids
 from mmengine.serve.reasoning import Reasoning
 from mmengine.serve.session_turns import SessionPlace
 from mmengine.serve.sessions import Sessions
-from mmengine.structured_output.json_schema.notes import Note
+from mmengine.structured_output.json_schema.vocabulary.notes import Note
 
 if TYPE_CHECKING:  # mmengine.build brings torch
     from mmengine.build import Built

@@ -22,7 +22,7 @@ from mmengine.request import (
 from mmengine.serve.session_turns import SessionPlace
 from mmengine.serve.tools import CallsAsked
 from mmengine.serve.vllm_forms import VLLM_NAMES
-from mmengine.structured_output.json_schema.notes import Note
+from mmengine.structured_output.json_schema.vocabulary.notes import Note
 
 MAX_ID_CHARS = 200
 MAX_DEADLINE_S = 10**6

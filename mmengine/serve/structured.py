@@ -10,7 +10,7 @@ from mmengine.serve.answers import CUT_AT_STOP, Completion
 from mmengine.serve.options import FORM, GenerateOptions, Options
 from mmengine.serve.tools import call_grammar, notes_on
 from mmengine.serve.vllm_forms import as_form
-from mmengine.structured_output.json_schema.notes import Note
+from mmengine.structured_output.json_schema.vocabulary.notes import Note
 from mmengine.structured_output.request.fields import Truncation, truncation_of
 from mmengine.structured_output.request.spec import grammar_of, notes_of, reasoning_of
 from mmengine.structured_output.types.types import decode, schema_of

@@ -9,7 +9,7 @@ import msgspec
 
 from mmengine.errors import InvalidRequest, shown
 from mmengine.request import CallFormat, GrammarRequest
-from mmengine.structured_output.json_schema.notes import Note
+from mmengine.structured_output.json_schema.vocabulary.notes import Note
 from mmengine.structured_output.request.fields import Truncation, flag, mapping, refuse_others
 from mmengine.structured_output.request.tool_calls import (
     NONE,

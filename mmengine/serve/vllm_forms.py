@@ -10,7 +10,7 @@ from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from mmengine.errors import InvalidRequest, shown
-from mmengine.structured_output.json_schema.loading import MAX_BYTES
+from mmengine.structured_output.json_schema.reading.loading import MAX_BYTES
 from mmengine.structured_output.request.fields import mapping
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")

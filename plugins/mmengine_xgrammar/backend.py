@@ -14,7 +14,7 @@ from mmengine.errors import InvalidRequest
 from mmengine.request import GrammarRequest
 from mmengine.structured_output.engines.base import OfTokenizer
 from mmengine.structured_output.engines.engine_words import in_our_words
-from mmengine.structured_output.json_schema.notes import Note
+from mmengine.structured_output.json_schema.vocabulary.notes import Note
 from mmengine.structured_output.request.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
 from mmengine.structured_output.request.tags import StructuralTag
 from mmengine.structured_output.request.tool_calls import ToolCalls

@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator
 from functools import lru_cache
 
-from mmengine.structured_output.json_schema.keys import Json, by_patterns
-from mmengine.structured_output.json_schema.notes import Note, Notes
-from mmengine.structured_output.json_schema.order import MARK, in_one_order
-from mmengine.structured_output.json_schema.refusal import step
+from mmengine.structured_output.json_schema.patterns.other_keys import Json, by_patterns
+from mmengine.structured_output.json_schema.rewriting.key_order import MARK, in_one_order
+from mmengine.structured_output.json_schema.vocabulary.notes import Note, Notes
+from mmengine.structured_output.json_schema.vocabulary.refusal import step
 
 WHY = "grammar_backend xgrammar takes no other"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from mmengine.structured_output.json_schema.keywords import decimals
+from mmengine.structured_output.json_schema.vocabulary.keywords import decimals
 from mmengine_xgrammar.rules import EMPTY, Rules, char_set
 
 INTEGER = '"-"? ("0" | [1-9] [0-9]*)'

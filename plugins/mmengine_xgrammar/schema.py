@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NoReturn
 
-from mmengine.structured_output.json_schema.characters import PatternError
-from mmengine.structured_output.json_schema.keys import by_patterns
-from mmengine.structured_output.json_schema.keywords import fraction
-from mmengine.structured_output.json_schema.matching import Budget
-from mmengine.structured_output.json_schema.order import MARK
-from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse, step
+from mmengine.structured_output.json_schema.patterns.character_sets import PatternError
+from mmengine.structured_output.json_schema.patterns.matching import Budget
+from mmengine.structured_output.json_schema.patterns.other_keys import by_patterns
+from mmengine.structured_output.json_schema.rewriting.key_order import MARK
+from mmengine.structured_output.json_schema.vocabulary.keywords import fraction
+from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, refuse, step
 from mmengine.structured_output.regex.tree import Chars, Node, Repeat
 from mmengine_xgrammar.numbers import INTEGER, NUMBER, NumberRefused, Range, write_range
 from mmengine_xgrammar.regex import (

@@ -13,7 +13,7 @@ from mmengine.serve.answers import RequestOutput
 from mmengine.serve.prompts import Prompt
 from mmengine.serve.reasoning import ReasoningTokens
 from mmengine.serve.tools import CallsAsked, tools_asked
-from mmengine.structured_output.json_schema.refusal import SchemaRefused
+from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 

@@ -13,7 +13,7 @@ import msgspec
 from mmengine import request
 from mmengine.config import EngineConfig
 from mmengine.server.settings import ServerSettings
-from mmengine.structured_output.json_schema.bounds import Bounds
+from mmengine.structured_output.json_schema.emission.bounds import Bounds
 from tests.house.limit_sources import Constant, Sources, comment
 from tests.house.limits import uncollected
 
@@ -112,7 +112,7 @@ def _sampling() -> Iterator[str]:
 
 
 def _bounds(root: Path) -> Iterator[str]:
-    lines = (root / "mmengine/structured_output/json_schema/bounds.py").read_text().splitlines()
+    lines = (root / "mmengine/structured_output/json_schema/emission/bounds.py").read_text().splitlines()
     for name, default in msgspec.structs.asdict(Bounds()).items():
         (line,) = [n for n, text in enumerate(lines, 1) if text.startswith(f"    {name}: int")]
         yield _row(f"`{name}`", f"{default:,}", comment(lines, line))

@@ -16,8 +16,8 @@ from mmengine.request import GrammarRequest
 from mmengine.serve.async_engine import AsyncEngine
 from mmengine.server.asked import Body, form_of
 from mmengine.structured_output.engines.llguidance import json_schema_lark
-from mmengine.structured_output.json_schema import loading
-from mmengine.structured_output.json_schema.gate import Bounds, SchemaRefused, gate
+from mmengine.structured_output.json_schema.normalization import Bounds, SchemaRefused, normalize_schema
+from mmengine.structured_output.json_schema.reading.reader import loading
 from mmengine.structured_output.request import fields
 from tests.server.running import served
 from tests.structured.accepting import TOKENIZER, allowed, byte_backend
@@ -45,12 +45,12 @@ def test_a_process_says_what_the_gate_says(processes: SchemaProcesses) -> None:
     bounds, schemas = Bounds(whitespace=3, string=9), {"urn:a": {"type": "number", "format": "odd"}}
     schema = {"type": "object", "properties": {"a": {"$ref": "urn:a"}, "b": {"format": "email"}}}
     made = processes.gated(text_of(schema), bounds, text_of(schemas), False)
-    assert made == gate(schema, bounds, schemas) and made.notes
+    assert made == normalize_schema(schema, bounds, schemas) and made.notes
     refused = {"type": "object", "properties": {"a/b": {"enum": []}}, "required": ["a/b"]}
     with pytest.raises(SchemaRefused) as there:
         processes.gated(text_of(refused), bounds, b"{}", False)
     with pytest.raises(SchemaRefused) as here:
-        gate(refused)
+        normalize_schema(refused)
     assert str(there.value) == str(here.value)
     assert (there.value.keyword, there.value.pointer) == (here.value.keyword, here.value.pointer)
     with pytest.raises(SchemaRefused, match="strict_keywords"):
@@ -65,7 +65,7 @@ def test_what_costs_its_process_costs_nobody_else() -> None:
         )
         with pytest.raises(InvalidRequest, match="the schema .*media_process_bytes|the schema .*died of it"):
             small.gated(many, Bounds(), b"{}", False)
-        assert small.gated(b'{"const": 1}', Bounds(), b"{}", False) == gate({"const": 1})
+        assert small.gated(b'{"const": 1}', Bounds(), b"{}", False) == normalize_schema({"const": 1})
     finally:
         small.close()
 
@@ -159,7 +159,7 @@ def test_a_large_grammar_takes_its_first_step_before_it_is_copied(monkeypatch: p
         ({"enum": ["small"]}, False),
     ):
         done.clear()
-        found = backend.compile(GrammarRequest("json_schema", gate(schema).text))
+        found = backend.compile(GrammarRequest("json_schema", normalize_schema(schema).text))
         found.matcher()
         assert ("compute_bitmask" in done) == asked and done[-1] == "deep_copy"
 
@@ -173,7 +173,7 @@ def test_large_json_schema_is_no_more_parsed_under_the_lock(monkeypatch: pytest.
         "required": ["a"],
     }
     for bounds in (Bounds(), Bounds.off()):
-        text = gate(schema, bounds).text
+        text = normalize_schema(schema, bounds).text
         plain = LLMatcher(TOKENIZER, json_schema_lark.schema_grammar(text), log_level=0)
         with monkeypatch.context() as patched:
             patched.setattr(json_schema_lark, "MAX_HELD", 10)

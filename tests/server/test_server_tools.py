@@ -14,7 +14,7 @@ import pytest
 
 from mmengine import AsyncEngine, Prompt
 from mmengine.serve import deltas
-from mmengine.structured_output.json_schema.looking import what_is_wrong
+from mmengine.structured_output.json_schema.validation import find_violation
 from tests.serve.serve_fakes import EchoExecutor
 from tests.serve.test_serve_chat import JSON_TEMPLATE, ONE, QUESTION, SHAPES, TOOLS, UNIQUE, tool
 from tests.server.running import served
@@ -188,9 +188,9 @@ def test_arguments_are_looked_at_beside_the_event_loop(echo, monkeypatch):
     def look(schema, text):
         threads.append(threading.current_thread())
         time.sleep(0.05)  # while it lasts the other answer has ended, too
-        return what_is_wrong(schema, text)
+        return find_violation(schema, text)
 
-    monkeypatch.setattr(deltas, "what_is_wrong", look)
+    monkeypatch.setattr(deltas, "find_violation", look)
     _, _, body = echo.chat(UNIQUE_CALL, tools=[LOOSE], n=2)
     assert all(each["argument_errors"] for each in body["choices"])
     events = [json.loads(each) for each in echo.events(UNIQUE_CALL, tools=[LOOSE], n=2)[:-1]]

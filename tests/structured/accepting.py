@@ -6,7 +6,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 from mmengine.structured_output.engines.llguidance.json_schema_lark import schema_grammar
-from mmengine.structured_output.json_schema.gate import Bounds, gate
+from mmengine.structured_output.json_schema.normalization import Bounds, normalize_schema
 from mmengine.structured_output.matcher import Matcher
 
 TOKENIZER = LLTokenizer("byte")
@@ -18,7 +18,7 @@ UNBOUND = Bounds(whitespace=0, decimals=0, digits=0)
 
 class Grammar:
     def __init__(self, schema: dict | bool | str, bounds: Bounds | None = None):
-        made = gate(schema, bounds or UNBOUND)
+        made = normalize_schema(schema, bounds or UNBOUND)
         self.text, self.narrow = made.text, made.narrow
         self.matcher = LLMatcher(TOKENIZER, schema_grammar(self.text), log_level=0)
         assert not self.matcher.is_error(), self.matcher.get_error()

@@ -15,7 +15,7 @@ from mmengine.serve.engine import Engine
 from mmengine.serve.options import Options, make_sampling
 from mmengine.serve.prompts import Prompt
 from mmengine.structured_output.engines.engine_words import in_our_words
-from mmengine.structured_output.json_schema.refusal import SchemaRefused
+from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused
 from mmengine.structured_output.request.spec import grammar_of
 from tests.structured.accepting import byte_backend
 

@@ -17,7 +17,7 @@ from mmengine.structured_output.closing.closing_hints import hints_of
 from mmengine.structured_output.closing.closing_search import Search, Vocabulary
 from mmengine.structured_output.closing.shortest_words import Text, Words
 from mmengine.structured_output.engines.llguidance.backend import LLGuidance
-from mmengine.structured_output.json_schema.gate import Bounds
+from mmengine.structured_output.json_schema.normalization import Bounds
 from mmengine.structured_output.request.spec import grammar_of
 from tests.structured.accepting import END, TOKENIZER, Grammar, allowed
 from tests.structured.strategies import Case, cases

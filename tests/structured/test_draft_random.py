@@ -7,7 +7,7 @@ import pytest
 from jsonschema.validators import validator_for
 from referencing.exceptions import Unresolvable
 
-from mmengine.structured_output.json_schema.gate import SchemaRefused
+from mmengine.structured_output.json_schema.normalization import SchemaRefused
 from tests.structured.accepting import Grammar
 
 DRAFTS = [

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mmengine.structured_output.json_schema.gate import Bounds
+from mmengine.structured_output.json_schema.normalization import Bounds
 from tests.structured.accepting import Grammar
 
 FAR = st.integers(2**53 - 4, 2**65) | st.sampled_from([2**63 - 1, 2**63, 10**17 - 1, 10**300])

@@ -7,7 +7,7 @@ from itertools import permutations
 import jsonschema
 import pytest
 
-from mmengine.structured_output.json_schema.gate import Bounds, gate
+from mmengine.structured_output.json_schema.normalization import Bounds, normalize_schema
 from mmengine.structured_output.report.report import check_schema
 from mmengine.structured_output.request.spec import grammar_of, notes_of
 from tests.structured.accepting import UNBOUND, Grammar, byte_backend
@@ -80,7 +80,7 @@ def test_the_schemas_order_can_be_kept() -> None:
     for many in (6, 1_000):
         grammar = Grammar(schema, Bounds(ordered=many))
         assert grammar.accepts(said("a", "b")) and not grammar.accepts(said("b", "a"))
-    assert "%json" not in gate(schema, Bounds(ordered=6)).text
+    assert "%json" not in normalize_schema(schema, Bounds(ordered=6)).text
 
 
 @pytest.mark.parametrize("groups", [2, 5])

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from mmengine.structured_output.json_schema import exclusion
-from mmengine.structured_output.json_schema.characters import PatternError
-from mmengine.structured_output.json_schema.gate import SchemaRefused, gate
-from mmengine.structured_output.json_schema.matching import Budget
-from mmengine.structured_output.json_schema.pattern import parse_pattern
+from mmengine.structured_output.json_schema.normalization import SchemaRefused, normalize_schema
+from mmengine.structured_output.json_schema.patterns import complement as exclusion
+from mmengine.structured_output.json_schema.patterns.character_sets import PatternError
+from mmengine.structured_output.json_schema.patterns.matching import Budget
+from mmengine.structured_output.json_schema.patterns.pattern import parse_pattern
 
 ATOMS = [
     "a",
@@ -60,7 +60,7 @@ def test_it_agrees_with_the_matcher_of_python():
 @pytest.mark.timeout(60)
 def test_a_pattern_that_goes_back_for_ever_is_compared_all_the_same():
     schema = {"properties": {"a" * 400 + "b": {}}, "patternProperties": {"^(a|aa)+$": {"type": "null"}}}
-    assert gate(schema)
+    assert normalize_schema(schema)
 
 
 @pytest.mark.timeout(60)
@@ -75,7 +75,7 @@ def test_a_pattern_that_goes_back_for_ever_is_compared_all_the_same():
 def test_what_takes_too_long_is_refused(names, patterns, pointer):
     schema = {"properties": dict.fromkeys(names, True), "patternProperties": dict.fromkeys(patterns, True)}
     with pytest.raises(SchemaRefused, match="too long to compare it with names and values") as caught:
-        gate(schema)
+        normalize_schema(schema)
     assert caught.value.keyword == "patternProperties" and caught.value.pointer.startswith(pointer)
 
 
@@ -101,19 +101,19 @@ NAMES = ["abcdefghijklm"[k % 9 :] + f"{k:05}" for k in range(20_000)]
 )
 def test_all_comparisons_of_a_schema_have_one_budget(schema: dict, keyword: str) -> None:
     with pytest.raises(SchemaRefused, match="too long to compare it with names and values") as caught:
-        gate(schema)
+        normalize_schema(schema)
     assert caught.value.keyword == keyword
 
 
 @pytest.mark.timeout(60)
 def test_a_large_pattern_is_made_once_for_all_values() -> None:
-    assert gate({"enum": NAMES, "not": {"pattern": "^" + "[a-z]{999}" * 9 + "$"}})
+    assert normalize_schema({"enum": NAMES, "not": {"pattern": "^" + "[a-z]{999}" * 9 + "$"}})
 
 
 def test_values_beside_a_pattern_that_is_not_compared_are_not_listed() -> None:
     items = {"enum": ["a", "b"], "pattern": "\\p{L}"}
     with pytest.raises(SchemaRefused) as caught:
-        gate({"type": "array", "uniqueItems": True, "items": items})
+        normalize_schema({"type": "array", "uniqueItems": True, "items": items})
     assert caught.value.keyword == "uniqueItems"
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmengine.structured_output.json_schema.gate import Bounds
+from mmengine.structured_output.json_schema.normalization import Bounds
 from tests.structured.accepting import Grammar
 
 A = {"type": "string"}

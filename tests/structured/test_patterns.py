@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmengine.structured_output.json_schema.gate import SchemaRefused
-from mmengine.structured_output.json_schema.pattern import parse_pattern
+from mmengine.structured_output.json_schema.normalization import SchemaRefused
+from mmengine.structured_output.json_schema.patterns.pattern import parse_pattern
 from tests.structured.accepting import Grammar, allowed
 
 ATOMS = st.sampled_from(["a", "b", "[ab]", "[^a]", r"\d", "ab", "."])

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mmengine.structured_output.json_schema import gate
-from mmengine.structured_output.json_schema.gate import Bounds
+from mmengine.structured_output.json_schema import normalization
+from mmengine.structured_output.json_schema.normalization import Bounds, normalize_schema
 from tests.structured.accepting import UNBOUND, Grammar
 
 OPEN = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -65,7 +65,10 @@ def test_a_value_of_which_nothing_is_said_is_anything() -> None:
     """However that is spelled; the engine has a rule of its own for it, and compiles no other."""
     for anything in (True, {}, {"title": "x"}):
         schema = {"type": "object", "properties": {"a": anything}, "additionalProperties": anything}
-        assert gate.gate(schema).text == gate.gate({"type": "object", "properties": {"a": True}}).text
+        assert (
+            normalize_schema(schema).text
+            == normalize_schema({"type": "object", "properties": {"a": True}}).text
+        )
 
 
 @pytest.mark.parametrize("schema", [True, {"type": "object"}, OPEN])
@@ -97,20 +100,20 @@ def test_the_collector_rests_while_a_schema_is_worked_out(monkeypatch: pytest.Mo
     def read(*given: Any) -> Any:
         seen.append(gc.isenabled())
         if len(seen) == 1:
-            with suppress(gate.SchemaRefused):
-                gate.gate(False)  # as another thread might
+            with suppress(normalization.SchemaRefused):
+                normalize_schema(False)  # as another thread might
             seen.append(gc.isenabled())
         return known(*given)
 
-    known = gate.read
-    monkeypatch.setattr(gate, "read", read)
+    known = normalization.read
+    monkeypatch.setattr(normalization, "read", read)
     for schema in (True, {"enum": []}):
-        with suppress(gate.SchemaRefused):
-            gate.gate(schema)
+        with suppress(normalization.SchemaRefused):
+            normalize_schema(schema)
     assert seen == [False] * 4 and gc.isenabled()
     gc.disable()
     try:
-        gate.gate(True)
+        normalize_schema(True)
         assert not gc.isenabled()
     finally:
         gc.enable()

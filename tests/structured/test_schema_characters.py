@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mmengine.structured_output.json_schema.gate import SchemaRefused
+from mmengine.structured_output.json_schema.normalization import SchemaRefused
 from tests.structured.accepting import Grammar
 
 

@@ -5,7 +5,7 @@ import json
 import jsonschema
 import pytest
 
-from mmengine.structured_output.json_schema.gate import SchemaRefused, gate
+from mmengine.structured_output.json_schema.normalization import SchemaRefused, normalize_schema
 from tests.structured.accepting import Grammar
 
 D: dict[object, str] = {at: f"http://json-schema.org/draft-0{at}/schema#" for at in (3, 4, 6, 7)}
@@ -145,7 +145,7 @@ def test_without_a_draft_old_words_are_understood(
 def test_nullable_is_of_openapi_alone() -> None:
     schema = {"$schema": D[7], "type": "string", "nullable": True}
     assert not Grammar(schema).accepts("null")
-    assert [(note.keyword, note.warning) for note in gate(schema).notes] == [("nullable", True)]
+    assert [(note.keyword, note.warning) for note in normalize_schema(schema).notes] == [("nullable", True)]
 
 
 DYNAMIC = {
@@ -185,7 +185,7 @@ def test_a_dynamic_reference_that_depends_on_the_way_is_refused() -> None:
     assert grammar.accepts('["x"]') and not grammar.accepts("[1]")
     schema["properties"] = {"a": {"$ref": "list"}}
     with pytest.raises(SchemaRefused, match="depends on the way") as caught:
-        gate(schema)
+        normalize_schema(schema)
     assert caught.value.pointer == "#/$defs/list/items/$dynamicRef"
 
 
@@ -200,24 +200,26 @@ STORE = {
 
 def test_a_store_of_documents() -> None:
     schema = {"$ref": "http://example.org/a"}
-    grammar = Grammar(gate(schema, schemas=STORE).text)
+    grammar = Grammar(normalize_schema(schema, schemas=STORE).text)
     with pytest.raises(SchemaRefused, match="outside this schema"):
-        gate(schema)
-    text = gate(schema, schemas=STORE).text
+        normalize_schema(schema)
+    text = normalize_schema(schema, schemas=STORE).text
     assert '"enum":[7]' in text and "elsewhere" not in text
     assert grammar.accepts("[]") and grammar.accepts("[7,7]") and not grammar.accepts("[8]")
     with pytest.raises(SchemaRefused) as caught:
-        gate({"$ref": "http://example.org/b#/$defs/none"}, schemas=STORE)
+        normalize_schema({"$ref": "http://example.org/b#/$defs/none"}, schemas=STORE)
     assert caught.value.pointer == "#/$ref"
     with pytest.raises(SchemaRefused) as caught:
-        gate({"$ref": "http://example.org/c"}, schemas={"http://example.org/c": {"items": {"type": "x"}}})
+        normalize_schema(
+            {"$ref": "http://example.org/c"}, schemas={"http://example.org/c": {"items": {"type": "x"}}}
+        )
     assert caught.value.pointer == "http://example.org/c#/items/type"
 
 
 def test_a_store_is_bounded() -> None:
     big = {f"http://example.org/{at}": {"description": "x" * 600_000} for at in range(4)}
     with pytest.raises(SchemaRefused, match="schemas have more than"):
-        gate({"type": "null"}, schemas=big)
+        normalize_schema({"type": "null"}, schemas=big)
 
 
 def test_a_fault_where_only_a_reference_leads() -> None:
@@ -228,23 +230,23 @@ def test_a_fault_where_only_a_reference_leads() -> None:
         ("a/properties/b", "#/$defs/a/properties/b/type"),
     ):
         with pytest.raises(SchemaRefused) as caught:
-            gate({**schema, "$ref": f"#/$defs/{reference}"})
+            normalize_schema({**schema, "$ref": f"#/$defs/{reference}"})
         assert caught.value.pointer == pointer
     with pytest.raises(SchemaRefused, match="leads to no schema"):
-        gate({**schema, "$ref": "#/foo/bar"})
+        normalize_schema({**schema, "$ref": "#/foo/bar"})
 
 
 def test_a_name_of_two_schemas_is_refused_where_it_is_meant() -> None:
     twice = {"$defs": {"a": {"$anchor": "n", "type": "null"}, "b": {"$anchor": "n", "type": "string"}}}
     assert Grammar({**twice, "type": "null"}).accepts("null")
     with pytest.raises(SchemaRefused, match="two schemas"):
-        gate({**twice, "$ref": "#n"})
+        normalize_schema({**twice, "$ref": "#n"})
     for at in ("a", "b"):
         twice["$defs"][at] = {"$id": "n", "type": "null"}
     assert Grammar({**twice, "$ref": "n"}).accepts("null")
     twice["$defs"]["b"]["type"] = "string"
     with pytest.raises(SchemaRefused, match="two schemas"):
-        gate({**twice, "$ref": "n#/type"})
+        normalize_schema({**twice, "$ref": "n#/type"})
 
 
 @pytest.mark.timeout(30)
@@ -279,5 +281,5 @@ def test_faults_and_references_are_read_once() -> None:
 )
 def test_what_is_no_schema_of_its_draft(schema: dict, keyword: str, pointer: str) -> None:
     with pytest.raises(SchemaRefused) as caught:
-        gate(schema)
+        normalize_schema(schema)
     assert (caught.value.keyword, caught.value.pointer) == (keyword, pointer)

@@ -17,7 +17,7 @@ from mmengine.structured_output.closing.closing import Closings
 from mmengine.structured_output.closing.closing_hints import hints_of
 from mmengine.structured_output.closing.closing_search import Vocabulary
 from mmengine.structured_output.engines.llguidance.json_schema_lark import lark_of
-from mmengine.structured_output.json_schema.gate import Bounds, SchemaRefused, gate
+from mmengine.structured_output.json_schema.normalization import Bounds, SchemaRefused, normalize_schema
 from tests.structured.accepting import TOKENIZER, Grammar
 
 ITEMS: list[dict | bool] = [
@@ -156,7 +156,7 @@ def test_sets_of_pydantic() -> None:
 
 
 def test_the_engine_does_not_take_it_for_json_schema() -> None:
-    text = gate({"type": "array", "contains": {"const": 1}}).text
+    text = normalize_schema({"type": "array", "contains": {"const": 1}}).text
     assert lark_of(text) is not None
     as_it_is = LLMatcher(TOKENIZER, LLMatcher.grammar_from_json_schema(text), log_level=0)
     assert as_it_is.is_error()
@@ -175,6 +175,8 @@ def test_the_engine_does_not_take_it_for_json_schema() -> None:
 )
 def test_refused_with_the_reason(schema: dict, why: str) -> None:
     with pytest.raises(SchemaRefused, match=why) as caught:
-        gate({"type": "object", "properties": {"a": {"type": "array", **schema}}, "required": ["a"]})
+        normalize_schema(
+            {"type": "object", "properties": {"a": {"type": "array", **schema}}, "required": ["a"]}
+        )
     assert caught.value.keyword in ("uniqueItems", "contains")
     assert caught.value.pointer == f"#/properties/a/{caught.value.keyword}"

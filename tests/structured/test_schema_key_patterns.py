@@ -7,10 +7,10 @@ import jsonschema
 import pytest
 
 from mmengine.errors import InvalidRequest
-from mmengine.structured_output.json_schema.gate import SchemaRefused, gate
-from mmengine.structured_output.json_schema.languages import combined, languages, overlap, written
-from mmengine.structured_output.json_schema.matching import Budget
-from mmengine.structured_output.json_schema.pattern import parse_pattern
+from mmengine.structured_output.json_schema.normalization import SchemaRefused, normalize_schema
+from mmengine.structured_output.json_schema.patterns.languages import combined, languages, overlap, written
+from mmengine.structured_output.json_schema.patterns.matching import Budget
+from mmengine.structured_output.json_schema.patterns.pattern import parse_pattern
 from tests.structured.accepting import Grammar
 
 PATTERNS = ["^a", "b$", "^[ab]+$", "x", "^x-", "^x-a", "^.{2}$", "[0-9]", "^(a|x-)"]
@@ -120,10 +120,10 @@ def test_listed_names_come_in_any_order() -> None:
 def test_too_many_kinds_of_keys_are_refused() -> None:
     patterns = {letter: {"type": "null"} for letter in "abcdef"}
     with pytest.raises(SchemaRefused, match='may match "a" and another one, and .* than 16 kinds of keys'):
-        gate({"type": "object", "patternProperties": patterns})
+        normalize_schema({"type": "object", "patternProperties": patterns})
 
 
 def test_key_patterns_that_take_too_long_are_refused() -> None:
     names = {"pattern": "(a|b|c)(.*d){9}", "maxLength": 200}
     with pytest.raises(SchemaRefused, match="propertyNames at #/propertyNames: "):
-        gate({"type": "object", "propertyNames": names})
+        normalize_schema({"type": "object", "propertyNames": names})

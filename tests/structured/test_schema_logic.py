@@ -7,11 +7,11 @@ import jsonschema
 import pytest
 
 from mmengine.errors import InvalidRequest
-from mmengine.structured_output.json_schema.characters import PatternError
-from mmengine.structured_output.json_schema.exclusion import meet, opposite
-from mmengine.structured_output.json_schema.gate import Bounds, gate
-from mmengine.structured_output.json_schema.matching import Budget
-from mmengine.structured_output.json_schema.pattern import parse_pattern
+from mmengine.structured_output.json_schema.normalization import Bounds, normalize_schema
+from mmengine.structured_output.json_schema.patterns.character_sets import PatternError
+from mmengine.structured_output.json_schema.patterns.complement import meet, opposite
+from mmengine.structured_output.json_schema.patterns.matching import Budget
+from mmengine.structured_output.json_schema.patterns.pattern import parse_pattern
 from tests.structured.accepting import Grammar
 from tests.structured.logic_schemas import Source, accepts_some_order
 
@@ -216,7 +216,7 @@ def test_keys_of_branches_come_before_those_of_the_base_and_behind(text: str) ->
 def test_many_dependencies_stay_small() -> None:
     names = [f"n{at}" for at in range(12)]
     schema = {"type": "object", "dependentRequired": dict.fromkeys(names, names)}
-    text = gate(schema, Bounds.off()).text
+    text = normalize_schema(schema, Bounds.off()).text
     assert len(text) < 20_000, len(text)
     grammar = Grammar(schema)
     assert grammar.accepts("{}") and grammar.accepts(json.dumps(dict.fromkeys(names)))
@@ -226,9 +226,9 @@ def test_many_dependencies_stay_small() -> None:
 def test_a_narrower_language_is_noted() -> None:
     texts = {"type": "array", "items": {"type": "string"}}
     lists = {"oneOf": [texts, {**texts, "items": {"type": ["string", "integer"]}}]}
-    (note,) = gate(lists).narrow
+    (note,) = normalize_schema(lists).narrow
     assert note.keyword == "oneOf" and note.pointer == "#/oneOf" and "more narrowly" in note.text
-    assert not gate({"not": {"type": "string"}}).narrow
-    assert not gate({"oneOf": [texts, {**texts, "prefixItems": [True]}]}).narrow, (
+    assert not normalize_schema({"not": {"type": "string"}}).narrow
+    assert not normalize_schema({"oneOf": [texts, {**texts, "prefixItems": [True]}]}).narrow, (
         "only the first item can tell"
     )

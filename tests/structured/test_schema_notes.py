@@ -5,8 +5,8 @@ import json
 import pytest
 
 from mmengine.errors import InvalidRequest
-from mmengine.structured_output.json_schema.gate import Bounds, SchemaRefused, gate
-from mmengine.structured_output.json_schema.notes import MAX_NOTES
+from mmengine.structured_output.json_schema.normalization import Bounds, SchemaRefused, normalize_schema
+from mmengine.structured_output.json_schema.vocabulary.notes import MAX_NOTES
 from mmengine.structured_output.request.spec import grammar_of, notes_of
 from tests.structured.accepting import Grammar
 
@@ -33,7 +33,7 @@ def test_unknown_keywords_and_formats_are_annotations_and_noted() -> None:
         },
         "version": {"$ref": "nowhere"},
     }
-    notes = gate(schema).notes
+    notes = normalize_schema(schema).notes
     assert {(note.keyword, note.pointer) for note in notes} == {
         ("version", "#/version"),
         ("format", "#/properties/a~1b/format"),
@@ -45,7 +45,7 @@ def test_unknown_keywords_and_formats_are_annotations_and_noted() -> None:
 
 
 def test_notes_are_bounded() -> None:
-    notes = gate({f"x-{at}": at for at in range(10_000)}).notes
+    notes = normalize_schema({f"x-{at}": at for at in range(10_000)}).notes
     assert len(notes) == MAX_NOTES and "more" in notes[-1].text
 
 
@@ -58,7 +58,7 @@ def test_a_misspelt_keyword_is_a_warning() -> None:
         "colour": 1,
         "items": {"maxlength": 1},
     }
-    found = {note.keyword: note for note in gate(schema).notes}
+    found = {note.keyword: note for note in normalize_schema(schema).notes}
     assert {name for name, note in found.items() if note.warning} == {"maxlength", "requried"}
     assert "maxLength" in found["maxlength"].text and "required" in found["requried"].text
     assert (found["maxlength"].pointer, found["maxlength"].count) == ("#/maxlength", 2)
@@ -67,19 +67,24 @@ def test_a_misspelt_keyword_is_a_warning() -> None:
 
 def test_a_keyword_of_another_draft_is_a_warning() -> None:
     schema = {"$schema": "http://json-schema.org/draft-04/schema#", "const": 3, "$ref": "#/definitions/a"}
-    notes = gate({**schema, "definitions": {"a": {}}, "minimum": 3}).notes
+    notes = normalize_schema({**schema, "definitions": {"a": {}}, "minimum": 3}).notes
     assert [(note.keyword, note.warning) for note in notes] == [("const", True), ("$ref", True)]
     assert "draft-04" in notes[0].text and "minimum" in notes[1].text
 
 
 def test_unknown_keywords_are_refused_where_that_is_asked() -> None:
-    assert gate({"title": "t", "properties": {"version": {}}, "$id": "x"}, strict_keywords=True).notes == ()
+    assert (
+        normalize_schema(
+            {"title": "t", "properties": {"version": {}}, "$id": "x"}, strict_keywords=True
+        ).notes
+        == ()
+    )
     for schema, keyword, pointer in (
         ({"properties": {"a": {"maxlength": 3}}}, "maxlength", "#/properties/a/maxlength"),
         ({"$defs": {"a": {"x-b": 3}}}, "x-b", "#/$defs/a/x-b"),
     ):
         with pytest.raises(SchemaRefused) as caught:
-            gate(schema, strict_keywords=True)
+            normalize_schema(schema, strict_keywords=True)
         assert (caught.value.keyword, caught.value.pointer) == (keyword, pointer)
 
 
@@ -124,13 +129,15 @@ def test_numbers_beyond_floats(schema: dict, accepted: list, refused: list, narr
     grammar = Grammar(schema)
     assert [value for value in accepted if not grammar.accepts(json.dumps(value))] == [], grammar.text
     assert [value for value in refused if grammar.accepts(json.dumps(value))] == [], grammar.text
-    assert any("enforced as" in note.text for note in gate(schema, Bounds.off()).narrow) == narrower
+    assert (
+        any("enforced as" in note.text for note in normalize_schema(schema, Bounds.off()).narrow) == narrower
+    )
     assert Grammar(schema, Bounds())
 
 
 def test_a_bound_that_17_digits_do_not_reach_is_exact() -> None:
     schema = {"type": "integer", "minimum": -(2**63), "maximum": 2**64}
-    assert gate(schema, Bounds(digits=17)).narrow == () != gate(schema).narrow
+    assert normalize_schema(schema, Bounds(digits=17)).narrow == () != normalize_schema(schema).narrow
 
 
 CONTRADICTING = [

@@ -7,7 +7,7 @@ import jsonschema
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from mmengine.structured_output.json_schema.gate import Bounds
+from mmengine.structured_output.json_schema.normalization import Bounds
 from tests.structured.accepting import Grammar
 from tests.structured.strategies import Case, cases
 

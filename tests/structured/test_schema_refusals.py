@@ -5,7 +5,7 @@ import json
 import pytest
 
 from mmengine.errors import InvalidRequest
-from mmengine.structured_output.json_schema.gate import SchemaRefused, gate
+from mmengine.structured_output.json_schema.normalization import SchemaRefused, normalize_schema
 from tests.structured.accepting import Grammar
 
 ENDLESS = {"type": "object", "properties": {"n": {"$ref": "#"}}, "required": ["n"]}
@@ -128,7 +128,7 @@ CASES = [
 @pytest.mark.parametrize(("schema", "keyword", "pointer"), CASES)
 def test_refused(schema: object, keyword: str, pointer: str) -> None:
     with pytest.raises(SchemaRefused) as caught:
-        gate(schema)
+        normalize_schema(schema)
     assert (caught.value.keyword, caught.value.pointer) == (keyword, pointer)
     assert isinstance(caught.value, InvalidRequest)
     assert pointer in str(caught.value) and len(str(caught.value)) < 400
@@ -148,7 +148,7 @@ def test_refused(schema: object, keyword: str, pointer: str) -> None:
 )
 def test_text_that_is_no_schema(text: str | bytes) -> None:
     with pytest.raises(SchemaRefused):
-        gate(text)
+        normalize_schema(text)
 
 
 def test_a_dict_that_is_no_json() -> None:
@@ -156,23 +156,25 @@ def test_a_dict_that_is_no_json() -> None:
     endless["items"] = endless
     for schema in (endless, {"const": float("nan")}, {"const": object()}, {"const": "\ud800"}):
         with pytest.raises(SchemaRefused):
-            gate(schema)
+            normalize_schema(schema)
 
 
 def test_a_refused_keyword_that_cannot_matter_is_no_reason() -> None:
-    assert gate({"type": "object", "uniqueItems": True, "$defs": {"unused": {"not": {"const": 1}}}})
+    assert normalize_schema(
+        {"type": "object", "uniqueItems": True, "$defs": {"unused": {"not": {"const": 1}}}}
+    )
 
 
 @pytest.mark.timeout(30)
 def test_wide_and_deep_schemas_within_the_limits() -> None:
     wide = {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(2_000)}}
-    assert len(json.loads(gate(wide).text)["properties"]) == 2_000
+    assert len(json.loads(normalize_schema(wide).text)["properties"]) == 2_000
     needed = {"type": "object", "required": [f"r{at}" for at in range(50_000)]}
-    assert len(json.loads(gate(needed).text)["required"]) == 50_000
+    assert len(json.loads(normalize_schema(needed).text)["required"]) == 50_000
     deep: dict = {"type": "null"}
     for _ in range(60):
         deep = {"type": "array", "items": deep}
-    assert gate(deep)
+    assert normalize_schema(deep)
 
 
 def test_a_long_chain_of_references() -> None:

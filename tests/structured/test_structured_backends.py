@@ -9,7 +9,7 @@ import pytest
 from mmengine.errors import InvalidRequest
 from mmengine.request import GrammarRequest, Request, SamplingParams
 from mmengine.structured_output.engines.backends import GRAMMAR_BACKENDS
-from mmengine.structured_output.json_schema.refusal import SchemaRefused
+from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused
 from mmengine.structured_output.request.spec import grammar_of
 from mmengine.structured_output.rows.rows import RowMatchers
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from mmengine.errors import ConfigError, InvalidRequest
 from mmengine.request import GrammarRequest
 from mmengine.structured_output.engines.backends import GRAMMAR_BACKENDS
-from mmengine.structured_output.json_schema.gate import Bounds, gate
-from mmengine.structured_output.json_schema.refusal import SchemaRefused
+from mmengine.structured_output.json_schema.normalization import Bounds, normalize_schema
+from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused
 from mmengine.structured_output.report.report import check_schema
 from mmengine.structured_output.request.spec import draft_grammars_of, grammar_of
 from tests.structured import accepting
@@ -45,7 +45,9 @@ def backend():
 
 
 def start(backend, schema, bounds=None):
-    return backend.compile(GrammarRequest("json_schema", gate(schema, bounds or Bounds.off()).text)).matcher()
+    return backend.compile(
+        GrammarRequest("json_schema", normalize_schema(schema, bounds or Bounds.off()).text)
+    ).matcher()
 
 
 accepts = partial(accepting.accepts, end=END)
@@ -333,7 +335,7 @@ FREE = Bounds(whitespace=0, string=0, decimals=0, digits=0, key=0)  # but for th
 )
 def test_objects_in_one_order_are_said(backend, schema, pointer, count):
     """Those that take any order by the default engine, and no others."""
-    found = backend.notes(GrammarRequest("json_schema", gate(schema, FREE).text))
+    found = backend.notes(GrammarRequest("json_schema", normalize_schema(schema, FREE).text))
     assert sum(note.count for note in found) == count
     for note in found:
         assert note.keyword == "properties" and note.pointer.startswith(pointer)

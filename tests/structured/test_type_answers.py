@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
 from mmengine.errors import InvalidRequest
-from mmengine.structured_output.json_schema.gate import Bounds
+from mmengine.structured_output.json_schema.normalization import Bounds
 from mmengine.structured_output.types.types import decode, schema_of
 from tests.structured.accepting import Grammar
 

@@ -11,10 +11,10 @@ import numpy as np
 from mmengine.errors import InvalidMedia, InvalidRequest
 from mmengine.models.decoding import DecodedMedia, DecoderRecipe, EncodedMedia, MediaDecoder
 from mmengine.processing.workers.decoders import Decoders
-from mmengine.structured_output.json_schema.bounds import Bounds
-from mmengine.structured_output.json_schema.gate import gate
-from mmengine.structured_output.json_schema.notes import Gated
-from mmengine.structured_output.json_schema.refusal import SchemaRefused
+from mmengine.structured_output.json_schema.emission.bounds import Bounds
+from mmengine.structured_output.json_schema.normalization import normalize_schema
+from mmengine.structured_output.json_schema.vocabulary.notes import NormalizedSchema
+from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused
 
 WHERE = "the schema"
 _STRICT = "strict_keywords"
@@ -23,7 +23,7 @@ _STRICT = "strict_keywords"
 class _Answer(msgspec.Struct, frozen=True, array_like=True):
     """What the gate makes of a schema, or keyword, pointer and reason of its refusal."""
 
-    gated: Gated | None
+    gated: NormalizedSchema | None
     refused: tuple[str, str, str] = ("", "", "")
 
 
@@ -38,7 +38,7 @@ class SchemaProcesses:
         recipe = DecoderRecipe(__name__, b"", "worked out")
         self._processes = Decoders(recipe, num_processes, memory_bytes, limit_s)
 
-    def gated(self, schema: bytes, bounds: Bounds, schemas: bytes, strict_keywords: bool) -> Gated:
+    def gated(self, schema: bytes, bounds: Bounds, schemas: bytes, strict_keywords: bool) -> NormalizedSchema:
         """What `gate` gives for a schema and the documents of its references, both JSON text. Raises what it
         raises; InvalidRequest too where it costs its process, QueueFull where none can be started."""
         options = {**msgspec.structs.asdict(bounds), _STRICT: strict_keywords}
@@ -66,7 +66,9 @@ def _worked_out(given: EncodedMedia) -> DecodedMedia:
     options = dict(given.options)
     strict = bool(options.pop(_STRICT))
     try:
-        made = gate(schema, msgspec.convert(options, Bounds), msgspec.json.decode(schemas, type=dict), strict)
+        made = normalize_schema(
+            schema, msgspec.convert(options, Bounds), msgspec.json.decode(schemas, type=dict), strict
+        )
         answer = _Answer(made)
     except SchemaRefused as refused:
         answer = _Answer(None, (refused.keyword, refused.pointer, refused.why))

@@ -16,8 +16,8 @@ from mmengine.request import GrammarRequest
 from mmengine.structured_output.closing.call_places import CallPlaces
 from mmengine.structured_output.closing.json_place import Place
 from mmengine.structured_output.closing.shortest_words import Text
-from mmengine.structured_output.json_schema.keywords import is_number
-from mmengine.structured_output.json_schema.order import MARK
+from mmengine.structured_output.json_schema.rewriting.key_order import MARK
+from mmengine.structured_output.json_schema.vocabulary.keywords import is_number
 from mmengine.structured_output.request.tool_calls import calls_of
 
 MAX_TEXTS = 200  # of patterns, of one grammar

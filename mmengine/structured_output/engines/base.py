@@ -9,7 +9,7 @@ import numpy as np
 from mmengine.request import GrammarRequest
 from mmengine.structured_output.closing.closer import Closer
 from mmengine.structured_output.closing.closing_search import Vocabulary
-from mmengine.structured_output.json_schema.notes import Note
+from mmengine.structured_output.json_schema.vocabulary.notes import Note
 from mmengine.structured_output.matcher import Matcher
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from mmengine.structured_output.json_schema.bounds import MAX_PLACES, Bounds
-from mmengine.structured_output.json_schema.document import Document
-from mmengine.structured_output.json_schema.notes import MAX_NOTES, Note
-from mmengine.structured_output.json_schema.refusal import step
+from mmengine.structured_output.json_schema.emission.bounds import MAX_PLACES, Bounds
+from mmengine.structured_output.json_schema.reading.document import Document
+from mmengine.structured_output.json_schema.vocabulary.notes import MAX_NOTES, Note
+from mmengine.structured_output.json_schema.vocabulary.refusal import step
 
 _CLOCK = "no leap seconds, and at most six digits of a second"
 _ASCII = "no characters but those of ASCII, and "

@@ -11,11 +11,11 @@ import numpy as np
 
 from mmengine.errors import InvalidRequest
 from mmengine.request import GrammarRequest
-from mmengine.structured_output.json_schema.gate import Bounds, gate
-from mmengine.structured_output.json_schema.loading import parsed
-from mmengine.structured_output.json_schema.notes import Note
-from mmengine.structured_output.json_schema.reading import read
-from mmengine.structured_output.json_schema.refusal import SchemaRefused
+from mmengine.structured_output.json_schema.normalization import Bounds, normalize_schema
+from mmengine.structured_output.json_schema.reading.loading import parsed
+from mmengine.structured_output.json_schema.reading.reader import read
+from mmengine.structured_output.json_schema.vocabulary.notes import Note
+from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused
 from mmengine.structured_output.report.narrowing import bound_notes, format_notes
 from mmengine.structured_output.request.strict import strict_notes
 from mmengine.structured_output.types.types import schema_of
@@ -80,7 +80,7 @@ def check_schema(
     begun = time.perf_counter()
     try:
         given = schema if isinstance(schema, dict | bool | str | bytes) else schema_of(schema)
-        gated = gate(given, bounds, strict_keywords=strict_keywords)
+        gated = normalize_schema(given, bounds, strict_keywords=strict_keywords)
         gate_ms = (time.perf_counter() - begun) * 1e3
         document = read(given)
         used = _byte_backend(backend) if isinstance(backend, str) else backend

@@ -12,12 +12,12 @@ import msgspec
 
 from mmengine.errors import InvalidRequest, shown
 from mmengine.request import check_unicode
-from mmengine.structured_output.json_schema.gate import Bounds, Gated, gate
-from mmengine.structured_output.json_schema.loading import encode
+from mmengine.structured_output.json_schema.normalization import Bounds, NormalizedSchema, normalize_schema
+from mmengine.structured_output.json_schema.reading.loading import encode
 
 # JSON text of a schema, its bounds, JSON text of the documents of its references, whether unknown keywords
 # are refused.
-WorkOut = Callable[[bytes, Bounds, bytes, bool], Gated]
+WorkOut = Callable[[bytes, Bounds, bytes, bool], NormalizedSchema]
 _work_out: ContextVar[WorkOut | None] = ContextVar("work_out", default=None)
 LARGE = 32 * 2**10  # bytes of a schema and its documents; it takes tens of milliseconds from there on
 Truncation = Literal["length", "close"]
@@ -86,7 +86,7 @@ def flag(where: str, value: object) -> bool:
 @contextmanager
 def large_schemas_by(work_out: WorkOut | None) -> Iterator[None]:
     """In here, on this thread, schemas of more than LARGE bytes are worked out by `work_out`, which takes
-    what `_gated_before` takes; None: here, as others are."""
+    what `_normalize_text` takes; None: here, as others are."""
     token = _work_out.set(work_out)
     try:
         yield
@@ -94,21 +94,21 @@ def large_schemas_by(work_out: WorkOut | None) -> Iterator[None]:
         _work_out.reset(token)
 
 
-def gated(
+def normalize_cached(
     schema: Any, bounds: Bounds, schemas: Mapping[str, object] | None = None, strict_keywords: bool = False
-) -> Gated:
+) -> NormalizedSchema:
     """What the gate makes of a schema, once for the many lines of a batch that ask for the same."""
     try:
         text = schema if isinstance(schema, bytes) else encode(schema).encode()
         store = encode(schemas).encode() if schemas else b"{}"
     except (TypeError, ValueError, RecursionError):  # the gate says what it is that is no JSON
-        return gate(schema, bounds, schemas, strict_keywords)
-    return _gated_before(text, bounds, store, strict_keywords)
+        return normalize_schema(schema, bounds, schemas, strict_keywords)
+    return _normalize_text(text, bounds, store, strict_keywords)
 
 
 @lru_cache(maxsize=64)
-def _gated_before(text: bytes, bounds: Bounds, store: bytes, strict_keywords: bool) -> Gated:
+def _normalize_text(text: bytes, bounds: Bounds, store: bytes, strict_keywords: bool) -> NormalizedSchema:
     work_out = _work_out.get() if len(text) + len(store) > LARGE else None
     if work_out is not None:
         return work_out(text, bounds, store, strict_keywords)
-    return gate(text, bounds, json.loads(store), strict_keywords)
+    return normalize_schema(text, bounds, json.loads(store), strict_keywords)

@@ -20,14 +20,14 @@ import msgspec
 from mmengine.errors import InvalidRequest, shown
 from mmengine.request import GrammarRequest
 from mmengine.structured_output.gbnf.convert import convert
-from mmengine.structured_output.json_schema.loading import parsed
-from mmengine.structured_output.json_schema.notes import Gated, Note
+from mmengine.structured_output.json_schema.reading.loading import parsed
+from mmengine.structured_output.json_schema.vocabulary.notes import NormalizedSchema, Note
 from mmengine.structured_output.request.fields import (
     bounds_of,
     documents_of,
     flag,
-    gated,
     mapping,
+    normalize_cached,
     refuse_others,
     string,
     truncation_of,
@@ -160,11 +160,11 @@ def _format_of(response_format: Mapping[str, Any]) -> tuple[str, str] | None:
         raise InvalidRequest(f"response_format.type must be {', '.join(_FORMATS)}, not {shown(kind)}")
     if kind == "structural_tag":
         return kind, structural_tag("response_format", _without_reasoning(response_format))
-    made = _gated(kind, response_format)
+    made = _normalize(kind, response_format)
     return None if made is None else ("json_schema", made.text)
 
 
-def _gated(kind: str, response_format: Mapping[str, object]) -> Gated | None:
+def _normalize(kind: str, response_format: Mapping[str, object]) -> NormalizedSchema | None:
     """What the gate makes of the schema asked for; None for free text."""
     schema = _schema_of(kind, response_format)
     if schema is None:
@@ -172,7 +172,7 @@ def _gated(kind: str, response_format: Mapping[str, object]) -> Gated | None:
     bounds = bounds_of("response_format.bounds", response_format.get("bounds"))
     schemas = documents_of("response_format.schemas", response_format.get("schemas"))
     strict = flag("response_format.strict_keywords", response_format.get("strict_keywords"))
-    return gated(schema, bounds, schemas, strict)
+    return normalize_cached(schema, bounds, schemas, strict)
 
 
 def notes_of(response_format: Mapping[str, Any] | None) -> tuple[Note, ...]:
@@ -182,7 +182,7 @@ def notes_of(response_format: Mapping[str, Any] | None) -> tuple[Note, ...]:
         return ()
     asked, _ = truncation_of("response_format", response_format)
     kind = asked.get("type")
-    made = _gated(kind, asked) if kind in ("json_object", "json_schema") else None
+    made = _normalize(kind, asked) if kind in ("json_object", "json_schema") else None
     if made is None:
         return ()
     given = asked[kind] if kind == "json_schema" else {}

@@ -2,9 +2,9 @@
 
 from collections import deque
 
-from mmengine.structured_output.json_schema.drafts import subschemas
-from mmengine.structured_output.json_schema.notes import Note
-from mmengine.structured_output.json_schema.refusal import step
+from mmengine.structured_output.json_schema.reading.translation import subschemas
+from mmengine.structured_output.json_schema.vocabulary.notes import Note
+from mmengine.structured_output.json_schema.vocabulary.refusal import step
 
 MAX_PROPERTIES = 5_000  # of the whole schema, like the next three
 MAX_LEVELS = 10  # of objects and arrays within one another

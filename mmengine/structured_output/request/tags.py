@@ -14,9 +14,16 @@ from typing import Any
 import msgspec
 
 from mmengine.errors import InvalidRequest, shown
-from mmengine.structured_output.json_schema.gate import MAX_OUTPUT, Bounds
-from mmengine.structured_output.json_schema.refusal import SchemaRefused
-from mmengine.structured_output.request.fields import bounds_of, flag, gated, mapping, refuse_others, string
+from mmengine.structured_output.json_schema.normalization import MAX_OUTPUT, Bounds
+from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused
+from mmengine.structured_output.request.fields import (
+    bounds_of,
+    flag,
+    mapping,
+    normalize_cached,
+    refuse_others,
+    string,
+)
 
 MAX_STRUCTURES = 128
 MAX_TRIGGERS = 32
@@ -76,7 +83,7 @@ def _structure(where: str, begin: str, given: Mapping[str, Any], bounds: Bounds)
         raise InvalidRequest(f"{where} must hold a schema")
     end = string(f"{where}.end", given.get("end"), MAX_TAG_CHARS)
     try:
-        schema = gated(given["schema"], bounds).text
+        schema = normalize_cached(given["schema"], bounds).text
     except SchemaRefused as error:
         raise InvalidRequest(f"{where}: {error}") from None
     if (not end or end[0] in _IN_NUMBERS) and not _is_enclosed(msgspec.json.decode(schema)):

@@ -17,9 +17,9 @@ import msgspec
 
 from mmengine.errors import InvalidRequest, shown
 from mmengine.request import CallFormat, GrammarRequest
-from mmengine.structured_output.json_schema.gate import MAX_OUTPUT, Bounds
-from mmengine.structured_output.json_schema.refusal import SchemaRefused, refuse
-from mmengine.structured_output.request.fields import Truncation, gated
+from mmengine.structured_output.json_schema.normalization import MAX_OUTPUT, Bounds
+from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, refuse
+from mmengine.structured_output.request.fields import Truncation, normalize_cached
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 VALUE_END = "\n</parameter>"
@@ -118,7 +118,7 @@ def _tool(tool: AskedTool, form: CallFormat) -> CallableTool:
 
 
 def _gated(schema: Json, form: CallFormat) -> msgspec.Raw:
-    text = gated(schema, Bounds(whitespace=MAX_SPACES)).text
+    text = normalize_cached(schema, Bounds(whitespace=MAX_SPACES)).text
     if form == "xml":
         parameters_of(text)
     return msgspec.Raw(text.encode())

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from mmengine.errors import InvalidRequest
-from mmengine.structured_output.json_schema.formats import FORMATS
+from mmengine.structured_output.json_schema.vocabulary.formats import FORMATS
 from mmengine.structured_output.types import type_patterns as patterns
 from mmengine.structured_output.types.type_patterns import Schema
 

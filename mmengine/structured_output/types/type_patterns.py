@@ -7,7 +7,7 @@ import re
 from datetime import date
 from typing import Any
 
-from mmengine.structured_output.json_schema.formats import FORMATS
+from mmengine.structured_output.json_schema.vocabulary.formats import FORMATS
 
 Schema = dict[str, Any]  # a JSON Schema
 PLAIN_TYPES = ["string", "number", "boolean", "null"]  # of values that a set can hold

@@ -15,9 +15,13 @@ from typing import NamedTuple
 import msgspec
 
 from mmengine.errors import InvalidRequest, RequestFailed
-from mmengine.structured_output.json_schema.gate import gate
-from mmengine.structured_output.json_schema.keywords import SUBSCHEMA, SUBSCHEMA_LIST, SUBSCHEMA_MAP
-from mmengine.structured_output.json_schema.refusal import SchemaRefused
+from mmengine.structured_output.json_schema.normalization import normalize_schema
+from mmengine.structured_output.json_schema.vocabulary.keywords import (
+    SUBSCHEMA,
+    SUBSCHEMA_LIST,
+    SUBSCHEMA_MAP,
+)
+from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused
 from mmengine.structured_output.types import msgspec_schema
 from mmengine.structured_output.types.type_patterns import (
     ASCII_IN_BASE64,
@@ -180,7 +184,7 @@ def _without_idle_sets(schema: Schema, root: Schema) -> Schema:
     if out.get("uniqueItems") is not True or out.get("minItems", 0) > 1:
         return out
     try:
-        gate({**({"$defs": root["$defs"]} if "$defs" in root else {}), **schema})
+        normalize_schema({**({"$defs": root["$defs"]} if "$defs" in root else {}), **schema})
     except SchemaRefused:
         del out["uniqueItems"]
     return out

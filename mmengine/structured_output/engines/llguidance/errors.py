@@ -5,7 +5,7 @@ import numpy as np
 from llguidance import LLMatcher
 
 from mmengine.structured_output.engines.engine_words import in_our_words
-from mmengine.structured_output.json_schema.refusal import SchemaRefused
+from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused
 
 
 def refuse_overlap(grammar: str, error: str) -> None:

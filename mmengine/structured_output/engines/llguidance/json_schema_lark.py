@@ -12,12 +12,12 @@ import msgspec
 from llguidance import LLMatcher
 
 from mmengine.structured_output.engines.llguidance.lark_objects import object_rule
-from mmengine.structured_output.json_schema.drafts import subschemas
-from mmengine.structured_output.json_schema.gate import MAX_OUTPUT
-from mmengine.structured_output.json_schema.keys import Json, by_patterns
-from mmengine.structured_output.json_schema.matching import Budget
-from mmengine.structured_output.json_schema.order import MARK
-from mmengine.structured_output.json_schema.refusal import refuse
+from mmengine.structured_output.json_schema.normalization import MAX_OUTPUT
+from mmengine.structured_output.json_schema.patterns.matching import Budget
+from mmengine.structured_output.json_schema.patterns.other_keys import Json, by_patterns
+from mmengine.structured_output.json_schema.reading.translation import subschemas
+from mmengine.structured_output.json_schema.rewriting.key_order import MARK
+from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 
 WHITE_SPACE = r"[\x20\x0A\x0D\x09]+"  # what llguidance's JSON Schema skips
 MARKS = ("x-steps", "x-distinct", MARK)

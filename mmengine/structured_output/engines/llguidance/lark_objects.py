@@ -4,12 +4,12 @@ from typing import Protocol
 
 import msgspec
 
-from mmengine.structured_output.json_schema.characters import PatternError
-from mmengine.structured_output.json_schema.key_patterns import Unnamed, unnamed_keys
-from mmengine.structured_output.json_schema.keys import Json
-from mmengine.structured_output.json_schema.matching import Budget
-from mmengine.structured_output.json_schema.order import MARK
-from mmengine.structured_output.json_schema.refusal import refuse
+from mmengine.structured_output.json_schema.patterns.character_sets import PatternError
+from mmengine.structured_output.json_schema.patterns.matching import Budget
+from mmengine.structured_output.json_schema.patterns.other_keys import Json
+from mmengine.structured_output.json_schema.rewriting.key_order import MARK
+from mmengine.structured_output.json_schema.rewriting.key_patterns import Unnamed, unnamed_keys
+from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 
 # Characters of a key in one spelling each, as names are told from it by how they are spelled.
 _CHAR = r'(\\["\\bfnrt]|[^"\\\x00-\x1F])'

@@ -1,0 +1,1 @@
+"""The constraints on values of one JSON type, and what follows from them."""

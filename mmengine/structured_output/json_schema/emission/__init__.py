@@ -1,0 +1,1 @@
+"""Write shapes as the part of JSON Schema that grammar engines enforce exactly."""

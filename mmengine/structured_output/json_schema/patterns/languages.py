@@ -1,0 +1,219 @@
+"""Sets of keys as automata: what one pattern matches and another does not, written as a pattern again.
+
+A pattern of keys is made deterministic (every state leads, by every character, to one state), combined with
+others, made as small as it can be, and its states are taken out one by one until a pattern is left (J.
+Brzozowski, E. McCluskey, Signal Flow Graph Techniques for Sequential Circuit State Diagrams, 1963).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from mmengine.structured_output.json_schema.patterns.character_sets import (
+    PatternError,
+    char_class,
+    check_alternatives,
+    without_nul,
+)
+from mmengine.structured_output.json_schema.patterns.matching import Budget
+from mmengine.structured_output.regex.sets import LAST, Ranges
+from mmengine.structured_output.regex.states import States
+
+MAX_STATES = 256  # of an automaton
+MAX_CHARS = 20_000  # of a pattern that is written
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """`steps[state][cut]`: where a character of the cut leads, a range of points (surrogates are in none).
+    State 0 is the first."""
+
+    cuts: tuple[tuple[int, int], ...]
+    steps: tuple[tuple[int, ...], ...]
+    ends: frozenset[int]
+
+    def is_empty(self) -> bool:
+        return not self.ends
+
+
+def languages(regexes: list[str], budget: Budget) -> list[Language]:
+    """One for each pattern, all over the same cuts, so that they can be combined. PatternError where that
+    is too much or a pattern has \\p."""
+    machines = [budget.machine(regex) for regex in regexes]
+    cuts = _cuts(machines)
+    return [_determined(machine, cuts, budget) for machine in machines]
+
+
+def _cuts(machines: list[States]) -> tuple[tuple[int, int], ...]:
+    points = {0, 0xD800, 0xE000, LAST + 1}
+    for machine in machines:
+        points |= {point for one in machine.sets() for low, high in one for point in (low, high + 1)}
+    bounds = sorted(points)
+    return tuple((low, after - 1) for low, after in pairwise(bounds) if not 0xD800 <= low < 0xE000)
+
+
+def overlap(a: str, b: str, budget: Budget) -> bool:
+    """Whether a text matches both patterns. Their states are followed together, which ends soon where they
+    begin differently."""
+    machines = [budget.machine(a), budget.machine(b)]
+    cuts = _cuts(machines)
+    states = {tuple(machine.first() for machine in machines): 0}
+    for state in _growing(states):
+        if all(machine.ends(now) for machine, now in zip(machines, state)):
+            return True
+        budget.spend(len(cuts) * (len(state[0]) + len(state[1]) + 1))
+        for low, _ in cuts:
+            to = tuple(machine.behind(now, chr(low)) for machine, now in zip(machines, state))
+            if all(to):
+                states.setdefault(to, len(states))
+    return False
+
+
+def kinds(parts: list[Language]) -> list[tuple[bool, ...]]:
+    """Which of the parts have a text: all that is so for some text, but none of them."""
+    states = {tuple(0 for _ in parts): 0}
+    found: dict[tuple[bool, ...], None] = {}
+    for state in _growing(states):
+        found[tuple(place in part.ends for place, part in zip(state, parts))] = None
+        for cut in range(len(parts[0].cuts)):
+            states.setdefault(tuple(part.steps[place][cut] for place, part in zip(state, parts)), len(states))
+    return [kind for kind in found if any(kind)]
+
+
+def combined(parts: list[Language], holds: Callable[[list[bool]], bool]) -> Language:
+    """The texts for which `holds`, told for each part whether it has the text, is true."""
+    states = {tuple(0 for _ in parts): 0}
+    steps: list[tuple[int, ...]] = []
+    ends = set()
+    for state in _growing(states):
+        if holds([place in part.ends for place, part in zip(state, parts)]):
+            ends.add(states[state])
+        row = []
+        for cut in range(len(parts[0].cuts)):
+            to = tuple(part.steps[place][cut] for place, part in zip(state, parts))
+            row.append(states.setdefault(to, len(states)))
+        steps.append(tuple(row))
+    return _smallest(Language(parts[0].cuts, tuple(steps), frozenset(ends)))
+
+
+def _growing(states: dict) -> Iterator:
+    """The keys of a dict, also those that are added meanwhile."""
+    done = 0
+    while done < len(states):
+        if len(states) > MAX_STATES:
+            raise PatternError(f"together the patterns of its keys have more than {MAX_STATES} states")
+        for state in list(states)[done:]:
+            done += 1
+            yield state
+
+
+def _determined(machine: States, cuts: tuple[tuple[int, int], ...], budget: Budget) -> Language:
+    states = {machine.first(): 0}
+    steps, ends = [], set()
+    for state in _growing(states):
+        if machine.ends(state):
+            ends.add(states[state])
+        budget.spend(len(cuts) * (len(state) + 1))
+        row = []
+        for low, _ in cuts:
+            to = machine.behind(state, chr(low))
+            row.append(states.setdefault(to, len(states)))
+        steps.append(tuple(row))
+    return _smallest(Language(cuts, tuple(steps), frozenset(ends)))
+
+
+def _smallest(language: Language) -> Language:
+    """States from which the same texts are left become one (E. Moore, Gedanken-Experiments, 1956)."""
+    groups = [int(state in language.ends) for state in range(len(language.steps))]
+    while True:
+        found: dict[tuple[int, ...], int] = {}
+        after = [
+            found.setdefault((groups[state], *(groups[to] for to in row)), len(found))
+            for state, row in enumerate(language.steps)
+        ]
+        if len(found) == len(set(groups)):
+            break
+        groups = after
+    # State 0 is in the first group that `setdefault` numbers, so it stays state 0.
+    rows = {groups[state]: tuple(groups[to] for to in row) for state, row in enumerate(language.steps)}
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+    steps = tuple(tuple(numbers[to] for to in rows[group]) for group in numbers)
+    return Language(language.cuts, steps, frozenset(numbers[groups[state]] for state in language.ends))
+
+
+def written(language: Language) -> str:
+    """The language as a pattern for whole texts; it must not be empty."""
+    edges = _edges(language)
+    first, last = -1, -2
+    edges[first] = {0: ""}
+    for state in language.ends:
+        edges[state][last] = ""
+    inner = [state for state in edges if state >= 0]
+    while inner:
+        if sum(len(text) for row in edges.values() for text in row.values()) > 4 * MAX_CHARS:
+            raise PatternError(f"written as one it has more than {MAX_CHARS:,} characters")
+        costs = _costs(edges, inner)
+        state = min(reversed(inner), key=costs.__getitem__)
+        inner.remove(state)
+        row = edges.pop(state)
+        loop = row.pop(state, None)
+        again = f"(?:{loop})*" if loop else ""
+        for other in edges.values():
+            if state in other:
+                before = other.pop(state)
+                for to, behind in row.items():
+                    way = _in_group(before) + again + _in_group(behind)
+                    other[to] = f"{other[to]}|{way}" if to in other else way
+                    if len(other[to]) > MAX_CHARS:
+                        raise PatternError(f"written as one it has more than {MAX_CHARS:,} characters")
+    return edges[first][last]
+
+
+def _costs(edges: dict[int, dict[int, str]], inner: list[int]) -> dict[int, int]:
+    """Characters that are written once more when a state is taken out: each way in is joined to each way
+    out."""
+    ways, sizes = dict.fromkeys(inner, 0), dict.fromkeys(inner, 0)  # into a state
+    for state, row in edges.items():
+        for to, text in row.items():
+            if to in ways and to != state:
+                ways[to] += 1
+                sizes[to] += len(text)
+    out = {}
+    for state in inner:
+        outer = [len(text) for to, text in edges[state].items() if to != state]
+        loop = len(edges[state].get(state, ""))
+        out[state] = (
+            sizes[state] * max(len(outer) - 1, 0)
+            + sum(outer) * max(ways[state] - 1, 0)
+            + loop * max(ways[state] * len(outer) - 1, 0)
+        )
+    return out
+
+
+def _in_group(regex: str) -> str:
+    return f"(?:{regex})" if "|" in regex else regex
+
+
+def _edges(language: Language) -> dict[int, dict[int, str]]:
+    """The sets of characters between states from which a text can still end."""
+    useful = set(language.ends)
+    while more := {
+        state for state, row in enumerate(language.steps) if state not in useful and useful & set(row)
+    }:
+        useful |= more
+    out: dict[int, dict[int, str]] = {}
+    sets: list[Ranges] = []
+    for state in sorted(useful):
+        ranges: dict[int, Ranges] = {}
+        for (low, high), to in zip(language.cuts, language.steps[state]):
+            if to not in useful:
+                continue
+            found = ranges.setdefault(to, [])
+            if found and found[-1][1] == low - 1:
+                found[-1] = (found[-1][0], high)
+            else:
+                found.append((low, high))
+        sets += map(without_nul, ranges.values())
+        out[state] = {to: char_class(found) for to, found in ranges.items()}
+    check_alternatives(sets)
+    return out

@@ -1,0 +1,281 @@
+"""The pieces of an ECMA-262 pattern, each written again with nothing in it that means two things: sets of
+characters as explicit ranges, groups without names. What is no regular language is refused.
+"""
+
+import re
+from typing import NamedTuple, NoReturn
+
+from mmengine.structured_output.json_schema.patterns.character_sets import (
+    ANY,
+    CATEGORIES,
+    CONTROL,
+    NEWLINES,
+    PatternError,
+    char_class,
+    escaped,
+    single,
+    without_nul,
+)
+from mmengine.structured_output.regex.sets import DIGIT, LAST, SPACE, WORD, Ranges, complement
+
+MAX_NESTING = 32
+MAX_COUNT = 10_000  # of one counted repetition, and of nested ones together
+CATEGORY_COST = 50  # of the count, what a \\p is: hundreds of ranges, each of some bytes
+
+
+class Part(NamedTuple):
+    """A parsed piece. `fewest`, `most`: characters that it matches (None: any number); `copies`: how many its
+    counted repetitions make of what they hold; `times`: what it repeats, and how often."""
+
+    text: str
+    fewest: int = 1
+    most: int | None = 1
+    copies: int = 1
+    literal: str | None = None
+    anchor: str = ""
+    branches: "list[list[Part]] | None" = None
+    times: "tuple[Part, int, int | None] | None" = None
+
+
+class Parser:
+    def __init__(self, text: str):
+        self.text = text
+        self.at = 0
+        self.depth = 0
+        self.sets: list[Ranges] = []  # of characters; what \p adds holds no control character
+        self.crowded = False  # counted repetitions stand in one another
+
+    def fail(self, why: str) -> NoReturn:
+        raise PatternError(f"{why} (character {self.at + 1} of the pattern)")
+
+    def peek(self, ahead: int = 0) -> str:
+        return self.text[self.at + ahead : self.at + ahead + 1]
+
+    def take(self, what: str) -> bool:
+        if self.text.startswith(what, self.at):
+            self.at += len(what)
+            return True
+        return False
+
+    def branches(self) -> list[list[Part]]:
+        self.depth += 1
+        if self.depth > MAX_NESTING:
+            self.fail(f"groups are nested more than {MAX_NESTING} deep")
+        out = [self.sequence()]
+        while self.take("|"):
+            out.append(self.sequence())
+        self.depth -= 1
+        return out
+
+    def sequence(self) -> list[Part]:
+        out = []
+        while self.peek() not in ("", "|", ")"):
+            out.append(self.quantified(self.atom()))
+        return out
+
+    def atom(self) -> Part:
+        char = self.peek()
+        if char in ("*", "+", "?"):
+            self.fail(f"{char} has nothing to repeat")
+        self.at += 1
+        match char:
+            case "^" | "$":
+                return Part("", 0, 0, anchor=char)
+            case ".":
+                return self.class_of(NEWLINES, negated=True)
+            case "[":
+                return self.bracket()
+            case "(":
+                return self.group()
+            case "\\":
+                return self.escape()
+        self.sets.append(self.one(char))
+        return Part(escaped(ord(char)), literal=char)
+
+    def class_of(self, ranges: Ranges, extras: str = "", negated: bool = False) -> Part:
+        if "\\P" in extras:  # not of punctuation: it holds the controls, the quote and the backslash
+            self.sets.append([] if negated else [(0, LAST)])
+        else:
+            self.sets.append(without_nul(complement(ranges) if negated else ranges))
+        return Part(char_class(ranges, extras, negated), copies=CATEGORY_COST if extras else 1)
+
+    def group(self) -> Part:
+        if self.take("?"):
+            if self.peek() in ("=", "!") or self.peek() == "<" and self.peek(1) in ("=", "!"):
+                self.fail("lookahead and lookbehind cannot be enforced")
+            name = re.compile(r"<[A-Za-z_$][\w$]*>").match(self.text, self.at)
+            if name:
+                self.at = name.end()
+            elif not self.take(":"):
+                self.fail("only (…), (?:…) and (?<name>…) groups are known")
+        branches = self.branches()
+        if not self.take(")"):
+            self.fail("a group is not closed")
+        inner = joined(branches) if not has_anchor(branches) else Part("", 0, None)
+        return inner._replace(text=f"(?:{inner.text})", literal=None, branches=branches)
+
+    def escape(self) -> Part:
+        ranges, extras = self.escaped_set()
+        if extras:
+            return self.class_of([], extras)
+        if single(ranges):
+            self.sets.append(ranges)
+            return Part(escaped(ranges[0][0]), literal=chr(ranges[0][0]))
+        return self.class_of(ranges)
+
+    def escaped_set(self, in_class: bool = False) -> tuple[Ranges, str]:
+        """What follows a backslash: ranges of code points, or a \\p that stays as it is."""
+        char = self.peek()
+        self.at += 1
+        sets = {"d": DIGIT, "w": WORD, "s": SPACE}
+        if char and char in "dws":
+            return sets[char], ""
+        if char and char in "DWS":
+            return complement(sets[char.lower()]), ""
+        if char in ("p", "P"):
+            found = re.compile(r"\{(?:General_Category=|gc=)?(\w+)\}").match(self.text, self.at)
+            if not found or found[1] not in CATEGORIES:
+                self.fail("of \\p only the general categories are known, as in \\p{L}")
+            self.at = found.end()
+            return [], f"\\{char}{{{found[1]}}}"
+        if char == "b" and in_class:
+            return [(8, 8)], ""
+        if char in ("b", "B"):
+            self.fail("\\b and \\B cannot be enforced")
+        point = self.escaped_char(char)
+        return [(point, point)], ""
+
+    def escaped_char(self, char: str) -> int:
+        if char in CONTROL and char and not (char == "0" and self.peek().isdigit()):
+            return CONTROL[char]
+        if char and char.isdigit() or char == "k":
+            self.fail("back references cannot be enforced")
+        forms = {
+            "x": r"([0-9a-fA-F]{2})",
+            "u": r"([0-9a-fA-F]{4})|\{([0-9a-fA-F]{1,6})\}",
+            "c": r"([A-Za-z])",
+        }
+        if char and char in forms:
+            found = re.compile(forms[char]).match(self.text, self.at)
+            if not found:
+                self.fail(f"\\{char} is not complete")
+            self.at = found.end()
+            if char == "c":
+                return ord(found[1]) % 32
+            return self.checked_point(int(found[found.lastindex or 1], 16))
+        if not char or char.isalnum():
+            self.fail(f"\\{char} is no escape")
+        return ord(char)
+
+    def checked_point(self, point: int) -> int:
+        if 0xD800 <= point < 0xDC00:
+            low = re.compile(r"\\u([dD][c-fC-F][0-9a-fA-F]{2})").match(self.text, self.at)
+            if low:
+                self.at = low.end()
+                return 0x10000 + ((point - 0xD800) << 10) + int(low[1], 16) - 0xDC00
+        if 0xD800 <= point <= 0xDFFF or point > LAST:
+            self.fail("it names half a surrogate pair, or no character at all")
+        return point
+
+    def bracket(self) -> Part:
+        negated = self.take("^")
+        ranges: Ranges = []
+        extras = ""
+        while not self.take("]"):
+            low, extra = self.bracket_item()
+            extras += extra
+            if self.peek() == "-" and self.peek(1) not in ("]", ""):
+                self.at += 1
+                high, extra = self.bracket_item()
+                if extra or not (single(low) and single(high)) or high[0][0] < low[0][0]:
+                    self.fail("a range of characters has no order")
+                low = [(low[0][0], high[0][0])]
+            ranges += low
+        if not ranges and not extras:
+            if not negated:
+                self.fail("[] matches nothing")
+            return Part(ANY)
+        return self.class_of(ranges, extras, negated)
+
+    def bracket_item(self) -> tuple[Ranges, str]:
+        char = self.peek()
+        if not char:
+            self.fail("a [ is not closed")
+        self.at += 1
+        if char == "\\":
+            return self.escaped_set(in_class=True)
+        return self.one(char), ""
+
+    def one(self, char: str) -> Ranges:
+        if 0xD800 <= ord(char) <= 0xDFFF:
+            self.fail("it holds half a surrogate pair")
+        return [(ord(char), ord(char))]
+
+    def quantified(self, part: Part) -> Part:
+        bounds = self.quantifier()
+        if bounds is None:
+            return part
+        if part.anchor or part.branches and has_anchor(part.branches):
+            self.fail("an anchor cannot be repeated")
+        low, high = bounds
+        self.take("?")  # lazy: the same language
+        if self.peek() and self.peek() in "*+?":
+            self.fail(f"{self.peek()} has nothing to repeat")
+        if part.fewest == 0:
+            low = 0  # the same language, and as often as it likes it is nothing already
+        if part.copies * max(low, high or 1) > MAX_COUNT:
+            counts = f"counted repetitions copy more than {MAX_COUNT:,} times"
+            self.fail(
+                f"{counts} (a \\p counts as {CATEGORY_COST}); lower them, or name narrower classes as [a-z]"
+            )
+        self.crowded |= part.copies > 1 and max(low, high or 1) > 1
+        return repeated(part, low, high)
+
+    def quantifier(self) -> tuple[int, int | None] | None:
+        for char, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
+            if self.take(char):
+                return bounds
+        found = re.compile(r"\{(\d{1,6})(?:(,)(\d{0,6}))?\}").match(self.text, self.at)
+        if not found:
+            if re.compile(r"\{\d+(,\d*)?\}").match(self.text, self.at):
+                self.fail(f"it repeats more than {MAX_COUNT:,} times")
+            return None
+        self.at = found.end()
+        low = int(found[1])
+        high = low if not found[2] else int(found[3]) if found[3] else None
+        if high is not None and high < low:
+            self.fail("a repetition's least is more than its most")
+        return low, high
+
+
+def has_anchor(branches: list[list[Part]]) -> bool:
+    return any(
+        part.anchor or part.branches and has_anchor(part.branches) for parts in branches for part in parts
+    )
+
+
+def repeated(part: Part, low: int, high: int | None) -> Part:
+    text = part.text
+    if not (part.literal and len(part.literal) == 1 or text.startswith(("(", "[", "\\p", "\\P"))):
+        text = f"(?:{text})"
+    counts = f"{{{low}}}" if low == high else f"{{{low},{'' if high is None else high}}}"
+    suffix = {(0, None): "*", (1, None): "+", (0, 1): "?", (1, 1): ""}.get((low, high), counts)
+    most = 0 if part.most == 0 else None if part.most is None or high is None else part.most * high
+    copies = part.copies * max(low, high or 1)
+    return Part(text + suffix, part.fewest * low, most, copies, times=(part, low, high))
+
+
+def joined(branches: list[list[Part]]) -> Part:
+    """Alternatives as one part."""
+    text = "|".join("".join(part.text for part in parts) for parts in branches)
+    most: int | None = 0
+    for parts in branches:
+        widths = [part.most for part in parts]
+        known = [width for width in widths if width is not None]
+        most = None if most is None or len(known) < len(widths) else max(most, sum(known))
+    fewest = min(sum(part.fewest for part in parts) for parts in branches)
+    copies = max([1, *(part.copies for parts in branches for part in parts)])
+    literal = None
+    if len(branches) == 1 and all(part.literal is not None for part in branches[0]):
+        literal = "".join(part.literal or "" for part in branches[0])
+    return Part(text, fewest, most, copies, literal)

@@ -1,0 +1,107 @@
+"""JSON text as Python values, refused where it is none, or too large or too deep."""
+
+import json
+from collections.abc import Callable
+
+from mmengine.structured_output.json_schema.vocabulary.keywords import shown
+from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, refuse
+
+MAX_BYTES = 2 * 2**20  # of the schema as JSON text
+MAX_NESTING = 200  # of JSON arrays and objects inside one another, values of enum and const included
+MANY = 2_000  # values in an array or object that is written member by member
+_HOLDING = frozenset((dict, list))
+# What json.dumps would make anew each time.
+_write: Callable[[object], str] = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
+
+def encode(value: object) -> str:
+    """JSON text. Raises TypeError, ValueError and RecursionError.
+
+    The encoder lets no other thread run before it is done, ten milliseconds for a megabyte of small objects:
+    so what is large is given to it in pieces.
+    """
+    if _has_many(value):
+        if isinstance(value, list):
+            return f"[{', '.join([encode(each) for each in value])}]"
+        if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+            return f"{{{', '.join([f'{_write(name)}: {encode(each)}' for name, each in value.items()])}}}"
+    return _write(value)
+
+
+def _has_many(value: object) -> bool:
+    level = [value] if isinstance(value, dict | list) else []
+    count = 0
+    while level and count < MANY:
+        count += sum(map(len, level))
+        members = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [each for some in members for each in some if each.__class__ in _HOLDING]
+    return count >= MANY
+
+
+def dumps(schema: object) -> str:
+    try:
+        return encode(schema)
+    except RecursionError:
+        refuse("", "", "it is nested too deep")
+    except (TypeError, ValueError) as error:
+        refuse("", "", f"it is not JSON ({error})")
+
+
+def parsed(schema: object) -> object:
+    """A schema as Python values of its own; it is given as JSON text, or as what JSON text decodes to."""
+    return loads(schema if isinstance(schema, str | bytes) else dumps(schema))
+
+
+def loads(text: str | bytes) -> object:
+    if len(text) > MAX_BYTES:
+        refuse("", "", f"it has more than {MAX_BYTES:,} bytes")
+    try:
+        if isinstance(text, bytes):
+            text = text.decode()
+        text.encode()
+        value = _decode(text)
+        _check_nesting(value)
+    except UnicodeEncodeError:
+        refuse("", "", "it holds an unpaired surrogate, which is no text")
+    except UnicodeDecodeError:
+        refuse("", "", "it is not UTF-8")
+    except RecursionError:
+        refuse("", "", f"it is nested more than {MAX_NESTING} deep")
+    except SchemaRefused:
+        raise
+    except ValueError as error:
+        refuse("", "", f"it is not JSON ({error})")
+    return value
+
+
+def _check_nesting(value: object) -> None:
+    level, depth = [value] if isinstance(value, dict | list) else [], 0
+    while level:
+        depth += 1
+        if depth > MAX_NESTING:
+            refuse("", "", f"it is nested more than {MAX_NESTING} deep")
+        members = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [each for some in members for each in some if each.__class__ in _HOLDING]
+
+
+def _pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        refuse("", "", f"the key {shown(twice)} is in one object twice")
+    return out
+
+
+def _constant(name: str) -> object:
+    refuse("", "", f"{name} is no JSON")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        refuse("", "", f"the number {text[:40]} is too large")
+    return value
+
+
+_decode = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_float).decode

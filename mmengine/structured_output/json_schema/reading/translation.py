@@ -1,0 +1,290 @@
+"""One schema object of any draft in the words of draft 2020-12, without what only annotates.
+
+What an older draft says otherwise is said so that it means the same: arrays of `items`, `dependencies`, a
+boolean `exclusiveMinimum`, `$ref` whose siblings do not count. Without a $schema it is draft 2020-12, but
+what is invalid or unknown there and had one meaning before is taken so. Subschemas are left as they stand.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from mmengine.structured_output.json_schema.vocabulary.dialects import (
+    ANNOTATING,
+    KNOWN_IN,
+    NAMES,
+    SIBLINGS_IGNORED,
+    UNSAID,
+    words,
+)
+from mmengine.structured_output.json_schema.vocabulary.formats import FORMATS
+from mmengine.structured_output.json_schema.vocabulary.keywords import (
+    STANDARD_FORMATS,
+    SUBSCHEMA,
+    SUBSCHEMA_LIST,
+    SUBSCHEMA_MAP,
+    TYPE_NAMES,
+    shown,
+)
+from mmengine.structured_output.json_schema.vocabulary.refusal import refuse, step
+
+_HOLDING = ("$defs", "definitions")  # schemas that only references lead to
+_NAMING = words("$schema $id id $anchor $dynamicAnchor $recursiveAnchor")
+_BESIDE_TYPE = {
+    draft: {"type", *(known & ANNOTATING - _NAMING - {*_HOLDING, "contentSchema"})}
+    for draft, known in KNOWN_IN.items()
+}
+_OLD_FORMATS = {"ip-address": "ipv4", "host-name": "hostname"}  # of draft-03
+ENDLESS = 2**31  # a count that no answer reaches
+
+Names = tuple[str | int, ...]
+
+
+class Translated(msgspec.Struct):
+    """`schema`: what restricts, in the words of 2020-12. `origins`: where a subschema stands, by where it
+    stands in `schema`, if these differ. `aside`: subschemas that restrict nothing where they stand.
+    `unknown`: keywords of no meaning in this draft. `remarks`: keywords, and what else is to say of them."""
+
+    schema: dict[str, object] = {}
+    origins: dict[Names, Names] = {}
+    aside: list[tuple[Names, object]] = []
+    unknown: list[str] = []
+    remarks: list[tuple[str, str]] = []
+
+
+def says_a_type_alone(schema: dict, draft: int) -> bool:
+    """Whether all of it but one of the types annotates, and nothing in it is a schema or a name of it."""
+    kind = schema.get("type")
+    return isinstance(kind, str) and kind in TYPE_NAMES and _BESIDE_TYPE[draft].issuperset(schema)
+
+
+def translate(schema: dict, draft: int, pointer: str) -> Translated:
+    """`pointer` is where `schema` stands, for refusals of what cannot be understood."""
+    out = Translated()
+    for keyword, value in schema.items():
+        if keyword not in KNOWN_IN[draft]:
+            out.unknown.append(keyword)
+        elif keyword in _RULES:
+            _RULES[keyword](out, schema, draft, pointer)
+        elif keyword not in ANNOTATING:
+            out.schema[keyword] = value
+        else:
+            _set_aside(out, keyword, value)
+    if draft in SIBLINGS_IGNORED and "$ref" in schema:
+        _alone(out)
+    return out
+
+
+def _set_aside(out: Translated, keyword: str, value: object) -> None:
+    if keyword in _HOLDING and isinstance(value, dict):
+        out.aside += [((keyword, name), child) for name, child in value.items()]
+    elif keyword == "contentSchema":
+        out.aside.append(((keyword,), value))
+
+
+def _alone(out: Translated) -> None:
+    """Leaves nothing beside a $ref; what stands there may still be referred to."""
+    for names, child in subschemas(out.schema):
+        out.aside.append((out.origins.get(names, names), child))
+    others = ", ".join(keyword for keyword in out.schema if keyword != "$ref")
+    if others:
+        out.remarks.append(("$ref", f"what stands beside it does not count in this draft ({others})"))
+    out.schema = {"$ref": out.schema["$ref"]}
+    out.origins = {}
+
+
+def subschemas(schema: dict[str, object]) -> list[tuple[Names, object]]:
+    """The subschemas of a translated schema object, by the names that lead to them."""
+    out: list[tuple[Names, object]] = []
+    for keyword, value in schema.items():
+        if keyword in SUBSCHEMA:
+            out.append(((keyword,), value))
+        elif keyword in SUBSCHEMA_LIST and isinstance(value, list):
+            out += [((keyword, at), child) for at, child in enumerate(value)]
+        elif keyword in SUBSCHEMA_MAP and isinstance(value, dict):
+            out += [((keyword, name), child) for name, child in value.items()]
+    return out
+
+
+def _items(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+    items = schema["items"]
+    if not isinstance(items, list) or draft == 2020:
+        out.schema["items"] = items
+        return
+    if "prefixItems" in schema:
+        refuse("items", step(pointer, "items"), "beside prefixItems it must be one schema, not a list")
+    if items:
+        out.schema["prefixItems"] = items
+        out.origins |= {("prefixItems", at): ("items", at) for at in range(len(items))}
+    if "additionalItems" in schema:
+        out.schema["items"] = schema["additionalItems"]
+        out.origins["items",] = ("additionalItems",)
+
+
+def _additional_items(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+    if not isinstance(schema.get("items"), list):  # or else it was said with the items
+        out.aside.append((("additionalItems",), schema["additionalItems"]))
+
+
+def _dependencies(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+    pointer = step(pointer, "dependencies")
+    if not isinstance(schema["dependencies"], dict):
+        refuse("dependencies", pointer, "it must be an object of schemas and of lists of names")
+    beside = (schema.get("dependentRequired"), schema.get("dependentSchemas"))
+    names: dict[str, object] = {}
+    schemas: dict[str, object] = {}
+    for name, value in schema["dependencies"].items():
+        if any(name in others for others in beside if isinstance(others, dict)):
+            refuse("dependencies", step(pointer, name), "dependentRequired or dependentSchemas has it too")
+        if isinstance(value, list) or draft == 3 and isinstance(value, str):
+            names[name] = _unique(value) if isinstance(value, list) else [value]
+        else:
+            schemas[name] = value
+            out.origins["dependentSchemas", name] = ("dependencies", name)
+    for keyword, found in (("dependentRequired", names), ("dependentSchemas", schemas)):
+        if found:
+            _add_dependent(out, keyword, found)
+
+
+def _dependent(keyword: str) -> Callable[[Translated, dict, int, str], None]:
+    def rule(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+        _add_dependent(out, keyword, schema[keyword])
+
+    return rule
+
+
+def _add_dependent(out: Translated, keyword: str, value: object) -> None:
+    before = out.schema.get(keyword)
+    if isinstance(before, dict) and isinstance(value, dict):
+        value = {**before, **value}
+    out.schema[keyword] = value
+
+
+def _limit(inclusive: str, exclusive: str) -> Callable[[Translated, dict, int, str], None]:
+    """A boolean `exclusive` says how `inclusive` is meant."""
+
+    def rule(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+        flag = schema.get(exclusive)
+        older = draft in (UNSAID, 3, 4)
+        if draft in (3, 4) and inclusive in schema and flag is not None and not isinstance(flag, bool):
+            refuse(exclusive, step(pointer, exclusive), f"in {NAMES[draft]} it must be true or false")
+        if inclusive in schema:
+            out.schema[exclusive if older and flag is True else inclusive] = schema[inclusive]
+        if flag is not None and not (older and isinstance(flag, bool)):
+            out.schema[exclusive] = flag
+
+    return rule
+
+
+def _required(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+    names = schema["required"]
+    if draft == 3 and isinstance(names, bool):
+        return  # it speaks of the object that has the property
+    unique = _unique(names)
+    if unique != names:
+        out.remarks.append(("required", "it names a property twice"))
+    out.schema["required"] = unique
+
+
+def _unique(names: object) -> object:
+    """Each name once; what is no list of names as it is."""
+    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+        return list(dict.fromkeys(names))
+    return names
+
+
+def _type(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+    types = schema["type"]
+    names = types if isinstance(types, list) else [types]
+    if draft == 3 and "any" in names:
+        return
+    if schema.get("nullable") is True and draft == UNSAID and "null" not in names:
+        types = [*names, "null"]
+        out.remarks.append(("nullable", "taken as in OpenAPI 3.0: null is allowed too"))
+    out.schema["type"] = types
+
+
+def _nullable(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+    if schema["nullable"] is True and "type" not in schema:
+        out.remarks.append(("nullable", "without a type beside it, it changes nothing, as in OpenAPI 3.0"))
+
+
+def _properties(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+    out.schema["properties"] = properties = schema["properties"]
+    if draft == 3 and isinstance(properties, dict):
+        needed = [name for name, one in properties.items() if isinstance(one, dict) and one.get("required")]
+        if needed:
+            out.schema["required"] = needed
+
+
+def _extends(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+    value = schema["extends"]
+    out.schema["allOf"] = value if isinstance(value, list) else [value]
+    if not isinstance(value, list):
+        out.origins["allOf", 0] = ("extends",)
+    else:
+        out.origins |= {("allOf", at): ("extends", at) for at in range(len(value))}
+
+
+def _disallow(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+    out.schema["not"] = {"type": schema["disallow"]}
+    out.origins["not",] = ("disallow",)
+
+
+def _recursive(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+    if schema["$recursiveRef"] != "#":
+        refuse("$recursiveRef", step(pointer, "$recursiveRef"), 'it must be "#"')
+    out.schema["$dynamicRef"] = "#"
+
+
+def _count(keyword: str) -> Callable[[Translated, dict, int, str], None]:
+    def rule(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+        value = schema[keyword]
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < ENDLESS:
+            out.schema[keyword] = value
+
+    return rule
+
+
+def _format(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+    name = schema["format"]
+    if draft == 3 and isinstance(name, str):
+        name = _OLD_FORMATS.get(name, name)
+    known = (
+        not isinstance(name, str)
+        or name in FORMATS
+        or name in STANDARD_FORMATS
+        or draft == 3
+        and name == "color"
+    )
+    if not known:
+        out.remarks.append(("format", f"the format {shown(name)} is unknown and restricts nothing"))
+    else:
+        out.schema["format"] = name
+
+
+def _divisible(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+    out.schema["multipleOf"] = schema["divisibleBy"]
+
+
+_RULES: dict[str, Callable[[Translated, dict, int, str], None]] = {
+    "items": _items,
+    "additionalItems": _additional_items,
+    "dependencies": _dependencies,
+    "dependentRequired": _dependent("dependentRequired"),
+    "dependentSchemas": _dependent("dependentSchemas"),
+    "minimum": _limit("minimum", "exclusiveMinimum"),
+    "exclusiveMinimum": _limit("minimum", "exclusiveMinimum"),
+    "maximum": _limit("maximum", "exclusiveMaximum"),
+    "exclusiveMaximum": _limit("maximum", "exclusiveMaximum"),
+    "required": _required,
+    "type": _type,
+    "nullable": _nullable,
+    "properties": _properties,
+    "extends": _extends,
+    "disallow": _disallow,
+    "divisibleBy": _divisible,
+    "$recursiveRef": _recursive,
+    "format": _format,
+    **{keyword: _count(keyword) for keyword in ("maxLength", "maxItems", "maxProperties")},
+}

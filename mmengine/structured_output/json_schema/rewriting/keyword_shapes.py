@@ -1,0 +1,264 @@
+"""What the keywords of one schema object say themselves, without those that point to other schemas."""
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from mmengine.structured_output.json_schema.constraints.json_types import (
+    KINDS,
+    Array,
+    Blocked,
+    Boolean,
+    Conj,
+    Contains,
+    Limit,
+    Null,
+    Number,
+    Object,
+    Piece,
+    Shape,
+    String,
+    both,
+    intersect_shapes,
+    least,
+    settled_number,
+)
+from mmengine.structured_output.json_schema.patterns.character_sets import PatternError
+from mmengine.structured_output.json_schema.patterns.pattern import Pattern, parse_pattern
+from mmengine.structured_output.json_schema.reading.document import Document
+from mmengine.structured_output.json_schema.vocabulary.formats import EXACT, FORMATS
+from mmengine.structured_output.json_schema.vocabulary.keywords import (
+    NUMBERS,
+    check_multiple,
+    check_value,
+    fraction,
+    is_number,
+    same,
+    shown,
+)
+from mmengine.structured_output.json_schema.vocabulary.refusal import refuse, step
+
+Own = tuple[Shape, list[Conj] | None]
+_ANY_NUMBER, _ANY_INTEGER = Number(), Number(integer=True)
+SCALARS: dict[str, Shape] = {  # of schemas that say nothing but a type
+    **{kind: {kind: KINDS[kind]} for kind in ("null", "boolean", "string")},
+    "number": {"number": _ANY_NUMBER},
+    "integer": {"number": _ANY_INTEGER},
+}
+
+
+def own_shape(document: Document, place: int) -> Own:
+    """The shape, and the alternatives of an enum (or const) that holds arrays or objects."""
+    schema = document.nodes[place].schema
+    assert isinstance(schema, dict)
+    kinds = _kinds(schema)
+    shape: Shape = {}
+    for kind in KINDS:
+        if kind in kinds:
+            piece = _PIECES[kind](document, place, schema)
+            if piece is not None:
+                shape[kind] = piece
+    number = shape.get("number")
+    if kinds.get("number") and isinstance(number, Number):
+        whole = _ANY_INTEGER if number is _ANY_NUMBER else settled_number(_integer(number))
+        if whole is None:
+            del shape["number"]
+        else:
+            shape["number"] = whole
+    choice = None
+    for keyword in ("const", "enum"):
+        if keyword in schema:
+            values = [schema[keyword]] if keyword == "const" else schema[keyword]
+            allowed, choice = _values(document, place, keyword, values)
+            if choice is None:
+                shape = intersect_shapes(shape, allowed)
+    return shape, choice
+
+
+def _kinds(schema: dict) -> dict[str, bool]:
+    """The types that are allowed; of "number", whether only integers are."""
+    types = schema.get("type", list(KINDS))
+    names = [types] if isinstance(types, str) else types
+    kinds = {name: False for name in names if name != "integer"}
+    if "integer" in names and "number" not in names:
+        kinds["number"] = True
+    return kinds
+
+
+def _integer(piece: Number) -> Number:
+    return replace(piece, integer=True)
+
+
+def _values(document: Document, place: int, keyword: str, values: list) -> tuple[Shape, list[Conj] | None]:
+    """The shape of an enum's scalars; with arrays or objects among them, alternatives instead."""
+    pointer = step(document.nodes[place].pointer, keyword)
+    unique = list({same(value): value for value in values}.values())
+    if not unique:
+        return {}, None
+    scalars = [value for value in unique if not isinstance(value, list | dict)]
+    nested = [value for value in unique if isinstance(value, list | dict)]
+    for value in scalars:
+        if is_number(value):
+            check_value(value, keyword, pointer)
+    shape: Shape = {}
+    if None in scalars:
+        shape["null"] = Null()
+    booleans = frozenset(value for value in scalars if isinstance(value, bool))
+    if booleans:
+        shape["boolean"] = Boolean(booleans)
+    numbers = tuple(fraction(value) for value in scalars if is_number(value))
+    if numbers:
+        shape["number"] = Number(values=numbers)
+    strings = tuple(value for value in scalars if isinstance(value, str))
+    if strings:
+        shape["string"] = String(values=strings)
+    if isinstance(unique[0], list) and len(unique) == 1:
+        return {"array": _constant_array(document, place, keyword, unique[0])}, None
+    if isinstance(unique[0], dict) and len(unique) == 1:
+        return {"object": _constant_object(document, place, keyword, unique[0])}, None
+    if not nested:
+        return shape, None
+    base = document.nodes[place].pointer
+    made = [document.make({"const": v}, base, (place, keyword, same(v))) for v in nested]
+    if scalars:
+        made.insert(0, document.make({"enum": scalars}, base, (place, keyword, "scalars")))
+    return KINDS, [(one,) for one in made]
+
+
+def _constant_array(document: Document, place: int, keyword: str, value: list) -> Array:
+    base = document.nodes[place].pointer
+    items = tuple((document.make({"const": v}, base, (place, keyword, "item", same(v))),) for v in value)
+    return Array(len(items), len(items), items, ())
+
+
+def _constant_object(document: Document, place: int, keyword: str, value: dict) -> Object:
+    base = document.nodes[place].pointer
+    items: dict[str, Conj] = {
+        name: (document.make({"const": v}, base, (place, keyword, "item", same(v))),)
+        for name, v in value.items()
+    }
+    return Object(items, tuple(items), {}, (document.make(False, base, "nothing"),))
+
+
+def _number(document: Document, place: int, schema: dict) -> Number | None:
+    def limit(inclusive: str, exclusive: str, stricter: int) -> Limit | None:
+        found = [
+            (fraction(schema[name]), name == exclusive) for name in (inclusive, exclusive) if name in schema
+        ]
+        return max(found, key=lambda one: (one[0] * stricter, one[1])) if found else None
+
+    if NUMBERS.isdisjoint(schema):
+        return _ANY_NUMBER
+    multiple = schema.get("multipleOf")
+    if multiple is not None:
+        check_multiple(multiple, step(document.nodes[place].pointer, "multipleOf"))
+    return settled_number(
+        Number(
+            False,
+            limit("minimum", "exclusiveMinimum", 1),
+            limit("maximum", "exclusiveMaximum", -1),
+            None if multiple is None else fraction(multiple),
+        )
+    )
+
+
+def _string(document: Document, place: int, schema: dict) -> String | None:
+    pointer = document.nodes[place].pointer
+    low, high = int(schema.get("minLength", 0)), schema.get("maxLength")
+    patterns: list[Pattern] = []
+    blocked: Blocked = ()
+    if "pattern" in schema:
+        patterns.append(_pattern(document, schema["pattern"], "pattern", step(pointer, "pattern")))
+    if "format" in schema:
+        name = schema["format"]
+        if name in FORMATS:
+            found = parse_pattern(f"^(?:{FORMATS[name]})$")
+            patterns.append(found._replace(budget=document.budget, exact=name in EXACT))
+        else:
+            why = f"{shown(name)} cannot be enforced (known: {', '.join(sorted(FORMATS))})"
+            blocked = (("format", step(pointer, "format"), why),)
+    if high is not None and low > high:
+        return None
+    return String(low, None if high is None else int(high), tuple(patterns), None, blocked)
+
+
+def _pattern(document: Document, text: str, keyword: str, pointer: str) -> Pattern:
+    try:
+        return parse_pattern(text)._replace(budget=document.budget)
+    except PatternError as error:
+        refuse(keyword, pointer, str(error))
+
+
+def key_pattern(document: Document, place: int, text: str) -> Pattern:
+    """A pattern in the patternProperties of a place."""
+    pointer = step(document.nodes[place].pointer, "patternProperties", text)
+    return _pattern(document, text, "patternProperties", pointer)
+
+
+def _array(document: Document, place: int, schema: dict) -> Array | None:
+    pointer = document.nodes[place].pointer
+    low, high = int(schema.get("minItems", 0)), schema.get("maxItems")
+    prefix = tuple(
+        document.part(place, "prefixItems", at) for at in range(len(schema.get("prefixItems", ())))
+    )
+    rest: Conj = document.part(place, "items") if "items" in schema else ()
+    blocked: Blocked = ()
+    contains: tuple[Contains, ...] = ()
+    if "contains" in schema:
+        fewest, most = int(schema.get("minContains", 1)), schema.get("maxContains")
+        if schema["contains"] in (True, {}):
+            low, high = max(low, fewest), least(high, most)
+        elif fewest or most is not None:
+            most = None if most is None else int(most)
+            contains = (Contains(document.at(place, "contains"), fewest, most, step(pointer, "contains")),)
+    unique = step(pointer, "uniqueItems") if schema.get("uniqueItems") else None
+    if high is not None and low > high:
+        return None
+    high = None if high is None else int(high)
+    return Array(low, high, prefix, rest, blocked, contains, unique)
+
+
+def _object(document: Document, place: int, schema: dict) -> Object | None:
+    pointer = document.nodes[place].pointer
+    low, high = int(schema.get("minProperties", 0)), schema.get("maxProperties")
+    patterns: dict[str, tuple[Pattern, Conj]] = {}
+    for text in schema.get("patternProperties", ()):
+        pattern = key_pattern(document, place, text)
+        patterns[text] = (pattern, document.part(place, "patternProperties", text))
+    properties: dict[str, Conj] = {}
+    for name in schema.get("properties", ()):
+        conj: Conj = document.part(place, "properties", name)
+        for text, (pattern, more) in patterns.items():
+            if _matches(pattern, name, step(pointer, "patternProperties", text)):
+                conj = both(conj, more)
+        properties[name] = conj
+    rest: Conj = document.part(place, "additionalProperties") if "additionalProperties" in schema else ()
+    blocked: Blocked = ()
+    names: Conj = ()
+    if "propertyNames" in schema and schema["propertyNames"] not in (True, {}):
+        if schema["propertyNames"] is False:
+            high = 0
+        else:
+            names = (document.at(place, "propertyNames"),)
+    if high is not None and low > high:
+        return None
+    required = tuple(schema.get("required", ()))
+    high = None if high is None else int(high)
+    return Object(properties, required, patterns, rest, low, high, blocked, names)
+
+
+def _matches(pattern: Pattern, name: str, pointer: str) -> bool:
+    try:
+        return pattern.matches(name)
+    except PatternError as error:
+        refuse("patternProperties", pointer, str(error))
+
+
+_PIECES: dict[str, Callable[[Document, int, dict], Piece | None]] = {
+    "null": lambda document, place, schema: Null(),
+    "boolean": lambda document, place, schema: Boolean(),
+    "number": _number,
+    "string": _string,
+    "array": _array,
+    "object": _object,
+}

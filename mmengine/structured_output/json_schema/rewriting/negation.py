@@ -1,0 +1,335 @@
+"""What is left of a value's shapes when it must not have others: the basis of not, oneOf and if.
+
+`A and not B` is worked out with A at hand, not as the complement of B: much that would be endless then is
+not. Keys that A forbids need no mention, what A demands of a part anyway cannot be where it fails B, and two
+parts that no value fits end a list. What cannot be said is a blocked piece: refused where it is used.
+In the places that NARROW names, such alternatives are left out: values that hardly anybody means.
+"""
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import combinations
+from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from mmengine.structured_output.json_schema.constraints.json_types import (
+    Array,
+    Boolean,
+    Conj,
+    Null,
+    Number,
+    Object,
+    Piece,
+    Shape,
+    String,
+    intersect,
+    settled_number,
+)
+from mmengine.structured_output.json_schema.patterns.character_sets import PatternError
+from mmengine.structured_output.json_schema.patterns.complement import opposite, without_values
+from mmengine.structured_output.json_schema.patterns.matching import Budget
+
+MAX_VALUES = 64  # numbers that are excluded one by one
+MAX_STEPS = 64  # steps between two bounds that are excluded one by one
+MAX_PLACES = 16  # of a list, at one of which an item is of another kind
+NARROW = (
+    f"an item unlike the others is among the first {MAX_PLACES} of a list, and what is unlike another schema "
+    "is not so only by a format, by a key that neither names, or by what has no opposite (a fraction where "
+    "the other wants whole numbers) in a key that only the other names"
+)
+MAX_OPTIONAL = 5  # properties beside a key that the schema does not name
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """The keyword that excludes, its pointer, and what is said about it where it cannot be enforced."""
+
+    keyword: str
+    pointer: str
+    trouble: str
+    advice: str
+    inner: bool = False  # whether it is about a part of what the keyword excludes
+    free: bool = False  # and that part is one of which what is left says nothing
+
+    def blocked(self, why: str) -> tuple[str, str, str]:
+        return self.keyword, self.pointer, f"{self.trouble} cannot be enforced: {why}; {self.advice}"
+
+
+class Parts(Protocol):
+    """What shapes.py knows of the parts of arrays and objects."""
+
+    def opposite(self, conj: Conj, origin: Origin) -> Conj: ...
+
+    def never(self, conj: Conj) -> bool: ...
+
+    def anything(self, place: int) -> bool: ...
+
+    def nothing(self) -> Conj: ...
+
+
+@dataclass(slots=True)
+class Exclusion:
+    """`A and not B` for the shapes of one exclusion. `narrow`: what it gave lacks some of what is left;
+    `stuck`: some of it is blocked."""
+
+    parts: Parts
+    origin: Origin
+    budget: Budget
+    narrow: bool = False
+    stuck: bool = False
+    out: list[Piece] = field(default_factory=list)
+
+    def shapes(self, a: Shape, b: Shape) -> list[Shape]:
+        """The alternatives that together are what has shape `a` and not shape `b`."""
+        kept: Shape = {}
+        more: list[Shape] = []
+        for kind, piece in a.items():
+            left = self.pieces(piece, b[kind]) if kind in b else [piece]
+            if left:
+                kept[kind] = left[0]
+                more += [{kind: each} for each in left[1:]]
+        return [kept, *more] if kept else []
+
+    def pieces(self, a: Piece, b: Piece) -> list[Piece]:
+        met = intersect(a, b)
+        if met is None or any(self.parts.never(part) for part in _needed(met)):
+            return [a]
+        if met == a:
+            return []
+        self.out = []
+        if _unknown(b):
+            self._blocked(a, "some of it concerns all of a value together")
+            return self.out
+        match a, b:
+            case Boolean(), Boolean():
+                self._add(replace(a, values=a.values - b.values) if a.values - b.values else None)
+            case Number(), Number():
+                self._number(a, b)
+            case String(), String():
+                self._string(a, b)
+            case Array(), Array():
+                assert isinstance(met, Array)
+                self._array(a, b, met)
+            case Object(), Object():
+                self._object(a, b)
+        return self.out
+
+    def _add(self, piece: Piece | None) -> None:
+        if piece is not None:
+            self.out.append(piece)
+
+    def _both(self, a: Piece, b: Piece) -> None:
+        self._add(intersect(a, b))
+
+    def _blocked(self, a: Piece, why: str) -> None:
+        if self.origin.free:
+            self.narrow = True
+            return
+        self.stuck = True
+        if not isinstance(a, Null | Boolean):
+            self._add(replace(a, blocked=(*a.blocked, self.origin.blocked(why))))
+
+    def _number(self, a: Number, b: Number) -> None:
+        if a.values is not None:
+            left = tuple(value for value in a.values if not b.holds(value) or not _among(value, b.values))
+            self._add(replace(a, values=left) if left else None)
+            return
+        if b.values is not None:
+            self._other_numbers(a, [value for value in b.values if a.holds(value)])
+            return
+        if b.low:
+            self._both(a, Number(high=(b.low[0], not b.low[1])))
+        if b.high:
+            self._both(a, Number(low=(b.high[0], not b.high[1])))
+        inside = intersect(a, Number(low=b.low, high=b.high))
+        step = b.step()
+        if step is not None and isinstance(inside, Number):
+            self._no_multiple(inside, step)
+        for each in b.excluded:
+            self._both(a, Number(multiple=each))
+
+    def _other_numbers(self, a: Number, values: list[Fraction]) -> None:
+        if len(values) > MAX_VALUES:
+            self._blocked(a, f"more than {MAX_VALUES} numbers are excluded one by one")
+            return
+        low = a.low
+        for value in sorted(values):
+            self._add(settled_number(replace(a, low=low, high=(value, True))))
+            low = (value, True)
+        self._add(settled_number(replace(a, low=low)))
+
+    def _no_multiple(self, a: Number, step: Fraction) -> None:
+        """Between the multiples, where bounds leave few of them."""
+        left = settled_number(replace(a, excluded=(*a.excluded, step)))
+        if left is None:
+            return
+        if a.low is None or a.high is None or (a.high[0] - a.low[0]) / step > MAX_STEPS:
+            self._blocked(
+                left,
+                "numbers that are not whole" if step == 1 else f"numbers that are no multiples of {step}",
+            )
+            return
+        first, last = a.low[0] // step, a.high[0] // step
+        for at in range(first, last + 1):
+            between = Number(low=(at * step, True), high=((at + 1) * step, True))
+            self._both(a, between)
+
+    def _string(self, a: String, b: String) -> None:
+        inexact = any(not pattern.exact for pattern in b.patterns)
+        if b.values is not None and not inexact:
+            try:
+                values = tuple(v for v in b.values if all(p.matches(v) for p in b.patterns))
+            except PatternError as error:
+                self._blocked(a, str(error))
+                return
+            if a.values is not None:
+                left = tuple(value for value in a.values if value not in values)
+                self._add(replace(a, values=left) if left else None)
+            else:
+                self._add(
+                    replace(a, patterns=(*a.patterns, without_values(values)._replace(budget=self.budget)))
+                )
+            return
+        if b.low:
+            self._both(a, String(high=b.low - 1))
+        if b.high is not None:
+            self._both(a, String(low=b.high + 1))
+        for pattern in b.patterns:
+            if pattern in a.patterns:
+                continue
+            if not pattern.exact:
+                if self.origin.inner:
+                    self.narrow = True
+                else:
+                    self._blocked(
+                        a,
+                        "a format is enforced more narrowly than it is defined",
+                    )
+                continue
+            try:
+                if a.values is not None:
+                    left = tuple(value for value in a.values if not pattern.matches(value))
+                    self._add(replace(a, values=left) if left else None)
+                else:
+                    other = opposite(pattern.regex)._replace(budget=self.budget)
+                    self._both(a, String(patterns=(other,)))
+            except PatternError as error:
+                self._blocked(a, str(error))
+
+    def _array(self, a: Array, b: Array, met: Array) -> None:
+        high = met.high
+        for at in range(len(met.prefix) + 1):
+            if self.parts.never(met.item(at)):
+                high = at if high is None else min(high, at)
+                break
+        if b.low > a.low:
+            self._both(a, Array(high=b.low - 1))
+        if high is not None and (a.high is None or a.high > high):
+            self._both(a, Array(low=high + 1))
+        last = max(len(a.prefix), len(b.prefix))
+        endless = not self._within(b.rest, a.rest)
+        places = range(last + MAX_PLACES if endless else last)
+        if high is not None:
+            places = range(min(high, len(places)))
+        self.narrow |= endless and (high is None or high > len(places))
+        for at in places:
+            if not self._within(b.item(at), a.item(at)):
+                failing = self._failing(a.item(at), b.item(at))
+                if failing is not None:
+                    length = max(len(a.prefix), at + 1)
+                    prefix = (*(a.item(place) for place in range(length)),)
+                    prefix = (*prefix[:at], failing, *prefix[at + 1 :])
+                    self._add(replace(a, low=max(a.low, at + 1), prefix=prefix))
+
+    def _object(self, a: Object, b: Object) -> None:
+        nothing = self.parts.nothing()
+        for name in b.required:
+            if name not in a.required:
+                self._add(replace(a, properties={**a.properties, name: (*a.property(name), *nothing)}))
+        names = dict.fromkeys((*a.properties, *a.required, *b.properties, *b.required))
+        for name in names:
+            failing = self._failing(a.property(name), b.property(name))
+            if failing is not None:
+                required = tuple(dict.fromkeys((*a.required, name)))
+                self._add(replace(a, properties={**a.properties, name: failing}, required=required))
+        if b.low > a.low:
+            self._both(a, Object(high=b.low - 1))
+        if b.high is not None and (a.high is None or b.high < a.high):
+            self._both(a, Object(low=b.high + 1))
+        self._other_keys(a, b, list(names))
+
+    def _failing(self, ours: Conj, theirs: Conj) -> Conj | None:
+        """What has a part of `ours` and not of `theirs`; None when that is plainly nothing."""
+        if self._within(theirs, ours) or self.parts.never(ours):
+            return None
+        if self.parts.never((*ours, *theirs)):
+            return ours
+        free = self.origin.free or all(map(self.parts.anything, ours))
+        failing = (*ours, *self.parts.opposite(theirs, replace(self.origin, inner=True, free=free)))
+        return None if self.parts.never(failing) else failing
+
+    def _within(self, wide: Conj, narrow: Conj) -> bool:
+        """Whether it is plain that what satisfies `narrow` satisfies `wide`."""
+        return all(place in narrow or self.parts.anything(place) for place in wide)
+
+    def _other_keys(self, a: Object, b: Object, names: list[str]) -> None:
+        """Where a key that neither names has a value that `b` forbids it."""
+        kinds = [(text, conj) for text, (_, conj) in a.patterns.items() if not self.parts.never(conj)]
+        if not kinds and self.parts.never(a.rest):
+            return
+        of_patterns = all(
+            self._within(conj, a.patterns[text][1] if text in a.patterns else a.rest if not kinds else ())
+            for text, (_, conj) in b.patterns.items()
+        )
+        if (
+            of_patterns
+            and self._within(b.rest, a.rest)
+            and all(self._within(b.rest, conj) for _, conj in kinds)
+        ):
+            return
+        optional = [
+            name for name in names if name not in a.required and not self.parts.never(a.property(name))
+        ]
+        simple = not a.patterns and not b.patterns and self.parts.never((*a.rest, *b.rest))
+        if not simple or a.high is not None or len(optional) > MAX_OPTIONAL:
+            if self.origin.inner:
+                self.narrow = True
+                return
+            self._blocked(a, "some key that the schema does not name would have another value")
+            return
+        nothing = self.parts.nothing()
+        for count in range(len(optional) + 1):
+            for there in combinations(optional, count):
+                gone = {name: (*a.property(name), *nothing) for name in optional if name not in there}
+                required = (*a.required, *there)
+                low = max(a.low, len(required) + 1)
+                self._add(replace(a, properties={**a.properties, **gone}, required=required, low=low))
+
+
+def _among(value: Fraction, values: tuple[Fraction, ...] | None) -> bool:
+    return values is None or value in values
+
+
+def _needed(piece: Piece) -> list[Conj]:
+    """The parts that every value of the piece has."""
+    if isinstance(piece, Array):
+        return [piece.item(at) for at in range(min(piece.low, len(piece.prefix) + 1))]
+    return [piece.property(name) for name in piece.required] if isinstance(piece, Object) else []
+
+
+_KNOWN: dict[type, frozenset[str]] = {
+    Number: frozenset(("integer", "low", "high", "multiple", "values", "excluded")),
+    String: frozenset(("low", "high", "patterns", "values")),
+    Array: frozenset(("low", "high", "prefix", "rest")),
+    Object: frozenset(("properties", "required", "patterns", "rest", "low", "high", "groups")),
+}
+
+
+def _unknown(piece: Piece) -> bool:
+    """Whether a field of the piece says what is not negated here."""
+    if type(piece) not in _KNOWN:
+        return False
+    plain = type(piece)()
+    names = [name for name in piece.__struct_fields__ if name not in _KNOWN[type(piece)]]
+    return any(getattr(piece, name) != getattr(plain, name) for name in names)

@@ -1,0 +1,181 @@
+"""A look at a value whose schema could not be enforced: what of it is wrong, as far as a few steps tell.
+
+Keywords that need no pattern are looked at: a stranger's pattern may take longer than anybody waits. What is
+said to be wrong is wrong; what is not told of may be.
+"""
+
+import json
+from collections.abc import Mapping
+from itertools import combinations
+
+from mmengine.structured_output.json_schema.vocabulary.refusal import shown_pointer, step
+
+MAX_STEPS = 2_000  # schemas that are laid on values, a microsecond or two each
+MAX_DEPTH = 64  # of schemas laid on parts of one value
+TOO_MUCH = "it is too large to be looked at"
+
+
+class _Wrong(Exception):
+    """`keyword` of the schema, and where in the value."""
+
+    def __init__(self, keyword: str, pointer: str):
+        super().__init__(f"{keyword} is not kept at {shown_pointer(pointer)}")
+
+
+class _TooMuch(Exception):
+    pass
+
+
+def find_violation(schema: object, text: str) -> str:
+    """Of JSON `text` that is to be of a schema: a sentence, "" where nothing is seen to be wrong."""
+    try:
+        value = json.loads(text)
+        _Look(schema).at(schema, value, "", 0)
+    except _Wrong as wrong:
+        return str(wrong)
+    except (_TooMuch, RecursionError):
+        return TOO_MUCH
+    except ValueError:
+        return "it is not JSON"
+    return ""
+
+
+class _Look:
+    def __init__(self, root: object):
+        self._root, self._left = root, MAX_STEPS
+
+    def at(self, schema: object, value: object, pointer: str, depth: int) -> None:
+        self._left -= 1
+        if self._left < 0 or depth > MAX_DEPTH:
+            raise _TooMuch
+        if schema is False:
+            raise _Wrong("false", pointer)
+        if not isinstance(schema, Mapping):
+            return
+        if "$ref" in schema:
+            self.at(self._referred(schema["$ref"]), value, pointer, depth + 1)
+        self._plain(schema, value, pointer)
+        self._combined(schema, value, pointer, depth)
+        if isinstance(value, dict):
+            self._object(schema, value, pointer, depth)
+        elif isinstance(value, list):
+            self._array(schema, value, pointer, depth)
+
+    def _fits(self, schema: object, value: object, pointer: str, depth: int) -> bool:
+        try:
+            self.at(schema, value, pointer, depth + 1)
+        except _Wrong:
+            return False
+        return True
+
+    def _referred(self, reference: object) -> object:
+        """What a reference into the same schema leads to; anything where it leads elsewhere."""
+        found = self._root
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return True
+        for name in reference[1:].split("/")[1:]:
+            name = name.replace("~1", "/").replace("~0", "~")
+            found = found.get(name, True) if isinstance(found, Mapping) else True
+        return found
+
+    def _plain(self, schema: Mapping[str, object], value: object, pointer: str) -> None:
+        kinds = schema.get("type")
+        if kinds is not None:
+            names = kinds if isinstance(kinds, list) else [kinds]
+            if not any(_is_of(name, value) for name in names):
+                raise _Wrong("type", pointer)
+        allowed = schema.get("enum")
+        if isinstance(allowed, list) and not any(_same(value, each) for each in allowed):
+            raise _Wrong("enum", pointer)
+        if "const" in schema and not _same(value, schema["const"]):
+            raise _Wrong("const", pointer)
+        sizes = {"Length": str, "Items": list, "Properties": dict}
+        for name, kind in sizes.items():
+            if isinstance(value, kind):
+                _in_range(schema, value.__len__(), (f"min{name}", f"max{name}"), pointer)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            _in_range(schema, value, ("minimum", "maximum"), pointer)
+            for name, beyond in (("exclusiveMinimum", -1), ("exclusiveMaximum", 1)):
+                limit = _number(schema.get(name))
+                if limit is not None and (value - limit) * beyond >= 0:
+                    raise _Wrong(name, pointer)
+
+    def _combined(self, schema: Mapping[str, object], value: object, pointer: str, depth: int) -> None:
+        for each in _list(schema.get("allOf")):
+            self.at(each, value, pointer, depth + 1)
+        for keyword in ("anyOf", "oneOf"):  # that several of oneOf fit is not sure: not all is looked at
+            found = _list(schema.get(keyword))
+            if found and not any(self._fits(each, value, pointer, depth) for each in found):
+                raise _Wrong(keyword, pointer)
+
+    def _object(
+        self, schema: Mapping[str, object], value: dict[str, object], pointer: str, depth: int
+    ) -> None:
+        for name in _list(schema.get("required")):
+            if isinstance(name, str) and name not in value:
+                raise _Wrong("required", step(pointer, name))
+        properties = schema.get("properties")
+        known = properties if isinstance(properties, Mapping) else {}
+        others = True if "patternProperties" in schema else schema.get("additionalProperties", True)
+        for name, each in value.items():
+            self.at(known.get(name, others), each, step(pointer, name), depth + 1)
+
+    def _array(self, schema: Mapping[str, object], value: list[object], pointer: str, depth: int) -> None:
+        first = _list(schema.get("prefixItems"))
+        for number, each in enumerate(value):
+            held = first[number] if number < len(first) else schema.get("items", True)
+            self.at(held, each, step(pointer, number), depth + 1)
+        if schema.get("uniqueItems") is True:
+            for one, other in combinations(value, 2):
+                self._left -= 1
+                if self._left < 0:
+                    raise _TooMuch
+                if _same(one, other):
+                    raise _Wrong("uniqueItems", pointer)
+
+
+def _is_of(name: object, value: object) -> bool:
+    match name:
+        case "null":
+            return value is None
+        case "boolean":
+            return isinstance(value, bool)
+        case "integer":
+            is_whole = isinstance(value, float) and value.is_integer()
+            return is_whole or (isinstance(value, int) and not isinstance(value, bool))
+        case "number":
+            return _number(value) is not None
+        case "string":
+            return isinstance(value, str)
+        case "array":
+            return isinstance(value, list)
+        case "object":
+            return isinstance(value, dict)
+    return True
+
+
+def _same(one: object, other: object) -> bool:
+    """As JSON has it: true is no number, 1.0 is 1."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return one == other
+
+
+def _number(value: object) -> int | float | None:
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _in_range(schema: Mapping[str, object], value: int | float, names: tuple[str, str], pointer: str) -> None:
+    low, high = (_number(schema.get(name)) for name in names)
+    if low is not None and value < low:
+        raise _Wrong(names[0], pointer)
+    if high is not None and value > high:
+        raise _Wrong(names[1], pointer)
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
