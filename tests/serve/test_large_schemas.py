@@ -17,7 +17,7 @@ from mmengine.serve.async_engine import AsyncEngine
 from mmengine.server.asked import Body, form_of
 from mmengine.structured_output.engines.llguidance import json_schema_lark
 from mmengine.structured_output.json_schema.normalization import Bounds, SchemaRefused, normalize_schema
-from mmengine.structured_output.json_schema.reading.reader import loading
+from mmengine.structured_output.json_schema.reading import loading
 from mmengine.structured_output.request import fields
 from tests.server.running import served
 from tests.structured.accepting import TOKENIZER, allowed, byte_backend
