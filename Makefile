@@ -49,7 +49,7 @@ reading: .venv/.ready
 
 short: .venv/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not soak and not long" \
-		tests/core tests/events tests/golden tests/house
+		tests/core tests/events tests/golden tests/project
 
 test: .venv/.ready
 	@$(MAKE) --no-print-directory --jobs=2 reading collected
@@ -64,7 +64,7 @@ $(FETCHED:%=fetch-%): fetch-%: .venv/.ready
 	@$(MAKE) --no-print-directory build/$*/.ready || { rm -rf build/$*; echo "$(LACKING_$*)"; }
 
 limits: .venv/.ready
-	$(BIN)/python -m tests.house.write_limits
+	$(BIN)/python -m tests.project.limits_page
 
 soak: .venv/.ready fetch-torchvision fetch-smollm2
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m soak --timeout 3600

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.doc_blocks import blocks
+from tests.project.doc_blocks import blocks
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "tutorials" / "a_bad_night.md").read_text()

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from mmengine.cli import main as cli
-from tests.house.doc_blocks import blocks, commands
+from tests.project.doc_blocks import blocks, commands
 
 ROOT = Path(__file__).parents[1]
 

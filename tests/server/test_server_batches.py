@@ -12,8 +12,8 @@ from mmengine.cli.serve import EMBEDDED_NAME
 from mmengine.core.resume import Resume
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
-from tests.house.doc_blocks import blocks
 from tests.pictures import data_url, scene
+from tests.project.doc_blocks import blocks
 from tests.server.batching import CHAT, batching, begun, client_of, ended, line, lines_in
 from tests.server.responses_answers import check_response
 from tests.server.running import LONG_CONTEXT, Lasting, served, wait_for

@@ -19,8 +19,8 @@ from mmengine.cli import serve_config
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
 from tests.cli.cli_process import call_cli
-from tests.house.doc_blocks import blocks
 from tests.pictures import scene
+from tests.project.doc_blocks import blocks
 
 ROOT = Path(__file__).parents[2]
 

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from tests.house import limits
+from tests.project import code_size as limits
 
 NESTED = """
 if True:
@@ -34,7 +34,9 @@ def test_nothing_grows_beyond_its_limit(today):
 
 
 def test_what_shrank_is_listed_with_what_it_has(today):
-    assert limits.shrunk(today, limits.listed()) == [], "shorten limits.toml: python -m tests.house.limits"
+    assert limits.shrunk(today, limits.listed()) == [], (
+        "shorten code_size.toml: python -m tests.project.code_size"
+    )
 
 
 def test_both_directions_are_noticed():

@@ -1,6 +1,6 @@
 """docs/reference/limits.md, made from the code: settings with their ranges, sampling options, and constants.
 
-python -m tests.house.write_limits     writes the page (make limits)
+python -m tests.project.limits_page     writes the page (make limits)
 """
 
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ from mmengine import request
 from mmengine.config import EngineConfig
 from mmengine.server.settings import ServerSettings
 from mmengine.structured_output.json_schema.emission.bounds import Bounds
-from tests.house.limit_sources import Constant, Sources, comment
-from tests.house.limits import uncollected
+from tests.project.code_size import uncollected
+from tests.project.limit_sources import Constant, Sources, comment
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "limits.md"

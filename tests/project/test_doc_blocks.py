@@ -11,9 +11,9 @@ import shlex
 import pytest
 
 from mmengine.cli.main import app
-from tests.house.doc_blocks import ROOT, blocks, commands, documents, parse
+from tests.project.doc_blocks import ROOT, blocks, commands, documents, parse
 
-HERE = "tests/house/test_docs_run.py"
+HERE = "tests/project/test_docs_run.py"
 # All blocks of one language ("" where a fence names none) in a document, and the test that runs them.
 RUN = {
     ("README.md", "python"): "tests/test_readme.py",
@@ -89,11 +89,11 @@ NOT_RUN = {
     (
         "docs/how-to/gpu.md",
         '[project.entry-points."mmengine.devices"]',
-    ): "tests/house/test_docs_run.py reads it",
+    ): "tests/project/test_docs_run.py reads it",
     ("docs/reference/log-format.md", "header  magic"): "a layout of bytes; tests/golden hold them",
     ("docs/reference/log-format.md", 'magic "MMFR"'): "a layout of bytes; tests/golden hold them",
     ("docs/reference/log-format.md", 'magic "MMSN"'): "a layout of bytes; tests/golden hold them",
-    ("docs/reference/log-format.md", "from mmengine.events.log"): "tests/house/test_docs_run.py runs it",
+    ("docs/reference/log-format.md", "from mmengine.events.log"): "tests/project/test_docs_run.py runs it",
     ("docs/how-to/lora.md", "mmengine serve"): SERVES,
     ("docs/how-to/lora.md", "mmengine run"): "it needs adapters; tests/lora/test_lora_server.py and its like",
     ("docs/how-to/lora.md", "curl"): "tests/lora/test_lora_server.py calls the routes",

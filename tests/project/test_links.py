@@ -80,7 +80,7 @@ def test_each_library_has_its_line():
     wanted += [line for extra in project["project"]["optional-dependencies"].values() for line in extra]
     names = {re.match(r"[\w.-]+", line)[0] for line in wanted}
     table = re.findall(
-        r"^\| ([^|]+) \|", (ROOT / "docs/explanation/decisions/house.md").read_text(), flags=re.MULTILINE
+        r"^\| ([^|]+) \|", (ROOT / "docs/explanation/decisions/project.md").read_text(), flags=re.MULTILINE
     )
     told = {name.partition(" (")[0].strip() for cell in table for name in cell.split(",")}
     assert not names - told

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from tests.house import write_limits
-from tests.house.limit_sources import Sources
+from tests.project import limits_page as write_limits
+from tests.project.limit_sources import Sources
 
 MODULE = """
 from mmengine.other import refuse, Refused

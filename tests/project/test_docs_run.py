@@ -15,7 +15,7 @@ from mmengine.core.state.policy import POLICIES, Policy
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output.request.spec import grammar_of
 from tests.cli.cli_process import call_cli
-from tests.house.doc_blocks import ROOT, blocks, commands
+from tests.project.doc_blocks import ROOT, blocks, commands
 
 
 @pytest.fixture(scope="module")
