@@ -10,6 +10,7 @@ Importing this module is cheap: what it exports is loaded when it is first used.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from mmengine.extras import engine_hint
 from mmengine.moved import find_moved_modules
 from mmengine.version import __version__
 
@@ -59,6 +60,12 @@ find_moved_modules()
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'mmengine' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    try:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        hint = engine_hint(error)
+        if hint is None:
+            raise
+        raise ModuleNotFoundError(f"mmengine.{name} cannot be imported: {hint}", name=error.name) from error
     globals()[name] = value  # the next use finds it at once
     return value

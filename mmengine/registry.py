@@ -15,6 +15,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 from typing import Generic, TypeVar
 
 from mmengine.errors import ConfigError, MMEngineError, in_one_line
+from mmengine.extras import install_hint
 
 DISTRIBUTION = "mmengine-vl"  # ours
 
@@ -110,10 +111,12 @@ class Registry(Generic[Thing]):
         return thing
 
     def _why_broken(self, point: EntryPoint, error: Exception) -> str:
-        if point.name in self._own or point.extras:
-            name = DISTRIBUTION if point.dist is None else point.dist.name
-            extras = f"[{','.join(point.extras)}]" if point.extras else ""
-            advice = f'pip install "{name}{extras}"'
+        name = DISTRIBUTION if point.dist is None else point.dist.name
+        if point.name in self._own or (point.extras and name == DISTRIBUTION):
+            advice = install_hint(*(point.extras or ["engine"]))
+        elif point.extras:
+            extras = ",".join(point.extras)
+            advice = f'pip install "{name}[{extras}]"'
         else:
             advice = f"update or uninstall {_distribution(point)}"
         others = ", ".join(name for name in self.names() if name != point.name)

@@ -115,7 +115,7 @@ def test_what_is_missing_of_ours_is_told_with_the_extra_to_install():
         registry.load("a")
     assert str(refusal.value) == (
         "grammar_backend a cannot be loaded (ModuleNotFoundError: No module named 'no_such_module'); "
-        'pip install "mmengine-vl[xgrammar]", or choose another (b)'
+        "pip install '.[xgrammar]' from a checkout, or choose another (b)"
     )
 
 

@@ -8,13 +8,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from mmengine.errors import ConfigError
+from mmengine.extras import install_hint
 
 END_S = 5  # for it to end by itself
 
 
 def check_installed() -> None:
     if find_spec("zmq") is None:
-        raise ConfigError("KV events go out by ZeroMQ: pip install 'mmengine-vl[kv-events]'")
+        raise ConfigError(f"--kv-events needs ZeroMQ: {install_hint('kv-events')}")
 
 
 @contextmanager

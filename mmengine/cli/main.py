@@ -18,6 +18,7 @@ from mmengine.cli.serve import serve
 from mmengine.cli.simulate import HELP as SIMULATE_HELP
 from mmengine.cli.simulate import simulate
 from mmengine.errors import MMEngineError, code_of
+from mmengine.extras import engine_hint
 from mmengine.version import __version__
 
 app = typer.Typer(
@@ -68,6 +69,11 @@ def main() -> None:
         app(prog_name="mmengine")
     except MMEngineError as error:
         _fail(str(error), code_of(error))
+    except ModuleNotFoundError as error:
+        hint = engine_hint(error)
+        if hint is None:
+            raise
+        _fail(hint, 2)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output left; nothing to say
         sys.exit(1)

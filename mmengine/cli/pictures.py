@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from mmengine.errors import ConfigError
+from mmengine.extras import install_hint
 
 
 def check_picture(path: Path, option: str) -> None:
@@ -11,7 +12,7 @@ def check_picture(path: Path, option: str) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # lazy: only a picture needs it
     except ImportError:
-        raise ConfigError(f"{option} needs matplotlib: pip install 'mmengine-vl[plot]'") from None
+        raise ConfigError(f"{option} needs matplotlib: {install_hint('plot')}") from None
     kinds = sorted(FigureCanvasAgg.get_supported_filetypes())
     if path.suffix.lstrip(".").lower() not in kinds:
         raise ConfigError(f"{option} {path}: the name must end in one of .{', .'.join(kinds)}")

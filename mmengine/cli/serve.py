@@ -33,6 +33,7 @@ from mmengine.cli.serve_options import (
 )
 from mmengine.cli.settings import kept_of_log
 from mmengine.errors import ConfigError, InvalidRequest, LogError, MMEngineError, code_of
+from mmengine.extras import install_hint
 from mmengine.models.progress import weights_told
 
 if TYPE_CHECKING:  # heavy: loaded when a command runs
@@ -150,7 +151,7 @@ def check_tracing(settings: "ServerSettings") -> None:
     except ModuleNotFoundError:
         found = None
     if found is None:
-        raise ConfigError("--otlp-traces-endpoint needs OpenTelemetry; pip install 'mmengine-vl[tracing]'")
+        raise ConfigError(f"--otlp-traces-endpoint needs OpenTelemetry: {install_hint('tracing')}")
 
 
 def _engine_config(model: Model, log: Log, is_new: bool) -> "EngineConfig":

@@ -9,6 +9,7 @@ import typer
 
 from mmengine.cli.run_options import Model
 from mmengine.errors import ConfigError
+from mmengine.extras import install_hint
 
 NEEDED = ("starlette", "uvicorn", "uvloop", "httptools", "yaml", "python_multipart")
 MAX_CONFIG_BYTES = 2**20  # of the file of --config
@@ -94,6 +95,4 @@ class Named:
 def check_installed() -> None:
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        raise ConfigError(
-            f"mmengine serve needs {', '.join(missing)}; install them with: pip install 'mmengine-vl[serve]'"
-        )
+        raise ConfigError(f"mmengine serve needs {', '.join(missing)}: {install_hint('serve')}")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from mmengine.cli.loading import say
 from mmengine.errors import ConfigError
+from mmengine.extras import install_hint
 
 if TYPE_CHECKING:  # heavy: loaded when a command runs
     from mmengine.cli.run_options import Model
@@ -24,7 +25,7 @@ def serve_ray(
 ) -> None:
     """Raises ConfigError where Ray is not installed, or an option needs one process."""
     if find_spec("ray") is None:
-        raise ConfigError("--ray needs Ray; install it with: pip install 'mmengine-vl[ray]'")
+        raise ConfigError(f"--ray needs Ray: {install_hint('ray')}")
     if settings.health_port is not None:
         raise ConfigError("--health-port belongs to a supervisor, and --ray has none; ask /health here")
     from mmengine.server.listening import address_of, listen  # lazy: help needs no server

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from mmengine.errors import ModelError
+from mmengine.extras import install_hint
 from mmengine.hubs.names import HubName
 from mmengine.hubs.port import (
     HubFile,
@@ -34,8 +35,7 @@ class ModelScope:
             import modelscope_hub
         except ImportError:
             raise ModelError(
-                f"fetching {name.repo} from ModelScope needs its client: pip install "
-                "'mmengine-vl[modelscope]'"
+                f"fetching {name.repo} from ModelScope needs its client: {install_hint('modelscope')}"
             ) from None
         from huggingface_hub.constants import is_offline_mode  # lazy, too
 

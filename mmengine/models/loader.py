@@ -79,5 +79,5 @@ def _embedded_folder() -> Path:
     except Exception as error:  # a stranger's function may raise anything at all
         raise ModelError(f"the embedded checkpoint ({value}) does not load: {error}") from error
     if not (folder / "config.json").is_file():
-        raise ModelError(f"the embedded checkpoint is missing from {folder}; reinstall mmengine-vl")
+        raise ModelError(f"the embedded checkpoint is missing from {folder}; install mmengine again")
     return folder

@@ -36,7 +36,7 @@ def plugin_for(folder: Path) -> ModelPlugin:
     if not plugins:
         raise ModelError(
             f'no model plugin is installed: nothing registers an entry point in the group "{PLUGINS.group}"; '
-            "reinstall mmengine-vl"
+            "install mmengine again"
         )
     article = "an" if architectures[0][:1].lower() in "aeiou" else "a"
     raise ModelError(

@@ -1,5 +1,4 @@
-"""A laptop with the packages that docs/how-to/laptop.md lists and no other: logs are made, checked
-and read there.
+"""A laptop with the base dependencies alone: logs are made, checked and read there.
 
 The same commands run here, where everything is installed, and must print the same. `SYSTEM` takes away what
 Windows does not have and stands in for its locks.
@@ -10,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -17,10 +17,10 @@ import pytest
 from packaging.requirements import Requirement
 
 from mmengine.events.log import LogWriter
+from mmengine.extras import ENGINE_MODULES
 from tests.cli.cli_process import call_cli
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = (ROOT / "docs" / "how-to" / "laptop.md").read_text()
 GOLDEN = ROOT / "tests" / "golden" / "rules_3_format_2"
 COMMANDS = (
     "simulate examples/evening.json --log LOG --decisions LOG.jsonl",
@@ -135,13 +135,14 @@ def requirements(names):
 
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory):
-    """A folder to import from, with what the document lists."""
+    """Return a folder to import from that holds the base dependencies alone."""
     folder = tmp_path_factory.mktemp("laptop")
-    (line,) = re.findall(r"^pip install ((?!--).*)$", DOCUMENT, re.M)
-    for distribution in requirements(shlex.split(line)).values():
+    base = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    for distribution in requirements(Requirement(text).name for text in base).values():
         for name in {Path(file).parts[0] for file in distribution.files} - {"..", "__pycache__"}:
             (folder / name).symlink_to(distribution.locate_file(name))
-    (folder / "mmengine").symlink_to(ROOT / "mmengine")
+    for package in (ROOT / "mmengine", *(ROOT / "plugins").glob("mmengine_*")):
+        (folder / package.name).symlink_to(package)
     return folder
 
 
@@ -182,6 +183,37 @@ def test_the_verbs_say_the_same_there(laptop, here, tmp_path, system):
         )
     (segment,) = (tmp_path / "log").glob("*.mmlog")
     assert segment.read_bytes() == (here[0] / "log" / segment.name).read_bytes()
+
+
+def test_commands_without_the_engine_tell_how_to_install_it(laptop, tmp_path):
+    program = PROGRAM.replace("contextlib.redirect_stdout(out)", "contextlib.redirect_stderr(out)")
+    schema = str(ROOT / "examples" / "shapes.schema.json")
+    commands = (["run", "hello"], ["demo", "--folder", str(tmp_path)], ["env"], ["schema", "check", schema])
+    done = run_there(laptop, program, json.dumps([str(laptop), commands, ""]))
+    *outcomes, loaded = map(json.loads, done.stdout.splitlines())
+    assert loaded == [] and [code for code, _ in outcomes] == [2] * len(commands)
+    for _, message in outcomes:
+        assert message.count("\n") == 1 and "pip install '.[engine]' from a checkout" in message
+    begin = f"import sys\nsys.path.insert(0, {str(laptop)!r})\nimport mmengine\n"
+    failed = run_there(
+        laptop, begin + "try: mmengine.Engine\nexcept ModuleNotFoundError as error: print(error)"
+    )
+    assert failed.stdout.startswith("mmengine.Engine cannot be imported: ") and "'.[engine]'" in failed.stdout
+
+
+def test_the_engine_extra_is_what_hints_name():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    brought = {
+        module
+        for text in project["optional-dependencies"]["engine"]
+        for module in top_level_modules(Requirement(text).name)
+    }
+    assert brought >= ENGINE_MODULES
+
+
+def top_level_modules(name):
+    names = metadata.packages_distributions()
+    return {module for module, owners in names.items() if name.lower() in {each.lower() for each in owners}}
 
 
 def test_a_lock_of_windows_keeps_out_the_same(laptop, tmp_path):

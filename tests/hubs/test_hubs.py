@@ -247,7 +247,7 @@ def test_names_that_are_refused(text, variable, words, monkeypatch):
 
 def test_without_its_client_modelscope_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "modelscope_hub", None)
-    with pytest.raises(ModelError, match=r"pip install 'mmengine-vl\[modelscope\]'"):
+    with pytest.raises(ModelError, match=r"pip install '\.\[modelscope\]'"):
         resolve_folder(f"modelscope:{REPO}")
 
 

@@ -1,6 +1,6 @@
 """The contract of plugins, for Llama and each of its like."""
 
-from mmengine.models.contract import PluginContract
+from mmengine.testing.contract import PluginContract
 from mmengine_llama import plugin
 from tests.llama.tiny import make_tiny
 

@@ -1,6 +1,6 @@
 """The contract of plugins, for the hybrid family, dense and mixtures: with images, and the text alone."""
 
-from mmengine.models.contract import PluginContract
+from mmengine.testing.contract import PluginContract
 from mmengine_qwen3_5 import plugin
 from tests.models import test_contract_qwen3_vl
 from tests.qwen3_5.tiny import make_text, make_whole

@@ -5,7 +5,7 @@ import shutil
 
 import torch
 
-from mmengine.models.contract import PluginContract, make_lively
+from mmengine.testing.contract import PluginContract, make_lively
 from mmengine_qwen3_vl import plugin
 from mmengine_shapes import checkpoint_path
 from tests.models.text_reference import EXPERTS

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mmengine.models.contract import PluginContract
 from mmengine.models.quantising import CODINGS, quantise
 from mmengine.native import library
+from mmengine.testing.contract import PluginContract
 from tests.models import test_contract_llama as llama
 from tests.models import test_contract_qwen3_5 as qwen3_5
 from tests.models import test_contract_qwen3_vl as qwen3_vl

@@ -3,7 +3,7 @@
 import torch
 from tokenizers import Tokenizer
 
-from mmengine.models.contract import PluginContract
+from mmengine.testing.contract import PluginContract
 from mmengine_smolvlm import plugin
 from tests.pictures import asked, noise
 from tests.smolvlm.tiny import images_only, make_tiny, patches_of

@@ -15,10 +15,10 @@ from mmengine.checkpoint.names import TensorNames
 from mmengine.cli.loading import Loading
 from mmengine.errors import ModelError
 from mmengine.models import reader
-from mmengine.models.contract import PluginContract
 from mmengine.models.reader import Part, open_reader
 from mmengine.native import library
 from mmengine.native.linear import CodePieces, PackedLinear
+from mmengine.testing.contract import PluginContract
 from mmengine_llama import plugin
 from tests.llama.tiny import make_tiny
 from tests.models.fp8_folder import BLOCK, plain, quantised, to_fp8

@@ -13,11 +13,11 @@ from mmengine.checkpoint.fingerprint import fingerprint
 from mmengine.checkpoint.model_files import model_tensors
 from mmengine.checkpoint.names import TensorNames
 from mmengine.errors import ModelError
-from mmengine.models.contract import PluginContract
 from mmengine.models.reader import Part, open_reader
 from mmengine.models.weights import expected_tensors, open_weights
 from mmengine.native import library
 from mmengine.native.linear import CodePieces, PackedLinear
+from mmengine.testing.contract import PluginContract
 from mmengine_llama import plugin
 from tests.llama.tiny import make_tiny
 from tests.models.int4_folder import LAYOUTS, to_int4

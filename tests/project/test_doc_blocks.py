@@ -42,7 +42,6 @@ RUN = {
 # Tests with readers of their own: console blocks with what they print, and what there is to install.
 RUN_ELSEWHERE = {
     ("docs/reference/log.md", "console"): "tests/cli/test_docs_log.py",
-    ("docs/how-to/laptop.md", "sh"): "tests/cli/test_cli_laptop.py",
 }
 ITSELF = "it sets up the checkout, and runs all tests, this one too; that the target is there is tested"
 TRAINING = "it takes an hour; that the module is there is tested"
@@ -61,7 +60,7 @@ NOT_RUN = {
     ("README.md", "python examples/killed_server.py"): KILLS,
     ("README.md", "mmengine serve"): SERVES,
     ("README.md", "curl localhost"): "tests/server/test_server_command.py sends its body",
-    ("README.md", "pip install ."): "it fetches a gigabyte; what it installs is what all tests use",
+    ("README.md", "pip install '.[serve]'"): "it fetches a gigabyte; what it installs is what all tests use",
     ("benchmarks/results/report_page.md", "102493 steps"): "what the benchmark above it printed",
     ("docs/explanation/architecture.md", "messages, images, video"): "a drawing",
     ("docs/explanation/architecture.md", "core/     decide/"): "a drawing",
@@ -113,7 +112,11 @@ NOT_RUN = {
         "mmengine serve",
     ): "it serves until it is ended; tests/serve/test_kv_publisher.py",
     ("docs/how-to/ray.md", "clients (OpenAI's API)"): "a drawing",
-    ("docs/how-to/ray.md", "pip install 'mmengine-vl[ray]'"): RAY,
+    ("docs/how-to/ray.md", "pip install '.[ray]'"): RAY,
+    (
+        "docs/how-to/laptop.md",
+        "pip install .",
+    ): "it fetches packages; tests/cli/test_cli_laptop.py has the same ones",
     ("docs/how-to/ray.md", "mmengine serve --ray"): RAY,
     ("docs/how-to/ray.md", "serve run"): RAY,
     ("docs/how-to/ray.md", "mmengine log"): "tests/fleet/test_fleet_logs.py asks logs of replicas all of it",

@@ -5,7 +5,7 @@ import shutil
 
 import torch
 
-from mmengine.models.contract import make_lively
+from mmengine.testing.contract import make_lively
 from mmengine_shapes import checkpoint_path
 
 WORDS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "preprocessor_config.json")

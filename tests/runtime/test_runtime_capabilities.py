@@ -41,7 +41,7 @@ def test_a_gpu_with_flashinfer(monkeypatch):
 @pytest.mark.parametrize(
     ("facts", "says"),
     [
-        ({"gpus": 1, "flashinfer": None}, "flashinfer-python is not installed; install mmengine-vl"),
+        ({"gpus": 1, "flashinfer": None}, "flashinfer-python is not installed; pip install '.[cuda]'"),
         ({"gpus": 1, "flashinfer": "0.8.1"}, "0.8.1 is installed, and 0.7.2 up to, not including, 0.8"),
         ({"gpus": 1, "capability": (7, 5)}, "this GPU has compute capability 7.5, and 8.0 is needed"),
         ({"gpus": 0}, "torch sees no GPU here; look at `nvidia-smi`"),

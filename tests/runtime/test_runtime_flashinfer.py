@@ -209,8 +209,8 @@ def pool_of(spec, dtype=torch.bfloat16):
 @pytest.mark.parametrize(
     "version, capability, told",
     [
-        (None, (9, 0), "not installed; install mmengine-vl"),
-        ("0.6.13", (9, 0), "0.6.13 is installed, and 0.7.2 up to, not including, 0.8 is needed; install"),
+        (None, (9, 0), "not installed; pip install '.[cuda]'"),
+        ("0.6.13", (9, 0), "0.6.13 is installed, and 0.7.2 up to, not including, 0.8 is needed; pip install"),
         ("0.8.0", (9, 0), "0.8.0 is installed"),
         ("0.7.2.post1", (7, 5), "compute capability 7.5, and 8.0 is needed"),
         ("0.7.2.post1", (9, 0), None),

@@ -95,7 +95,7 @@ def test_the_command_line_chooses_it(tmp_path, monkeypatch):
         monkeypatch.delitem(sys.modules, name)  # as in a process that has not loaded it
     monkeypatch.setitem(sys.modules, "xgrammar", None)
     found = call_cli(*asked, "xgrammar")
-    assert found.returncode == 2 and 'pip install "mmengine-vl[xgrammar]"' in found.stderr.replace("\n", " ")
+    assert found.returncode == 2 and "pip install '.[xgrammar]'" in found.stderr.replace("\n", " ")
 
 
 def test_another_name_is_refused():

@@ -80,7 +80,7 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch):
     for name in {"matplotlib", *(each for each in sys.modules if each.startswith("matplotlib."))}:
         monkeypatch.setitem(sys.modules, name, None)
     result = simulate(SCENARIOS[0], "--plot", "p.png")
-    assert result.returncode == 2 and "pip install 'mmengine-vl[plot]'" in result.stderr
+    assert result.returncode == 2 and "pip install '.[plot]'" in result.stderr
 
 
 def test_two_steps_in_flight(tmp_path):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from mmengine.models.contract import make_lively
+from mmengine.testing.contract import make_lively
 
 SIDE, PATCH, SCALE = 34, 5, 3  # of a tile 30 pixels are seen, by 6 x 6 patches, which become 2 x 2 embeddings
 TEMPLATE = (  # as published

@@ -7,6 +7,7 @@ from types import ModuleType
 import torch
 
 from mmengine.errors import ConfigError
+from mmengine.extras import install_hint
 from mmengine.models.plugin import ModelSpec
 from mmengine.runtime.attention.base import too_old
 from mmengine.runtime.device.port import Device
@@ -17,7 +18,7 @@ OLDEST, BEYOND = (0, 7, 2), (0, 8)  # what its signatures were checked for
 CAPABILITY = (8, 0)  # of the GPU, from which the fa2 kernels exist
 HEAD_DIMS = (64, 128, 256)
 QUERY_DTYPES = (torch.bfloat16, torch.float16)
-INSTALL = "install mmengine-vl[cuda]"
+INSTALL = install_hint("cuda")
 
 
 def missing(device: Device) -> str | None:

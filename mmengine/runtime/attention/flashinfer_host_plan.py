@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from mmengine.errors import ConfigError
+from mmengine.extras import install_hint
 from mmengine.runtime.device.port import Device, Event
 
 WORKSPACE_BYTES = 8 * 2**20  # what the wrappers of 0.7.2 make for themselves
@@ -33,7 +34,7 @@ class HostPlan:
         if not hasattr(wrapper, PINNED):
             raise ConfigError(
                 "this version of FlashInfer keeps its plans elsewhere; install flashinfer-python 0.7.2 "
-                "(mmengine-vl[cuda]), or choose attention 'torch'"
+                f"({install_hint('cuda')}), or choose attention 'torch'"
             )
         wrapper.reset_workspace_buffer(floats, self._workspace)
         setattr(wrapper, PINNED, self._pinned[0])
