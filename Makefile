@@ -45,6 +45,7 @@ reading: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.project.prose
 	$(BIN)/mypy
 
 short: .venv/.ready

@@ -43,9 +43,9 @@ def main(out: Path) -> None:
     write(out / "benchmarks" / "results" / "index.md", f"# Measured\n\n{listed}")
     names = exported()
     listed = "".join(f"* [{name}]({name}.md)\n" for name in sorted(names))
-    write(out / "reference" / "index.md", f"# Reference\n\nWhat `import mmengine` has.\n\n{listed}")
+    write(out / "api" / "index.md", f"# Python API\n\nThe public names of `import mmengine`.\n\n{listed}")
     for name, home in names.items():
-        write(out / "reference" / f"{name}.md", _REFERENCE.format(name=name, home=home))
+        write(out / "api" / f"{name}.md", _REFERENCE.format(name=name, home=home))
 
 
 def _linked(found: re.Match[str], source: Path, out: Path) -> str:

@@ -74,6 +74,17 @@ def test_a_link_and_a_path_to_nothing_are_seen(tmp_path):
     assert not stands("core/gone.py") and not stands("gone.py") and stands("core/fold/evolve.py")
 
 
+def test_every_page_is_in_the_navigation_of_the_site():
+    settings = (ROOT / "docs" / "site" / "mkdocs.yml").read_text()
+    navigation = re.findall(r"^ +- (?:[\w ]+: )?([\w/.-]+\.md)$", settings, flags=re.MULTILINE)
+    pages = {str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")}
+    pages = {page for page in pages if not page.startswith("docs/renames")}
+    assert not pages - set(navigation)
+    written = ("api/", "benchmarks/results/index.md")  # docs/site/stage.py writes these
+    assert not [page for page in navigation if not page.startswith(written) and not (ROOT / page).is_file()]
+    assert len(navigation) == len(set(navigation))
+
+
 def test_each_library_has_its_line():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = [*project["build-system"]["requires"], *project["project"]["dependencies"]]

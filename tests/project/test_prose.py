@@ -1,0 +1,57 @@
+"""The word rates that `make check` prints are counted as tests/project/prose.py describes."""
+
+from collections import Counter
+
+from tests.project import prose
+from tests.project.prose import Prose
+
+PAGE = """# What a page is
+
+It holds one `what of it` and "what of it".
+
+| what | of |
+|---|---|
+
+    what of it
+
+```sh
+what of it
+```
+
+A [link](what/of/it.md) to one of two pages.
+"""
+MODULE = '''"""Count what is there."""
+
+
+class Thing:
+    """A thing of one kind."""
+
+    def count(self):
+        """Return the count."""
+        what_of = "it"
+
+    def _hidden(self):
+        """Return one of two."""
+'''
+
+
+def test_code_tables_and_quoted_terms_do_not_count():
+    words = Counter(prose.words_of(PAGE))
+    assert [words[word] for word in ("what", "of", "it", "one", "link")] == [1, 1, 1, 2, 1]
+
+
+def test_docstrings_and_public_functions_are_counted(tmp_path):
+    (tmp_path / "module.py").write_text(MODULE)
+    found = prose.docstring_prose([tmp_path / "module.py"])
+    assert found.public_functions == 1 and found.total == 16
+    assert found.words["what"] == 1 and found.words["it"] == 0
+    assert found.rate("of") == 1000 * 2 / 16 and found.rate("what/one") == 1000 * 3 / 16
+
+
+def test_a_rate_over_its_bar_and_too_few_words_are_reported():
+    words = Counter({"what": 30, "count": 970})
+    reported = prose.problems({"documents": Prose(words), "docstrings": Prose(Counter(blocks=1000), 1000)})
+    assert reported == [
+        f"documents: what 30.0 per 1,000 words; the bar is {prose.BARS['what']}",
+        f"docstrings: 1.0 words per public function; the bar is {prose.FEWEST_WORDS_PER_FUNCTION}",
+    ]
