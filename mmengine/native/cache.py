@@ -15,7 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmengine.native.compile import all_flags, find_compiler, source_files, wheel_flags
+from mmengine.native import compile
+from mmengine.native.compile import all_flags, find_compiler, header_files, source_files, wheel_flags
 from mmengine.native.problem import NativeProblem
 from mmengine.strict_modes import BadModes, open_strict
 
@@ -77,8 +78,8 @@ def built_name(isa: str) -> str:
 
 def _named(isa: str, facts: list[object]) -> str:
     digest = hashlib.sha256(json.dumps(facts).encode())
-    for path in sorted([*source_files(), *source_files()[0].parent.glob("*.h")]):
-        digest.update(f"\0{path.name}\0".encode() + path.read_bytes())
+    for path in [*source_files(), *header_files()]:
+        digest.update(f"\0{path.relative_to(compile.SOURCES)}\0".encode() + path.read_bytes())
     return f"kernels-{isa}-{digest.hexdigest()[:24]}.so"
 
 

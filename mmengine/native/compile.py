@@ -44,7 +44,11 @@ def find_compiler() -> str:
 
 
 def source_files() -> list[Path]:
-    return sorted(SOURCES.glob("*.cpp"))
+    return sorted(SOURCES.rglob("*.cpp"))
+
+
+def header_files() -> list[Path]:
+    return sorted(SOURCES.rglob("*.h"))
 
 
 def all_flags(isa: str, openmp: Path | None) -> list[str]:
@@ -83,9 +87,9 @@ def _compile(compiler: str, flags: Sequence[str], linked: Sequence[str], out: Pa
     limit = _time_limit()
     # Beside it, not in $TMPDIR: what others could change there would be linked.
     with tempfile.TemporaryDirectory(prefix="compiling-", dir=out.parent) as folder:
-        objects = [Path(folder) / f"{source.stem}.o" for source in source_files()]
+        objects = [Path(folder) / f"{number}.o" for number in range(len(source_files()))]
         commands = [
-            [compiler, *flags, "-c", str(source), "-o", str(made)]
+            [compiler, *flags, f"-I{SOURCES}", "-c", str(source), "-o", str(made)]
             for source, made in zip(source_files(), objects, strict=True)
         ]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

@@ -1,4 +1,4 @@
-"""All layers of a text decoder in kernels for CPUs: src/decoder.h."""
+"""All layers of a text decoder in kernels for CPUs: src/decoder/decoder.h."""
 
 import ctypes
 from collections.abc import Sequence

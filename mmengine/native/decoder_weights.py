@@ -1,4 +1,4 @@
-"""What a decoder in kernels for CPUs is made of: the structures of src/decoder.h, and what they point to."""
+"""What a decoder in kernels for CPUs is made of: the structures of src/decoder/decoder.h, and what they point to."""
 
 import ctypes
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Gated delta nets in kernels for CPUs: the structures of src/delta.h, and what they point to."""
+"""Gated delta nets in kernels for CPUs: the structures of src/layers/delta.h, and what they point to."""
 
 import ctypes
 from dataclasses import dataclass

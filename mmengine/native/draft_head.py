@@ -1,4 +1,4 @@
-"""An EAGLE-3 head in kernels for CPUs: src/draft_head.h."""
+"""An EAGLE-3 head in kernels for CPUs: src/decoder/draft_head.h."""
 
 import ctypes
 from dataclasses import dataclass

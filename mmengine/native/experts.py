@@ -1,4 +1,4 @@
-"""A mixture of experts in kernels for CPUs: src/experts.h."""
+"""A mixture of experts in kernels for CPUs: src/layers/experts.h."""
 
 import ctypes
 from collections.abc import Sequence

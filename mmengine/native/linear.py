@@ -1,4 +1,4 @@
-"""Linear layers over packed weights, for Python: src/linear.h."""
+"""Linear layers over packed weights, for Python: src/linear/linear.h."""
 
 import ctypes
 import enum

@@ -1,4 +1,4 @@
-"""Low-rank additions to linear layers, for Python: src/lora.h."""
+"""Low-rank additions to linear layers, for Python: src/layers/lora.h."""
 
 import ctypes
 from collections.abc import Iterable, Sequence

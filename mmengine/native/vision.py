@@ -13,7 +13,7 @@ MAX_HEAD_DIM = 256  # of what the kernels compute; torch computes beyond it
 
 
 class _Segments(ctypes.Structure):
-    """mm_segments of src/vision.h."""
+    """mm_segments of src/vision/vision.h."""
 
     _fields_ = (
         ("num_segments", ctypes.c_int32),

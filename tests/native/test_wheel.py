@@ -126,13 +126,13 @@ def test_an_installed_wheel_answers_without_a_compiler(tmp_path, clone):
     kernels = sorted(name.split("/")[-1].split("-")[1] for name in inside if name.endswith(".so"))
     assert kernels == ["amx", "avx2", "avx512", "avx512_bf16"]
     for name in (
-        "mmengine/native/src/linear.cpp",
+        "mmengine/native/src/linear/linear.cpp",
         "mmengine/server/live/live.js",
         "mmengine/replay/report/page.css",
     ):
         assert name in inside
     with tarfile.open(sdist) as archive:
-        assert any(name.endswith("mmengine/native/src/linear.cpp") for name in archive.getnames())
+        assert any(name.endswith("mmengine/native/src/linear/linear.cpp") for name in archive.getnames())
     python, site = installed(wheel, tmp_path / "home", "-c", str(ROOT / "constraints.txt"))
     bare = {"PATH": str(tmp_path / "nothing"), "MMENGINE_CACHE": str(tmp_path / "cache")}
     told = ran(str(python), "-m", "mmengine.native", env={"HOME": str(tmp_path), **bare}, cwd=tmp_path)

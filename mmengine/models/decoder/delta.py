@@ -4,7 +4,7 @@
 
 with q and k normed to length 1. Many tokens of a row go in chunks, by matrices, few one by one; both in
 float32. Values are rounded where transformers rounds them, and chunks go as in its
-`torch_chunk_gated_delta_rule`. The kernels for CPUs (native/src/delta.cpp) take all one by one.
+`torch_chunk_gated_delta_rule`. The kernels for CPUs (native/src/layers/delta.cpp) take all one by one.
 """
 
 from collections.abc import Callable

@@ -18,7 +18,7 @@ _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
 
 class Step(ctypes.Structure):
-    """mm_attention_step of src/attention.h."""
+    """mm_attention_step of src/attention/attention.h."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("num_rows", "num_tokens", "table_stride", "block_size")),

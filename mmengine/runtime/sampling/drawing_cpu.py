@@ -11,7 +11,7 @@ UNSURE = -1  # the two best scores are closer than logarithms of two libraries a
 
 
 class _Draw(ctypes.Structure):
-    """mm_draw of native/src/sampling.h."""
+    """mm_draw of native/src/sampling/sampling.h."""
 
     _fields_ = [
         ("rows", ctypes.c_int32),

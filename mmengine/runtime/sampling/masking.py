@@ -13,7 +13,7 @@ from mmengine.structured_output.rows.rows import Masks
 
 
 class _Masks(ctypes.Structure):
-    """mm_masks of native/src/masking.h."""
+    """mm_masks of native/src/sampling/masking.h."""
 
     _fields_ = [
         ("rows", ctypes.c_int32),

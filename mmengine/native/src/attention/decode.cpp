@@ -1,0 +1,154 @@
+// Attention of the one query of a row that decodes, or of the few of one whose drafts are verified: K and V are read
+// once, by dot products and weighted sums.
+//
+// A span of kSpan tokens at a time: scores of all heads of all queries, softmax, then the weighted sums of the values.
+// Spans lie at fixed positions of a row, so that a result depends neither on how work was shared nor on whether a token
+// was one of several queries.
+#include <cmath>
+#include <cstring>
+
+#include "attention/decode_products.h"
+#include "attention/job.h"
+
+namespace mm {
+namespace {
+
+// One row's work in memory. `heads` are those of all its queries, by KV head, by query; counted from the task's first.
+template <class T>
+struct Row {
+  using Query = typename Dot<T>::Query;
+  Query* q;  // [heads, q_width], zeros behind d
+  float* sums;  // [heads, width]
+  float* scores;  // [heads, kSpan]
+  float* shrink;  // [heads]
+  RunningSoftmax* softmax;  // [heads]
+  const T *k[kSpan], *v[kSpan];  // of the span's tokens
+  int queries, heads, own, group, d, q_width, width;  // a query has `own` heads that share a KV head, all have `group`
+
+  Row(Carver& carver, const mm_attention_step& step, int queries, int kv_heads)
+      : queries(queries), own(step.num_heads / step.num_kv_heads), d(step.head_dim) {
+    group = queries * own, heads = kv_heads * group;
+    q_width = (int)round_up(d, Dot<T>::kStep), width = (int)round_up(d, 16);
+    q = carver.take<Query>((int64_t)heads * q_width);
+    sums = carver.take<float>((int64_t)heads * width);
+    scores = carver.take<float>((int64_t)heads * kSpan);
+    shrink = carver.take<float>(heads);
+    softmax = carver.take<RunningSoftmax>(heads);
+  }
+
+  int query_of(int head) const { return head % group / own; }
+
+  // Where a head's values stand in q, and in the result.
+  int64_t place(int head, int64_t stride) const {
+    return query_of(head) * stride + (int64_t)(head / group * own + head % own) * d;
+  }
+
+  // The keys of the span from `at`, whose tokens are counted; of four at least where there is one.
+  int find(const T* kv, const Places& places, int at, int kv_len) {
+    const int count = kv_len - at < kSpan ? kv_len - at : kSpan;
+    for (int t = 0; t < round_up(count, kTokens); t++)  // the missing ones of the last four repeat the last
+      k[t] = kv + places.of(at + (t < count ? t : count - 1));
+    return count;
+  }
+};
+
+// Scores of the span's `count` tokens, while `ahead` asks for its values.
+template <class T>
+void score_span(Row<T>& row, int count, Ahead<T> ahead) {
+  const int lines = (int)round_up(kTokens * row.d * (int64_t)sizeof(T), 64) / 64;
+  for (int t = 0; t < count; t += kTokens) {
+    for (int head = 0; head < row.heads;) {
+      const int64_t kv = (int64_t)(head / row.group) * row.d;
+      const int taken = head % row.group, left = row.group - taken, n = left < kHeads ? left : kHeads;
+      if (!taken) ahead.ask(lines);
+      const auto* q = row.q + (int64_t)head * row.q_width;
+      const auto run = n >= 4 ? score<kHeads, T> : n == 3 ? score<kHeads - 1, T> : n == 2 ? score<2, T> : score<1, T>;
+      run(row.k + t, kv, q, row.q_width, row.d, row.scores + head * kSpan + t);
+      head += n;
+    }
+  }
+}
+
+// The span's values, while `ahead` asks for the keys of the next one.
+template <class T>
+void mix_span(Row<T>& row, int count, Ahead<T> ahead) {
+  const int most = row.group < kHeads ? row.group : kHeads, at_once = values_at_once(most);
+  const int passes = (row.group + most - 1) / most * ((row.d + at_once - 1) / at_once);  // over a KV head's tokens
+  const int lines = ((int)(row.d * sizeof(T) + 63) / 64 + passes - 1) / passes;
+  for (int head = 0; head < row.heads;) {
+    const int64_t kv = (int64_t)(head / row.group) * row.d;
+    const int left = row.group - head % row.group, n = left < kHeads ? left : kHeads;
+    const auto run = n >= 4   ? mix_heads<kHeads, T>
+                     : n == 3 ? mix_heads<kHeads - 1, T>
+                     : n == 2 ? mix_heads<2, T>
+                              : mix_heads<1, T>;
+    run(row.v, kv, row.d, count, row.scores + head * kSpan, row.shrink + head, row.sums + (int64_t)head * row.width,
+        row.width, ahead, lines);
+    head += n;
+  }
+}
+
+MM_INLINE void put(float* to, float value) { *to = value; }
+MM_INLINE void put(uint16_t* to, float value) { *to = to_bf16(value); }
+
+// Scores of the span at `at` become weights of the `tokens` in it, as far as each query sees them.
+template <class T>
+void soften_span(Row<T>& row, int at, int tokens, int kv_len) {
+  const float scale = 1.0f / std::sqrt((float)row.d);
+  for (int head = 0; head < row.heads; head++) {
+    float* scores = row.scores + head * kSpan;
+    const int seen = kv_len - (row.queries - 1 - row.query_of(head)) - at, count = seen < tokens ? seen : tokens;
+    if (count > 0)
+      row.shrink[head] = soften(scores, count, scale, row.softmax[head], at == 0,
+                                [=](int i, f16v weight) { store_as(scores + i, weight); });
+    else
+      row.shrink[head] = 1;
+    for (int t = count > 0 ? count : 0; t < tokens; t++) scores[t] = 0;
+  }
+}
+
+template <class T>
+void decode(const AttentionCall& call, const AttentionTask& task, void* scratch) {
+  const mm_attention_step& step = *call.step;
+  Carver carver = {(char*)scratch};
+  Row<T> row(carver, step, task.query1 - task.query0, task.head1 - task.head0);
+  const int d = row.d, kv_len = step.kv_lens[task.row];
+  const int64_t token = step.query_starts[task.row], first = (int64_t)task.head0 * row.own * d;
+  const T* q = (const T*)call.q + token * call.q_stride + first;
+  for (int head = 0; head < row.heads; head++)
+    for (int i = 0; i < row.q_width; i++)
+      row.q[(int64_t)head * row.q_width + i] =
+          Dot<T>::keep(i < d ? as_float(q[row.place(head, call.q_stride) + i]) : 0);
+  memset(row.sums, 0, (int64_t)row.heads * row.width * sizeof(float));
+  const Places places(step, task.row);
+  const T* kv = (const T*)call.kv + (int64_t)task.head0 * d;
+  const int64_t bytes = (int64_t)(task.head1 - task.head0) * d * sizeof(T);  // of a token's keys
+  int count = row.find(kv, places, 0, kv_len);
+  for (int at = 0; at < kv_len; at += kSpan) {
+    const int tokens = count;
+    for (int t = 0; t < round_up(tokens, kTokens); t++) row.v[t] = row.k[t] + places.v_offset;
+    score_span(row, tokens, Ahead<T>{row.v, tokens, bytes});
+    soften_span(row, at, tokens, kv_len);
+    count = row.find(kv, places, at + kSpan, kv_len);
+    mix_span(row, tokens, Ahead<T>{row.k, count, bytes});
+  }
+  T* out = (T*)call.out + token * call.out_stride + first;
+  for (int head = 0; head < row.heads; head++)
+    for (int i = 0; i < d; i++)
+      put(out + row.place(head, call.out_stride) + i,
+          row.sums[(int64_t)head * row.width + i] / row.softmax[head].total);
+}
+
+}  // namespace
+
+int64_t decode_scratch_bytes(const mm_attention_step& step, int queries) {
+  Carver carver = {nullptr};
+  Row<float> row(carver, step, queries, step.num_kv_heads);  // a float is as wide as it gets
+  return carver.used;
+}
+
+void attention_decode(const AttentionCall& call, const AttentionTask& task, void* scratch) {
+  (call.step->dtype == 0 ? decode<float> : decode<uint16_t>)(call, task, scratch);
+}
+
+}  // namespace mm

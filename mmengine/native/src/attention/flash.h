@@ -1,0 +1,96 @@
+// Attention of many queries to the keys that each of them sees, a block of keys after the other.
+//
+// A Source says what is attended: T (float or uint16_t, bfloat16 as bits), head_dim(), queries(), keys(),
+// seen(query): how many keys a query sees, not falling and at least 1; query(i, room) and key(i, room):
+// T [head_dim] where it lies, or written into `room`; value(i); out(query).
+#pragma once
+
+#include <cmath>
+
+#include "attention/tiles.h"
+
+namespace mm {
+
+template <class Tiles, class Source>
+class Flash {
+  using T = typename Source::T;
+  using Query = typename Tiles::Query;
+  static constexpr int kRows = Tiles::kRows;
+
+ public:
+  static int64_t bytes(int head_dim, int queries) {
+    Carver carver = {nullptr};
+    Flash(carver, head_dim, queries);
+    return carver.used;
+  }
+
+  static void run(const Source& source, void* scratch) {
+    Carver carver = {(char*)scratch};
+    Flash(carver, source.head_dim(), source.queries()).attend(source);
+  }
+
+ private:
+  Flash(Carver& carver, int head_dim, int queries) : tiles_(carver, head_dim) {
+    const int64_t rows = round_up(queries, kRows);
+    q_ = carver.take<Query>(rows * tiles_.q_width());
+    sums_ = carver.take<float>(rows * tiles_.width());
+    softmax_ = carver.take<RunningSoftmax>(rows);
+    seen_ = carver.take<int>(rows);
+  }
+
+  void attend(const Source& source) {
+    const int queries = source.queries(), rows = (int)round_up(queries, kRows), keys = source.keys();
+    const float scale = 1.0f / std::sqrt((float)source.head_dim());
+    T room[kMaxHead];
+    for (int r = 0; r < rows; r++) {  // the last tile's missing queries repeat the last one
+      const int query = r < queries ? r : queries - 1;
+      tiles_.pack_query(source.query(query, room), q_ + (int64_t)r * tiles_.q_width());
+      seen_[r] = source.seen(query);
+    }
+    tiles_.begin();
+    for (int start = 0; start < keys; start += kKeyBlock) {
+      const int count = keys - start < kKeyBlock ? keys - start : kKeyBlock;
+      pack(source, start, count);
+      for (int r = 0; r < rows; r += kRows) {
+        const int last = seen_[r + kRows - 1] - start;
+        if (last > 0) tiles_.attend(tile(r), start, last < count ? last : count, scale);
+      }
+    }
+    tiles_.end();
+    for (int r = 0; r < queries; r++) store(source, r);
+  }
+
+  QueryTile<Query> tile(int r) const {
+    return {q_ + (int64_t)r * tiles_.q_width(), sums_ + (int64_t)r * tiles_.width(), softmax_ + r, seen_ + r};
+  }
+
+  void pack(const Source& source, int start, int count) {
+    T rooms[16][kMaxHead];
+    const T *keys[16], *values[16];
+    for (int at = 0; at < round_up(count, Tiles::kPack); at += 16) {
+      for (int r = 0; r < 16 && at + r < count; r++) {
+        keys[r] = source.key(start + at + r, rooms[r]);
+        values[r] = source.value(start + at + r);
+      }
+      tiles_.pack(at, keys, values, count - at);
+    }
+  }
+
+  void store(const Source& source, int r) const {
+    const float *sums = sums_ + (int64_t)r * tiles_.width(), total = softmax_[r].total;
+    T* __restrict to = source.out(r);
+    for (int i = 0; i < source.head_dim(); i++)
+      if constexpr (sizeof(T) == 2)
+        to[i] = to_bf16(sums[i] / total);
+      else
+        to[i] = sums[i] / total;
+  }
+
+  Tiles tiles_;
+  Query* q_;                 // [rows, q_width]
+  float* sums_;              // [rows, width]
+  RunningSoftmax* softmax_;  // [rows]
+  int* seen_;                // [rows]
+};
+
+}  // namespace mm

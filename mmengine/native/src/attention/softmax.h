@@ -1,0 +1,117 @@
+// What every attention kernel needs: memory in parts, bfloat16 one by one, and softmax over blocks of keys.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "common/vec.h"
+
+namespace mm {
+
+inline int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+
+// Parts of a thread's memory one after the other, each aligned for vectors. Without memory it counts.
+struct Carver {
+  char* at;
+  int64_t used = 0;
+  template <class T>
+  T* take(int64_t count) {
+    T* part = (T*)(at + used);
+    used += round_up(count * (int64_t)sizeof(T), 64);
+    return part;
+  }
+};
+
+MM_INLINE float from_bf16(uint16_t bits) {
+  uint32_t wide = (uint32_t)bits << 16;
+  float value;
+  memcpy(&value, &wide, 4);
+  return value;
+}
+
+MM_INLINE float as_float(float value) { return value; }
+MM_INLINE float as_float(uint16_t bits) { return from_bf16(bits); }
+
+// To the nearest, ties to even; NaN stays NaN. Without a branch, so that loops over it become vectors.
+MM_INLINE uint16_t to_bf16(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16, nan = (bits >> 16) | 0x40;
+  return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
+}
+
+// Softmax over blocks of keys that come one after the other, for one query.
+struct RunningSoftmax {
+  float top, total;
+};
+
+MM_INLINE float highest(f16v v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)v);
+#else
+  float top = v[0];
+  for (int i = 1; i < 16; i++) top = v[i] > top ? v[i] : top;
+  return top;
+#endif
+}
+
+MM_INLINE float sum_of(f16v v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)v);
+#else
+  float sum = 0;
+  for (int i = 0; i < 16; i++) sum += v[i];
+  return sum;
+#endif
+}
+
+#if defined(__AVX512F__)
+// 2^x within 2e-7 of its value; 0 below 2^-149, and NaN of NaN. The polynomial is the one of degree 5 whose largest
+// relative error between -1/2 and 1/2 is least, with 1 at 0.
+MM_INLINE f16v exp2_of(f16v x) {
+  const __m512 v = _mm512_max_ps(_mm512_set1_ps(-200), (__m512)x);  // NaN stands where max gives it back
+  const __m512 whole = _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const f16v r = (f16v)v - (f16v)whole;
+  f16v p = fused(splat(1.326472731e-3f), r, splat(9.671512991e-3f));
+  p = fused(p, r, splat(5.550733581e-2f));
+  p = fused(p, r, splat(2.402224243e-1f));
+  p = fused(p, r, splat(6.931470037e-1f));
+  p = fused(p, r, splat(1));
+  return (f16v)_mm512_scalef_ps((__m512)p, whole);
+}
+constexpr float kPowers = 1.44269504f;  // of two, for one of e
+MM_INLINE f16v weight_of(f16v x, f16v) { return exp2_of(x); }
+#else
+constexpr float kPowers = 1;
+MM_INLINE f16v weight_of(f16v x, f16v score) { return (f16v)((i16v)exp_clamped(x) & (score != -__builtin_inff())); }
+#endif
+
+// Turns `count` scores (room to the next 16) into weights relative to the highest score so far, given to
+// `keep` 16 at a time; behind the last one they are 0. Gives
+// what the sums before this block must be multiplied with.
+template <class Keep>
+MM_INLINE float soften(float* scores, int count, float scale, RunningSoftmax& state, bool first, Keep keep) {
+  int padded = (int)round_up(count, 16);
+  for (int i = count; i < padded; i++) scores[i] = -__builtin_inff();
+  f16v top = load_as<f16v>(scores);
+  for (int i = 16; i < padded; i += 16) {
+    f16v v = load_as<f16v>(scores + i);
+    top = v > top ? v : top;
+  }
+  float highest_now = highest(top);
+  float new_top = first || highest_now > state.top ? highest_now : state.top;
+  f16v sum = splat(0);
+  scale *= kPowers;
+  for (int i = 0; i < padded; i += 16) {
+    f16v score = load_as<f16v>(scores + i);
+    f16v weight = weight_of((score - new_top) * scale, score);
+    keep(i, weight);
+    sum += weight;
+  }
+  float shrink = first ? 0.0f : weight_of(splat((state.top - new_top) * scale), splat(state.top))[0];
+  state.total = (first ? 0.0f : state.total * shrink) + sum_of(sum);
+  state.top = new_top;
+  return shrink;
+}
+
+}  // namespace mm

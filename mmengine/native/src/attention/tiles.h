@@ -1,0 +1,147 @@
+// Tiles of queries against a block of keys: packing, scores, softmax and weighted sums of values.
+//
+// Two kinds with one interface: float32 vectors (bfloat16 is widened when it is packed), and bfloat16 in pairs, which
+// AMX or AVX-512's dot products multiply. A query's result is the same to the bit wherever it stands in a tile, and
+// whichever queries stand beside it.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "attention/softmax.h"
+#include "common/wide_vec.h"
+
+namespace mm {
+
+constexpr int kMaxHead = 256;   // values of a head
+constexpr int kKeyBlock = 512;  // keys that are packed, and whose scores are held, at once
+constexpr int kScoresStride = kKeyBlock + 16;  // rows a little apart, or they share cache sets
+
+// The queries of one tile, and what they have gathered from the blocks of keys before.
+template <class Query>
+struct QueryTile {
+  const Query* q;  // [kRows, q_width]
+  float* sums;     // [kRows, width]
+  RunningSoftmax* softmax;  // [kRows]
+  const int* seen;          // [kRows] how many keys each sees, from the first key of all; not falling
+};
+
+class VectorTiles {
+ public:
+  using Query = float;
+  static constexpr int kRows = 6;
+  static constexpr int kPack = 16;  // keys come in groups of 16, up to a multiple of this
+
+  VectorTiles(Carver& carver, int head_dim);
+  int q_width() const { return d_; }
+  int width() const { return width_; }
+
+  void begin() const {}
+  void end() const {}
+  template <class T>
+  void pack_query(const T* from, float* to) const;
+  // Keys and values `at` to at + 16 of the block; behind `count` there is nothing to read.
+  template <class T>
+  void pack(int at, const T* const* keys, const T* const* values, int count) const;
+  // `count` keys of the block, which begins with key `start` of all. The first block starts the sums.
+  void attend(const QueryTile<float>& tile, int start, int count, float scale) const;
+
+ private:
+  int d_, width_;
+  float* panels_;  // keys [kKeyBlock / kPanelKeys][d][kPanelKeys]
+  float* values_;  // [kKeyBlock, width]
+  float* scores_;  // [kRows, kScoresStride]
+};
+
+#if defined(__AVX512BF16__)
+// Keys stand in tiles of 32 values by 16 keys, values in tiles of 32 keys by 16 values, pairs together as they are
+// multiplied. Weights are rounded to bfloat16 before they meet the values, as torch does.
+class PairTiles {
+ public:
+  using Query = uint16_t;
+#if defined(__AMX_BF16__)
+  static constexpr int kRows = 32;  // two of its tiles
+#else
+  static constexpr int kRows = 6;  // by 4 vectors: 24 sums in 32 registers
+#endif
+  static constexpr int kPack = 32;
+
+  PairTiles(Carver& carver, int head_dim);
+  int q_width() const { return steps_ * 32; }
+  int width() const { return panels_ * 16; }
+
+  void begin() const;  // this thread's tile registers are set up, and given back
+  void end() const;
+  void pack_query(const uint16_t* from, uint16_t* to) const;
+  void pack(int at, const uint16_t* const* keys, const uint16_t* const* values, int count) const;
+  void attend(const QueryTile<uint16_t>& tile, int start, int count, float scale) const;
+
+ private:
+  static constexpr int kTile = 512;  // values of a tile
+  static constexpr int kWeightsStride = kKeyBlock + 32;
+
+  void score(const uint16_t* q, int count) const;
+  void mix(int start, int count, float* sums) const;  // sums (+)= weights * v
+
+  int d_, steps_, panels_;  // steps of 32 and panels of 16 values
+  uint16_t* keys_;     // [kKeyBlock / 16][steps][16 pairs of values][16 keys][2]
+  uint16_t* values_;   // [kKeyBlock / 32][panels][16 pairs of keys][16 values][2]
+  float* scores_;      // [kRows, kScoresStride]
+  uint16_t* weights_;  // [kRows, kWeightsStride]
+};
+using Bf16Tiles = PairTiles;
+#else
+using Bf16Tiles = VectorTiles;
+#endif
+
+typedef float f8v __attribute__((vector_size(32)));
+
+// Eight values, then zeros where a register has more.
+MM_INLINE wide load_eight(const float* from) {
+#if defined(__AVX512F__)
+  return __builtin_shufflevector(load_as<f8v>(from), f8v{}, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+#else
+  return load_wide(from);
+#endif
+}
+MM_INLINE wide load_eight(const uint16_t* from) {
+#if defined(__AVX512F__)
+  return widen((h16v)_mm256_zextsi128_si256(_mm_loadu_si128((const __m128i*)from)));
+#else
+  return load_wide(from);
+#endif
+}
+
+#if defined(__AVX512F__)
+// Columns to rows. Interleaving the upper with the lower half turns the bits of a place's number by one;
+// after four times row and column have changed places.
+MM_INLINE void transpose16(f16v m[16]) {
+#pragma GCC unroll 4
+  for (int turn = 0; turn < 4; turn++) {
+    f16v to[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+      to[2 * i] = __builtin_shufflevector(m[i], m[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+      to[2 * i + 1] =
+          __builtin_shufflevector(m[i], m[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) m[i] = to[i];
+  }
+}
+#endif
+
+// Scores of one query become weights for `count` keys of a block; of these it sees the first `seen` (all where
+// there are more, none where there are less than 1), and the rest weigh nothing, up to a multiple of `whole`.
+// Gives the factor for the sums so far.
+template <class Keep>
+MM_INLINE float weigh(float* scores, int seen, int count, int whole, float scale, RunningSoftmax& state, bool first,
+                      Keep keep) {
+  if (seen > count) seen = count;
+  float shrink = seen > 0 ? soften(scores, seen, scale, state, first, keep) : 1.0f;
+  for (int at = seen > 0 ? (int)round_up(seen, 16) : 0; at < round_up(count, whole); at += 16) keep(at, splat(0));
+  return shrink;
+}
+
+}  // namespace mm

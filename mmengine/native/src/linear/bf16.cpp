@@ -1,0 +1,85 @@
+// bfloat16 without AMX: rows of x, a panel after the other.
+#include "common/vec.h"
+#include "linear/int8.h"
+#include "linear/rows.h"
+
+#if !defined(__AMX_BF16__)
+
+namespace mm {
+namespace {
+
+constexpr int kMostRows = 512;  // whose sums wait in a cache
+
+// From a row of x to the next in scratch: a cache line further than k asks for, or rows of a k that is a power
+// of two would all stand in the same set of the first cache.
+int64_t row_stride(const LinearJob& job) { return (int64_t)job.steps() * kStep + 64 / (int64_t)sizeof(Scratch); }
+
+// Behind the rows, where they are wanted: sums of each group of a row, float32 [m, groups].
+int64_t group_sums_at(const LinearJob& job) { return ceil_div(job.m * row_stride(job) * sizeof(Scratch), 64) * 64; }
+
+void sum_groups(const mm_linear& linear, const uint16_t* x, float* sums) {
+  for (int64_t first = 0; first < linear.k; first += linear.group) {
+    f16v sum = {};
+    int64_t end = first + linear.group < linear.k ? first + linear.group : linear.k, t = first;
+    for (; t + 16 <= end; t += 16) sum += widen(load_as<h16v>(x + t));
+    for (; t < end; ++t) sum[0] += widen(h16v{x[t]})[0];
+    float whole = 0;
+    for (int i = 0; i < 16; ++i) whole += sum[i];
+    *sums++ = whole;
+  }
+}
+
+// Those from `panel` on that are multiplied by at once.
+int panels_at_once(const LinearJob& job, const Share& share, int panel) {
+  const bool few = share.row1 - share.row0 <= kPairRows;
+  return few && alternating(*job.linear) == 2 && panel % 2 == 0 && panel + 1 < share.panel1 ? 2 : 1;
+}
+
+}  // namespace
+
+int64_t linear_scratch_bytes(const LinearJob& job) {
+  if (job.linear->x_form) return int8_scratch_bytes(job);
+  return group_sums_at(job) + (wants_sums(*job.linear) ? (int64_t)job.m * job.groups() * sizeof(float) : 0);
+}
+
+int64_t linear_thread_bytes(const LinearJob&) { return 0; }
+
+void linear_prepare(const LinearJob& job, void* scratch, int row0, int row1) {
+  if (job.linear->x_form) return int8_prepare(job, scratch, row0, row1);
+  int64_t k = job.linear->k, padded = (int64_t)job.steps() * kStep, stride = row_stride(job);
+  float* sums = (float*)((char*)scratch + group_sums_at(job));
+  for (int row = row0; row < row1; ++row) {
+    const uint16_t* from = (const uint16_t*)job.row(row);
+    Scratch* to = (Scratch*)scratch + row * stride;
+    if constexpr (sizeof(Scratch) == 2) {
+      memcpy(to, from, k * 2);
+    } else {
+      for (int64_t t = 0; t < k; ++t) {
+        uint32_t bits = (uint32_t)from[t] << 16;
+        memcpy(to + t, &bits, 4);
+      }
+    }
+    memset(to + k, 0, (padded - k) * sizeof(Scratch));
+    if (wants_sums(*job.linear)) sum_groups(*job.linear, from, sums + (int64_t)row * job.groups());
+    for (int64_t t = 0; t < k && job.m == 1 && is_masked(*job.linear); ++t) to[t] *= kMaskedBy[t % 4];
+  }
+}
+
+void linear_run_bf16(const LinearJob& job, const void* scratch, const Share& share) {
+  if (job.linear->x_form) return int8_run(job, scratch, share);
+  alignas(64) float c[kMostRows * kPanel];
+  const float* sums = (const float*)((const char*)scratch + group_sums_at(job));
+  const Rows every = {*job.linear, (const Scratch*)scratch, row_stride(job), sums, job.m, job.groups(), job.m == 1};
+  for (int panel = share.panel0, panels; panel < share.panel1; panel += panels) {
+    panels = panels_at_once(job, share, panel);
+    for (int row = share.row0; row < share.row1; row += kMostRows) {
+      const int count = share.row1 - row < kMostRows ? share.row1 - row : kMostRows;
+      run_panels(panels, every.some(row, count), job.panel(panel), c);
+      for (int i = 0; i < panels; ++i) linear_store(job, c + i * count * kPanel, kPanel, row, count, panel + i);
+    }
+  }
+}
+
+}  // namespace mm
+
+#endif

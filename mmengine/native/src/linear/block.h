@@ -1,0 +1,211 @@
+// Sums of a few rows by a panel of bfloat16 with AVX-512, without AMX: through vdpbf16ps, or as float32 through FMA.
+// Either adds up k in its order, so a row's result is the same bits in any company.
+#pragma once
+
+#include <type_traits>
+
+#include "common/fetch.h"
+#include "common/vec.h"
+#include "linear/codes.h"
+#include "linear/rows.h"
+
+namespace mm {
+
+#if defined(__AVX512BF16__)
+constexpr int kRows = 12;
+// Rows up to which AMD's cores fetch ahead best by themselves; beyond them, so many bytes are asked for ahead.
+constexpr int kUnfetched = 8, kUnfetchedCodes = 2, kAhead = 2048;
+
+// Intel's, which are here where a hypervisor keeps AMX to itself, do better with any number of rows, asked in two hops.
+template <bool ON_AMD, int AHEAD = kAhead>
+MM_INLINE void fetch_line(bool amd, const char* line) {
+  if (!amd)
+    fetch_ahead<8192, 1024>(line);
+  else if constexpr (ON_AMD)
+    __builtin_prefetch(line + AHEAD);
+}
+
+// Sums of M rows of a panel: they begin as zeros, or go on from what c is.
+template <int M>
+MM_INLINE void begin_sums(bool first, const float* c, __m512 (&sums)[M][2]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < M; ++i)
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half)
+      sums[i][half] = first ? _mm512_setzero_ps() : load_as<__m512>(c + i * kPanel + half * 16);
+}
+
+// They grow by a pair of k.
+template <int M>
+MM_INLINE void add_pair(const Scratch* x, int64_t x_stride, __m512i low, __m512i high, __m512 (&sums)[M][2]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < M; ++i) {
+    __m512bh a = (__m512bh)_mm512_set1_epi32(load_as<int32_t>(x + i * x_stride));
+    sums[i][0] = _mm512_dpbf16_ps(sums[i][0], a, (__m512bh)low);
+    sums[i][1] = _mm512_dpbf16_ps(sums[i][1], a, (__m512bh)high);
+  }
+}
+
+template <int M>
+MM_INLINE void store_sums(const __m512 (&sums)[M][2], float* c) {
+#pragma GCC unroll 16
+  for (int i = 0; i < M; ++i) {
+    store_as(c + i * kPanel, sums[i][0]);
+    store_as(c + i * kPanel + 16, sums[i][1]);
+  }
+}
+
+// Later lines of the weights that are read.
+template <bool ON_AMD>
+struct Later {
+  const bool amd = kIsAmd;
+
+  MM_INLINE_MEMBER void operator()(const char* pair) {
+    fetch_line<ON_AMD>(amd, pair);
+    fetch_line<ON_AMD>(amd, pair + 64);
+  }
+};
+
+// Codes that are looked at next, while decoded ones are read: a line for each pair of k.
+struct Next {
+  const char* line;
+
+  MM_INLINE_MEMBER void operator()(const char*) {
+    __builtin_prefetch(line, 0, 2);
+    line += 64;
+  }
+};
+
+// c [M, 32] = x [M, steps * 32] * panel, and unless `first` what c was.
+template <int M, class Fetch = Later<(M > kUnfetched)>>
+void multiply(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, bool first, float* c,
+              Fetch fetch = Fetch()) {
+  __m512 sums[M][2];
+  begin_sums<M>(first, c, sums);
+  for (int64_t step = 0; step < steps; ++step, w += 2048, x += kStep)
+    for (int pair = 0; pair < 16; ++pair) {
+      const char* at = w + pair * 128;
+      fetch(at);
+      add_pair<M>(x + 2 * pair, x_stride, load_as<__m512i>(at), load_as<__m512i>(at + 64), sums);
+    }
+  store_sums<M>(sums, c);
+}
+
+// The same of `size` codes of a group, decoded in registers, and into `tile` where it is given.
+template <class Codes, int M, bool TILE>
+MM_INLINE void multiply_codes(const Codes& found, const Scratch* x, int64_t x_stride, const char* codes, int size,
+                              char* tile, __m512 (&sums)[M][2]) {
+  const bool amd = kIsAmd;
+  for (int t = 0; t < size; t += 4, codes += Codes::kNext, x += 4) {
+    __m512i low[2], high[2];
+#pragma GCC unroll 2
+    for (int line = 0; line < Codes::kBytes; line += 64) fetch_line<(M > kUnfetchedCodes)>(amd, codes + line);
+    found.pairs(codes, low, high);
+#pragma GCC unroll 2
+    for (int pair = 0; pair < 2; ++pair) {
+      add_pair<M>(x + 2 * pair, x_stride, low[pair], high[pair], sums);
+      if constexpr (TILE) {
+        store_as(tile + t * 64 + pair * 128, low[pair]);
+        store_as(tile + t * 64 + pair * 128 + 64, high[pair]);
+      }
+    }
+  }
+}
+
+// totals [M, 32] += sums of a group, scaled. `group_sum`: of that group of each row, where there are mins.
+template <int M>
+MM_INLINE void add_totals(const __m512 (&sums)[M][2], const Scales& by, const float* group_sum, int groups,
+                          __m512 (&totals)[M][2]) {
+#pragma GCC unroll 16
+  for (int row = 0; row < M; ++row)
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      totals[row][half] = _mm512_fmadd_ps(sums[row][half], (__m512)by.scales[half], totals[row][half]);
+      if (group_sum) {
+        __m512 sum = _mm512_set1_ps(group_sum[row * groups]);
+        totals[row][half] = _mm512_fmadd_ps(sum, (__m512)by.mins[half], totals[row][half]);
+      }
+    }
+}
+
+// c [M, 32] += that of each of `count` groups of codes that lie as steps of bfloat16 at w, scaled. `group_sums`: of
+// the groups of each row, where there are mins.
+template <int M>
+MM_INLINE void multiply_scaled(const Scratch* x, int64_t x_stride, const char* w, int size, const Scales* by, int count,
+                               const float* group_sums, int groups, Next next, float* c) {
+  __m512 totals[M][2];
+  begin_sums<M>(false, c, totals);
+  for (int i = 0; i < count; ++i, ++by) {
+    __m512 sums[M][2] = {};
+    for (int t = 0; t < size; t += 2, w += 128, x += 2) {
+      next(w);
+      add_pair<M>(x, x_stride, load_as<__m512i>(w), load_as<__m512i>(w + 64), sums);
+    }
+    add_totals<M>(sums, *by, group_sums ? group_sums + i : nullptr, groups, totals);
+  }
+  store_sums<M>(totals, c);
+}
+#else
+constexpr int kRows = 12;
+constexpr int kAhead = 8192;  // bytes: weights come from memory, later ones are asked for
+
+// Sums and columns of a panel lie apart by halves; a pair of k becomes two multiply-adds, the even one first.
+template <int M>
+void multiply(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, bool first, float* c) {
+  f16v sums[M][2] = {};
+  if (!first)
+#pragma GCC unroll 16
+    for (int i = 0; i < M; ++i) {
+      sums[i][0] = load_as<f16v>(c + i * kPanel);
+      sums[i][1] = load_as<f16v>(c + i * kPanel + 16);
+    }
+  for (int64_t step = 0; step < steps; ++step, w += 2048, x += kStep) {
+    for (int pair = 0; pair < 16; ++pair) {
+      const char* at = w + pair * 128;
+      __builtin_prefetch(at + kAhead);
+      __builtin_prefetch(at + kAhead + 64);
+      u16v low = load_as<u16v>(at), high = load_as<u16v>(at + 64);
+      f16v even[2] = {(f16v)(low << 16), (f16v)(high << 16)};
+      f16v odd[2] = {(f16v)(low & 0xffff0000u), (f16v)(high & 0xffff0000u)};
+#pragma GCC unroll 16
+      for (int i = 0; i < M; ++i) {
+        const float* a = x + i * x_stride + 2 * pair;
+        f16v first = splat(a[0]), second = splat(a[1]);
+        sums[i][0] += first * even[0];
+        sums[i][1] += first * even[1];
+        sums[i][0] += second * odd[0];
+        sums[i][1] += second * odd[1];
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < M; ++i) {
+    store_as(c + i * kPanel, sums[i][0]);
+    store_as(c + i * kPanel + 16, sums[i][1]);
+  }
+}
+constexpr int kWide = 2 * kColumns;  // columns that are summed at once
+
+// sums [M, kWide] += x [M, size] * codes; those of FP8 are scaled first.
+template <class Codes, int M>
+MM_INLINE void multiply_codes(const Scratch* x, int64_t x_stride, const char* codes, int size,
+                              const columns (&scales)[2], columns (&sums)[M][2]) {
+  for (int t = 0; t < size; t += 2, codes += Codes::kBytes, x += 2) {
+    __builtin_prefetch(codes + kAhead);
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v) {
+      columns first, second;
+      Codes::two(codes + v * kColumns, first, second);
+      if constexpr (std::is_same_v<Codes, Fp8Codes>)
+        first = scaled(first, scales[v]), second = scaled(second, scales[v]);
+#pragma GCC unroll 16
+      for (int i = 0; i < M; ++i) {
+        sums[i][v] += x[i * x_stride] * first;
+        sums[i][v] += x[i * x_stride + 1] * second;
+      }
+    }
+  }
+}
+#endif
+
+}  // namespace mm

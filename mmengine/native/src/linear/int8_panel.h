@@ -1,0 +1,218 @@
+// A few rows of x in int8 by a panel of codes (linear/int8.h).
+#pragma once
+
+#include <immintrin.h>
+
+#include "common/vec.h"
+#include "linear/job.h"
+
+namespace mm {
+
+constexpr int kBlock = 32;  // values of x that share a scale
+
+// Of a row in scratch: its codes, then for each block a scale and the sum of its codes, and for each group the sum of
+// what its codes stand for.
+struct Row {
+  int64_t k, blocks, groups, stride;
+
+  explicit Row(const LinearJob& job) : k((int64_t)job.steps() * kStep), blocks(k / kBlock), groups(job.groups()) {
+    stride = ceil_div(k + blocks * 8 + groups * 4, 64) * 64 + 64;  // rows do not all stand in one set of the cache
+  }
+  int8_t* codes(char* row) const { return (int8_t*)row; }
+  float* scales(char* row) const { return (float*)(row + k); }
+  int32_t* sums(char* row) const { return (int32_t*)(row + k + blocks * 4); }
+  float* group_sums(char* row) const { return (float*)(row + k + blocks * 8); }
+};
+
+#if defined(__AVX512VNNI__)
+constexpr int kTall = 6;          // rows that are multiplied at once
+constexpr bool kUnsigned = true;  // codes of x that are multiplied by int8
+
+MM_INLINE __m512i four(const int8_t* codes) { return _mm512_set1_epi32(load_as<int32_t>(codes)); }
+
+// Sums of a block's products, of M rows and the panel's columns. Of int8, codes of x are 128 more than they stand for,
+// as vpdpbusd has one side unsigned: so much of the weights is taken off, which the same instruction adds up.
+template <int M>
+MM_INLINE void multiply_int8(const int8_t* x, int64_t stride, const char* at, __m512i (&sums)[M][2]) {
+  __m512i more[2] = {};
+#pragma GCC unroll 8
+  for (int quad = 0; quad < kBlock / 4; ++quad, at += 128) {
+    const __m512i codes[2] = {load_as<__m512i>(at), load_as<__m512i>(at + 64)};
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v) more[v] = _mm512_dpbusd_epi32(more[v], _mm512_set1_epi8((char)0x80), codes[v]);
+#pragma GCC unroll 8
+    for (int i = 0; i < M; ++i)
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v)
+        sums[i][v] = _mm512_dpbusd_epi32(sums[i][v], four(x + i * stride + quad * 4), codes[v]);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < M; ++i)
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v) sums[i][v] = _mm512_sub_epi32(sums[i][v], more[v]);
+}
+
+template <int M>
+MM_INLINE void multiply_int4(const int8_t* x, int64_t stride, const char* at, __m512i (&sums)[M][2]) {
+  const __m512i low = _mm512_set1_epi8(15);
+#pragma GCC unroll 4
+  for (int eight = 0; eight < kBlock / 8; ++eight, at += 128) {
+    const __m512i both[2] = {load_as<__m512i>(at), load_as<__m512i>(at + 64)};
+#pragma GCC unroll 2
+    for (int part = 0; part < 2; ++part) {
+      __m512i codes[2];
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) codes[v] = _mm512_and_si512(part ? _mm512_srli_epi16(both[v], 4) : both[v], low);
+#pragma GCC unroll 8
+      for (int i = 0; i < M; ++i)
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; ++v)
+          sums[i][v] = _mm512_dpbusd_epi32(sums[i][v], codes[v], four(x + i * stride + eight * 8 + part * 4));
+    }
+  }
+}
+
+// c [M, 32] of M rows by a panel.
+template <bool INT4, int M>
+void multiply_panel(const mm_linear& linear, const Row& row, char* rows, const char* group, float* c) {
+  __m512 totals[M][2] = {};
+  for (int64_t g = 0, block = 0; g < row.groups; ++g, group += group_bytes(linear)) {
+    __m512 parts[M][2] = {};
+    const char* at = group + codes_at(linear);
+    for (int in = 0; in < linear.group; in += kBlock, ++block, at += kBlock * (INT4 ? 16 : 32)) {
+      __m512i sums[M][2];
+#pragma GCC unroll 8
+      for (int i = 0; i < M; ++i)
+        sums[i][0] = sums[i][1] = _mm512_set1_epi32(INT4 ? -8 * row.sums(rows + i * row.stride)[block] : 0);
+      (INT4 ? multiply_int4<M> : multiply_int8<M>)(row.codes(rows) + block * kBlock, row.stride, at, sums);
+#pragma GCC unroll 8
+      for (int i = 0; i < M; ++i) {
+        const __m512 scale = _mm512_set1_ps(row.scales(rows + i * row.stride)[block]);
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; ++v) parts[i][v] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[i][v]), scale, parts[i][v]);
+      }
+    }
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v) {
+      const __m512 scale = _mm512_cvtph_ps(load_as<__m256i>(group + v * 32));
+#pragma GCC unroll 8
+      for (int i = 0; i < M; ++i) totals[i][v] = _mm512_fmadd_ps(parts[i][v], scale, totals[i][v]);
+      if (!linear.mins) continue;
+      const __m512 min = load_as<__m512>(group + mins_at(linear) + v * 64);
+#pragma GCC unroll 8
+      for (int i = 0; i < M; ++i) {
+        const __m512 sum = _mm512_set1_ps(row.group_sums(rows + i * row.stride)[g]);
+        totals[i][v] = _mm512_fmadd_ps(sum, min, totals[i][v]);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < M; ++i)
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v) store_as(c + i * kPanel + v * 16, totals[i][v]);
+}
+#else
+constexpr int kTall = 4;
+constexpr bool kUnsigned = false;
+
+// sums + those of products of 4 neighbours each, a without a sign.
+MM_INLINE __m256i add_products(__m256i sums, __m256i a, __m256i b) {
+  return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
+}
+
+MM_INLINE __m256i four(const int8_t* codes) { return _mm256_set1_epi32(load_as<int32_t>(codes)); }
+
+// Sums of a block's products, of M rows and 8 * V columns; x and `at`: the block's codes of the first row, and of the
+// first column. Functions of their own, so that nothing else is in registers.
+template <int M, int V>
+__attribute__((noinline)) void multiply_int8(const int8_t* x, int64_t stride, const char* at, __m256i (&found)[M][V]) {
+  __m256i sums[M][V] = {};
+#pragma GCC unroll 8
+  for (int quad = 0; quad < kBlock / 4; ++quad, at += 128) {
+    __m256i codes[V], sizes[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) codes[v] = load_as<__m256i>(at + v * 32), sizes[v] = _mm256_abs_epi8(codes[v]);
+#pragma GCC unroll 4
+    for (int i = 0; i < M; ++i) {
+      const __m256i values = four(x + i * stride + quad * 4);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) sums[i][v] = add_products(sums[i][v], sizes[v], _mm256_sign_epi8(values, codes[v]));
+    }
+  }
+  memcpy(found, sums, sizeof sums);
+}
+
+// Eight sums of two products of at most 15 * 127 fit into 16 bits.
+template <int M, int V>
+__attribute__((noinline)) void multiply_int4(const int8_t* x, int64_t stride, const char* at, __m256i (&found)[M][V]) {
+  const __m256i low = _mm256_set1_epi8(15);
+  __m256i sums[M][V] = {};
+#pragma GCC unroll 8
+  for (int eight = 0; eight < kBlock / 8; ++eight, at += 128)
+#pragma GCC unroll 2
+    for (int part = 0; part < 2; ++part) {
+      __m256i codes[V];
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) {
+        codes[v] = load_as<__m256i>(at + v * 32);
+        codes[v] = _mm256_and_si256(part ? _mm256_srli_epi16(codes[v], 4) : codes[v], low);
+      }
+#pragma GCC unroll 4
+      for (int i = 0; i < M; ++i) {
+        const __m256i values = four(x + i * stride + eight * 8 + part * 4);
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) sums[i][v] = _mm256_add_epi16(sums[i][v], _mm256_maddubs_epi16(codes[v], values));
+      }
+    }
+  for (int i = 0; i < M; ++i)
+    for (int v = 0; v < V; ++v) sums[i][v] = _mm256_madd_epi16(sums[i][v], _mm256_set1_epi16(1));
+  memcpy(found, sums, sizeof sums);
+}
+
+// c [M, 32] from `column` on, of M rows by a panel.
+template <bool INT4, int M, int V>
+void multiply(const mm_linear& linear, const Row& row, char* rows, const char* group, int column, float* c) {
+  __m256 totals[M][V] = {};
+  const int64_t group_size = group_bytes(linear), codes = codes_at(linear) + column * 4;
+  for (int64_t g = 0, block = 0; g < row.groups; ++g, group += group_size) {
+    __m256 parts[M][V] = {};
+    const char* at = group + codes;
+    for (int in = 0; in < linear.group; in += kBlock, ++block, at += kBlock * (INT4 ? 16 : 32)) {
+      __m256i sums[M][V];
+      (INT4 ? multiply_int4<M, V> : multiply_int8<M, V>)(row.codes(rows) + block * kBlock, row.stride, at, sums);
+      for (int i = 0; i < M; ++i) {
+        char* of = rows + i * row.stride;
+        const __m256 scale = _mm256_broadcast_ss(row.scales(of) + block);
+        const __m256i eights = _mm256_set1_epi32(INT4 ? 8 * row.sums(of)[block] : 0);
+        for (int v = 0; v < V; ++v)
+          parts[i][v] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_sub_epi32(sums[i][v], eights)), scale, parts[i][v]);
+      }
+    }
+    for (int v = 0; v < V; ++v) {
+      const __m256 scale = _mm256_cvtph_ps(load_as<__m128i>(group + (column + v * 8) * 2));
+      for (int i = 0; i < M; ++i) totals[i][v] = _mm256_fmadd_ps(parts[i][v], scale, totals[i][v]);
+      if (!linear.mins) continue;
+      const __m256 min = load_as<__m256>(group + mins_at(linear) + (column + v * 8) * 4);
+      for (int i = 0; i < M; ++i) {
+        const __m256 sum = _mm256_broadcast_ss(row.group_sums(rows + i * row.stride) + g);
+        totals[i][v] = _mm256_fmadd_ps(sum, min, totals[i][v]);
+      }
+    }
+  }
+  for (int i = 0; i < M; ++i)
+    for (int v = 0; v < V; ++v) store_as(c + i * kPanel + column + v * 8, totals[i][v]);
+}
+
+// One row by the whole panel, more of them by its halves: their sums are in registers.
+template <bool INT4, int M>
+void multiply_panel(const mm_linear& linear, const Row& row, char* rows, const char* panel, float* c) {
+  if constexpr (M == 1) {
+    multiply<INT4, 1, 4>(linear, row, rows, panel, 0, c);
+  } else {
+    multiply<INT4, M, 2>(linear, row, rows, panel, 0, c);
+    multiply<INT4, M, 2>(linear, row, rows, panel, 16, c);
+  }
+}
+#endif
+
+}  // namespace mm

@@ -1,0 +1,100 @@
+// A call of a linear layer: how its rows and panels are shared among threads.
+#include "linear/linear.h"
+
+#include <atomic>
+
+#include "common/scratch.h"
+#include "common/threads.h"
+#include "linear/job.h"
+
+namespace mm {
+namespace {
+
+constexpr int64_t kSmall = 100000;  // multiply-adds below which a second thread costs more than it gives
+constexpr int kChunk = 1024;        // rows brought into scratch at a time
+
+int64_t thread_bytes(const LinearJob& job) { return job.bf16() ? linear_thread_bytes(job) : 0; }
+
+// Where there are fewer panels than threads, these share blocks of rows too.
+Share share_of(const LinearJob& job, char* room, int thread, int threads) {
+  int across = job.panels(), down = threads / across;
+  if (thread >= across * down) return {};
+  int blocks = (int)ceil_div(job.m, 32), i = thread % across, j = thread / across;
+  int row0 = (int)((int64_t)blocks * j / down) * 32, row1 = (int)((int64_t)blocks * (j + 1) / down) * 32;
+  return {row0, row1 < job.m ? row1 : job.m, i, i + 1, room};
+}
+
+void run_share(const LinearJob& job, const char* scratch, const Share& share) {
+  if (share.row0 >= share.row1 || share.panel0 >= share.panel1) return;
+  if (job.bf16())
+    linear_run_bf16(job, scratch, share);
+  else
+    linear_run_fp32(job, share);
+}
+
+// Neighbouring panels are taken by who is free: one core may have other work, or be shared with another machine.
+// An even number of them, for those that stand in pairs.
+int panels_at_once(const LinearJob& job, int threads) {
+  int count = (int)ceil_div(job.panels(), threads * kPieces);
+  return threads == 1 ? job.panels() : count + count % 2;
+}
+
+// `scratch`: `rows_bytes` for the rows of x, and for each thread what its kernel needs. `next`: a panel that nobody
+// took yet.
+void run_thread(const LinearJob& job, char* scratch, int64_t rows_bytes, int thread, int threads,
+                std::atomic<int>& next) {
+  if (job.bf16()) {
+    int blocks = (int)ceil_div(job.m, 16);
+    int row0 = (int)((int64_t)blocks * thread / threads) * 16;
+    int row1 = (int)((int64_t)blocks * (thread + 1) / threads) * 16;
+    linear_prepare(job, scratch, row0, row1 < job.m ? row1 : job.m);
+#pragma omp barrier
+  }
+  char* room = scratch + rows_bytes + thread * thread_bytes(job);
+  const int panels = job.panels(), count = panels_at_once(job, threads);
+  if (panels < threads) return run_share(job, scratch, share_of(job, room, thread, threads));
+  for (int panel; (panel = next.fetch_add(count, std::memory_order_relaxed)) < panels;)
+    run_share(job, scratch, {0, job.m, panel, panel + count < panels ? panel + count : panels, room});
+}
+
+bool run_chunk(const LinearJob& job) {
+  const int64_t rows_bytes = job.bf16() ? ceil_div(linear_scratch_bytes(job), 64) * 64 : 0;
+  const int64_t bytes = rows_bytes + most_threads() * thread_bytes(job);
+  char* scratch = bytes ? scratch_of_thread(bytes) : nullptr;
+  if (bytes && !scratch) return false;
+  std::atomic<int> next{0};
+#pragma omp parallel if ((int64_t)job.m * job.linear->n * job.linear->k >= kSmall)
+  run_thread(job, scratch, rows_bytes, this_thread(), num_threads(), next);
+  return true;
+}
+
+int32_t run(LinearJob job) {
+  int m = job.m, x_size = job.bf16() ? 2 : 4, y_size = job.bf16() && !job.y_fp32 ? 2 : 4;
+  for (int row = 0; row < m; row += kChunk) {
+    LinearJob chunk = job;
+    chunk.m = m - row < kChunk ? m - row : kChunk;
+    chunk.x = (const char*)job.x + row * job.x_stride * x_size;
+    chunk.y = (char*)job.y + row * job.y_stride * y_size;
+    if (job.added) chunk.added = job.added + (int64_t)row * job.linear->n;
+    if (job.residual) chunk.residual = (const char*)job.residual + row * job.y_stride * y_size;
+    if (!run_chunk(chunk)) return 1;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace mm
+
+extern "C" {
+
+int32_t mm_linear_run(const mm_linear* linear, const void* x, int64_t x_stride, int32_t m, void* y, int64_t y_stride,
+                      int32_t y_fp32, const void* residual) {
+  return mm::run({linear, x, x_stride, m, y, y_stride, residual, y_fp32 != 0, false});
+}
+
+int32_t mm_linear_gate_up(const mm_linear* linear, const void* x, int64_t x_stride, int32_t m, void* y,
+                          int64_t y_stride, const float* added) {
+  return mm::run({linear, x, x_stride, m, y, y_stride, nullptr, false, true, nullptr, added});
+}
+
+}  // extern "C"

@@ -1,0 +1,145 @@
+// Weights into panels and back.
+#include <cstring>
+
+#include "linear/codes.h"
+#include "linear/int8.h"
+#include "linear/job.h"
+
+namespace mm {
+namespace {
+
+// The row of w behind a column of a panel, or -1 for padding. `half` is i where gate and up share panels.
+int64_t source_row(int64_t panel, int column, int32_t n, int32_t half) {
+  if (half == 0) {
+    int64_t row = panel * kPanel + column;
+    return row < n ? row : -1;
+  }
+  int64_t row = panel * 16 + column % 16;
+  return row < half ? row + (column < 16 ? 0 : half) : -1;
+}
+
+// Where a column's value at position t of k lies in its panel, in elements of 2 bytes.
+inline int64_t place_bf16(int column, int64_t t) { return t / 2 * 2 * kPanel + column * 2 + t % 2; }
+
+// rows are those of w behind the panel's columns, NULL for padding and for what another piece brings.
+void pack_panel_bf16(const uint16_t* const* rows, int32_t k, uint16_t* out) {
+  int64_t whole = k / kStep * kStep;
+  for (int64_t step = 0; step < whole; step += kStep)  // a cache line of a row after the other
+    for (int column = 0; column < kPanel; ++column) {
+      uint16_t* to = out + place_bf16(column, step);
+      if (!rows[column]) continue;
+      for (int pair = 0; pair < 16; ++pair) memcpy(to + pair * 2 * kPanel, rows[column] + step + pair * 2, 4);
+    }
+  for (int column = 0; column < kPanel; ++column)
+    for (int64_t t = whole; t < k && rows[column]; ++t) out[place_bf16(column, t)] = rows[column][t];
+}
+
+void pack_panel_fp32(const float* const* rows, int32_t k, float* out) {
+  constexpr int kLine = 16;
+  for (int64_t begin = 0; begin < k; begin += kLine) {
+    int64_t end = begin + kLine < k ? begin + kLine : k;
+    for (int column = 0; column < kPanel; ++column)
+      for (int64_t t = begin; t < end && rows[column]; ++t) out[t * kPanel + column] = rows[column][t];
+  }
+}
+
+// Some rows of w, [count, k], from row `first` on; of codes with their scales, and mins where there are any.
+struct Piece {
+  const void* w;
+  const float *scales, *mins;
+  int32_t first, count;
+};
+
+// `rows`: those of the piece behind the panel's columns, or -1.
+void pack_panel_codes(const mm_linear& linear, const Piece& piece, const int64_t* rows, char* out) {
+  int64_t k = linear.k, groups = ceil_div(k, linear.group);
+  for (int64_t i = 0; i < groups; ++i, out += group_step(linear)) {
+    int64_t first = i * linear.group, count = k - first < linear.group ? k - first : linear.group;
+    for (int column = 0; column < kPanel; ++column) {
+      int64_t row = rows[column];
+      if (row < 0) continue;
+      const auto encode = linear.x_form ? int8_encode : encode_column;
+      encode(linear, out, column, (const uint8_t*)piece.w + row * k + first, count, piece.scales[row * groups + i],
+             piece.mins ? piece.mins[row * groups + i] : 0);
+    }
+  }
+}
+
+void pack_panel(const mm_linear& linear, const Piece& piece, int64_t panel, int32_t half, void* out) {
+  int64_t rows[kPanel];
+  const void* values[kPanel];
+  int64_t row_bytes = (int64_t)linear.k * (linear.dtype == MM_BF16 ? 2 : 4);
+  for (int column = 0; column < kPanel; ++column) {
+    int64_t row = source_row(panel, column, linear.n, half) - piece.first;
+    bool inside = row >= 0 && row < piece.count;
+    rows[column] = inside ? row : -1;
+    values[column] = inside ? (const char*)piece.w + row * row_bytes : nullptr;
+  }
+  if (linear.group)
+    pack_panel_codes(linear, piece, rows, (char*)out);
+  else if (linear.dtype == MM_BF16)
+    pack_panel_bf16((const uint16_t* const*)values, linear.k, (uint16_t*)out);
+  else
+    pack_panel_fp32((const float* const*)values, linear.k, (float*)out);
+}
+
+void pack(const mm_linear& linear, const Piece& piece, int32_t half, void* packed) {
+  int64_t begin = piece.first, end = begin + piece.count, width = half ? 16 : kPanel;
+  if (half && begin < half && end > half)  // of gate and of up
+    begin = 0, end = half;
+  else if (half && begin >= half)
+    begin -= half, end -= half;
+#pragma omp parallel for schedule(static) if ((int64_t)piece.count * linear.k > 100000)
+  for (int64_t panel = begin / width; panel < ceil_div(end, width); ++panel)
+    pack_panel(linear, piece, panel, half, (char*)packed + panel_at(linear, panel));
+}
+
+// A column of a panel as k values of the layer's dtype.
+void column_of(const mm_linear& linear, const char* panel, int column, void* out) {
+  int64_t k = linear.k;
+  uint16_t* to = (uint16_t*)out;
+  const uint16_t* from = (const uint16_t*)panel;
+  if (linear.group) {
+    const auto decode = linear.x_form ? int8_decode_one : decode_one;
+    for (int64_t t = 0; t < k; ++t) {
+      const char* group = panel + t / linear.group * group_step(linear);
+      to[t] = decode(linear, group, column, t % linear.group);
+    }
+  } else if (linear.dtype == MM_FP32) {
+    for (int64_t t = 0; t < k; ++t) ((float*)out)[t] = ((const float*)panel)[t * kPanel + column];
+  } else {
+    for (int64_t t = 0; t + 1 < k; t += 2) memcpy(to + t, from + place_bf16(column, t), 4);
+    if (k % 2) to[k - 1] = from[place_bf16(column, k - 1)];
+  }
+}
+
+}  // namespace
+}  // namespace mm
+
+extern "C" {
+
+int64_t mm_linear_bytes(const mm_linear* linear) {
+  const int64_t count = mm::alternating(*linear);
+  return mm::ceil_div(linear->n, mm::kPanel * count) * count * mm::linear_panel_bytes(*linear);
+}
+
+void mm_linear_pack(const mm_linear* linear, const void* w, const float* scales, const float* mins, int32_t first,
+                    int32_t count, int32_t half, void* packed) {
+  mm::pack(*linear, {w, scales, mins, first, count}, half, packed);
+}
+
+void mm_linear_rows(const mm_linear* linear, const int64_t* rows, int32_t count, void* out) {
+  int64_t n = linear->n, row_bytes = (int64_t)linear->k * (linear->dtype == MM_BF16 ? 2 : 4);
+#pragma omp parallel for schedule(static) if ((int64_t)count * linear->k > 100000)
+  for (int32_t i = 0; i < count; ++i) {
+    int64_t row = rows[i];
+    char* to = (char*)out + i * row_bytes;
+    if (row >= 0 && row < n)
+      mm::column_of(*linear, (const char*)linear->packed + mm::panel_at(*linear, row / mm::kPanel),
+                    (int)(row % mm::kPanel), to);
+    else
+      memset(to, 0, row_bytes);
+  }
+}
+
+}  // extern "C"
