@@ -1,4 +1,4 @@
-"""What of a native forward is linears, attention and the rest: the decoder's own clocks (src/decoder/decoder.h)."""
+"""Time split of a native forward: linears, attention and the rest (the clocks in src/decoder/decoder.h)."""
 
 import ctypes
 from collections.abc import Iterator

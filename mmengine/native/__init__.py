@@ -1,1 +1,1 @@
-"""Kernels in C++ for a CPU: compiled on the machine that runs them, once, and called through ctypes."""
+"""CPU kernels in C++, compiled once on the machine that runs them and called through ctypes."""

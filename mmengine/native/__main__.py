@@ -1,4 +1,6 @@
-"""`python -m mmengine.native`: compile the kernels now, so that no first request waits for it."""
+"""Compile the CPU kernels (`python -m mmengine.native`), so that the first request does not wait for the
+compiler.
+"""
 
 from mmengine.native.library import describe, load
 

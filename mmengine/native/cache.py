@@ -1,8 +1,8 @@
-"""The compiled library in the user's cache folder: one for each content of the sources, set of flags
-and kind of CPU. Where it is, no compiler is needed.
+"""Store compiled libraries in the user's cache folder, one per sources, flags and kind of CPU.
 
-A file that is loaded is code that runs, so the folder and those above it must be closed to other users
-(mmengine.strict_modes), and the library's digest stands beside it: one that was cut short is compiled again.
+A cached library needs no compiler. A loaded library is executed code, so other users must not be able to
+write to the folder or the folders above (mmengine.strict_modes). Each library has a file with its digest, and
+a truncated library is compiled again.
 """
 
 import fcntl
@@ -22,15 +22,17 @@ from mmengine.strict_modes import BadModes, open_strict
 
 FOLDER = "MMENGINE_CACHE"
 RETRY_AFTER_S = 86400.0
-LOCK_WAIT_S = 600.0  # as long as another process may take to compile
+LOCK_WAIT_S = 600.0  # longest time that another process may take to compile
 
 
 @dataclass(frozen=True, slots=True)
 class CacheFolder:
-    """What is in it is read and written by its descriptor; `path` is for the compiler, and for messages."""
+    """An open cache folder. Files are read and written relative to `fd`; `path` is for the compiler and for
+    messages.
+    """
 
     path: Path
-    fd: int  # never closed: libraries that are loaded are known by it
+    fd: int  # never closed: loaded libraries are addressed through the descriptor
 
     def read(self, name: str) -> bytes:
         with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self.fd), "rb") as file:
@@ -46,12 +48,12 @@ class CacheFolder:
             os.unlink(name, dir_fd=self.fd)
 
     def loadable(self, name: str) -> str:
-        """A path by which this very folder's file is loaded, whatever its own path leads to by now."""
+        """Return a path that loads the file from this very folder, even if `path` has been replaced since."""
         return f"/proc/self/fd/{self.fd}/{name}"
 
 
 def cache_folder() -> CacheFolder:
-    """The folder, made if need be. Raises NativeProblem when it cannot be used."""
+    """Open the cache folder and create it if needed. Raises NativeProblem when the folder cannot be used."""
     base = os.environ.get(FOLDER) or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mmengine")
     path = Path(base) / "native"
     try:
@@ -67,12 +69,14 @@ def cache_folder() -> CacheFolder:
 
 
 def library_name(isa: str, openmp: Path | None) -> str:
-    """The file of the library for these sources, flags and OpenMP runtime, whatever compiled it."""
+    """Return the library's file name for these sources, flags and OpenMP runtime, independent of the
+    compiler.
+    """
     return _named(isa, [isa, all_flags(isa, openmp), openmp.name if openmp else None])
 
 
 def built_name(isa: str) -> str:
-    """The file of the library that a wheel brings for these sources."""
+    """Return the file name of the library that a wheel contains for these sources."""
     return _named(isa, [isa, wheel_flags(isa)])
 
 
@@ -84,8 +88,11 @@ def _named(isa: str, facts: list[object]) -> str:
 
 
 def make_whole(folder: CacheFolder, name: str, compile_to: Callable[[str, Path], None]) -> None:
-    """`name` is whole in `folder` after it; `compile_to(compiler, path)` is called, by one process at a time,
-    when it is not. A compiler that failed at these sources is not tried again for a day. NativeProblem."""
+    """Ensure that the library `name` exists in `folder` with a matching digest.
+
+    Otherwise one process at a time calls `compile_to(compiler, path)`. A compiler that failed with these
+    sources is not tried again for a day. Raises NativeProblem.
+    """
     if _is_whole(folder, name):
         return
     try:
@@ -95,7 +102,7 @@ def make_whole(folder: CacheFolder, name: str, compile_to: Callable[[str, Path],
                 try:
                     _compile(folder, name, made, compile_to)
                     folder.write(_beside(name, ".sha256"), _digest(folder, made))
-                    # Last: a library without its digest is no library.
+                    # The rename comes last: a library without a digest is not loaded.
                     os.rename(made, name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
                 finally:
                     folder.remove(made)
@@ -122,7 +129,7 @@ def _compile(folder: CacheFolder, name: str, made: str, compile_to: Callable[[st
 
 
 def _failure(folder: CacheFolder, marker: str, identity: str) -> str:
-    """Why this compiler failed within the last day; empty if it did not."""
+    """Return why this compiler failed within the last day; empty if there was no failure."""
     try:
         if time.time() - os.stat(marker, dir_fd=folder.fd).st_mtime > RETRY_AFTER_S:
             return ""

@@ -1,4 +1,4 @@
-"""From the C++ sources to a shared library."""
+"""Compile the C++ sources into a shared library."""
 
 import logging
 import os
@@ -12,9 +12,9 @@ from pathlib import Path
 from mmengine.native.problem import NativeProblem
 
 SOURCES = Path(__file__).parent / "src"
-BUILT = Path(__file__).parent / "built"  # what a wheel brings
+BUILT = Path(__file__).parent / "built"  # libraries that a wheel contains
 NAMES = ("c++", "g++", "clang++")
-TIME_LIMIT_S = 120.0  # one source takes seconds
+TIME_LIMIT_S = 120.0  # per source; a source takes seconds
 _log = logging.getLogger("mmengine.native")
 _LIMIT_NAME = "MMENGINE_NATIVE_TIMEOUT_S"
 
@@ -22,18 +22,19 @@ _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 _AVX512_BF16 = (*_AVX512, "-mavx512bf16", "-mavx512vbmi", "-mavx512vnni")
 _ISA_FLAGS = {
-    # Loops begin at a cache line: where they fall otherwise is chance, and a fifth of a row of codes' time.
+    # Align loops to cache lines: otherwise their placement is random, and costs a row of codes up to a fifth
+    # of its time.
     "avx2": (*_AVX2, "-falign-loops=64"),
     "avx512": _AVX512,
     "avx512_bf16": _AVX512_BF16,
     "amx": (*_AVX512_BF16, "-mamx-tile", "-mamx-bf16"),
 }
-# No -ffast-math: a request whose numbers are NaN is told so, and that takes NaN to survive.
+# -ffast-math is off: a request with NaN in its numbers gets an error, which requires that NaN survives.
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=fast", "-Wno-psabi")
 
 
 def find_compiler() -> str:
-    """$CXX, or the first C++ compiler on the path. Raises NativeProblem."""
+    """Return $CXX, or the first C++ compiler on the path. Raises NativeProblem."""
     chosen = os.environ.get("CXX", "").strip()
     for name in (chosen,) if chosen else NAMES:
         found = shutil.which(name)
@@ -56,9 +57,12 @@ def all_flags(isa: str, openmp: Path | None) -> list[str]:
 
 
 def openmp_library() -> Path | None:
-    """The OpenMP runtime that torch brings. Kernels are linked to the same one, or there would be two
-    pools of threads, each of which spins while the other works."""
-    import torch  # heavy; whoever compiles kernels is about to use it
+    """Return the OpenMP runtime that torch contains.
+
+    Kernels link to the same runtime. A second one would add a second thread pool, and each pool spins while
+    the other works.
+    """
+    import torch  # imported here: torch is slow to load, and callers that compile kernels need torch anyway
 
     found = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
     found += sorted((Path(torch.__file__).parent.parent / "torch.libs").glob("libgomp*.so*"))
@@ -74,8 +78,10 @@ def compile_library(compiler: str, isa: str, openmp: Path | None, out: Path) -> 
 
 
 def compile_for_wheel(compiler: str, isa: str, out: Path) -> None:
-    """The same for a wheel: which OpenMP runtime it will be used with is not known, so its functions are
-    looked for when it is loaded. Raises NativeProblem."""
+    """Write the library for `isa` to `out` without linking an OpenMP runtime. Raises NativeProblem.
+
+    The runtime on the target machine is not known, so its functions are resolved when the library is loaded.
+    """
     _compile(compiler, wheel_flags(isa), [], out)
 
 
@@ -85,7 +91,8 @@ def wheel_flags(isa: str) -> list[str]:
 
 def _compile(compiler: str, flags: Sequence[str], linked: Sequence[str], out: Path) -> None:
     limit = _time_limit()
-    # Beside it, not in $TMPDIR: what others could change there would be linked.
+    # Compile next to the result, not in $TMPDIR: other users could replace object files there before they are
+    # linked.
     with tempfile.TemporaryDirectory(prefix="compiling-", dir=out.parent) as folder:
         objects = [Path(folder) / f"{number}.o" for number in range(len(source_files()))]
         commands = [

@@ -1,4 +1,4 @@
-"""Which of our instruction sets this CPU has."""
+"""Detect which of the supported instruction sets this CPU has."""
 
 import os
 import platform
@@ -9,7 +9,7 @@ from mmengine.native.problem import NativeProblem
 _VECTOR = {"avx2", "fma", "f16c"}
 _AVX512 = _VECTOR | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 _AVX512_BF16 = _AVX512 | {"avx512_bf16", "avx512vbmi", "avx512_vnni"}
-# From the least to the best: what /proc/cpuinfo must name for each.
+# Worst to best, with the flags that /proc/cpuinfo must list for each.
 NEEDS = {
     "avx2": _VECTOR,
     "avx512": _AVX512,
@@ -20,8 +20,10 @@ CHOICE = "MMENGINE_NATIVE_ISA"
 
 
 def usable_isas() -> list[str]:
-    """The instruction sets of this CPU, best first; those above the one that MMENGINE_NATIVE_ISA names are
-    left out. Raises NativeProblem where there is none, or the variable names none."""
+    """Return the instruction sets of this CPU, best first, up to MMENGINE_NATIVE_ISA if that is set.
+
+    Raises NativeProblem if the CPU has none, or if MMENGINE_NATIVE_ISA has an unknown value.
+    """
     flags = cpu_flags()
     have = [isa for isa, needed in NEEDS.items() if needed <= flags]
     if not have:
@@ -37,7 +39,7 @@ def usable_isas() -> list[str]:
 
 
 def cpu_flags() -> frozenset[str]:
-    """The flags that Linux gives for the first core; empty where it does not say."""
+    """Return the first core's flags as Linux reports them; empty if Linux reports none."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""All layers of a text decoder in kernels for CPUs: src/decoder/decoder.h."""
+"""Run all layers of a text decoder by CPU kernels (src/decoder/decoder.h)."""
 
 import ctypes
 from collections.abc import Sequence
@@ -15,7 +15,9 @@ from mmengine.native.lora import DECODER_LINEARS, LoraStep
 
 
 class Decoder:
-    """Runs steps, one at a time: scratch memory belongs to the decoder and grows with the largest step."""
+    """A text decoder that runs one step at a time. The decoder owns its scratch memory, which grows with the
+    largest step.
+    """
 
     def __init__(
         self,
@@ -43,12 +45,15 @@ class Decoder:
         states: StateStep | None = None,
         lora: LoraStep | None = None,
     ) -> Tensor:
-        """embeds [t, hidden], deepstack [n, t, hidden] or None, cos and sin float32 [t, half of what is
-        rotated] to normed hidden states [t, hidden]. `attention` is an AttentionPort; one with a
-        `step_address` keeps its cache where the kernels read it themselves. `aux_rows`: n layers, and
-        [t, n * hidden] with contiguous rows, to which what enters them is written; one beyond the last is the
-        final norm. `states`: of a decoder with delta nets. `lora`: what adapters add to the linear layers,
-        DECODER_LINEARS of each layer."""
+        """Return the normed hidden states [t, hidden] for `embeds` [t, hidden].
+
+        `deepstack`: [n, t, hidden] or None. `cos`, `sin`: float32 [t, rotated / 2], where `rotated` values
+        per head turn. `attention`: an AttentionPort; with a `step_address` the kernels read the port's KV
+        cache themselves. `aux_rows`: n layer indices and a tensor [t, n * hidden] with contiguous rows; the
+        inputs of those layers are written there, and the index after the last layer stands for the final
+        norm's input. `states`: required by a decoder with delta nets, refused by all others. `lora`: adapter
+        additions to the linear layers, DECODER_LINEARS per layer.
+        """
         if (states is None) != (self._sizes.delta is None):
             raise ValueError("states belong to a decoder with delta nets, and to no other")
         num_tokens = len(embeds)
@@ -80,7 +85,7 @@ class Decoder:
         return hidden
 
     def _check_aux_rows(self, layers: Sequence[int], rows: Tensor, embeds: Tensor) -> None:
-        """Kernels write to an address: ValueError for what would not hold it."""
+        """Raise ValueError unless `rows` fits: the kernels write to its raw address."""
         if not all(0 <= layer <= self._weights.num_layers for layer in layers):
             raise ValueError(f"tapped layers {list(layers)} are not all of 0 to {self._weights.num_layers}")
         wanted = (len(embeds), len(layers) * self._sizes.hidden_size)
@@ -98,7 +103,7 @@ class Decoder:
         s, num_tokens = self._sizes, self._step.num_tokens
         heads = self._scratch.qkv[:num_tokens]
         q, k, v, _ = heads.tensor_split(tuple(accumulate((s.num_heads, s.num_kv_heads, s.num_kv_heads))), 1)
-        place = 0  # among the layers with attention
+        place = 0  # index among the layers with attention
         for layer in range(self._weights.num_layers):
             if self._weights.has_delta(layer):
                 check(self._library.mm_decoder_delta_layer(self._c, self._c_step, layer, layer - place))

@@ -1,4 +1,6 @@
-"""What a decoder in kernels for CPUs is made of: the structures of src/decoder/decoder.h, and what they point to."""
+"""Describe a decoder to the CPU kernels: the structures of src/decoder/decoder.h and the arrays they point
+to.
+"""
 
 import ctypes
 from collections.abc import Sequence
@@ -14,22 +16,26 @@ from mmengine.native.experts import Experts
 from mmengine.native.feed_forward import Dense
 from mmengine.native.linear import Linear, PackedLinear
 
-MAX_HEAD_DIM = 256  # of what the kernels compute; torch computes beyond it
+MAX_HEAD_DIM = 256  # limit of the kernels; torch computes larger heads
 L = TypeVar("L")
 F = TypeVar("F")
 
 
 def fits(head_dim: int, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels compute such a decoder."""
+    """Return whether the kernels can compute a decoder with this head size, device and dtype."""
     heads_fit = head_dim % 8 == 0 and 8 <= head_dim <= MAX_HEAD_DIM
     return device.type == "cpu" and dtype in DTYPES and heads_fit
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of a decoder. `head_dim` is a multiple of 8 up to MAX_HEAD_DIM. `rotary_dim`: values of a head that are
-    rotated, 0: all. `gated`: attention's output is, by heads behind v's. `norm_once`: a bfloat16 norm is
-    rounded behind its weight alone. `delta`: of layers that have one."""
+    """Dimensions of a decoder.
+
+    `head_dim`: a multiple of 8, at most MAX_HEAD_DIM. `rotary_dim`: rotated values per head; 0 rotates all.
+    `gated`: qkv also gives a gate per head after v, which multiplies attention's output. `norm_once`: a
+    bfloat16 norm rounds only after its weight. `delta`: dimensions of the gated delta nets, None for a
+    decoder without them.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -44,28 +50,30 @@ class Sizes:
 
     @property
     def num_rows(self) -> int:
-        """Heads that qkv gives."""
+        """Number of heads in the output of qkv: q, k, v and the gates."""
         return self.num_heads * (2 if self.gated else 1) + 2 * self.num_kv_heads
 
 
 class DeltaWeights(NamedTuple, Generic[L]):
-    """What a gated delta net has beside the projections in and out."""
+    """Weights of a gated delta net, apart from its input and output projections."""
 
-    ba: L  # hidden to 2 * heads: what beta and the decay are made of
+    ba: L  # hidden to 2 * heads: the inputs of beta and the decay
     conv: Tensor  # [taps, width]
-    decay: Tensor  # float32 [heads], negative: its logarithm over softplus
+    decay: Tensor  # float32 [heads], negative: multiplies softplus to give the decay's logarithm
     dt_bias: Tensor  # float32 [heads]
     norm: Tensor  # [value_dim]
 
 
 class LayerWeights(NamedTuple, Generic[L, F]):
-    """A layer with a feed-forward F: Dense, or a Mixture. Norms are of any float dtype. With `delta` its
-    mixer is a gated delta net: `qkv` gives the channels of its convolution and the gate of its output, `out`
-    takes its values."""
+    """Weights of a layer with a feed-forward F, which is Dense or Mixture.
+
+    Norms may have any float dtype. With `delta`, a gated delta net replaces attention: `qkv` then gives the
+    convolution's channels and the output gate, and `out` takes the net's values.
+    """
 
     input_norm: Tensor  # [hidden]
     qkv: L  # hidden to (heads + 2 * kv_heads) * head_dim
-    qk_norm: Tensor | None  # [heads + kv_heads, head_dim]: q's weight on each head, then k's; None: no norm
+    qk_norm: Tensor | None  # [heads + kv_heads, head_dim]: q's weight for each head, then k's; None: no norm
     out: L  # heads * head_dim to hidden
     post_norm: Tensor  # [hidden]
     feed_forward: F
@@ -84,7 +92,7 @@ class _Layer(ctypes.Structure):
 
 
 class DecoderStruct(ctypes.Structure):
-    """mm_decoder."""
+    """The C structure mm_decoder."""
 
     _fields_ = (
         *(
@@ -108,7 +116,7 @@ class DecoderStruct(ctypes.Structure):
 
 
 class StepStruct(ctypes.Structure):
-    """mm_decoder_step."""
+    """The C structure mm_decoder_step."""
 
     _fields_ = (
         ("num_tokens", ctypes.c_int32),
@@ -137,8 +145,10 @@ class StepStruct(ctypes.Structure):
 
 
 class DecoderWeights:
-    """`c`: the structure of a decoder, good for as long as this lives. ValueError for shapes and dtypes that
-    the kernels do not know."""
+    """A decoder's weights as the C structure `c`, which is valid while this object lives.
+
+    Raises ValueError for shapes and dtypes that the kernels do not support.
+    """
 
     def __init__(self, sizes: Sizes, dtype: torch.dtype, layers: Sequence[NativeLayer], norm: Tensor) -> None:
         s = sizes
@@ -196,13 +206,13 @@ class DecoderWeights:
 
 
 class Scratch:
-    """Rows that a step's layers need, for a step as large as any so far."""
+    """Scratch rows for a step's layers, sized for the largest step so far."""
 
     def __init__(self, weights: DecoderWeights) -> None:
         self._sizes, self._dtype, self._room = weights.sizes, weights.dtype, 0
 
     def point(self, step: StepStruct, num_tokens: int) -> None:
-        """Of `step`: the fields for scratch."""
+        """Set the scratch fields of `step`, and grow the memory if `num_tokens` needs more."""
         if num_tokens > self._room:
             self._grow(max(num_tokens, 2 * self._room))
         step.qkv, step.mixed = self.qkv.data_ptr(), self._mixed.data_ptr()

@@ -1,4 +1,6 @@
-"""Gated delta nets in kernels for CPUs: the structures of src/layers/delta.h, and what they point to."""
+"""Describe gated delta nets to the CPU kernels: the structures of src/layers/delta.h and the arrays they
+point to.
+"""
 
 import ctypes
 from dataclasses import dataclass
@@ -9,20 +11,20 @@ from torch import Tensor
 
 from mmengine.native.linear import Linear
 
-MAX_KEY_DIM = 256  # of what the kernels compute; torch computes beyond it
-MAX_TAPS = 16  # of a convolution, likewise
+MAX_KEY_DIM = 256  # limit of the kernels; torch computes larger keys
+MAX_TAPS = 16  # the same limit for a convolution's taps
 _NUMBER, _ADDRESS, _STRIDE = ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64
 _ARRAYS = (
     *("query_starts", "work_starts", "slots", "rows", "certain"),
     *("kept_starts", "kept_after", "kept_slots"),
 )
-_TENSORS = (("conv", "slot"), ("recurrent", "slot"), ("pending", "row"))  # with their first axis
-STATE_ARRAYS = tuple(name for name in _ARRAYS if name != "work_starts")  # of a StepStates
+_TENSORS = (("conv", "slot"), ("recurrent", "slot"), ("pending", "row"))  # with the name of their first axis
+STATE_ARRAYS = tuple(name for name in _ARRAYS if name != "work_starts")  # arrays that StepStates provides
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaSizes:
-    """`num_heads`, those of v, is a multiple of `num_key_heads`."""
+    """Dimensions of a gated delta net. `num_heads` counts v's heads and is a multiple of `num_key_heads`."""
 
     num_key_heads: int
     num_heads: int
@@ -40,12 +42,12 @@ class DeltaSizes:
 
     @property
     def fits(self) -> bool:
-        """Whether the kernels compute it."""
+        """Whether the kernels support these dimensions."""
         return self.key_dim <= MAX_KEY_DIM and self.value_dim % 16 == 0 and 2 <= self.taps <= MAX_TAPS
 
 
 class DeltaSizesStruct(ctypes.Structure):
-    """mm_delta_sizes."""
+    """The C structure mm_delta_sizes."""
 
     _fields_ = tuple(
         (name, _NUMBER) for name in ("num_key_heads", "num_heads", "key_dim", "value_dim", "taps")
@@ -53,13 +55,13 @@ class DeltaSizesStruct(ctypes.Structure):
 
 
 class DeltaStruct(ctypes.Structure):
-    """mm_delta."""
+    """The C structure mm_delta."""
 
     _fields_ = (("ba", Linear), *((name, _ADDRESS) for name in ("conv", "decay", "dt_bias", "norm")))
 
 
 class StateStepStruct(ctypes.Structure):
-    """mm_state_step."""
+    """The C structure mm_state_step."""
 
     _fields_ = (
         *((name, _NUMBER) for name in ("num_rows", "num_work")),
@@ -71,18 +73,21 @@ class StateStepStruct(ctypes.Structure):
 
 
 class StateStep:
-    """What a step's states are to the kernels: `c` is good until the next `point`."""
+    """The states of a step as the C structure `c`, which is valid until the next `point`."""
 
     def __init__(self, sizes: DeltaSizes, dtype: torch.dtype) -> None:
         self._sizes, self._dtype = sizes, dtype
         self.c = StateStepStruct()
         self._tokens, self._work = torch.empty(0, dtype=dtype), torch.empty(0)
-        self._held: tuple[object, ...] = ()  # what the addresses point to
+        self._held: tuple[object, ...] = ()  # keeps alive the memory that `c` points to
 
     def point(
         self, tensors: tuple[Tensor, Tensor, Tensor], arrays: dict[str, np.ndarray], stayed: np.ndarray
     ) -> "StateStep":
-        """Itself. `tensors`: conv, recurrent and pending, `arrays`: STATE_ARRAYS of a StepStates, int32."""
+        """Fill `c` for a step and return self.
+
+        `tensors`: conv, recurrent and pending states. `arrays`: int32, the STATE_ARRAYS of a StepStates.
+        """
         c, sizes = self.c, self._sizes
         starts = arrays["query_starts"]
         work = starts.copy()

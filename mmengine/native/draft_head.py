@@ -1,4 +1,4 @@
-"""An EAGLE-3 head in kernels for CPUs: src/decoder/draft_head.h."""
+"""Run an EAGLE-3 draft head by CPU kernels (src/decoder/draft_head.h)."""
 
 import ctypes
 from dataclasses import dataclass
@@ -18,15 +18,18 @@ _ADDRESS, _NUMBER = ctypes.c_void_p, ctypes.c_int32
 
 @dataclass(frozen=True, slots=True)
 class HeadParts:
-    """What stands around the layers. `scores` and `embedding`: None where they are the target's, and then
-    nothing can be drafted in one call."""
+    """Weights and sizes around the head's decoder layers.
+
+    `scores` and `embedding` are None where the head shares the target's; then the kernels cannot draft a
+    whole chain in one call.
+    """
 
     embed_size: int
     aux_size: int
     norm_before_residual: bool
     norm_output: bool
     fc: PackedLinear
-    fc_norms: tuple[Tensor, ...]  # none, one over all auxiliary states, or one for each
+    fc_norms: tuple[Tensor, ...]  # empty, one norm over all auxiliary states, or one norm per state
     embed_norm: Tensor  # [embed_size]
     hidden_norm: Tensor  # [hidden]
     scores: PackedLinear | None
@@ -36,12 +39,12 @@ class HeadParts:
 
 @dataclass(frozen=True, slots=True)
 class ChainPlaces:
-    """Of n rows, those that may draft most first: columns int32 [n] without gaps."""
+    """Cache positions of n rows, sorted by descending `most`. Columns are contiguous int32 [n]."""
 
-    most: np.ndarray  # at least 1
-    kv_lens: np.ndarray  # tokens in the cache
-    positions: np.ndarray  # where the first token behind them stands
-    table: np.ndarray  # int32 [n, b] with contiguous rows: the blocks of kv_lens + most - 1 tokens
+    most: np.ndarray  # drafts to make for the row, at least 1
+    kv_lens: np.ndarray  # tokens in the KV cache
+    positions: np.ndarray  # position of the first token after the cached ones
+    table: np.ndarray  # block table, int32 [n, b] with contiguous rows; covers kv_lens + most - 1 tokens
     block_size: int
 
 
@@ -79,7 +82,7 @@ class _Chain(ctypes.Structure):
 
 
 class _ChainRoom:
-    """Memory for chains of up to `num_rows` rows."""
+    """Buffers for chains of up to `num_rows` rows."""
 
     def __init__(
         self,
@@ -110,7 +113,7 @@ class _ChainRoom:
 
 
 class NativeHead:
-    """Runs passes and chains, one at a time."""
+    """An EAGLE-3 head that runs one pass or one chain at a time."""
 
     def __init__(self, library: ctypes.CDLL, weights: DecoderWeights, parts: HeadParts) -> None:
         self._library, self._weights, self._parts = _declared(library), weights, parts
@@ -150,7 +153,7 @@ class NativeHead:
         return self._parts.scores is not None and self._parts.embedding is not None
 
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
-        """[t, num_aux_layers * aux_size] with contiguous rows to [t, hidden]."""
+        """Project auxiliary states [t, num_aux_layers * aux_size] with contiguous rows to [t, hidden]."""
         wide = self._parts.fc.c.k
         if (
             aux_hidden_states.shape != (len(aux_hidden_states), wide)
@@ -182,8 +185,11 @@ class NativeHead:
     def forward(
         self, hidden: Tensor, embeds: Tensor, cos: Tensor, sin: Tensor, attention: Any, first_layer: int
     ) -> tuple[Tensor, Tensor]:
-        """hidden [t, hidden], embeds [t, embed_size], cos and sin float32 [t, head_dim / 2] to z and the
-        stream that enters the final norm, [t, hidden] each. `attention`: see Decoder.forward."""
+        """Return z and the residual stream before the final norm, [t, hidden] each.
+
+        `hidden`: [t, hidden]. `embeds`: [t, embed_size]. `cos`, `sin`: float32 [t, head_dim / 2].
+        `attention`: as in Decoder.forward.
+        """
         hidden, embeds = hidden.contiguous(), embeds.contiguous()
         z, stream = self._point(len(hidden))
         step = self._pass
@@ -223,9 +229,12 @@ class NativeHead:
         tables: tuple[Tensor, Tensor],
         layers_address: int,
     ) -> Tensor:
-        """Greedy drafts of n rows into `drafts`, int64 [max(most), n] without gaps, where these are negative;
-        a row's own `most` are written. z and carry [n, hidden]; `tables`: cos and sin of all positions up to
-        the largest that is used; `layers_address`: of the addresses of the head's own layers in the pool."""
+        """Draft greedily for n rows and return `drafts`.
+
+        `drafts`: contiguous int64 [max(most), n]; negative entries are filled in, up to each row's own
+        `most`. `z`, `carry`: [n, hidden]. `tables`: cos and sin for all positions up to the largest in use.
+        `layers_address`: address of the array with the KV pool addresses of the head's layers.
+        """
         num_rows = len(z)
         room = self._chain_room(num_rows)
         z = z.contiguous()
@@ -246,7 +255,7 @@ class NativeHead:
     def _chain_room(self, num_rows: int) -> "_ChainRoom":
         if self._chains is None or num_rows > self._chains.num_rows:
             sizes, scores = self._weights.sizes, self._parts.scores
-            assert scores is not None  # `can_chain`
+            assert scores is not None  # callers check `can_chain`
             self._chains = _ChainRoom(
                 max(num_rows, 2 * (self._chains.num_rows if self._chains else 0)),
                 scores.c.n,
@@ -258,7 +267,7 @@ class NativeHead:
         return self._chains
 
     def _point(self, num_tokens: int) -> tuple[Tensor, Tensor]:
-        """z and stream of a pass of so many tokens, and its scratch."""
+        """Return z and stream for a pass of `num_tokens`, and point the pass at its scratch memory."""
         step, parts = self._pass, self._parts
         if num_tokens > len(self._inputs):
             room = max(num_tokens, 2 * len(self._inputs))

@@ -1,4 +1,4 @@
-"""How the kernels call dtypes."""
+"""Numbers that the kernels use for dtypes."""
 
 import torch
 

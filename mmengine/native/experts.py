@@ -1,4 +1,4 @@
-"""A mixture of experts in kernels for CPUs: src/layers/experts.h."""
+"""Run a mixture of experts by CPU kernels (src/layers/experts.h)."""
 
 import ctypes
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _ALIKE = ("n", "k", "dtype", "form", "group", "mins", "x_form")
 
 
 class ExpertsStruct(ctypes.Structure):
-    """mm_experts."""
+    """The C structure mm_experts."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("count", "top_k", "norm_top_k")),
@@ -37,8 +37,11 @@ class ExpertsStruct(ctypes.Structure):
 
 
 class PackedExperts:
-    """The same matrix of each expert, packed one after the other. `gate_up`: as of PackedLinear. Raises
-    ValueError where they are not alike."""
+    """The same matrix of every expert, packed consecutively. `gate_up` has the meaning it has for
+    PackedLinear.
+
+    Raises ValueError if the matrices differ in shape or form.
+    """
 
     def __init__(
         self, library: ctypes.CDLL, weights: Sequence[Pieces | CodePieces], *, gate_up: bool = False
@@ -57,8 +60,7 @@ class PackedExperts:
 
 
 class Experts:
-    """What `Mixture` says, on rows of a step. `hits`: int64 [count], the tokens that took each expert so
-    far."""
+    """A `Mixture` that runs on a step's rows. `hits`: int64 [count], tokens routed to each expert so far."""
 
     def __init__(self, library: ctypes.CDLL, weights: Mixture[PackedLinear, PackedExperts]) -> None:
         self._library, self._weights = _declared(library), weights
@@ -80,8 +82,11 @@ class Experts:
         return ctypes.addressof(self.c)
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """x [m, hidden] of the weights' dtype, with contiguous rows, to [m, hidden]; `residual`, alike
-        without gaps, is added."""
+        """Return the experts' output [m, hidden] for x [m, hidden], which has contiguous rows and the
+        weights' dtype.
+
+        `residual`, a contiguous tensor of the same shape and dtype, is added.
+        """
         if x.shape[1:] != (self._hidden,) or x.dtype != self._dtype or x.stride(-1) != 1:
             raise ValueError(f"x is {list(x.shape)} {x.dtype}, wanted {self._dtype} [m, {self._hidden}]")
         y = torch.empty((len(x), self._hidden), dtype=self._dtype)

@@ -1,4 +1,4 @@
-"""The weights of a layer's feed-forward, for whoever multiplies with them."""
+"""The weights of a layer's feed-forward network, independent of how they are multiplied."""
 
 from typing import Generic, NamedTuple, TypeVar
 
@@ -7,20 +7,19 @@ E = TypeVar("E")
 
 
 class Dense(NamedTuple, Generic[L]):
-    """A SwiGLU, whatever L it is that multiplies with a matrix; for the kernels it is packed, `gate_up` as
-    such."""
+    """A SwiGLU whose matrices have type L. For the kernels `gate_up` is packed as gate and up together."""
 
-    gate_up: L  # hidden to 2 * intermediate, gate's and then up's
+    gate_up: L  # hidden to 2 * intermediate: gate's rows, then up's
     down: L  # intermediate to hidden
 
 
 class Mixture(NamedTuple, Generic[L, E]):
-    """Experts, whatever E is the same matrix of all of them."""
+    """A mixture of experts; E holds the same matrix of all experts."""
 
     router: L  # hidden to the number of experts
     gate_up: E
     down: E
-    shared: Dense[L] | None  # one for every token
+    shared: Dense[L] | None  # an expert that every token passes through
     shared_gate: L | None  # hidden to 1
-    top_k: int  # that a token takes
-    norm_top_k: bool  # whether their chances are divided by their sum
+    top_k: int  # experts per token
+    norm_top_k: bool  # whether the chosen experts' probabilities are divided by their sum

@@ -1,4 +1,4 @@
-"""The kernels of this process: compiled, loaded, or off with a reason."""
+"""Load the kernels of this process, or keep them off with a reason."""
 
 import ctypes
 import logging
@@ -18,25 +18,28 @@ _log = logging.getLogger("mmengine.native")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A loaded library, or None and why."""
+    """A loaded library, or None with the reason."""
 
     library: ctypes.CDLL | None
-    text: str  # one line for a person
+    text: str  # one line for the user
 
 
 def load() -> ctypes.CDLL | None:
-    """The library, or None where there can be none: then torch computes, and one line on the logger
-    `mmengine.native` has said why. A module declares the arguments of the functions that it calls itself."""
+    """Return the library, or None where no library can be loaded.
+
+    Without a library torch computes, and the logger `mmengine.native` has logged the reason in one line. Each
+    module declares the arguments of the functions that it calls.
+    """
     return _found().library
 
 
 def describe() -> str:
-    """One line: which library is used, or why none is."""
+    """Return one line: which library is used, or why none is."""
     return _found().text
 
 
 def forget() -> None:
-    """Look for the library anew at the next call: the environment has changed."""
+    """Search for the library again at the next call, because the environment has changed."""
     _found.cache_clear()
 
 
@@ -61,8 +64,11 @@ def _compiled() -> Found:
 
 
 def _built(isa: str, openmp: Path | None) -> ctypes.CDLL | None:
-    """What the wheel brought, if it brought one: it is as much a part of the package as its Python. None also
-    where it does not load, as with an older libstdc++: then it is compiled here."""
+    """Load the library from the wheel, which is as trusted as the wheel's Python code.
+
+    Returns None if the wheel has no library, or the library does not load (for example with an older
+    libstdc++); then the library is compiled on this machine.
+    """
     path = BUILT / built_name(isa)
     if openmp is None or not path.exists():
         return None
@@ -75,8 +81,10 @@ def _built(isa: str, openmp: Path | None) -> ctypes.CDLL | None:
 
 
 def open_isa(isa: str) -> ctypes.CDLL:
-    """The library for one instruction set, which this CPU must have (an "amx" one: after its
-    `mm_allow_amx()` gave 1). A process may hold several. Raises NativeProblem."""
+    """Load the library for one instruction set, which this CPU must support. Raises NativeProblem.
+
+    For "amx" the caller must first get 1 from `mm_allow_amx()`. A process may load several libraries.
+    """
     openmp = openmp_library()
     if (built := _built(isa, openmp)) is not None:
         return built

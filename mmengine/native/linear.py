@@ -1,4 +1,4 @@
-"""Linear layers over packed weights, for Python: src/linear/linear.h."""
+"""Multiply by packed weights: the Python side of src/linear/linear.h."""
 
 import ctypes
 import enum
@@ -15,11 +15,11 @@ from torch import Tensor
 from mmengine.native.dtypes import DTYPES
 
 _HUGE = 2**21
-GROUPS = (32, 64, 128, 256)  # codes that share a scale; up to MM_MAX_GROUP
+GROUPS = (32, 64, 128, 256)  # allowed numbers of codes that share a scale, at most MM_MAX_GROUP
 
 
 class Linear(ctypes.Structure):
-    """mm_linear."""
+    """The C structure mm_linear."""
 
     _fields_ = (
         ("n", ctypes.c_int32),
@@ -35,8 +35,11 @@ class Linear(ctypes.Structure):
 
 
 def packed_buffer(num_bytes: int) -> np.ndarray:
-    """Zeros, uint8 [num_bytes], aligned to 64 bytes; from 2 MiB on in huge pages where there are any, but for
-    what fills none."""
+    """Return zeros, uint8 [num_bytes], aligned to 64 bytes.
+
+    From 2 MiB on, whole huge pages back the buffer where the system has them; the rest that fills no huge
+    page uses small pages.
+    """
     if num_bytes < _HUGE:
         buffer = np.zeros(num_bytes + 64, dtype=np.uint8)
         start = -buffer.ctypes.data % 64
@@ -52,8 +55,12 @@ def packed_buffer(num_bytes: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A weight [n, k] that comes in pieces, so that it need not be in memory beside its packed form: the
-    place of a first row, and rows [m, k] of `dtype` on the CPU. They can be taken once."""
+    """A weight [n, k] delivered in chunks, so that the unpacked weight need not fit in memory beside the
+    packed form.
+
+    Each chunk is the index of its first row and rows [m, k] of `dtype` on the CPU. The chunks can be consumed
+    once.
+    """
 
     n: int
     k: int
@@ -62,7 +69,7 @@ class Pieces:
 
     @classmethod
     def of(cls, weight: Tensor) -> "Pieces":
-        """A weight that is there as a whole. Raises ValueError for one that cannot be packed."""
+        """Wrap a weight that is whole in memory. Raises ValueError for a weight that cannot be packed."""
         if weight.dtype not in DTYPES or weight.dim() != 2 or weight.device.type != "cpu":
             raise ValueError(
                 f"a weight to pack is float32 or bfloat16 [n, k] on the CPU, not {_text(weight)}"
@@ -72,7 +79,7 @@ class Pieces:
 
 
 class Form(enum.IntEnum):
-    """What codes are: e4m3, or whole numbers of 8 or 4 bits. The kernels' numbers."""
+    """Format of a weight's codes: e4m3, or integers with 8 or 4 bits. The values match the kernels' enum."""
 
     FP8 = 1
     INT8 = 2
@@ -80,9 +87,12 @@ class Form(enum.IntEnum):
 
 
 class Codes(NamedTuple):
-    """Rows of a weight as codes, a byte each: `values` [m, k], of FP8 e4m3 without NaN as uint8, of INT8 int8
-    from -127, of INT4 int8 from -8 to 7. `scales`: float32 [m, ceil(k / group)] that float16 has, but of FP8;
-    `mins`: None, or of whole numbers as many that are added."""
+    """Rows of a weight as codes, one byte each.
+
+    `values` [m, k]: uint8 for FP8 (e4m3 without NaN), int8 from -127 for INT8, int8 from -8 to 7 for INT4.
+    `scales`: float32 [m, ceil(k / group)]; for INT8 and INT4 each scale must be representable in float16.
+    `mins`: None, or as many minimums that are added to integer codes.
+    """
 
     values: Tensor
     scales: Tensor
@@ -91,9 +101,12 @@ class Codes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CodePieces:
-    """A bfloat16 weight [n, k] that is held as codes, in pieces as Pieces are; `group` of them along k, of
-    GROUPS, share a scale, and with `mins` a smallest value. `int8_rows`: of INT8 and INT4, rows of x are
-    rounded to int8, 32 values with a scale, so that whole numbers are multiplied."""
+    """A bfloat16 weight [n, k] stored as codes and delivered in chunks.
+
+    `group` codes along k share a scale, and with `mins` a minimum; GROUPS lists the allowed sizes.
+    `int8_rows`: for INT8 and INT4, rows of x are rounded to int8 with a scale per 32 values, so that the
+    kernels multiply integers.
+    """
 
     n: int
     k: int
@@ -109,7 +122,7 @@ class CodePieces:
 
 
 def structure(weight: Pieces | CodePieces, bias: int | None = None) -> Linear:
-    """Of a layer whose weight is not packed yet; `bias`: its address."""
+    """Return the C structure of a layer whose weight is not packed yet. `bias` is an address."""
     form, group, mins, x_form = 0, 0, False, 0
     if isinstance(weight, CodePieces):
         form, group, mins = int(weight.form), weight.group, weight.mins
@@ -118,7 +131,7 @@ def structure(weight: Pieces | CodePieces, bias: int | None = None) -> Linear:
 
 
 def pack_rows(library: ctypes.CDLL, c: Linear, weight: Pieces | CodePieces, half: int) -> None:
-    """Write them to where `c` has its packed form, zeros so far."""
+    """Pack all chunks of `weight` into the zeroed memory at `c.packed`."""
     for first, rows in weight.pieces:
         of = rows if isinstance(rows, Codes) else (rows,)
         values, *shared = [None if each is None else each.contiguous() for each in of]
@@ -130,15 +143,17 @@ def pack_rows(library: ctypes.CDLL, c: Linear, weight: Pieces | CodePieces, half
 
 
 class PackedLinear:
-    """y = x w^T + bias with w [n, k] packed once, float32 or bfloat16. Keeps no reference to `weight`. Of FP8
-    the bits are those of the weight bfloat16(code * scale); of whole numbers each group's sum is scaled, in
-    float32, unless the CPU multiplies by AMX: then weights are rounded as those of FP8. With int8_rows
-    y is the same bits on every CPU.
+    """A linear layer y = x w^T + bias with w [n, k] packed once, float32 or bfloat16. Keeps no reference to
+    `weight`.
 
-    `gate_up`: w is gate's rows and then up's, and y = silu(x gate^T) * (x up^T), [m, n / 2].
-    bfloat16 sums in float32 and rounds the sum (with gate_up, silu's result too), then rounds again
-    where a residual is added. Raises ValueError for shapes and dtypes that do not fit, and MemoryError where
-    bfloat16 rows find no scratch memory.
+    FP8 results have the same bits as the weight bfloat16(code * scale). For INT8 and INT4 each group's sum is
+    scaled in float32; with AMX the weights are rounded to bfloat16 as for FP8. With `int8_rows` y has the
+    same bits on every CPU.
+
+    `gate_up`: w holds gate's rows and then up's, and y = silu(x gate^T) * (x up^T), [m, n / 2]. A bfloat16
+    layer sums in float32, rounds the sum (with `gate_up` also silu's result), and rounds again after adding a
+    residual. Raises ValueError for shapes and dtypes that do not fit, and MemoryError when scratch memory for
+    bfloat16 rows cannot be allocated.
     """
 
     def __init__(
@@ -173,9 +188,11 @@ class PackedLinear:
         float32: bool = False,
         out: Tensor | None = None,
     ) -> Tensor:
-        """x [m, k] of the weight's dtype to y [m, n] (float32 where asked for), written to `out` where
-        given; y = residual + (...) with a residual of y's shape, dtype and stride, which may be `out`.
-        Rows are contiguous and may lie further apart."""
+        """Return y [m, n] for x [m, k] of the weight's dtype.
+
+        `float32`: y is float32. `out`: tensor to write y to. `residual`: added to y; must have y's shape,
+        dtype and stride, and may be `out`. Rows are contiguous and may be strided.
+        """
         m, k = len(x), self.c.k
         dtype = torch.float32 if float32 else self.dtype
         if x.shape != (m, k) or x.dtype != self.dtype or (m and k and x.stride(1) != 1):
@@ -205,7 +222,7 @@ class PackedLinear:
             raise ValueError(f"{name} is {_text(y)}, wanted {dtype} [{m}, {self._width}] with y's stride")
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Rows of w by int64 [m], [m, k]; zeros for an index that is none of its rows."""
+        """Return the rows of w at `indices`, int64 [m], as [m, k]. An index out of range gives zeros."""
         indices = indices.contiguous()
         if indices.dtype != torch.int64 or indices.dim() != 1:
             raise ValueError(f"indices are {_text(indices)}, wanted int64 [m]")

@@ -1,4 +1,4 @@
-"""Low-rank additions to linear layers, for Python: src/layers/lora.h."""
+"""Add low-rank adapters to linear layers: the Python side of src/layers/lora.h."""
 
 import ctypes
 from collections.abc import Iterable, Sequence
@@ -13,13 +13,12 @@ from torch.nn import functional
 from mmengine.native.dtypes import DTYPES
 from mmengine.native.linear import packed_buffer
 
-LANES = 16  # ranks, and columns, that lie beside each other
-DECODER_LINEARS = ("qkv", "out", "gate_up", "down")  # MM_LORA_LINEARS of a layer, in order
+LANES = 16  # ranks, and output columns, that are packed side by side
+DECODER_LINEARS = ("qkv", "out", "gate_up", "down")  # the order of MM_LORA_LINEARS within a layer
 
 
 class LoraPart(NamedTuple):
-    """Of a low-rank addition the one to columns [offset, offset + n) of a linear layer's y: scale * (x a^T)
-    b^T."""
+    """A low-rank addition to columns [offset, offset + n) of a linear layer's y: scale * (x a^T) b^T."""
 
     a: Tensor  # [rank, k]
     b: Tensor  # [n, rank]
@@ -54,10 +53,13 @@ class _Step(ctypes.Structure):
 
 
 class PackedAdapter:
-    """What an adapter adds to each of some linear layers, nothing where there are no parts, its matrices
-    packed: float32 or bfloat16 on the CPU, all of one dtype. They stand in one piece of memory in the order
-    in which layers read them, so that the processor fetches ahead; one that several parts of a layer have
-    stands there once. Keeps no reference to those given."""
+    """An adapter's additions to a list of linear layers, with packed matrices in float32 or bfloat16 on the
+    CPU.
+
+    A layer without parts gets no addition. All matrices share one dtype and one block of memory, in the order
+    in which layers read them, so that the processor prefetches ahead. A matrix that several parts of a layer
+    share is stored once. Keeps no reference to the given matrices.
+    """
 
     def __init__(self, linears: Iterable[Sequence[LoraPart]]) -> None:
         each_linear = [tuple(parts) for parts in linears]
@@ -82,8 +84,11 @@ class PackedAdapter:
         return ctypes.addressof(whole)
 
     def _put(self, matrix: Tensor) -> int:
-        """[m, k] as [m / LANES][k / 2] pairs, zeros behind m and k; its address. Of bfloat16 a pair lies as
-        [LANES][2], of float32 as [2][LANES]."""
+        """Pack a matrix [m, k] and return its address.
+
+        The layout is [m / LANES][k / 2] pairs, padded with zeros. A bfloat16 pair is stored as [LANES][2], a
+        float32 pair as [2][LANES].
+        """
         (m, k), size = matrix.shape, _packed_bytes(matrix)
         memory = self._memory[self._used : self._used + size]
         beside = 2 if matrix.dtype == torch.bfloat16 else 1
@@ -96,20 +101,22 @@ class PackedAdapter:
 
 
 def _in_order(parts: Sequence[LoraPart]) -> list[Tensor]:
-    """Of one linear layer, each once: all a, then all b."""
+    """Return each distinct matrix of one linear layer once: all a, then all b."""
     every = [*(part.a for part in parts), *(part.b for part in parts)]
     return list({id(matrix): matrix for matrix in every}.values())
 
 
 def _packed_bytes(matrix: Tensor) -> int:
-    """A multiple of a cache line's."""
+    """Return the packed size of `matrix` in bytes, a multiple of a cache line."""
     m, k = matrix.shape
     return -(-m // LANES) * LANES * (k + k % 2) * matrix.dtype.itemsize
 
 
 class LoraStep:
-    """`groups`: the adapters of a step, for the same linear layers, and the rows (int32) that are each one's
-    own. Good for as long as this lives."""
+    """The adapters of a step as a C structure, valid while this object lives.
+
+    `groups`: adapters for the same linear layers, each with the int32 row indices that use the adapter.
+    """
 
     def __init__(self, groups: Sequence[tuple[PackedAdapter, np.ndarray]]) -> None:
         self._groups = groups
@@ -124,8 +131,9 @@ class LoraStep:
 
 
 def add_all(library: ctypes.CDLL, packed: PackedAdapter, x: Tensor, y: Tensor) -> None:
-    """Add to y [m, n] what all rows of x [m, k] give, by the first of the adapter's linear layers; rows are
-    contiguous. Raises MemoryError."""
+    """Add the adapter's first linear layer to y [m, n] for all rows of x [m, k]. Rows are contiguous. Raises
+    MemoryError.
+    """
     step = LoraStep([(packed, np.arange(len(x), dtype=np.int32))])
     failed = declared(library).mm_lora_add(
         step.address, 0, x.data_ptr(), x.stride(0), y.data_ptr(), y.stride(0), DTYPES[y.dtype]

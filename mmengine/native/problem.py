@@ -1,5 +1,5 @@
-"""Why the kernels cannot be used here."""
+"""The error for kernels that cannot be used on this machine."""
 
 
 class NativeProblem(Exception):
-    """Its text ends the line "CPU kernels are off: …"."""
+    """Kernels cannot be compiled or loaded. The text ends the log line "CPU kernels are off: …"."""

@@ -1,4 +1,4 @@
-"""Cosines and sines of rotary positions, read out of a table that grows with the largest position seen."""
+"""Look up cosines and sines for rotary positions in a table that grows with the largest position seen."""
 
 import ctypes
 from collections.abc import Callable
@@ -11,7 +11,7 @@ _FIRST_LENGTH = 1024
 
 
 class RotaryTable:
-    """Gives cos and sin of tokens' angles, the very numbers of `compute`."""
+    """A table of cos and sin with exactly the numbers that `compute` gives."""
 
     def __init__(
         self,
@@ -20,15 +20,20 @@ class RotaryTable:
         compute: Callable[[Tensor], tuple[Tensor, Tensor]],
         dtype: torch.dtype,
     ) -> None:
-        """`axis` [head_dim / 2]: the row of positions each frequency follows. `compute`: positions int64
-        [rows, n] to cos and sin, [n, head_dim / 2] each. `dtype`: what they are rounded to."""
+        """Build a table for `axis` and `compute`.
+
+        `axis` [head_dim / 2]: which row of positions each frequency follows. `compute`: maps int64 positions
+        [rows, n] to cos and sin, [n, head_dim / 2] each. `dtype`: the dtype that cos and sin are rounded to.
+        """
         self._rows, self._compute, self._dtype = _declared(library), compute, dtype
         self._axis = axis.to(torch.int32).contiguous()
         self._num_axes = int(axis.max()) + 1
         self._grow(_FIRST_LENGTH)
 
     def rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """int64 [3, t] to cos and sin, float32 [t, head_dim / 2]. ValueError for a negative position."""
+        """Return cos and sin, float32 [t, head_dim / 2], for int64 positions [3, t]. Raises ValueError for a
+        negative position.
+        """
         num_tokens, half = positions.shape[1], len(self._axis)
         if positions.stride(1) != 1:
             positions = positions.contiguous()
@@ -51,8 +56,10 @@ class RotaryTable:
             self._grow(1 << (length - 1).bit_length())
 
     def upto(self, length: int) -> tuple[Tensor, Tensor]:
-        """cos and sin of whole positions from 0 to at least `length` - 1, the same in all rows: float32
-        [positions, head_dim / 2]."""
+        """Return cos and sin, float32 [positions, head_dim / 2], for positions 0 to at least `length` - 1.
+
+        All axes have the same position.
+        """
         if length > len(self._cos):
             self._grow(1 << (length - 1).bit_length())
         return self._cos, self._sin

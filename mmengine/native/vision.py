@@ -1,4 +1,4 @@
-"""The vision tower's kernels: attention within segments, gelu, and pixels to numbers."""
+"""CPU kernels for the vision tower: attention within segments, gelu, and pixel normalisation."""
 
 import ctypes
 
@@ -9,11 +9,11 @@ from torch import Tensor
 from mmengine.native.dtypes import DTYPES
 from mmengine.native.library import load
 
-MAX_HEAD_DIM = 256  # of what the kernels compute; torch computes beyond it
+MAX_HEAD_DIM = 256  # limit of the kernels; torch computes larger heads
 
 
 class _Segments(ctypes.Structure):
-    """mm_segments of src/vision/vision.h."""
+    """The C structure mm_segments of src/vision/vision.h."""
 
     _fields_ = (
         ("num_segments", ctypes.c_int32),
@@ -27,8 +27,7 @@ class _Segments(ctypes.Structure):
 
 
 class VisionKernels:
-    """For one tower: `num_heads` of `head_dim`, weights and hidden states of `dtype`. Tensors lie on the
-    CPU, and their rows are contiguous."""
+    """Kernels for a tower with `num_heads` of `head_dim`. Tensors are on the CPU and have contiguous rows."""
 
     def __init__(self, library: ctypes.CDLL, num_heads: int, head_dim: int, dtype_code: int) -> None:
         self._num_heads, self._head_dim, self._code = num_heads, head_dim, dtype_code
@@ -46,12 +45,12 @@ class VisionKernels:
     def attend(
         self, qkv: Tensor, starts: np.ndarray, cos: Tensor, sin: Tensor, out: Tensor, first: int = 0
     ) -> None:
-        """Each patch attends to its own segment; out [n, num_heads * head_dim] of the n patches from `first`
-        on.
+        """Attend within segments, and write the n patches that start at `first` to `out` [n, num_heads *
+        head_dim].
 
-        qkv: [p, 3 * num_heads * head_dim], q, k and v not yet rotated. starts: int32, the first patch of
-        each segment, then p. cos, sin: float32 [p, head_dim], the first half of sin negated. A patch's result
-        is the same to the bit whatever the other segments are, and whatever is asked for with it. Raises
+        `qkv`: [p, 3 * num_heads * head_dim], q, k and v before rotation. `starts`: int32, each segment's
+        first patch, then p. `cos`, `sin`: float32 [p, head_dim], the first half of sin negated. A patch's
+        result has the same bits whatever the other segments and the requested patches are. Raises
         MemoryError.
         """
         segments = _Segments(
@@ -76,16 +75,20 @@ class VisionKernels:
             raise MemoryError(f"no memory to attend over {len(qkv)} patches")
 
     def gelu(self, x: Tensor) -> None:
-        """gelu in its tanh form, in place."""
+        """Apply gelu in its tanh form to x in place."""
         self._gelu(x.data_ptr(), x.numel(), self._code)
 
     def normalise(self, pixels: Tensor, out: Tensor) -> None:
-        """uint8 to (x / 255 - 0.5) / 0.5, each operation in float32, into `out` of the same shape."""
+        """Write (pixels / 255 - 0.5) / 0.5 to `out` of the same shape. Pixels are uint8; each operation
+        rounds to float32.
+        """
         self._pixels(pixels.data_ptr(), pixels.numel(), self._code, out.data_ptr())
 
 
 def vision_kernels(num_heads: int, head_dim: int, dtype: torch.dtype) -> VisionKernels | None:
-    """None where the library is not there, or has nothing for such heads or such a torch dtype."""
+    """Return the kernels for a tower, or None if the library is off or does not support these heads or this
+    dtype.
+    """
     code = DTYPES.get(dtype)
     if code is None or head_dim % 8 or head_dim > MAX_HEAD_DIM:
         return None
