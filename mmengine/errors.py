@@ -3,95 +3,260 @@
     MMEngineError
     ├── ConfigError          settings that are out of range or contradict each other
     ├── ModelError           a model folder that is missing, damaged, or of an unknown kind
-    ├── InvalidRequest       refused at the door: it never became work
+    ├── InvalidRequest       rejected before it became work
     │   ├── InvalidMedia     an image or a video that cannot be used
-    │   ├── SessionBusy      a request of the session is on its way; try again later
+    │   ├── SessionBusy      a request of the session is running; try again later
     │   └── QueueFull        too many requests wait already; try again later
     ├── RequestFailed        accepted, then ended with finish_reason "error"
     ├── ExecutorFailed       the device side of a step raised
     │   └── ExecutorLost     … and no step can run in this process any more
-    ├── KeepFailed           answers, files or batches that a server keeps cannot be written or read
+    ├── KeepFailed           answers, files or batches that a server stores cannot be written or read
     └── LogError
         ├── CorruptLog       bytes that are no log, or a log damaged before its tail
         └── Diverged         a decision derived again differs from the logged one
 
-A message is one sentence or two: what is wrong, where, and what to do.
+An error has a code for programs, the path of the field at fault, and a text for people. HTTP statuses, the
+errors of each API and exit codes are tables over codes. Nothing reads a text.
 """
+
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from typing import TypeVar
+
+_E = TypeVar("_E", bound="MMEngineError")
+
+
+class ErrorCode(StrEnum):
+    """What went wrong, for programs. Logs and wire messages hold these values: they only ever grow."""
+
+    # A request is wrong.
+    INVALID_VALUE = "invalid_value"
+    INVALID_TYPE = "invalid_type"
+    INVALID_JSON = "invalid_json"
+    MISSING_FIELD = "missing_field"
+    UNKNOWN_FIELD = "unknown_field"
+    UNSUPPORTED_FIELD = "unsupported_field"
+    UNSUPPORTED_CONTENT = "unsupported_content"
+    INVALID_GRAMMAR = "invalid_grammar"
+    INVALID_STRUCTURED_OUTPUTS = "invalid_structured_outputs"
+    INVALID_ADAPTER = "invalid_adapter"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    REQUEST_TOO_LARGE = "request_too_large"
+    # Media of a request.
+    INVALID_MEDIA = "invalid_media"
+    MEDIA_NOT_FETCHED = "media_not_fetched"
+    MEDIA_NOT_STORED = "media_not_stored"
+    URL_NOT_FETCHED = "url_not_fetched"
+    URL_NOT_ALLOWED = "url_not_allowed"
+    # A request names what is not there, in use, or busy.
+    NOT_FOUND = "not_found"
+    MODEL_NOT_FOUND = "model_not_found"
+    FILE_NOT_FOUND = "file_not_found"
+    SESSION_NOT_FOUND = "session_not_found"
+    REQUEST_ID_IN_USE = "request_id_in_use"
+    SESSION_BUSY = "session_busy"
+    # No room now.
+    QUEUE_FULL = "queue_full"
+    # A request was accepted and has no answer.
+    REQUEST_FAILED = "request_failed"
+    CANCELLED = "cancelled"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    # The engine, the model or the storage is at fault.
+    INVALID_SETTING = "invalid_setting"
+    INVALID_MODEL = "invalid_model"
+    ENGINE_FAILED = "engine_failed"
+    STORAGE_FAILED = "storage_failed"
+    INVALID_LOG = "invalid_log"
+    CORRUPT_LOG = "corrupt_log"
+    DIVERGED = "diverged"
+    INTERNAL_ERROR = "internal_error"
+
+
+class FieldPath(tuple[str | int, ...]):
+    """The place of a value in a request: keys and indices from the outside in. `path / key` is one step
+    further in. The text form is that of API errors, such as `messages[0].content[1]`."""
+
+    __slots__ = ()
+
+    def __new__(cls, *keys: str | int) -> "FieldPath":
+        return super().__new__(cls, keys)
+
+    def __getnewargs__(self) -> tuple[str | int, ...]:
+        return tuple(self)
+
+    def __truediv__(self, key: str | int) -> "FieldPath":
+        return FieldPath(*self, key)
+
+    def __str__(self) -> str:
+        text = ""
+        for key in self:
+            text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
+        return text
+
+
+HERE = FieldPath()
+# Stands in an error's text for the field at `path`, so that each API writes the name that it gives the field.
+FIELD = "\N{SUBSTITUTE}"
 
 
 class MMEngineError(Exception):
-    """Base of all errors raised on purpose; its text is meant for the user."""
+    """Base of all errors raised on purpose.
+
+    `code` is for programs; a class has a default. `path` names the field at fault, as far as a field is.
+    `text` is for people: what was wrong, the rule, what to do. FIELD in it stands for the field's name.
+    """
+
+    code = ErrorCode.ENGINE_FAILED
+
+    def __init__(self, text: str, *, code: ErrorCode | None = None, path: Iterable[str | int] = ()):
+        super().__init__(text)
+        self.text, self.path = text, FieldPath(*path)
+        if code is not None:
+            self.code = code
+
+    def __str__(self) -> str:
+        """Return the text with the field's place in words, after the prompt's number in a batch."""
+        prompt, path = "", self.path
+        if path[:1] == (PROMPTS,) and len(path) > 1:
+            prompt, path = f"prompt {path[1]}: ", FieldPath(*path[2:])
+        return prompt + self.text.replace(FIELD, in_words(path))
+
+    def sentence(self, name: Callable[[FieldPath], str] = str) -> str:
+        """Return the text with the field as `name` writes it."""
+        return self.text.replace(FIELD, name(self.path))
+
+    def located(self: _E, path: Iterable[str | int]) -> _E:
+        """Set the path of an error that has none, and return the error."""
+        self.path = self.path or FieldPath(*path)
+        return self
+
+    def within(self: _E, *keys: str | int) -> _E:
+        """Move the path below `keys`, and return the error."""
+        self.path = FieldPath(*keys, *self.path)
+        return self
+
+
+PROMPTS = "prompts"  # the first key of a path in a batch of prompts; the prompt's index follows
+
+
+def in_words(path: FieldPath) -> str:
+    """Return the place as a sentence has it: `message 0, part 1` for messages[0].content[1]."""
+    match path:
+        case ():
+            return "the request"
+        case ("messages", int(number), "content", int(part), *rest):
+            place = f"message {number}, part {part}"
+        case ("messages", int(number), *rest):
+            place = f"message {number}"
+        case _:
+            return str(path)
+    return f"{place}, {FieldPath(*rest)}" if rest else place
 
 
 class ConfigError(MMEngineError, ValueError):
-    pass
+    """Settings that are out of range or contradict each other."""
+
+    code = ErrorCode.INVALID_SETTING
 
 
 class ModelError(MMEngineError):
-    pass
+    """A model folder that is missing, damaged, or of an unknown kind."""
+
+    code = ErrorCode.INVALID_MODEL
 
 
 class InvalidRequest(MMEngineError, ValueError):
-    pass
+    """A request that is rejected before it becomes work."""
+
+    code = ErrorCode.INVALID_VALUE
 
 
 class InvalidMedia(InvalidRequest):
-    pass
+    """An image or a video that cannot be used."""
+
+    code = ErrorCode.INVALID_MEDIA
 
 
 class SessionBusy(InvalidRequest):
-    pass
+    """A request of the session is running."""
+
+    code = ErrorCode.SESSION_BUSY
 
 
 class QueueFull(InvalidRequest):
-    pass
+    """Too many requests wait already."""
+
+    code = ErrorCode.QUEUE_FULL
 
 
 class RequestFailed(MMEngineError):
-    pass
+    """A request that was accepted, and ended with finish_reason "error"."""
+
+    code = ErrorCode.REQUEST_FAILED
 
 
 class ExecutorFailed(MMEngineError):
-    pass
+    """The device side of a step raised."""
 
 
 class ExecutorLost(ExecutorFailed):
-    pass
+    """The device side of a step raised, and no step can run in this process any more."""
 
 
 class KeepFailed(MMEngineError):
-    pass
+    """Answers, files or batches that a server stores cannot be written or read."""
+
+    code = ErrorCode.STORAGE_FAILED
 
 
 class LogError(MMEngineError):
-    pass
+    """A log that cannot be written, or read for this purpose."""
+
+    code = ErrorCode.INVALID_LOG
 
 
 class CorruptLog(LogError):
-    """`kind`: checksum, length, oversize, truncated, version, gap, link, end or
-    unclosed; `log fsck` has an exit code
-    for each."""
+    """Bytes that are no log, or a log damaged before its tail.
+
+    `kind`: checksum, length, oversize, truncated, version, gap, link, end or unclosed; `log fsck` has an exit
+    code for each."""
+
+    code = ErrorCode.CORRUPT_LOG
 
     def __init__(self, text: str, kind: str = "checksum"):
         super().__init__(text)
         self.kind = kind
 
 
-# Exit codes for a log without its end, whichever verb looks at it.
-NO_END = {"end": 13, "unclosed": 14, "truncated": 6}
-
-
 class Diverged(LogError):
-    pass
+    """A decision derived again differs from the logged one."""
+
+    code = ErrorCode.DIVERGED
+
+
+# Exit codes for a log without its end, of each command that reads it.
+NO_END = {"end": 13, "unclosed": 14, "truncated": 6}
+# Exit codes of a command that an error ends; 1 for other codes.
+EXIT_CODES = {
+    ErrorCode.INVALID_SETTING: 2,
+    ErrorCode.DIVERGED: 3,
+    ErrorCode.CORRUPT_LOG: 4,
+}
+
+
+def id_in_use(name: str) -> InvalidRequest:
+    """Return the error of a request whose id another request has, which is live."""
+    text = f"the request id {name!r} is in use; choose another"
+    return InvalidRequest(text, code=ErrorCode.REQUEST_ID_IN_USE, path=FieldPath("request_id"))
 
 
 def in_one_line(error: BaseException, most: int = 300) -> str:
-    """What kind of error it is, and at most `most` characters of its first line: libraries append pages."""
+    """Return the error's class and at most `most` characters of its first line: libraries append pages."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:most]}"
 
 
 def shown(value: object) -> str:
-    """A stranger's value in a message: short, whatever it is."""
+    """Return a caller's value for a message: its repr, of at most 80 characters."""
     try:
         text = repr(value)
     except ValueError:  # Python prints no integer of thousands of digits
@@ -100,14 +265,9 @@ def shown(value: object) -> str:
 
 
 def code_of(error: MMEngineError) -> int:
-    """The exit code of a command that an error ends."""
-    match error:
-        case InvalidRequest() | ConfigError():
-            return 2
-        case Diverged():
-            return 3
-        case CorruptLog(kind="end" | "unclosed" as kind):
-            return NO_END[kind]
-        case CorruptLog():
-            return 4
-    return 1
+    """Return the exit code of a command that the error ends."""
+    if isinstance(error, CorruptLog) and error.kind in ("end", "unclosed"):
+        return NO_END[error.kind]
+    if isinstance(error, InvalidRequest):
+        return 2
+    return EXIT_CODES.get(error.code, 1)

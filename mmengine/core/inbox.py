@@ -134,6 +134,6 @@ class Inbox:
         for seen in (self.queued, self.opening, self.closing, self.appending):
             seen.clear()
         events += [ev.Lost(name, DEADLINE) for name in self._of_store.passed()]
-        events += [ev.Cancelled(name, "deadline") for name in self._deadlines.passed()]
+        events += [ev.Cancelled(name, ev.DEADLINE) for name in self._deadlines.passed()]
         events += [ev.SessionClosed(name, IDLE) for name in self._of_sessions.passed()]
         return events

@@ -13,6 +13,7 @@ from mmengine.core.executor import PromptLogprobs
 from mmengine.core.state.drafted import DraftCounts, Drafted
 from mmengine.core.state.request_state import RequestState
 from mmengine.core.state.view import View
+from mmengine.errors import ErrorCode
 from mmengine.events import vocabulary as ev
 from mmengine.ragged import counting
 
@@ -21,9 +22,9 @@ class Output(msgspec.Struct, eq=False):
     """New tokens of one request, and its end when it ended.
 
     `finish_reason`: stop, length, abort, error, rejected, or None while it runs. `detail`: how the
-    text stopped (eos, token, string), or what went wrong. `logprobs`: (token id, logprob) with the
-    chosen token first, per new token, when asked for. `num_drafts` were computed for it, of which
-    `num_accepted` are among the tokens.
+    text stopped (eos, token, string), or what went wrong; `code`: as of Finished. `logprobs`: (token id,
+    logprob) with the chosen token first, per new token, when asked for. `num_drafts` were computed for
+    it, of which `num_accepted` are among the tokens.
     """
 
     request_id: str
@@ -35,6 +36,7 @@ class Output(msgspec.Struct, eq=False):
     num_drafts: int = 0
     num_accepted: int = 0
     prompt_logprobs: PromptLogprobs | None = None  # with the first token, where asked for
+    code: ErrorCode | None = None
 
 
 _NO_REQUESTS, _NO_TOKENS = np.zeros(0, object), np.zeros(0, np.int32)
@@ -123,9 +125,10 @@ class Outputs:
             end = ends.pop(output.request_id, None)
             if end is not None:
                 output.finish_reason, output.detail = end[0].reason, end[0].detail
+                output.code = end[0].code
             yield output
         for name, (event, num_cached) in ends.items():
-            yield Output(name, [], event.reason, event.detail, num_cached)
+            yield Output(name, [], event.reason, event.detail, num_cached, code=event.code)
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from mmengine.core.snapshot import body as saved
 from mmengine.core.snapshot.snapshot import digest_of
 from mmengine.core.state.request_state import NO_ROW, RequestState, queued_of, request_of
 from mmengine.core.state.state import State
-from mmengine.errors import CorruptLog
+from mmengine.errors import CorruptLog, ErrorCode
 from mmengine.events import vocabulary as ev
 from mmengine.events.retention import Undelivered
 from mmengine.request import Request
@@ -39,6 +39,7 @@ class ResumedAnswer:
     detail: str = ""
     num_cached_tokens: int = 0
     prompt_logprobs: PromptLogprobs | None = None
+    code: ErrorCode | None = None
 
     def add(self, output: Output) -> None:
         """What another step gave the request."""
@@ -47,13 +48,13 @@ class ResumedAnswer:
             self.logprobs = [*(self.logprobs or ()), *output.logprobs]
         self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
         if output.finish_reason is not None:
-            self.reason, self.detail = output.finish_reason, output.detail
+            self.reason, self.detail, self.code = output.finish_reason, output.detail, output.code
             self.num_cached_tokens = output.num_cached_tokens
 
     @property
     def was_given_up(self) -> bool:
         """Whether the request was cancelled, so that its answer is none. A deadline that passed is one."""
-        return self.reason == "abort" and self.detail != "deadline"
+        return self.code is ErrorCode.CANCELLED
 
 
 @dataclass(slots=True)
@@ -78,6 +79,7 @@ class _Ended:
     detail: str
     num_cached: int
     scores: _Scores
+    code: ErrorCode | None = None
 
 
 class Unreceived:
@@ -162,6 +164,7 @@ class Unreceived:
                 ended.detail,
                 ended.num_cached,
                 ended.scores.of_prompt,
+                ended.code,
             )
         return answers
 
@@ -183,6 +186,7 @@ class Unreceived:
                 one.detail,
                 one.num_cached,
                 kept.get(name, nothing),
+                one.code,
             )
             for name, one in self._ended.items()
         )
@@ -210,7 +214,7 @@ def _filled(state: State, found: saved.Unreceived) -> Unreceived:
         token_ids = np.frombuffer(one.token_ids, np.int32)
         scores = _filled_scores(one.scores)
         out._ended[request.request_id] = _Ended(
-            request, token_ids, one.reason, one.detail, one.num_cached, scores
+            request, token_ids, one.reason, one.detail, one.num_cached, scores, one.code
         )
     out._scores.update((name, _filled_scores(scores)) for name, scores in found.scores)
     out.undelivered = Undelivered(dict(found.begins), out._ended)
@@ -223,7 +227,7 @@ def _filled(state: State, found: saved.Unreceived) -> Unreceived:
 
 def _ended(state: State, req_state: RequestState, event: ev.Finished, scores: _Scores) -> _Ended:
     tokens, num_cached = _tokens(state, req_state), max(0, req_state.num_cached)
-    return _Ended(req_state.request, tokens, event.reason, event.detail, num_cached, scores)
+    return _Ended(req_state.request, tokens, event.reason, event.detail, num_cached, scores, event.code)
 
 
 def _tokens(state: State, req_state: RequestState) -> np.ndarray:

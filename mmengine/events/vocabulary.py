@@ -7,6 +7,7 @@ Fields are only ever added, at the end and with a default; a type number is neve
 
 from typing import TypeAlias
 
+from mmengine.errors import ErrorCode
 from mmengine.events.event_base import EventBase
 from mmengine.events.of_adapters import AdapterLoaded as AdapterLoaded
 from mmengine.events.of_adapters import AdapterUnloaded as AdapterUnloaded
@@ -28,6 +29,7 @@ SCHEMA_WITHOUT_STORE = 3
 NO_SLOT = -1  # in place of a slot: a grammar that the log keeps nowhere
 FOR_ALL = -1  # in place of a row: room is made for whoever needs it
 AS_CACHED = -1  # in place of a number of tokens: as many as the cached blocks hold
+DEADLINE = "deadline"  # the reason of a Cancelled by the request's own deadline
 NO_STATE = -1  # in place of a state slot
 
 
@@ -232,11 +234,15 @@ class Failed(EventBase, frozen=True):
 
 
 class Finished(EventBase, frozen=True):
-    """Decision: the request ended. reason: stop, length, abort, error, rejected."""
+    """Decision: the request ended. reason: stop, length, abort, error, rejected.
+
+    `detail` is for people; `code` says why there is no answer, for programs, and is None after stop and
+    length."""
 
     request_id: str
     reason: str
     detail: str = ""
+    code: ErrorCode | None = None
 
 
 class Delivered(EventBase, frozen=True):

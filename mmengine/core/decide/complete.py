@@ -7,6 +7,7 @@ from mmengine.core.executor import CUT
 from mmengine.core.state.columns import BROKEN, CRASHED, LOST, RUNS_ON, STOPPED
 from mmengine.core.state.reading import RequestView
 from mmengine.core.state.view import View
+from mmengine.errors import ErrorCode
 from mmengine.events import vocabulary as ev
 
 
@@ -25,10 +26,10 @@ def complete(view: View) -> list[ev.Finished | ev.Preempted]:
     ended = {event.request_id for event in events}
     for name in view.cancelled:
         if name not in ended:
-            events.append(ev.Finished(name, "abort", view.requests[name].cancelled))
+            events.append(_aborted(view.requests[name]))
     for name in view.grammar_failed:
         if name not in ended and not view.requests[name].cancelled:
-            events.append(ev.Finished(name, "error", view.requests[name].detail))
+            events.append(_failed(view.requests[name]))
     if view.resetting:
         names = [
             view.requests_by_row[row].request.request_id for row in running[~over[running]][::-1].tolist()
@@ -49,21 +50,34 @@ def _without_unread(view: View, over: np.ndarray) -> np.ndarray:
     return over
 
 
+def _failed(req_state: RequestView) -> ev.Finished:
+    """Return the end of a request that has no answer."""
+    code = ErrorCode.INVALID_GRAMMAR if req_state.waits_for_grammar else ErrorCode.REQUEST_FAILED
+    return ev.Finished(req_state.request.request_id, "error", req_state.detail, code)
+
+
+def _aborted(req_state: RequestView) -> ev.Finished:
+    """Return the end of a request that was cancelled, or whose deadline passed."""
+    reason = req_state.cancelled
+    code = ErrorCode.DEADLINE_EXCEEDED if reason == ev.DEADLINE else ErrorCode.CANCELLED
+    return ev.Finished(req_state.request.request_id, "abort", reason, code)
+
+
 def _end_of(view: View, req_state: RequestView) -> ev.Finished | ev.Preempted:
     name, row = req_state.request.request_id, req_state.row
     ended = view.ended[row]
     if ended == STOPPED:
         return ev.Finished(name, "length" if req_state.detail == CUT else "stop", req_state.detail)
     if ended == BROKEN:
-        return ev.Finished(name, "error", req_state.detail)
+        return _failed(req_state)
     if ended in (LOST, CRASHED) and req_state.cancelled:
-        return ev.Finished(name, "abort", req_state.cancelled)
+        return _aborted(req_state)
     if ended in (LOST, CRASHED) and name in view.grammar_failed:
-        return ev.Finished(name, "error", req_state.detail)
+        return _failed(req_state)
     if ended == CRASHED:
         return ev.Preempted(name, row, "recompute", "crash")
     if ended == LOST and req_state.failures > view.config.max_retries:
-        return ev.Finished(name, "error", req_state.detail)
+        return _failed(req_state)
     if ended == LOST:
         return ev.Preempted(name, row, "recompute", "the step failed")
     return ev.Finished(name, "length")

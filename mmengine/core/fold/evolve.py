@@ -275,6 +275,7 @@ def _recovered(state: State, event: ev.Recovered) -> None:
     state.ended[rows[goes_on]] = CRASHED
     for name, why in event.lost:
         state.requests[name].detail = why
+        state.requests[name].waits_for_grammar = False
         state.grammar_failed.append(name)
 
 

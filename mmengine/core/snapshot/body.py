@@ -12,6 +12,7 @@ from mmengine.core.snapshot.form import INTS, INTS_OR_NONE, LIST, MANY_INTS, ROW
 from mmengine.core.state.draft_arbiter import NOBODY_ASKED, Saved
 from mmengine.core.state.flight import Part
 from mmengine.core.state.sessions import Chunk, Place
+from mmengine.errors import ErrorCode
 from mmengine.events import vocabulary as ev
 from mmengine.request import MediaItem
 
@@ -142,6 +143,7 @@ class Answer(msgspec.Struct, array_like=True):
     detail: str
     num_cached: int
     scores: Scores
+    code: ErrorCode | None = None
 
 
 class Unreceived(msgspec.Struct, array_like=True):

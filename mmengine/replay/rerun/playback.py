@@ -160,7 +160,7 @@ class Playback:
             self._next += 1
             if not self._timed:
                 events.append(event)
-            elif not (isinstance(event, ev.Cancelled) and event.reason == "deadline"):
+            elif not (isinstance(event, ev.Cancelled) and event.reason == ev.DEADLINE):
                 inbox.put(event)
         return events + inbox.drain()
 
