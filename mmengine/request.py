@@ -1,7 +1,7 @@
 """What a user asks for: prompt tokens, media, and how to sample."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
-from mmengine.errors import InvalidRequest, shown
+from mmengine.errors import FIELD, ErrorCode, FieldPath, InvalidRequest, shown
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
@@ -28,13 +28,13 @@ CallFormat = Literal["json", "xml"]  # how a model's chat template has calls of 
 MAX_AFTER = 256  # tokens behind which a form begins
 
 
-def check_unicode(where: str, text: str) -> None:
-    """Raise InvalidRequest where half of a surrogate pair stands alone: it stands for no character."""
+def check_unicode(path: Iterable[str | int], text: str) -> None:
+    """Raise InvalidRequest, with `path`, for a text with half of a surrogate pair: it is no character."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequest(
-            f"{where} holds an unpaired surrogate at character {error.start}; send valid Unicode"
+            f"{FIELD} holds an unpaired surrogate at character {error.start}; send valid Unicode", path=path
         ) from None
 
 
@@ -85,7 +85,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         try:
             msgspec.convert(msgspec.to_builtins(self), SamplingParams)
         except (TypeError, msgspec.ValidationError) as error:
-            raise InvalidRequest(f"a sampling option cannot be read: {error}") from None
+            raise InvalidRequest(
+                f"a sampling option cannot be read: {error}", code=ErrorCode.INVALID_TYPE
+            ) from None
         self.check_ranges()
 
     def check_ranges(self) -> None:
@@ -93,65 +95,98 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name, least, most in _INT_RANGES:
             value = getattr(self, name)
             if not least <= value <= most:
-                raise InvalidRequest(f"{name} must be an integer from {least} to {most}, not {shown(value)}")
+                raise InvalidRequest(
+                    f"{FIELD} must be an integer from {least} to {most}, not {shown(value)}",
+                    path=FieldPath(name),
+                )
         for name, low, high in _FLOAT_RANGES:
             value = getattr(self, name)
             if not low <= value <= high:  # nor NaN
-                raise InvalidRequest(f"{name} must be a number from {low} to {high}, not {shown(value)}")
+                raise InvalidRequest(
+                    f"{FIELD} must be a number from {low} to {high}, not {shown(value)}", path=FieldPath(name)
+                )
         self._check_collections()
 
     def _check_collections(self) -> None:
         if self.min_tokens > self.max_tokens:
-            raise InvalidRequest(f"min_tokens {self.min_tokens} is larger than max_tokens {self.max_tokens}")
+            raise InvalidRequest(
+                f"{FIELD} {self.min_tokens} is larger than max_tokens {self.max_tokens}",
+                path=FieldPath("min_tokens"),
+            )
         if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
-            raise InvalidRequest(f"seed must lie in 0 to 2^63 - 1, not {shown(self.seed)}")
+            raise InvalidRequest(
+                f"{FIELD} must lie in 0 to 2^63 - 1, not {shown(self.seed)}", path=FieldPath("seed")
+            )
         for name in ("logprobs", "prompt_logprobs"):
             number = getattr(self, name)
             if number is not None and not 0 <= number <= MAX_LOGPROBS:
-                raise InvalidRequest(f"{name} must lie in 0 to {MAX_LOGPROBS}, not {shown(number)}")
+                raise InvalidRequest(
+                    f"{FIELD} must lie in 0 to {MAX_LOGPROBS}, not {shown(number)}", path=FieldPath(name)
+                )
         if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidRequest(f"stop holds at most {MAX_STOP_STRINGS} strings, not {len(self.stop)}")
+            raise InvalidRequest(
+                f"{FIELD} holds at most {MAX_STOP_STRINGS} strings, not {len(self.stop)}",
+                path=FieldPath("stop"),
+            )
         for text in self.stop:
             if not 1 <= len(text) <= MAX_STOP_STRING_CHARS:
-                raise InvalidRequest(f"stop must hold strings of 1 to {MAX_STOP_STRING_CHARS} characters")
-            check_unicode("stop", text)
+                raise InvalidRequest(
+                    f"{FIELD} must hold strings of 1 to {MAX_STOP_STRING_CHARS} characters",
+                    path=FieldPath("stop"),
+                )
+            check_unicode(("stop",), text)
         if len(self.stop_token_ids) > MAX_STOP_STRINGS:
-            raise InvalidRequest(f"stop_token_ids holds at most {MAX_STOP_STRINGS} tokens")
+            raise InvalidRequest(
+                f"{FIELD} holds at most {MAX_STOP_STRINGS} tokens", path=FieldPath("stop_token_ids")
+            )
         for name in ("stop_token_ids", "logit_bias"):
             for token in getattr(self, name):
                 if not 0 <= token < 2**31:
-                    raise InvalidRequest(f"{name} names the token {shown(token)}, which is no id")
+                    raise InvalidRequest(
+                        f"{FIELD} names the token {shown(token)}, which is no id", path=FieldPath(name)
+                    )
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
-            raise InvalidRequest(f"logit_bias holds at most {MAX_LOGIT_BIAS} tokens")
+            raise InvalidRequest(
+                f"{FIELD} holds at most {MAX_LOGIT_BIAS} tokens", path=FieldPath("logit_bias")
+            )
         for token, bias in self.logit_bias.items():
             if not abs(bias) <= MAX_BIAS:  # nor NaN
-                raise InvalidRequest(f"logit_bias of token {token} must lie in -100 to 100, not {bias!r}")
+                raise InvalidRequest(
+                    f"{FIELD} of token {token} must lie in -100 to 100, not {bias!r}",
+                    path=FieldPath("logit_bias"),
+                )
         self._check_sequences()
 
     def _check_sequences(self) -> None:
         if len(self.suppress_tokens) > MAX_SUPPRESSED:
-            raise InvalidRequest(f"suppress_tokens holds at most {MAX_SUPPRESSED} tokens")
+            raise InvalidRequest(
+                f"{FIELD} holds at most {MAX_SUPPRESSED} tokens", path=FieldPath("suppress_tokens")
+            )
         if len(self.bad_words_ids) + len(self.sequence_bias) > MAX_SEQUENCES:
             raise InvalidRequest(
-                f"bad_words_ids and sequence_bias hold at most {MAX_SEQUENCES} sequences together"
+                f"{FIELD} and sequence_bias hold at most {MAX_SEQUENCES} sequences together",
+                path=FieldPath("bad_words_ids"),
             )
         sequences = (*self.bad_words_ids, *(each for each, _ in self.sequence_bias))
         for sequence in sequences:
             if not 1 <= len(sequence) <= MAX_SEQUENCE_TOKENS:
                 raise InvalidRequest(
                     f"a sequence of bad_words_ids or sequence_bias has 1 to {MAX_SEQUENCE_TOKENS} tokens, "
-                    f"not {len(sequence)}"
+                    f"not {len(sequence)}",
+                    path=FieldPath("bad_words_ids"),
                 )
         for token in (*self.suppress_tokens, *(token for sequence in sequences for token in sequence)):
             if not 0 <= token < 2**31:
                 raise InvalidRequest(
-                    f"suppress_tokens, bad_words_ids and sequence_bias name {shown(token)}, which is no token"
+                    f"{FIELD}, bad_words_ids and sequence_bias name {shown(token)}, which is no token",
+                    path=FieldPath("suppress_tokens"),
                 )
         for _, bias in self.sequence_bias:
             if not abs(bias) <= MAX_BIAS:  # nor NaN
                 raise InvalidRequest(
-                    f"sequence_bias must lie in -{MAX_BIAS} to {MAX_BIAS}, not {bias!r}; "
-                    "what is never to be said goes into bad_words_ids"
+                    f"{FIELD} must lie in -{MAX_BIAS} to {MAX_BIAS}, not {bias!r}; "
+                    "what is never to be said goes into bad_words_ids",
+                    path=FieldPath("sequence_bias"),
                 )
 
     def check_vocabulary(self, vocab_size: int) -> None:
@@ -166,8 +201,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             highest = max(tokens, default=0)
             if highest >= vocab_size:
                 raise InvalidRequest(
-                    f"{name} names the token {highest}, but this model's ids end at {vocab_size - 1}; take "
-                    "ids of its own tokenizer"
+                    f"{FIELD} names the token {highest}, but this model's ids end at {vocab_size - 1}; take "
+                    "ids of its own tokenizer",
+                    path=FieldPath(name),
                 )
 
 

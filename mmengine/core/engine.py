@@ -42,7 +42,7 @@ from mmengine.core.state.state import State
 from mmengine.core.state.view import View
 from mmengine.core.store_line import StoreLine
 from mmengine.core.unreceived import Unreceived
-from mmengine.errors import InvalidRequest, MMEngineError, QueueFull
+from mmengine.errors import MMEngineError, QueueFull, id_in_use
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import MemoryLog
 from mmengine.events.sink import Sink
@@ -123,7 +123,7 @@ class EngineCore:
     def _acceptable(self, request: Request) -> ev.Queued:
         name = request.request_id
         if name in self.state.requests or name in self.inbox.queued:
-            raise InvalidRequest(f"the request id {name!r} is in use; choose another")
+            raise id_in_use(name)
         if len(self.state.waiting) + len(self.inbox.queued) >= self.config.max_waiting:
             raise QueueFull(f"{self.config.max_waiting} requests wait already (max_waiting); try again later")
         if self.stalled:

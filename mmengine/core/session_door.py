@@ -11,7 +11,7 @@ from mmengine.core.decide.admit import check_request, check_session
 from mmengine.core.inbox import Inbox
 from mmengine.core.state.sessions import SessionState
 from mmengine.core.state.state import State
-from mmengine.errors import InvalidRequest, QueueFull, SessionBusy
+from mmengine.errors import ErrorCode, FieldPath, InvalidRequest, QueueFull, SessionBusy
 from mmengine.events import vocabulary as ev
 from mmengine.request import MediaItem, Request, num_before
 
@@ -35,7 +35,8 @@ class SessionDoor:
         check_session(event, self._config)
         name, inbox = event.session_id, self._inbox
         if name in self._state.sessions.all or name in inbox.opening:
-            raise InvalidRequest(f"the session id {name!r} is in use; choose another")
+            text = f"the session id {name!r} is in use; choose another"
+            raise InvalidRequest(text, path=FieldPath("session_id"))
         if len(self._state.sessions) + len(inbox.opening) >= self._config.max_sessions:
             raise QueueFull(
                 f"{self._config.max_sessions} sessions are open already (max_sessions); close one, or try "
@@ -59,7 +60,8 @@ class SessionDoor:
         does, InvalidRequest for an unknown session, SessionBusy while a request of it is on its way."""
         session = self.found(session_id)
         if session.live or session_id in self._inbox.appending:
-            raise SessionBusy(f"a request of session {session_id!r} is on its way; wait for its answer")
+            text = f"a request of session {session_id!r} is running; wait for its answer"
+            raise SessionBusy(text, path=FieldPath("session_id"))
         check_request(request, self._config, max_media=self._config.max_media_per_session)
         alike = _num_alike(session, request)
         num_kept = alike if num_kept is None else min(alike, num_kept)
@@ -76,7 +78,8 @@ class SessionDoor:
             opened = self._inbox.opening[session_id]
             session = SessionState(session_id, opened.cache_salt, opened.idle_ns, opened.envelope)
         if session is None or session_id in self._inbox.closing:
-            raise InvalidRequest(f"no session {session_id!r} is open; it was closed, or never was")
+            text = f"no session {session_id!r} is open; it was closed, or never was"
+            raise InvalidRequest(text, code=ErrorCode.SESSION_NOT_FOUND, path=FieldPath("session_id"))
         return session
 
     def close(self, session_id: str, reason: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mmengine.errors import InvalidMedia, InvalidRequest, ModelError
+from mmengine.errors import FIELD, FieldPath, InvalidMedia, InvalidRequest, MMEngineError, ModelError
 from mmengine.models.decoding import DecoderRecipe, MediaDecoder
 from mmengine.models.media_cache import MediaCache
 from mmengine.models.plugin import MediaInput, MediaSource, Opens, Prepared
@@ -26,6 +26,7 @@ from mmengine.processing.media.loader import LoadedMedia, MediaLoader
 from mmengine.processing.media.sources import Access, MediaPart
 from mmengine.request import CallFormat, MediaItem, check_unicode
 
+PROMPT = FieldPath("prompt")
 GENERATION_NAMES = (
     "do_sample",
     "temperature",
@@ -117,7 +118,7 @@ class ChatProcessor:
         """See TurnProcessor."""
         options, access, _ = read_arguments(media_options, base_folder)
         (plain, *_), parts = read_messages([{"role": "user", "content": list(content)}])
-        check_unicode("the system message", system)
+        check_unicode(("system",), system)
         self._check_taken(parts)
         template, variables = self._template_of(template_options, {part.modality for part in parts})
         turn = render_turn(
@@ -179,7 +180,8 @@ class ChatProcessor:
             own = (self._templates[each] for each in modalities if each in self._templates)
             return next(own, self._template), read_variables(variables)
         if not isinstance(source, str):
-            raise InvalidRequest(f"chat_template must be a Jinja template, not a {type(source).__name__}")
+            text = f"{FIELD} must be a Jinja template, not a {type(source).__name__}"
+            raise InvalidRequest(text, path=FieldPath("chat_template"))
         last = self._last_given
         if last is None or last.source != source:  # a server gives the same one each time
             last = self._last_given = self._template.with_source(source)
@@ -197,9 +199,11 @@ class ChatProcessor:
         """See Processor. Special tokens in `text` count: it is the developer's, not a user's. What the
         tokenizer itself puts before a text, such as a BOS token, stands before it."""
         if not isinstance(text, str):
-            raise InvalidRequest(f"the prompt must be a string, not a {type(text).__name__}")
+            raise InvalidRequest(f"the prompt must be a string, not a {type(text).__name__}", path=PROMPT)
         if len(text) > MAX_TEXT_CHARS:
-            raise InvalidRequest(f"the prompt has more than {MAX_TEXT_CHARS} characters; shorten it")
+            raise InvalidRequest(
+                f"the prompt has more than {MAX_TEXT_CHARS} characters; shorten it", path=PROMPT
+            )
         options, access, metadata = read_arguments(media_options, None)
         parts = _beside(images, videos, metadata)
         self._check_taken(parts)
@@ -229,9 +233,12 @@ class ChatProcessor:
                 continue
             described, loader = self._of_media
             part = next(waiting[self._pads[piece]])
-            given = for_item({**options[part.modality], **part.options}, numbers[part.modality], part.where)
+            given, number = {**options[part.modality], **part.options}, numbers[part.modality]
             numbers[part.modality] += 1
-            loaded, source = loader.load(part, given, access, cache_salt)
+            try:
+                loaded, source = loader.load(part, for_item(given, number, part.where), access, cache_salt)
+            except MMEngineError as error:
+                raise error.located(part.path) from error.__cause__
             runs = tokens.write(described.tokens(piece, loaded))
             item = MediaItem(loaded.mm_hash, part.modality, runs, loaded.grid)
             media.append(MediaInput(item, loaded.patches, source))
@@ -275,7 +282,8 @@ class ChatProcessor:
                 kinds = " and ".join(["text", *(f"{modality}s" for modality in self._pads.values())])
                 raise InvalidRequest(
                     f"{part.where} cannot be taken: this model reads {kinds}, no {part.modality}s; leave it "
-                    "out, or ask another model"
+                    "out, or ask another model",
+                    path=part.path,
                 )
 
     def _check_counts(self, pieces: list[str | int], parts: list[MediaPart]) -> None:
@@ -284,7 +292,8 @@ class ChatProcessor:
             items = sum(part.modality == modality for part in parts)
             if places != items:
                 raise InvalidRequest(
-                    f"the prompt has {places} {modality} placeholders, but {items} {modality}s were given"
+                    f"the prompt has {places} {modality} placeholders, but {items} {modality}s were given",
+                    path=PROMPT,
                 )
 
     @property
@@ -302,7 +311,11 @@ class ChatProcessor:
 def _beside(images: object, videos: object, metadata: object) -> list[MediaPart]:
     """What was passed beside a prompt."""
     given = {"image": as_images(images), "video": as_videos(videos, metadata)}
-    return [MediaPart(m, item, {}, f"{m} {i}") for m, items in given.items() for i, item in enumerate(items)]
+    return [
+        MediaPart(m, item, {}, f"{m} {i}", FieldPath(f"{m}s", i))
+        for m, items in given.items()
+        for i, item in enumerate(items)
+    ]
 
 
 def _hash_key(described: Description, media: MediaDescription) -> bytes:

@@ -59,7 +59,7 @@ class Adapters:
         if not self._config.max_loras:
             raise ConfigError("this engine takes no adapters; set max_loras, or begin it with one")
         folder = resolve_adapter(source)
-        check_unicode("the adapter's folder", str(folder))  # it goes into the log
+        check_unicode(("lora_path",), str(folder))  # it goes into the log
         files = self._read(folder)
         size = files.num_bytes(self._value_bytes)
         return KnownAdapter(Adapter(files.digest, size, files.is_visual, name), folder)

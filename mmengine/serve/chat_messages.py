@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from mmengine.errors import InvalidRequest, shown
+from mmengine.errors import FIELD, FieldPath, InvalidRequest, shown
 from mmengine.structured_output.request.fields import mapping
 
 MAX_ARGUMENT_CHARS = 2**20  # of one call that comes back
@@ -17,14 +17,14 @@ def for_template(messages: Sequence[Json]) -> Sequence[Json]:
     naming the place. What else is wrong with a message, the processor says."""
     if not any(isinstance(each, (dict, Mapping)) and _is_of_tools(each) for each in messages):
         return messages
-    return [_message(f"messages[{n}]", each) for n, each in enumerate(messages)]
+    return [_message(FieldPath("messages", n), each) for n, each in enumerate(messages)]
 
 
 def _is_of_tools(message: Json) -> bool:
     return message.get("role") == "tool" or message.get("tool_calls") is not None
 
 
-def _message(where: str, message: Json) -> Json:
+def _message(where: FieldPath, message: Json) -> Json:
     if not isinstance(message, Mapping):
         return message
     role = message.get("role")
@@ -34,47 +34,51 @@ def _message(where: str, message: Json) -> Json:
     if calls is None:
         return message
     if role != "assistant":
-        raise InvalidRequest(f"{where}.tool_calls stands in a message of the role {shown(role)}")
+        raise InvalidRequest(
+            f"{FIELD} stands in a message of the role {shown(role)}", path=where / "tool_calls"
+        )
     if not isinstance(calls, (list, tuple)):
-        raise InvalidRequest(f"{where}.tool_calls must be a list, not {shown(calls)}")
+        raise InvalidRequest(f"{FIELD} must be a list, not {shown(calls)}", path=where / "tool_calls")
     content = message.get("content")
     read = {**message, "content": "" if content is None else content}
     read.pop("tool_calls")
     if calls:
-        read["tool_calls"] = [_call(f"{where}.tool_calls[{n}]", each) for n, each in enumerate(calls)]
+        read["tool_calls"] = [_call(where / "tool_calls" / n, each) for n, each in enumerate(calls)]
     return read
 
 
-def _call(where: str, given: object) -> Json:
+def _call(where: FieldPath, given: object) -> Json:
     call = mapping(where, given)
-    function = mapping(f"{where}.{_FUNCTION}", call.get(_FUNCTION))
+    function = mapping(where / _FUNCTION, call.get(_FUNCTION))
     if not isinstance(function.get("name"), str):
-        raise InvalidRequest(f"{where}.{_FUNCTION}.name must be a string")
-    arguments = _arguments(f"{where}.{_FUNCTION}.arguments", function.get("arguments"))
+        raise InvalidRequest(f"{FIELD} must be a string", path=where / _FUNCTION / "name")
+    arguments = _arguments(where / _FUNCTION / "arguments", function.get("arguments"))
     return {**call, _FUNCTION: {**function, "arguments": arguments}}
 
 
-def _arguments(where: str, given: object) -> dict[str, object]:
+def _arguments(where: FieldPath, given: object) -> dict[str, object]:
     if given is None or given == "":
         return {}
     if isinstance(given, str):
         if len(given) > MAX_ARGUMENT_CHARS:
-            raise InvalidRequest(f"{where} has more than {MAX_ARGUMENT_CHARS} characters")
+            raise InvalidRequest(f"{FIELD} has more than {MAX_ARGUMENT_CHARS} characters", path=where)
         try:
             given = json.loads(given)
         except (ValueError, RecursionError):
             raise InvalidRequest(
-                f"{where} is not JSON; send the arguments as they came, and no call that was cut"
+                f"{FIELD} is not JSON; send the arguments as they came, and no call that was cut", path=where
             ) from None
     if not isinstance(given, Mapping):
-        raise InvalidRequest(f"{where} must be an object, or one as JSON text, not {shown(given)}")
+        raise InvalidRequest(
+            f"{FIELD} must be an object, or one as JSON text, not {shown(given)}", path=where
+        )
     return dict(given)
 
 
-def _result(where: str, message: Json) -> Json:
+def _result(where: FieldPath, message: Json) -> Json:
     name = message.get("tool_call_id")
     if name is not None and not isinstance(name, str):
-        raise InvalidRequest(f"{where}.tool_call_id must be a string, not {shown(name)}")
+        raise InvalidRequest(f"{FIELD} must be a string, not {shown(name)}", path=where / "tool_call_id")
     content = message.get("content")
     if content is None:
         return {**message, "content": ""}

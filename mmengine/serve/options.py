@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from mmengine.errors import InvalidRequest, shown
+from mmengine.errors import FIELD, FieldPath, InvalidRequest, shown
 from mmengine.request import (
     MAX_CHOICES,
     PREFILL,
@@ -159,19 +159,29 @@ class Options:
         if not named or len(self.request_id) > MAX_ID_CHARS:
             raise InvalidRequest(f"a request id has at most {MAX_ID_CHARS} printable characters")
         if type(self.priority) is not int or abs(self.priority) >= 2**31:
-            raise InvalidRequest(f"priority must be an integer of 32 bits, not {self.priority!r}")
+            raise InvalidRequest(
+                f"{FIELD} must be an integer of 32 bits, not {self.priority!r}", path=FieldPath("priority")
+            )
         if not isinstance(self.cache_salt, str) or len(self.cache_salt) > MAX_ID_CHARS:
-            raise InvalidRequest(f"cache_salt must be a string of at most {MAX_ID_CHARS} characters")
-        check_unicode("cache_salt", self.cache_salt)
+            raise InvalidRequest(
+                f"{FIELD} must be a string of at most {MAX_ID_CHARS} characters", path=FieldPath("cache_salt")
+            )
+        check_unicode(("cache_salt",), self.cache_salt)
         if not isinstance(self.adapter, str) or len(self.adapter) > MAX_ID_CHARS:
-            raise InvalidRequest(f"adapter must be a name of at most {MAX_ID_CHARS} characters")
+            raise InvalidRequest(
+                f"{FIELD} must be a name of at most {MAX_ID_CHARS} characters", path=FieldPath("adapter")
+            )
         deadline = self.deadline_s
         if type(deadline) not in (int, float) or not 0 <= deadline <= MAX_DEADLINE_S:
-            raise InvalidRequest(f"deadline_s must lie in 0 to {MAX_DEADLINE_S} seconds, not {deadline!r}")
+            raise InvalidRequest(
+                f"{FIELD} must lie in 0 to {MAX_DEADLINE_S} seconds, not {deadline!r}",
+                path=FieldPath("deadline_s"),
+            )
         budget = self.thinking_token_budget
         if budget is not None and (type(budget) is not int or not -1 <= budget < 2**31):
             raise InvalidRequest(
-                f"thinking_token_budget must be a number of tokens, or -1 for no bound, not {shown(budget)}"
+                f"{FIELD} must be a number of tokens, or -1 for no bound, not {shown(budget)}",
+                path=FieldPath("thinking_token_budget"),
             )
         self._check_outputs()
         if self.grammar is not None:
@@ -182,16 +192,24 @@ class Options:
         if not isinstance(outputs, Sequence) or not all(
             type(token) is int and 0 <= token < 2**31 for token in outputs
         ):
-            raise InvalidRequest("outputs must be token ids: the first ones of the answer")
+            raise InvalidRequest(
+                f"{FIELD} must be token ids: the first ones of the answer", path=FieldPath("outputs")
+            )
         if outputs and self.sampling.n != 1:
-            raise InvalidRequest("outputs are of one answer: submit the others as requests of their own")
+            raise InvalidRequest(
+                f"{FIELD} are of one answer: submit the others as requests of their own",
+                path=FieldPath("outputs"),
+            )
         index = self.sample_index
         if type(index) is not int or not 0 <= index < MAX_CHOICES:
             raise InvalidRequest(
-                f"sample_index must be an integer from 0 to {MAX_CHOICES - 1}, not {shown(index)}"
+                f"{FIELD} must be an integer from 0 to {MAX_CHOICES - 1}, not {shown(index)}",
+                path=FieldPath("sample_index"),
             )
         if index and self.sampling.n != 1:
-            raise InvalidRequest("sample_index is of one answer: leave it out beside n")
+            raise InvalidRequest(
+                f"{FIELD} is of one answer: leave it out beside n", path=FieldPath("sample_index")
+            )
 
     def of_prompt(self, num_tokens: int) -> "Options":
         """The options of a prompt of `num_tokens`. Raises InvalidRequest where that leaves no room for an
@@ -215,14 +233,16 @@ def _check_ends(sampling: SamplingParams) -> None:
     for name in ("stop_token_ids", "ignore_eos", "min_tokens"):
         if getattr(sampling, name):
             raise InvalidRequest(
-                f"{name} cannot go with response_format or grammar, which alone say where an answer ends; "
-                "leave it out"
+                f"{FIELD} cannot go with response_format or grammar, which alone say where an answer ends; "
+                "leave it out",
+                path=FieldPath(name),
             )
     for name in ("suppress_tokens", "bad_words_ids", "no_repeat_ngram_size"):
         if getattr(sampling, name):
             raise InvalidRequest(
-                f"{name} cannot go with response_format or grammar: what the form asks for may be excluded, "
-                "and then nothing could be said; leave it out"
+                f"{FIELD} cannot go with response_format or grammar: what the form asks for may be excluded, "
+                "and then nothing could be said; leave it out",
+                path=FieldPath(name),
             )
 
 

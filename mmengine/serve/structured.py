@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from mmengine.errors import InvalidRequest, RequestFailed, shown
+from mmengine.errors import FieldPath, InvalidRequest, RequestFailed, shown
 from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.answers import CUT_AT_STOP, Completion
 from mmengine.serve.options import FORM, GenerateOptions, Options
@@ -41,9 +41,9 @@ def response_format_of(options: Mapping[str, Any]) -> ResponseFormat:
     calls = options.get("calls")
     truncation: Truncation = "length"
     if calls is not None and isinstance(form, Mapping):
-        form, truncation = truncation_of("response_format", form)
+        form, truncation = truncation_of(FieldPath("response_format"), form)
     elif calls is not None and grammar is not None:
-        grammar, truncation = truncation_of("grammar", grammar)
+        grammar, truncation = truncation_of(FieldPath("grammar"), grammar)
     found = ResponseFormat.of(form, grammar)
     if calls is None:
         return found

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from mmengine.errors import InvalidRequest, shown
+from mmengine.errors import FIELD, FieldPath, InvalidRequest, shown
 from mmengine.request import CallFormat, GrammarRequest
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
 from mmengine.structured_output.request.fields import Truncation, flag, mapping, refuse_others
@@ -66,19 +66,24 @@ def tools_asked(
 ) -> ToolsAsked | None:
     """None where no tool may be called: there are none, or `tool_choice` is none. Raises InvalidRequest,
     naming the field."""
-    parallel = parallel_tool_calls is None or flag("parallel_tool_calls", parallel_tool_calls)
+    parallel = parallel_tool_calls is None or flag(FieldPath("parallel_tool_calls"), parallel_tool_calls)
     if tools is not None and not isinstance(tools, (list, tuple)):
-        raise InvalidRequest(f"tools must be a list, not {shown(tools)}")
+        raise InvalidRequest(f"{FIELD} must be a list, not {shown(tools)}", path=FieldPath("tools"))
     if not tools:
         if tool_choice not in (None, "auto", "none"):
-            raise InvalidRequest("tool_choice asks for a call, but there are no tools to call")
+            raise InvalidRequest(
+                f"{FIELD} asks for a call, but there are no tools to call", path=FieldPath("tool_choice")
+            )
         return None
-    given = [_without_nulls(f"tools[{n}]", each) for n, each in enumerate(_bounded(tools, limits))]
-    found = [_tool(f"tools[{n}].function", each, limits) for n, each in enumerate(given)]
+    given = [_without_nulls(FieldPath("tools", n), each) for n, each in enumerate(_bounded(tools, limits))]
+    found = [_tool(FieldPath("tools", n, "function"), each, limits) for n, each in enumerate(given)]
     names = [tool.name for tool in found]
     for n, name in enumerate(names):
         if name in names[:n]:
-            raise InvalidRequest(f"tools[{n}].function.name, {shown(name)}, is that of another tool too")
+            raise InvalidRequest(
+                f"{FIELD}, {shown(name)}, is that of another tool too",
+                path=FieldPath("tools", n, "function", "name"),
+            )
     if tool_choice == "none":
         return None
     choice, chosen = _choice(tool_choice, names)
@@ -87,40 +92,46 @@ def tools_asked(
 
 def _bounded(tools: Sequence[object], limits: ToolLimits) -> Sequence[object]:
     if len(tools) > limits.max_tools:
-        raise InvalidRequest(f"tools has {len(tools)} entries; at most {limits.max_tools} are taken")
+        raise InvalidRequest(
+            f"{FIELD} has {len(tools)} entries; at most {limits.max_tools} are taken", path=FieldPath("tools")
+        )
     try:
         size = len(msgspec.json.encode(tools))
     except (TypeError, ValueError, RecursionError):
-        raise InvalidRequest("tools must be JSON data") from None
+        raise InvalidRequest(f"{FIELD} must be JSON data", path=FieldPath("tools")) from None
     if size > limits.max_bytes:
-        raise InvalidRequest(f"tools has {size:,} bytes as JSON; at most {limits.max_bytes:,} are taken")
+        raise InvalidRequest(
+            f"{FIELD} has {size:,} bytes as JSON; at most {limits.max_bytes:,} are taken",
+            path=FieldPath("tools"),
+        )
     return tools
 
 
-def _without_nulls(where: str, given: object) -> dict[str, object]:
+def _without_nulls(where: FieldPath, given: object) -> dict[str, object]:
     """A tool as the template gets it. Raises InvalidRequest for another kind of tool than functions."""
     tool = {name: each for name, each in mapping(where, given).items() if each is not None}
     kind = tool.get("type")
     if kind != "function":
-        raise InvalidRequest(f"{where}.type must be function, not {shown(kind)}")
+        raise InvalidRequest(f"{FIELD} must be function, not {shown(kind)}", path=where / "type")
     refuse_others(where, tool, ("type", "function"))
-    function = mapping(f"{where}.function", tool.get("function"))
+    function = mapping(where / "function", tool.get("function"))
     return {**tool, "function": {name: each for name, each in function.items() if each is not None}}
 
 
-def _tool(where: str, tool: Json, limits: ToolLimits) -> AskedTool:
+def _tool(where: FieldPath, tool: Json, limits: ToolLimits) -> AskedTool:
     function = mapping(where, tool["function"])
     refuse_others(where, function, _FUNCTION_FIELDS)
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequest(
-            f"{where}.name must have 1 to 64 letters, digits, underscores and dashes, not {shown(name)}"
+            f"{FIELD} must have 1 to 64 letters, digits, underscores and dashes, not {shown(name)}",
+            path=where / "name",
         )
     if not isinstance(function.get("description", ""), str):
-        raise InvalidRequest(f"{where}.description must be a string")
-    place = f"{where}.parameters"
+        raise InvalidRequest(f"{FIELD} must be a string", path=where / "description")
+    place = where / "parameters"
     parameters = mapping(place, function.get("parameters", _EMPTY))
-    is_strict = flag(f"{where}.strict", function.get("strict")) or limits.is_strict
+    is_strict = flag(where / "strict", function.get("strict")) or limits.is_strict
     return AskedTool(name, msgspec.json.encode(parameters), place, is_strict)
 
 
@@ -132,33 +143,35 @@ def _choice(given: object, names: Sequence[str]) -> tuple[Choice, Sequence[str]]
         return "required", names
     if not isinstance(given, Mapping):
         raise InvalidRequest(
-            f"tool_choice must be none, auto, required or an object that names a function, not {shown(given)}"
+            f"{FIELD} must be none, auto, required or an object that names a function, not {shown(given)}",
+            path=FieldPath("tool_choice"),
         )
     if given.get("type") == "allowed_tools":
-        return _allowed("tool_choice.allowed_tools", given.get("allowed_tools"), names)
-    refuse_others("tool_choice", given, ("type", "function"))
-    return "named", [_named("tool_choice", given, names)]
+        return _allowed(FieldPath("tool_choice", "allowed_tools"), given.get("allowed_tools"), names)
+    refuse_others(FieldPath("tool_choice"), given, ("type", "function"))
+    return "named", [_named(FieldPath("tool_choice"), given, names)]
 
 
-def _allowed(where: str, given: object, names: Sequence[str]) -> tuple[Choice, Sequence[str]]:
+def _allowed(where: FieldPath, given: object, names: Sequence[str]) -> tuple[Choice, Sequence[str]]:
     allowed = mapping(where, given)
     refuse_others(where, allowed, ("mode", "tools"))
     mode, tools = allowed.get("mode"), allowed.get("tools")
     if mode != "auto" and mode != "required":
-        raise InvalidRequest(f"{where}.mode must be auto or required, not {shown(mode)}")
+        raise InvalidRequest(f"{FIELD} must be auto or required, not {shown(mode)}", path=where / "mode")
     if not isinstance(tools, list) or not tools:
-        raise InvalidRequest(f"{where}.tools must be a list of at least one tool")
-    return mode, [_named(f"{where}.tools[{n}]", each, names) for n, each in enumerate(tools)]
+        raise InvalidRequest(f"{FIELD} must be a list of at least one tool", path=where / "tools")
+    return mode, [_named(where / "tools" / n, each, names) for n, each in enumerate(tools)]
 
 
-def _named(where: str, given: object, names: Sequence[str]) -> str:
+def _named(where: FieldPath, given: object, names: Sequence[str]) -> str:
     tool = mapping(where, given)
     if tool.get("type") != "function":
-        raise InvalidRequest(f"{where}.type must be function, not {shown(tool.get('type'))}")
-    name = mapping(f"{where}.function", tool.get("function")).get("name")
+        raise InvalidRequest(f"{FIELD} must be function, not {shown(tool.get('type'))}", path=where / "type")
+    name = mapping(where / "function", tool.get("function")).get("name")
     if not isinstance(name, str) or name not in names:
         raise InvalidRequest(
-            f"{where}.function.name, {shown(name)}, is none of the tools; there are {_list(names)}"
+            f"{FIELD}, {shown(name)}, is none of the tools; there are {_list(names)}",
+            path=where / "function" / "name",
         )
     return name
 
@@ -173,8 +186,9 @@ def call_grammar(
     """The grammar of an answer with tools. `answer`: that of its text. Raises InvalidRequest."""
     if answer is not None and answer.kind != "json_schema":
         raise InvalidRequest(
-            "response_format beside tools must be json_schema or json_object, or structured_outputs.json; "
-            "leave out the tools, or give another form"
+            f"{FIELD} beside tools must be json_schema or json_object, or structured_outputs.json; "
+            "leave out the tools, or give another form",
+            path=FieldPath("response_format"),
         )
     asked = calls.asked
     text = answer.source if answer is not None and asked.choice == "auto" else "null"

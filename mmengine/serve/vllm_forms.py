@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
-from mmengine.errors import InvalidRequest, shown
+from mmengine.errors import FIELD, FieldPath, InvalidRequest, shown
 from mmengine.structured_output.json_schema.reading.loading import MAX_BYTES
 from mmengine.structured_output.request.fields import mapping
 
@@ -44,7 +44,11 @@ def as_form(options: Mapping[str, object]) -> tuple[Any, Any]:
             asked[name] = {name: options[name]}
     for name in sorted(VLLM_NAMES & options.keys()):
         if options[name] is not None:
-            form = _structured(options[name]) if name == "structured_outputs" else _form(name, options[name])
+            form = (
+                _structured(options[name])
+                if name == "structured_outputs"
+                else _form(FieldPath(name), options[name])
+            )
             if form:
                 asked[name] = form
     if len(asked) > 1:
@@ -56,32 +60,34 @@ def as_form(options: Mapping[str, object]) -> tuple[Any, Any]:
 def _structured(value: object) -> dict[str, object]:
     fields = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
     given = {
-        f"structured_outputs.{name}": each
-        for name, each in mapping("structured_outputs", fields).items()
+        FieldPath("structured_outputs", name): each
+        for name, each in mapping(FieldPath("structured_outputs"), fields).items()
         if each is not None and not name.startswith("_")
     }
     forms = [form for name, each in given.items() if (form := _form(name, each))]
     if len(forms) != 1:
-        raise InvalidRequest(f"structured_outputs holds one of {', '.join(KINDS)}")
+        raise InvalidRequest(f"{FIELD} holds one of {', '.join(KINDS)}", path=FieldPath("structured_outputs"))
     return forms[0]
 
 
-def _form(where: str, value: object) -> dict[str, object]:
+def _form(where: FieldPath, value: object) -> dict[str, object]:
     """What one field asks for; {} where it asks for nothing."""
-    name = where.removeprefix("structured_outputs.")
+    name = str(where[-1])
     kind = _GUIDED.get(name, name)
     if kind in _REFUSED or kind in _IDLE:
         if value is False or value in _IDLE.get(kind, ()):
             return {}
-        raise InvalidRequest(f"{where} cannot be kept: {_REFUSED.get(kind, 'there is no fall-back')}")
+        raise InvalidRequest(
+            f"{FIELD} cannot be kept: {_REFUSED.get(kind, 'there is no fall-back')}", path=where
+        )
     if kind not in KINDS:
         names = dict.fromkeys((*KINDS, *_REFUSED, *_IDLE))
-        raise InvalidRequest(f"{where} is unknown; known are {', '.join(names)}")
+        raise InvalidRequest(f"{FIELD} is unknown; known are {', '.join(names)}", path=where)
     if kind == "json":
         return {"response_format": {"type": "json_schema", "json_schema": {"schema": _parsed(where, value)}}}
     if kind == "json_object":
         if not isinstance(value, bool):
-            raise InvalidRequest(f"{where} must be true or false, not {shown(value)}")
+            raise InvalidRequest(f"{FIELD} must be true or false, not {shown(value)}", path=where)
         return {"response_format": {"type": "json_object"}} if value else {}
     if kind == "structural_tag":
         return {"response_format": {"type": "structural_tag", **mapping(where, _parsed(where, value))}}
@@ -91,13 +97,13 @@ def _form(where: str, value: object) -> dict[str, object]:
     return {"grammar": {kind: value}}
 
 
-def _parsed(where: str, value: object) -> object:
+def _parsed(where: FieldPath, value: object) -> object:
     """What may be JSON text, as vLLM takes it, or what that decodes to."""
     if not isinstance(value, str):
         return value
     if len(value) > MAX_BYTES:
-        raise InvalidRequest(f"{where} has more than {MAX_BYTES:,} characters")
+        raise InvalidRequest(f"{FIELD} has more than {MAX_BYTES:,} characters", path=where)
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{where} is not JSON: {str(error)[:200]}") from None
+        raise InvalidRequest(f"{FIELD} is not JSON: {str(error)[:200]}", path=where) from None

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from mmengine.errors import FieldPath
 from mmengine.models.plugin import Processor
 from mmengine.request import GrammarRequest
 from mmengine.serve.async_sessions import AsyncSession, AsyncSessions, Ended
@@ -54,7 +55,7 @@ def _grammar_of(asked: Asked) -> GrammarRequest | None:
     form, grammar = asked.form.response_format, asked.form.grammar
     if form is None and grammar is None:
         return None
-    _, truncation = truncation_of("response_format", form if form is not None else grammar or {})
+    _, truncation = truncation_of(FieldPath("response_format"), form if form is not None else grammar or {})
     return GrammarRequest("", "", (), truncation)
 
 

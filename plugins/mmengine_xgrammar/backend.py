@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import xgrammar
 
-from mmengine.errors import InvalidRequest
+from mmengine.errors import ErrorCode, InvalidRequest
 from mmengine.request import GrammarRequest
 from mmengine.structured_output.engines.base import OfTokenizer
 from mmengine.structured_output.engines.engine_words import in_our_words
@@ -34,13 +34,18 @@ class XGrammar(OfTokenizer):
     def compile(self, grammar: GrammarRequest) -> "CompiledGrammar":
         found = read_grammar(grammar)
         if grammar.closes:
-            raise InvalidRequest('on_truncation "close" needs the engine llguidance (grammar_backend)')
+            raise InvalidRequest(
+                'on_truncation "close" needs the engine llguidance (grammar_backend)',
+                code=ErrorCode.INVALID_GRAMMAR,
+            )
         source = _ebnf_of(found)
         compiler, vocabulary = self._made_compiler()
         try:
             compiled = compiler.compile_grammar(source)
         except RuntimeError as error:
-            raise InvalidRequest(f"the grammar cannot be used: {_short(str(error))}") from None
+            raise InvalidRequest(
+                f"the grammar cannot be used: {_short(str(error))}", code=ErrorCode.INVALID_GRAMMAR
+            ) from None
         return CompiledGrammar(compiled, vocabulary, grammar.after)
 
     def notes(self, grammar: GrammarRequest) -> tuple[Note, ...]:
@@ -253,7 +258,8 @@ def _ebnf_of(grammar: Grammar) -> str:
                 return rules.text(write_regex(read(regex), rules, in_json=False))
             except RegexRefused as error:
                 raise InvalidRequest(
-                    f"the grammar cannot be used: {error}; the default, llguidance, may know it"
+                    f"the grammar cannot be used: {error}; the default, llguidance, may know it",
+                    code=ErrorCode.INVALID_GRAMMAR,
                 ) from None
         case Choice(choices=choices):
             rules = Rules()
@@ -261,12 +267,14 @@ def _ebnf_of(grammar: Grammar) -> str:
         case Lark():
             raise InvalidRequest(
                 "the grammar cannot be used: grammar_backend xgrammar does not read llguidance's Lark; "
-                "use a regex, a choice or a schema, or the default grammar_backend"
+                "use a regex, a choice or a schema, or the default grammar_backend",
+                code=ErrorCode.INVALID_GRAMMAR,
             )
         case StructuralTag() | ToolCalls():
             raise InvalidRequest(
                 "the grammar cannot be used: structural tags and calls of tools are enforced by the default "
-                "grammar_backend, llguidance, alone"
+                "grammar_backend, llguidance, alone",
+                code=ErrorCode.INVALID_GRAMMAR,
             )
 
 

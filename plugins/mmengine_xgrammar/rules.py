@@ -6,7 +6,7 @@ syntax.
 
 from os.path import commonprefix
 
-from mmengine.errors import InvalidRequest
+from mmengine.errors import ErrorCode, InvalidRequest
 from mmengine.structured_output.regex.sets import Ranges
 
 MAX_RULES = 20_000
@@ -37,7 +37,10 @@ class Rules:
     def reserve(self) -> str:
         """A name whose rule is given later, with `give`."""
         if len(self._bodies) >= MAX_RULES:
-            raise InvalidRequest(f"the grammar comes to more than {MAX_RULES:,} rules for xgrammar")
+            raise InvalidRequest(
+                f"the grammar comes to more than {MAX_RULES:,} rules for xgrammar",
+                code=ErrorCode.INVALID_GRAMMAR,
+            )
         name = f"r{len(self._bodies)}"
         self._bodies[name] = ""
         return name

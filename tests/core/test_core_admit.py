@@ -6,7 +6,7 @@ import pytest
 
 from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
-from mmengine.errors import ConfigError, InvalidRequest, QueueFull
+from mmengine.errors import ConfigError, ErrorCode, InvalidRequest, QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.request import GrammarRequest, MediaItem, Request, SamplingParams
 from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
@@ -26,9 +26,9 @@ def item(runs, mm_hash=b"x", grid=(1, 2, 2)):
 
 
 REFUSED = {
-    "no id": (request("", 3), "request id"),
+    "no id": (request("", 3), "request_id"),
     "a long id": (request("x" * 257, 3), "1 to 256 characters"),
-    "an id that is no text": (Request(7, np.array([1], np.int32), SamplingParams()), "request id"),
+    "an id that is no text": (Request(7, np.array([1], np.int32), SamplingParams()), "request_id"),
     "an id that cannot be written": (request("\ud800", [1]), "an unpaired surrogate"),
     "a long salt": (request("a", 3, cache_salt="x" * 1025), "cache_salt"),
     "a salt that is no text": (request("a", 3, cache_salt=b"x"), "cache_salt"),
@@ -207,7 +207,7 @@ def test_a_queue_that_fills_between_the_door_and_the_step_rejects():
     bench.step()
     bench.submit(request("c", 3))
     events = bench.step()
-    assert ev.Finished("c", "rejected", "2 requests wait already (max_waiting)") in events
+    assert ev.Finished("c", "rejected", "2 requests wait already (max_waiting)", ErrorCode.QUEUE_FULL) in events
     assert not [event for event in events if isinstance(event, ev.Queued)]
     bench.run()
     assert [bench.ends[name][0] for name in "abc"] == ["length", "length", "rejected"]

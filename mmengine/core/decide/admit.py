@@ -10,7 +10,7 @@ from mmengine.core.state.kept_grammars import SINCE_SCHEMA
 from mmengine.core.state.request_state import ASKED, SETTLED
 from mmengine.core.state.sessions import IDLE
 from mmengine.core.state.view import View
-from mmengine.errors import InvalidRequest, shown
+from mmengine.errors import FIELD, ErrorCode, FieldPath, InvalidRequest, shown
 from mmengine.events import vocabulary as ev
 from mmengine.request import (
     PREFILL,
@@ -28,6 +28,7 @@ MAX_PROMPT_LOGPROBS = 2**18  # numbers: tokens of a prompt, each with its altern
 MAX_DIGEST_BYTES = 64  # of an adapter's digest
 MAX_ENVELOPE_BYTES = 2**20  # what a server keeps with a request in the log
 _ITEM_LIMITS = ("encoder_budget", "encoder_cache_size", "max_item_embeds")  # 0 is no limit
+PROMPT = FieldPath("prompt")
 _CHUNK_LIMITS = ("token_budget", "long_prefill_token_threshold")
 
 
@@ -38,7 +39,10 @@ def admit(view: View, asked: ev.Event) -> list[ev.Event]:
             if len(view.waiting) >= view.config.max_waiting:
                 return [
                     ev.Finished(
-                        name, "rejected", f"{view.config.max_waiting} requests wait already (max_waiting)"
+                        name,
+                        "rejected",
+                        f"{view.config.max_waiting} requests wait already (max_waiting)",
+                        ErrorCode.QUEUE_FULL,
                     )
                 ]
             return [_written(view, asked)]
@@ -87,7 +91,7 @@ def _written(view: View, asked: ev.Queued) -> ev.Queued:
 def check_request(request: Request, config: EngineConfig, *, max_media: int | None = None) -> None:
     """Raise InvalidRequest for a request that could never run with these settings. `max_media`: of a session,
     which may have others than one request."""
-    _check_text("a request id", request.request_id, 1, MAX_ID_CHARS)
+    _check_text("request_id", request.request_id, 1, MAX_ID_CHARS)
     _check_text("cache_salt", request.cache_salt, 0, MAX_SALT_CHARS)
     _check_text("group", request.group, 0, MAX_ID_CHARS)
     if not isinstance(request.envelope, bytes) or len(request.envelope) > MAX_ENVELOPE_BYTES:
@@ -101,7 +105,9 @@ def check_request(request: Request, config: EngineConfig, *, max_media: int | No
         raise InvalidRequest(f"sampling must be SamplingParams, not {type(request.sampling).__name__}")
     _check_sampling(request)
     if not isinstance(request.prompt_token_ids, np.ndarray) or not isinstance(request.media, tuple):
-        raise InvalidRequest("the prompt must be an array of token ids, and media a tuple of items")
+        raise InvalidRequest(
+            "the prompt must be an array of token ids, and media a tuple of items", path=PROMPT
+        )
     check_content(request.prompt_token_ids, request.media, config, max_media)
     _check_prompt_logprobs(len(request.prompt_token_ids), request.sampling.prompt_logprobs)
     _check_outputs(request, config)
@@ -112,13 +118,17 @@ def check_request(request: Request, config: EngineConfig, *, max_media: int | No
 def _check_adapter(adapter: Adapter, config: EngineConfig) -> None:
     if not isinstance(adapter, Adapter) or not 1 <= len(adapter.digest) <= MAX_DIGEST_BYTES:
         raise InvalidRequest(f"an adapter is known by a digest of 1 to {MAX_DIGEST_BYTES} bytes")
-    _check_text("the name of an adapter", adapter.name, 0, MAX_ID_CHARS)
+    _check_text("adapter", adapter.name, 0, MAX_ID_CHARS)
     if not config.max_loras:
-        raise InvalidRequest(f"this engine takes no adapters, and {adapter.name!r} is one; set max_loras")
+        raise InvalidRequest(
+            f"this engine takes no adapters, and {adapter.name!r} is one; set max_loras",
+            path=FieldPath("adapter"),
+        )
     if not 0 <= adapter.num_bytes <= config.lora_bytes:
         raise InvalidRequest(
             f"the adapter {adapter.name!r} takes {adapter.num_bytes} bytes, and all that are held may take "
-            f"{config.lora_bytes}; raise lora_bytes"
+            f"{config.lora_bytes}; raise lora_bytes",
+            path=FieldPath("adapter"),
         )
 
 
@@ -127,9 +137,14 @@ def _check_sampling(request: Request) -> None:
         request.sampling.check()
         return
     if request.sampling != msgspec.structs.replace(PREFILL, seed=request.sampling.seed):
-        raise InvalidRequest("max_tokens 0 computes a prompt and says nothing: no other option goes with it")
+        raise InvalidRequest(
+            f"{FIELD} 0 computes a prompt and says nothing: no other option goes with it",
+            path=FieldPath("max_tokens"),
+        )
     if request.grammar is not None or len(request.outputs):
-        raise InvalidRequest("max_tokens 0 leaves no answer that could have a form, or a beginning")
+        raise InvalidRequest(
+            f"{FIELD} 0 leaves no answer that could have a form, or a beginning", path=FieldPath("max_tokens")
+        )
 
 
 def check_session(event: ev.SessionOpened, config: EngineConfig) -> None:
@@ -146,25 +161,34 @@ def check_session(event: ev.SessionOpened, config: EngineConfig) -> None:
 def _check_outputs(request: Request, config: EngineConfig) -> None:
     outputs = request.outputs
     if not isinstance(outputs, np.ndarray) or outputs.dtype != np.int32 or outputs.ndim != 1:
-        raise InvalidRequest("outputs must be int32 [m]: the first tokens of the answer")
+        raise InvalidRequest(
+            f"{FIELD} must be int32 [m]: the first tokens of the answer", path=FieldPath("outputs")
+        )
     if not len(outputs):
         return
     if int(outputs.min()) < 0:
-        raise InvalidRequest(f"outputs hold the token id {int(outputs.min())}; ids are not negative")
+        raise InvalidRequest(
+            f"{FIELD} hold the token id {int(outputs.min())}; ids are not negative", path=FieldPath("outputs")
+        )
     budget = request.budget(config.max_model_len)
     if len(outputs) >= budget:
         raise InvalidRequest(
-            f"outputs are {len(outputs)} tokens, and the answer may have {budget}: there is none left to give"
+            f"{FIELD} are {len(outputs)} tokens, and the answer may have {budget}: none is left",
+            path=FieldPath("outputs"),
         )
     if request.sampling.prompt_logprobs is not None:
-        raise InvalidRequest("prompt_logprobs came with the first of the outputs; ask for one of the two")
+        raise InvalidRequest(
+            f"{FIELD} came with the first of the outputs; ask for one of the two",
+            path=FieldPath("prompt_logprobs"),
+        )
 
 
 def _check_prompt_logprobs(num_tokens: int, asked: int | None) -> None:
     if asked is not None and num_tokens * (1 + asked) > MAX_PROMPT_LOGPROBS:
         raise InvalidRequest(
-            f"prompt_logprobs {asked} of {num_tokens} tokens are {num_tokens * (1 + asked)} numbers; at most "
-            f"{MAX_PROMPT_LOGPROBS} are kept: ask for fewer of each, or send a shorter prompt"
+            f"{FIELD} {asked} of {num_tokens} tokens are {num_tokens * (1 + asked)} numbers; at most "
+            f"{MAX_PROMPT_LOGPROBS} are kept: ask for fewer of each, or send a shorter prompt",
+            path=FieldPath("prompt_logprobs"),
         )
 
 
@@ -177,13 +201,17 @@ def _check_thinking(thinking: ThinkingBudget) -> None:
 
 def _check_text(name: str, value: str, shortest: int, longest: int) -> None:
     if not isinstance(value, str) or not shortest <= len(value) <= longest:
-        raise InvalidRequest(f"{name} must be a string of {shortest} to {longest} characters")
-    check_unicode(name, value)
+        raise InvalidRequest(
+            f"{FIELD} must be a string of {shortest} to {longest} characters", path=FieldPath(name)
+        )
+    check_unicode((name,), value)
 
 
 def _check_integer(name: str, value: int, low: int, high: int) -> None:
     if type(value) is not int or not low <= value <= high:
-        raise InvalidRequest(f"{name} must be an integer from {low} to {high}, not {shown(value)}")
+        raise InvalidRequest(
+            f"{FIELD} must be an integer from {low} to {high}, not {shown(value)}", path=FieldPath(name)
+        )
 
 
 def check_content(
@@ -206,15 +234,21 @@ def check_content(
 
 def _check_prompt(prompt: np.ndarray, config: EngineConfig) -> None:
     if prompt.dtype != np.int32 or prompt.ndim != 1:
-        raise InvalidRequest(f"the prompt must be int32 [n], not {prompt.dtype} {list(prompt.shape)}")
+        raise InvalidRequest(
+            f"the prompt must be int32 [n], not {prompt.dtype} {list(prompt.shape)}", path=PROMPT
+        )
     if not len(prompt):
-        raise InvalidRequest("the prompt is empty: give it at least one token")
+        raise InvalidRequest("the prompt is empty: give it at least one token", path=PROMPT)
     if int(prompt.min()) < 0:
-        raise InvalidRequest(f"the prompt holds the token id {int(prompt.min())}; ids are not negative")
+        raise InvalidRequest(
+            f"the prompt holds the token id {int(prompt.min())}; ids are not negative", path=PROMPT
+        )
     if len(prompt) >= config.max_model_len:
         raise InvalidRequest(
             f"the prompt has {len(prompt)} tokens, but max_model_len is {config.max_model_len} for prompt "
-            "and answer together; shorten it, use smaller images, or raise max_model_len"
+            "and answer together; shorten it, use smaller images, or raise max_model_len",
+            code=ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+            path=PROMPT,
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mmengine.errors import InvalidRequest
+from mmengine.errors import FIELD, HERE, FieldPath, InvalidRequest
 from mmengine.processing.media.options import NAMES
 from mmengine.processing.media.sources import MAX_IMAGE_BYTES, MAX_MEDIA, MediaPart, decode_base64
 from mmengine.request import check_unicode
@@ -31,13 +31,18 @@ def read_messages(messages: Any) -> tuple[list[dict[str, Any]], list[MediaPart]]
     """Messages as the template gets them, and media in prompt order. Raises InvalidRequest."""
     if not isinstance(messages, (list, Sequence)) or isinstance(messages, (str, bytes)) or not messages:
         raise InvalidRequest(
-            f"messages must be a list of objects with role and content, not {_shown(messages)}; a prompt "
-            'string becomes [{"role": "user", "content": "…"}]'
+            f"{FIELD} must be a list of objects with role and content, not {_shown(messages)}; a prompt "
+            'string becomes [{"role": "user", "content": "…"}]',
+            path=FieldPath("messages"),
         )
     if len(messages) > MAX_MESSAGES:
-        raise InvalidRequest(f"at most {MAX_MESSAGES} messages are taken, not {len(messages)}")
+        text = f"{FIELD} has {len(messages)} entries; the limit is {MAX_MESSAGES}: send fewer"
+        raise InvalidRequest(text, path=FieldPath("messages"))
     reader = _Reader()
-    return [reader.message(i, message) for i, message in enumerate(messages)], reader.media
+    try:
+        return [reader.message(i, message) for i, message in enumerate(messages)], reader.media
+    except InvalidRequest as error:
+        raise error.located(reader.path) from None
 
 
 def fill(parts: list[MediaPart], beside: list[MediaPart]) -> list[MediaPart]:
@@ -63,20 +68,29 @@ def read_variables(given: Mapping[str, Any]) -> dict[str, Any]:
     reader = _Reader()
     for name in ("messages", "add_generation_prompt"):
         if name in given:
-            raise InvalidRequest(f"{name} is no variable of a chat template that can be given")
-    return {name: reader.plain(value, name, 0) for name, value in given.items()}
+            text = f"{name} cannot be given as a variable of the chat template; leave it out"
+            raise InvalidRequest(text, path=FieldPath("template_options", name))
+    found = {}
+    for name, value in given.items():
+        try:
+            found[name] = reader.plain(value, FIELD, 0)
+        except InvalidRequest as error:
+            raise error.located(("template_options", str(name)[:60])) from None
+    return found
 
 
 class _Reader:
-    """Walks the messages once, counting what is bounded."""
+    """Reads the messages once, and counts what is limited. `path`: the message or the part being read. In
+    texts of errors, `where` names a place below that path."""
 
     def __init__(self) -> None:
+        self.path = HERE
         self.media: list[MediaPart] = []
         self._counts = {"image": 0, "video": 0}
         self._chars = self._parts = 0
 
     def message(self, index: int, message: Any) -> dict[str, Any]:
-        where = f"message {index}"
+        where, self.path = FIELD, FieldPath("messages", index)
         if not isinstance(message, (dict, Mapping)):  # dict first: asking an abstract class takes long
             raise InvalidRequest(f"{where} must be an object with role and content, not {_shown(message)}")
         if not isinstance(message.get("role"), str):
@@ -103,12 +117,19 @@ class _Reader:
             raise InvalidRequest(
                 f"the content of {where} must be text or a list of parts, not {_shown(content)}"
             )
+        path = self.path
         if len(content) > MAX_PARTS:
             raise InvalidRequest(f"{where} has {len(content)} parts; at most {MAX_PARTS} are taken")
         self._parts += len(content)
         if self._parts > MAX_ALL_PARTS:
-            raise InvalidRequest(f"the messages have more than {MAX_ALL_PARTS} parts together; join texts")
-        return [self._part(part, f"{where}, part {i}") for i, part in enumerate(content)]
+            text = f"{FIELD} have more than {MAX_ALL_PARTS} parts together; join texts"
+            raise InvalidRequest(text, path=FieldPath("messages"))
+        parts = []
+        for i, part in enumerate(content):
+            self.path = path / "content" / i
+            parts.append(self._part(part, FIELD))
+        self.path = path
+        return parts
 
     def _part(self, part: Any, where: str) -> dict[str, Any]:
         if not isinstance(part, (dict, Mapping)):
@@ -129,20 +150,21 @@ class _Reader:
             raise InvalidRequest(f"{where}: at most {MAX_MEDIA} images and videos are taken in one request")
         where = f"{modality} {number} ({where})"
         options = {name: part[name] for name in NAMES if part.get(name) is not None}
-        self.media.append(MediaPart(modality, _source(part, modality, where), options, where))
+        self.media.append(MediaPart(modality, _source(part, modality, where), options, where, self.path))
         return {"type": modality}
 
     def _text(self, text: Any, where: str) -> str:
         if not isinstance(text, str):
             raise InvalidRequest(f"{where} has a key that is no string")
         self._count(len(text))
-        check_unicode(where, text)
+        check_unicode(self.path, text)
         return str(text)
 
     def _count(self, chars: int) -> None:
         self._chars += chars
         if self._chars > MAX_TEXT_CHARS:
-            raise InvalidRequest(f"the messages hold more than {MAX_TEXT_CHARS} characters of text")
+            text = f"{FIELD} hold more than {MAX_TEXT_CHARS} characters of text together"
+            raise InvalidRequest(text, path=FieldPath("messages"))
 
     def plain(self, value: Any, where: str, depth: int) -> Any:
         """Other fields (name, tool_calls, …): JSON data only, rebuilt."""

@@ -18,7 +18,7 @@ import jinja2
 import jinja2.meta
 
 from mmengine.checkpoint.model_files import has_model_file, is_gguf, read_model_json
-from mmengine.errors import InvalidRequest, ModelError
+from mmengine.errors import FIELD, InvalidRequest, ModelError
 from mmengine.processing.chat.call_formats import call_format_of
 from mmengine.processing.chat.contents import CUT, cut, in_parts, is_text_in_parts, joined, with_cut
 from mmengine.processing.chat.environment import chat_environment
@@ -110,15 +110,16 @@ class ChatTemplate:
     def with_source(self, source: str) -> "ChatTemplate":
         """Another template for the same tokens. Raises InvalidRequest."""
         if len(source) > MAX_TEMPLATE_BYTES:
-            raise InvalidRequest(f"chat_template is longer than {MAX_TEMPLATE_BYTES} characters")
-        check_unicode("chat_template", source)
+            text = f"{FIELD} is longer than {MAX_TEMPLATE_BYTES} characters"
+            raise InvalidRequest(text, path=("chat_template",))
+        check_unicode(("chat_template",), source)
         try:
             origin = "that was given"
             template = ChatTemplate(source, self._names, self._tokenizer, origin, self._modalities)
             with suppress(InvalidRequest):  # it may want other messages than the probe
                 template.check()
         except ModelError as error:
-            raise InvalidRequest(str(error)) from None
+            raise InvalidRequest(error.text) from None
         return template
 
     @cached_property

@@ -61,7 +61,7 @@ class TokenWriter:
         if self._text:
             self._flush()
         if not self._ids:
-            raise InvalidRequest("the prompt is empty; at least one token is needed")
+            raise InvalidRequest("the prompt is empty; at least one token is needed", path=("prompt",))
         return np.array(self._ids, np.int32)
 
     def _flush(self) -> None:

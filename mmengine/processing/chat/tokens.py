@@ -86,7 +86,7 @@ class ChatTokenizer:
 
     @staticmethod
     def _encode(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
-        check_unicode("the text", text)
+        check_unicode((), text)
         return tokenizer.encode(text, add_special_tokens=False).ids
 
     def exceeds(self, text: str, limit: int) -> bool:
@@ -97,7 +97,7 @@ class ChatTokenizer:
     def split(self, text: str, max_special: int = 0) -> list[str | int]:
         """Runs of text, and the ids of what is marked between them. Behind `max_special` of these (0: any
         number) the rest stays as it is."""
-        check_unicode("the prompt", text)
+        check_unicode(("prompt",), text)
         pieces = self._special_pattern.split(text, max_special)
         return [self.marked[piece] if i % 2 else piece for i, piece in enumerate(pieces) if piece]
 

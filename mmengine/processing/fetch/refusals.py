@@ -1,6 +1,8 @@
 """Why media were not fetched, in words that tell a caller nothing about the network behind this machine."""
 
-from mmengine.errors import InvalidMedia
+from collections.abc import Iterable
+
+from mmengine.errors import ErrorCode, InvalidMedia
 
 # By reason: what the caller is told. Where nothing was connected, all that has to do with names and addresses
 # reads alike: else whoever may send URLs could ask which names and addresses there are.
@@ -31,13 +33,16 @@ REASONS = (*_SAID, "given_up", "failed")
 class FetchRefused(InvalidMedia):
     """`reason`: one of REASONS. `said`: the message without whose it is."""
 
+    code = ErrorCode.MEDIA_NOT_FETCHED
+
     def __init__(self, text: str, reason: str = "failed", said: str = "") -> None:
         super().__init__(text)
         self.reason, self.said = reason, said or text
 
-    def at(self, where: str) -> "FetchRefused":
-        """The same of what an error calls `where`."""
-        return FetchRefused(f"{where} is not fetched: {self.said}", self.reason, self.said)
+    def at(self, where: str, path: Iterable[str | int] = ()) -> "FetchRefused":
+        """Return the same error for the media that texts name `where`, at `path`."""
+        found = FetchRefused(f"{where} is not fetched: {self.said}", self.reason, self.said)
+        return found.located(path)
 
 
 def refused(reason: str, detail: str = "") -> FetchRefused:

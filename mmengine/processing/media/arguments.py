@@ -6,7 +6,7 @@ from typing import Any
 
 from PIL import Image
 
-from mmengine.errors import InvalidRequest, shown
+from mmengine.errors import FIELD, FieldPath, InvalidRequest, shown
 from mmengine.processing.media.options import NAMES
 from mmengine.processing.media.sources import MAX_MEDIA, Access
 
@@ -18,14 +18,20 @@ def read_arguments(
     rest = _given(options or {}, "media_options")
     local_files = rest.pop("local_files", True)
     if not isinstance(local_files, bool):
-        raise InvalidRequest(f"media_options: local_files must be True or False, not {shown(local_files)}")
+        raise InvalidRequest(
+            f"{FIELD}: local_files must be True or False, not {shown(local_files)}",
+            path=FieldPath("media_options"),
+        )
     access = Access(base_folder, local_files)
     metadata = rest.pop("video_metadata", None)
     of_images = _given(rest.pop("images_kwargs", {}), "images_kwargs")
     of_videos = _given(rest.pop("videos_kwargs", {}), "videos_kwargs")
     for name in (*rest, *of_images, *of_videos):
         if name not in NAMES and name != "size":
-            raise InvalidRequest(f"media_options has no {str(name)[:80]!r}; it knows {', '.join(NAMES)}")
+            raise InvalidRequest(
+                f"{FIELD} has no {str(name)[:80]!r}; it knows {', '.join(NAMES)}",
+                path=FieldPath("media_options"),
+            )
     by_modality = {
         "image": _sized({**rest, **of_images}, "min_pixels", "max_pixels"),
         "video": _sized({**rest, **of_videos}, "total_min_pixels", "total_pixels"),
@@ -35,7 +41,9 @@ def read_arguments(
 
 def _given(options: Any, name: str) -> dict[str, Any]:
     if not isinstance(options, (dict, Mapping)):
-        raise InvalidRequest(f"{name} must be a dict of options, not a {type(options).__name__}")
+        raise InvalidRequest(
+            f"{FIELD} must be a dict of options, not a {type(options).__name__}", path=FieldPath(name)
+        )
     return {key: value for key, value in options.items() if value is not None}
 
 
@@ -46,8 +54,9 @@ def _sized(options: dict[str, Any], least: str, most: str) -> dict[str, Any]:
         return options
     if not isinstance(size, Mapping) or set(size) != {"shortest_edge", "longest_edge"}:
         raise InvalidRequest(
-            "size must be a dict of shortest_edge and longest_edge: the least and the most pixels that an "
-            "image, or all frames of a video, are resized to"
+            f"{FIELD} must be a dict of shortest_edge and longest_edge: the least and the most pixels of an "
+            "image, or of all frames of a video",
+            path=FieldPath("size"),
         )
     return {least: size["shortest_edge"], most: size["longest_edge"], **options}
 
@@ -82,16 +91,20 @@ def as_videos(videos: Any, metadata: Any) -> list[Any]:
         return items
     metadata = [metadata] if isinstance(metadata, Mapping) else _listed(metadata, "video_metadata")
     if len(metadata) != len(items) or not all(isinstance(entry, Mapping) for entry in metadata):
-        raise InvalidRequest(f"video_metadata must hold one object for each of the {len(items)} videos")
+        raise InvalidRequest(
+            f"{FIELD} must hold one object for each of the {len(items)} videos",
+            path=FieldPath("video_metadata"),
+        )
     return [(item, dict(entry)) for item, entry in zip(items, metadata, strict=True)]
 
 
 def _listed(items: Any, name: str) -> list[Any]:
     if not isinstance(items, Iterable):
-        raise InvalidRequest(f"{name} must be a list, not a {type(items).__name__}")
+        raise InvalidRequest(f"{FIELD} must be a list, not a {type(items).__name__}", path=FieldPath(name))
     listed = list(items)
     if len(listed) > MAX_MEDIA:
         raise InvalidRequest(
-            f"{name} has {len(listed)} entries; at most {MAX_MEDIA} are taken in one request"
+            f"{FIELD} has {len(listed)} entries; at most {MAX_MEDIA} are taken in one request",
+            path=FieldPath(name),
         )
     return listed

@@ -5,7 +5,7 @@ from functools import partial
 
 import msgspec
 
-from mmengine.errors import InvalidRequest
+from mmengine.errors import ErrorCode, InvalidRequest
 from mmengine.models.decoding import DecodedMedia, DecoderRecipe, EncodedMedia, MediaDecoder
 from mmengine.processing.media.loader import MediaLoader
 from mmengine.processing.media.settings import MediaSettings
@@ -49,4 +49,8 @@ def check_length(length: int, most: int, who: str = "the model", *, media: bool 
     hold some."""
     if length > most:
         advice = "shorten it, or send fewer or smaller images" if media else "shorten it"
-        raise InvalidRequest(f"the prompt has {length} tokens or more, {who} takes at most {most}; {advice}")
+        raise InvalidRequest(
+            f"the prompt has {length} tokens or more; {who} takes at most {most}: {advice}",
+            code=ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+            path=("prompt",),
+        )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote
 
-from mmengine.errors import InvalidMedia
+from mmengine.errors import HERE, FieldPath, InvalidMedia
 
 MAX_MEDIA = 1024  # images and videos of one request
 MAX_IMAGE_BYTES = 64 * 2**20
@@ -38,6 +38,7 @@ class MediaPart:
     source: Any
     options: Mapping[str, Any]
     where: str
+    path: FieldPath = HERE
 
 
 @dataclass(frozen=True, slots=True)

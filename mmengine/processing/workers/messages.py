@@ -14,6 +14,8 @@ from typing import Literal
 
 import msgspec
 
+from mmengine.errors import ErrorCode
+
 MAX_HEADER = 2**20
 MAX_INLINE = 2**18  # bytes of pixels that are sent: below it a mapping of its own costs more than the copy
 MAX_PIXEL_BYTES = 2**30
@@ -56,8 +58,12 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """An item that was not decoded. `text`, `code` and `path` are those of the error."""
+
     kind: Literal["media", "request", "memory", "bug"]
     text: str
+    code: ErrorCode | None = None
+    path: tuple[str | int, ...] = ()
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -128,9 +128,9 @@ class DecoderProcess:
     def _error(self, answer: Refused, where: str) -> Exception:
         match answer.kind:
             case "media":
-                return InvalidMedia(answer.text)
+                return InvalidMedia(answer.text, code=answer.code, path=answer.path)
             case "request":
-                return InvalidRequest(answer.text)
+                return InvalidRequest(answer.text, code=answer.code, path=answer.path)
             case "memory":
                 return InvalidMedia(
                     f"{where} needs more than {self.memory_bytes // 2**20} MiB to be {self._done} "

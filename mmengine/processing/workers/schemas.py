@@ -8,7 +8,7 @@ process as its text, and comes back as what the gate makes of it.
 import msgspec
 import numpy as np
 
-from mmengine.errors import InvalidMedia, InvalidRequest
+from mmengine.errors import ErrorCode, InvalidMedia, InvalidRequest
 from mmengine.models.decoding import DecodedMedia, DecoderRecipe, EncodedMedia, MediaDecoder
 from mmengine.processing.workers.decoders import Decoders
 from mmengine.structured_output.json_schema.emission.bounds import Bounds
@@ -45,7 +45,7 @@ class SchemaProcesses:
         try:
             found = self._processes(EncodedMedia("schema", (schema, schemas), options, WHERE))
         except InvalidMedia as error:
-            raise InvalidRequest(str(error)) from None
+            raise InvalidRequest(error.text, code=ErrorCode.INVALID_GRAMMAR) from None
         answer = _decode(found.patches.tobytes())
         if answer.gated is None:
             raise SchemaRefused(*answer.refused)

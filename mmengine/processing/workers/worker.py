@@ -13,6 +13,7 @@ import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 from mmengine.errors import InvalidMedia, InvalidRequest
 from mmengine.models.decoding import DecodedMedia, Encoded, EncodedMedia, FrameTimes, MediaDecoder
@@ -115,12 +116,10 @@ def _received(wire: Wire, job: Job) -> EncodedMedia:
 def _refusal(error: BaseException) -> Refused:
     if _for_memory(error):
         return Refused("memory", "")
-    text = str(error)[:MAX_ERROR_CHARS]
-    if isinstance(error, InvalidMedia):
-        return Refused("media", text)
     if isinstance(error, InvalidRequest):
-        return Refused("request", text)
-    return Refused("bug", f"{type(error).__name__}: {text}")
+        kind: Literal["media", "request"] = "media" if isinstance(error, InvalidMedia) else "request"
+        return Refused(kind, error.text[:MAX_ERROR_CHARS], error.code, tuple(error.path))
+    return Refused("bug", f"{type(error).__name__}: {str(error)[:MAX_ERROR_CHARS]}")
 
 
 def _for_memory(error: BaseException | None) -> bool:

@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 
-from mmengine.errors import InvalidRequest
+from mmengine.errors import ErrorCode, InvalidRequest
 from mmengine.structured_output.gbnf.cut import Cutter, Group, Part, Piece, Rules
 from mmengine.structured_output.gbnf.follow import unsafe_pieces
 from mmengine.structured_output.gbnf.lexemes import Comparison
@@ -26,7 +26,10 @@ def convert(text: str) -> tuple[str, str]:
         if not more:
             return "lark", _lark(cutter, comparison)
         unsafe |= more
-    raise InvalidRequest("the grammar cannot be told apart within the limits; write it as a Lark grammar")
+    raise InvalidRequest(
+        "the grammar cannot be told apart within the limits; write it as a Lark grammar",
+        code=ErrorCode.INVALID_GRAMMAR,
+    )
 
 
 def _lark(cutter: Cutter, comparison: Comparison) -> str:

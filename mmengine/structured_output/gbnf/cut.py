@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from mmengine.errors import InvalidRequest
+from mmengine.errors import ErrorCode, InvalidRequest
 from mmengine.structured_output.gbnf.lexemes import MAX_POSITIONS
 from mmengine.structured_output.regex.tree import Alt, Chars, Node, Ref, Repeat, Seq, regex_of
 
@@ -86,7 +86,8 @@ class Rules:
         if self._left < 0:
             raise InvalidRequest(
                 "the grammar's rules are put into one another too often; name fewer rules in one another, or "
-                "write it as a Lark grammar"
+                "write it as a Lark grammar",
+                code=ErrorCode.INVALID_GRAMMAR,
             )
 
     def piece(self, node: Node) -> Piece | None:
@@ -195,5 +196,7 @@ class Cutter:
         if piece is None or piece.regex in self._unsafe and not isinstance(piece.node, Chars):
             return None
         if len(self.pieces) >= MAX_LEXEMES:
-            raise InvalidRequest(f"the grammar has more than {MAX_LEXEMES:,} pieces")
+            raise InvalidRequest(
+                f"the grammar has more than {MAX_LEXEMES:,} pieces", code=ErrorCode.INVALID_GRAMMAR
+            )
         return self.pieces.setdefault(piece.regex, piece)

@@ -7,7 +7,7 @@ smaller ones; lexemes of one character are always right.
 
 from dataclasses import dataclass, field
 
-from mmengine.errors import InvalidRequest
+from mmengine.errors import ErrorCode, InvalidRequest
 from mmengine.structured_output.regex.sets import Set, meet
 from mmengine.structured_output.regex.tree import Alt, Chars, Node, Ref, Repeat, Seq
 
@@ -90,7 +90,8 @@ class Comparison:
         if self._left < 0:
             raise InvalidRequest(
                 "the grammar's pieces cannot be told apart within the limits; write it with fewer "
-                "alternatives that begin alike, or as a Lark grammar"
+                "alternatives that begin alike, or as a Lark grammar",
+                code=ErrorCode.INVALID_GRAMMAR,
             )
 
     def lexeme(self, regex: str, node: Node) -> Lexeme | None:

@@ -3,7 +3,7 @@
 import re
 from typing import NoReturn
 
-from mmengine.errors import InvalidRequest, shown
+from mmengine.errors import ErrorCode, InvalidRequest, shown
 from mmengine.structured_output.regex.sets import LAST, complement, set_of
 from mmengine.structured_output.regex.tree import (
     Alt,
@@ -33,10 +33,14 @@ def parse(text: str) -> dict[str, Node]:
     """Rules by name. Raises InvalidRequest, with the line, for a text that is no grammar, has no rule called
     root, or names a rule that it does not have."""
     if len(text) > MAX_GBNF_CHARS:
-        raise InvalidRequest(f"the grammar has more than {MAX_GBNF_CHARS:,} characters")
+        raise InvalidRequest(
+            f"the grammar has more than {MAX_GBNF_CHARS:,} characters", code=ErrorCode.INVALID_GRAMMAR
+        )
     rules = _Parser(text).rules()
     if "root" not in rules:
-        raise InvalidRequest("the grammar has no rule called root, with which texts begin")
+        raise InvalidRequest(
+            "the grammar has no rule called root, with which texts begin", code=ErrorCode.INVALID_GRAMMAR
+        )
     pending = list(rules.values())
     while pending:
         node = pending.pop()
@@ -51,7 +55,7 @@ def parse(text: str) -> dict[str, Node]:
 
 
 def _wrong(line: int, what: str) -> NoReturn:
-    raise InvalidRequest(f"the grammar's line {line}: {what}")
+    raise InvalidRequest(f"the grammar's line {line}: {what}", code=ErrorCode.INVALID_GRAMMAR)
 
 
 class _Parser:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from mmengine.errors import InvalidRequest, shown
+from mmengine.errors import FIELD, FieldPath, InvalidRequest, shown
 from mmengine.request import check_unicode
 from mmengine.structured_output.json_schema.normalization import Bounds, NormalizedSchema, normalize_schema
 from mmengine.structured_output.json_schema.reading.loading import encode
@@ -24,26 +24,28 @@ Truncation = Literal["length", "close"]
 MAX_URI = 2_000  # characters of the name of a document
 
 
-def mapping(where: str, value: object) -> Mapping[str, Any]:
+def mapping(where: FieldPath, value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise InvalidRequest(f"{where} must be an object, not {shown(value)}")
+        raise InvalidRequest(f"{FIELD} must be an object, not {shown(value)}", path=where)
     return value
 
 
-def refuse_others(where: str, given: Mapping[str, object], known: tuple[str, ...]) -> None:
+def refuse_others(where: FieldPath, given: Mapping[str, object], known: tuple[str, ...]) -> None:
     for name in given:
         if name not in known:
-            raise InvalidRequest(f"{where} has the unknown field {shown(name)}; known are {', '.join(known)}")
+            raise InvalidRequest(
+                f"{FIELD} has the unknown field {shown(name)}; known are {', '.join(known)}", path=where
+            )
 
 
-def string(where: str, value: object, max_chars: int) -> str:
+def string(where: FieldPath, value: object, max_chars: int) -> str:
     if not isinstance(value, str) or len(value) > max_chars:
-        raise InvalidRequest(f"{where} must be a string of at most {max_chars} characters")
+        raise InvalidRequest(f"{FIELD} must be a string of at most {max_chars} characters", path=where)
     check_unicode(where, value)
     return value
 
 
-def truncation_of(where: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], Truncation]:
+def truncation_of(where: FieldPath, given: Mapping[str, Any]) -> tuple[dict[str, Any], Truncation]:
     """What else is `given`, and its on_truncation."""
     given = dict(mapping(where, given))
     match given.pop("on_truncation", None):
@@ -52,34 +54,38 @@ def truncation_of(where: str, given: Mapping[str, Any]) -> tuple[dict[str, Any],
         case "close":
             return given, "close"
         case found:
-            raise InvalidRequest(f"{where}.on_truncation must be length or close, not {shown(found)}")
+            raise InvalidRequest(
+                f"{FIELD} must be length or close, not {shown(found)}", path=where / "on_truncation"
+            )
 
 
 msgspec.json.Decoder(Bounds)  # one thread learns the type: two that are the first to use it crash
 
 
-def bounds_of(where: str, given: object) -> Bounds:
+def bounds_of(where: FieldPath, given: object) -> Bounds:
     """None: the default ones; False: none; an object: those of bounds.py that it names."""
     if given is False:
         return Bounds.off()
     try:
         return Bounds() if given is None else msgspec.convert(given, Bounds)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"{where} cannot be used: {error}") from None
+        raise InvalidRequest(f"{FIELD} cannot be used: {error}", path=where) from None
 
 
-def documents_of(where: str, given: object) -> Mapping[str, object]:
+def documents_of(where: FieldPath, given: object) -> Mapping[str, object]:
     """The documents that a schema's references may lead to, by URI; None: none."""
     documents = {} if given is None else mapping(where, given)
     for uri in documents:
-        string(f"a name in {where}", uri, MAX_URI)
+        if not isinstance(uri, str) or len(uri) > MAX_URI:
+            raise InvalidRequest(f"{FIELD} has names of at most {MAX_URI} characters", path=where)
+        check_unicode(where, uri)
     return documents
 
 
-def flag(where: str, value: object) -> bool:
+def flag(where: FieldPath, value: object) -> bool:
     """None is false."""
     if value is not None and not isinstance(value, bool):
-        raise InvalidRequest(f"{where} must be true or false, not {shown(value)}")
+        raise InvalidRequest(f"{FIELD} must be true or false, not {shown(value)}", path=where)
     return bool(value)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from mmengine.errors import InvalidRequest, shown
+from mmengine.errors import FIELD, ErrorCode, FieldPath, InvalidRequest, shown
 from mmengine.request import GrammarRequest
 from mmengine.structured_output.gbnf.convert import convert
 from mmengine.structured_output.json_schema.reading.loading import parsed
@@ -106,8 +106,11 @@ def read_grammar(grammar: GrammarRequest) -> Grammar:
             case "tool_calls":
                 return read_tool_calls(source)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise InvalidRequest(f"the grammar cannot be read: {error}") from None
-    raise InvalidRequest(f"the grammar cannot be read: its kind {shown(grammar.kind)} is not known")
+        raise InvalidRequest(f"the grammar cannot be read: {error}", code=ErrorCode.INVALID_GRAMMAR) from None
+    raise InvalidRequest(
+        f"the grammar cannot be read: its kind {shown(grammar.kind)} is not known",
+        code=ErrorCode.INVALID_GRAMMAR,
+    )
 
 
 def grammar_of(
@@ -129,12 +132,15 @@ def grammar_of(
     if response_format is not None and grammar is not None:
         raise InvalidRequest("give response_format or grammar, not both")
     if response_format is not None:
-        asked, truncation = truncation_of("response_format", response_format)
+        asked, truncation = truncation_of(FieldPath("response_format"), response_format)
         found = _format_of(asked)
         if found is None and truncation == "close":
-            raise InvalidRequest("response_format.on_truncation: text has no form that could be closed")
+            raise InvalidRequest(
+                f"{FIELD}: text has no form that could be closed",
+                path=FieldPath("response_format", "on_truncation"),
+            )
     elif grammar is not None:
-        asked, truncation = truncation_of("grammar", grammar)
+        asked, truncation = truncation_of(FieldPath("grammar"), grammar)
         found = _grammar_of(asked)
     else:
         return None
@@ -146,20 +152,25 @@ def reasoning_of(
 ) -> bool | None:
     """Whether the grammar shall begin behind the model's reasoning; None where the caller leaves that to the
     prompt. Takes what `grammar_of` took. Raises InvalidRequest."""
-    where, given = ("grammar", grammar) if response_format is None else ("response_format", response_format)
+    where, given = FieldPath("grammar"), grammar
+    if response_format is not None:
+        where, given = FieldPath("response_format"), response_format
     value = None if given is None else mapping(where, given).get("reasoning")
     if value is not None and not isinstance(value, bool):
-        raise InvalidRequest(f"{where}.reasoning must be true or false, not {shown(value)}")
+        raise InvalidRequest(f"{FIELD} must be true or false, not {shown(value)}", path=where / "reasoning")
     return value
 
 
 def _format_of(response_format: Mapping[str, Any]) -> tuple[str, str] | None:
     """Kind and source; None for free text."""
-    kind = mapping("response_format", response_format).get("type")
+    kind = mapping(FieldPath("response_format"), response_format).get("type")
     if kind not in _FORMATS:
-        raise InvalidRequest(f"response_format.type must be {', '.join(_FORMATS)}, not {shown(kind)}")
+        raise InvalidRequest(
+            f"{FIELD} must be {', '.join(_FORMATS)}, not {shown(kind)}",
+            path=FieldPath("response_format", "type"),
+        )
     if kind == "structural_tag":
-        return kind, structural_tag("response_format", _without_reasoning(response_format))
+        return kind, structural_tag(FieldPath("response_format"), _without_reasoning(response_format))
     made = _normalize(kind, response_format)
     return None if made is None else ("json_schema", made.text)
 
@@ -169,9 +180,9 @@ def _normalize(kind: str, response_format: Mapping[str, object]) -> NormalizedSc
     schema = _schema_of(kind, response_format)
     if schema is None:
         return None
-    bounds = bounds_of("response_format.bounds", response_format.get("bounds"))
-    schemas = documents_of("response_format.schemas", response_format.get("schemas"))
-    strict = flag("response_format.strict_keywords", response_format.get("strict_keywords"))
+    bounds = bounds_of(FieldPath("response_format", "bounds"), response_format.get("bounds"))
+    schemas = documents_of(FieldPath("response_format", "schemas"), response_format.get("schemas"))
+    strict = flag(FieldPath("response_format", "strict_keywords"), response_format.get("strict_keywords"))
     return normalize_cached(schema, bounds, schemas, strict)
 
 
@@ -180,7 +191,7 @@ def notes_of(response_format: Mapping[str, Any] | None) -> tuple[Note, ...]:
     that are enforced narrower, and with `strict` what OpenAI would refuse. Raises InvalidRequest."""
     if response_format is None:
         return ()
-    asked, _ = truncation_of("response_format", response_format)
+    asked, _ = truncation_of(FieldPath("response_format"), response_format)
     kind = asked.get("type")
     made = _normalize(kind, asked) if kind in ("json_object", "json_schema") else None
     if made is None:
@@ -194,34 +205,36 @@ def _schema_of(kind: str, response_format: Mapping[str, object]) -> Any:
     """The schema asked for; None for free text."""
     common = ("bounds", "reasoning")
     known = {"text": (), "json_object": common, "json_schema": (kind, *common, "schemas", "strict_keywords")}
-    refuse_others("response_format", response_format, ("type", *known[kind]))
+    refuse_others(FieldPath("response_format"), response_format, ("type", *known[kind]))
     if kind != "json_schema":
         return None if kind == "text" else {"type": "object"}
-    given = mapping("response_format.json_schema", response_format.get("json_schema"))
-    refuse_others("response_format.json_schema", given, _SCHEMA_FIELDS)
+    given = mapping(FieldPath("response_format", "json_schema"), response_format.get("json_schema"))
+    refuse_others(FieldPath("response_format", "json_schema"), given, _SCHEMA_FIELDS)
     if "schema" not in given:
-        raise InvalidRequest("response_format.json_schema must hold a schema")
+        raise InvalidRequest(f"{FIELD} must hold a schema", path=FieldPath("response_format", "json_schema"))
     if given.get("strict") not in (None, True, False):
-        raise InvalidRequest("response_format.json_schema.strict must be true or false")
+        raise InvalidRequest(
+            f"{FIELD} must be true or false", path=FieldPath("response_format", "json_schema", "strict")
+        )
     return given["schema"]
 
 
 def _grammar_of(grammar: Mapping[str, Any]) -> tuple[str, str]:
     """Kind and source."""
-    refuse_others("grammar", mapping("grammar", grammar), (*_KINDS, "reasoning"))
+    refuse_others(FieldPath("grammar"), mapping(FieldPath("grammar"), grammar), (*_KINDS, "reasoning"))
     kinds = _without_reasoning(grammar)
     if len(kinds) != 1:
-        raise InvalidRequest(f"grammar holds one of {', '.join(_KINDS)}")
+        raise InvalidRequest(f"{FIELD} holds one of {', '.join(_KINDS)}", path=FieldPath("grammar"))
     kind, value = next(iter(kinds.items()))
     if kind == "structural_tag":
-        return kind, structural_tag("grammar.structural_tag", value)
+        return kind, structural_tag(FieldPath("grammar", "structural_tag"), value)
     if kind == "choice":
         return kind, msgspec.json.encode(_choices(value)).decode()
-    value = string(f"grammar.{kind}", value, MAX_GRAMMAR_CHARS)
+    value = string(FieldPath("grammar", kind), value, MAX_GRAMMAR_CHARS)
     if kind in ("gbnf", "ebnf"):
         kind, value = convert(value)
     if kind == "lark" and len(_RULE.findall(value)) > MAX_RULES:
-        raise InvalidRequest(f"grammar.lark has more than {MAX_RULES:,} rules")
+        raise InvalidRequest(f"{FIELD} has more than {MAX_RULES:,} rules", path=FieldPath("grammar", "lark"))
     return kind, value
 
 
@@ -231,9 +244,15 @@ def _without_reasoning(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _choices(value: object) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)) or not 1 <= len(value) <= MAX_CHOICES:
-        raise InvalidRequest(f"grammar.choice must be a list of 1 to {MAX_CHOICES} strings")
-    checked = (string(f"grammar.choice[{n}]", each, MAX_GRAMMAR_CHARS) for n, each in enumerate(value))
+        raise InvalidRequest(
+            f"{FIELD} must be a list of 1 to {MAX_CHOICES} strings", path=FieldPath("grammar", "choice")
+        )
+    checked = (
+        string(FieldPath("grammar", "choice", n), each, MAX_GRAMMAR_CHARS) for n, each in enumerate(value)
+    )
     choices = tuple(dict.fromkeys(checked))
     if sum(map(len, choices)) > MAX_GRAMMAR_CHARS:
-        raise InvalidRequest(f"grammar.choice holds more than {MAX_GRAMMAR_CHARS} characters")
+        raise InvalidRequest(
+            f"{FIELD} holds more than {MAX_GRAMMAR_CHARS} characters", path=FieldPath("grammar", "choice")
+        )
     return choices

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from mmengine.errors import InvalidRequest, shown
+from mmengine.errors import FIELD, FieldPath, InvalidRequest, shown
 from mmengine.structured_output.json_schema.normalization import MAX_OUTPUT, Bounds
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused
 from mmengine.structured_output.request.fields import (
@@ -49,47 +49,52 @@ class StructuralTag(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     stop_after_first: bool = False  # the answer ends with its first tag
 
 
-def structural_tag(where: str, given: Any) -> str:
+def structural_tag(where: FieldPath, given: Any) -> str:
     """The source of a form, as spec.py describes it. `given`: {"structures": [{"begin", "schema", "end"}, …],
     "triggers": […]}, and where wanted "at_least_one", "stop_after_first", "bounds". Raises InvalidRequest,
     naming the field, and of a schema the keyword and its place."""
     refuse_others(where, mapping(where, given), _FIELDS)
     if given.get("type", "structural_tag") != "structural_tag":
-        raise InvalidRequest(f"{where}.type must be structural_tag, not {shown(given['type'])}")
-    triggers = _list(f"{where}.triggers", given.get("triggers"), MAX_TRIGGERS)
-    triggers = [_tag(f"{where}.triggers[{n}]", trigger) for n, trigger in enumerate(triggers)]
-    structures = _list(f"{where}.structures", given.get("structures"), MAX_STRUCTURES)
-    begins = [_begin(f"{where}.structures[{n}]", each) for n, each in enumerate(structures)]
+        raise InvalidRequest(
+            f"{FIELD} must be structural_tag, not {shown(given['type'])}", path=where / "type"
+        )
+    triggers = _list(where / "triggers", given.get("triggers"), MAX_TRIGGERS)
+    triggers = [_tag(where / "triggers" / n, trigger) for n, trigger in enumerate(triggers)]
+    structures = _list(where / "structures", given.get("structures"), MAX_STRUCTURES)
+    begins = [_begin(where / "structures" / n, each) for n, each in enumerate(structures)]
     _check_triggers(where, triggers, begins)
     _check_begins(where, begins)
-    bounds = bounds_of(f"{where}.bounds", given.get("bounds"))
+    bounds = bounds_of(where / "bounds", given.get("bounds"))
     made, size = [], 0
     for n, (begin, each) in enumerate(zip(begins, structures, strict=True)):
-        made.append(_structure(f"{where}.structures[{n}]", begin, each, bounds))
+        made.append(_structure(where / "structures" / n, begin, each, bounds))
         size += len(bytes(made[-1].schema))
         if size > MAX_OUTPUT:
-            raise InvalidRequest(f"{where}.structures: their schemas have more than {MAX_OUTPUT:,} bytes")
+            raise InvalidRequest(
+                f"{FIELD}: their schemas have more than {MAX_OUTPUT:,} bytes", path=where / "structures"
+            )
     tag = StructuralTag(
         tuple(made),
         tuple(triggers),
-        at_least_one=flag(f"{where}.at_least_one", given.get("at_least_one")),
-        stop_after_first=flag(f"{where}.stop_after_first", given.get("stop_after_first")),
+        at_least_one=flag(where / "at_least_one", given.get("at_least_one")),
+        stop_after_first=flag(where / "stop_after_first", given.get("stop_after_first")),
     )
     return msgspec.json.encode(tag).decode()
 
 
-def _structure(where: str, begin: str, given: Mapping[str, Any], bounds: Bounds) -> Structure:
+def _structure(where: FieldPath, begin: str, given: Mapping[str, Any], bounds: Bounds) -> Structure:
     if "schema" not in given:
-        raise InvalidRequest(f"{where} must hold a schema")
-    end = string(f"{where}.end", given.get("end"), MAX_TAG_CHARS)
+        raise InvalidRequest(f"{FIELD} must hold a schema", path=where)
+    end = string(where / "end", given.get("end"), MAX_TAG_CHARS)
     try:
         schema = normalize_cached(given["schema"], bounds).text
     except SchemaRefused as error:
-        raise InvalidRequest(f"{where}: {error}") from None
+        raise InvalidRequest(f"{FIELD}: {error}", path=where) from None
     if (not end or end[0] in _IN_NUMBERS) and not _is_enclosed(msgspec.json.decode(schema)):
         raise InvalidRequest(
-            f"{where}.end does not show where a value that may be a number ends; let it begin with another "
-            f"character, or give the schema the type {', '.join(_ENCLOSED)}"
+            f"{FIELD} does not show where a value that may be a number ends; let it begin with another "
+            f"character, or give the schema the type {', '.join(_ENCLOSED)}",
+            path=where / "end",
         )
     return Structure(begin, msgspec.Raw(schema.encode()), end)
 
@@ -99,47 +104,50 @@ def _is_enclosed(schema: Mapping[str, Any]) -> bool:
     return schema.get("type") in _ENCLOSED or ("anyOf" in schema and all(map(_is_enclosed, schema["anyOf"])))
 
 
-def _check_triggers(where: str, triggers: list[str], begins: list[str]) -> None:
+def _check_triggers(where: FieldPath, triggers: list[str], begins: list[str]) -> None:
     for n, trigger in enumerate(triggers):
         for m, other in enumerate(triggers):
             if m != n and trigger in other:
                 raise InvalidRequest(
-                    f"{where}.triggers[{n}], {shown(trigger)}, is in triggers[{m}], {shown(other)}, so that "
-                    "one could never begin a tag; keep one of them"
+                    f"{FIELD}, {shown(trigger)}, is in triggers[{m}], {shown(other)}, so that "
+                    "one could never begin a tag; keep one of them",
+                    path=where / "triggers" / n,
                 )
         if not any(begin.startswith(trigger) for begin in begins):
             raise InvalidRequest(
-                f"{where}.triggers[{n}], {shown(trigger)}, begins no structure; leave it out"
+                f"{FIELD}, {shown(trigger)}, begins no structure; leave it out", path=where / "triggers" / n
             )
     for n, begin in enumerate(begins):
         if not begin.startswith(tuple(triggers)):
             raise InvalidRequest(
-                f"{where}.structures[{n}].begin, {shown(begin)}, begins with none of the triggers"
+                f"{FIELD}, {shown(begin)}, begins with none of the triggers",
+                path=where / "structures" / n / "begin",
             )
 
 
-def _check_begins(where: str, begins: list[str]) -> None:
+def _check_begins(where: FieldPath, begins: list[str]) -> None:
     order = sorted(range(len(begins)), key=lambda n: begins[n])
     for n, m in zip(order, order[1:]):  # a text that begins another sorts right before one that it begins
         if begins[m].startswith(begins[n]):
             raise InvalidRequest(
-                f"{where}.structures[{n}].begin, {shown(begins[n])}, also begins structures[{m}]: which of "
-                "them is meant is not known then; make one structure of both, with anyOf in its schema"
+                f"{FIELD}, {shown(begins[n])}, also begins structures[{m}]: which of "
+                "them is meant is not known then; make one structure of both, with anyOf in its schema",
+                path=where / "structures" / n / "begin",
             )
 
 
-def _begin(where: str, given: Any) -> str:
+def _begin(where: FieldPath, given: Any) -> str:
     refuse_others(where, mapping(where, given), _STRUCTURE_FIELDS)
-    return _tag(f"{where}.begin", given.get("begin"))
+    return _tag(where / "begin", given.get("begin"))
 
 
-def _tag(where: str, value: Any) -> str:
+def _tag(where: FieldPath, value: Any) -> str:
     if value == "":
-        raise InvalidRequest(f"{where} must not be empty")
+        raise InvalidRequest(f"{FIELD} must not be empty", path=where)
     return string(where, value, MAX_TAG_CHARS)
 
 
-def _list(where: str, value: Any, most: int) -> list[Any]:
+def _list(where: FieldPath, value: Any, most: int) -> list[Any]:
     if not isinstance(value, (list, tuple)) or not 1 <= len(value) <= most:
-        raise InvalidRequest(f"{where} must be a list of 1 to {most}")
+        raise InvalidRequest(f"{FIELD} must be a list of 1 to {most}", path=where)
     return list(value)

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from mmengine.errors import InvalidRequest, shown
+from mmengine.errors import FIELD, FieldPath, InvalidRequest, shown
 from mmengine.request import CallFormat, GrammarRequest
 from mmengine.structured_output.json_schema.normalization import MAX_OUTPUT, Bounds
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, refuse
@@ -83,7 +83,7 @@ class AskedTool(NamedTuple):
 
     name: str
     parameters: bytes
-    place: str
+    place: tuple[str | int, ...]
     is_strict: bool
 
 
@@ -95,7 +95,9 @@ def tool_calls(
     made = msgspec.structs.replace(form, tools=tuple(_tool(tool, form.format) for tool in tools))
     source = msgspec.json.encode(made).decode()
     if len(source) > MAX_OUTPUT:
-        raise InvalidRequest(f"tools: worked out, their schemas have more than {MAX_OUTPUT:,} bytes")
+        raise InvalidRequest(
+            f"{FIELD}: worked out, their schemas have more than {MAX_OUTPUT:,} bytes", path=FieldPath("tools")
+        )
     return GrammarRequest("tool_calls", source, on_truncation=on_truncation)
 
 
@@ -103,17 +105,18 @@ def _tool(tool: AskedTool, form: CallFormat) -> CallableTool:
     schema = msgspec.json.decode(tool.parameters, type=dict)
     if schema.setdefault("type", "object") != "object":
         raise InvalidRequest(
-            f"{tool.place}.type must be object, not {shown(schema['type'])}: arguments are named"
+            f"{FIELD} must be object, not {shown(schema['type'])}: arguments are named",
+            path=(*tool.place, "type"),
         )
     try:
         return CallableTool(tool.name, _gated(schema, form))
     except SchemaRefused as error:
         if tool.is_strict:
-            raise InvalidRequest(f"{tool.place}: {error}") from None
+            raise InvalidRequest(f"{FIELD}: {error}", path=tool.place) from None
     try:
         held = _gated(_looser(schema, form), form)
     except SchemaRefused as error:
-        raise InvalidRequest(f"{tool.place}: {error}") from None
+        raise InvalidRequest(f"{FIELD}: {error}", path=tool.place) from None
     return CallableTool(tool.name, held, msgspec.Raw(tool.parameters))
 
 

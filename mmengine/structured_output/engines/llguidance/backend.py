@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from mmengine.errors import InvalidRequest
+from mmengine.errors import ErrorCode, InvalidRequest
 from mmengine.request import GrammarRequest
 from mmengine.structured_output.closing.closer import Closer
 from mmengine.structured_output.closing.closing import MAX_CLOSING_TOKENS, Closings
@@ -70,7 +70,9 @@ class LLGuidance(OfTokenizer):
         except BaseException as failure:
             if not is_panic(failure):
                 raise
-            raise InvalidRequest(f"the grammar cannot be used: {in_our_words(PANIC)}") from None
+            raise InvalidRequest(
+                f"the grammar cannot be used: {in_our_words(PANIC)}", code=ErrorCode.INVALID_GRAMMAR
+            ) from None
 
     def _compile(self, grammar: GrammarRequest) -> "CompiledGrammar":
         tokens = self._tokens()
@@ -87,7 +89,9 @@ class LLGuidance(OfTokenizer):
             error = first_step_error(prototype)
         if error:
             refuse_overlap(grammar.source, error)
-            raise InvalidRequest(f"the grammar cannot be used: {in_our_words(error)}")
+            raise InvalidRequest(
+                f"the grammar cannot be used: {in_our_words(error)}", code=ErrorCode.INVALID_GRAMMAR
+            )
         if not grammar.closes:
             return CompiledGrammar(prototype, grammar.after, make)
         closings = Closings(self._words(), hints_of(grammar))
@@ -95,7 +99,8 @@ class LLGuidance(OfTokenizer):
         if path is None:
             raise InvalidRequest(
                 f'on_truncation "close" cannot be kept: no answer of at most {MAX_CLOSING_TOKENS} tokens was '
-                "found"
+                "found",
+                code=ErrorCode.INVALID_GRAMMAR,
             )
         make_closer = partial(Closer, closings, path, self.eos_token_ids)
         closing = make_closer, len(grammar.after) + len(path)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from mmengine.errors import InvalidRequest, shown
+from mmengine.errors import FIELD, FieldPath, InvalidRequest, shown
 
 _IDS = re.compile(r"<\[(\^?)([^\]]*)\]>")
 _RANGE = re.compile(r"\s*([0-9]{1,9})\s*(-?)\s*([0-9]{1,9})?\s*")
@@ -20,8 +20,9 @@ def check_ends(lark: str, specials: Mapping[str, int], ends: Sequence[int]) -> N
     found += [each[0] for each in _AT_END.finditer(lark)]
     if found:
         raise InvalidRequest(
-            f"grammar.lark: {shown(found[0])} may be the end of an answer, which no rule can hold; leave it "
-            "out: an answer may end wherever the rules are complete"
+            f"{FIELD}: {shown(found[0])} may be the end of an answer, which no rule can hold; leave it "
+            "out: an answer may end wherever the rules are complete",
+            path=FieldPath("grammar", "lark"),
         )
 
 

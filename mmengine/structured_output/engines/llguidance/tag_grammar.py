@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from mmengine.errors import InvalidRequest, shown
+from mmengine.errors import ErrorCode, InvalidRequest, shown
 from mmengine.structured_output.engines.llguidance.json_schema_lark import lark_of
 from mmengine.structured_output.request.tags import StructuralTag
 
@@ -83,7 +83,8 @@ class _Pieces:
     def _special(self, name: str) -> str:
         token = self._specials[name]
         if token in self._ends:
-            raise InvalidRequest(f"{shown(name)} ends an answer, so no structural tag can hold it")
+            text = f"{shown(name)} ends an answer, so no structural tag can hold it"
+            raise InvalidRequest(text, code=ErrorCode.INVALID_GRAMMAR)
         return f"<[{token}]>"
 
 

@@ -2,7 +2,7 @@
 
 from typing import NoReturn
 
-from mmengine.errors import InvalidRequest
+from mmengine.errors import ErrorCode, InvalidRequest
 
 
 class SchemaRefused(InvalidRequest):
@@ -11,6 +11,8 @@ class SchemaRefused(InvalidRequest):
     `keyword` is the keyword at fault ("" for the schema as a whole), `pointer` the JSON pointer of the
     place (RFC 6901; "#" is the root).
     """
+
+    code = ErrorCode.INVALID_GRAMMAR
 
     def __init__(self, keyword: str, pointer: str, why: str):
         super().__init__(f"schema refused: {keyword + ' ' if keyword else ''}at {pointer}: {why}")
