@@ -207,7 +207,9 @@ def test_a_queue_that_fills_between_the_door_and_the_step_rejects():
     bench.step()
     bench.submit(request("c", 3))
     events = bench.step()
-    assert ev.Finished("c", "rejected", "2 requests wait already (max_waiting)", ErrorCode.QUEUE_FULL) in events
+    assert (
+        ev.Finished("c", "rejected", "2 requests wait already (max_waiting)", ErrorCode.QUEUE_FULL) in events
+    )
     assert not [event for event in events if isinstance(event, ev.Queued)]
     bench.run()
     assert [bench.ends[name][0] for name in "abc"] == ["length", "length", "rejected"]
