@@ -3,6 +3,7 @@
 #               house's limits; what a commit is to pass (.pre-commit-config.yaml), in under a minute
 # make test     the same, and all tests
 # make limits   writes docs/reference/limits.md from the code
+# make picture  draws docs/images/architecture.svg from the imports of the packages
 # make soak     the long versions of tests
 # make soak-schemas  of these the random schemas, their mutations and answers, in under 20 minutes
 # make soak-server   of these the tests of the server, in under 20 minutes
@@ -32,7 +33,7 @@ LACKING_torchvision := torchvision cannot be had here: the comparison with trans
 LACKING_smollm2 := SmolLM2 cannot be had here: the tests with real weights are skipped
 LACKING_vocabularies := llama.cpp's vocabularies cannot be had here: the tests with them are skipped
 
-.PHONY: demo check reading short test collected limits soak soak-schemas soak-server soak-durable soak-million soak-kills \
+.PHONY: demo check reading short test collected limits picture soak soak-schemas soak-server soak-durable soak-million soak-kills \
 	kernels clients store docs pages browser clean $(FETCHED:%=fetch-%)
 
 demo: .venv/.ready
@@ -66,6 +67,9 @@ $(FETCHED:%=fetch-%): fetch-%: .venv/.ready
 
 limits: .venv/.ready
 	$(BIN)/python -m tests.project.limits_page
+
+picture:
+	$(PYTHON) docs/site/picture.py
 
 soak: .venv/.ready fetch-torchvision fetch-smollm2
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m soak --timeout 3600
