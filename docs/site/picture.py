@@ -164,7 +164,8 @@ def draw() -> str:
         lines += [
             f'<rect x="{x:g}" y="{y:g}" width="{WIDTH}" height="{HEIGHT}" rx="5" '
             f'fill="{fill}" stroke="{stroke}"/>',
-            f'<text x="{x + WIDTH / 2:g}" y="{y + 19:g}" text-anchor="middle" font-weight="bold">{name}</text>',
+            f'<text x="{x + WIDTH / 2:g}" y="{y + 19:g}" text-anchor="middle" '
+            f'font-weight="bold">{name}</text>',
             f'<text x="{x + WIDTH / 2:g}" y="{y + 36:g}" text-anchor="middle" font-size="11" fill="#334">'
             f"{PURPOSES.get(node, '')}</text>",
         ]
