@@ -40,7 +40,7 @@ from mmengine.request import Request, SamplingParams
 from mmengine.structured_output.engines.base import Compiled
 from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 from mmengine.structured_output.json_schema.emission.bounds import Bounds
-from mmengine.structured_output.json_schema.vocabulary.keywords import fraction
+from mmengine.structured_output.json_schema.vocabulary.keywords import to_fraction
 from mmengine.structured_output.request.spec import grammar_of
 from mmengine.structured_output.rows.rows import RowMatchers
 
@@ -147,7 +147,7 @@ def validator_of(schema: Any) -> Any:
 
 def _multiple(validator: Any, unit: Any, instance: Any, schema: Any) -> Iterator[Exception]:
     """By the numbers as they are written: of 0.01 some are no multiple once both are divided as floats."""
-    if validator.is_type(instance, "number") and (fraction(instance) / fraction(unit)).denominator != 1:
+    if validator.is_type(instance, "number") and (to_fraction(instance) / to_fraction(unit)).denominator != 1:
         yield jsonschema.ValidationError(f"{instance} is not a multiple of {unit}")
 
 

@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator
 from functools import lru_cache
 
-from mmengine.structured_output.json_schema.patterns.other_keys import Json, by_patterns
-from mmengine.structured_output.json_schema.rewriting.key_order import MARK, in_one_order
+from mmengine.structured_output.json_schema.patterns.other_keys import Json, expand_other_keys
+from mmengine.structured_output.json_schema.rewriting.key_order import MARK, describe_order
 from mmengine.structured_output.json_schema.vocabulary.notes import Note, Notes
-from mmengine.structured_output.json_schema.vocabulary.refusal import step
+from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer
 
 WHY = "grammar_backend xgrammar takes no other"
 
@@ -19,8 +19,8 @@ def order_notes(text: str) -> tuple[Note, ...]:
     for schema, pointer in waiting:
         if MARK in schema:
             names = [name for name, part in schema.get("properties", {}).items() if part is not False]
-            notes.say("properties", pointer, in_one_order(names, WHY))
-        waiting += _parts(by_patterns(schema, spelled_out=False), pointer)
+            notes.add("properties", pointer, describe_order(names, WHY))
+        waiting += _parts(expand_other_keys(schema, spelled_out=False), pointer)
     return notes.all()
 
 
@@ -31,8 +31,8 @@ def _parts(schema: Json, pointer: str) -> Iterator[tuple[Json, str]]:
         listed = enumerate(inside) if isinstance(inside, list) else ()
         for key, part in inside.items() if isinstance(inside, dict) else listed:
             if isinstance(part, dict):
-                yield part, step(pointer, keyword, key)
+                yield part, join_pointer(pointer, keyword, key)
     for keyword in ("items", "additionalProperties"):
         part = schema.get(keyword)
         if isinstance(part, dict):
-            yield part, step(pointer, keyword)
+            yield part, join_pointer(pointer, keyword)

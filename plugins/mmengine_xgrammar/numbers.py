@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from mmengine.structured_output.json_schema.vocabulary.keywords import decimals
+from mmengine.structured_output.json_schema.vocabulary.keywords import count_decimals
 from mmengine_xgrammar.rules import EMPTY, Rules, char_set
 
 INTEGER = '"-"? ("0" | [1-9] [0-9]*)'
@@ -63,7 +63,7 @@ class _Bound:
     """A bound that is not negative, as digits."""
 
     def __init__(self, value: Fraction, inclusive: bool):
-        places = decimals(value)
+        places = count_decimals(value)
         text = str(int(value * 10**places)).rjust(places + 1, "0")
         self.integer, self.behind = text[: len(text) - places], text[len(text) - places :]
         self.inclusive = inclusive
@@ -88,7 +88,7 @@ class _Automaton:
 
     def __post_init__(self) -> None:
         if self.multiple:
-            self.places = decimals(self.multiple)
+            self.places = count_decimals(self.multiple)
             self.modulus = int(self.multiple * 10**self.places)
         if self.modulus > MAX_MODULUS:
             why = f"more than {MAX_MODULUS} units of its last digit cannot be enforced"

@@ -13,11 +13,11 @@ from fractions import Fraction
 from typing import Any, NoReturn
 
 from mmengine.structured_output.json_schema.patterns.character_sets import PatternError
-from mmengine.structured_output.json_schema.patterns.matching import Budget
-from mmengine.structured_output.json_schema.patterns.other_keys import by_patterns
+from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
+from mmengine.structured_output.json_schema.patterns.other_keys import expand_other_keys
 from mmengine.structured_output.json_schema.rewriting.key_order import MARK
-from mmengine.structured_output.json_schema.vocabulary.keywords import fraction
-from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, refuse, step
+from mmengine.structured_output.json_schema.vocabulary.keywords import to_fraction
+from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, join_pointer, refuse
 from mmengine.structured_output.regex.tree import Chars, Node, Repeat
 from mmengine_xgrammar.numbers import INTEGER, NUMBER, NumberRefused, Range, write_range
 from mmengine_xgrammar.regex import (
@@ -85,7 +85,7 @@ class _Writer:
     colon: str
     rules: Rules = field(default_factory=Rules)
     names: dict[str, str] = field(default_factory=dict)  # of definitions, by reference
-    budget: Budget = field(default_factory=Budget)  # for comparing names with patterns
+    budget: MatchBudget = field(default_factory=MatchBudget)  # for comparing names with patterns
 
     def value(self, schema: Any, pointer: str) -> str:
         """An expression for the values of a schema."""
@@ -96,14 +96,16 @@ class _Writer:
             return self.names[schema["$ref"]]
         if "anyOf" in schema:
             self._only(schema, ("anyOf",), pointer)
-            ways = [self.value(way, step(pointer, "anyOf", at)) for at, way in enumerate(schema["anyOf"])]
+            ways = [
+                self.value(way, join_pointer(pointer, "anyOf", at)) for at, way in enumerate(schema["anyOf"])
+            ]
             return self.rules.add(" | ".join(ways))
         if "type" not in schema:
             self._only(schema, ("enum", "const"), pointer)
             return self._constants(schema.get("enum", [schema.get("const")]))
         kind = schema["type"]
         if kind == "object":
-            schema = by_patterns(schema)
+            schema = expand_other_keys(schema)
         self._only(schema, ("type", *_KEYWORDS[kind]), pointer)
         return {
             "null": lambda: literal("null"),
@@ -118,7 +120,7 @@ class _Writer:
     def _only(self, schema: dict, known: tuple[str, ...], pointer: str) -> None:
         for keyword in schema:
             if keyword not in known:
-                refuse(keyword, step(pointer, keyword), f"it cannot be enforced {ADVICE}")
+                refuse(keyword, join_pointer(pointer, keyword), f"it cannot be enforced {ADVICE}")
 
     def _constants(self, values: list) -> str:
         return self.rules.words([json.dumps(value, ensure_ascii=False) for value in values])
@@ -140,18 +142,20 @@ class _Writer:
             if keyword in schema:
                 end = "low" if keyword.endswith("inimum") else "high"
                 if end in ends:
-                    refuse(keyword, step(pointer, keyword), f"it stands beside another bound {ADVICE}")
-                ends[end] = (fraction(schema[keyword]), keyword.startswith("exclusive"))
-        multiple = fraction(schema.get("multipleOf", 0))
+                    refuse(
+                        keyword, join_pointer(pointer, keyword), f"it stands beside another bound {ADVICE}"
+                    )
+                ends[end] = (to_fraction(schema[keyword]), keyword.startswith("exclusive"))
+        multiple = to_fraction(schema.get("multipleOf", 0))
         if schema["type"] == "integer":
             multiple = Fraction(multiple.numerator or 1)
         low, high = (ends.get(end, (None, False)) for end in ("low", "high"))
         try:
             found = write_range(Range(*low, *high, multiple), self.rules)
         except NumberRefused as error:
-            refuse("multipleOf", step(pointer, "multipleOf"), f"{error} {ADVICE}")
+            refuse("multipleOf", join_pointer(pointer, "multipleOf"), f"{error} {ADVICE}")
         if found is None:
-            refuse("multipleOf", step(pointer, "multipleOf"), "no number of the range is one")
+            refuse("multipleOf", join_pointer(pointer, "multipleOf"), "no number of the range is one")
         return found
 
     def _string(self, schema: dict, pointer: str) -> str:
@@ -184,10 +188,13 @@ class _Writer:
         prefix = schema.get("prefixItems", [])
         if schema.get("items") is False and (high is None or high > len(prefix)):
             high = len(prefix)
-        items = [self.value(part, step(pointer, "prefixItems", at)) for at, part in enumerate(prefix[:high])]
+        items = [
+            self.value(part, join_pointer(pointer, "prefixItems", at))
+            for at, part in enumerate(prefix[:high])
+        ]
         rest = None
         if high is None or high > len(items):
-            rest = self.value(schema.get("items", True), step(pointer, "items"))
+            rest = self.value(schema.get("items", True), join_pointer(pointer, "items"))
         return self._listed("[", items, rest, low, high, "]")
 
     def _listed(
@@ -221,7 +228,7 @@ class _Writer:
             self._refuse(keyword, pointer, "beside optional properties it cannot be enforced")
         pairs = []
         for name, part in named.items():
-            value = self.value(part, step(pointer, "properties", name))
+            value = self.value(part, join_pointer(pointer, "properties", name))
             pairs.append((self._pair(literal(json.dumps(name, ensure_ascii=False)), value), name in required))
         other = self._other_pairs(schema, list(schema.get("properties", {})), pointer)
         least, most = max(0, low - len(pairs)), None if high is None else high - len(pairs)
@@ -238,7 +245,7 @@ class _Writer:
         if len(patterns) > 1:
             why = f"more than one pattern beside each other cannot be enforced {ADVICE}"
             # The gate says here where they stand in the schema as it was given.
-            at = schema.get("$comment", f"#{step(pointer, 'patternProperties')}")
+            at = schema.get("$comment", f"#{join_pointer(pointer, 'patternProperties')}")
             raise SchemaRefused("patternProperties", at, why)
         for pattern, part in patterns.items():
             try:
@@ -249,7 +256,7 @@ class _Writer:
                 return None
             for name in names:
                 self._check_name(name, pattern, pointer)
-            value = self.value(part, step(pointer, "patternProperties", pattern))
+            value = self.value(part, join_pointer(pointer, "patternProperties", pattern))
             key = self._quoted(pattern, "patternProperties", pointer)
             return self._pair(key, value)
         return None
@@ -280,7 +287,7 @@ class _Writer:
     def _refuse(self, keyword: str, pointer: str, why: str) -> NoReturn:
         if not why.endswith("enforced") and not why.endswith(")"):
             why += " cannot be enforced"
-        raise SchemaRefused(keyword, f"#{step(pointer, keyword)}", f"{why} {ADVICE}")
+        raise SchemaRefused(keyword, f"#{join_pointer(pointer, keyword)}", f"{why} {ADVICE}")
 
 
 def _times(body: str, low: int, high: int | None) -> str:

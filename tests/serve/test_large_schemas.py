@@ -73,13 +73,13 @@ def test_what_costs_its_process_costs_nobody_else() -> None:
 def test_large_schemas_of_strangers_leave_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """By whichever door they come; small ones stay."""
     worked_out: list[int] = []
-    known = fields.gate
+    known = fields.normalize_schema
 
     def here(schema: Any, *others: Any) -> Any:
         worked_out.append(len(schema))
         return known(schema, *others)
 
-    monkeypatch.setattr(fields, "gate", here)
+    monkeypatch.setattr(fields, "normalize_schema", here)
 
     def form(title: str) -> dict[str, Any]:
         return {"type": "json_schema", "json_schema": {"name": "a", "schema": large(title), "strict": True}}
@@ -120,7 +120,7 @@ def test_a_large_schema_in_a_body_is_not_decoded() -> None:
             assert form.response_format is not None and form.response_format.keys() == {"type", "json_schema"}
             held = form.response_format["json_schema"]
             assert isinstance(held, dict) and held.keys() == {"schema"} and type(held["schema"]) is kept
-            assert loading.parsed(held["schema"]) == schema
+            assert loading.parse_schema(held["schema"]) == schema
 
 
 def test_large_values_are_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ def close(closings, matcher, said=b"", budget=4096):
     matcher, place = matcher.deep_copy(), closings.begin()
     assert not said or matcher.consume_tokens(list(said))
     for token in said:
-        place = closings.behind(place, token)
+        place = closings.advance(place, token)
     path = closings.closing(matcher, place, budget)
     if path is None:
         return None
@@ -288,9 +288,9 @@ def check_again(grammar: Grammar, budget: int, text: bytes, known: list[int]) ->
 
 
 def test_a_long_text_of_a_wide_set_is_found_in_few_steps(monkeypatch):
-    steps, behind = [], Words.behind
+    steps, behind = [], Words.advance
     monkeypatch.setattr(
-        Words, "behind", lambda self, now, char: steps.append(char) or behind(self, now, char)
+        Words, "advance", lambda self, now, char: steps.append(char) or behind(self, now, char)
     )
     assert len(Text(("[B-Z].*",), 200).rest("")) == 200 and len(steps) < 1_000
     few = len(steps)

@@ -6,9 +6,9 @@ import re
 import pytest
 
 from mmengine.structured_output.json_schema.normalization import SchemaRefused, normalize_schema
-from mmengine.structured_output.json_schema.patterns import complement as exclusion
+from mmengine.structured_output.json_schema.patterns import complement
 from mmengine.structured_output.json_schema.patterns.character_sets import PatternError
-from mmengine.structured_output.json_schema.patterns.matching import Budget
+from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
 from mmengine.structured_output.json_schema.patterns.pattern import parse_pattern
 
 ATOMS = [
@@ -42,7 +42,7 @@ def pattern(source, depth):
 
 
 def test_it_agrees_with_the_matcher_of_python():
-    source, budget, seen = random.Random(3), Budget(10**9), [0, 0]
+    source, budget, seen = random.Random(3), MatchBudget(10**9), [0, 0]
     while sum(seen) < 3000:
         text = source.choice(["", "^"]) + pattern(source, 4) + source.choice(["", "$"])
         try:
@@ -119,10 +119,10 @@ def test_values_beside_a_pattern_that_is_not_compared_are_not_listed() -> None:
 
 def test_an_opposite_that_fails_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(exclusion, "_worked_out", lambda regex: asked.append(regex) or _raise())
+    monkeypatch.setattr(complement, "_build_complement", lambda regex: asked.append(regex) or _raise())
     for _ in range(3):
         with pytest.raises(PatternError, match="too much"):
-            exclusion.opposite("never asked elsewhere")
+            complement.complement_pattern("never asked elsewhere")
     assert len(asked) == 1
 
 

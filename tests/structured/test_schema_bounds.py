@@ -105,8 +105,8 @@ def test_the_collector_rests_while_a_schema_is_worked_out(monkeypatch: pytest.Mo
             seen.append(gc.isenabled())
         return known(*given)
 
-    known = normalization.read
-    monkeypatch.setattr(normalization, "read", read)
+    known = normalization.read_schema
+    monkeypatch.setattr(normalization, "read_schema", read)
     for schema in (True, {"enum": []}):
         with suppress(normalization.SchemaRefused):
             normalize_schema(schema)

@@ -8,8 +8,13 @@ import pytest
 
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output.json_schema.normalization import SchemaRefused, normalize_schema
-from mmengine.structured_output.json_schema.patterns.languages import combined, languages, overlap, written
-from mmengine.structured_output.json_schema.patterns.matching import Budget
+from mmengine.structured_output.json_schema.patterns.languages import (
+    build_languages,
+    combine,
+    has_overlap,
+    write_pattern,
+)
+from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
 from mmengine.structured_output.json_schema.patterns.pattern import parse_pattern
 from tests.structured.accepting import Grammar
 
@@ -100,16 +105,16 @@ def test_what_some_patterns_match_and_others_do_not(seed: int) -> None:
     source = random.Random(seed)
     regexes = [parse_pattern(text).regex for text in source.sample(PATTERNS, 2)]
     wanted = source.choice([[True, False], [True, True], [False, True]])
-    budget = Budget()
-    language = combined(languages(regexes, budget), wanted.__eq__)
+    budget = MatchBudget()
+    language = combine(build_languages(regexes, budget), wanted.__eq__)
     texts = ["".join(source.choices("abx-0é\n", k=source.randint(0, 5))) for _ in range(300)]
     expected = [[budget.matches(regex, text) for regex in regexes] == wanted for text in texts]
     if language.is_empty():
         assert not any(expected)
     else:
-        assert [budget.matches(written(language), text) for text in texts] == expected
+        assert [budget.matches(write_pattern(language), text) for text in texts] == expected
     together = any(all(budget.matches(regex, text) for regex in regexes) for text in texts)
-    assert overlap(*regexes, budget) or not together
+    assert has_overlap(*regexes, budget) or not together
 
 
 def test_listed_names_come_in_any_order() -> None:

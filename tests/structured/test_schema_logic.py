@@ -9,8 +9,8 @@ import pytest
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output.json_schema.normalization import Bounds, normalize_schema
 from mmengine.structured_output.json_schema.patterns.character_sets import PatternError
-from mmengine.structured_output.json_schema.patterns.complement import meet, opposite
-from mmengine.structured_output.json_schema.patterns.matching import Budget
+from mmengine.structured_output.json_schema.patterns.complement import complement_pattern, may_overlap
+from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
 from mmengine.structured_output.json_schema.patterns.pattern import parse_pattern
 from tests.structured.accepting import Grammar
 from tests.structured.logic_schemas import Source, accepts_some_order
@@ -166,17 +166,17 @@ def test_random_schemas_accept_what_is_valid(seeds: Sequence[int]) -> None:
 def test_the_opposite_of_a_pattern(text: str) -> None:
     source = Source(1).random
     pattern = parse_pattern(text)
-    other = opposite(pattern.regex)
+    other = complement_pattern(pattern.regex)
     words = ["", "red", "green", "foo", "bar", "a1", "12-3", '"', "\n", "\0", "a\0"]
     words += ["".join(source.choices('a1-"r3\\é', k=source.randint(0, 5))) for _ in range(300)]
     for word in words:
-        matches = Budget().matches(pattern.regex, word)
-        assert Budget().matches(other.regex, word) != matches, word
+        matches = MatchBudget().matches(pattern.regex, word)
+        assert MatchBudget().matches(other.regex, word) != matches, word
 
 
 def test_patterns_that_meet() -> None:
     def meeting(a: str, b: str) -> bool:
-        return meet(parse_pattern(a).regex, parse_pattern(b).regex)
+        return may_overlap(parse_pattern(a).regex, parse_pattern(b).regex)
 
     assert not meeting("^on$", "^off$") and not meeting("^[a-c]+$", "^[d-z]+$")
     assert meeting("on", "off") and meeting("^[a-c]*$", "^[d-z]*$") and meeting('^[^"]$', "^\\x00$")
@@ -184,8 +184,11 @@ def test_patterns_that_meet() -> None:
 
 def test_an_opposite_is_written_shortly() -> None:
     """Of many ways to write one; where it is not short, the grammar engine is slow."""
-    assert len(opposite(parse_pattern("^[a-zA-Z]+(?:(?:\\s+|-)[a-zA-Z]+)*$").regex).regex) < 900
-    assert len(opposite(parse_pattern("^(air|bundle|native|ipa-app-store|ipa-debug)$").regex).regex) < 4_000
+    assert len(complement_pattern(parse_pattern("^[a-zA-Z]+(?:(?:\\s+|-)[a-zA-Z]+)*$").regex).regex) < 900
+    assert (
+        len(complement_pattern(parse_pattern("^(air|bundle|native|ipa-app-store|ipa-debug)$").regex).regex)
+        < 4_000
+    )
 
 
 def test_branches_whose_patterns_are_opposites_in_zero() -> None:
@@ -196,7 +199,7 @@ def test_branches_whose_patterns_are_opposites_in_zero() -> None:
 
 def test_an_opposite_that_would_be_too_large_is_refused() -> None:
     with pytest.raises(PatternError):
-        opposite(parse_pattern("a.{20}b").regex)
+        complement_pattern(parse_pattern("a.{20}b").regex)
 
 
 BRANCHES = {

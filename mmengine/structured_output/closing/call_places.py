@@ -28,7 +28,7 @@ class CallPlaces(NamedTuple):
         heads = [_OPEN + head_of(tool.name, calls.format).encode() for tool in calls.tools[:MAX_HEADS]]
         return cls(calls.has_form, calls.format == "xml", thinks, heads)
 
-    def behind(self, place: Place, text: bytes) -> Place:
+    def advance(self, place: Place, text: bytes) -> Place:
         """The place behind `text`, which begins at `place`."""
         for at in range(len(text)):
             place = self._step(place, text[at : at + 1])
@@ -39,11 +39,11 @@ class CallPlaces(NamedTuple):
         if tail.endswith(_OPEN):
             return Place(call=b"", tail=tail)
         if place.call is None:
-            return (place.behind(byte) if self.has_answer else Place())._replace(tail=tail)
+            return (place.advance(byte) if self.has_answer else Place())._replace(tail=tail)
         call = place.call + byte if len(place.call) < MAX_KNOWN else place.call
         if self.is_xml and tail.endswith(_VALUE):
             return Place(call=call, tail=tail)
-        return place.behind(byte)._replace(call=call, tail=tail)
+        return place.advance(byte)._replace(call=call, tail=tail)
 
     def is_free(self, place: Place) -> bool:
         """Whether the text may end there wherever it likes: it has no form, and no call has begun."""

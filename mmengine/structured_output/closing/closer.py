@@ -57,7 +57,7 @@ class Closer:
             self.has_closed = True
         known, self._next = self._next, (-1, None)
         self.path = known[1] if known[0] == token else self._behind(self.path, matcher, token)
-        self._place = self._closings.behind(self._place, token)
+        self._place = self._closings.advance(self._place, token)
         self.left -= 1
 
     def cut(self, matcher: Matcher, token_ids: Sequence[int], behind: str) -> bool:
@@ -67,7 +67,7 @@ class Closer:
         self.left, self._reserve = self.left + self._reserve, 0
         self._place, known = self._closings.begin(), self.path
         for token in token_ids:
-            self._place = self._closings.behind(self._place, token)
+            self._place = self._closings.advance(self._place, token)
         self._next = (-1, None)
         self.path = self._closings.closing(matcher, self._place, self.left)
         letters = self._closings.letters(behind)
@@ -99,4 +99,4 @@ class Closer:
             return None  # only that path leads to an end in time, as far as is known
         if path and branch.validate_tokens([*path, self._ends[0]]) > len(path):
             return path
-        return self._closings.closing(branch, self._closings.behind(self._place, token), left)
+        return self._closings.closing(branch, self._closings.advance(self._place, token), left)

@@ -46,9 +46,9 @@ class Closings:
         """Where texts of the grammar begin."""
         return Place(string=b"") if self._hints.is_bare else Place()
 
-    def behind(self, place: Place, token: int) -> Place:
+    def advance(self, place: Place, token: int) -> Place:
         text = self._vocabulary.token_bytes[token]
-        return self._hints.behind(place, text)
+        return self._hints.advance(place, text)
 
     def is_free(self, place: Place) -> bool:
         """Whether nothing that was begun is missing at a place where a text may end."""
@@ -66,7 +66,7 @@ class Closings:
             letters, branch = self._vocabulary.letters(head), matcher.deep_copy()
             if letters is None or not branch.consume_tokens(letters):
                 continue
-            place = self._hints.behind(self.begin(), head)
+            place = self._hints.advance(self.begin(), head)
             rest = self.closing(branch, place, MAX_CLOSING_TOKENS, MAX_EFFORT // len(heads))
             if rest is not None:
                 self._calls.append((head, self._vocabulary.text(rest)))

@@ -54,11 +54,11 @@ class Hints:
             for name in each.places:
                 self.owners.setdefault(name, []).append(each)
 
-    def behind(self, place: Place, text: bytes) -> Place:
+    def advance(self, place: Place, text: bytes) -> Place:
         """The place behind `text`, which begins at `place`."""
         if self.is_bare:
             return place.said_bare(text)
-        return place.behind(text) if self.calls is None else self.calls.behind(place, text)
+        return place.advance(text) if self.calls is None else self.calls.advance(place, text)
 
     def is_free(self, place: Place) -> bool:
         """Whether nothing that was begun is missing there."""

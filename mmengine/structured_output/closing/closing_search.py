@@ -124,7 +124,7 @@ class Search:
         if tokens is None or not way.matcher.consume_tokens(tokens):
             return False
         way.said += tokens
-        way.place = self._hints.behind(way.place, text)
+        way.place = self._hints.advance(way.place, text)
         return True
 
     def _say_token(self, way: Way, token: int) -> bool:

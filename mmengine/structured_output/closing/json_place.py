@@ -45,7 +45,7 @@ class Place(NamedTuple):
         string = (self.string or b"") + text
         return Place(string=string if len(string) <= MAX_KNOWN else _UNKNOWN * (MAX_KNOWN + 1))
 
-    def behind(self, text: bytes) -> "Place":
+    def advance(self, text: bytes) -> "Place":
         """The place behind `text`, which begins here."""
         inside, last, string, escaped = self[:4]
         for byte in text:

@@ -34,15 +34,15 @@ class Words(States):
     def __init__(self, regex: str):
         super().__init__(_with_fewer_states(read_regex(regex, _CLASSES)), self._check)
         self.away = self._distances()
-        self.start_at = self.reached([self.start])
+        self.start_at = self.closure([self.start])
 
     def _check(self, steps: int) -> None:
         if len(self.states) > MAX_STATES:
             raise Unread(f"it has more than {MAX_STATES:,} states")
 
-    def reached(self, waiting: list[int]) -> frozenset[int]:
+    def closure(self, waiting: list[int]) -> frozenset[int]:
         """Without those that only lead to others, so that fewer of what it gives differ."""
-        found = super().reached(waiting)
+        found = super().closure(waiting)
         return frozenset(place for place in found if not place or self.states[place][0] is not None)
 
     def distance(self, now: frozenset[int]) -> int:
@@ -101,7 +101,7 @@ class Text(NamedTuple):
         for each in words:
             at = each.start_at
             for char in beginning:
-                at = each.behind(at, char)
+                at = each.advance(at, char)
                 if not at:
                     return None
             now.append(at)
@@ -133,7 +133,7 @@ def _searched(words: list[Words], now: tuple[frozenset[int], ...], low: int) -> 
         reached: set[tuple[frozenset[int], ...]] = set()
         for char in dict.fromkeys(alike[char] for char in words[0].options(at[0])):
             count += 1
-            after = tuple(each.behind(one, char) for each, one in zip(words, at))
+            after = tuple(each.advance(one, char) for each, one in zip(words, at))
             if all(after) and after not in reached:
                 reached.add(after)
                 heappush(

@@ -1,12 +1,12 @@
-"""The gate: a JSON Schema in, a schema that the grammar engine enforces exactly out.
+"""Normalize a JSON Schema into the form that a grammar engine enforces exactly.
 
-    text or dict ──► reading.py    read with limits, in the words of 2020-12 (drafts.py), references resolved
-                 ──► shapes.py     $ref, allOf, anyOf, oneOf … worked into shapes (rewrite.py, pieces.py)
-                 ──► satisfiable.py  nothing satisfies it, or recursion has no base: refused
-                 ──► emit.py       written as the part of JSON Schema that is enforced exactly, bounded
+    text or dict ──► reading/    read with limits, translate to draft 2020-12, resolve references
+                 ──► rewriting/  expand $ref, allOf, anyOf, oneOf … into shapes (constraints/)
+                 ──► rewriting/satisfiability.py  refuse a schema without values, or recursion without a base
+                 ──► emission/   write the part of JSON Schema that is enforced exactly, within the bounds
 
-Nothing is dropped in silence: a keyword is enforced, or refused with its name and JSON pointer, or it is an
-annotation, as unknown keywords and formats are by the specification: those are listed in the notes.
+No keyword is dropped silently. A keyword is enforced, refused with its name and JSON pointer, or an
+annotation. The notes list unknown keywords and formats, which are annotations by the specification.
 """
 
 import gc
@@ -19,8 +19,8 @@ import msgspec
 from mmengine.structured_output.json_schema.emission.bounds import Bounds
 from mmengine.structured_output.json_schema.emission.emitter import Emitter
 from mmengine.structured_output.json_schema.patterns.character_sets import PatternError
-from mmengine.structured_output.json_schema.reading.reader import Given, read
-from mmengine.structured_output.json_schema.rewriting.negation import NARROW
+from mmengine.structured_output.json_schema.reading.reader import SchemaInput, read_schema
+from mmengine.structured_output.json_schema.rewriting.negation import OMITTED_ALTERNATIVES
 from mmengine.structured_output.json_schema.rewriting.satisfiability import Satisfiable
 from mmengine.structured_output.json_schema.rewriting.shapes import Shapes
 from mmengine.structured_output.json_schema.vocabulary.notes import NormalizedSchema, Note
@@ -28,40 +28,40 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefu
 
 __all__ = ["MAX_OUTPUT", "Bounds", "NormalizedSchema", "Note", "SchemaRefused", "normalize_schema"]
 
-MAX_OUTPUT = 8 * 2**20  # bytes of what the grammar engine is given
+MAX_OUTPUT = 8 * 2**20  # Maximum number of bytes of a normalized schema.
 
 _collector_lock = threading.Lock()
-_num_pauses = 0  # callers that want the collector paused now
+_num_pauses = 0  # Number of callers that want the collector paused now.
 _was_enabled = False
 
 
 def normalize_schema(
-    schema: Given,
+    schema: SchemaInput,
     bounds: Bounds = Bounds(),  # noqa: B008 (it is frozen)
     schemas: Mapping[str, object] | None = None,
     strict_keywords: bool = False,
 ) -> NormalizedSchema:
-    """The schema for the grammar engine, as JSON text, complete in itself, with notes on it; the same input,
-    the same text.
+    """Return the schema for the grammar engine as self-contained JSON text, with notes. The same input always
+    gives the same text.
 
-    `schema`: a JSON Schema as a dict (or true, false) or as JSON text. SchemaRefused (an InvalidRequest)
-    names the keyword and the JSON pointer of what is invalid, contradictory, or cannot be enforced exactly.
-    `schemas`: documents that its references may lead to, by URI; nothing is ever fetched. `strict_keywords`:
-    unknown keywords are refused; else they are annotations, and the notes name them.
+    `schema` is a JSON Schema as a dict (or true, false) or as JSON text. `schemas` maps URIs to documents
+    that references may lead to; nothing is ever fetched. With `strict_keywords` unknown keywords are refused;
+    otherwise they are annotations, and the notes name them. Raises SchemaRefused (an InvalidRequest) with the
+    keyword and the JSON pointer of a part that is invalid, contradictory, or cannot be enforced exactly.
     """
     with paused_collection():
         return _normalize(schema, bounds, schemas, strict_keywords)
 
 
 def _normalize(
-    schema: Given, bounds: Bounds, schemas: Mapping[str, object] | None, strict_keywords: bool
+    schema: SchemaInput, bounds: Bounds, schemas: Mapping[str, object] | None, strict_keywords: bool
 ) -> NormalizedSchema:
     root = (0,)
-    document = read(schema, schemas, strict_keywords)
+    document = read_schema(schema, schemas, strict_keywords)
     satisfiable = Satisfiable(Shapes(document))
     emitter = Emitter(satisfiable, bounds)
     try:
-        satisfiable.work_out(root)
+        satisfiable.solve(root)
         body = emitter.schema(root)
     except RecursionError:
         refuse("", "", "its references and alternatives are nested too deep")
@@ -81,10 +81,14 @@ def _normalize(
     if len(text) > MAX_OUTPUT:
         refuse("", "", f"worked out, it has more than {MAX_OUTPUT:,} bytes")
     narrow = tuple(
-        Note(origin.keyword, f"#{origin.pointer}", f"{origin.trouble} is enforced more narrowly: {NARROW}")
+        Note(
+            origin.keyword,
+            f"#{origin.pointer}",
+            f"{origin.trouble} is enforced more narrowly: {OMITTED_ALTERNATIVES}",
+        )
         for origin in satisfiable.shapes.narrow_at
     )
-    narrow = (*document.narrower.all(), *narrow, *emitter.orders.narrow.all())
+    narrow = (*document.narrowings.all(), *narrow, *emitter.orders.narrow.all())
     return NormalizedSchema(text.decode(), document.notes.all(), narrow, emitter.orders.bound.all())
 
 

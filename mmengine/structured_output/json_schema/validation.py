@@ -1,55 +1,55 @@
-"""A look at a value whose schema could not be enforced: what of it is wrong, as far as a few steps tell.
+"""Validate a value against a schema that could not be enforced, within a few steps.
 
-Keywords that need no pattern are looked at: a stranger's pattern may take longer than anybody waits. What is
-said to be wrong is wrong; what is not told of may be.
+Only keywords without patterns are checked, since a foreign pattern may run for too long. A reported violation
+is certain; other violations may go unreported.
 """
 
 import json
 from collections.abc import Mapping
 from itertools import combinations
 
-from mmengine.structured_output.json_schema.vocabulary.refusal import shown_pointer, step
+from mmengine.structured_output.json_schema.vocabulary.refusal import format_pointer, join_pointer
 
-MAX_STEPS = 2_000  # schemas that are laid on values, a microsecond or two each
-MAX_DEPTH = 64  # of schemas laid on parts of one value
-TOO_MUCH = "it is too large to be looked at"
+MAX_STEPS = 2_000  # Maximum number of schemas that are applied to values; each takes a microsecond or two.
+MAX_DEPTH = 64  # Maximum nesting depth of schemas within one value.
+TOO_LARGE = "it is too large to be looked at"
 
 
-class _Wrong(Exception):
-    """`keyword` of the schema, and where in the value."""
+class _Violation(Exception):
+    """Names a violated keyword and the place in the value."""
 
     def __init__(self, keyword: str, pointer: str):
-        super().__init__(f"{keyword} is not kept at {shown_pointer(pointer)}")
+        super().__init__(f"{keyword} is not kept at {format_pointer(pointer)}")
 
 
-class _TooMuch(Exception):
+class _StepLimitReached(Exception):
     pass
 
 
 def find_violation(schema: object, text: str) -> str:
-    """Of JSON `text` that is to be of a schema: a sentence, "" where nothing is seen to be wrong."""
+    """Return a sentence about the first violation in JSON `text`, or "" if none is found."""
     try:
         value = json.loads(text)
-        _Look(schema).at(schema, value, "", 0)
-    except _Wrong as wrong:
+        _Validator(schema).at(schema, value, "", 0)
+    except _Violation as wrong:
         return str(wrong)
-    except (_TooMuch, RecursionError):
-        return TOO_MUCH
+    except (_StepLimitReached, RecursionError):
+        return TOO_LARGE
     except ValueError:
         return "it is not JSON"
     return ""
 
 
-class _Look:
+class _Validator:
     def __init__(self, root: object):
         self._root, self._left = root, MAX_STEPS
 
     def at(self, schema: object, value: object, pointer: str, depth: int) -> None:
         self._left -= 1
         if self._left < 0 or depth > MAX_DEPTH:
-            raise _TooMuch
+            raise _StepLimitReached
         if schema is False:
-            raise _Wrong("false", pointer)
+            raise _Violation("false", pointer)
         if not isinstance(schema, Mapping):
             return
         if "$ref" in schema:
@@ -64,12 +64,14 @@ class _Look:
     def _fits(self, schema: object, value: object, pointer: str, depth: int) -> bool:
         try:
             self.at(schema, value, pointer, depth + 1)
-        except _Wrong:
+        except _Violation:
             return False
         return True
 
     def _referred(self, reference: object) -> object:
-        """What a reference into the same schema leads to; anything where it leads elsewhere."""
+        """Return the schema that a reference within the same schema leads to, or True for any other
+        reference.
+        """
         found = self._root
         if not isinstance(reference, str) or not reference.startswith("#"):
             return True
@@ -83,12 +85,12 @@ class _Look:
         if kinds is not None:
             names = kinds if isinstance(kinds, list) else [kinds]
             if not any(_is_of(name, value) for name in names):
-                raise _Wrong("type", pointer)
+                raise _Violation("type", pointer)
         allowed = schema.get("enum")
         if isinstance(allowed, list) and not any(_same(value, each) for each in allowed):
-            raise _Wrong("enum", pointer)
+            raise _Violation("enum", pointer)
         if "const" in schema and not _same(value, schema["const"]):
-            raise _Wrong("const", pointer)
+            raise _Violation("const", pointer)
         sizes = {"Length": str, "Items": list, "Properties": dict}
         for name, kind in sizes.items():
             if isinstance(value, kind):
@@ -98,40 +100,41 @@ class _Look:
             for name, beyond in (("exclusiveMinimum", -1), ("exclusiveMaximum", 1)):
                 limit = _number(schema.get(name))
                 if limit is not None and (value - limit) * beyond >= 0:
-                    raise _Wrong(name, pointer)
+                    raise _Violation(name, pointer)
 
     def _combined(self, schema: Mapping[str, object], value: object, pointer: str, depth: int) -> None:
         for each in _list(schema.get("allOf")):
             self.at(each, value, pointer, depth + 1)
-        for keyword in ("anyOf", "oneOf"):  # that several of oneOf fit is not sure: not all is looked at
+        # Several branches of oneOf may seem to match, since not every keyword is checked.
+        for keyword in ("anyOf", "oneOf"):
             found = _list(schema.get(keyword))
             if found and not any(self._fits(each, value, pointer, depth) for each in found):
-                raise _Wrong(keyword, pointer)
+                raise _Violation(keyword, pointer)
 
     def _object(
         self, schema: Mapping[str, object], value: dict[str, object], pointer: str, depth: int
     ) -> None:
         for name in _list(schema.get("required")):
             if isinstance(name, str) and name not in value:
-                raise _Wrong("required", step(pointer, name))
+                raise _Violation("required", join_pointer(pointer, name))
         properties = schema.get("properties")
         known = properties if isinstance(properties, Mapping) else {}
         others = True if "patternProperties" in schema else schema.get("additionalProperties", True)
         for name, each in value.items():
-            self.at(known.get(name, others), each, step(pointer, name), depth + 1)
+            self.at(known.get(name, others), each, join_pointer(pointer, name), depth + 1)
 
     def _array(self, schema: Mapping[str, object], value: list[object], pointer: str, depth: int) -> None:
         first = _list(schema.get("prefixItems"))
         for number, each in enumerate(value):
             held = first[number] if number < len(first) else schema.get("items", True)
-            self.at(held, each, step(pointer, number), depth + 1)
+            self.at(held, each, join_pointer(pointer, number), depth + 1)
         if schema.get("uniqueItems") is True:
             for one, other in combinations(value, 2):
                 self._left -= 1
                 if self._left < 0:
-                    raise _TooMuch
+                    raise _StepLimitReached
                 if _same(one, other):
-                    raise _Wrong("uniqueItems", pointer)
+                    raise _Violation("uniqueItems", pointer)
 
 
 def _is_of(name: object, value: object) -> bool:
@@ -155,7 +158,7 @@ def _is_of(name: object, value: object) -> bool:
 
 
 def _same(one: object, other: object) -> bool:
-    """As JSON has it: true is no number, 1.0 is 1."""
+    """Compare by the rules of JSON: true is not a number, and 1.0 equals 1."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, dict) and isinstance(other, dict):
@@ -172,9 +175,9 @@ def _number(value: object) -> int | float | None:
 def _in_range(schema: Mapping[str, object], value: int | float, names: tuple[str, str], pointer: str) -> None:
     low, high = (_number(schema.get(name)) for name in names)
     if low is not None and value < low:
-        raise _Wrong(names[0], pointer)
+        raise _Violation(names[0], pointer)
     if high is not None and value > high:
-        raise _Wrong(names[1], pointer)
+        raise _Violation(names[1], pointer)
 
 
 def _list(value: object) -> list[object]:

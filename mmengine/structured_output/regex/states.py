@@ -17,21 +17,21 @@ class States:
     def __init__(self, node: Node, spend: Callable[[int], None]):
         self._spend = spend
         self.states: list[tuple[Set | None, tuple[int, ...]]] = [(None, ())]
-        self.start = self._made(node, 0)
+        self.start = self._build(node, 0)
 
     def sets(self) -> set[Set]:
         return {found for found, _ in self.states if found is not None}
 
     def first(self) -> frozenset[int]:
         """All states that it is in before a text."""
-        return self.reached([self.start])
+        return self.closure([self.start])
 
-    def behind(self, now: frozenset[int], char: str) -> frozenset[int]:
+    def advance(self, now: frozenset[int], char: str) -> frozenset[int]:
         """All states that it is in when a character has followed."""
         point, steps = ord(char), [self.states[place] for place in now]
-        return self.reached([after[0] for found, after in steps if found is not None and holds(found, point)])
+        return self.closure([after[0] for found, after in steps if found is not None and holds(found, point)])
 
-    def reached(self, waiting: list[int]) -> frozenset[int]:
+    def closure(self, waiting: list[int]) -> frozenset[int]:
         """The states that these are all at once; takes from `waiting`."""
         found: set[int] = set()
         while waiting:
@@ -44,7 +44,7 @@ class States:
         self._spend(len(found) + 1)
         return frozenset(found)
 
-    def ends(self, now: frozenset[int]) -> bool:
+    def accepts(self, now: frozenset[int]) -> bool:
         return 0 in now
 
     def _state(self, chars: Set | None, *after: int) -> int:
@@ -52,7 +52,7 @@ class States:
         self.states.append((chars, after))
         return len(self.states) - 1
 
-    def _made(self, node: Node, after: int) -> int:
+    def _build(self, node: Node, after: int) -> int:
         """The state where a node begins behind which `after` stands."""
         match node:
             case Chars(ranges=chars):
@@ -60,24 +60,24 @@ class States:
             case Alt(options=options):
                 starts = []
                 for option in options:
-                    starts.append(self._made(option, after))
+                    starts.append(self._build(option, after))
                 return self._state(None, *starts)
             case Seq(items=items):
                 for item in reversed(items):
-                    after = self._made(item, after)
+                    after = self._build(item, after)
                 return after
             case Repeat(item=item, low=low, high=high):
-                return self._repeated(item, low, high, after)
+                return self._build_repeat(item, low, high, after)
         raise ValueError(f"{node} was not put in")
 
-    def _repeated(self, item: Node, low: int, high: int | None, after: int) -> int:
+    def _build_repeat(self, item: Node, low: int, high: int | None, after: int) -> int:
         if high is None:
             start = self._state(None)
-            self.states[start] = (None, (self._made(item, start), after))
+            self.states[start] = (None, (self._build(item, start), after))
         else:
             start = after
             for _ in range(high - low):
-                start = self._state(None, self._made(item, start), after)
+                start = self._state(None, self._build(item, start), after)
         for _ in range(low):
-            start = self._made(item, start)
+            start = self._build(item, start)
         return start

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from mmengine.structured_output.json_schema.emission.bounds import MAX_PLACES, Bounds
 from mmengine.structured_output.json_schema.reading.document import Document
 from mmengine.structured_output.json_schema.vocabulary.notes import MAX_NOTES, Note
-from mmengine.structured_output.json_schema.vocabulary.refusal import step
+from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer
 
 _CLOCK = "no leap seconds, and at most six digits of a second"
 _ASCII = "no characters but those of ASCII, and "
@@ -31,7 +31,9 @@ FORMATS = {
 def format_notes(document: Document) -> tuple[Note, ...]:
     """Formats that are narrower than their RFC."""
     return _some(
-        Note("format", f"#{step(node.pointer, 'format')}", f"{node.schema['format']}: {FORMATS[name]}")
+        Note(
+            "format", f"#{join_pointer(node.pointer, 'format')}", f"{node.schema['format']}: {FORMATS[name]}"
+        )
         for node in document.nodes
         if isinstance(node.schema, dict) and (name := str(node.schema.get("format"))) in FORMATS
     )

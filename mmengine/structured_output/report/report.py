@@ -12,8 +12,8 @@ import numpy as np
 from mmengine.errors import InvalidRequest
 from mmengine.request import GrammarRequest
 from mmengine.structured_output.json_schema.normalization import Bounds, normalize_schema
-from mmengine.structured_output.json_schema.reading.loading import parsed
-from mmengine.structured_output.json_schema.reading.reader import read
+from mmengine.structured_output.json_schema.reading.loading import parse_schema
+from mmengine.structured_output.json_schema.reading.reader import read_schema
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused
 from mmengine.structured_output.report.narrowing import bound_notes, format_notes
@@ -82,7 +82,7 @@ def check_schema(
         given = schema if isinstance(schema, dict | bool | str | bytes) else schema_of(schema)
         gated = normalize_schema(given, bounds, strict_keywords=strict_keywords)
         gate_ms = (time.perf_counter() - begun) * 1e3
-        document = read(given)
+        document = read_schema(given)
         used = _byte_backend(backend) if isinstance(backend, str) else backend
         grammar = GrammarRequest("json_schema", gated.text)
         begun = time.perf_counter()
@@ -97,7 +97,7 @@ def check_schema(
         "approximated" if approximations else "exact",
         approximations=approximations,
         bounds=gated.ordered + bound_notes(document, bounds),
-        notes=gated.notes + (strict_notes(parsed(given)) if strict else ()),
+        notes=gated.notes + (strict_notes(parse_schema(given)) if strict else ()),
         gate_ms=gate_ms,
         compile_ms=compile_ms,
         grammar_bytes=len(gated.text.encode()),

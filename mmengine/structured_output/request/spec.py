@@ -20,7 +20,7 @@ import msgspec
 from mmengine.errors import FIELD, ErrorCode, FieldPath, InvalidRequest, shown
 from mmengine.request import GrammarRequest
 from mmengine.structured_output.gbnf.convert import convert
-from mmengine.structured_output.json_schema.reading.loading import parsed
+from mmengine.structured_output.json_schema.reading.loading import parse_schema
 from mmengine.structured_output.json_schema.vocabulary.notes import NormalizedSchema, Note
 from mmengine.structured_output.request.fields import (
     bounds_of,
@@ -198,7 +198,7 @@ def notes_of(response_format: Mapping[str, Any] | None) -> tuple[Note, ...]:
         return ()
     given = asked[kind] if kind == "json_schema" else {}
     notes = made.notes + made.narrow
-    return notes + (strict_notes(parsed(given["schema"])) if given.get("strict") else ())
+    return notes + (strict_notes(parse_schema(given["schema"])) if given.get("strict") else ())
 
 
 def _schema_of(kind: str, response_format: Mapping[str, object]) -> Any:

@@ -4,7 +4,7 @@ from collections import deque
 
 from mmengine.structured_output.json_schema.reading.translation import subschemas
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
-from mmengine.structured_output.json_schema.vocabulary.refusal import step
+from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer
 
 MAX_PROPERTIES = 5_000  # of the whole schema, like the next three
 MAX_LEVELS = 10  # of objects and arrays within one another
@@ -45,7 +45,7 @@ def strict_notes(schema: object) -> tuple[Note, ...]:
         for names, child in subschemas(each):
             deeper = level + (names[0] in ("properties", "items", "additionalProperties"))
             if isinstance(child, dict):
-                pending.append((child, step(pointer, *names), deeper))
+                pending.append((child, join_pointer(pointer, *names), deeper))
     notes += _of_all(counts)
     if len(notes) > MAX_STRICT_NOTES:
         notes[MAX_STRICT_NOTES - 1 :] = [Note("", "#", "there are more notes than are listed")]
@@ -54,7 +54,7 @@ def strict_notes(schema: object) -> tuple[Note, ...]:
 
 def _of_one(schema: dict, pointer: str) -> list[Note]:
     notes = [
-        Note(keyword, f"#{step(pointer, keyword)}", f"{_WHY}{keyword} is not supported")
+        Note(keyword, f"#{join_pointer(pointer, keyword)}", f"{_WHY}{keyword} is not supported")
         for keyword in schema
         if keyword in UNSUPPORTED
     ]

@@ -13,8 +13,8 @@ from llguidance import LLMatcher
 
 from mmengine.structured_output.engines.llguidance.lark_objects import object_rule
 from mmengine.structured_output.json_schema.normalization import MAX_OUTPUT
-from mmengine.structured_output.json_schema.patterns.matching import Budget
-from mmengine.structured_output.json_schema.patterns.other_keys import Json, by_patterns
+from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
+from mmengine.structured_output.json_schema.patterns.other_keys import Json, expand_other_keys
 from mmengine.structured_output.json_schema.reading.translation import subschemas
 from mmengine.structured_output.json_schema.rewriting.key_order import MARK
 from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
@@ -77,7 +77,7 @@ class _Writer:
     lines: list[str] = field(default_factory=list)
     size: int = 0
     rules: int = 0
-    budget: Budget = field(default_factory=Budget)
+    budget: MatchBudget = field(default_factory=MatchBudget)
     comma: str = field(init=False)
     colon: str = field(init=False)
 
@@ -131,7 +131,7 @@ class _Writer:
             return self._distinct(schema["x-distinct"])
         if schema["type"] == "array":
             return self._array(schema)
-        return object_rule(by_patterns(schema, spelled_out=False), self)
+        return object_rule(expand_other_keys(schema, spelled_out=False), self)
 
     def json(self, schema: object) -> str:
         """The rule of a part that stays JSON Schema, with the definitions that it leads to."""

@@ -5,10 +5,10 @@ from typing import Protocol
 import msgspec
 
 from mmengine.structured_output.json_schema.patterns.character_sets import PatternError
-from mmengine.structured_output.json_schema.patterns.matching import Budget
+from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
 from mmengine.structured_output.json_schema.patterns.other_keys import Json
 from mmengine.structured_output.json_schema.rewriting.key_order import MARK
-from mmengine.structured_output.json_schema.rewriting.key_patterns import Unnamed, unnamed_keys
+from mmengine.structured_output.json_schema.rewriting.key_patterns import UnnamedKeys, unnamed_keys
 from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 
 # Characters of a key in one spelling each, as names are told from it by how they are spelled.
@@ -20,7 +20,7 @@ class Rules(Protocol):
     """Where rules are added; each gives what stands for it in another rule. `budget`: of a schema, for
     comparing keys with patterns. `comma` and `colon`: terminals, with the white space that must follow."""
 
-    budget: Budget
+    budget: MatchBudget
     comma: str
     colon: str
 
@@ -104,7 +104,7 @@ def _text(text: str) -> str:
     return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")  # which no text in Lark holds
 
 
-def _key(keys: Unnamed, names: list[str], rules: Rules) -> str:
+def _key(keys: UnnamedKeys, names: list[str], rules: Rules) -> str:
     if keys.regex is None:
         return _but(names, keys.times, rules)
     return rules.json({"type": "string", "pattern": f"^(?:{keys.regex})$"})

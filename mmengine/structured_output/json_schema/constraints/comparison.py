@@ -1,31 +1,37 @@
-"""Whether no value can have both of two shapes. True is proved; False means only that it was not."""
+"""Compare shapes: prove that no value has both, and drop shapes that another shape covers."""
 
 from collections.abc import Callable
 
 from mmengine.structured_output.json_schema.constraints.json_types import (
     Array,
     Boolean,
-    Conj,
+    Conjunction,
+    Constraint,
     Number,
     Object,
-    Piece,
     Shape,
     String,
     intersect,
 )
-from mmengine.structured_output.json_schema.patterns.complement import meet
+from mmengine.structured_output.json_schema.patterns.complement import may_overlap
 
-MAX_COMPARED = 64  # shapes of one place
-MAX_DEPTH = 3  # of properties in which two branches are told apart
+MAX_COMPARED = 64  # Maximum number of shapes of one place that are compared.
+MAX_DEPTH = 3  # Maximum nesting depth of properties that distinguish two branches.
 
-ShapesOf = Callable[[Conj], list[Shape]]  # one of which a value of the conjunction must have
-
-
-def disjoint(shapes_of: ShapesOf, a: Shape, b: Shape, depth: int = 0) -> bool:
-    return all(_apart(shapes_of, piece, b[kind], depth) for kind, piece in a.items() if kind in b)
+# Returns shapes; every value of the conjunction has at least one.
+ShapesOf = Callable[[Conjunction], list[Shape]]
 
 
-def _apart(shapes_of: ShapesOf, a: Piece, b: Piece, depth: int) -> bool:
+def are_disjoint(shapes_of: ShapesOf, a: Shape, b: Shape, depth: int = 0) -> bool:
+    """Return True if no value can have both shapes. True is proven; False means that no proof was found."""
+    return all(
+        _constraints_disjoint(shapes_of, constraint, b[kind], depth)
+        for kind, constraint in a.items()
+        if kind in b
+    )
+
+
+def _constraints_disjoint(shapes_of: ShapesOf, a: Constraint, b: Constraint, depth: int) -> bool:
     match a, b:
         case Boolean(), Boolean():
             return not a.values & b.values
@@ -34,39 +40,41 @@ def _apart(shapes_of: ShapesOf, a: Piece, b: Piece, depth: int) -> bool:
         case String(), String():
             if intersect(a, b) is None:
                 return True
-            exact = [[each.regex for each in piece.patterns if each.exact] for piece in (a, b)]
-            return any(not meet(x, y) for x in exact[0] for y in exact[1] if x != y)
+            exact = [[each.regex for each in constraint.patterns if each.exact] for constraint in (a, b)]
+            return any(not may_overlap(x, y) for x in exact[0] for y in exact[1] if x != y)
         case Array(), Array():
             merged = intersect(a, b)
             if not isinstance(merged, Array):
                 return True
             places = range(min(merged.low, 16))
-            return any(_parts_apart(shapes_of, a.item(at), b.item(at), depth) for at in places)
+            return any(_parts_disjoint(shapes_of, a.item(at), b.item(at), depth) for at in places)
         case Object(), Object():
             if intersect(a, b) is None:
                 return True
             names = dict.fromkeys((*a.required, *b.required))
-            return any(_parts_apart(shapes_of, a.property(n), b.property(n), depth) for n in names)
+            return any(_parts_disjoint(shapes_of, a.property(n), b.property(n), depth) for n in names)
     return False
 
 
-def _parts_apart(shapes_of: ShapesOf, a: Conj, b: Conj, depth: int) -> bool:
-    """Of a part that a value of both shapes has."""
+def _parts_disjoint(shapes_of: ShapesOf, a: Conjunction, b: Conjunction, depth: int) -> bool:
+    """Return whether a part that values of both shapes contain has no possible value."""
     if depth >= MAX_DEPTH:
         return False
-    return all(disjoint(shapes_of, x, y, depth + 1) for x in shapes_of(a) for y in shapes_of(b))
+    return all(are_disjoint(shapes_of, x, y, depth + 1) for x in shapes_of(a) for y in shapes_of(b))
 
 
-def simplified(shapes: list[Shape]) -> list[Shape]:
-    """The shapes without the pieces that another shape covers; of equal ones the first is kept."""
+def simplify_shapes(shapes: list[Shape]) -> list[Shape]:
+    """Return the shapes without constraints that another shape covers. Of equal constraints the first is
+    kept.
+    """
     shapes = [shape for shape in shapes if shape]
     if not 1 < len(shapes) <= MAX_COMPARED:
         return shapes
     out: list[Shape] = [dict(shape) for shape in shapes]
-    for at, shape in reversed(list(enumerate(out))):  # the order of the first is the documented one
-        for kind, piece in list(shape.items()):
+    for at, shape in reversed(list(enumerate(out))):  # The first occurrence defines the documented order.
+        for kind, constraint in list(shape.items()):
             if any(
-                kind in other and _covers(other[kind], piece)
+                kind in other and _covers(other[kind], constraint)
                 for place, other in enumerate(out)
                 if place != at
             ):
@@ -74,7 +82,7 @@ def simplified(shapes: list[Shape]) -> list[Shape]:
     return [shape for shape in out if shape]
 
 
-def _covers(big: Piece, small: Piece) -> bool:
+def _covers(big: Constraint, small: Constraint) -> bool:
     if not isinstance(big, Object) or not isinstance(small, Object):
         return big == small or intersect(big, small) == small
     if big.blocked or big.patterns.keys() != small.patterns.keys():

@@ -1,8 +1,8 @@
-"""What a value of one JSON type may be, as a conjunction of everything that was said about it.
+"""The constraints on values of one JSON type, as the conjunction of all schemas that apply.
 
-A `Conj` names the schema of a part (an item, a property): a tuple of places of the document that must all
-hold. () is the schema true. Intersecting two pieces only joins tuples; what they come to is worked out
-when the part itself is (shapes.py), so recursion costs nothing here.
+A `Conjunction` names the schema of a part (an item, a property): a tuple of places in the document that must
+all hold. () is the schema true. Intersecting two constraints only joins tuples. shapes.py expands a part's
+conjunction later, so recursion costs nothing here.
 """
 
 from fractions import Fraction
@@ -13,19 +13,20 @@ import msgspec
 from msgspec.structs import replace
 
 from mmengine.structured_output.json_schema.patterns.character_sets import PatternError
-from mmengine.structured_output.json_schema.patterns.languages import combined, languages, written
-from mmengine.structured_output.json_schema.patterns.matching import Budget
+from mmengine.structured_output.json_schema.patterns.languages import build_languages, combine, write_pattern
+from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
 from mmengine.structured_output.json_schema.patterns.pattern import Pattern
 
-MAX_COMPARED = 512  # values of a string that are compared with its patterns
-MAX_STEPS = 100_000  # of comparing them with one pattern
+MAX_COMPARED = 512  # Maximum number of string values that are matched against patterns.
+MAX_STEPS = 100_000  # Maximum number of steps to match them against one pattern.
 
-Conj = tuple[int, ...]
-Limit = tuple[Fraction, bool]  # a bound, and whether it is exclusive
-Blocked = tuple[tuple[str, str, str], ...]  # keyword, pointer, why: refused if the piece is ever used
+Conjunction = tuple[int, ...]
+Limit = tuple[Fraction, bool]  # A bound, and whether it is exclusive.
+# Keyword, pointer and reason; the schema is refused if the constraint is ever used.
+Blocked = tuple[tuple[str, str, str], ...]
 
 
-def both(a: Conj, b: Conj) -> Conj:
+def conjoin(a: Conjunction, b: Conjunction) -> Conjunction:
     return a if a == b or not b else tuple(dict.fromkeys((*a, *b)))
 
 
@@ -43,7 +44,8 @@ class Number(msgspec.Struct, frozen=True):
     high: Limit | None = None
     multiple: Fraction | None = None
     values: tuple[Fraction, ...] | None = None
-    excluded: tuple[Fraction, ...] = ()  # steps of none of which it is a multiple; 1: it is not whole
+    # The number is a multiple of none of these steps; 1: the number is not whole.
+    excluded: tuple[Fraction, ...] = ()
     blocked: Blocked = ()
 
     def holds(self, value: Fraction) -> bool:
@@ -58,7 +60,9 @@ class Number(msgspec.Struct, frozen=True):
         return self.multiple is None or (value / self.multiple).denominator == 1
 
     def step(self) -> Fraction | None:
-        """What every number of the piece is a multiple of: of 3/10 and whole is a multiple of 3."""
+        """Return the step that every allowed number is a multiple of. A whole multiple of 3/10 is a multiple
+        of 3.
+        """
         return Fraction((self.multiple or Fraction(1)).numerator) if self.integer else self.multiple
 
 
@@ -71,66 +75,68 @@ class String(msgspec.Struct, frozen=True):
 
 
 class Contains(NamedTuple):
-    """At least `low` and at most `high` items have the schema at `place`."""
+    """At least `low` and at most `high` items satisfy the schema at `place`."""
 
     place: int
     low: int
     high: int | None
-    pointer: str  # of the keyword
+    pointer: str  # The keyword's pointer.
 
 
 class Array(msgspec.Struct, frozen=True):
     low: int = 0
     high: int | None = None
-    prefix: tuple[Conj, ...] = ()
-    rest: Conj = ()
+    prefix: tuple[Conjunction, ...] = ()
+    rest: Conjunction = ()
     blocked: Blocked = ()
     contains: tuple[Contains, ...] = ()
-    unique: str | None = None  # the pointer of a uniqueItems that is true
+    unique: str | None = None  # The pointer of a uniqueItems that is true.
 
     def counts_together(self) -> bool:
-        """Whether an item is allowed or not by what the others are."""
+        """Return whether an item's validity depends on the other items."""
         return bool(self.contains) or self.unique is not None and (self.high is None or self.high > 1)
 
-    def item(self, at: int) -> Conj:
+    def item(self, at: int) -> Conjunction:
         return self.prefix[at] if at < len(self.prefix) else self.rest
 
 
 class Object(msgspec.Struct, frozen=True, eq=False):
-    """`patterns` are keyed by the pattern's text. A named property's Conj holds its patterns' too."""
+    """`patterns` are keyed by the pattern's text. A named property's conjunction includes the schemas of the
+    patterns that match its name.
+    """
 
-    properties: dict[str, Conj] = {}
+    properties: dict[str, Conjunction] = {}
     required: tuple[str, ...] = ()
-    patterns: dict[str, tuple[Pattern, Conj]] = {}
-    rest: Conj = ()
+    patterns: dict[str, tuple[Pattern, Conjunction]] = {}
+    rest: Conjunction = ()
     low: int = 0
     high: int | None = None
     blocked: Blocked = ()
-    names: Conj = ()  # of propertyNames; worked in by key_patterns.py
-    # Names as the keywords of the schema bring them, left to right, where other orders are taken too.
+    names: Conjunction = ()  # The propertyNames schema; key_patterns.py applies it.
+    # Names in the order of the schema's keywords, in groups that may also come in other orders.
     groups: tuple[tuple[str, ...], ...] = ()
 
     def __eq__(self, other: object) -> bool:
-        """Without the groups, which say nothing of what is allowed."""
+        """Compare without the groups, which do not restrict values."""
         if not isinstance(other, Object):
             return NotImplemented
         names = (name for name in self.__struct_fields__ if name != "groups")
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
-    def property(self, name: str) -> Conj:
-        """What the value of any key must be."""
+    def property(self, name: str) -> Conjunction:
+        """Return the schemas that the value of a key must satisfy."""
         if name in self.properties:
             return self.properties[name]
         found = [conj for pattern, conj in self.patterns.values() if pattern.matches(name)]
-        out: Conj = () if found else self.rest
+        out: Conjunction = () if found else self.rest
         for conj in found:
-            out = both(out, conj)
+            out = conjoin(out, conj)
         return out
 
 
-Piece = Null | Boolean | Number | String | Array | Object
-Shape = dict[str, Piece]  # by JSON type; a type that is not there is not allowed
-KINDS: Shape = {
+Constraint = Null | Boolean | Number | String | Array | Object
+Shape = dict[str, Constraint]  # By JSON type; a type that is missing is not allowed.
+UNCONSTRAINED: Shape = {
     "null": Null(),
     "boolean": Boolean(),
     "number": Number(),
@@ -140,8 +146,8 @@ KINDS: Shape = {
 }
 
 
-def intersect(a: Piece, b: Piece) -> Piece | None:
-    """What both allow; None when that is plainly nothing. The pieces are of one type."""
+def intersect(a: Constraint, b: Constraint) -> Constraint | None:
+    """Return the constraint that both allow, or None if it is obviously empty. Both must be of one type."""
     match a, b:
         case Null(), Null():
             return a
@@ -160,11 +166,11 @@ def intersect(a: Piece, b: Piece) -> Piece | None:
 
 
 def intersect_shapes(a: Shape, b: Shape) -> Shape:
-    out = {kind: intersect(piece, b[kind]) for kind, piece in a.items() if kind in b}
-    return {kind: piece for kind, piece in out.items() if piece is not None}
+    out = {kind: intersect(constraint, b[kind]) for kind, constraint in a.items() if kind in b}
+    return {kind: constraint for kind, constraint in out.items() if constraint is not None}
 
 
-def least(a: int | None, b: int | None) -> int | None:
+def tighter_maximum(a: int | None, b: int | None) -> int | None:
     return b if a is None else a if b is None else min(a, b)
 
 
@@ -178,7 +184,7 @@ def _common(a: tuple | None, b: tuple | None) -> tuple | None:
 def _numbers(a: Number, b: Number) -> Number | None:
     lows = [limit for limit in (a.low, b.low) if limit]
     highs = [limit for limit in (a.high, b.high) if limit]
-    low = max(lows) if lows else None  # (value, exclusive): of equal values the exclusive one
+    low = max(lows) if lows else None  # (value, exclusive): of two equal values the exclusive limit wins.
     high = min(highs, key=lambda limit: (limit[0], not limit[1])) if highs else None
     multiple = a.multiple or b.multiple
     if a.multiple and b.multiple:
@@ -188,30 +194,30 @@ def _numbers(a: Number, b: Number) -> Number | None:
         )
     excluded = tuple(dict.fromkeys((*a.excluded, *b.excluded)))
     values, blocked = _common(a.values, b.values), a.blocked + b.blocked
-    return settled_number(Number(a.integer or b.integer, low, high, multiple, values, excluded, blocked))
+    return settle_number(Number(a.integer or b.integer, low, high, multiple, values, excluded, blocked))
 
 
-def settled_number(piece: Number) -> Number | None:
-    """The piece with its values checked against the rest, or None when its range is empty."""
-    if piece.values is not None:
-        values = tuple(value for value in piece.values if piece.holds(value))
-        return replace(piece, values=values) if values else None
-    low, high = piece.low, piece.high
+def settle_number(constraint: Number) -> Number | None:
+    """Return the constraint with its values filtered by its limits, or None if nothing is left."""
+    if constraint.values is not None:
+        values = tuple(value for value in constraint.values if constraint.holds(value))
+        return replace(constraint, values=values) if values else None
+    low, high = constraint.low, constraint.high
     if low and high and (low[0] > high[0] or low[0] == high[0] and (low[1] or high[1])):
         return None
-    step = piece.step()
-    if step and any((step / each).denominator == 1 for each in piece.excluded):
+    step = constraint.step()
+    if step and any((step / each).denominator == 1 for each in constraint.excluded):
         return None
     if low and high and step:
         first = -(-low[0] // step) * step
         first += step if first == low[0] and low[1] else 0
         if not Number(low=low, high=high).holds(Fraction(first)):
             return None
-    return piece
+    return constraint
 
 
 def _strings(a: String, b: String) -> String | None:
-    low, high = max(a.low, b.low), least(a.high, b.high)
+    low, high = max(a.low, b.low), tighter_maximum(a.high, b.high)
     values = _common(a.values, b.values)
     if values is not None:
         values = tuple(v for v in values if low <= len(v) and (high is None or len(v) <= high))
@@ -221,22 +227,22 @@ def _strings(a: String, b: String) -> String | None:
         return None
     patterns = tuple(dict.fromkeys(a.patterns + b.patterns))
     if values is not None and len(values) <= MAX_COMPARED:
-        values, patterns = _matching(values, patterns)
+        values, patterns = _filter_values(values, patterns)
         if not values:
             return None
     return String(low, high, patterns, values, a.blocked + b.blocked)
 
 
-def _matching(
+def _filter_values(
     values: tuple[str, ...], patterns: tuple[Pattern, ...]
 ) -> tuple[tuple[str, ...], tuple[Pattern, ...]]:
-    """The values that match the patterns, and the patterns of which that cannot be said."""
+    """Return the values that match the patterns, and the patterns that could not be checked."""
     left = []
     for pattern in patterns:
         try:
             if not pattern.exact:
                 raise PatternError("it matches less than it stands for")
-            counted = pattern._replace(budget=Budget(MAX_STEPS))
+            counted = pattern._replace(budget=MatchBudget(MAX_STEPS))
             values = tuple(value for value in values if counted.matches(value))
         except PatternError:
             left.append(pattern)
@@ -244,51 +250,52 @@ def _matching(
 
 
 def _arrays(a: Array, b: Array) -> Array | None:
-    low, high = max(a.low, b.low), least(a.high, b.high)
+    low, high = max(a.low, b.low), tighter_maximum(a.high, b.high)
     if high is not None and low > high:
         return None
     length = max(len(a.prefix), len(b.prefix))
-    prefix = tuple(both(a.item(at), b.item(at)) for at in range(length))
-    rest, contains = both(a.rest, b.rest), tuple(dict.fromkeys(a.contains + b.contains))
+    prefix = tuple(conjoin(a.item(at), b.item(at)) for at in range(length))
+    rest, contains = conjoin(a.rest, b.rest), tuple(dict.fromkeys(a.contains + b.contains))
     return Array(low, high, prefix, rest, a.blocked + b.blocked, contains, a.unique or b.unique)
 
 
-def _alone(pattern: Pattern, others: list[Pattern]) -> Pattern | None:
-    """The keys that match one pattern and none of others; None where there is none."""
-    budget = pattern.budget or Budget()
-    parts = languages([pattern.regex, *(other.regex for other in others)], budget)
-    left = combined(parts, lambda has: has[0] and not any(has[1:]))
-    return None if left.is_empty() else Pattern(written(left), None, budget=budget)
+def _exclusive_pattern(pattern: Pattern, others: list[Pattern]) -> Pattern | None:
+    """Return a pattern for keys matching `pattern` and none of `others`, or None if there is no such key."""
+    budget = pattern.budget or MatchBudget()
+    parts = build_languages([pattern.regex, *(other.regex for other in others)], budget)
+    left = combine(parts, lambda has: has[0] and not any(has[1:]))
+    return None if left.is_empty() else Pattern(write_pattern(left), None, budget=budget)
 
 
 def _objects(a: Object, b: Object) -> Object | None:
-    low, high = max(a.low, b.low), least(a.high, b.high)
+    low, high = max(a.low, b.low), tighter_maximum(a.high, b.high)
     if high is not None and low > high:
         return None
     blocked = a.blocked + b.blocked
     names = dict.fromkeys((*a.properties, *b.properties))
-    properties = {name: both(a.property(name), b.property(name)) for name in names}
-    patterns: dict[str, tuple[Pattern, Conj]] = {}
+    properties = {name: conjoin(a.property(name), b.property(name)) for name in names}
+    patterns: dict[str, tuple[Pattern, Conjunction]] = {}
     for text in dict.fromkeys((*a.patterns, *b.patterns)):
         ours, theirs = a.patterns.get(text), b.patterns.get(text)
         pattern = (ours or theirs)[0]  # type: ignore[index]
         if ours and theirs:
-            conj = both(ours[1], theirs[1])
+            conj = conjoin(ours[1], theirs[1])
         else:
             other = b if ours else a
-            # Keys of this pattern may match patterns of the other side too: then its rest does not apply.
+            # Keys of this pattern may also match patterns of the other side, whose `rest` does not apply to
+            # them.
             if other.patterns and other.rest:
                 try:
-                    left = _alone(pattern, [each for each, _ in other.patterns.values()])
+                    left = _exclusive_pattern(pattern, [each for each, _ in other.patterns.values()])
                 except PatternError as error:
                     blocked += (("patternProperties", "", f"beside other patterns: {error}"),)
                     left = None
                 if left is not None:
                     patterns[" and not ".join((text, *other.patterns))] = (left, other.rest)
             one = (ours or theirs)[1]  # type: ignore[index]
-            conj = one if other.patterns else both(one, other.rest) if ours else both(other.rest, one)
+            conj = one if other.patterns else conjoin(one, other.rest) if ours else conjoin(other.rest, one)
         patterns[text] = (pattern, conj)
     required = tuple(dict.fromkeys((*a.required, *b.required)))
     return Object(
-        properties, required, patterns, both(a.rest, b.rest), low, high, blocked, both(a.names, b.names)
+        properties, required, patterns, conjoin(a.rest, b.rest), low, high, blocked, conjoin(a.names, b.names)
     )

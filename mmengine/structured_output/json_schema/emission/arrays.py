@@ -1,32 +1,32 @@
-"""Arrays, written for the grammar engine.
+"""Write arrays for the grammar engine.
 
-What the grammar engine's JSON Schema cannot say of items together is written as an automaton under `x-steps`
-or `x-distinct`, which json_schema_lark.py reads; beside it stands `uniqueItems`, for which the grammar engine
-refuses the schema as it is.
+The grammar engine's JSON Schema cannot express rules on several items together. Such an array is written as
+an automaton under `x-steps` or `x-distinct`, which json_schema_lark.py reads. `uniqueItems` is written beside
+it, so that the grammar engine refuses the schema in its original form.
 """
 
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Literal
 
-from mmengine.structured_output.json_schema.constraints.item_automata import Steps
-from mmengine.structured_output.json_schema.constraints.json_types import Array, Conj
+from mmengine.structured_output.json_schema.constraints.item_automata import ItemAutomaton
+from mmengine.structured_output.json_schema.constraints.json_types import Array, Conjunction
 from mmengine.structured_output.json_schema.rewriting.satisfiability import Satisfiable
-from mmengine.structured_output.json_schema.vocabulary.refusal import refuse, step
+from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
 
 Json = dict[str, object]
-Part = Callable[[Conj], Json | Literal[True]]
-MAX_ITEMS = 4_096  # of minItems: an answer has to have as many
-MAX_WAYS = 16  # through an automaton that are written as an array each
+Part = Callable[[Conjunction], Json | Literal[True]]
+MAX_ITEMS = 4_096  # Maximum of minItems: the answer must contain that many items.
+MAX_PATHS = 16  # Maximum number of paths through an automaton that are written as separate arrays.
 
 
-def array_schemas(piece: Array, conj: Conj, satisfiable: Satisfiable, part: Part) -> list[Json]:
-    """Alternatives, usually one. `part` writes the schema of an item."""
-    if not piece.counts_together():
-        return [_array(piece, conj, satisfiable, part)]
-    found = satisfiable.sequences[piece].useful(satisfiable.yes)
-    assert found is not None  # or the piece would not be written
-    if not isinstance(found, Steps):
+def array_schemas(constraint: Array, conj: Conjunction, satisfiable: Satisfiable, part: Part) -> list[Json]:
+    """Return alternatives, usually one. `part` writes the schema of an item."""
+    if not constraint.counts_together():
+        return [_array(constraint, conj, satisfiable, part)]
+    found = satisfiable.sequences[constraint].restrict_to(satisfiable.satisfied)
+    assert found is not None  # Otherwise the constraint would not be written.
+    if not isinstance(found, ItemAutomaton):
         distinct: Json = {
             "values": [part(value) for value in found.values],
             "minItems": found.low,
@@ -36,7 +36,7 @@ def array_schemas(piece: Array, conj: Conj, satisfiable: Satisfiable, part: Part
             "maxContains": found.most,
         }
         return [{"type": "array", "uniqueItems": True, "x-distinct": distinct}]
-    ways = _ways(found)
+    ways = _list_paths(found)
     if ways is not None:
         return [_tuple([part(one) for one in way]) for way in ways]
     edges = [[start, to, part(one)] for start, to, one in found.edges]
@@ -44,25 +44,27 @@ def array_schemas(piece: Array, conj: Conj, satisfiable: Satisfiable, part: Part
     return [{"type": "array", "uniqueItems": True, "x-steps": steps}]
 
 
-def _array(piece: Array, conj: Conj, satisfiable: Satisfiable, part: Part) -> Json:
-    yes = satisfiable.yes
+def _array(constraint: Array, conj: Conjunction, satisfiable: Satisfiable, part: Part) -> Json:
+    yes = satisfiable.satisfied
     pointer = satisfiable.shapes.pointer(conj)
-    high = piece.high
-    for at, one in enumerate(piece.prefix):
+    high = constraint.high
+    for at, one in enumerate(constraint.prefix):
         if one not in yes:
             high = at if high is None else min(high, at)
             break
-    if piece.rest not in yes and (high is None or high > len(piece.prefix)):
-        high = len(piece.prefix)
-    if piece.low > MAX_ITEMS:
-        refuse("minItems", step(pointer, "minItems"), f"more than {MAX_ITEMS:,} items cannot be counted")
+    if constraint.rest not in yes and (high is None or high > len(constraint.prefix)):
+        high = len(constraint.prefix)
+    if constraint.low > MAX_ITEMS:
+        refuse(
+            "minItems", join_pointer(pointer, "minItems"), f"more than {MAX_ITEMS:,} items cannot be counted"
+        )
     out: Json = {"type": "array"}
-    prefix = piece.prefix if high is None else piece.prefix[:high]
+    prefix = constraint.prefix if high is None else constraint.prefix[:high]
     if prefix:
         out["prefixItems"] = [part(one) for one in prefix]
-    out["items"] = part(piece.rest) if piece.rest in yes else False
-    if piece.low:
-        out["minItems"] = piece.low
+    out["items"] = part(constraint.rest) if constraint.rest in yes else False
+    if constraint.low:
+        out["minItems"] = constraint.low
     if high is not None:
         out["maxItems"] = high
     return out
@@ -76,18 +78,18 @@ def _tuple(items: list[Json | Literal[True]]) -> Json:
     return {**out, "maxItems": len(items)}
 
 
-def _ways(steps: Steps) -> list[list[Conj]] | None:
-    """Every way from the first state to an end, or None where there are too many."""
+def _list_paths(steps: ItemAutomaton) -> list[list[Conjunction]] | None:
+    """Return every path from the start state to an end, or None if there are too many."""
     after = defaultdict(list)
     for start, to, one in steps.edges:
         after[start].append((to, one))
-    out: list[list[Conj]] = []
-    waiting: list[tuple[int, list[Conj]]] = [(0, [])]
+    out: list[list[Conjunction]] = []
+    waiting: list[tuple[int, list[Conjunction]]] = [(0, [])]
     while waiting:
         state, way = waiting.pop(0)
         if state in steps.ends:
             out.append(way)
-        if len(out) > MAX_WAYS or len(way) > MAX_WAYS or len(waiting) > MAX_WAYS:
+        if len(out) > MAX_PATHS or len(way) > MAX_PATHS or len(waiting) > MAX_PATHS:
             return None
         waiting += [(to, [*way, one]) for to, one in after[state]]
     return out

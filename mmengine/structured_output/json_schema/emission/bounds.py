@@ -1,25 +1,28 @@
-"""What is bounded in generated JSON although the schema does not bound it."""
+"""Bounds on generated JSON that the schema itself does not set."""
 
 import msgspec
 
-MAX_PLACES = 10  # of Bounds.decimals: finer steps the grammar engine cannot take exactly
-MAX_DIGITS = 17  # of Bounds.digits: longer ranges it cannot take
+MAX_PLACES = 10  # Maximum of Bounds.decimals: the grammar engine cannot enforce finer steps exactly.
+MAX_DIGITS = 17  # Maximum of Bounds.digits: the grammar engine rejects longer ranges.
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Each narrows the language of a schema; 0 switches one off. With all off it is exactly the schema's.
+    """Limits that narrow a schema's language; 0 switches a limit off. With all limits off the language is
+    exactly the schema's.
 
-    A bound never contradicts the schema: where the schema itself asks for more (a minLength, a range of
-    numbers), the schema wins.
+    A bound never contradicts the schema: if the schema requires more (a minLength, a range of numbers), the
+    schema wins.
     """
 
-    whitespace: int = 32  # characters of white space in a row between tokens of the JSON text
-    string: int = 0  # characters of a string without maxLength
-    decimals: int = 10  # digits behind the point; a number has no exponent then
-    digits: int = 0  # of an integer, or before the point; beside a limit a fraction has at most 15 in all
-    key: int = 0  # characters of a key that the schema does not name
-    # Named properties of an object up to which they come in the schema's order, and so do more where all of
-    # them are required; 0: in any order. For small grammars any order would double the time to compile them.
+    whitespace: int = 32  # Maximum number of white-space characters in a row between JSON tokens.
+    string: int = 0  # Maximum number of characters in a string without maxLength.
+    decimals: int = 10  # Maximum number of decimal places; a number then has no exponent.
+    # Maximum number of digits of an integer, or before the decimal point; with a limit, 15 in all.
+    digits: int = 0
+    key: int = 0  # Maximum number of characters of a key that the schema does not name.
+    # Objects with up to this many named properties keep the schema's order of keys. A larger object keeps the
+    # order if all its properties are required. 0: any order. For small grammars any order would double the
+    # compile time.
     ordered: int = 4
 
     def __post_init__(self) -> None:

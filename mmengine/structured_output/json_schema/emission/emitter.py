@@ -1,4 +1,4 @@
-"""Worked-out shapes written as the small part of JSON Schema that the grammar engine enforces exactly."""
+"""Write expanded shapes as the small part of JSON Schema that the grammar engine enforces exactly."""
 
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -10,47 +10,52 @@ import msgspec
 from mmengine.structured_output.json_schema.constraints.json_types import (
     Array,
     Boolean,
-    Conj,
+    Conjunction,
+    Constraint,
     Null,
     Number,
     Object,
-    Piece,
     Shape,
     String,
 )
 from mmengine.structured_output.json_schema.emission.arrays import Json, array_schemas
 from mmengine.structured_output.json_schema.emission.bounds import Bounds
 from mmengine.structured_output.json_schema.emission.numbers import number_schemas
-from mmengine.structured_output.json_schema.patterns.character_sets import PatternError, gives_up_nul
+from mmengine.structured_output.json_schema.patterns.character_sets import PatternError, drops_nul
 from mmengine.structured_output.json_schema.patterns.other_keys import OtherKeys
 from mmengine.structured_output.json_schema.patterns.pattern import Pattern
-from mmengine.structured_output.json_schema.rewriting.key_order import MARK, Orders, arrangements
-from mmengine.structured_output.json_schema.rewriting.key_patterns import but_none, without_names
+from mmengine.structured_output.json_schema.rewriting.key_order import MARK, KeyOrders, list_orders
+from mmengine.structured_output.json_schema.rewriting.key_patterns import exclude_names, exclude_patterns
 from mmengine.structured_output.json_schema.rewriting.satisfiability import Satisfiable
-from mmengine.structured_output.json_schema.vocabulary.keywords import check_multiple, shown, to_number
-from mmengine.structured_output.json_schema.vocabulary.refusal import refuse, step
+from mmengine.structured_output.json_schema.vocabulary.keywords import check_multiple, show_value, to_number
+from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
 
-MAX_DEPTH = 24  # of parts written inside one another: what reads JSON has a limit too
-MAX_COMBINATIONS = 128  # of optional properties, for minProperties and maxProperties
+MAX_DEPTH = 24  # Maximum depth of parts that are written inside one another: JSON readers have a limit too.
+# Maximum number of combinations of optional properties, for minProperties and maxProperties.
+MAX_COMBINATIONS = 128
 
 
 @dataclass(slots=True)
 class Emitter:
     satisfiable: Satisfiable
     bounds: Bounds
-    names: dict[Conj, str] = field(default_factory=dict)  # of parts that are definitions
-    waiting: list[Conj] = field(default_factory=list)  # definitions that are not written yet
-    leaves: dict[Conj, Json | Literal[True]] = field(default_factory=dict)  # parts with none inside, written
+    names: dict[Conjunction, str] = field(default_factory=dict)  # Names of parts that are definitions.
+    waiting: list[Conjunction] = field(default_factory=list)  # Definitions that are not written yet.
+    written_leaves: dict[Conjunction, Json | Literal[True]] = field(
+        default_factory=dict
+    )  # Written parts that contain no other part.
     depth: int = 0
-    shared: dict[str, Json] = field(default_factory=dict)  # definitions of numbers, by name
-    plain_escapes: bool = False  # keys are excluded by spelling, so \\u must not be one
-    orders: Orders = field(init=False)
+    shared: dict[str, Json] = field(default_factory=dict)  # Definitions of numbers by name.
+    plain_escapes: bool = False  # Keys are excluded by spelling, so \\u escapes must not be allowed.
+    orders: KeyOrders = field(init=False)
 
     def __post_init__(self) -> None:
-        self.orders = Orders(self.bounds.ordered)
+        self.orders = KeyOrders(self.bounds.ordered)
 
-    def schema(self, root: Conj) -> Json | Literal[True]:
-        """The whole schema. Parts that are used twice, and so every recursive one, become definitions."""
+    def schema(self, root: Conjunction) -> Json | Literal[True]:
+        """Return the whole schema. Parts that are used twice, and therefore every recursive part, become
+        definitions.
+        """
         uses = dict.fromkeys(self.satisfiable.order, 0)
         uses[root] = 1
         inside = self.satisfiable.inside
@@ -58,191 +63,228 @@ class Emitter:
             for part in parts:
                 uses[part] += 1
         for conj, count in uses.items():
-            if count > 1 and inside[conj] and conj in self.satisfiable.yes and not self._free(conj):
+            if (
+                count > 1
+                and inside[conj]
+                and conj in self.satisfiable.satisfied
+                and not self._is_unrestricted(conj)
+            ):
                 self._define(conj)
         body = self._part(root)
         definitions: dict[str, Json | bool] = {}
-        for conj in self.waiting:  # which grows
+        for conj in self.waiting:  # The list grows during the loop.
             definitions[self.names[conj]] = self._part(conj, top=True)
-        self.orders.settle()
+        self.orders.drop_unsupported()
         if body is True:
             return True
         definitions |= self.shared
         return {**body, "$defs": definitions} if definitions else body
 
-    def _define(self, conj: Conj) -> None:
+    def _define(self, conj: Conjunction) -> None:
         self.names[conj] = str(len(self.names))
         self.waiting.append(conj)
 
-    def _free(self, conj: Conj) -> bool:
-        """Whether the part is anything at all, and written so: its numbers are not bounded, for that would
-        make a large grammar of almost every schema with an open object."""
+    def _is_unrestricted(self, conj: Conjunction) -> bool:
+        """Return whether the part allows everything and is written as `true`. Its numbers are then not
+        bounded, because bounded numbers would enlarge the grammar of almost every schema with an open object.
+        """
         return not conj and not (self.bounds.string or self.bounds.key)
 
-    def _part(self, conj: Conj, top: bool = False) -> Json | Literal[True]:
-        known = self.leaves.get(conj)
+    def _part(self, conj: Conjunction, top: bool = False) -> Json | Literal[True]:
+        known = self.written_leaves.get(conj)
         if known is not None:
             return known
-        if self._free(conj):
+        if self._is_unrestricted(conj):
             return True
         if self.depth >= MAX_DEPTH and conj not in self.names:
             self._define(conj)
         if conj in self.names and not top:
             return {"$ref": f"#/$defs/{self.names[conj]}"}
         self.depth += 1
-        pieces = [piece for shape in merged(self.satisfiable.shapes.of(conj)) for piece in shape.values()]
+        constraints = [
+            constraint
+            for shape in merge_values(self.satisfiable.shapes.of(conj))
+            for constraint in shape.values()
+        ]
         out = [
-            schema for piece in pieces if self.satisfiable.piece(piece) for schema in self._piece(piece, conj)
+            schema
+            for constraint in constraints
+            if self.satisfiable.allows(constraint)
+            for schema in self._constraint(constraint, conj)
         ]
         self.depth -= 1
         if len(out) > 1:
-            # By their texts, as orders of keys differ.
+            # Compare by text, because the order of keys matters.
             out = list({msgspec.json.encode(schema): schema for schema in out}.values())
         written: Json = out[0] if len(out) == 1 else {"anyOf": out}
         if not self.satisfiable.inside[conj]:
-            self.leaves[conj] = written
+            self.written_leaves[conj] = written
         return written
 
-    def _piece(self, piece: Piece, conj: Conj) -> list[Json]:
-        self._check_blocked(piece, conj)
-        match piece:
+    def _constraint(self, constraint: Constraint, conj: Conjunction) -> list[Json]:
+        self._check_blocked(constraint, conj)
+        match constraint:
             case Null():
                 return [{"type": "null"}]
             case Boolean():
-                return [{"type": "boolean"}] if len(piece.values) == 2 else [{"enum": sorted(piece.values)}]
+                return (
+                    [{"type": "boolean"}]
+                    if len(constraint.values) == 2
+                    else [{"enum": sorted(constraint.values)}]
+                )
             case Number():
                 pointer = self.satisfiable.shapes.pointer(conj)
-                if piece.multiple:
-                    check_multiple(to_number(piece.multiple), step(pointer, "multipleOf"))
-                return self._numbers(piece, pointer)
+                if constraint.multiple:
+                    check_multiple(to_number(constraint.multiple), join_pointer(pointer, "multipleOf"))
+                return self._numbers(constraint, pointer)
             case String():
-                return [self._string(piece)]
+                return [self._string(constraint)]
             case Array():
-                return array_schemas(piece, conj, self.satisfiable, self._part)
+                return array_schemas(constraint, conj, self.satisfiable, self._part)
             case Object():
-                return self._objects(piece, conj)
-        raise TypeError(f"{piece} is no piece")
+                return self._objects(constraint, conj)
+        raise TypeError(f"{constraint} is not a constraint")
 
-    def _numbers(self, piece: Number, pointer: str) -> list[Json]:
-        """Those that at most our bounds restrict are one definition, which is compiled once."""
-        name = "integer" if piece.integer else "number"
-        notes = self.satisfiable.shapes.document.narrower
-        if piece != Number(piece.integer):
-            return number_schemas(piece, self.bounds, notes, pointer)
+    def _numbers(self, constraint: Number, pointer: str) -> list[Json]:
+        """Return the schemas of a number. Numbers without limits share one definition, which is compiled
+        once.
+        """
+        name = "integer" if constraint.integer else "number"
+        notes = self.satisfiable.shapes.document.narrowings
+        if constraint != Number(constraint.integer):
+            return number_schemas(constraint, self.bounds, notes, pointer)
         if name not in self.shared:
-            ways = number_schemas(piece, self.bounds, notes, pointer)
+            ways = number_schemas(constraint, self.bounds, notes, pointer)
             self.shared[name] = ways[0] if len(ways) == 1 else {"anyOf": ways}
         return [{"$ref": f"#/$defs/{name}"}]
 
-    def _check_blocked(self, piece: Piece, conj: Conj) -> None:
-        blocked = getattr(piece, "blocked", ())
+    def _check_blocked(self, constraint: Constraint, conj: Conjunction) -> None:
+        blocked = getattr(constraint, "blocked", ())
         if blocked:
             keyword, pointer, why = blocked[0]
             refuse(keyword, pointer or self.satisfiable.shapes.pointer(conj), why)
 
-    def _string(self, piece: String) -> Json:
+    def _string(self, constraint: String) -> Json:
         out: Json = {"type": "string"}
-        high = piece.high
+        high = constraint.high
         if high is None and self.bounds.string:
-            high = max(self.bounds.string, piece.low)
-        low, patterns = piece.low, list(piece.patterns)
-        if piece.values is not None:
-            out["enum"] = list(piece.values)
+            high = max(self.bounds.string, constraint.low)
+        low, patterns = constraint.low, list(constraint.patterns)
+        if constraint.values is not None:
+            out["enum"] = list(constraint.values)
         else:
             if len(patterns) == 1:
-                patterns[0], low, high = patterns[0].of_length(low, high)
+                patterns[0], low, high = patterns[0].with_length(low, high)
             if low:
                 out["minLength"] = low
             if high is not None:
                 out["maxLength"] = high
         if patterns:
-            out["pattern"] = whole(patterns[0])
+            out["pattern"] = whole_pattern(patterns[0])
         if len(patterns) > 1:
-            out["allOf"] = [{"type": "string", "pattern": whole(pattern)} for pattern in patterns[1:]]
+            out["allOf"] = [{"type": "string", "pattern": whole_pattern(pattern)} for pattern in patterns[1:]]
         return out
 
-    def _objects(self, piece: Object, conj: Conj) -> list[Json]:
-        """Usually one; several where its keys come in some orders, but not in any."""
+    def _objects(self, constraint: Object, conj: Conjunction) -> list[Json]:
+        """Return the object's schemas: usually one, several if its keys may come in some orders but not in
+        any.
+        """
         pointer = self.satisfiable.shapes.pointer(conj)
-        names = dict.fromkeys((*piece.properties, *piece.required))
-        can = [name for name in names if piece.property(name) in self.satisfiable.yes]
-        is_open = self.satisfiable.open(piece)
-        most = piece.high is not None and (is_open or piece.high < len(can))
-        kind = piece, can, is_open, most or piece.low > len(piece.required)
-        if self.orders.any(*kind):
-            out = self._object(piece, conj, can, piece.required)
+        names = dict.fromkeys((*constraint.properties, *constraint.required))
+        can = [name for name in names if constraint.property(name) in self.satisfiable.satisfied]
+        is_open = self.satisfiable.is_open(constraint)
+        most = constraint.high is not None and (is_open or constraint.high < len(can))
+        kind = constraint, can, is_open, most or constraint.low > len(constraint.required)
+        if self.orders.is_unordered(*kind):
+            out = self._object(constraint, conj, can, constraint.required)
             out[MARK] = True
             self.orders.marked.append(out)
             return [out]
-        self.orders.say(*kind, pointer)
+        self.orders.add_note(*kind, pointer)
         there = frozenset(can)
         return [
-            schema for each in arrangements(piece) for schema in self._in_order(each, conj, there, is_open)
+            schema
+            for each in list_orders(constraint)
+            for schema in self._in_order(each, conj, there, is_open)
         ]
 
-    def _in_order(self, piece: Object, conj: Conj, there: frozenset[str], is_open: bool) -> list[Json]:
-        """Usually one; several where minProperties or maxProperties leaves a choice of named ones."""
+    def _in_order(
+        self, constraint: Object, conj: Conjunction, there: frozenset[str], is_open: bool
+    ) -> list[Json]:
+        """Return the object's schemas in one order: usually one, several if minProperties or maxProperties
+        leave a choice of named properties.
+        """
         pointer = self.satisfiable.shapes.pointer(conj)
-        can = [name for name in dict.fromkeys((*piece.properties, *piece.required)) if name in there]
-        required = frozenset(piece.required)
+        can = [
+            name for name in dict.fromkeys((*constraint.properties, *constraint.required)) if name in there
+        ]
+        required = frozenset(constraint.required)
         optional = [name for name in can if name not in required]
-        low = max(0, piece.low - len(piece.required))  # how many more than the required ones
-        high = None if piece.high is None else piece.high - len(piece.required)
+        low = max(
+            0, constraint.low - len(constraint.required)
+        )  # Number of properties beyond the required ones.
+        high = None if constraint.high is None else constraint.high - len(constraint.required)
         if is_open and low > 1:
             why = "keys that the schema does not name may be repeated, so more of them cannot be counted"
-            refuse("minProperties", step(pointer, "minProperties"), why)
+            refuse("minProperties", join_pointer(pointer, "minProperties"), why)
         if not is_open and high is not None and high >= len(optional):
             high = None
         if not low and high is None:
-            return [self._object(piece, conj, can, piece.required)]
+            return [self._object(constraint, conj, can, constraint.required)]
         if is_open and high is None:
-            one = [self._object(piece, conj, can, (*piece.required, name)) for name in optional]
-            bare = self._object(piece, conj, list(piece.required), piece.required)
-            return [*one, {**bare, "minProperties": piece.low}]
+            one = [self._object(constraint, conj, can, (*constraint.required, name)) for name in optional]
+            bare = self._object(constraint, conj, list(constraint.required), constraint.required)
+            return [*one, {**bare, "minProperties": constraint.low}]
         least = 0 if is_open else low
         sizes = range(least, least + 1) if high is None else range(least, min(high, len(optional)) + 1)
         if sum(comb(len(optional), size) for size in sizes) > MAX_COMBINATIONS:
             keyword = "minProperties" if high is None else "maxProperties"
             why = f"it leaves more than {MAX_COMBINATIONS} combinations of optional properties"
-            refuse(keyword, step(pointer, keyword), why)
+            refuse(keyword, join_pointer(pointer, keyword), why)
         out = []
         for size in sizes:
             for chosen in combinations(optional, size):
-                needed = (*piece.required, *chosen)
+                needed = (*constraint.required, *chosen)
                 rest = can if high is None else [name for name in can if name in needed]
-                counted: Json = {"maxProperties": piece.high} if is_open else {}
-                counted |= {"minProperties": piece.low} if is_open and low > size else {}
-                out.append({**self._object(piece, conj, rest, needed), **counted})
+                counted: Json = {"maxProperties": constraint.high} if is_open else {}
+                counted |= {"minProperties": constraint.low} if is_open and low > size else {}
+                out.append({**self._object(constraint, conj, rest, needed), **counted})
         return out
 
-    def _object(self, piece: Object, conj: Conj, names: list[str], required: tuple[str, ...]) -> Json:
-        """`names`: the properties that may be there; any other named one may not."""
-        yes = self.satisfiable.yes
+    def _object(
+        self, constraint: Object, conj: Conjunction, names: list[str], required: tuple[str, ...]
+    ) -> Json:
+        """Return the schema of an object. `names` are the properties that may be present; no other named
+        property may.
+        """
+        yes = self.satisfiable.satisfied
         out: Json = {"type": "object"}
-        properties: dict[str, Json | bool] = {name: self._part(piece.property(name)) for name in names}
-        taken = list(dict.fromkeys((*piece.properties, *piece.required)))
-        self._check_prefixes(piece, conj)
+        properties: dict[str, Json | bool] = {name: self._part(constraint.property(name)) for name in names}
+        taken = list(dict.fromkeys((*constraint.properties, *constraint.required)))
+        self._check_prefixes(constraint, conj)
         patterns: dict[str, Json | bool] = {
             regex: self._part(part)
-            for p, part in piece.patterns.values()
-            if part in yes and (regex := self._but(p, part, taken)) is not None
+            for p, part in constraint.patterns.values()
+            if part in yes and (regex := self._exclude_named(p, part, taken)) is not None
         }
-        prefixes = [pattern.prefix for pattern, _ in piece.patterns.values()]
+        prefixes = [pattern.prefix for pattern, _ in constraint.patterns.values()]
         others: OtherKeys | None = None
         out["additionalProperties"] = False
-        if piece.rest in yes and None not in prefixes:
+        if constraint.rest in yes and None not in prefixes:
             known = [prefix for prefix in prefixes if prefix is not None]
             others = OtherKeys(tuple(taken), tuple(known), self.bounds.key)
-        elif piece.rest in yes and any(gives_up_nul(p.regex) for p, _ in piece.patterns.values()):
-            patterns |= self._rest(piece, conj, taken)
+        elif constraint.rest in yes and any(drops_nul(p.regex) for p, _ in constraint.patterns.values()):
+            patterns |= self._other_keys(constraint, conj, taken)
             self.plain_escapes = True
-        elif piece.rest in yes:
-            out["additionalProperties"] = self._part(piece.rest)
+        elif constraint.rest in yes:
+            out["additionalProperties"] = self._part(constraint.rest)
             self.plain_escapes = True
-        if None in prefixes and (patterns or piece.rest in yes):
-            patterns |= {whole(p): False for p, part in piece.patterns.values() if part not in yes}
-            if len(patterns) > 1:  # the grammar engine refuses those that a key may match together
-                out["$comment"] = f"#{self._pattern_pointer(piece, conj)}"
+        if None in prefixes and (patterns or constraint.rest in yes):
+            patterns |= {
+                whole_pattern(p): False for p, part in constraint.patterns.values() if part not in yes
+            }
+            if len(patterns) > 1:  # The grammar engine refuses patterns that a key may match together.
+                out["$comment"] = f"#{self._pattern_pointer(constraint, conj)}"
         if patterns or others:
             properties |= {name: False for name in taken if name not in properties}
         if properties:
@@ -250,93 +292,105 @@ class Emitter:
         if required:
             out["required"] = list(required)
         if others is not None:
-            out = others.written(out, patterns, self._part(piece.rest))
+            out = others.apply_to(out, patterns, self._part(constraint.rest))
         elif patterns:
             out["patternProperties"] = patterns
         if patterns or others:
-            self.orders.patterned.append((out, self._pattern_pointer(piece, conj)))
+            self.orders.patterned.append((out, self._pattern_pointer(constraint, conj)))
         return out
 
-    def _but(self, pattern: Pattern, part: Conj, names: list[str]) -> str | None:
-        """The pattern without named properties. Their schemas say what the pattern does, and to say it
-        twice would lead the grammar engine deep into both."""
+    def _exclude_named(self, pattern: Pattern, part: Conjunction, names: list[str]) -> str | None:
+        """Return the pattern without the named properties. Their schemas include the pattern's schema, and
+        repeating it would lead the grammar engine deep into both.
+        """
         if not part or pattern.budget is None:
-            return whole(pattern)
+            return whole_pattern(pattern)
         try:
-            left = without_names(pattern.regex, names, pattern.budget)
+            left = exclude_names(pattern.regex, names, pattern.budget)
         except PatternError:
-            return whole(pattern)
+            return whole_pattern(pattern)
         return None if left is None else f"^(?:{left})$"
 
-    def _rest(self, piece: Object, conj: Conj, names: list[str]) -> dict[str, Json | bool]:
-        """All other keys, where the grammar engine would count keys with U+0000 among them that
-        a pattern stands for."""
+    def _other_keys(self, constraint: Object, conj: Conjunction, names: list[str]) -> dict[str, Json | bool]:
+        """Return a pattern for all other keys, if the grammar engine would count keys with U+0000 among them
+        that a pattern stands for.
+        """
         budget = self.satisfiable.shapes.document.budget
         try:
-            left = but_none([pattern.regex for pattern, _ in piece.patterns.values()], budget)
+            left = exclude_patterns([pattern.regex for pattern, _ in constraint.patterns.values()], budget)
         except PatternError as error:
             why = f"which other keys match none, U+0000 in them included, cannot be told: {error}"
-            refuse("patternProperties", self._pattern_pointer(piece, conj), why)
-        regex = None if left is None else self._but(Pattern(left, None, budget=budget), piece.rest, names)
-        return {} if regex is None else {regex: self._part(piece.rest)}
+            refuse("patternProperties", self._pattern_pointer(constraint, conj), why)
+        regex = (
+            None
+            if left is None
+            else self._exclude_named(Pattern(left, None, budget=budget), constraint.rest, names)
+        )
+        return {} if regex is None else {regex: self._part(constraint.rest)}
 
-    def _check_prefixes(self, piece: Object, conj: Conj) -> None:
-        """What starts with the longer prefix matches both. Of other patterns the grammar engine says it."""
-        yes = self.satisfiable.yes
-        found = [(p.prefix, text, part) for text, (p, part) in piece.patterns.items() if p.prefix is not None]
+    def _check_prefixes(self, constraint: Object, conj: Conjunction) -> None:
+        """Refuse prefixes that overlap: a key that starts with the longer prefix matches both. The grammar
+        engine reports other overlapping patterns.
+        """
+        yes = self.satisfiable.satisfied
+        found = [
+            (p.prefix, text, part) for text, (p, part) in constraint.patterns.items() if p.prefix is not None
+        ]
         outer: list[
             tuple[str, str, str | None]
-        ] = []  # prefix, its pattern, a pattern up to it that allows keys
+        ] = []  # A prefix, its pattern, and a pattern before it that allows keys.
         for prefix, text, part in sorted(found):
             while outer and not prefix.startswith(outer[-1][0]):
                 outer.pop()
             allowing = outer[-1][2] if outer else None
             other = allowing if part not in yes else outer[-1][1] if outer else None
             if other is not None:
-                why = f"a key may match {shown(other)} too, which cannot be enforced; let no key match both"
-                refuse("patternProperties", self._pattern_pointer(piece, conj, text), why)
+                name = show_value(other)
+                why = f"a key may match {name} too, which cannot be enforced; let no key match both"
+                refuse("patternProperties", self._pattern_pointer(constraint, conj, text), why)
             outer.append((prefix, text, text if part in yes else allowing))
 
-    def _pattern_pointer(self, piece: Object, conj: Conj, text: str | None = None) -> str:
-        """To a pattern, or to the patternProperties of an object."""
+    def _pattern_pointer(self, constraint: Object, conj: Conjunction, text: str | None = None) -> str:
+        """Return the pointer to a pattern, or to an object's patternProperties."""
         nodes = self.satisfiable.shapes.document.nodes
-        for name in piece.patterns if text is None else [text]:
-            tail = step("", "patternProperties", name)
-            for place in piece.patterns[name][1]:
+        for name in constraint.patterns if text is None else [text]:
+            tail = join_pointer("", "patternProperties", name)
+            for place in constraint.patterns[name][1]:
                 if nodes[place].pointer.endswith(tail):
                     pointer = nodes[place].pointer
-                    return pointer.removesuffix(step("", name)) if text is None else pointer
-        return step(self.satisfiable.shapes.pointer(conj), "patternProperties")
+                    return pointer.removesuffix(join_pointer("", name)) if text is None else pointer
+        return join_pointer(self.satisfiable.shapes.pointer(conj), "patternProperties")
 
 
-def whole(pattern: Pattern) -> str:
+def whole_pattern(pattern: Pattern) -> str:
     return f"^(?:{pattern.regex})$"
 
 
-def merged(shapes: list[Shape]) -> list[Shape]:
-    """Alternatives that are only values of one type become one list of values."""
+def merge_values(shapes: list[Shape]) -> list[Shape]:
+    """Merge alternatives that are lists of values of one type into one list."""
     if len(shapes) == 1:
         return shapes
     out: list[Shape] = []
-    found: dict[object, tuple[int, tuple]] = {}  # places in `out` and values, by patterns; None: of numbers
+    # Places in `out` and values, by patterns; None stands for numbers.
+    found: dict[object, tuple[int, tuple]] = {}
     for shape in shapes:
-        (kind, piece), *more = shape.items()
-        if more or not isinstance(piece, Number | String) or piece.values is None:
+        (kind, constraint), *more = shape.items()
+        if more or not isinstance(constraint, Number | String) or constraint.values is None:
             out.append(shape)
             continue
-        key = piece.patterns if isinstance(piece, String) else None
+        key = constraint.patterns if isinstance(constraint, String) else None
         if key not in found:
-            found[key] = len(out), piece.values
+            found[key] = len(out), constraint.values
             out.append(shape)
             continue
         at, values = found[key]
-        joined = tuple(dict.fromkeys((*values, *piece.values)))
+        joined = tuple(dict.fromkeys((*values, *constraint.values)))
         found[key] = at, joined
-        out[at] = {kind: _of_values(piece, joined)}
+        out[at] = {kind: _of_values(constraint, joined)}
     return out
 
 
-def _of_values(piece: Number | String, values: tuple) -> Piece:
-    if isinstance(piece, String):
-        return String(values=values, patterns=piece.patterns, blocked=piece.blocked)
+def _of_values(constraint: Number | String, values: tuple) -> Constraint:
+    if isinstance(constraint, String):
+        return String(values=values, patterns=constraint.patterns, blocked=constraint.blocked)
     return Number(values=values)

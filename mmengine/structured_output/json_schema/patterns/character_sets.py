@@ -1,4 +1,4 @@
-"""Sets of characters, and how they are written so that the grammar engine and Python read them alike."""
+"""Write sets of characters so that the grammar engine and Python read them alike."""
 
 import re
 from functools import lru_cache
@@ -23,10 +23,10 @@ _CATEGORY = re.compile(r"\\[pP]\{\w+\}")
 
 
 class PatternError(ValueError):
-    """What is wrong with a pattern, for the person who wrote it."""
+    """Says what is wrong with a pattern, for the author of the schema."""
 
 
-def escaped(point: int) -> str:
+def escape_character(point: int) -> str:
     char = chr(point)
     if char.isascii() and char.isalnum() or char == "_" or char == " ":
         return char
@@ -38,43 +38,44 @@ def escaped(point: int) -> str:
 
 
 def without_nul(ranges: Ranges) -> Ranges:
-    """The set without U+0000 where the grammar engine would add to it.
+    r"""Return the set without U+0000 if the grammar engine would otherwise enlarge the set.
 
-    Of a set of all control characters (but those with an escape of their own, as \\n) llguidance 1.9 takes
-    it that it holds the quote and the backslash too. A set that lacks one of them gives up U+0000. That it
-    means it all the same is told from its text: `meant`.
+    If a set contains all control characters (except those with a short escape such as \\n), llguidance 1.9
+    adds the quote and the backslash. A set that lacks either of these two characters therefore gives up
+    U+0000. `restore_nul` recognises from its text that the set still stands for U+0000.
     """
     if _holds(ranges, 0x22) and _holds(ranges, 0x5C) or not _holds_controls(ranges):
         return ranges
     return complement([*complement(ranges), (0, 0)])
 
 
-def meant(ranges: Ranges, negated: bool) -> Set:
-    """What a set stands for that is written so: with the U+0000 that it gave up."""
+def restore_nul(ranges: Ranges, negated: bool) -> Set:
+    """Return the set that a written set stands for: U+0000 is added again if `without_nul` removed it."""
     found = complement(ranges) if negated else complement(complement(ranges))
-    if len(set(ranges)) == len(ranges) and _seems_to_give_up(found):
+    if len(set(ranges)) == len(ranges) and _lacks_nul(found):
         found = complement(complement([*found, (0, 0)]))
     return tuple(found)
 
 
-def _seems_to_give_up(ranges: Ranges) -> bool:
+def _lacks_nul(ranges: Ranges) -> bool:
     more = [*ranges, (0, 0)]
     return not _holds(ranges, 0) and without_nul(more) is not more
 
 
 @lru_cache(maxsize=256)
-def gives_up_nul(regex: str) -> bool:
-    """Whether a set of a pattern stands for U+0000 and is written without it."""
+def drops_nul(regex: str) -> bool:
+    """Return whether a set in the pattern stands for U+0000 but is written without it."""
     for text in set(_CLASS.findall(regex)):
         plain = _CATEGORY.sub("", text)
-        if plain not in ("[]", "[^]") and read_regex(plain) != read_regex(plain, meaning=meant):
+        if plain not in ("[]", "[^]") and read_regex(plain) != read_regex(plain, meaning=restore_nul):
             return True
     return False
 
 
 def check_alternatives(sets: list[Ranges]) -> None:
-    """Refuse sets of one pattern that, made one set of, would be added to as `without_nul` says: the grammar
-    engine makes one of those that are alternatives."""
+    """Raise PatternError if the union of the sets would need `without_nul`. The grammar engine merges sets
+    that are alternatives into one set.
+    """
     for mark in (0x22, 0x5C):
         without = [each for ranges in sets if not _holds(ranges, mark) for each in ranges]
         if _holds_controls(without):
@@ -92,22 +93,24 @@ def _holds_controls(ranges: Ranges) -> bool:
     return all(_holds(ranges, point) for point in range(32) if point not in (8, 9, 10, 12, 13))
 
 
-def char_class(ranges: Ranges, extras: str = "", negated: bool = False) -> str:
+def write_class(ranges: Ranges, extras: str = "", negated: bool = False) -> str:
     if extras and (negated and "\\p{P" in extras or not negated and "\\P{P" in extras):
         raise PatternError("the complement of punctuation cannot be enforced; name the characters instead")
-    twice: tuple[int, int] | None = None  # says that it was without U+0000 to begin with
+    twice: tuple[int, int] | None = None  # A repeated range says that the set never contained U+0000.
     if "\\P" not in extras:
         wanted = complement(ranges) if negated else ranges
         left = without_nul(wanted)
         if left is not wanted:
             ranges = complement(left) if negated else left
             ranges = [(low, high) for low, high in ranges if (low, high) != (0xD800, 0xDFFF)]
-        elif ranges and not extras and _seems_to_give_up(wanted):
+        elif ranges and not extras and _lacks_nul(wanted):
             twice = min(ranges)
     written = sorted([*set(ranges), *([twice] if twice else [])])
-    inside = "".join(escaped(a) if a == b else f"{escaped(a)}-{escaped(b)}" for a, b in written)
+    inside = "".join(
+        escape_character(a) if a == b else f"{escape_character(a)}-{escape_character(b)}" for a, b in written
+    )
     return f"[{'^' if negated else ''}{inside}{extras}]"
 
 
-def single(ranges: Ranges) -> bool:
+def is_single(ranges: Ranges) -> bool:
     return len(ranges) == 1 and ranges[0][0] == ranges[0][1]

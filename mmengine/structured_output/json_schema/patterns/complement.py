@@ -1,48 +1,54 @@
-"""Patterns for the strings that another pattern, or a list of values, does not match."""
+"""Build patterns for the strings that another pattern, or a list of values, does not match."""
 
 from functools import lru_cache
 
 from mmengine.structured_output.json_schema.patterns.character_sets import PatternError
-from mmengine.structured_output.json_schema.patterns.languages import combined, languages, overlap, written
-from mmengine.structured_output.json_schema.patterns.matching import Budget
-from mmengine.structured_output.json_schema.patterns.other_keys import all_but
+from mmengine.structured_output.json_schema.patterns.languages import (
+    build_languages,
+    combine,
+    has_overlap,
+    write_pattern,
+)
+from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
+from mmengine.structured_output.json_schema.patterns.other_keys import pattern_excluding
 from mmengine.structured_output.json_schema.patterns.pattern import Pattern
 
-MAX_STEPS = 100_000  # of making one, or of comparing two patterns
+MAX_STEPS = 100_000  # Maximum number of steps to build a complement or to compare two patterns.
 
 
-def without_values(values: tuple[str, ...]) -> Pattern:
-    """Every string but these."""
-    return Pattern(all_but(list(values)), None)
+def exclude_values(values: tuple[str, ...]) -> Pattern:
+    """Return a pattern for every string except `values`."""
+    return Pattern(pattern_excluding(list(values)), None)
 
 
-def opposite(regex: str) -> Pattern:
-    """Every string that `regex`, as pattern.py writes it, does not match as a whole. PatternError says why
-    there is none."""
-    found = _opposite(regex)
+def complement_pattern(regex: str) -> Pattern:
+    """Return a pattern for every string that `regex`, as pattern.py writes it, does not match as a whole.
+    Raises PatternError with the reason if there is none.
+    """
+    found = _cached_complement(regex)
     if isinstance(found, PatternError):
         raise found
     return found
 
 
 @lru_cache(maxsize=256)
-def _opposite(regex: str) -> Pattern | PatternError:
-    """Kept where it fails too, as many alternatives may ask for it and failing is what takes longest."""
+def _cached_complement(regex: str) -> Pattern | PatternError:
+    """Cache failures too: many alternatives may need the same complement, and a failure takes longest."""
     try:
-        return _worked_out(regex)
+        return _build_complement(regex)
     except PatternError as error:
         return error
 
 
-def _worked_out(regex: str) -> Pattern:
-    left = combined(languages([regex], Budget(MAX_STEPS)), lambda has: not has[0])
-    return Pattern("[^\\x00-\\U0010FFFF]" if left.is_empty() else written(left), None)
+def _build_complement(regex: str) -> Pattern:
+    left = combine(build_languages([regex], MatchBudget(MAX_STEPS)), lambda has: not has[0])
+    return Pattern("[^\\x00-\\U0010FFFF]" if left.is_empty() else write_pattern(left), None)
 
 
 @lru_cache(maxsize=1024)
-def meet(a: str, b: str) -> bool:
-    """Whether some string may match both patterns; False is proved."""
+def may_overlap(a: str, b: str) -> bool:
+    """Return whether some string may match both patterns. False is proven."""
     try:
-        return overlap(a, b, Budget(MAX_STEPS))
+        return has_overlap(a, b, MatchBudget(MAX_STEPS))
     except PatternError:
         return True

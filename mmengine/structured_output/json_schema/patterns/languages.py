@@ -1,7 +1,8 @@
-"""Sets of keys as automata: what one pattern matches and another does not, written as a pattern again.
+"""Combine patterns as automata: the strings that one pattern matches and another does not, written as a
+pattern again.
 
-A pattern of keys is made deterministic (every state leads, by every character, to one state), combined with
-others, made as small as it can be, and its states are taken out one by one until a pattern is left (J.
+Each pattern becomes a deterministic automaton: every state leads, by every character, to exactly one state.
+Automata are combined and minimized. Then their states are eliminated one by one until a pattern is left (J.
 Brzozowski, E. McCluskey, Signal Flow Graph Techniques for Sequential Circuit State Diagrams, 1963).
 """
 
@@ -11,22 +12,25 @@ from itertools import pairwise
 
 from mmengine.structured_output.json_schema.patterns.character_sets import (
     PatternError,
-    char_class,
     check_alternatives,
     without_nul,
+    write_class,
 )
-from mmengine.structured_output.json_schema.patterns.matching import Budget
+from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
 from mmengine.structured_output.regex.sets import LAST, Ranges
 from mmengine.structured_output.regex.states import States
 
-MAX_STATES = 256  # of an automaton
-MAX_CHARS = 20_000  # of a pattern that is written
+MAX_STATES = 256  # Maximum number of states in an automaton.
+MAX_CHARS = 20_000  # Maximum number of characters in a pattern that is written.
 
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """`steps[state][cut]`: where a character of the cut leads, a range of points (surrogates are in none).
-    State 0 is the first."""
+    """A deterministic automaton over ranges of characters.
+
+    `cuts` are ranges of code points without surrogates. `steps[state][cut]` is the state that a character of
+    the cut leads to. State 0 is the start state.
+    """
 
     cuts: tuple[tuple[int, int], ...]
     steps: tuple[tuple[int, ...], ...]
@@ -36,12 +40,13 @@ class Language:
         return not self.ends
 
 
-def languages(regexes: list[str], budget: Budget) -> list[Language]:
-    """One for each pattern, all over the same cuts, so that they can be combined. PatternError where that
-    is too much or a pattern has \\p."""
+def build_languages(regexes: list[str], budget: MatchBudget) -> list[Language]:
+    r"""Return an automaton for each pattern. All automata share the same cuts, so that they can be combined.
+    Raises PatternError if that takes too long or a pattern has \\p.
+    """
     machines = [budget.machine(regex) for regex in regexes]
     cuts = _cuts(machines)
-    return [_determined(machine, cuts, budget) for machine in machines]
+    return [_determinize(machine, cuts, budget) for machine in machines]
 
 
 def _cuts(machines: list[States]) -> tuple[tuple[int, int], ...]:
@@ -52,40 +57,45 @@ def _cuts(machines: list[States]) -> tuple[tuple[int, int], ...]:
     return tuple((low, after - 1) for low, after in pairwise(bounds) if not 0xD800 <= low < 0xE000)
 
 
-def overlap(a: str, b: str, budget: Budget) -> bool:
-    """Whether a text matches both patterns. Their states are followed together, which ends soon where they
-    begin differently."""
+def has_overlap(a: str, b: str, budget: MatchBudget) -> bool:
+    """Return whether a text matches both patterns. Both sets of states are followed together, which ends soon
+    if the patterns begin differently.
+    """
     machines = [budget.machine(a), budget.machine(b)]
     cuts = _cuts(machines)
     states = {tuple(machine.first() for machine in machines): 0}
-    for state in _growing(states):
-        if all(machine.ends(now) for machine, now in zip(machines, state)):
+    for state in _iterate_growing(states):
+        if all(machine.accepts(now) for machine, now in zip(machines, state)):
             return True
         budget.spend(len(cuts) * (len(state[0]) + len(state[1]) + 1))
         for low, _ in cuts:
-            to = tuple(machine.behind(now, chr(low)) for machine, now in zip(machines, state))
+            to = tuple(machine.advance(now, chr(low)) for machine, now in zip(machines, state))
             if all(to):
                 states.setdefault(to, len(states))
     return False
 
 
-def kinds(parts: list[Language]) -> list[tuple[bool, ...]]:
-    """Which of the parts have a text: all that is so for some text, but none of them."""
+def membership_patterns(parts: list[Language]) -> list[tuple[bool, ...]]:
+    """Return every combination of memberships that some text has: for each language, whether it contains the
+    text. The combination without any membership is left out.
+    """
     states = {tuple(0 for _ in parts): 0}
     found: dict[tuple[bool, ...], None] = {}
-    for state in _growing(states):
+    for state in _iterate_growing(states):
         found[tuple(place in part.ends for place, part in zip(state, parts))] = None
         for cut in range(len(parts[0].cuts)):
             states.setdefault(tuple(part.steps[place][cut] for place, part in zip(state, parts)), len(states))
     return [kind for kind in found if any(kind)]
 
 
-def combined(parts: list[Language], holds: Callable[[list[bool]], bool]) -> Language:
-    """The texts for which `holds`, told for each part whether it has the text, is true."""
+def combine(parts: list[Language], holds: Callable[[list[bool]], bool]) -> Language:
+    """Return the language of the texts for which `holds` is true; `holds` receives each language's membership
+    of the text.
+    """
     states = {tuple(0 for _ in parts): 0}
     steps: list[tuple[int, ...]] = []
     ends = set()
-    for state in _growing(states):
+    for state in _iterate_growing(states):
         if holds([place in part.ends for place, part in zip(state, parts)]):
             ends.add(states[state])
         row = []
@@ -93,11 +103,13 @@ def combined(parts: list[Language], holds: Callable[[list[bool]], bool]) -> Lang
             to = tuple(part.steps[place][cut] for place, part in zip(state, parts))
             row.append(states.setdefault(to, len(states)))
         steps.append(tuple(row))
-    return _smallest(Language(parts[0].cuts, tuple(steps), frozenset(ends)))
+    return _minimize(Language(parts[0].cuts, tuple(steps), frozenset(ends)))
 
 
-def _growing(states: dict) -> Iterator:
-    """The keys of a dict, also those that are added meanwhile."""
+def _iterate_growing(states: dict) -> Iterator:
+    """Iterate over the keys of a dict, including keys that are added meanwhile. Raises PatternError beyond
+    MAX_STATES keys.
+    """
     done = 0
     while done < len(states):
         if len(states) > MAX_STATES:
@@ -107,23 +119,23 @@ def _growing(states: dict) -> Iterator:
             yield state
 
 
-def _determined(machine: States, cuts: tuple[tuple[int, int], ...], budget: Budget) -> Language:
+def _determinize(machine: States, cuts: tuple[tuple[int, int], ...], budget: MatchBudget) -> Language:
     states = {machine.first(): 0}
     steps, ends = [], set()
-    for state in _growing(states):
-        if machine.ends(state):
+    for state in _iterate_growing(states):
+        if machine.accepts(state):
             ends.add(states[state])
         budget.spend(len(cuts) * (len(state) + 1))
         row = []
         for low, _ in cuts:
-            to = machine.behind(state, chr(low))
+            to = machine.advance(state, chr(low))
             row.append(states.setdefault(to, len(states)))
         steps.append(tuple(row))
-    return _smallest(Language(cuts, tuple(steps), frozenset(ends)))
+    return _minimize(Language(cuts, tuple(steps), frozenset(ends)))
 
 
-def _smallest(language: Language) -> Language:
-    """States from which the same texts are left become one (E. Moore, Gedanken-Experiments, 1956)."""
+def _minimize(language: Language) -> Language:
+    """Merge states that accept the same remaining texts (E. Moore, Gedanken-Experiments, 1956)."""
     groups = [int(state in language.ends) for state in range(len(language.steps))]
     while True:
         found: dict[tuple[int, ...], int] = {}
@@ -134,15 +146,15 @@ def _smallest(language: Language) -> Language:
         if len(found) == len(set(groups)):
             break
         groups = after
-    # State 0 is in the first group that `setdefault` numbers, so it stays state 0.
+    # `setdefault` puts state 0 into the first group, so state 0 stays state 0.
     rows = {groups[state]: tuple(groups[to] for to in row) for state, row in enumerate(language.steps)}
     numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
     steps = tuple(tuple(numbers[to] for to in rows[group]) for group in numbers)
     return Language(language.cuts, steps, frozenset(numbers[groups[state]] for state in language.ends))
 
 
-def written(language: Language) -> str:
-    """The language as a pattern for whole texts; it must not be empty."""
+def write_pattern(language: Language) -> str:
+    """Return a pattern for whole texts of the language. The language must not be empty."""
     edges = _edges(language)
     first, last = -1, -2
     edges[first] = {0: ""}
@@ -170,9 +182,10 @@ def written(language: Language) -> str:
 
 
 def _costs(edges: dict[int, dict[int, str]], inner: list[int]) -> dict[int, int]:
-    """Characters that are written once more when a state is taken out: each way in is joined to each way
-    out."""
-    ways, sizes = dict.fromkeys(inner, 0), dict.fromkeys(inner, 0)  # into a state
+    """Return the number of characters that eliminating a state would write once more: each path into the
+    state is joined to each path out.
+    """
+    ways, sizes = dict.fromkeys(inner, 0), dict.fromkeys(inner, 0)  # Paths into a state.
     for state, row in edges.items():
         for to, text in row.items():
             if to in ways and to != state:
@@ -195,7 +208,7 @@ def _in_group(regex: str) -> str:
 
 
 def _edges(language: Language) -> dict[int, dict[int, str]]:
-    """The sets of characters between states from which a text can still end."""
+    """Return the sets of characters between states from which an accepting state can be reached."""
     useful = set(language.ends)
     while more := {
         state for state, row in enumerate(language.steps) if state not in useful and useful & set(row)
@@ -214,6 +227,6 @@ def _edges(language: Language) -> dict[int, dict[int, str]]:
             else:
                 found.append((low, high))
         sets += map(without_nul, ranges.values())
-        out[state] = {to: char_class(found) for to, found in ranges.items()}
+        out[state] = {to: write_class(found) for to, found in ranges.items()}
     check_alternatives(sets)
     return out

@@ -1,28 +1,30 @@
-"""Whether names and values match patterns, in a time that has a bound.
+"""Match names and values against patterns in bounded time.
 
-Python's own matcher goes back and tries again, for some patterns longer than anybody waits, and nothing else
-in the process runs meanwhile. So all states that a pattern can be in are followed at once, in a time that
-states and characters bound (K. Thompson, Regular Expression Search Algorithm, CACM 1968).
+Python's own matcher backtracks. Some patterns would block the process for longer than a client waits. The
+matcher here therefore follows all states that a pattern can be in at once, so that the number of states and
+characters bounds the time (K. Thompson, Regular Expression Search Algorithm, CACM 1968).
 """
 
-from mmengine.structured_output.json_schema.patterns.character_sets import PatternError, meant
+from mmengine.structured_output.json_schema.patterns.character_sets import PatternError, restore_nul
 from mmengine.structured_output.regex.read import Unread, read_regex
 from mmengine.structured_output.regex.states import States
 
-MAX_STEPS = 2_000_000  # of one schema: states that are looked at
-MAX_CROWD = (
-    150  # states that a pattern may be in at once: the grammar engine's answer ends beyond some hundreds
+MAX_STEPS = 2_000_000  # Maximum number of visited states per schema.
+MAX_ACTIVE_STATES = (
+    # Maximum number of states that a pattern may be in at once: the grammar engine aborts an answer at a few
+    # hundred states.
+    150
 )
-CROWD_CHARS = 48  # characters after which that is known
-MAX_CROWD_CHARS = 8  # different ones that are tried
+PROBE_LENGTH = 48  # Number of characters after which the number of states is checked.
+MAX_PROBE_CHARACTERS = 8  # Maximum number of different characters to try.
 
 
-class Budget:
-    """Of one schema, for all its patterns and names together."""
+class MatchBudget:
+    """Limits the steps that one schema may spend on matching, for all its patterns and names together."""
 
     def __init__(self, steps: int = MAX_STEPS) -> None:
         self.left = steps
-        self._machines: dict[str, States] = {}  # by pattern
+        self._machines: dict[str, States] = {}  # Compiled automata by pattern.
 
     def spend(self, steps: int) -> None:
         self.left -= steps
@@ -30,34 +32,37 @@ class Budget:
             raise PatternError("it takes too long to compare it with names and values; use fewer of both")
 
     def matches(self, regex: str, text: str) -> bool:
-        """Whether `regex`, as pattern.py writes it and without \\p, matches all of `text`. Raises
-        PatternError where the schema asks for too much of this."""
+        r"""Return whether `regex` matches all of `text`. `regex` must be written by pattern.py and contain no
+        \\p. Raises PatternError if the schema exceeds the budget.
+        """
         machine = self.machine(regex)
         now = machine.first()
         for char in text:
-            now = machine.behind(now, char)
-        return machine.ends(now)
+            now = machine.advance(now, char)
+        return machine.accepts(now)
 
     def machine(self, regex: str) -> States:
         if "\\p" in regex or "\\P" in regex:
             raise PatternError("with \\p it cannot be compared with names and other patterns")
         if regex not in self._machines:
             try:
-                self._machines[regex] = States(read_regex(regex, meaning=meant), self.spend)
+                self._machines[regex] = States(read_regex(regex, meaning=restore_nul), self.spend)
             except Unread as error:
                 raise PatternError(str(error)) from None
         return self._machines[regex]
 
 
-def check_crowd(regex: str, points: list[int]) -> None:
-    """PatternError where a text puts the pattern in too many states at once, as counted repetitions of one
-    another do whose ends cannot be told. `points`: a character of each set of the pattern."""
-    machine = Budget().machine(regex)
-    chars = [chr(point) for point in dict.fromkeys(points)][:MAX_CROWD_CHARS]
+def check_active_states(regex: str, points: list[int]) -> None:
+    """Raise PatternError if some text would put the pattern into too many states at once. Nested counted
+    repetitions do so if the end of one repetition cannot be recognised. `points` holds a character of each
+    set of the pattern.
+    """
+    machine = MatchBudget().machine(regex)
+    chars = [chr(point) for point in dict.fromkeys(points)][:MAX_PROBE_CHARACTERS]
     now = machine.first()
-    for _ in range(CROWD_CHARS):
-        now = max((machine.behind(now, char) for char in chars), key=len)
-        if len(now) > MAX_CROWD:
+    for _ in range(PROBE_LENGTH):
+        now = max((machine.advance(now, char) for char in chars), key=len)
+        if len(now) > MAX_ACTIVE_STATES:
             raise PatternError(
                 "its counted repetitions can be told apart in too many ways; count one of them, or end each "
                 "with a character that it does not hold"

@@ -1,44 +1,50 @@
-"""The keys that a schema does not name, and what they hold: how the grammar engine is given them.
+r"""Write the keys that a schema does not name, and the schema of their values, for the grammar engine.
 
-As a pattern, for `additionalProperties` takes `"\\u0061"` for another key than `"a"`. Of a key that matches
-a pattern of patternProperties, and is in `properties`, the engine does two things. It takes it out of the
-pattern by its spelling, which is exact, as a pattern has one spelling of all but control characters; and
-fast, where a pattern that is a tree of all names makes masks thirty times slower. And it joins both schemas
-of the key, as JSON Schema wants, but not we, who mean other keys. So the pattern's own schema is `true`, and
-what the keys hold stands in a part of `allOf` without patterns, in which the named keys hold anything.
+The other keys are written as a pattern, because `additionalProperties` treats `"\\u0061"` and `"a"` as
+different keys. If a key is in `properties` and matches a pattern of patternProperties, the engine does two
+things. First, it excludes the key's spelling from the pattern. That is exact, since a pattern has one
+spelling for every character except control characters. It is also fast: a pattern that is a tree of all names
+makes masks thirty times slower. Second, it joins both schemas of the key, as JSON Schema demands. The pattern
+here stands for other keys only, so its own schema is `true`. The schema of the values is in a part of `allOf`
+without patterns, which allows any value for the named keys.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mmengine.structured_output.json_schema.patterns.character_sets import ANY, char_class, escaped
+from mmengine.structured_output.json_schema.patterns.character_sets import ANY, escape_character, write_class
 
 Json = dict[str, object]
-_RESPELLED = re.compile(r"[\x00-\x1f\x7f]")  # characters that a pattern spells in more than one way
-MARK = "other keys"  # begins the $comment of an object, which says what its last pattern means
+_RESPELLED = re.compile(r"[\x00-\x1f\x7f]")  # Characters that a pattern can spell in several ways.
+MARK = "other keys"  # First element of an object's $comment, which describes its last pattern.
 
 
 @dataclass(frozen=True, slots=True)
 class OtherKeys:
-    """Those that are none of `names` and start with none of `prefixes`. `limit`: most characters (behind what
-    is shared with one that is told apart by the pattern); 0: no limit."""
+    """The keys that are not in `names` and start with none of `prefixes`.
+
+    `limit` is the maximum number of characters, counted from the first that differs from every name; 0 means
+    no limit.
+    """
 
     names: tuple[str, ...]
     prefixes: tuple[str, ...]
     limit: int
 
     def pattern(self, spelled_out: bool = False) -> str:
-        """`spelled_out`: without the names, where nobody else takes them out."""
+        """Return the pattern of these keys. `spelled_out` excludes the names too, for readers that do not
+        exclude them.
+        """
         left_out = [name for name in self.names if spelled_out or _RESPELLED.search(name)]
         limit = self.limit
-        if limit and not spelled_out:  # a name that is longer than all others makes the engine slow
+        if limit and not spelled_out:  # A name that is longer than all other keys makes the engine slow.
             limit = max([limit, *(len(name.encode()) + 1 for name in self.names)])
         tail = f"{ANY}{{0,{limit}}}" if limit else f"{ANY}*"
-        return f"^(?:{all_but(left_out, self.prefixes, tail)})$"
+        return f"^(?:{pattern_excluding(left_out, self.prefixes, tail)})$"
 
-    def written(self, schema: Json, patterns: Mapping[str, Json | bool], value: Json | bool) -> Json:
-        """The object `schema`, whose other keys hold `value`."""
+    def apply_to(self, schema: Json, patterns: Mapping[str, Json | bool], value: Json | bool) -> Json:
+        """Return the object `schema` with `value` as the schema of its other keys."""
         out: Json = {**schema, "patternProperties": {**patterns, self.pattern(): True}}
         out["$comment"] = [MARK, self.limit, *self.prefixes]
         if value is not True:
@@ -48,9 +54,10 @@ class OtherKeys:
         return out
 
 
-def by_patterns(schema: dict, spelled_out: bool = True) -> dict:
-    """An object as `OtherKeys.written` gives it, in which the patterns alone say which keys hold what; unless
-    `spelled_out`, but for the named ones."""
+def expand_other_keys(schema: dict, spelled_out: bool = True) -> dict:
+    """Return an object that `OtherKeys.apply_to` wrote with patterns alone for all keys. Without
+    `spelled_out` the patterns also match the named keys.
+    """
     comment = schema.get("$comment")
     if not isinstance(comment, list) or comment[0] != MARK:
         return schema
@@ -61,8 +68,10 @@ def by_patterns(schema: dict, spelled_out: bool = True) -> dict:
     return {**kept, "patternProperties": {**dict(patterns), others.pattern(spelled_out): value}}
 
 
-def all_but(names: list[str], prefixes: tuple[str, ...] = (), tail: str = f"{ANY}*") -> str:
-    """What is none of `names`, and starts with none of `prefixes`. `tail`: any characters."""
+def pattern_excluding(names: list[str], prefixes: tuple[str, ...] = (), tail: str = f"{ANY}*") -> str:
+    """Return a pattern for texts that are not in `names` and start with none of `prefixes`. `tail` is a
+    pattern for any characters.
+    """
     tree: dict[str, dict] = {}
     for text, end in (*((name, "name") for name in names), *((prefix, "prefix") for prefix in prefixes)):
         node = tree
@@ -73,7 +82,9 @@ def all_but(names: list[str], prefixes: tuple[str, ...] = (), tail: str = f"{ANY
 
 
 def _node(node: dict[str, dict], tail: str) -> str:
-    """Alternatives for what may follow here; "" when nothing may. Names of two letters or more are ends."""
+    """Return alternatives for the text that may follow this node, or "" if nothing may. Keys of two letters
+    or more mark ends.
+    """
     if "prefix" in node:
         return ""
     chars = {char: child for char, child in node.items() if len(char) == 1}
@@ -82,9 +93,9 @@ def _node(node: dict[str, dict], tail: str) -> str:
         return f"{ANY}{tail}"
     if not chars:
         return tail
-    out.append(char_class([(ord(char), ord(char)) for char in chars], negated=True) + tail)
+    out.append(write_class([(ord(char), ord(char)) for char in chars], negated=True) + tail)
     for char, child in sorted(chars.items()):
         inner = _node(child, tail)
         if inner:
-            out.append(escaped(ord(char)) + inner)
+            out.append(escape_character(ord(char)) + inner)
     return f"(?:{'|'.join(out)})"

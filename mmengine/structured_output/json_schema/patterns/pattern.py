@@ -1,11 +1,12 @@
-"""Regular expressions of `pattern` and `patternProperties`: ECMA-262 in, an equal anchored one out.
+r"""Rewrite the regular expressions of `pattern` and `patternProperties` from ECMA-262 into an equal, anchored
+dialect.
 
-The dialects of JSON Schema (ECMA-262), of the grammar engine (Rust) and of Python differ in what `.`,
-`\\d`, `\\w`, `\\s` and `$` mean and in what they know. So a pattern is parsed here and written again with
-nothing in it that means two things: sets of characters as explicit ranges, groups without names, and
-anchors made explicit. What is no regular language (lookaround, back references) is refused. Repetitions of
-repetitions are not: the grammar engine follows all ways at once. What it has to tell apart by counting is
-refused where that would be too much in the middle of an answer.
+The dialects of JSON Schema (ECMA-262), the grammar engine (Rust) and Python differ in the constructs that
+they support and in the meaning of `.`, `\\d`, `\\w`, `\\s` and `$`. The parser therefore writes each pattern
+again without anything ambiguous: sets of characters as explicit ranges, groups without names, explicit
+anchors. It refuses constructs that are not regular (lookaround, back references). Nested repetitions are
+allowed, since the grammar engine follows all paths at once. Counted repetitions are refused if their counts
+would need too many states in the middle of an answer.
 """
 
 from functools import lru_cache
@@ -16,39 +17,46 @@ from mmengine.structured_output.json_schema.patterns.character_sets import (
     PatternError,
     check_alternatives,
 )
-from mmengine.structured_output.json_schema.patterns.matching import Budget, check_crowd
+from mmengine.structured_output.json_schema.patterns.matching import MatchBudget, check_active_states
 from mmengine.structured_output.json_schema.patterns.pattern_parser import (
     Parser,
     Part,
     has_anchor,
-    joined,
-    repeated,
+    join_branches,
+    repeat,
 )
 
 MAX_CHARS = 2_000
-MAX_FOLDED = 20_000  # of the copies that a pattern makes where it takes up a length
+MAX_FOLDED = 20_000  # Maximum number of copies in a pattern after it absorbs a length limit.
 ANYTHING = Part(f"{ANY}*", 0, None)
 
 
 class Pattern(NamedTuple):
-    """`fewest`, `most`: characters of what it matches (None: any number)."""
+    """A regular expression that is written again for whole strings.
 
-    regex: str  # matches a whole string, in the grammar engine's and (without \\p) in Python's dialect
-    prefix: str | None  # set when the pattern is "starts with this text" and nothing more
+    `fewest` and `most` are the number of characters of a match (None: any number).
+    """
+
+    regex: str  # Matches a whole string in the grammar engine's dialect and, without \\p, in Python's.
+    prefix: str | None  # The text, if the pattern means "starts with this text" and nothing more.
     fewest: int = 0
     most: int | None = None
-    times: tuple[Part, int, int | None] | None = None  # what it is a repetition of, and nothing more
-    budget: Budget | None = None  # what comparing may take, of all patterns of a schema
-    exact: bool = True  # whether it matches all that it stands for, and not a little less
+    # The repeated part and its counts, if the pattern is a single repetition.
+    times: tuple[Part, int, int | None] | None = None
+    budget: MatchBudget | None = None  # Limits the comparisons of all patterns of a schema.
+    exact: bool = True  # Whether the pattern matches everything that it stands for, and not slightly less.
 
     def matches(self, text: str) -> bool:
         if "\\p" in self.regex or "\\P" in self.regex:
             raise PatternError("with \\p it cannot be compared with names and values")
-        return (self.budget or Budget()).matches(self.regex, text)
+        return (self.budget or MatchBudget()).matches(self.regex, text)
 
-    def of_length(self, low: int, high: int | None) -> "tuple[Pattern, int, int | None]":
-        """The pattern, and what is left to be said of the characters: two counts of one string are slow to
-        compile and to follow, so the pattern's own takes up the other where it can."""
+    def with_length(self, low: int, high: int | None) -> "tuple[Pattern, int, int | None]":
+        """Absorb a length limit into the pattern, and return the pattern with the limits that remain.
+
+        Two counts of one string are slow to compile and to follow, so the pattern's own repetition absorbs
+        the other count if it can.
+        """
         if self.fewest >= low and (high is None or self.most is not None and self.most <= high):
             return self, 0, None
         if self.times is None or not 0 < self.times[0].fewest == self.times[0].most:
@@ -58,11 +66,11 @@ class Pattern(NamedTuple):
         ends = [end for end in (most, None if high is None else high // part.fewest) if end is not None]
         if ends and min(ends) < least or part.copies * max([least, *ends]) > MAX_FOLDED:
             return self, low, high
-        return self._replace(regex=repeated(part, least, min(ends) if ends else None).text), 0, None
+        return self._replace(regex=repeat(part, least, min(ends) if ends else None).text), 0, None
 
 
-def anchored(branches: list[list[Part]], left: bool, right: bool) -> list[list[Part]]:
-    """Whole-string alternatives: what is not anchored may have anything before or behind it."""
+def anchor_branches(branches: list[list[Part]], left: bool, right: bool) -> list[list[Part]]:
+    """Return whole-string alternatives: a side without an anchor may have any text next to it."""
     out = []
     for parts in branches:
         parts = list(parts)
@@ -74,23 +82,23 @@ def anchored(branches: list[list[Part]], left: bool, right: bool) -> list[list[P
             at_end = True
             parts.pop()
         if len(parts) == 1 and parts[0].branches and has_anchor(parts[0].branches):
-            out += anchored(parts[0].branches, at_start, at_end)
+            out += anchor_branches(parts[0].branches, at_start, at_end)
             continue
         if has_anchor([parts]):
             raise PatternError("^ and $ are known only at the ends of an alternative")
         if not at_start:
-            parts = [ANYTHING, *_least(parts[::-1])[::-1]]
+            parts = [ANYTHING, *_shorten_tail(parts[::-1])[::-1]]
         if not at_end:
-            parts = parts if parts[-1:] == [ANYTHING] else [*_least(parts), ANYTHING]
+            parts = parts if parts[-1:] == [ANYTHING] else [*_shorten_tail(parts), ANYTHING]
         out.append(parts)
     return out
 
 
-def _least(parts: list[Part]) -> list[Part]:
-    """What is repeated at the end, where anything may follow, need be repeated no more often than it must."""
+def _shorten_tail(parts: list[Part]) -> list[Part]:
+    """Reduce a repetition at the end to its minimum count, since any text may follow it."""
     while parts and parts[-1].times is not None:
         part, low, _ = parts[-1].times
-        parts = [*parts[:-1], *([repeated(part, low, low)] if low else [])]
+        parts = [*parts[:-1], *([repeat(part, low, low)] if low else [])]
         if low:
             break
     return parts
@@ -98,7 +106,7 @@ def _least(parts: list[Part]) -> list[Part]:
 
 @lru_cache(maxsize=256)
 def parse_pattern(text: str) -> Pattern:
-    """The pattern written again so that it matches a whole string; PatternError says what is wrong."""
+    """Rewrite a pattern so that it matches a whole string. Raises PatternError with the reason."""
     if len(text) > MAX_CHARS:
         raise PatternError(f"a pattern has at most {MAX_CHARS:,} characters, this one {len(text):,}")
     parser = Parser(text)
@@ -108,17 +116,19 @@ def parse_pattern(text: str) -> Pattern:
     check_alternatives(parser.sets)
     prefix = None
     if len(branches) == 1 and branches[0] and branches[0][0].anchor == "^":
-        prefix = joined([branches[0][1:]]).literal if not has_anchor([branches[0][1:]]) else None
-    alternatives = anchored(branches, False, False)
-    whole = joined(alternatives)
+        prefix = join_branches([branches[0][1:]]).literal if not has_anchor([branches[0][1:]]) else None
+    alternatives = anchor_branches(branches, False, False)
+    whole = join_branches(alternatives)
     regex = whole.text if len(alternatives) == 1 else f"(?:{whole.text})"
     if parser.crowded and "\\p" not in regex.lower():
-        check_crowd(regex, [ranges[0][0] for ranges in parser.sets if ranges])
-    return Pattern(regex, prefix, whole.fewest, whole.most, _times(alternatives))
+        check_active_states(regex, [ranges[0][0] for ranges in parser.sets if ranges])
+    return Pattern(regex, prefix, whole.fewest, whole.most, _find_repetition(alternatives))
 
 
-def _times(alternatives: list[list[Part]]) -> tuple[Part, int, int | None] | None:
-    """What all of a pattern repeats, if it does nothing else."""
+def _find_repetition(alternatives: list[list[Part]]) -> tuple[Part, int, int | None] | None:
+    """Return the part that the whole pattern repeats, and its counts; None if the pattern is more than one
+    repetition.
+    """
     if len(alternatives) > 1 or len(alternatives[0]) != 1 or alternatives[0][0].times is None:
         return None
     part, low, high = alternatives[0][0].times

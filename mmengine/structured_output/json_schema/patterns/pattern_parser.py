@@ -1,5 +1,5 @@
-"""The pieces of an ECMA-262 pattern, each written again with nothing in it that means two things: sets of
-characters as explicit ranges, groups without names. What is no regular language is refused.
+"""Parse an ECMA-262 pattern and rewrite each part unambiguously: sets of characters as explicit ranges,
+groups without names. The parser refuses constructs that are not regular.
 """
 
 import re
@@ -11,21 +11,25 @@ from mmengine.structured_output.json_schema.patterns.character_sets import (
     CONTROL,
     NEWLINES,
     PatternError,
-    char_class,
-    escaped,
-    single,
+    escape_character,
+    is_single,
     without_nul,
+    write_class,
 )
 from mmengine.structured_output.regex.sets import DIGIT, LAST, SPACE, WORD, Ranges, complement
 
 MAX_NESTING = 32
-MAX_COUNT = 10_000  # of one counted repetition, and of nested ones together
-CATEGORY_COST = 50  # of the count, what a \\p is: hundreds of ranges, each of some bytes
+MAX_COUNT = 10_000  # Maximum of one counted repetition, and of nested counted repetitions together.
+CATEGORY_COST = 50  # A \\p counts as so many copies: it has hundreds of ranges of several bytes each.
 
 
 class Part(NamedTuple):
-    """A parsed piece. `fewest`, `most`: characters that it matches (None: any number); `copies`: how many its
-    counted repetitions make of what they hold; `times`: what it repeats, and how often."""
+    """A parsed part of a pattern.
+
+    `fewest` and `most` are the number of characters that the part matches (None: any number). `copies` is the
+    number of copies that its counted repetitions make. `times` holds the repeated part and how often it
+    repeats.
+    """
 
     text: str
     fewest: int = 1
@@ -42,8 +46,9 @@ class Parser:
         self.text = text
         self.at = 0
         self.depth = 0
-        self.sets: list[Ranges] = []  # of characters; what \p adds holds no control character
-        self.crowded = False  # counted repetitions stand in one another
+        # Sets of characters; the sets that \p adds contain no control character.
+        self.sets: list[Ranges] = []
+        self.crowded = False  # Whether counted repetitions are nested.
 
     def fail(self, why: str) -> NoReturn:
         raise PatternError(f"{why} (character {self.at + 1} of the pattern)")
@@ -90,14 +95,15 @@ class Parser:
             case "\\":
                 return self.escape()
         self.sets.append(self.one(char))
-        return Part(escaped(ord(char)), literal=char)
+        return Part(escape_character(ord(char)), literal=char)
 
     def class_of(self, ranges: Ranges, extras: str = "", negated: bool = False) -> Part:
-        if "\\P" in extras:  # not of punctuation: it holds the controls, the quote and the backslash
+        # The set contains the controls, the quote and the backslash, as \P is not applied to punctuation.
+        if "\\P" in extras:
             self.sets.append([] if negated else [(0, LAST)])
         else:
             self.sets.append(without_nul(complement(ranges) if negated else ranges))
-        return Part(char_class(ranges, extras, negated), copies=CATEGORY_COST if extras else 1)
+        return Part(write_class(ranges, extras, negated), copies=CATEGORY_COST if extras else 1)
 
     def group(self) -> Part:
         if self.take("?"):
@@ -111,20 +117,20 @@ class Parser:
         branches = self.branches()
         if not self.take(")"):
             self.fail("a group is not closed")
-        inner = joined(branches) if not has_anchor(branches) else Part("", 0, None)
+        inner = join_branches(branches) if not has_anchor(branches) else Part("", 0, None)
         return inner._replace(text=f"(?:{inner.text})", literal=None, branches=branches)
 
     def escape(self) -> Part:
         ranges, extras = self.escaped_set()
         if extras:
             return self.class_of([], extras)
-        if single(ranges):
+        if is_single(ranges):
             self.sets.append(ranges)
-            return Part(escaped(ranges[0][0]), literal=chr(ranges[0][0]))
+            return Part(escape_character(ranges[0][0]), literal=chr(ranges[0][0]))
         return self.class_of(ranges)
 
     def escaped_set(self, in_class: bool = False) -> tuple[Ranges, str]:
-        """What follows a backslash: ranges of code points, or a \\p that stays as it is."""
+        r"""Return the ranges of code points that an escape stands for, or a \\p that stays as written."""
         char = self.peek()
         self.at += 1
         sets = {"d": DIGIT, "w": WORD, "s": SPACE}
@@ -187,7 +193,7 @@ class Parser:
             if self.peek() == "-" and self.peek(1) not in ("]", ""):
                 self.at += 1
                 high, extra = self.bracket_item()
-                if extra or not (single(low) and single(high)) or high[0][0] < low[0][0]:
+                if extra or not (is_single(low) and is_single(high)) or high[0][0] < low[0][0]:
                     self.fail("a range of characters has no order")
                 low = [(low[0][0], high[0][0])]
             ranges += low
@@ -218,18 +224,18 @@ class Parser:
         if part.anchor or part.branches and has_anchor(part.branches):
             self.fail("an anchor cannot be repeated")
         low, high = bounds
-        self.take("?")  # lazy: the same language
+        self.take("?")  # A lazy quantifier matches the same language.
         if self.peek() and self.peek() in "*+?":
             self.fail(f"{self.peek()} has nothing to repeat")
         if part.fewest == 0:
-            low = 0  # the same language, and as often as it likes it is nothing already
+            low = 0  # The language is the same: the part already matches the empty string.
         if part.copies * max(low, high or 1) > MAX_COUNT:
             counts = f"counted repetitions copy more than {MAX_COUNT:,} times"
             self.fail(
                 f"{counts} (a \\p counts as {CATEGORY_COST}); lower them, or name narrower classes as [a-z]"
             )
         self.crowded |= part.copies > 1 and max(low, high or 1) > 1
-        return repeated(part, low, high)
+        return repeat(part, low, high)
 
     def quantifier(self) -> tuple[int, int | None] | None:
         for char, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
@@ -254,7 +260,7 @@ def has_anchor(branches: list[list[Part]]) -> bool:
     )
 
 
-def repeated(part: Part, low: int, high: int | None) -> Part:
+def repeat(part: Part, low: int, high: int | None) -> Part:
     text = part.text
     if not (part.literal and len(part.literal) == 1 or text.startswith(("(", "[", "\\p", "\\P"))):
         text = f"(?:{text})"
@@ -265,8 +271,8 @@ def repeated(part: Part, low: int, high: int | None) -> Part:
     return Part(text + suffix, part.fewest * low, most, copies, times=(part, low, high))
 
 
-def joined(branches: list[list[Part]]) -> Part:
-    """Alternatives as one part."""
+def join_branches(branches: list[list[Part]]) -> Part:
+    """Return alternatives as one part."""
     text = "|".join("".join(part.text for part in parts) for parts in branches)
     most: int | None = 0
     for parts in branches:

@@ -1,20 +1,22 @@
-"""Which schema a $dynamicRef means: that of the outermost resource on the way to it that has the anchor.
+"""Resolve a $dynamicRef to the outermost resource on the evaluation path that defines the anchor.
 
-Ways begin in the root and follow subschemas and references. Where all of them have the same resource as their
-outermost, the reference is as good as a `$ref`.
+Evaluation paths start at the root and follow subschemas and references. If all paths have the same outermost
+resource, the reference behaves like a `$ref`.
 """
 
 from mmengine.structured_output.json_schema.reading.document import Document, split_uri
-from mmengine.structured_output.json_schema.vocabulary.keywords import shown
-from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, refuse, step
+from mmengine.structured_output.json_schema.vocabulary.keywords import show_value
+from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, join_pointer, refuse
 
-MAX_WAYS = 100_000  # places, each with the outermost resources on ways to it, for one anchor
+MAX_WAYS = 100_000  # Maximum number of pairs of a place and an outermost resource, for one anchor.
 
-Way = tuple[int, int | None]  # a place, and the outermost resource with the anchor on a way to it
+Way = tuple[int, int | None]  # A place, and the outermost resource with the anchor on a path to that place.
 
 
 def dynamic_target(document: Document, place: int) -> int:
-    """Where the $dynamicRef of a place leads, if that is the same however the place is come to."""
+    """Return the target of a place's $dynamicRef. Refuses the schema if the target depends on the evaluation
+    path.
+    """
     node = document.nodes[place]
     assert isinstance(node.schema, dict)
     reference = node.schema["$dynamicRef"]
@@ -23,30 +25,31 @@ def dynamic_target(document: Document, place: int) -> int:
     found = document.dynamic.get(name, {})
     if found.get(document.resources[uri]) != start or len(found) == 1:
         return start
-    # Evaluation begins in the root, which so is the outermost. In draft 2019-09, whose anchors have no name,
-    # a resource on the way without one may be read as an end of it.
+    # Evaluation starts at the root, so the root is the outermost resource. In draft 2019-09, whose anchors
+    # have no name, a resource on the path without an anchor may end the search.
     if 0 in found and (name or len(found) == len(set(document.resources.values()))):
         return found[0]
     if name and name not in document.ways:
-        document.ways[name] = outermost(document, name)
+        document.ways[name] = outermost_resources(document, name)
     resources = document.ways[name].get(place, set()) if name else set()
     if len(resources) != 1:
-        why = f"which schema of this anchor {shown(reference)} means depends on the way to it; use $ref"
-        refuse("$dynamicRef", step(node.pointer, "$dynamicRef"), why)
+        why = f"which schema of this anchor {show_value(reference)} means depends on the way to it; use $ref"
+        refuse("$dynamicRef", join_pointer(node.pointer, "$dynamicRef"), why)
     (resource,) = resources
     return start if resource is None else found[resource]
 
 
-def outermost(document: Document, name: str) -> dict[int, set[int | None]]:
-    """By place, the outermost resources with the $dynamicAnchor `name` on ways to it; {} if there are too
-    many ways to tell."""
+def outermost_resources(document: Document, name: str) -> dict[int, set[int | None]]:
+    """Return, by place, the outermost resources with the $dynamicAnchor `name` on paths to the place. The
+    result is empty if there are too many paths.
+    """
     found = document.dynamic[name]
-    start = _stepped((0, None), 0, document, found)
+    start = _follow_step((0, None), 0, document, found)
     seen, waiting = {start}, [start]
     while waiting:
         way = waiting.pop()
         for place in _next(document, way, name):
-            further = _stepped(way, place, document, found)
+            further = _follow_step(way, place, document, found)
             if further not in seen:
                 seen.add(further)
                 waiting.append(further)
@@ -58,14 +61,14 @@ def outermost(document: Document, name: str) -> dict[int, set[int | None]]:
     return out
 
 
-def _stepped(way: Way, place: int, document: Document, found: dict[int, int]) -> Way:
+def _follow_step(way: Way, place: int, document: Document, found: dict[int, int]) -> Way:
     resource = document.resource_of.get(place)
     entered = resource if resource in found else None
     return place, entered if way[1] is None else way[1]
 
 
 def _next(document: Document, way: Way, name: str) -> list[int]:
-    """The places that evaluation may go on to."""
+    """Return the places that evaluation may visit next."""
     place, resource = way
     node = document.nodes[place]
     out = list(node.children.values())
@@ -74,7 +77,7 @@ def _next(document: Document, way: Way, name: str) -> list[int]:
             continue
         try:
             first = document.lookup(node.schema[keyword], keyword, node.pointer)
-        except SchemaRefused:  # said when the reference is followed
+        except SchemaRefused:  # The refusal is reported when the reference is followed.
             continue
         anchor = split_uri(node.schema[keyword])[1]
         others = document.dynamic.get(anchor, {}) if keyword == "$dynamicRef" else {}

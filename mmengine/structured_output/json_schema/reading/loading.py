@@ -1,24 +1,24 @@
-"""JSON text as Python values, refused where it is none, or too large or too deep."""
+"""Load schemas from JSON text, and refuse text that is not JSON, too large or too deeply nested."""
 
 import json
 from collections.abc import Callable
 
-from mmengine.structured_output.json_schema.vocabulary.keywords import shown
+from mmengine.structured_output.json_schema.vocabulary.keywords import show_value
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, refuse
 
-MAX_BYTES = 2 * 2**20  # of the schema as JSON text
-MAX_NESTING = 200  # of JSON arrays and objects inside one another, values of enum and const included
-MANY = 2_000  # values in an array or object that is written member by member
+MAX_BYTES = 2 * 2**20  # Maximum number of bytes of a schema's JSON text.
+MAX_NESTING = 200  # Maximum nesting depth of JSON arrays and objects, including values of enum and const.
+MANY = 2_000  # Number of values from which an array or object is encoded member by member.
 _HOLDING = frozenset((dict, list))
-# What json.dumps would make anew each time.
+# json.dumps would build this encoder on every call.
 _write: Callable[[object], str] = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def encode(value: object) -> str:
-    """JSON text. Raises TypeError, ValueError and RecursionError.
+    """Return JSON text. Raises TypeError, ValueError and RecursionError.
 
-    The encoder lets no other thread run before it is done, ten milliseconds for a megabyte of small objects:
-    so what is large is given to it in pieces.
+    No other thread runs while the encoder works: ten milliseconds for a megabyte of small objects. Large
+    values are therefore encoded in parts.
     """
     if _has_many(value):
         if isinstance(value, list):
@@ -47,8 +47,10 @@ def dumps(schema: object) -> str:
         refuse("", "", f"it is not JSON ({error})")
 
 
-def parsed(schema: object) -> object:
-    """A schema as Python values of its own; it is given as JSON text, or as what JSON text decodes to."""
+def parse_schema(schema: object) -> object:
+    """Return a private copy of a schema as Python values. The schema is JSON text or a value that JSON text
+    decodes to.
+    """
     return loads(schema if isinstance(schema, str | bytes) else dumps(schema))
 
 
@@ -89,7 +91,7 @@ def _pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(out) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        refuse("", "", f"the key {shown(twice)} is in one object twice")
+        refuse("", "", f"the key {show_value(twice)} is in one object twice")
     return out
 
 

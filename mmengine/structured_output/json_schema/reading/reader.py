@@ -1,7 +1,8 @@
-"""A schema read into a document: each subschema once, in draft 2020-12, with whole URIs as references.
+"""Read a schema into a document: each subschema once, in draft 2020-12, with absolute URIs as references.
 
-A `$ref` may lead under a keyword that nobody knows, and into the documents of a store: what it leads to is
-read then. A fault in what only references lead to ($defs) counts when one does.
+A `$ref` may lead to a place below an unknown keyword, or into one of the supplied documents. The reader reads
+such a target when it meets the reference. A fault in a schema that only references lead to ($defs) is an
+error only if a reference does.
 """
 
 from collections.abc import Mapping
@@ -9,78 +10,81 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 from urllib.parse import urljoin
 
-from mmengine.structured_output.json_schema.reading.document import Document, Node, names_of, split_uri
-from mmengine.structured_output.json_schema.reading.loading import MAX_BYTES, dumps, loads, parsed
+from mmengine.structured_output.json_schema.reading.document import Document, Node, pointer_names, split_uri
+from mmengine.structured_output.json_schema.reading.loading import MAX_BYTES, dumps, loads, parse_schema
 from mmengine.structured_output.json_schema.reading.translation import (
-    Translated,
-    says_a_type_alone,
+    TranslatedSchema,
+    has_only_type,
     subschemas,
     translate,
 )
 from mmengine.structured_output.json_schema.reading.unknown_keywords import add_notes, refuse_unknown
-from mmengine.structured_output.json_schema.vocabulary.dialects import SIBLINGS_IGNORED, UNSAID, draft_of
+from mmengine.structured_output.json_schema.vocabulary.dialects import SIBLINGS_IGNORED, UNSPECIFIED, draft_of
 from mmengine.structured_output.json_schema.vocabulary.keywords import (
     SUBSCHEMA_LIST,
     SUBSCHEMA_MAP,
     check_values,
-    shown,
+    show_value,
 )
 from mmengine.structured_output.json_schema.vocabulary.refusal import (
     SchemaRefused,
+    format_pointer,
+    join_pointer,
     refuse,
-    shown_pointer,
-    step,
 )
 
-MAX_DEPTH = 64  # of subschemas inside one another
+MAX_DEPTH = 64  # Maximum nesting depth of subschemas.
 MAX_SUBSCHEMAS = 20_000
 
-_HOLDING = SUBSCHEMA_LIST | SUBSCHEMA_MAP  # whose values are changed where they hold schemas
+# Keywords whose values are copied, since references inside them are replaced by schemas.
+_HOLDING = SUBSCHEMA_LIST | SUBSCHEMA_MAP
 _SCOPING = frozenset(("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"))
-Given = dict | bool | str | bytes
+SchemaInput = dict | bool | str | bytes
 
 
 class Scope(NamedTuple):
-    """What a schema object has from those around it: the URI that its references are relative to, the place
-    of its resource, and the draft."""
+    """The context of a schema object: the base URI of its references, the place of its resource, and its
+    draft.
+    """
 
     base: str
     resource: int
     draft: int
 
 
-class _Final(SchemaRefused):
-    """A refusal of the whole, wherever its reason stands."""
+class _FinalRefusal(SchemaRefused):
+    """A refusal of the whole schema, wherever the fault is."""
 
 
 @dataclass(slots=True)
 class Reader:
-    store: Mapping[str, object]  # by URI
-    strict: bool  # whether unknown keywords are refused
+    store: Mapping[str, object]  # Supplied documents by URI.
+    strict: bool  # Whether unknown keywords are refused.
     document: Document = field(default_factory=Document)
-    given: dict[int, object] = field(default_factory=dict)  # by place: the schema as it was given
-    scopes: dict[int, Scope] = field(default_factory=dict)  # by place
+    given: dict[int, object] = field(default_factory=dict)  # The schema as it was supplied, by place.
+    scopes: dict[int, Scope] = field(default_factory=dict)  # Scopes by place.
     references: list[str] = field(default_factory=list)
-    aliases: list[tuple[str, str, int]] = field(default_factory=list)  # URI, fragment, place
-    of_2019: dict[str, str] = field(default_factory=dict)  # pointers, by keyword
+    aliases: list[tuple[str, str, int]] = field(default_factory=list)  # URI, fragment and place.
+    of_2019: dict[str, str] = field(default_factory=dict)  # Pointers by keyword.
     walked: int = 0
-    known: bool = True  # whether what is walked stands where a keyword says that it is a schema
+    # Whether the current subschema is at a place that a keyword defines as a schema.
+    at_schema_position: bool = True
 
     def read(self, value: object) -> Document:
-        self._walk(value, "", Scope("", 0, UNSAID), 0)
+        self._walk(value, "", Scope("", 0, UNSPECIFIED), 0)
         document = self.document
         document.resources.setdefault("", 0)
         self._add_aliases()
-        for reference in self.references:  # which grows
+        for reference in self.references:  # The list grows during the loop.
             uri, fragment = split_uri(reference)
             if uri not in document.resources and uri in self.store:
                 place = len(document.nodes)
                 document.resources[uri] = place
                 scope = Scope(uri, place, self.scopes[0].draft)
-                self._aside(self.store[uri], f"{uri}#", scope, 0)
+                self._walk_unused(self.store[uri], f"{uri}#", scope, 0)
                 self._add_aliases()
             if fragment.startswith("/") and uri in document.resources:
-                self._walk_to(document.resources[uri], names_of(fragment))
+                self._walk_to(document.resources[uri], pointer_names(fragment))
         return document
 
     def _walk(self, given: object, pointer: str, scope: Scope, depth: int) -> int:
@@ -90,7 +94,7 @@ class Reader:
         if self.walked > MAX_SUBSCHEMAS:
             _refuse_all(pointer, f"it has more than {MAX_SUBSCHEMAS:,} subschemas")
         if not isinstance(given, dict | bool):
-            refuse("", pointer, f"a schema must be an object, true or false, not {shown(given)}")
+            refuse("", pointer, f"a schema must be an object, true or false, not {show_value(given)}")
         place = len(self.document.nodes)
         node = Node({} if isinstance(given, dict) else given, pointer)
         self.document.nodes.append(node)
@@ -107,7 +111,8 @@ class Reader:
         return place
 
     def _fill(self, node: Node, given: dict, place: int, depth: int) -> None:
-        if says_a_type_alone(given, self.scopes[place].draft):  # as most do: the same, faster
+        # Most schemas are a type alone; the result is the same, but faster.
+        if has_only_type(given, self.scopes[place].draft):
             node.schema = {"type": given["type"]}
             self.document.parts[id(node.schema)] = place
             return
@@ -127,37 +132,41 @@ class Reader:
         self.document.parts[id(node.schema)] = place
         for keyword in ("$ref", "$dynamicRef"):
             if keyword in node.schema:
-                whole = joined(scope.base, node.schema[keyword], keyword, node.pointer)
+                whole = resolve_uri(scope.base, node.schema[keyword], keyword, node.pointer)
                 node.schema[keyword] = whole
                 self.references.append(whole)
         for names, child in subschemas(made.schema):
-            stands = step(node.pointer, *made.origins.get(names, names))
+            stands = join_pointer(node.pointer, *made.origins.get(names, names))
             at = node.children[names] = self._walk(child, stands, scope, depth + 1)
             inside = node.schema if len(names) == 1 else node.schema[names[0]]
             inside[names[-1]] = self.document.nodes[at].schema
-        for names, child in made.aside:
-            self._aside(child, step(node.pointer, *names), scope, depth + 1)
+        for names, child in made.unused:
+            self._walk_unused(child, join_pointer(node.pointer, *names), scope, depth + 1)
 
     def _check_2019(self, schema: dict[str, object], pointer: str) -> None:
-        """What contains has found is evaluated since 2020-12, which unevaluatedItems sees; not so before."""
+        """Refuse `contains` with `unevaluatedItems`. Items that match `contains` are evaluated since draft
+        2020-12, but not in draft 2019-09.
+        """
         for keyword in ("contains", "unevaluatedItems"):
             if keyword in schema:
-                self.of_2019.setdefault(keyword, step(pointer, keyword))
+                self.of_2019.setdefault(keyword, join_pointer(pointer, keyword))
         if len(self.of_2019) == 2:
             why = "with contains in one schema of draft 2019-09 it cannot be enforced"
-            raise _Final("unevaluatedItems", shown_pointer(self.of_2019["unevaluatedItems"]), why)
+            raise _FinalRefusal("unevaluatedItems", format_pointer(self.of_2019["unevaluatedItems"]), why)
 
-    def _aside(self, given: object, pointer: str, scope: Scope, depth: int) -> None:
-        """Walks what restricts nothing unless a reference leads there; only then is a fault in it one."""
+    def _walk_unused(self, given: object, pointer: str, scope: Scope, depth: int) -> None:
+        """Read a subschema that restricts nothing unless a reference leads to it. A fault in it is an error
+        only then.
+        """
         try:
             self._walk(given, pointer, scope, depth)
-        except _Final:
+        except _FinalRefusal:
             raise
         except SchemaRefused:
             pass
 
     def _enter(self, given: dict, pointer: str, place: int) -> Scope:
-        """The scope inside a schema object, whose names are kept."""
+        """Return the scope inside a schema object, and register the object's identifiers."""
         scope = self.scopes[place]
         if _SCOPING.isdisjoint(given):
             return scope
@@ -167,18 +176,20 @@ class Reader:
         name = given.get(keyword)
         if name is not None and not (draft in SIBLINGS_IGNORED and "$ref" in given):
             if not isinstance(name, str):
-                refuse(keyword, step(pointer, keyword), f"it must be a string, not {shown(name)}")
+                refuse(
+                    keyword, join_pointer(pointer, keyword), f"it must be a string, not {show_value(name)}"
+                )
             if draft in SIBLINGS_IGNORED and name.startswith("#"):
-                self._call(place, base, name[1:])
+                self._register(place, base, name[1:])
             else:
-                base = split_uri(joined(base, name, keyword, pointer))[0]
-                self._call(place, base)
+                base = split_uri(resolve_uri(base, name, keyword, pointer))[0]
+                self._register(place, base)
                 resource = place
-        elif isinstance(given.get("id"), str) and draft == UNSAID:
-            self.aliases.append((*split_uri(joined(base, given["id"], "id", pointer)), place))
+        elif isinstance(given.get("id"), str) and draft == UNSPECIFIED:
+            self.aliases.append((*split_uri(resolve_uri(base, given["id"], "id", pointer)), place))
         elif isinstance(name, str):
-            self.aliases.append((*split_uri(joined(base, name, keyword, pointer)), place))
-        if draft in (UNSAID, 2019, 2020):
+            self.aliases.append((*split_uri(resolve_uri(base, name, keyword, pointer)), place))
+        if draft in (UNSPECIFIED, 2019, 2020):
             self._anchor(given, pointer, place, Scope(base, resource, draft))
         return Scope(base, resource, draft)
 
@@ -189,25 +200,31 @@ class Reader:
                 continue
             name = given[keyword]
             if not isinstance(name, str):
-                refuse(keyword, step(pointer, keyword), f"it must be a string, not {shown(name)}")
-            self._call(place, scope.base, name)
+                refuse(
+                    keyword, join_pointer(pointer, keyword), f"it must be a string, not {show_value(name)}"
+                )
+            self._register(place, scope.base, name)
             if keyword == "$dynamicAnchor":
                 dynamic.setdefault(name, {}).setdefault(scope.resource, place)
         if scope.draft == 2019 and given.get("$recursiveAnchor") is True and place == scope.resource:
             dynamic.setdefault("", {})[place] = place
 
-    def _call(self, place: int, uri: str, anchor: str = "") -> None:
-        """Gives a place a name. Two schemas that differ must not have one."""
+    def _register(self, place: int, uri: str, anchor: str = "") -> None:
+        """Register an identifier or anchor of a place. Two different schemas with the same name make the name
+        ambiguous.
+        """
         document = self.document
         if anchor:
             first = document.anchors.setdefault((uri, anchor), place)
         else:
             first = document.resources.setdefault(uri, place)
-        if first != place and self.known and self.given[first] != self.given[place]:
-            document.twice.add((uri, anchor))
+        if first != place and self.at_schema_position and self.given[first] != self.given[place]:
+            document.ambiguous.add((uri, anchor))
 
     def _add_aliases(self) -> None:
-        """Names that count where no others do: an `id` whose draft is not said, or one beside a $ref."""
+        """Register names that count only if no other schema has them: an `id` without a known draft, or an
+        identifier beside a $ref.
+        """
         for uri, fragment, place in self.aliases:
             if fragment:
                 self.document.anchors.setdefault((uri, fragment), place)
@@ -216,9 +233,9 @@ class Reader:
         self.aliases.clear()
 
     def _walk_to(self, resource: int, names: list[str]) -> None:
-        """Reads what a pointer leads to if it stands where no keyword says that it is a schema."""
+        """Read the target of a pointer that is at a place that no keyword defines as a schema."""
         pointer = self.document.nodes[resource].pointer
-        if step(pointer, *names) in self.document.places:
+        if join_pointer(pointer, *names) in self.document.places:
             return
         given, scope = self.given[resource], self.scopes[resource]
         for name in names:
@@ -228,40 +245,42 @@ class Reader:
                 given = given[int(name)]
             else:
                 return
-            pointer = step(pointer, name)
+            pointer = join_pointer(pointer, name)
             scope = self.scopes.get(self.document.places.get(pointer, -1), scope)
-        self.known = False
-        self._aside(given, pointer, scope, 0)
-        self.known = True
+        self.at_schema_position = False
+        self._walk_unused(given, pointer, scope, 0)
+        self.at_schema_position = True
 
-    def _note(self, made: Translated, pointer: str, draft: int) -> None:
+    def _note(self, made: TranslatedSchema, pointer: str, draft: int) -> None:
         if made.unknown and self.strict:
             try:
                 refuse_unknown(made.unknown[0], draft, pointer)
             except SchemaRefused as error:
-                raise _Final(error.keyword, error.pointer, error.why) from None
+                raise _FinalRefusal(error.keyword, error.pointer, error.why) from None
         add_notes(self.document.notes, made, pointer, draft)
 
 
-def joined(base: str, reference: object, keyword: str, pointer: str) -> str:
-    """A reference as a whole URI."""
-    assert isinstance(reference, str)  # check_values saw to it
+def resolve_uri(base: str, reference: object, keyword: str, pointer: str) -> str:
+    """Return a reference as an absolute URI."""
+    assert isinstance(reference, str)  # check_values has checked the type.
     if reference.startswith("#"):
         return base + reference
     try:
         return urljoin(base, reference)
     except ValueError:
-        refuse(keyword, step(pointer, keyword), f"{shown(reference)} is no URI reference")
+        refuse(keyword, join_pointer(pointer, keyword), f"{show_value(reference)} is no URI reference")
 
 
 def _refuse_all(pointer: str, why: str) -> NoReturn:
-    raise _Final("", f"#{pointer}", why)
+    raise _FinalRefusal("", f"#{pointer}", why)
 
 
-def read(schema: Given, schemas: Mapping[str, object] | None = None, strict: bool = False) -> Document:
-    """The document of a schema, given as JSON text or as what JSON text decodes to.
+def read_schema(
+    schema: SchemaInput, schemas: Mapping[str, object] | None = None, strict: bool = False
+) -> Document:
+    """Read a schema from JSON text, or from a value that JSON text decodes to.
 
-    `schemas`: what its references may lead to outside of it, by URI. `strict`: unknown keywords are refused.
+    `schemas` maps URIs to documents that references may lead to. With `strict` unknown keywords are refused.
     """
     size = 0
     store: dict[str, object] = {}
@@ -271,4 +290,4 @@ def read(schema: Given, schemas: Mapping[str, object] | None = None, strict: boo
         if size > MAX_BYTES:
             refuse("", "", f"the documents in schemas have more than {MAX_BYTES:,} bytes")
         store[split_uri(uri)[0]] = loads(text)
-    return Reader(store, strict).read(parsed(schema))
+    return Reader(store, strict).read(parse_schema(schema))

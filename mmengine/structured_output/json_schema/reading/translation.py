@@ -1,8 +1,9 @@
-"""One schema object of any draft in the words of draft 2020-12, without what only annotates.
+"""Translate one schema object of any draft into draft 2020-12, without annotations.
 
-What an older draft says otherwise is said so that it means the same: arrays of `items`, `dependencies`, a
-boolean `exclusiveMinimum`, `$ref` whose siblings do not count. Without a $schema it is draft 2020-12, but
-what is invalid or unknown there and had one meaning before is taken so. Subschemas are left as they stand.
+Constructs of older drafts are rewritten with the same meaning: arrays of `items`, `dependencies`, a boolean
+`exclusiveMinimum`, a `$ref` whose siblings are ignored. Without `$schema` the draft is 2020-12. A construct
+that is invalid or unknown in 2020-12 but had a single meaning in an older draft keeps that meaning.
+Subschemas are not translated.
 """
 
 from collections.abc import Callable
@@ -10,11 +11,11 @@ from collections.abc import Callable
 import msgspec
 
 from mmengine.structured_output.json_schema.vocabulary.dialects import (
-    ANNOTATING,
+    ANNOTATION_KEYWORDS,
     KNOWN_IN,
     NAMES,
     SIBLINGS_IGNORED,
-    UNSAID,
+    UNSPECIFIED,
     words,
 )
 from mmengine.structured_output.json_schema.vocabulary.formats import FORMATS
@@ -24,68 +25,72 @@ from mmengine.structured_output.json_schema.vocabulary.keywords import (
     SUBSCHEMA_LIST,
     SUBSCHEMA_MAP,
     TYPE_NAMES,
-    shown,
+    show_value,
 )
-from mmengine.structured_output.json_schema.vocabulary.refusal import refuse, step
+from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
 
-_HOLDING = ("$defs", "definitions")  # schemas that only references lead to
+_HOLDING = ("$defs", "definitions")  # Keywords whose schemas only references lead to.
 _NAMING = words("$schema $id id $anchor $dynamicAnchor $recursiveAnchor")
 _BESIDE_TYPE = {
-    draft: {"type", *(known & ANNOTATING - _NAMING - {*_HOLDING, "contentSchema"})}
+    draft: {"type", *(known & ANNOTATION_KEYWORDS - _NAMING - {*_HOLDING, "contentSchema"})}
     for draft, known in KNOWN_IN.items()
 }
-_OLD_FORMATS = {"ip-address": "ipv4", "host-name": "hostname"}  # of draft-03
-ENDLESS = 2**31  # a count that no answer reaches
+_OLD_FORMATS = {"ip-address": "ipv4", "host-name": "hostname"}  # Names of formats in draft-03.
+ENDLESS = 2**31  # A count that no answer reaches.
 
 Names = tuple[str | int, ...]
 
 
-class Translated(msgspec.Struct):
-    """`schema`: what restricts, in the words of 2020-12. `origins`: where a subschema stands, by where it
-    stands in `schema`, if these differ. `aside`: subschemas that restrict nothing where they stand.
-    `unknown`: keywords of no meaning in this draft. `remarks`: keywords, and what else is to say of them."""
+class TranslatedSchema(msgspec.Struct):
+    """One schema object in the keywords of draft 2020-12.
+
+    `schema` holds the keywords that restrict values. `origins` maps the path of a subschema in `schema` to
+    its path in the input, if these differ. `unused` holds subschemas that restrict nothing at their own
+    place. `unknown` lists keywords that the draft does not define. `remarks` pairs keywords with other notes
+    on them.
+    """
 
     schema: dict[str, object] = {}
     origins: dict[Names, Names] = {}
-    aside: list[tuple[Names, object]] = []
+    unused: list[tuple[Names, object]] = []
     unknown: list[str] = []
     remarks: list[tuple[str, str]] = []
 
 
-def says_a_type_alone(schema: dict, draft: int) -> bool:
-    """Whether all of it but one of the types annotates, and nothing in it is a schema or a name of it."""
+def has_only_type(schema: dict, draft: int) -> bool:
+    """Return whether the schema is a type and annotations alone, with no subschemas or identifiers."""
     kind = schema.get("type")
     return isinstance(kind, str) and kind in TYPE_NAMES and _BESIDE_TYPE[draft].issuperset(schema)
 
 
-def translate(schema: dict, draft: int, pointer: str) -> Translated:
-    """`pointer` is where `schema` stands, for refusals of what cannot be understood."""
-    out = Translated()
+def translate(schema: dict, draft: int, pointer: str) -> TranslatedSchema:
+    """Translate one schema object. `pointer` is the object's place, for refusals."""
+    out = TranslatedSchema()
     for keyword, value in schema.items():
         if keyword not in KNOWN_IN[draft]:
             out.unknown.append(keyword)
         elif keyword in _RULES:
             _RULES[keyword](out, schema, draft, pointer)
-        elif keyword not in ANNOTATING:
+        elif keyword not in ANNOTATION_KEYWORDS:
             out.schema[keyword] = value
         else:
-            _set_aside(out, keyword, value)
+            _collect_unused(out, keyword, value)
     if draft in SIBLINGS_IGNORED and "$ref" in schema:
-        _alone(out)
+        _drop_ref_siblings(out)
     return out
 
 
-def _set_aside(out: Translated, keyword: str, value: object) -> None:
+def _collect_unused(out: TranslatedSchema, keyword: str, value: object) -> None:
     if keyword in _HOLDING and isinstance(value, dict):
-        out.aside += [((keyword, name), child) for name, child in value.items()]
+        out.unused += [((keyword, name), child) for name, child in value.items()]
     elif keyword == "contentSchema":
-        out.aside.append(((keyword,), value))
+        out.unused.append(((keyword,), value))
 
 
-def _alone(out: Translated) -> None:
-    """Leaves nothing beside a $ref; what stands there may still be referred to."""
+def _drop_ref_siblings(out: TranslatedSchema) -> None:
+    """Drop every keyword beside a $ref. References may still lead to the dropped subschemas."""
     for names, child in subschemas(out.schema):
-        out.aside.append((out.origins.get(names, names), child))
+        out.unused.append((out.origins.get(names, names), child))
     others = ", ".join(keyword for keyword in out.schema if keyword != "$ref")
     if others:
         out.remarks.append(("$ref", f"what stands beside it does not count in this draft ({others})"))
@@ -94,7 +99,7 @@ def _alone(out: Translated) -> None:
 
 
 def subschemas(schema: dict[str, object]) -> list[tuple[Names, object]]:
-    """The subschemas of a translated schema object, by the names that lead to them."""
+    """Return the subschemas of a translated schema object, with the names that lead to each."""
     out: list[tuple[Names, object]] = []
     for keyword, value in schema.items():
         if keyword in SUBSCHEMA:
@@ -106,13 +111,15 @@ def subschemas(schema: dict[str, object]) -> list[tuple[Names, object]]:
     return out
 
 
-def _items(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+def _items(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> None:
     items = schema["items"]
     if not isinstance(items, list) or draft == 2020:
         out.schema["items"] = items
         return
     if "prefixItems" in schema:
-        refuse("items", step(pointer, "items"), "beside prefixItems it must be one schema, not a list")
+        refuse(
+            "items", join_pointer(pointer, "items"), "beside prefixItems it must be one schema, not a list"
+        )
     if items:
         out.schema["prefixItems"] = items
         out.origins |= {("prefixItems", at): ("items", at) for at in range(len(items))}
@@ -121,13 +128,13 @@ def _items(out: Translated, schema: dict, draft: int, pointer: str) -> None:
         out.origins["items",] = ("additionalItems",)
 
 
-def _additional_items(out: Translated, schema: dict, draft: int, pointer: str) -> None:
-    if not isinstance(schema.get("items"), list):  # or else it was said with the items
-        out.aside.append((("additionalItems",), schema["additionalItems"]))
+def _additional_items(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> None:
+    if not isinstance(schema.get("items"), list):  # Otherwise `_items` has translated the keyword.
+        out.unused.append((("additionalItems",), schema["additionalItems"]))
 
 
-def _dependencies(out: Translated, schema: dict, draft: int, pointer: str) -> None:
-    pointer = step(pointer, "dependencies")
+def _dependencies(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> None:
+    pointer = join_pointer(pointer, "dependencies")
     if not isinstance(schema["dependencies"], dict):
         refuse("dependencies", pointer, "it must be an object of schemas and of lists of names")
     beside = (schema.get("dependentRequired"), schema.get("dependentSchemas"))
@@ -135,7 +142,11 @@ def _dependencies(out: Translated, schema: dict, draft: int, pointer: str) -> No
     schemas: dict[str, object] = {}
     for name, value in schema["dependencies"].items():
         if any(name in others for others in beside if isinstance(others, dict)):
-            refuse("dependencies", step(pointer, name), "dependentRequired or dependentSchemas has it too")
+            refuse(
+                "dependencies",
+                join_pointer(pointer, name),
+                "dependentRequired or dependentSchemas has it too",
+            )
         if isinstance(value, list) or draft == 3 and isinstance(value, str):
             names[name] = _unique(value) if isinstance(value, list) else [value]
         else:
@@ -146,28 +157,28 @@ def _dependencies(out: Translated, schema: dict, draft: int, pointer: str) -> No
             _add_dependent(out, keyword, found)
 
 
-def _dependent(keyword: str) -> Callable[[Translated, dict, int, str], None]:
-    def rule(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+def _dependent(keyword: str) -> Callable[[TranslatedSchema, dict, int, str], None]:
+    def rule(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> None:
         _add_dependent(out, keyword, schema[keyword])
 
     return rule
 
 
-def _add_dependent(out: Translated, keyword: str, value: object) -> None:
+def _add_dependent(out: TranslatedSchema, keyword: str, value: object) -> None:
     before = out.schema.get(keyword)
     if isinstance(before, dict) and isinstance(value, dict):
         value = {**before, **value}
     out.schema[keyword] = value
 
 
-def _limit(inclusive: str, exclusive: str) -> Callable[[Translated, dict, int, str], None]:
-    """A boolean `exclusive` says how `inclusive` is meant."""
+def _limit(inclusive: str, exclusive: str) -> Callable[[TranslatedSchema, dict, int, str], None]:
+    """Return a rule for a limit that a boolean `exclusive` may turn into an exclusive limit."""
 
-    def rule(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+    def rule(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> None:
         flag = schema.get(exclusive)
-        older = draft in (UNSAID, 3, 4)
+        older = draft in (UNSPECIFIED, 3, 4)
         if draft in (3, 4) and inclusive in schema and flag is not None and not isinstance(flag, bool):
-            refuse(exclusive, step(pointer, exclusive), f"in {NAMES[draft]} it must be true or false")
+            refuse(exclusive, join_pointer(pointer, exclusive), f"in {NAMES[draft]} it must be true or false")
         if inclusive in schema:
             out.schema[exclusive if older and flag is True else inclusive] = schema[inclusive]
         if flag is not None and not (older and isinstance(flag, bool)):
@@ -176,10 +187,10 @@ def _limit(inclusive: str, exclusive: str) -> Callable[[Translated, dict, int, s
     return rule
 
 
-def _required(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+def _required(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> None:
     names = schema["required"]
     if draft == 3 and isinstance(names, bool):
-        return  # it speaks of the object that has the property
+        return  # The keyword restricts the object that has this property.
     unique = _unique(names)
     if unique != names:
         out.remarks.append(("required", "it names a property twice"))
@@ -187,29 +198,29 @@ def _required(out: Translated, schema: dict, draft: int, pointer: str) -> None:
 
 
 def _unique(names: object) -> object:
-    """Each name once; what is no list of names as it is."""
+    """Return each name once. A value that is not a list of names is returned unchanged."""
     if isinstance(names, list) and all(isinstance(name, str) for name in names):
         return list(dict.fromkeys(names))
     return names
 
 
-def _type(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+def _type(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> None:
     types = schema["type"]
     names = types if isinstance(types, list) else [types]
     if draft == 3 and "any" in names:
         return
-    if schema.get("nullable") is True and draft == UNSAID and "null" not in names:
+    if schema.get("nullable") is True and draft == UNSPECIFIED and "null" not in names:
         types = [*names, "null"]
         out.remarks.append(("nullable", "taken as in OpenAPI 3.0: null is allowed too"))
     out.schema["type"] = types
 
 
-def _nullable(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+def _nullable(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> None:
     if schema["nullable"] is True and "type" not in schema:
         out.remarks.append(("nullable", "without a type beside it, it changes nothing, as in OpenAPI 3.0"))
 
 
-def _properties(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+def _properties(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> None:
     out.schema["properties"] = properties = schema["properties"]
     if draft == 3 and isinstance(properties, dict):
         needed = [name for name, one in properties.items() if isinstance(one, dict) and one.get("required")]
@@ -217,7 +228,7 @@ def _properties(out: Translated, schema: dict, draft: int, pointer: str) -> None
             out.schema["required"] = needed
 
 
-def _extends(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+def _extends(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> None:
     value = schema["extends"]
     out.schema["allOf"] = value if isinstance(value, list) else [value]
     if not isinstance(value, list):
@@ -226,19 +237,19 @@ def _extends(out: Translated, schema: dict, draft: int, pointer: str) -> None:
         out.origins |= {("allOf", at): ("extends", at) for at in range(len(value))}
 
 
-def _disallow(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+def _disallow(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> None:
     out.schema["not"] = {"type": schema["disallow"]}
     out.origins["not",] = ("disallow",)
 
 
-def _recursive(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+def _recursive(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> None:
     if schema["$recursiveRef"] != "#":
-        refuse("$recursiveRef", step(pointer, "$recursiveRef"), 'it must be "#"')
+        refuse("$recursiveRef", join_pointer(pointer, "$recursiveRef"), 'it must be "#"')
     out.schema["$dynamicRef"] = "#"
 
 
-def _count(keyword: str) -> Callable[[Translated, dict, int, str], None]:
-    def rule(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+def _count(keyword: str) -> Callable[[TranslatedSchema, dict, int, str], None]:
+    def rule(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> None:
         value = schema[keyword]
         if isinstance(value, bool) or not isinstance(value, int | float) or value < ENDLESS:
             out.schema[keyword] = value
@@ -246,7 +257,7 @@ def _count(keyword: str) -> Callable[[Translated, dict, int, str], None]:
     return rule
 
 
-def _format(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+def _format(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> None:
     name = schema["format"]
     if draft == 3 and isinstance(name, str):
         name = _OLD_FORMATS.get(name, name)
@@ -258,16 +269,16 @@ def _format(out: Translated, schema: dict, draft: int, pointer: str) -> None:
         and name == "color"
     )
     if not known:
-        out.remarks.append(("format", f"the format {shown(name)} is unknown and restricts nothing"))
+        out.remarks.append(("format", f"the format {show_value(name)} is unknown and restricts nothing"))
     else:
         out.schema["format"] = name
 
 
-def _divisible(out: Translated, schema: dict, draft: int, pointer: str) -> None:
+def _divisible(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> None:
     out.schema["multipleOf"] = schema["divisibleBy"]
 
 
-_RULES: dict[str, Callable[[Translated, dict, int, str], None]] = {
+_RULES: dict[str, Callable[[TranslatedSchema, dict, int, str], None]] = {
     "items": _items,
     "additionalItems": _additional_items,
     "dependencies": _dependencies,

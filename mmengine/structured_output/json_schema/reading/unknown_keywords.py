@@ -1,36 +1,39 @@
-"""Keywords that a draft does not define: the notes on them, and their refusal by strict_keywords."""
+"""Notes on keywords that a draft does not define, and their refusal under strict_keywords."""
 
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import NoReturn
 
-from mmengine.structured_output.json_schema.reading.translation import Translated
-from mmengine.structured_output.json_schema.vocabulary.dialects import ALL, KNOWN_IN, NAMES
+from mmengine.structured_output.json_schema.reading.translation import TranslatedSchema
+from mmengine.structured_output.json_schema.vocabulary.dialects import ALL_KEYWORDS, KNOWN_IN, NAMES
 from mmengine.structured_output.json_schema.vocabulary.notes import Notes
-from mmengine.structured_output.json_schema.vocabulary.refusal import refuse, step
+from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
 
-MAX_KEYWORD = 40  # characters of a keyword that may be a misspelt one
+# Maximum number of characters of a keyword that is compared with known keywords for misspelling.
+MAX_KEYWORD = 40
 
 
-def add_notes(notes: Notes, made: Translated, pointer: str, draft: int) -> None:
-    """Note what is to say of one schema object, and of the keywords that it has not in its draft."""
+def add_notes(notes: Notes, made: TranslatedSchema, pointer: str, draft: int) -> None:
+    """Add the notes on one schema object: its unknown keywords and the translation's remarks."""
     for keyword in made.unknown:
         if not notes.left_out:
-            text, warning = of_unknown(keyword[: MAX_KEYWORD + 1], draft)
-            notes.say(shortened(keyword), step(pointer, shortened(keyword)), text, warning)
+            text, warning = describe_unknown(keyword[: MAX_KEYWORD + 1], draft)
+            notes.add(
+                shorten_keyword(keyword), join_pointer(pointer, shorten_keyword(keyword)), text, warning
+            )
     for keyword, text in made.remarks:
-        notes.say(keyword, step(pointer, keyword), text, warning=keyword == "$ref")
+        notes.add(keyword, join_pointer(pointer, keyword), text, warning=keyword == "$ref")
 
 
-def shortened(keyword: str) -> str:
+def shorten_keyword(keyword: str) -> str:
     return keyword if len(keyword) <= 200 else keyword[:199] + "…"
 
 
 @lru_cache(maxsize=1024)
-def of_unknown(keyword: str, draft: int) -> tuple[str, bool]:
-    """What to say of a keyword that its draft does not have, and whether that is a warning."""
+def describe_unknown(keyword: str, draft: int) -> tuple[str, bool]:
+    """Return the note on a keyword that the draft does not define, and whether the note is a warning."""
     known = KNOWN_IN[draft]
-    if keyword in ALL:
+    if keyword in ALL_KEYWORDS:
         return f"it is no keyword of {NAMES[draft]} and restricts nothing", True
     if keyword.startswith(("x-", "$", "_")) or len(keyword) > MAX_KEYWORD:
         return "unknown, so it is an annotation and restricts nothing", False
@@ -42,5 +45,9 @@ def of_unknown(keyword: str, draft: int) -> tuple[str, bool]:
 
 
 def refuse_unknown(keyword: str, draft: int, pointer: str) -> NoReturn:
-    text, _ = of_unknown(keyword[: MAX_KEYWORD + 1], draft)
-    refuse(shortened(keyword), step(pointer, shortened(keyword)), f"{text} (strict_keywords refuses it)")
+    text, _ = describe_unknown(keyword[: MAX_KEYWORD + 1], draft)
+    refuse(
+        shorten_keyword(keyword),
+        join_pointer(pointer, shorten_keyword(keyword)),
+        f"{text} (strict_keywords refuses it)",
+    )

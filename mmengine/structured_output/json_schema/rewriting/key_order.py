@@ -1,11 +1,12 @@
-"""The order of keys: any, or as the keywords that bring them stand in the schema, from left to right.
+"""Decide whether an object's keys may come in any order, or only in the order of the schema's keywords.
 
-A property that may be left out can never come any more once one behind it has begun. So objects that have
-such properties take any order, unless they are small (Bounds.ordered): the grammar engine's JSON Schema has
-one order, and an object that is marked for more is written in another form, which takes longer to compile.
+In a fixed order, an optional property can no longer follow once a later property has started. Objects with
+optional properties therefore allow any order, unless they are small (Bounds.ordered). The grammar engine's
+JSON Schema knows one order. An object that is marked for any order is written in another form, which takes
+longer to compile.
 
-Where several schemas of one place bring different properties, which of them comes first is nothing that a
-schema says. So in small objects other orders of these groups are taken too, as alternatives.
+If several schemas of one place add properties, no schema says which properties come first. For small objects
+other orders of these groups are allowed too, as alternatives.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -16,35 +17,39 @@ from msgspec.structs import replace
 
 from mmengine.structured_output.json_schema.constraints.json_types import Object, Shape
 from mmengine.structured_output.json_schema.patterns.character_sets import PatternError
-from mmengine.structured_output.json_schema.patterns.matching import Budget
-from mmengine.structured_output.json_schema.patterns.other_keys import Json, by_patterns
+from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
+from mmengine.structured_output.json_schema.patterns.other_keys import Json, expand_other_keys
 from mmengine.structured_output.json_schema.rewriting.key_patterns import unnamed_keys
 from mmengine.structured_output.json_schema.vocabulary.notes import Notes
 
-MAX_GROUPS = 3  # all orders of which are taken as alternatives
-MAX_NAMES = 48  # in all orders of one object together
-MAX_ANY = 63  # named properties of an object that come in any order: the grammar engine counts so far
+MAX_GROUPS = 3  # Maximum number of groups; all their orders become alternatives.
+MAX_NAMES = 48  # Maximum number of names in all orders of one object together.
+# Maximum number of named properties in any order, the most that the grammar engine counts.
+MAX_UNORDERED = 63
 IN_ORDER = "keys in the schema's order only, others behind them; bounds.ordered 0 takes any order"
-MAX_LISTED = 200  # characters of names in a note
-MARK = "x-any-order"  # true in an object whose keys may come in any order
+MAX_LISTED = 200  # Maximum number of characters for the names in a note.
+MARK = "x-any-order"  # True in an object whose keys may come in any order.
 
 Groups = list[tuple[str, ...]]
 
 
-def in_one_order(names: Iterable[str], why: str) -> str:
-    """What a note says of an object whose named properties come in no other order."""
+def describe_order(names: Iterable[str], why: str) -> str:
+    """Return the note on an object whose named properties come in one order only."""
     listed = ", ".join(names)
     listed = listed if len(listed) <= MAX_LISTED else f"{listed[: MAX_LISTED - 1]}…"
     return f"keys in this order only, others behind them: {listed}; {why}"
 
 
-def arranged(shape: Shape, groups: Groups) -> Shape:
-    """The shape with its properties in the order of the groups, whose first mention of a name counts."""
-    piece = shape.get("object")
-    if not isinstance(piece, Object):
+def order_properties(shape: Shape, groups: Groups) -> Shape:
+    """Return the shape with its properties in the order of the groups. A name counts in the first group that
+    contains it.
+    """
+    constraint = shape.get("object")
+    if not isinstance(constraint, Object):
         return shape
-    every = dict.fromkeys((*piece.properties, *piece.required))
-    if not groups and len(every) <= MAX_GROUPS:  # of a constant, or only required
+    every = dict.fromkeys((*constraint.properties, *constraint.required))
+    # The object is a constant, or its properties are only required.
+    if not groups and len(every) <= MAX_GROUPS:
         groups = [(name,) for name in every]
     seen: set[str] = set()
     left: Groups = []
@@ -52,76 +57,92 @@ def arranged(shape: Shape, groups: Groups) -> Shape:
         new = tuple(name for name in dict.fromkeys(names) if name not in seen)
         seen.update(new)
         left += [new] if new else []
-    known = {name: piece.properties[name] for names in left for name in names if name in piece.properties}
-    return {**shape, "object": replace(piece, properties=known | piece.properties, groups=tuple(left))}
+    known = {
+        name: constraint.properties[name] for names in left for name in names if name in constraint.properties
+    }
+    return {
+        **shape,
+        "object": replace(constraint, properties=known | constraint.properties, groups=tuple(left)),
+    }
 
 
-def arrangements(piece: Object) -> list[Object]:
-    """The piece once for each order of its groups; the documented order is the first."""
-    count = len(piece.groups)
+def list_orders(constraint: Object) -> list[Object]:
+    """Return the constraint once for each order of its groups. The first is in the documented order."""
+    count = len(constraint.groups)
     if not 1 < count <= MAX_GROUPS:
-        return [piece]
-    orders = list(permutations(piece.groups))
-    if len(orders) * len({*piece.properties, *piece.required}) > MAX_NAMES:
-        return [piece]
+        return [constraint]
+    orders = list(permutations(constraint.groups))
+    if len(orders) * len({*constraint.properties, *constraint.required}) > MAX_NAMES:
+        return [constraint]
     out = []
     for groups in orders:
         names = [name for group in groups for name in group]
-        properties = {name: piece.properties[name] for name in names if name in piece.properties}
-        required = dict.fromkeys((*(name for name in names if name in piece.required), *piece.required))
-        out.append(replace(piece, properties=properties | piece.properties, required=tuple(required)))
+        properties = {name: constraint.properties[name] for name in names if name in constraint.properties}
+        required = dict.fromkeys(
+            (*(name for name in names if name in constraint.required), *constraint.required)
+        )
+        out.append(
+            replace(constraint, properties=properties | constraint.properties, required=tuple(required))
+        )
     return out
 
 
 @dataclass(slots=True)
-class Orders:
-    """Which objects of one schema take their keys in any order, and what is to say of the others.
+class KeyOrders:
+    """Decides which objects of a schema allow keys in any order, and collects notes on the other objects.
 
-    `ordered`: as in Bounds. `bound`: what only it leaves out; `narrow`: what no setting brings.
+    `ordered` is as in Bounds. `bound` holds notes on orders that only this bound excludes; `narrow` holds
+    notes on orders that no setting allows.
     """
 
     ordered: int
     bound: Notes = field(default_factory=Notes)
     narrow: Notes = field(default_factory=Notes)
     marked: list[Json] = field(default_factory=list)
-    patterned: list[tuple[Json, str]] = field(default_factory=list)  # objects with patterns, their pointers
+    # Objects with patterns, and their pointers.
+    patterned: list[tuple[Json, str]] = field(default_factory=list)
 
-    def any(self, piece: Object, names: Sequence[str], is_open: bool, is_counted: bool) -> bool:
-        """`names`: the properties that may be there; `is_open`: other keys may too; `is_counted`:
-        minProperties or maxProperties leave a choice of them."""
-        if is_counted or len(names) > MAX_ANY or len(names) + is_open < 2:
+    def is_unordered(self, constraint: Object, names: Sequence[str], is_open: bool, is_counted: bool) -> bool:
+        """Return whether an object's keys may come in any order.
+
+        `names` are the properties that may be present. `is_open` says whether other keys may be present.
+        `is_counted` says whether minProperties or maxProperties leave a choice of them.
+        """
+        if is_counted or len(names) > MAX_UNORDERED or len(names) + is_open < 2:
             return False
         if not self.ordered:
             return True
         if len(names) <= self.ordered:
             return False
-        has_order = len(piece.groups) <= 1 or len(arrangements(piece)) > 1
-        return not (has_order and set(names) <= set(piece.required))
+        has_order = len(constraint.groups) <= 1 or len(list_orders(constraint)) > 1
+        return not (has_order and set(names) <= set(constraint.required))
 
-    def say(
-        self, piece: Object, names: Collection[str], is_open: bool, is_counted: bool, pointer: str
+    def add_note(
+        self, constraint: Object, names: Collection[str], is_open: bool, is_counted: bool, pointer: str
     ) -> None:
-        """Of an object in one order."""
+        """Add a note on an object whose keys come in one order."""
         if len(names) + is_open < 2:
             return
-        if len(names) > MAX_ANY:
-            self.narrow.say("properties", pointer, in_one_order(names, f"they are more than {MAX_ANY}"))
+        if len(names) > MAX_UNORDERED:
+            self.narrow.add(
+                "properties", pointer, describe_order(names, f"they are more than {MAX_UNORDERED}")
+            )
         elif is_counted:
             why = "minProperties and maxProperties count them"
-            self.narrow.say("properties", pointer, in_one_order(names, why))
-        elif is_open or len(arrangements(piece)) == 1 or len(piece.groups) < len(names):
-            self.bound.say("properties", pointer, IN_ORDER)
+            self.narrow.add("properties", pointer, describe_order(names, why))
+        elif is_open or len(list_orders(constraint)) == 1 or len(constraint.groups) < len(names):
+            self.bound.add("properties", pointer, IN_ORDER)
 
-    def settle(self) -> None:
-        """Takes all marks back where keys cannot be told apart by what writes objects of any order."""
+    def drop_unsupported(self) -> None:
+        """Remove all marks if the writer of unordered objects could not tell keys apart."""
         for schema, pointer in self.patterned:
             if not self.marked:
                 return
             try:
-                unnamed_keys(by_patterns(schema, spelled_out=False), Budget())
+                unnamed_keys(expand_other_keys(schema, spelled_out=False), MatchBudget())
             except PatternError as error:
                 why = f"keys in the schema's order only, here and in all objects: {error}"
-                self.narrow.say("patternProperties", pointer, why)
+                self.narrow.add("patternProperties", pointer, why)
                 for each in self.marked:
                     del each[MARK]
                 self.marked.clear()

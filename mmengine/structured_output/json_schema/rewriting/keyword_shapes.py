@@ -1,27 +1,27 @@
-"""What the keywords of one schema object say themselves, without those that point to other schemas."""
+"""The shape that the keywords of one schema object describe, without keywords that refer to other schemas."""
 
 from collections.abc import Callable
 
 from msgspec.structs import replace
 
 from mmengine.structured_output.json_schema.constraints.json_types import (
-    KINDS,
+    UNCONSTRAINED,
     Array,
     Blocked,
     Boolean,
-    Conj,
+    Conjunction,
+    Constraint,
     Contains,
     Limit,
     Null,
     Number,
     Object,
-    Piece,
     Shape,
     String,
-    both,
+    conjoin,
     intersect_shapes,
-    least,
-    settled_number,
+    settle_number,
+    tighter_maximum,
 )
 from mmengine.structured_output.json_schema.patterns.character_sets import PatternError
 from mmengine.structured_output.json_schema.patterns.pattern import Pattern, parse_pattern
@@ -31,36 +31,36 @@ from mmengine.structured_output.json_schema.vocabulary.keywords import (
     NUMBERS,
     check_multiple,
     check_value,
-    fraction,
+    equality_key,
     is_number,
-    same,
-    shown,
+    show_value,
+    to_fraction,
 )
-from mmengine.structured_output.json_schema.vocabulary.refusal import refuse, step
+from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
 
-Own = tuple[Shape, list[Conj] | None]
+KeywordShape = tuple[Shape, list[Conjunction] | None]
 _ANY_NUMBER, _ANY_INTEGER = Number(), Number(integer=True)
-SCALARS: dict[str, Shape] = {  # of schemas that say nothing but a type
-    **{kind: {kind: KINDS[kind]} for kind in ("null", "boolean", "string")},
+SCALARS: dict[str, Shape] = {  # Shapes of schemas that are a type alone.
+    **{kind: {kind: UNCONSTRAINED[kind]} for kind in ("null", "boolean", "string")},
     "number": {"number": _ANY_NUMBER},
     "integer": {"number": _ANY_INTEGER},
 }
 
 
-def own_shape(document: Document, place: int) -> Own:
-    """The shape, and the alternatives of an enum (or const) that holds arrays or objects."""
+def keyword_shape(document: Document, place: int) -> KeywordShape:
+    """Return the shape, and the alternatives of an enum (or const) that holds arrays or objects."""
     schema = document.nodes[place].schema
     assert isinstance(schema, dict)
     kinds = _kinds(schema)
     shape: Shape = {}
-    for kind in KINDS:
+    for kind in UNCONSTRAINED:
         if kind in kinds:
-            piece = _PIECES[kind](document, place, schema)
-            if piece is not None:
-                shape[kind] = piece
+            constraint = _CONSTRAINTS[kind](document, place, schema)
+            if constraint is not None:
+                shape[kind] = constraint
     number = shape.get("number")
     if kinds.get("number") and isinstance(number, Number):
-        whole = _ANY_INTEGER if number is _ANY_NUMBER else settled_number(_integer(number))
+        whole = _ANY_INTEGER if number is _ANY_NUMBER else settle_number(_integer(number))
         if whole is None:
             del shape["number"]
         else:
@@ -76,8 +76,8 @@ def own_shape(document: Document, place: int) -> Own:
 
 
 def _kinds(schema: dict) -> dict[str, bool]:
-    """The types that are allowed; of "number", whether only integers are."""
-    types = schema.get("type", list(KINDS))
+    """Return the allowed types; the value of "number" is True if only integers are allowed."""
+    types = schema.get("type", list(UNCONSTRAINED))
     names = [types] if isinstance(types, str) else types
     kinds = {name: False for name in names if name != "integer"}
     if "integer" in names and "number" not in names:
@@ -85,14 +85,16 @@ def _kinds(schema: dict) -> dict[str, bool]:
     return kinds
 
 
-def _integer(piece: Number) -> Number:
-    return replace(piece, integer=True)
+def _integer(constraint: Number) -> Number:
+    return replace(constraint, integer=True)
 
 
-def _values(document: Document, place: int, keyword: str, values: list) -> tuple[Shape, list[Conj] | None]:
-    """The shape of an enum's scalars; with arrays or objects among them, alternatives instead."""
-    pointer = step(document.nodes[place].pointer, keyword)
-    unique = list({same(value): value for value in values}.values())
+def _values(
+    document: Document, place: int, keyword: str, values: list
+) -> tuple[Shape, list[Conjunction] | None]:
+    """Return the shape of an enum's scalars, or alternatives if the enum holds arrays or objects."""
+    pointer = join_pointer(document.nodes[place].pointer, keyword)
+    unique = list({equality_key(value): value for value in values}.values())
     if not unique:
         return {}, None
     scalars = [value for value in unique if not isinstance(value, list | dict)]
@@ -106,7 +108,7 @@ def _values(document: Document, place: int, keyword: str, values: list) -> tuple
     booleans = frozenset(value for value in scalars if isinstance(value, bool))
     if booleans:
         shape["boolean"] = Boolean(booleans)
-    numbers = tuple(fraction(value) for value in scalars if is_number(value))
+    numbers = tuple(to_fraction(value) for value in scalars if is_number(value))
     if numbers:
         shape["number"] = Number(values=numbers)
     strings = tuple(value for value in scalars if isinstance(value, str))
@@ -119,22 +121,24 @@ def _values(document: Document, place: int, keyword: str, values: list) -> tuple
     if not nested:
         return shape, None
     base = document.nodes[place].pointer
-    made = [document.make({"const": v}, base, (place, keyword, same(v))) for v in nested]
+    made = [document.make({"const": v}, base, (place, keyword, equality_key(v))) for v in nested]
     if scalars:
         made.insert(0, document.make({"enum": scalars}, base, (place, keyword, "scalars")))
-    return KINDS, [(one,) for one in made]
+    return UNCONSTRAINED, [(one,) for one in made]
 
 
 def _constant_array(document: Document, place: int, keyword: str, value: list) -> Array:
     base = document.nodes[place].pointer
-    items = tuple((document.make({"const": v}, base, (place, keyword, "item", same(v))),) for v in value)
+    items = tuple(
+        (document.make({"const": v}, base, (place, keyword, "item", equality_key(v))),) for v in value
+    )
     return Array(len(items), len(items), items, ())
 
 
 def _constant_object(document: Document, place: int, keyword: str, value: dict) -> Object:
     base = document.nodes[place].pointer
-    items: dict[str, Conj] = {
-        name: (document.make({"const": v}, base, (place, keyword, "item", same(v))),)
+    items: dict[str, Conjunction] = {
+        name: (document.make({"const": v}, base, (place, keyword, "item", equality_key(v))),)
         for name, v in value.items()
     }
     return Object(items, tuple(items), {}, (document.make(False, base, "nothing"),))
@@ -143,7 +147,9 @@ def _constant_object(document: Document, place: int, keyword: str, value: dict) 
 def _number(document: Document, place: int, schema: dict) -> Number | None:
     def limit(inclusive: str, exclusive: str, stricter: int) -> Limit | None:
         found = [
-            (fraction(schema[name]), name == exclusive) for name in (inclusive, exclusive) if name in schema
+            (to_fraction(schema[name]), name == exclusive)
+            for name in (inclusive, exclusive)
+            if name in schema
         ]
         return max(found, key=lambda one: (one[0] * stricter, one[1])) if found else None
 
@@ -151,13 +157,13 @@ def _number(document: Document, place: int, schema: dict) -> Number | None:
         return _ANY_NUMBER
     multiple = schema.get("multipleOf")
     if multiple is not None:
-        check_multiple(multiple, step(document.nodes[place].pointer, "multipleOf"))
-    return settled_number(
+        check_multiple(multiple, join_pointer(document.nodes[place].pointer, "multipleOf"))
+    return settle_number(
         Number(
             False,
             limit("minimum", "exclusiveMinimum", 1),
             limit("maximum", "exclusiveMaximum", -1),
-            None if multiple is None else fraction(multiple),
+            None if multiple is None else to_fraction(multiple),
         )
     )
 
@@ -168,15 +174,15 @@ def _string(document: Document, place: int, schema: dict) -> String | None:
     patterns: list[Pattern] = []
     blocked: Blocked = ()
     if "pattern" in schema:
-        patterns.append(_pattern(document, schema["pattern"], "pattern", step(pointer, "pattern")))
+        patterns.append(_pattern(document, schema["pattern"], "pattern", join_pointer(pointer, "pattern")))
     if "format" in schema:
         name = schema["format"]
         if name in FORMATS:
             found = parse_pattern(f"^(?:{FORMATS[name]})$")
             patterns.append(found._replace(budget=document.budget, exact=name in EXACT))
         else:
-            why = f"{shown(name)} cannot be enforced (known: {', '.join(sorted(FORMATS))})"
-            blocked = (("format", step(pointer, "format"), why),)
+            why = f"{show_value(name)} cannot be enforced (known: {', '.join(sorted(FORMATS))})"
+            blocked = (("format", join_pointer(pointer, "format"), why),)
     if high is not None and low > high:
         return None
     return String(low, None if high is None else int(high), tuple(patterns), None, blocked)
@@ -190,8 +196,8 @@ def _pattern(document: Document, text: str, keyword: str, pointer: str) -> Patte
 
 
 def key_pattern(document: Document, place: int, text: str) -> Pattern:
-    """A pattern in the patternProperties of a place."""
-    pointer = step(document.nodes[place].pointer, "patternProperties", text)
+    """Return a pattern from the patternProperties of a place."""
+    pointer = join_pointer(document.nodes[place].pointer, "patternProperties", text)
     return _pattern(document, text, "patternProperties", pointer)
 
 
@@ -201,17 +207,21 @@ def _array(document: Document, place: int, schema: dict) -> Array | None:
     prefix = tuple(
         document.part(place, "prefixItems", at) for at in range(len(schema.get("prefixItems", ())))
     )
-    rest: Conj = document.part(place, "items") if "items" in schema else ()
+    rest: Conjunction = document.part(place, "items") if "items" in schema else ()
     blocked: Blocked = ()
     contains: tuple[Contains, ...] = ()
     if "contains" in schema:
         fewest, most = int(schema.get("minContains", 1)), schema.get("maxContains")
         if schema["contains"] in (True, {}):
-            low, high = max(low, fewest), least(high, most)
+            low, high = max(low, fewest), tighter_maximum(high, most)
         elif fewest or most is not None:
             most = None if most is None else int(most)
-            contains = (Contains(document.at(place, "contains"), fewest, most, step(pointer, "contains")),)
-    unique = step(pointer, "uniqueItems") if schema.get("uniqueItems") else None
+            contains = (
+                Contains(
+                    document.subschema(place, "contains"), fewest, most, join_pointer(pointer, "contains")
+                ),
+            )
+    unique = join_pointer(pointer, "uniqueItems") if schema.get("uniqueItems") else None
     if high is not None and low > high:
         return None
     high = None if high is None else int(high)
@@ -221,25 +231,27 @@ def _array(document: Document, place: int, schema: dict) -> Array | None:
 def _object(document: Document, place: int, schema: dict) -> Object | None:
     pointer = document.nodes[place].pointer
     low, high = int(schema.get("minProperties", 0)), schema.get("maxProperties")
-    patterns: dict[str, tuple[Pattern, Conj]] = {}
+    patterns: dict[str, tuple[Pattern, Conjunction]] = {}
     for text in schema.get("patternProperties", ()):
         pattern = key_pattern(document, place, text)
         patterns[text] = (pattern, document.part(place, "patternProperties", text))
-    properties: dict[str, Conj] = {}
+    properties: dict[str, Conjunction] = {}
     for name in schema.get("properties", ()):
-        conj: Conj = document.part(place, "properties", name)
+        conj: Conjunction = document.part(place, "properties", name)
         for text, (pattern, more) in patterns.items():
-            if _matches(pattern, name, step(pointer, "patternProperties", text)):
-                conj = both(conj, more)
+            if _matches(pattern, name, join_pointer(pointer, "patternProperties", text)):
+                conj = conjoin(conj, more)
         properties[name] = conj
-    rest: Conj = document.part(place, "additionalProperties") if "additionalProperties" in schema else ()
+    rest: Conjunction = (
+        document.part(place, "additionalProperties") if "additionalProperties" in schema else ()
+    )
     blocked: Blocked = ()
-    names: Conj = ()
+    names: Conjunction = ()
     if "propertyNames" in schema and schema["propertyNames"] not in (True, {}):
         if schema["propertyNames"] is False:
             high = 0
         else:
-            names = (document.at(place, "propertyNames"),)
+            names = (document.subschema(place, "propertyNames"),)
     if high is not None and low > high:
         return None
     required = tuple(schema.get("required", ()))
@@ -254,7 +266,7 @@ def _matches(pattern: Pattern, name: str, pointer: str) -> bool:
         refuse("patternProperties", pointer, str(error))
 
 
-_PIECES: dict[str, Callable[[Document, int, dict], Piece | None]] = {
+_CONSTRAINTS: dict[str, Callable[[Document, int, dict], Constraint | None]] = {
     "null": lambda document, place, schema: Null(),
     "boolean": lambda document, place, schema: Boolean(),
     "number": _number,

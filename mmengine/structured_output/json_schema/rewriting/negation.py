@@ -1,9 +1,10 @@
-"""What is left of a value's shapes when it must not have others: the basis of not, oneOf and if.
+"""Subtract shapes from shapes, for not, oneOf and if.
 
-`A and not B` is worked out with A at hand, not as the complement of B: much that would be endless then is
-not. Keys that A forbids need no mention, what A demands of a part anyway cannot be where it fails B, and two
-parts that no value fits end a list. What cannot be said is a blocked piece: refused where it is used.
-In the places that NARROW names, such alternatives are left out: values that hardly anybody means.
+`A and not B` is computed directly, not as an intersection with the complement of B, because the complement is
+often infinite. Keys that A forbids need no mention. A part that satisfies A's requirements may be unable to
+fail B. Two parts without a common value end a list. A remainder that cannot be expressed becomes a blocked
+constraint, which is refused where it is used. OMITTED_ALTERNATIVES describes alternatives that are left out:
+values that hardly any schema means.
 """
 
 from dataclasses import dataclass, field
@@ -17,88 +18,89 @@ from msgspec.structs import replace
 from mmengine.structured_output.json_schema.constraints.json_types import (
     Array,
     Boolean,
-    Conj,
+    Conjunction,
+    Constraint,
     Null,
     Number,
     Object,
-    Piece,
     Shape,
     String,
     intersect,
-    settled_number,
+    settle_number,
 )
 from mmengine.structured_output.json_schema.patterns.character_sets import PatternError
-from mmengine.structured_output.json_schema.patterns.complement import opposite, without_values
-from mmengine.structured_output.json_schema.patterns.matching import Budget
+from mmengine.structured_output.json_schema.patterns.complement import complement_pattern, exclude_values
+from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
 
-MAX_VALUES = 64  # numbers that are excluded one by one
-MAX_STEPS = 64  # steps between two bounds that are excluded one by one
-MAX_PLACES = 16  # of a list, at one of which an item is of another kind
-NARROW = (
+MAX_VALUES = 64  # Maximum number of numbers that are excluded one by one.
+MAX_STEPS = 64  # Maximum number of steps between two bounds that are excluded one by one.
+MAX_PLACES = 16  # Maximum number of places of a list at which an item may differ.
+OMITTED_ALTERNATIVES = (
     f"an item unlike the others is among the first {MAX_PLACES} of a list, and what is unlike another schema "
     "is not so only by a format, by a key that neither names, or by what has no opposite (a fraction where "
     "the other wants whole numbers) in a key that only the other names"
 )
-MAX_OPTIONAL = 5  # properties beside a key that the schema does not name
+MAX_OPTIONAL = 5  # Maximum number of optional properties beside a key that the schema does not name.
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The keyword that excludes, its pointer, and what is said about it where it cannot be enforced."""
+    """The keyword that excludes a schema, its pointer, and the message if it cannot be enforced."""
 
     keyword: str
     pointer: str
     trouble: str
     advice: str
-    inner: bool = False  # whether it is about a part of what the keyword excludes
-    free: bool = False  # and that part is one of which what is left says nothing
+    inner: bool = False  # Whether the exclusion concerns a part of the excluded schema.
+    free: bool = False  # Whether the remaining schema does not restrict that part.
 
     def blocked(self, why: str) -> tuple[str, str, str]:
         return self.keyword, self.pointer, f"{self.trouble} cannot be enforced: {why}; {self.advice}"
 
 
 class Parts(Protocol):
-    """What shapes.py knows of the parts of arrays and objects."""
+    """The operations on parts of arrays and objects that `Shapes` provides."""
 
-    def opposite(self, conj: Conj, origin: Origin) -> Conj: ...
+    def complement_of(self, conj: Conjunction, origin: Origin) -> Conjunction: ...
 
-    def never(self, conj: Conj) -> bool: ...
+    def is_impossible(self, conj: Conjunction) -> bool: ...
 
-    def anything(self, place: int) -> bool: ...
+    def allows_anything(self, place: int) -> bool: ...
 
-    def nothing(self) -> Conj: ...
+    def false_schema(self) -> Conjunction: ...
 
 
 @dataclass(slots=True)
 class Exclusion:
-    """`A and not B` for the shapes of one exclusion. `narrow`: what it gave lacks some of what is left;
-    `stuck`: some of it is blocked."""
+    """Computes `A and not B` for the shapes of one exclusion. `narrow` is True if the result lacks some of
+    the remainder; `stuck` is True if some of the remainder is blocked.
+    """
 
     parts: Parts
     origin: Origin
-    budget: Budget
+    budget: MatchBudget
     narrow: bool = False
     stuck: bool = False
-    out: list[Piece] = field(default_factory=list)
+    out: list[Constraint] = field(default_factory=list)
 
     def shapes(self, a: Shape, b: Shape) -> list[Shape]:
-        """The alternatives that together are what has shape `a` and not shape `b`."""
+        """Return alternatives that together allow the values with shape `a` but not shape `b`."""
         kept: Shape = {}
         more: list[Shape] = []
-        for kind, piece in a.items():
-            left = self.pieces(piece, b[kind]) if kind in b else [piece]
+        for kind, constraint in a.items():
+            left = self.constraints(constraint, b[kind]) if kind in b else [constraint]
             if left:
                 kept[kind] = left[0]
                 more += [{kind: each} for each in left[1:]]
         return [kept, *more] if kept else []
 
-    def pieces(self, a: Piece, b: Piece) -> list[Piece]:
+    def constraints(self, a: Constraint, b: Constraint) -> list[Constraint]:
         met = intersect(a, b)
-        if met is None or any(self.parts.never(part) for part in _needed(met)):
+        if met is None or any(self.parts.is_impossible(part) for part in _required_parts(met)):
             return [a]
         if met == a:
             return []
         self.out = []
-        if _unknown(b):
+        if _has_other_fields(b):
             self._blocked(a, "some of it concerns all of a value together")
             return self.out
         match a, b:
@@ -115,14 +117,14 @@ class Exclusion:
                 self._object(a, b)
         return self.out
 
-    def _add(self, piece: Piece | None) -> None:
-        if piece is not None:
-            self.out.append(piece)
+    def _add(self, constraint: Constraint | None) -> None:
+        if constraint is not None:
+            self.out.append(constraint)
 
-    def _both(self, a: Piece, b: Piece) -> None:
+    def _both(self, a: Constraint, b: Constraint) -> None:
         self._add(intersect(a, b))
 
-    def _blocked(self, a: Piece, why: str) -> None:
+    def _blocked(self, a: Constraint, why: str) -> None:
         if self.origin.free:
             self.narrow = True
             return
@@ -155,13 +157,13 @@ class Exclusion:
             return
         low = a.low
         for value in sorted(values):
-            self._add(settled_number(replace(a, low=low, high=(value, True))))
+            self._add(settle_number(replace(a, low=low, high=(value, True))))
             low = (value, True)
-        self._add(settled_number(replace(a, low=low)))
+        self._add(settle_number(replace(a, low=low)))
 
     def _no_multiple(self, a: Number, step: Fraction) -> None:
-        """Between the multiples, where bounds leave few of them."""
-        left = settled_number(replace(a, excluded=(*a.excluded, step)))
+        """Add the numbers between the multiples if bounds leave few of them."""
+        left = settle_number(replace(a, excluded=(*a.excluded, step)))
         if left is None:
             return
         if a.low is None or a.high is None or (a.high[0] - a.low[0]) / step > MAX_STEPS:
@@ -188,7 +190,7 @@ class Exclusion:
                 self._add(replace(a, values=left) if left else None)
             else:
                 self._add(
-                    replace(a, patterns=(*a.patterns, without_values(values)._replace(budget=self.budget)))
+                    replace(a, patterns=(*a.patterns, exclude_values(values)._replace(budget=self.budget)))
                 )
             return
         if b.low:
@@ -212,7 +214,7 @@ class Exclusion:
                     left = tuple(value for value in a.values if not pattern.matches(value))
                     self._add(replace(a, values=left) if left else None)
                 else:
-                    other = opposite(pattern.regex)._replace(budget=self.budget)
+                    other = complement_pattern(pattern.regex)._replace(budget=self.budget)
                     self._both(a, String(patterns=(other,)))
             except PatternError as error:
                 self._blocked(a, str(error))
@@ -220,7 +222,7 @@ class Exclusion:
     def _array(self, a: Array, b: Array, met: Array) -> None:
         high = met.high
         for at in range(len(met.prefix) + 1):
-            if self.parts.never(met.item(at)):
+            if self.parts.is_impossible(met.item(at)):
                 high = at if high is None else min(high, at)
                 break
         if b.low > a.low:
@@ -243,7 +245,7 @@ class Exclusion:
                     self._add(replace(a, low=max(a.low, at + 1), prefix=prefix))
 
     def _object(self, a: Object, b: Object) -> None:
-        nothing = self.parts.nothing()
+        nothing = self.parts.false_schema()
         for name in b.required:
             if name not in a.required:
                 self._add(replace(a, properties={**a.properties, name: (*a.property(name), *nothing)}))
@@ -259,24 +261,24 @@ class Exclusion:
             self._both(a, Object(low=b.high + 1))
         self._other_keys(a, b, list(names))
 
-    def _failing(self, ours: Conj, theirs: Conj) -> Conj | None:
-        """What has a part of `ours` and not of `theirs`; None when that is plainly nothing."""
-        if self._within(theirs, ours) or self.parts.never(ours):
+    def _failing(self, ours: Conjunction, theirs: Conjunction) -> Conjunction | None:
+        """Return a part that satisfies `ours` but not `theirs`, or None if there is obviously none."""
+        if self._within(theirs, ours) or self.parts.is_impossible(ours):
             return None
-        if self.parts.never((*ours, *theirs)):
+        if self.parts.is_impossible((*ours, *theirs)):
             return ours
-        free = self.origin.free or all(map(self.parts.anything, ours))
-        failing = (*ours, *self.parts.opposite(theirs, replace(self.origin, inner=True, free=free)))
-        return None if self.parts.never(failing) else failing
+        free = self.origin.free or all(map(self.parts.allows_anything, ours))
+        failing = (*ours, *self.parts.complement_of(theirs, replace(self.origin, inner=True, free=free)))
+        return None if self.parts.is_impossible(failing) else failing
 
-    def _within(self, wide: Conj, narrow: Conj) -> bool:
-        """Whether it is plain that what satisfies `narrow` satisfies `wide`."""
-        return all(place in narrow or self.parts.anything(place) for place in wide)
+    def _within(self, wide: Conjunction, narrow: Conjunction) -> bool:
+        """Return whether every value that satisfies `narrow` obviously satisfies `wide`."""
+        return all(place in narrow or self.parts.allows_anything(place) for place in wide)
 
     def _other_keys(self, a: Object, b: Object, names: list[str]) -> None:
-        """Where a key that neither names has a value that `b` forbids it."""
-        kinds = [(text, conj) for text, (_, conj) in a.patterns.items() if not self.parts.never(conj)]
-        if not kinds and self.parts.never(a.rest):
+        """Add objects with a key that neither side names and a value that `b` forbids."""
+        kinds = [(text, conj) for text, (_, conj) in a.patterns.items() if not self.parts.is_impossible(conj)]
+        if not kinds and self.parts.is_impossible(a.rest):
             return
         of_patterns = all(
             self._within(conj, a.patterns[text][1] if text in a.patterns else a.rest if not kinds else ())
@@ -289,16 +291,18 @@ class Exclusion:
         ):
             return
         optional = [
-            name for name in names if name not in a.required and not self.parts.never(a.property(name))
+            name
+            for name in names
+            if name not in a.required and not self.parts.is_impossible(a.property(name))
         ]
-        simple = not a.patterns and not b.patterns and self.parts.never((*a.rest, *b.rest))
+        simple = not a.patterns and not b.patterns and self.parts.is_impossible((*a.rest, *b.rest))
         if not simple or a.high is not None or len(optional) > MAX_OPTIONAL:
             if self.origin.inner:
                 self.narrow = True
                 return
             self._blocked(a, "some key that the schema does not name would have another value")
             return
-        nothing = self.parts.nothing()
+        nothing = self.parts.false_schema()
         for count in range(len(optional) + 1):
             for there in combinations(optional, count):
                 gone = {name: (*a.property(name), *nothing) for name in optional if name not in there}
@@ -311,14 +315,16 @@ def _among(value: Fraction, values: tuple[Fraction, ...] | None) -> bool:
     return values is None or value in values
 
 
-def _needed(piece: Piece) -> list[Conj]:
-    """The parts that every value of the piece has."""
-    if isinstance(piece, Array):
-        return [piece.item(at) for at in range(min(piece.low, len(piece.prefix) + 1))]
-    return [piece.property(name) for name in piece.required] if isinstance(piece, Object) else []
+def _required_parts(constraint: Constraint) -> list[Conjunction]:
+    """Return the parts that every value of the constraint contains."""
+    if isinstance(constraint, Array):
+        return [constraint.item(at) for at in range(min(constraint.low, len(constraint.prefix) + 1))]
+    return (
+        [constraint.property(name) for name in constraint.required] if isinstance(constraint, Object) else []
+    )
 
 
-_KNOWN: dict[type, frozenset[str]] = {
+_NEGATED_FIELDS: dict[type, frozenset[str]] = {
     Number: frozenset(("integer", "low", "high", "multiple", "values", "excluded")),
     String: frozenset(("low", "high", "patterns", "values")),
     Array: frozenset(("low", "high", "prefix", "rest")),
@@ -326,10 +332,10 @@ _KNOWN: dict[type, frozenset[str]] = {
 }
 
 
-def _unknown(piece: Piece) -> bool:
-    """Whether a field of the piece says what is not negated here."""
-    if type(piece) not in _KNOWN:
+def _has_other_fields(constraint: Constraint) -> bool:
+    """Return whether the constraint uses a field that cannot be negated here."""
+    if type(constraint) not in _NEGATED_FIELDS:
         return False
-    plain = type(piece)()
-    names = [name for name in piece.__struct_fields__ if name not in _KNOWN[type(piece)]]
-    return any(getattr(piece, name) != getattr(plain, name) for name in names)
+    plain = type(constraint)()
+    names = [name for name in constraint.__struct_fields__ if name not in _NEGATED_FIELDS[type(constraint)]]
+    return any(getattr(constraint, name) != getattr(plain, name) for name in names)

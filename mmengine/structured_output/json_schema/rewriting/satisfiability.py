@@ -1,100 +1,112 @@
-"""Which parts of a schema some finite value satisfies, and why the others have none.
+"""Find the parts of a schema that some finite value satisfies, and explain why the others have no value.
 
-A least fixed point: a part is satisfiable once a shape of it needs only parts that are. What only
-recursion could fill is never reached, so "recursion without a base" needs no rule of its own.
+The result is a least fixed point: a part is satisfiable once one of its shapes needs only satisfiable parts.
+A part that only recursion could fill is never reached, so "recursion without a base" needs no rule of its
+own.
 """
 
 from dataclasses import dataclass, field
 
-from mmengine.structured_output.json_schema.constraints.item_automata import Sequence, sequence_of
-from mmengine.structured_output.json_schema.constraints.json_types import Array, Conj, Object, Piece
-from mmengine.structured_output.json_schema.rewriting.shapes import Shapes, parts
-from mmengine.structured_output.json_schema.vocabulary.keywords import contradiction
-from mmengine.structured_output.json_schema.vocabulary.refusal import refuse, step
+from mmengine.structured_output.json_schema.constraints.item_automata import Sequence, build_sequence
+from mmengine.structured_output.json_schema.constraints.json_types import (
+    Array,
+    Conjunction,
+    Constraint,
+    Object,
+)
+from mmengine.structured_output.json_schema.rewriting.shapes import Shapes, parts_of
+from mmengine.structured_output.json_schema.vocabulary.keywords import find_contradiction
+from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
 
 
 @dataclass(slots=True)
 class Satisfiable:
     shapes: Shapes
-    order: list[Conj] = field(default_factory=list)  # every part that can be reached, the root first
-    inside: dict[Conj, list[Conj]] = field(default_factory=dict)  # the parts inside each, once for each use
-    yes: set[Conj] = field(default_factory=set)
-    sequences: dict[Array, Sequence] = field(default_factory=dict)  # of arrays whose items count together
+    order: list[Conjunction] = field(default_factory=list)  # Every reachable part, the root first.
+    inside: dict[Conjunction, list[Conjunction]] = field(
+        default_factory=dict
+    )  # The parts inside each part, once for each use.
+    satisfied: set[Conjunction] = field(default_factory=set)
+    sequences: dict[Array, Sequence] = field(default_factory=dict)  # Arrays with `contains` or `uniqueItems`.
 
-    def work_out(self, root: Conj) -> None:
-        """Fills `order` and `yes`; refuses a root that nothing satisfies, or a blocked piece."""
+    def solve(self, root: Conjunction) -> None:
+        """Fill `order` and `satisfied`. Refuses a root without any value."""
         found = {root: None}
         self.order = [root]
-        for conj in self.order:  # which grows
+        for conj in self.order:  # The list grows during the loop.
             inside = self.inside[conj] = []
             for shape in self.shapes.of(conj):
-                for piece in shape.values():
-                    if isinstance(piece, Array | Object):
-                        inside += self._parts(piece, conj)
+                for constraint in shape.values():
+                    if isinstance(constraint, Array | Object):
+                        inside += self._parts(constraint, conj)
                     else:
-                        self.yes.add(conj)
+                        self.satisfied.add(conj)
             for part in inside:
                 if part not in found:
                     found[part] = None
                     self.order.append(part)
-        left = [conj for conj in reversed(self.order) if conj not in self.yes]
+        left = [conj for conj in reversed(self.order) if conj not in self.satisfied]
         grown = True
         while grown:
-            before, left = left, [conj for conj in left if not self._now(conj)]
+            before, left = left, [conj for conj in left if not self._check(conj)]
             grown = len(left) < len(before)
-        if root not in self.yes:
+        if root not in self.satisfied:
             self._explain(root, frozenset())
 
-    def _now(self, conj: Conj) -> bool:
-        """Whether the part is satisfiable by what is known to be, which it then is too."""
+    def _check(self, conj: Conjunction) -> bool:
+        """Return whether the parts known as satisfiable make this part satisfiable; if so, record it."""
         for shape in self.shapes.of(conj):
-            for piece in shape.values():
-                if self.piece(piece):
-                    self.yes.add(conj)
+            for constraint in shape.values():
+                if self.allows(constraint):
+                    self.satisfied.add(conj)
                     return True
         return False
 
-    def _parts(self, piece: Piece, conj: Conj) -> list[Conj]:
-        if isinstance(piece, Array) and piece.counts_together() and piece not in self.sequences:
+    def _parts(self, constraint: Constraint, conj: Conjunction) -> list[Conjunction]:
+        if (
+            isinstance(constraint, Array)
+            and constraint.counts_together()
+            and constraint not in self.sequences
+        ):
 
-            def make(schema: dict | bool, key: object) -> Conj:
+            def make(schema: dict | bool, key: object) -> Conjunction:
                 return self.shapes.make(schema, conj[0], key)
 
-            found = sequence_of(piece, self.shapes.of, make, self.shapes.complement)
-            self.sequences[piece] = found
-        return self.parts(piece)
+            found = build_sequence(constraint, self.shapes.of, make, self.shapes.complement)
+            self.sequences[constraint] = found
+        return self.parts(constraint)
 
-    def parts(self, piece: Piece) -> list[Conj]:
-        """The schemas of what is inside an array or an object, each a part of `order`."""
-        if isinstance(piece, Array) and piece.counts_together():
-            return self.sequences[piece].parts()
-        return parts(piece)
+    def parts(self, constraint: Constraint) -> list[Conjunction]:
+        """Return the schemas of an array's items or an object's properties; each is a part in `order`."""
+        if isinstance(constraint, Array) and constraint.counts_together():
+            return self.sequences[constraint].parts()
+        return parts_of(constraint)
 
-    def piece(self, piece: Piece) -> bool:
-        if not isinstance(piece, Array | Object):
+    def allows(self, constraint: Constraint) -> bool:
+        if not isinstance(constraint, Array | Object):
             return True
-        if isinstance(piece, Array) and piece.counts_together():
-            return self.sequences[piece].useful(self.yes) is not None
-        if isinstance(piece, Array):
-            needed = [piece.item(at) for at in range(min(piece.low, len(piece.prefix) + 1))]
-            return all(part in self.yes for part in needed)
-        if not all(piece.property(name) in self.yes for name in piece.required):
+        if isinstance(constraint, Array) and constraint.counts_together():
+            return self.sequences[constraint].restrict_to(self.satisfied) is not None
+        if isinstance(constraint, Array):
+            needed = [constraint.item(at) for at in range(min(constraint.low, len(constraint.prefix) + 1))]
+            return all(part in self.satisfied for part in needed)
+        if not all(constraint.property(name) in self.satisfied for name in constraint.required):
             return False
-        least = max(piece.low, len(piece.required))
-        if piece.high is not None and least > piece.high:
+        least = max(constraint.low, len(constraint.required))
+        if constraint.high is not None and least > constraint.high:
             return False
-        return not piece.low or self.open(piece) or least <= self.most(piece)
+        return not constraint.low or self.is_open(constraint) or least <= self.max_named_keys(constraint)
 
-    def open(self, piece: Object) -> bool:
-        """Whether an object may have keys that the schema does not name."""
-        yes = self.yes
-        return piece.rest in yes or any(conj in yes for _, conj in piece.patterns.values())
+    def is_open(self, constraint: Object) -> bool:
+        """Return whether an object may have keys that the schema does not name."""
+        yes = self.satisfied
+        return constraint.rest in yes or any(conj in yes for _, conj in constraint.patterns.values())
 
-    def most(self, piece: Object) -> int:
-        names = dict.fromkeys((*piece.properties, *piece.required))
-        return sum(piece.property(name) in self.yes for name in names)
+    def max_named_keys(self, constraint: Object) -> int:
+        names = dict.fromkeys((*constraint.properties, *constraint.required))
+        return sum(constraint.property(name) in self.satisfied for name in names)
 
-    def _explain(self, conj: Conj, seen: frozenset[Conj]) -> None:
+    def _explain(self, conj: Conjunction, seen: frozenset[Conjunction]) -> None:
         pointer = self.shapes.pointer(conj)
         if conj in seen:
             refuse("$ref", pointer, "it recurses without a base: only an endless value could satisfy it")
@@ -109,40 +121,44 @@ class Satisfiable:
             )
             refuse("", pointer, why)
         for shape in shapes:
-            for piece in shape.values():
-                if isinstance(piece, Array) and piece.counts_together():
-                    self._explain_sequence(piece, conj)
-                elif isinstance(piece, Array):
-                    for at in range(min(piece.low, len(piece.prefix) + 1)):
-                        if piece.item(at) not in self.yes:
-                            self._explain(piece.item(at), seen | {conj})
-                if isinstance(piece, Object):
-                    self._explain_object(piece, conj, seen)
+            for constraint in shape.values():
+                if isinstance(constraint, Array) and constraint.counts_together():
+                    self._explain_sequence(constraint, conj)
+                elif isinstance(constraint, Array):
+                    for at in range(min(constraint.low, len(constraint.prefix) + 1)):
+                        if constraint.item(at) not in self.satisfied:
+                            self._explain(constraint.item(at), seen | {conj})
+                if isinstance(constraint, Object):
+                    self._explain_object(constraint, conj, seen)
         refuse("", pointer, "nothing satisfies it")
 
-    def _explain_sequence(self, piece: Array, conj: Conj) -> None:
-        pointer = piece.contains[0].pointer if piece.contains else piece.unique or self.shapes.pointer(conj)
-        keyword = "contains" if piece.contains else "uniqueItems"
+    def _explain_sequence(self, constraint: Array, conj: Conjunction) -> None:
+        pointer = (
+            constraint.contains[0].pointer
+            if constraint.contains
+            else constraint.unique or self.shapes.pointer(conj)
+        )
+        keyword = "contains" if constraint.contains else "uniqueItems"
         refuse(keyword, pointer, "no array has items enough that satisfy it")
 
-    def _explain_places(self, conj: Conj) -> None:
-        """Refuses for what two keywords of one schema say, if that is the reason."""
+    def _explain_places(self, conj: Conjunction) -> None:
+        """Refuse the schema if two keywords of one schema object contradict each other."""
         for node in (self.shapes.document.nodes[place] for place in conj):
-            found = contradiction(node.schema) if isinstance(node.schema, dict) else None
+            found = find_contradiction(node.schema) if isinstance(node.schema, dict) else None
             if found:
                 names, why = found
-                refuse(str(names[0]), step(node.pointer, *names), why)
+                refuse(str(names[0]), join_pointer(node.pointer, *names), why)
 
-    def _explain_object(self, piece: Object, conj: Conj, seen: frozenset[Conj]) -> None:
+    def _explain_object(self, constraint: Object, conj: Conjunction, seen: frozenset[Conjunction]) -> None:
         pointer = self.shapes.pointer(conj)
-        for name in piece.required:
-            part = piece.property(name)
-            if part not in self.yes and name not in piece.properties:
-                refuse("required", step(pointer, "required"), f'"{name}" is required but not allowed')
-            if part not in self.yes:
+        for name in constraint.required:
+            part = constraint.property(name)
+            if part not in self.satisfied and name not in constraint.properties:
+                refuse("required", join_pointer(pointer, "required"), f'"{name}" is required but not allowed')
+            if part not in self.satisfied:
                 self._explain(part, seen | {conj})
-        if piece.high is not None and len(piece.required) > piece.high:
-            why = f"{piece.high} properties at most, and {len(piece.required)} are required"
-            refuse("maxProperties", step(pointer, "maxProperties"), why)
-        why = f"{piece.low} properties at least, and only {self.most(piece)} are allowed"
-        refuse("minProperties", step(pointer, "minProperties"), why)
+        if constraint.high is not None and len(constraint.required) > constraint.high:
+            why = f"{constraint.high} properties at most, and {len(constraint.required)} are required"
+            refuse("maxProperties", join_pointer(pointer, "maxProperties"), why)
+        why = f"{constraint.low} properties at least, and only {self.max_named_keys(constraint)} are allowed"
+        refuse("minProperties", join_pointer(pointer, "minProperties"), why)

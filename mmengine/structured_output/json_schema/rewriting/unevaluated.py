@@ -1,17 +1,24 @@
-"""unevaluatedProperties and unevaluatedItems, where the alternative says which schemas hold.
+"""Expand unevaluatedProperties and unevaluatedItems in an alternative that records which schemas hold.
 
-The more schemas hold, the more keys and items are evaluated, and the less the keyword asks for. So a value
-satisfies it when it does for some set of schemas that hold, and each alternative stands for one such set.
+The more schemas hold, the more keys and items are evaluated, and the less the keyword restricts. A value
+therefore satisfies the keyword if it does so for some set of schemas that hold. Each alternative stands for
+one such set.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from mmengine.structured_output.json_schema.constraints.json_types import KINDS, Array, Conj, Object, Shape
+from mmengine.structured_output.json_schema.constraints.json_types import (
+    UNCONSTRAINED,
+    Array,
+    Conjunction,
+    Object,
+    Shape,
+)
 from mmengine.structured_output.json_schema.patterns.pattern import Pattern
 from mmengine.structured_output.json_schema.reading.document import Document
 from mmengine.structured_output.json_schema.rewriting.keyword_shapes import key_pattern
-from mmengine.structured_output.json_schema.vocabulary.refusal import refuse, step
+from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
 
 KEYWORDS = ("unevaluatedProperties", "unevaluatedItems")
 
@@ -19,35 +26,41 @@ KEYWORDS = ("unevaluatedProperties", "unevaluatedItems")
 @dataclass(slots=True)
 class Evaluated:
     names: dict[str, None] = field(default_factory=dict)
-    patterns: dict[str, int] = field(default_factory=dict)  # the text, and a place that has it
+    patterns: dict[str, int] = field(default_factory=dict)  # The text, and a place that has the pattern.
     all_names: bool = False
     items: int = 0
     all_items: bool = False
-    contains: dict[int, None] = field(default_factory=dict)  # places of schemas whose items are evaluated
+    # Places of schemas whose matching items are evaluated.
+    contains: dict[int, None] = field(default_factory=dict)
 
 
-def asks(schema: dict | bool) -> bool:
-    """Whether the schema looks at what is not evaluated, and does not allow it all."""
+def restricts_unevaluated(schema: dict | bool) -> bool:
+    """Return whether the schema restricts unevaluated properties or items."""
     return isinstance(schema, dict) and any(schema.get(name, True) not in (True, {}) for name in KEYWORDS)
 
 
 def unevaluated_shape(
-    document: Document, place: int, held: Mapping[int, list[int]], union: Callable[[list[Conj]], Conj]
+    document: Document,
+    place: int,
+    held: Mapping[int, list[int]],
+    union: Callable[[list[Conjunction]], Conjunction],
 ) -> Shape:
-    """What the keywords of a place ask for. `held`: by place, those that hold in place below it."""
+    """Return the shape that the keywords of a place require. `held` maps a place to the places that hold in
+    place below it.
+    """
     found = Evaluated()
     _evaluate(document, place, found, held, {place}, own=True)
     schema = document.nodes[place].schema
     assert isinstance(schema, dict)
-    shape = dict(KINDS)
+    shape = dict(UNCONSTRAINED)
     if schema.get("unevaluatedProperties", True) not in (True, {}) and not found.all_names:
-        rest: Conj = (document.at(place, "unevaluatedProperties"),)
-        patterns: dict[str, tuple[Pattern, Conj]] = {
+        rest: Conjunction = (document.subschema(place, "unevaluatedProperties"),)
+        patterns: dict[str, tuple[Pattern, Conjunction]] = {
             text: (key_pattern(document, at, text), ()) for text, at in found.patterns.items()
         }
         shape["object"] = Object(dict.fromkeys(found.names, ()), (), patterns, rest)
     if schema.get("unevaluatedItems", True) not in (True, {}) and not found.all_items:
-        rest = (document.at(place, "unevaluatedItems"),)
+        rest = (document.subschema(place, "unevaluatedItems"),)
         if found.contains:
             rest = union([*((at,) for at in found.contains), rest])
         shape["array"] = Array(prefix=((),) * found.items, rest=rest)
@@ -68,17 +81,17 @@ def _evaluate(
             found.all_names |= "unevaluatedProperties" in schema
             found.all_items |= "unevaluatedItems" in schema
         if "contains" in schema:
-            found.contains[document.at(place, "contains")] = None
+            found.contains[document.subschema(place, "contains")] = None
     for below in held.get(place, ()):
         if below not in seen:
             seen.add(below)
             _evaluate(document, below, found, held, seen, own=False)
 
 
-def check_decided(document: Document, place: int, path: tuple[int, ...], above: int) -> None:
-    """Refuses an anyOf below the keyword whose alternatives were chosen without regard to it."""
+def check_alternatives_decided(document: Document, place: int, path: tuple[int, ...], above: int) -> None:
+    """Refuse an anyOf below the keyword if its alternatives were chosen for another schema."""
     schema = document.nodes[place].schema
     if above not in path and isinstance(schema, dict) and {"anyOf", "if"} & set(schema):
         keyword = next(name for name in KEYWORDS if name in document.nodes[above].schema)  # type: ignore[operator]
-        pointer = step(document.nodes[above].pointer, keyword)
+        pointer = join_pointer(document.nodes[above].pointer, keyword)
         refuse(keyword, pointer, "it depends on alternatives that other schemas share with it")

@@ -1,14 +1,14 @@
-"""The drafts of JSON Schema: the URIs of their metaschemas, and the keywords that each has."""
+"""The drafts of JSON Schema: the URIs of their metaschemas, and the keywords that each draft defines."""
 
 import re
 
-UNSAID = 0  # the draft of a schema that names none
-SIBLINGS_IGNORED = frozenset((3, 4, 6, 7))  # the drafts in which a $ref stands alone
+UNSPECIFIED = 0  # The draft of a schema without `$schema`.
+SIBLINGS_IGNORED = frozenset((3, 4, 6, 7))  # Drafts that ignore every keyword beside a `$ref`.
 
 _URI = re.compile(r"https?://json-schema\.org/draft[-/](0[3-7]|2019-09|2020-12)/(?:hyper-)?schema#?")
 _NUMBERS = {"03": 3, "04": 4, "05": 4, "06": 6, "07": 7, "2019-09": 2019, "2020-12": 2020}
 NAMES = {
-    UNSAID: "draft 2020-12",
+    UNSPECIFIED: "draft 2020-12",
     **{at: f"draft-0{at}" for at in (3, 4, 6, 7)},
     2019: "draft 2019-09",
     2020: "draft 2020-12",
@@ -34,8 +34,8 @@ _NINETEEN = _SEVENTH | words(
 _TWENTY = (_NINETEEN - {"additionalItems", "$recursiveRef", "$recursiveAnchor"}) | words(
     "prefixItems $dynamicRef $dynamicAnchor"
 )
-KNOWN_IN = {  # by draft
-    UNSAID: _TWENTY | {"additionalItems", "nullable", "discriminator"},
+KNOWN_IN = {  # Keywords by draft.
+    UNSPECIFIED: _TWENTY | {"additionalItems", "nullable", "discriminator"},
     3: _FIRST | {"id", "divisibleBy", "extends", "disallow"},
     4: _FOURTH | {"id"},
     6: _SIXTH,
@@ -43,8 +43,8 @@ KNOWN_IN = {  # by draft
     2019: _NINETEEN,
     2020: _TWENTY,
 }
-ALL = frozenset().union(*KNOWN_IN.values())
-ANNOTATING = words(
+ALL_KEYWORDS = frozenset().union(*KNOWN_IN.values())
+ANNOTATION_KEYWORDS = words(
     "$schema $id id $anchor $dynamicAnchor $recursiveAnchor $vocabulary $comment $defs definitions title "
     "description default examples deprecated readOnly writeOnly contentEncoding contentMediaType "
     "contentSchema discriminator"
@@ -52,6 +52,6 @@ ANNOTATING = words(
 
 
 def draft_of(uri: object) -> int | None:
-    """The draft whose metaschema's URI this is; None for any other value."""
+    """Return the draft whose metaschema has this URI, or None for any other value."""
     found = _URI.fullmatch(uri) if isinstance(uri, str) else None
     return _NUMBERS[found[1]] if found else None

@@ -1,8 +1,8 @@
-"""The values of `format` that are enforced, each a pattern that allows nothing its RFC forbids.
+"""The values of `format` that are enforced, each as a pattern that allows nothing that its RFC forbids.
 
-Narrower than the RFC where a regular expression cannot be both exact and small: no leap seconds, no
-quoted local part of an email, no internationalised (xn--) host names, no zone of an IPv6 address, of a URI
-no IPvFuture.
+A pattern is narrower than the RFC if no regular expression is both exact and small. Leap seconds, quoted
+local parts of an email, internationalised (xn--) host names, zones of an IPv6 address and IPvFuture in a URI
+are not allowed.
 """
 
 YEAR = r"(?:000[1-9]|00[1-9]\d|0[1-9]\d\d|[1-9]\d{3})"
@@ -23,14 +23,14 @@ _HMS = r"T(?:\d{1,9}H(?:\d{1,9}M(?:\d{1,9}S)?)?|\d{1,9}M(?:\d{1,9}S)?|\d{1,9}S)"
 _YMD = r"(?:\d{1,9}Y(?:\d{1,9}M(?:\d{1,9}D)?)?|\d{1,9}M(?:\d{1,9}D)?|\d{1,9}D)"
 DURATION = rf"P(?:{_YMD}(?:{_HMS})?|{_HMS}|\d{{1,9}}W)"
 
-# A label of letters, digits and hyphens, without hyphens at its ends, nor at places 3 and 4.
+# A label has letters, digits and hyphens; no hyphen is at its ends or at places 3 and 4.
 _ALNUM = r"[A-Za-z0-9]"
 _INNER = "[A-Za-z0-9-]"
 _LABEL = (
     rf"(?:{_ALNUM}|{_ALNUM}{{2}}|{_ALNUM}{_INNER}{_ALNUM}|{_ALNUM}{_INNER}{_ALNUM}{{2}}"
     rf"|{_ALNUM}{_INNER}(?:{_ALNUM}-|{_ALNUM}{{2}}|-{_ALNUM}){_INNER}{{0,58}}{_ALNUM})"
 )
-# 63 * 3 + 3 dots stay below the 253 characters that a host name has at most.
+# 63 * 3 characters and 3 dots stay below the 253 characters that a host name may have.
 HOSTNAME = rf"{_LABEL}(?:\.{_LABEL}){{0,2}}"
 _ATEXT = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
 EMAIL = rf"{_ATEXT}{{1,20}}(?:\.{_ATEXT}{{1,20}}){{0,2}}@{HOSTNAME}"
@@ -68,7 +68,7 @@ _HIER = rf"(?://{_USER}{_HOST}(?::\d*)?{_SEGMENTS}|/(?:{_PCHAR}+{_SEGMENTS})?|{_
 _TAIL = rf"(?:\?(?:{_PCHAR}|[/?])*)?(?:#(?:{_PCHAR}|[/?])*)?"
 URI = rf"[A-Za-z][A-Za-z0-9+.-]*:(?:{_HIER})?{_TAIL}"
 
-# Without a scheme the first segment holds no colon.
+# Without a scheme the first segment must not contain a colon.
 _NO_COLON = rf"(?:[A-Za-z0-9._~!$&'()*+,;=@-]|{_PCT})"
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*:"
 _ROOTED = rf"(?://{_USER}{_HOST}(?::\d*)?{_SEGMENTS}|/(?:{_PCHAR}+{_SEGMENTS})?)"
@@ -101,7 +101,7 @@ FORMATS = {
     "uri": URI,
     "uri-reference": URI_REFERENCE,
     "uri-template": URI_TEMPLATE,
-    # Of those that allow letters of all languages, what the format without them allows.
+    # Formats for letters of all languages use the pattern of the ASCII format.
     "iri": URI,
     "iri-reference": URI_REFERENCE,
     "idn-email": EMAIL,
@@ -110,5 +110,5 @@ FORMATS = {
     "relative-json-pointer": RELATIVE_JSON_POINTER,
 }
 
-# Those whose pattern is all that the RFC allows: of the others it is not known what they exclude.
+# Formats whose pattern allows everything that the RFC allows. The other patterns exclude an unknown part.
 EXACT = frozenset(("date", "uuid", "ipv4"))

@@ -1,4 +1,4 @@
-"""The keywords of draft 2020-12: what each one's value must be, and what becomes of it here."""
+"""The keywords of draft 2020-12, the values that each may have, and the limits that are enforced on them."""
 
 import json
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import TypeGuard
 
-from mmengine.structured_output.json_schema.vocabulary.refusal import refuse, step
+from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
 
 ANNOTATIONS = frozenset(
     [
@@ -84,7 +84,8 @@ ASSERTIONS = (
     | STRINGS
 )
 KNOWN = ANNOTATIONS | ASSERTIONS
-STANDARD_FORMATS = frozenset(  # those of the specification, of which formats.py has the enforced ones
+# The formats of the specification; formats.py has a pattern for each format that is enforced.
+STANDARD_FORMATS = frozenset(
     (
         "date-time",
         "date",
@@ -101,14 +102,14 @@ STANDARD_FORMATS = frozenset(  # those of the specification, of which formats.py
     + ("relative-json-pointer",)
 )
 
-MAX_ENUM = 20_000  # values of one enum
-MAX_COUNT = 100_000  # any minItems, maxLength, …
-EXACT = 2**53  # beyond it the grammar engine's numbers are not exact
+MAX_ENUM = 20_000  # Maximum number of values in one enum.
+MAX_COUNT = 100_000  # Maximum of minItems, minLength and the other counts.
+EXACT = 2**53  # Beyond this value the grammar engine's numbers are not exact.
 MAX_DECIMALS = 15
 
 
-def fraction(value: int | float) -> Fraction:
-    """The number as it is written: 0.1 is a tenth."""
+def to_fraction(value: int | float) -> Fraction:
+    """Return the exact decimal value that the number's text has: 0.1 becomes 1/10."""
     return Fraction(value) if isinstance(value, int) else Fraction(Decimal(repr(value)))
 
 
@@ -117,8 +118,8 @@ def to_number(value: Fraction) -> int | float:
     return value.numerator if value.denominator == 1 else float(value)
 
 
-def decimals(value: Fraction) -> int:
-    """How many digits behind the point it takes to write `value` (which has finitely many)."""
+def count_decimals(value: Fraction) -> int:
+    """Return the number of decimal places that `value` needs. Its decimal expansion must be finite."""
     count = 0
     while value.denominator != 1:
         value *= 10
@@ -134,49 +135,54 @@ def is_count(value: object) -> bool:
     return is_number(value) and value >= 0 and value == int(value)
 
 
-def same(value: object) -> object:
-    """A hashable key that is equal for values that JSON Schema calls equal: 1 and 1.0, but not 1 and true."""
+def equality_key(value: object) -> object:
+    """Return a hashable key that is equal for values that JSON Schema calls equal: 1 and 1.0, but not 1 and
+    true.
+    """
     if isinstance(value, bool) or value is None:
         return ("is", value)
     if isinstance(value, int | float):
-        return ("number", fraction(value))
+        return ("number", to_fraction(value))
     if isinstance(value, str):
         return value
     if isinstance(value, list):
-        return ("array", tuple(same(item) for item in value))
-    assert isinstance(value, dict)  # nothing else is JSON
-    return ("object", frozenset((key, same(item)) for key, item in value.items()))
+        return ("array", tuple(equality_key(item) for item in value))
+    assert isinstance(value, dict)  # JSON has no other values.
+    return ("object", frozenset((key, equality_key(item)) for key, item in value.items()))
 
 
-def shown(value: object) -> str:
+def show_value(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "…"
 
 
 def check_values(schema: dict, pointer: str) -> None:
-    """Refuses a schema object whose keywords have values that are no valid ones."""
+    """Refuse a schema object if the value of a keyword is invalid."""
     for keyword, value in schema.items():
         check = _CHECK_OF.get(keyword)
         if check is not None and (not check[0](value) or keyword == "multipleOf" and value <= 0):
             wanted = check[1] if not check[0](value) else "more than 0"
-            refuse(keyword, step(pointer, keyword), f"it must be {wanted}, not {shown(value)}")
+            refuse(keyword, join_pointer(pointer, keyword), f"it must be {wanted}, not {show_value(value)}")
         if (
             keyword in COUNTS
             and value > MAX_COUNT
             and keyword not in ("maxLength", "maxItems", "maxProperties")
         ):
             refuse(
-                keyword, step(pointer, keyword), f"it is more than {MAX_COUNT:,}, the most that is enforced"
+                keyword,
+                join_pointer(pointer, keyword),
+                f"it is more than {MAX_COUNT:,}, the most that is enforced",
             )
         if keyword in NUMBERS:
-            _check_decimals(value, keyword, step(pointer, keyword))
+            _check_decimals(value, keyword, join_pointer(pointer, keyword))
     if len(schema.get("enum", ())) > MAX_ENUM:
-        refuse("enum", step(pointer, "enum"), f"it has more than {MAX_ENUM:,} values")
+        refuse("enum", join_pointer(pointer, "enum"), f"it has more than {MAX_ENUM:,} values")
 
 
-def contradiction(schema: dict) -> tuple[tuple[str | int, ...], str] | None:
-    """Why nothing satisfies a schema object, where two of its keywords say so: what the reason is, and the
-    names that lead to it."""
+def find_contradiction(schema: dict) -> tuple[tuple[str | int, ...], str] | None:
+    """Explain why two keywords of one schema object contradict each other: the names that lead to the
+    keyword, and the reason. None without a contradiction.
+    """
     if schema.get("enum") == []:
         return ("enum",), "an enum of nothing allows nothing"
     for low, high in (
@@ -185,43 +191,44 @@ def contradiction(schema: dict) -> tuple[tuple[str | int, ...], str] | None:
         ("exclusiveMinimum", "exclusiveMaximum"),
     ):
         if low in schema and high in schema:
-            a, b = fraction(schema[low]), fraction(schema[high])
+            a, b = to_fraction(schema[low]), to_fraction(schema[high])
             if a > b or a == b and "exclusive" in low + high:
-                return (low,), f"{shown(schema[low])} leaves nothing below {high} {schema[high]}"
+                return (low,), f"{show_value(schema[low])} leaves nothing below {high} {schema[high]}"
     properties = schema.get("properties", {})
     for at, name in enumerate(schema.get("required", [])):
         if properties.get(name) is False:
-            return ("required", at), f"{shown(name)} is required and its schema is false"
+            return ("required", at), f"{show_value(name)} is required and its schema is false"
     return None
 
 
 def check_value(value: int | float, keyword: str, pointer: str) -> None:
-    """Refuses a value that the grammar engine would write otherwise: it reads a float, and writes the fewest
-    digits that tell it from others."""
-    if abs(value) > EXACT and fraction(float(value)) != value:
+    """Refuse a number that the grammar engine would write differently. The engine reads a float and writes
+    the fewest digits that distinguish the float from others.
+    """
+    if abs(value) > EXACT and to_fraction(float(value)) != value:
         refuse(keyword, pointer, f"{value} is beyond 2**53, where numbers are not exact")
     _check_decimals(value, keyword, pointer)
 
 
 def _check_decimals(value: int | float, keyword: str, pointer: str) -> None:
-    if isinstance(value, float) and decimals(fraction(value)) > MAX_DECIMALS:
+    if isinstance(value, float) and count_decimals(to_fraction(value)) > MAX_DECIMALS:
         refuse(keyword, pointer, f"{value} has more than {MAX_DECIMALS} digits behind the point")
 
 
 def check_multiple(value: int | float, pointer: str) -> None:
-    """Refuses steps that the grammar engine would not take exactly.
+    """Refuse a `multipleOf` that the grammar engine would not enforce exactly.
 
-    It reads them as a float and multiplies by 10 until nothing is behind the point.
+    The engine reads a float and multiplies by 10 until the value is whole.
     """
     coefficient, digits = float(value), 0
     while coefficient != int(coefficient):
         coefficient *= 10
         digits += 1
-    if int(coefficient) >= 2**32 or fraction(value) != fraction(int(coefficient)) / 10**digits:
+    if int(coefficient) >= 2**32 or to_fraction(value) != to_fraction(int(coefficient)) / 10**digits:
         refuse("multipleOf", pointer, f"steps of {value} cannot be enforced exactly")
 
 
-# Subschemas are looked at when they are reached.
+# Each subschema is checked when the reader reaches the subschema.
 _CHECKS: list[tuple[frozenset[str], Callable[[object], bool], str]] = [
     (SUBSCHEMA, lambda v: isinstance(v, dict | bool), "a schema (an object, true or false)"),
     (SUBSCHEMA_LIST, lambda v: isinstance(v, list) and len(v) > 0, "a list of at least one schema"),

@@ -1,17 +1,20 @@
-"""What the gate says beside the schema: which keywords annotate only, though they look like assertions."""
+"""Notes on a normalized schema: keywords that restrict nothing, and places that allow less than asked."""
 
 from dataclasses import dataclass, field
 
 import msgspec
 
-from mmengine.structured_output.json_schema.vocabulary.refusal import shown_pointer
+from mmengine.structured_output.json_schema.vocabulary.refusal import format_pointer
 
-MAX_NOTES = 100  # of one schema
+MAX_NOTES = 100  # Maximum number of notes on one schema.
 
 
 class Note(msgspec.Struct, frozen=True):
-    """`pointer`: a JSON pointer (RFC 6901) to what the note speaks of, "#" for the root, the first of `count`
-    places of which the same is to say. `warning`: that it may not be what was meant."""
+    """A remark on a keyword of a schema.
+
+    `pointer` is a JSON pointer (RFC 6901) to the first of `count` places that the note is about; "#" is the
+    root. `warning` is True if the schema may not mean what its author intended.
+    """
 
     keyword: str
     pointer: str
@@ -21,8 +24,11 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class NormalizedSchema(msgspec.Struct, frozen=True):
-    """What the gate makes of a schema: JSON text for the grammar engine, what to know about it, where it
-    allows less than the schema, and where Bounds alone keep keys in order."""
+    """A schema in the form that the grammar engine enforces exactly.
+
+    `text` is JSON. `notes` list keywords that restrict nothing; `narrow` lists places where the text allows
+    less than the schema; `ordered` lists places where only `Bounds.ordered` fixes the order of keys.
+    """
 
     text: str
     notes: tuple[Note, ...] = ()
@@ -32,25 +38,25 @@ class NormalizedSchema(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Notes:
-    """The notes of one schema. The same about many places is one."""
+    """Collects the notes on one schema and merges equal notes on many places."""
 
-    first: dict[tuple[str, str], Note] = field(default_factory=dict)  # by keyword and text
+    first: dict[tuple[str, str], Note] = field(default_factory=dict)  # The first note by keyword and text.
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
     left_out: bool = False
 
-    def say(self, keyword: str, pointer: str, text: str, warning: bool = False) -> None:
-        """`pointer` is without its #."""
+    def add(self, keyword: str, pointer: str, text: str, warning: bool = False) -> None:
+        """Add a note; `pointer` has no leading "#"."""
         key = keyword, text
         if key in self.first:
             self.counts[key] += 1
         elif len(self.first) < MAX_NOTES - 1:
-            self.first[key] = Note(keyword, shown_pointer(pointer), text, warning)
+            self.first[key] = Note(keyword, format_pointer(pointer), text, warning)
             self.counts[key] = 1
         else:
             self.left_out = True
 
     def all(self) -> tuple[Note, ...]:
-        """MAX_NOTES at most, the last of which says that there are more."""
+        """Return at most MAX_NOTES notes. The last note says when there are more."""
         out = [msgspec.structs.replace(note, count=self.counts[key]) for key, note in self.first.items()]
         if self.left_out:
             out.append(Note("", "#", "there are more notes than are listed"))

@@ -1,4 +1,4 @@
-"""How a schema is refused: which keyword, where, and why."""
+"""The refusal of a schema: which keyword is refused, where, and why."""
 
 from typing import NoReturn
 
@@ -6,10 +6,10 @@ from mmengine.errors import ErrorCode, InvalidRequest
 
 
 class SchemaRefused(InvalidRequest):
-    """A schema that is no schema, allows nothing, or cannot be enforced exactly.
+    """Raised for a schema that is invalid, allows nothing, or cannot be enforced exactly.
 
-    `keyword` is the keyword at fault ("" for the schema as a whole), `pointer` the JSON pointer of the
-    place (RFC 6901; "#" is the root).
+    `keyword` is the keyword at fault ("" for the schema as a whole). `pointer` is the JSON pointer to the
+    place (RFC 6901; "#" is the root). `why` is the reason.
     """
 
     code = ErrorCode.INVALID_GRAMMAR
@@ -22,16 +22,19 @@ class SchemaRefused(InvalidRequest):
 
 
 def refuse(keyword: str, pointer: str, why: str) -> NoReturn:
-    raise SchemaRefused(keyword, shown_pointer(pointer), why)
+    """Raise SchemaRefused; `pointer` has no leading "#"."""
+    raise SchemaRefused(keyword, format_pointer(pointer), why)
 
 
-def shown_pointer(pointer: str) -> str:
-    """A pointer as it is shown: with its #, which one into another document has behind that one's URI."""
+def format_pointer(pointer: str) -> str:
+    """Return a pointer with its leading "#". A pointer into another document already contains "#" after the
+    document's URI.
+    """
     return f"#{pointer}" if pointer[:1] in ("", "/") else pointer
 
 
-def step(pointer: str, *names: str | int) -> str:
-    """The pointer of something below `pointer`, escaped as RFC 6901 says."""
+def join_pointer(pointer: str, *names: str | int) -> str:
+    """Return the pointer to a member below `pointer`, escaped by the rules of RFC 6901."""
     for name in names:
         text = str(name)
         if "~" in text or "/" in text:
