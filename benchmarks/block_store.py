@@ -117,7 +117,7 @@ def warm(engine) -> None:
 
 
 def first_token(engine, tokens: list[int]) -> tuple[float, int]:
-    from mmengine.serve.prompts import Prompt
+    from mmengine.serve.prompt.prompt import Prompt
 
     begun = time.perf_counter()
     (answer,) = engine.generate([Prompt(token_ids=tokens)], max_tokens=1, temperature=0.0)

@@ -143,7 +143,7 @@ def mmengine(folder: Path, photographs: list[Path], rows: list[int]) -> Found:
 
 
 def _rate(engine, count: int) -> float:
-    from mmengine.serve.prompts import Prompt
+    from mmengine.serve.prompt.prompt import Prompt
 
     for prompt in _prompts(engine, count):
         engine.submit(Prompt(token_ids=prompt), max_tokens=NEW + 1, ignore_eos=True)
@@ -176,7 +176,7 @@ def transformers(folder: Path, photographs: list[Path], rows: list[int]) -> Foun
 
     from mmengine.models.plugin import Prepared  # noqa: F401
     from mmengine.models.registry import plugin_for
-    from mmengine.serve.prompts import Prompt
+    from mmengine.serve.prompt.prompt import Prompt
 
     found.import_s, begun = time.perf_counter() - begun, time.perf_counter()
     reference = Reference(folder, torch.bfloat16)

@@ -37,7 +37,7 @@ from spec_runs import Decoded, Pairs, answer  # noqa: E402
 
 from mmengine.models.plugin import Prepared  # noqa: E402
 from mmengine.request import SamplingParams  # noqa: E402
-from mmengine.serve.options import Options  # noqa: E402
+from mmengine.serve.prompt.options import Options  # noqa: E402
 from mmengine.structured_output.request.spec import grammar_of  # noqa: E402
 from tests.llama.forms import CASES  # noqa: E402
 from tests.llama.smollm2 import chat, open_engine, written_prompts  # noqa: E402

@@ -165,7 +165,7 @@ def _run(engine: "Engine") -> None:
 
 
 def _submit(engine: "Engine", rows: int, length: int, new: int) -> None:
-    from mmengine.serve.prompts import Prompt
+    from mmengine.serve.prompt.prompt import Prompt
 
     most = engine.processor.tokenizer.vocab_size
     for _ in range(rows):

@@ -16,9 +16,9 @@ from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.attention.registry import ATTENTION_BACKENDS, make_backend
 from mmengine.runtime.device.registry import open_device
 from mmengine.runtime.kv.pool import KVPool
-from mmengine.serve.answers import Choice
-from mmengine.serve.engine import Engine
-from mmengine.serve.options import Options
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.options import Options
+from mmengine.serve.text.request_output import Choice
 
 # How far apart the two best logprobs on the CPU may be where another device parts from it.
 ROUNDING = {"float32": 1e-3, "bfloat16": 0.5}

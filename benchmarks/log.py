@@ -29,7 +29,7 @@ from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.recovery import Recovery, Walk
 from mmengine.events.segment import opened
 from mmengine.replay import verify
-from mmengine.serve.log_sync import LogSyncer
+from mmengine.serve.requests.log_sync import LogSyncer
 
 PACE_S = 0.005
 BLOCK = 16

@@ -95,7 +95,7 @@ def steps(folder: Path, threads: int, rounds: int) -> Part:
 
 def _decode(engine: "Engine", names: list[str]) -> list[float]:
     """Seconds of some steps in which all rows decode; rows take turns with the adapters."""
-    from mmengine.serve.prompts import Prompt
+    from mmengine.serve.prompt.prompt import Prompt
 
     source, requests = random.Random(len(names)), []
     for row in range(ROWS):

@@ -10,9 +10,9 @@ from workload import Ask
 
 from mmengine.config import EngineConfig
 from mmengine.request import SamplingParams
-from mmengine.serve.engine import Engine
-from mmengine.serve.options import Options
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.options import Options
+from mmengine.serve.prompt.prompt import Prompt
 
 
 class Ours:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mmengine.core import engine as loop
 from mmengine.runtime import runner as runner_module
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 
 FRONT, CORE, LOG = "front", "core, the rest", "log"
 LAYERS = "forward, the rest"

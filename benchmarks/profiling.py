@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity
 from workload import Ask, long_answers, mixed, random_texts
 
 from mmengine.config import EngineConfig
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 
 # A phase of the table, and which of torch's operations count for it, by a part of their names.
 OPERATIONS = (

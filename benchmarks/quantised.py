@@ -253,7 +253,7 @@ def _prompt_s(engine: "Engine") -> float:
 
 
 def _submit(engine: "Engine", rows: int, length: int, new: int) -> None:
-    from mmengine.serve.prompts import Prompt
+    from mmengine.serve.prompt.prompt import Prompt
 
     most = min(50_000, engine.processor.tokenizer.vocab_size // 2)
     for _ in range(rows):

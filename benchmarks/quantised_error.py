@@ -27,7 +27,7 @@ from mmengine import Engine, EngineConfig
 from mmengine.checkpoint.gguf.model import GGUFModel
 from mmengine.models.network import Network
 from mmengine.models.reader import open_reader
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.prompt.prompt import Prompt
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests' helpers are not installed
 from tests.gguf.fetched import SMOLLM2, fetched  # noqa: E402

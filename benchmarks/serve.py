@@ -86,7 +86,7 @@ def _first(quick: bool) -> Part:
     from serve_clients import Load, load
     from serve_processes import ours
 
-    from mmengine.serve.async_engine import AsyncEngine
+    from mmengine.serve.async_engine.async_engine import AsyncEngine
 
     rounds, requests = (3, 10) if quick else (8, 20)
     direct: list[float] = []
@@ -153,8 +153,8 @@ def _rates(folder: Path | None, tokens: int, rounds: int) -> tuple[float, float]
     from serve_clients import Load, load
     from serve_processes import ours
 
-    from mmengine.serve.engine import Engine
-    from mmengine.serve.prompts import Prompt
+    from mmengine.serve.engine.engine import Engine
+    from mmengine.serve.prompt.prompt import Prompt
 
     batch, http = [], []
     with ours(folder) as port, Engine(folder, device="cpu") as engine:

@@ -20,17 +20,17 @@ import msgspec
 import uvloop
 from serve_clients import Load, load
 
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.stream import Stream
-from mmengine.server import calls
-from mmengine.server.app import App
-from mmengine.server.asked import Asked
-from mmengine.server.asking import ask, options_of
-from mmengine.server.auth import ApiKeys
-from mmengine.server.keep.everything import Keep
-from mmengine.server.lifecycle import keep_for_good, web_server
-from mmengine.server.listening import listen
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.stream.request_stream import Stream
+from mmengine.server.app.app import App
+from mmengine.server.calls import call_registry as calls
+from mmengine.server.chat.parsed_request import Asked
+from mmengine.server.chat.submission import ask, options_of
+from mmengine.server.http.auth import ApiKeys
+from mmengine.server.lifecycle.lifecycle import keep_for_good, web_server
+from mmengine.server.lifecycle.listening_socket import listen
 from mmengine.server.settings import ServerSettings
+from mmengine.server.storage.storage import Keep
 
 AT_ONCE, TOKENS = 16, 1
 PAUSE_S = 0.001  # of the clients: none of them sleeps on a socket, or waking it would be measured

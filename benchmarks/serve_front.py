@@ -16,18 +16,18 @@ from mmengine.config import EngineConfig
 from mmengine.models.loader import resolve_folder
 from mmengine.models.registry import plugin_for
 from mmengine.request import SamplingParams
-from mmengine.serve.answers import Choice, Completion, RequestOutput
-from mmengine.serve.channel import Channel, put_all
-from mmengine.serve.health import Readiness
-from mmengine.serve.left import Left
-from mmengine.serve.options import SubmitOptions, make_options
-from mmengine.serve.prompts import Prompt
-from mmengine.serve.stream import Stream
-from mmengine.serve.texts import AnswerTexts
-from mmengine.server.app import App
-from mmengine.server.auth import ApiKeys
-from mmengine.server.lifecycle import keep_for_good, web_server
-from mmengine.server.listening import listen
+from mmengine.serve.prompt.options import SubmitOptions, make_options
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.requests.health import Readiness
+from mmengine.serve.requests.recovered_requests import Left
+from mmengine.serve.stream.channel import Channel, put_all
+from mmengine.serve.stream.request_stream import Stream
+from mmengine.serve.text.output_text import AnswerTexts
+from mmengine.serve.text.request_output import Choice, Completion, RequestOutput
+from mmengine.server.app.app import App
+from mmengine.server.http.auth import ApiKeys
+from mmengine.server.lifecycle.lifecycle import keep_for_good, web_server
+from mmengine.server.lifecycle.listening_socket import listen
 from mmengine.server.settings import ServerSettings
 
 LINES = "The red triangle is small, the star to its left is large — and blue; nothing is “behind” them. "

@@ -12,8 +12,8 @@ from msgspec import structs
 from mmengine.config import EngineConfig
 from mmengine.models.plugin import Prepared, Processor
 from mmengine.request import SamplingParams
-from mmengine.serve.engine import Engine
-from mmengine.serve.options import Options
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.options import Options
 from mmengine.structured_output.request.spec import grammar_of
 from mmengine_shapes.questions import image_questions, scene_schema
 from mmengine_shapes.scenes import random_scene

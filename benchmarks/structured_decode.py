@@ -38,8 +38,8 @@ from report import Table, Target, finish  # noqa: E402
 from mmengine.config import EngineConfig  # noqa: E402
 from mmengine.models.plugin import Prepared  # noqa: E402
 from mmengine.request import SamplingParams  # noqa: E402
-from mmengine.serve.engine import Engine  # noqa: E402
-from mmengine.serve.options import Options  # noqa: E402
+from mmengine.serve.engine.engine import Engine  # noqa: E402
+from mmengine.serve.prompt.options import Options  # noqa: E402
 from mmengine.structured_output.request.spec import grammar_of  # noqa: E402
 from mmengine_shapes.questions import image_questions, scene_schema  # noqa: E402
 from mmengine_shapes.scenes import random_scene  # noqa: E402

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from mmengine.processing.fetch.door import MediaDoor
     from mmengine.processing.fetch.limits import FetchLimits
     from mmengine.request import SamplingParams
-    from mmengine.serve.async_engine import AsyncEngine
-    from mmengine.serve.engine import Engine
-    from mmengine.serve.pipeline import Pipeline, pipeline
-    from mmengine.serve.prompts import Prompt
+    from mmengine.serve.async_engine.async_engine import AsyncEngine
+    from mmengine.serve.engine.engine import Engine
+    from mmengine.serve.pipeline.pipeline import Pipeline, pipeline
+    from mmengine.serve.prompt.prompt import Prompt
     from mmengine.structured_output.report.report import SchemaReport, check_schema
 
 __all__ = [
@@ -41,17 +41,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncEngine": "mmengine.serve.async_engine",
-    "Engine": "mmengine.serve.engine",
+    "AsyncEngine": "mmengine.serve.async_engine.async_engine",
+    "Engine": "mmengine.serve.engine.engine",
     "EngineConfig": "mmengine.config",
     "FetchLimits": "mmengine.processing.fetch.limits",
     "MediaDoor": "mmengine.processing.fetch.door",
-    "Pipeline": "mmengine.serve.pipeline",
-    "Prompt": "mmengine.serve.prompts",
+    "Pipeline": "mmengine.serve.pipeline.pipeline",
+    "Prompt": "mmengine.serve.prompt.prompt",
     "SamplingParams": "mmengine.request",
     "SchemaReport": "mmengine.structured_output.report.report",
     "check_schema": "mmengine.structured_output.report.report",
-    "pipeline": "mmengine.serve.pipeline",
+    "pipeline": "mmengine.serve.pipeline.pipeline",
 }
 
 find_moved_modules()

@@ -15,7 +15,7 @@ MOVED = {
     "mmengine.core.policy": "mmengine.core.state.policy",
     "mmengine.core.request_state": "mmengine.core.state.request_state",
     "mmengine.core.simulate": "mmengine.simulation.slots",
-    "mmengine.serve.client": "mmengine.serve.async_engine",
+    "mmengine.serve.client": "mmengine.serve.async_engine.async_engine",
 }
 
 

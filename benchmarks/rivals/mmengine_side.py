@@ -13,7 +13,7 @@ from side import MAX_ROWS, MAX_TOKENS, serve
 from mmengine import Engine, EngineConfig
 from mmengine.native.linear import PackedLinear
 from mmengine.request import SamplingParams
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.prompt.prompt import Prompt
 
 MAX_NEW = 64  # tokens of an answer; what is not asked for is cancelled
 

@@ -14,11 +14,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from mmengine.core.resume import Resume, ResumeState
 from mmengine.errors import InvalidRequest, MMEngineError
-from mmengine.serve.answers import Completion
-from mmengine.serve.batch_progress import AnswerFile, RequestIndex, answered_in, num_errors
-from mmengine.serve.batchfile import WHOLE_FILE, RequestFile, Shard
-from mmengine.serve.batching import run_batch
-from mmengine.serve.engine import Engine
+from mmengine.serve.batch.progress import AnswerFile, RequestIndex, answered_in, num_errors
+from mmengine.serve.batch.request_file import WHOLE_FILE, RequestFile, Shard
+from mmengine.serve.batch.run_batch import run_batch
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.text.request_output import Completion
 
 INTERRUPTED = 130
 HAS_ERRORS = 1

@@ -18,8 +18,8 @@ from mmengine.cli.batch import INTERRUPTED, check_apart
 from mmengine.errors import InvalidRequest, LogError, MMEngineError
 from mmengine.events.files import sync_data
 from mmengine.events.lock import is_locked, lock
-from mmengine.serve.batch_progress import RequestIndex, answered_in
-from mmengine.serve.batchfile import Shard
+from mmengine.serve.batch.progress import RequestIndex, answered_in
+from mmengine.serve.batch.request_file import Shard
 
 LOOK_AGAIN_S = 1.0  # whether a shard that somebody holds was finished, or abandoned
 _CHUNK = 2**20

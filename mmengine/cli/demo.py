@@ -53,11 +53,11 @@ def _answer(asked: "list[Question]", log: Path, device: str, console: "Console")
     from rich.progress import Progress
 
     from mmengine.request import SamplingParams
-    from mmengine.serve.answers import Completion
-    from mmengine.serve.batching import run_batch
-    from mmengine.serve.engine import Engine
-    from mmengine.serve.options import Options
-    from mmengine.serve.prompts import Prompt
+    from mmengine.serve.batch.run_batch import run_batch
+    from mmengine.serve.engine.engine import Engine
+    from mmengine.serve.prompt.options import Options
+    from mmengine.serve.prompt.prompt import Prompt
+    from mmengine.serve.text.request_output import Completion
 
     options = Options(SamplingParams(max_tokens=MAX_TOKENS))
     with Progress(console=console, transient=True) as progress:

@@ -19,9 +19,9 @@ from mmengine.cli.loading import say
 from mmengine.cli.memory_kills import how_killed, num_memory_kills
 from mmengine.cli.restarts import Life, Restarts
 from mmengine.cli.supervisor import HANG_EXIT, CannotStart, Ended, Process, started
-from mmengine.server.beats import Beat, Heard
-from mmengine.server.errors import LATER_S
-from mmengine.server.health_port import Health, HealthPort
+from mmengine.server.http.errors import LATER_S
+from mmengine.server.lifecycle.health_port import Health, HealthPort
+from mmengine.server.lifecycle.heartbeat import Beat, Heard
 
 SOCKET = "MMENGINE_SOCKET"  # environment: the descriptor of the listening socket
 BEATS = "MMENGINE_BEATS"  # environment: the descriptor by which the engine's process is heard

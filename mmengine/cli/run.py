@@ -21,8 +21,8 @@ if TYPE_CHECKING:  # heavy: loaded when a command runs
     from mmengine.config import EngineConfig
     from mmengine.core.resume import Resume
     from mmengine.processing.fetch.door import MediaDoor
-    from mmengine.serve.answers import Completion
-    from mmengine.serve.engine import Engine
+    from mmengine.serve.engine.engine import Engine
+    from mmengine.serve.text.request_output import Completion
 
     MediaOptions = dict[str, MediaDoor] | None
     MakeEngine = Callable[[Resume | None], Engine]
@@ -96,7 +96,7 @@ def _make_engine(
     """`tells`: also when loading does not take long."""
     from mmengine.cli import supervisor  # lazy: help needs no processes
     from mmengine.models.progress import weights_told
-    from mmengine.serve.engine import Engine  # lazy: torch
+    from mmengine.serve.engine.engine import Engine  # lazy: torch
 
     if resume is not None:
         cause = supervisor.ended_by()
@@ -134,7 +134,7 @@ def _answer_file(
     if files.shards == 1 or files.log is None:
         return run_batch_file(requests, out, files.log, partial(make_engine, files.log), media_options)
     from mmengine.cli.batch_shards import Shards
-    from mmengine.serve.batchfile import Shard
+    from mmengine.serve.batch.request_file import Shard
 
     def run_shard(answers: Path, log: Path, shard: Shard) -> int:
         return run_batch_file(requests, answers, log, partial(make_engine, log), media_options, shard)
@@ -160,9 +160,9 @@ def _answer_one(
     adapter: str,
 ) -> None:
     from mmengine.cli.batch import draft_lines  # lazy: numpy, msgspec
-    from mmengine.serve.answers import CUT, succeeded
-    from mmengine.serve.options import Options, make_sampling
-    from mmengine.serve.prompts import Prompt
+    from mmengine.serve.prompt.options import Options, make_sampling
+    from mmengine.serve.prompt.prompt import Prompt
+    from mmengine.serve.text.request_output import CUT, succeeded
     from mmengine.structured_output.request.spec import grammar_of  # lazy: msgspec
 
     response_format = question.response_format()

@@ -39,9 +39,9 @@ from mmengine.models.progress import weights_told
 if TYPE_CHECKING:  # heavy: loaded when a command runs
     from mmengine.build import Built
     from mmengine.config import EngineConfig
-    from mmengine.serve.async_engine import AsyncEngine
-    from mmengine.server.auth import ApiKeys
-    from mmengine.server.beats import Beats
+    from mmengine.serve.async_engine.async_engine import AsyncEngine
+    from mmengine.server.http.auth import ApiKeys
+    from mmengine.server.lifecycle.heartbeat import Beats
     from mmengine.server.settings import ServerSettings
 
 HELP = """Serve a model over HTTP, as OpenAI's chat API.
@@ -90,8 +90,8 @@ def serve(
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until somebody reads keys again
     check_installed()
     model = named.of(model)
-    from mmengine.server.auth import ADMIN_ENVIRONMENT, ApiKeys  # lazy: help needs no server
-    from mmengine.server.tls import check_tls
+    from mmengine.server.http.auth import ADMIN_ENVIRONMENT, ApiKeys  # lazy: help needs no server
+    from mmengine.server.lifecycle.tls import check_tls
 
     settings = server_settings(http, limits, media, kept, loras)
     check_tls(settings)
@@ -175,8 +175,8 @@ def check_supervised(settings: "ServerSettings") -> None:
 def _guarded(settings: "ServerSettings", log: Path) -> int:
     """Watch over the process that answers; gives the exit code. Nothing heavy is imported here."""
     from mmengine.cli.guard import Guard  # lazy: help needs no processes
-    from mmengine.server.health_port import MAX_ASKING
-    from mmengine.server.listening import address_of, bind, listen
+    from mmengine.server.lifecycle.health_port import MAX_ASKING
+    from mmengine.server.lifecycle.listening_socket import address_of, bind, listen
 
     _wait_for_log(log)
     with listen(settings) as bound:
@@ -210,8 +210,8 @@ def _answer(
 ) -> None:
     """Load the model and serve it, until a signal ends that."""
     from mmengine.cli.guard import BEATS, HASTE, SOCKET  # lazy: help needs no server
-    from mmengine.server.beats import Beats
-    from mmengine.server.listening import address_of, listen, taken
+    from mmengine.server.lifecycle.heartbeat import Beats
+    from mmengine.server.lifecycle.listening_socket import address_of, listen, taken
 
     beats = None
     if supervisor.is_supervised():
@@ -223,10 +223,10 @@ def _answer(
     with bound:
         names = settings.served_model_names or (model.model or EMBEDDED_NAME,)
         with loading(model.model or "the embedded checkpoint") as progress:
-            from mmengine.server.keep.everything import Keep
-            from mmengine.server.lifecycle import run  # lazy: torch
-            from mmengine.server.lifecycle import serve as serve_engine
-            from mmengine.server.media import media_door
+            from mmengine.server.chat.media_fetch import media_door
+            from mmengine.server.lifecycle.lifecycle import run  # lazy: torch
+            from mmengine.server.lifecycle.lifecycle import serve as serve_engine
+            from mmengine.server.storage.storage import Keep
 
             door = media_door(settings)
             if http.chat_template is not None:
@@ -285,7 +285,7 @@ def _engine(
 ) -> "AsyncEngine":
     from mmengine.build import build  # lazy: torch
     from mmengine.core.resume import Resume
-    from mmengine.serve.async_engine import AsyncEngine
+    from mmengine.serve.async_engine.async_engine import AsyncEngine
 
     def built(found: "Built") -> None:
         progress.loaded(found)

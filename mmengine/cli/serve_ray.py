@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # heavy: loaded when a command runs
     from mmengine.cli.run_options import Model
     from mmengine.cli.serve_options import Fleet, Log
     from mmengine.config import EngineConfig
-    from mmengine.server.auth import ApiKeys
+    from mmengine.server.http.auth import ApiKeys
     from mmengine.server.settings import ServerSettings
 
 
@@ -28,8 +28,8 @@ def serve_ray(
         raise ConfigError(f"--ray needs Ray: {install_hint('ray')}")
     if settings.health_port is not None:
         raise ConfigError("--health-port belongs to a supervisor, and --ray has none; ask /health here")
-    from mmengine.server.listening import address_of, listen  # lazy: help needs no server
-    from mmengine.server.media import media_door
+    from mmengine.server.chat.media_fetch import media_door
+    from mmengine.server.lifecycle.listening_socket import address_of, listen  # lazy: help needs no server
     from mmengine_ray.serving import begin, serve_fleet
     from mmengine_ray.settings import RaySettings
 

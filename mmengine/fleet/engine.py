@@ -33,18 +33,18 @@ from mmengine.fleet.wire import (
 from mmengine.models.plugin import Processor
 from mmengine.processing.workers.attempt import GIVEN_UP
 from mmengine.request import SamplingParams
-from mmengine.serve.adapters import KnownAdapter
-from mmengine.serve.answers import RequestOutput, engine_failed
-from mmengine.serve.async_forms import AsyncForms
-from mmengine.serve.channel import Channel
-from mmengine.serve.health import Readiness
-from mmengine.serve.operators import operator_log
-from mmengine.serve.options import SUBMIT, Options, SubmitOptions, make_options
-from mmengine.serve.prompts import Prompt, Prompted, request_ids
-from mmengine.serve.reasoning import Reasoning
-from mmengine.serve.request_times import Times
-from mmengine.serve.stream import Held, Stream
-from mmengine.serve.texts import AnswerTexts
+from mmengine.serve.async_engine.typed_answers import AsyncForms
+from mmengine.serve.prompt.options import SUBMIT, Options, SubmitOptions, make_options
+from mmengine.serve.prompt.prompt import Prompt, Prompted, request_ids
+from mmengine.serve.requests.adapters import KnownAdapter
+from mmengine.serve.requests.health import Readiness
+from mmengine.serve.requests.operator_log import operator_log
+from mmengine.serve.requests.request_times import Times
+from mmengine.serve.stream.channel import Channel
+from mmengine.serve.stream.request_stream import Held, Stream
+from mmengine.serve.text.output_text import AnswerTexts
+from mmengine.serve.text.reasoning import Reasoning
+from mmengine.serve.text.request_output import RequestOutput, engine_failed
 
 COUNT_TRIES = 3  # replicas that may be lost while a prompt is counted
 STRANDED_S = 5.0  # without a word of a request, after which no other should be sent

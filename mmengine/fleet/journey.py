@@ -31,10 +31,10 @@ from mmengine.fleet.wire import (
     decoded_told,
     encoded,
 )
-from mmengine.serve.answers import Completion, RequestOutput, engine_failed, in_pieces
-from mmengine.serve.channel import Channel
-from mmengine.serve.operators import operator_log
-from mmengine.serve.prompts import core_ids
+from mmengine.serve.prompt.prompt import core_ids
+from mmengine.serve.requests.operator_log import operator_log
+from mmengine.serve.stream.channel import Channel
+from mmengine.serve.text.request_output import Completion, RequestOutput, engine_failed, in_pieces
 
 AVOIDED = 8  # replicas, the last ones of which a request was let down
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.3  # before it is asked for again

@@ -18,8 +18,8 @@ from mmengine.fleet.ledger import Kept, Ledger
 from mmengine.fleet.lives import Lives
 from mmengine.fleet.told import heard_of
 from mmengine.fleet.wire import Ask, Begun
-from mmengine.serve.answers import RequestOutput
-from mmengine.serve.prompts import core_ids
+from mmengine.serve.prompt.prompt import core_ids
+from mmengine.serve.text.request_output import RequestOutput
 
 INGRESS = "ingress"  # below the folder of all logs
 REQUESTS = "requests"

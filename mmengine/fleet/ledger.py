@@ -16,7 +16,7 @@ from mmengine.errors import KeepFailed, LogError, QueueFull
 from mmengine.events.files import sync_folder, write_whole
 from mmengine.events.lock import lock
 from mmengine.fleet.wire import Ask, Begun, as_plain
-from mmengine.serve.operators import operator_log
+from mmengine.serve.requests.operator_log import operator_log
 
 MAX_LEDGER_BYTES = 4 * 2**30  # of requests with their media
 _SUFFIX = ".request"

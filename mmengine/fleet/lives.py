@@ -16,7 +16,7 @@ from mmengine.core.unreceived import ResumedAnswer
 from mmengine.errors import LogError
 from mmengine.events.lock import is_locked
 from mmengine.events.segment import segment_paths
-from mmengine.serve.operators import operator_log
+from mmengine.serve.requests.operator_log import operator_log
 
 FIRST_LOOK_S, LONGEST_PAUSE_S = 0.05, 2.0  # between two looks at a log that somebody writes
 SLACK_S = 600.0  # by which clocks of machines, and a log and what was kept behind it, may lie apart

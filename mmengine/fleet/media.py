@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
-from mmengine.serve.media_urls import PromptMedia, names_urls
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.prompt.prompt_media import PromptMedia, names_urls
 
 
 @asynccontextmanager

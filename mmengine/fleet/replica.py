@@ -24,9 +24,9 @@ from mmengine.fleet.wire import (
     said,
     submit_options,
 )
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.reasoning import NO_REASONING
-from mmengine.serve.stream import Stream
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.stream.request_stream import Stream
+from mmengine.serve.text.reasoning import NO_REASONING
 
 BEAT_S = 1.0  # of silence, after which an ingress hears that its request is still there
 HANG_S = 60.0  # that a step may take before requests go elsewhere

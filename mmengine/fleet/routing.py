@@ -13,7 +13,7 @@ from itertools import islice
 
 import msgspec
 
-from mmengine.serve.prompts import MAX_LOOKED_AT, MEDIA_KEYS, Prompt
+from mmengine.serve.prompt.prompt import MAX_LOOKED_AT, MEDIA_KEYS, Prompt
 
 TEXT_CHARS = 1024  # of a prompt without media that count
 VIRTUAL_NODES = 100  # of a replica on the ring

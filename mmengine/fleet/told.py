@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from mmengine.core.executor import PromptLogprobs
 from mmengine.core.unreceived import ResumedAnswer
 from mmengine.request import GrammarRequest, SamplingParams
-from mmengine.serve.answers import Choice, Logprobs, RequestOutput, detail_of
-from mmengine.serve.detokenize import Stops
-from mmengine.serve.prompts import core_ids
+from mmengine.serve.prompt.prompt import core_ids
+from mmengine.serve.text.detokenizer import Stops
+from mmengine.serve.text.request_output import Choice, Logprobs, RequestOutput, detail_of
 
 
 @dataclass(slots=True)

@@ -23,13 +23,13 @@ from mmengine.errors import (
     RequestFailed,
 )
 from mmengine.request import GrammarRequest, SamplingParams
-from mmengine.serve.answers import Logprobs, RequestOutput
-from mmengine.serve.channel import Channel
-from mmengine.serve.options import SubmitOptions
-from mmengine.serve.prompts import Prompt
-from mmengine.serve.reasoning import ReasoningTokens
-from mmengine.serve.stream import Prompted, Stream
-from mmengine.serve.tools import CallsAsked
+from mmengine.serve.prompt.options import SubmitOptions
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.prompt.tools import CallsAsked
+from mmengine.serve.stream.channel import Channel
+from mmengine.serve.stream.request_stream import Prompted, Stream
+from mmengine.serve.text.reasoning import ReasoningTokens
+from mmengine.serve.text.request_output import Logprobs, RequestOutput
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
 
 _ERRORS: dict[str, type[MMEngineError]] = {

@@ -32,8 +32,8 @@ from mmengine.models.plugin import ModelPlugin, Processor
 from mmengine.models.registry import plugin_for
 from mmengine.replay import verify
 from mmengine.request import MAX_LOGPROBS
-from mmengine.serve.answers import Completion
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.text.request_output import Completion
 
 Chat = list[dict[str, object]]
 Inputs = dict[str, Tensor]  # of transformers' forward, one prompt: input_ids [1, n] and what belongs to it

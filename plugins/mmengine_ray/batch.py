@@ -27,14 +27,14 @@ from mmengine.core.unreceived import ResumedAnswer
 from mmengine.errors import LogError, MMEngineError
 from mmengine.events.lock import is_locked
 from mmengine.events.segment import segment_paths
-from mmengine.serve.answers import Choice, Completion
-from mmengine.serve.batchfile import RequestFile, numbered_lines
-from mmengine.serve.batching import Answered, Job, run_batch
-from mmengine.serve.detokenize import Stops
-from mmengine.serve.engine import Engine
-from mmengine.serve.operators import operator_log
-from mmengine.serve.options import Options
-from mmengine.serve.texts import with_texts
+from mmengine.serve.batch.request_file import RequestFile, numbered_lines
+from mmengine.serve.batch.run_batch import Answered, Job, run_batch
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.options import Options
+from mmengine.serve.requests.operator_log import operator_log
+from mmengine.serve.text.detokenizer import Stops
+from mmengine.serve.text.output_text import with_texts
+from mmengine.serve.text.request_output import Choice, Completion
 
 if TYPE_CHECKING:  # it brings torch
     from mmengine.build import Built

@@ -22,13 +22,13 @@ from mmengine.fleet.kept import INGRESS, NOT_ADOPTED, REQUESTS, KeptRequests, op
 from mmengine.fleet.replica import Replica
 from mmengine.models.loader import resolve_folder
 from mmengine.models.registry import plugin_for
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.operators import operator_log
-from mmengine.server.any_server import AnyServer
-from mmengine.server.app import App
-from mmengine.server.auth import ApiKeys
-from mmengine.server.keep.everything import Keep
-from mmengine.server.media import media_door
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.requests.operator_log import operator_log
+from mmengine.server.app.app import App
+from mmengine.server.chat.media_fetch import media_door
+from mmengine.server.http.auth import ApiKeys
+from mmengine.server.storage.storage import Keep
+from mmengine.server.transport.any_asgi_server import AnyServer
 from mmengine_ray.carrier import RayCarrier
 from mmengine_ray.scaling import WAITING, ByWaitingTokens
 from mmengine_ray.settings import RaySettings

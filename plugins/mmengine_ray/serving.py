@@ -7,8 +7,8 @@ import ray
 from ray import serve
 
 from mmengine.processing.fetch.door import MediaDoor
-from mmengine.server import lifecycle
-from mmengine.server.auth import ApiKeys
+from mmengine.server.http.auth import ApiKeys
+from mmengine.server.lifecycle import lifecycle
 from mmengine_ray.deployments import fleet_engine, kept_of, opening, replicas_of
 from mmengine_ray.settings import RaySettings
 

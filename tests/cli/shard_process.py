@@ -6,8 +6,8 @@ from pathlib import Path
 
 from mmengine.cli.batch import run_batch_file
 from mmengine.cli.batch_shards import Shards
-from mmengine.serve.batchfile import Shard
-from mmengine.serve.engine import Engine
+from mmengine.serve.batch.request_file import Shard
+from mmengine.serve.engine.engine import Engine
 from tests.serve.serve_fakes import EchoExecutor, builder
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from mmengine.cli.batch import run_batch_file
 from mmengine.errors import InvalidRequest
-from mmengine.serve import batchfile
-from mmengine.serve.batch_progress import AnswerFile, RequestIndex, answered_in
-from mmengine.serve.engine import Engine
+from mmengine.serve.batch import request_file as batchfile
+from mmengine.serve.batch.progress import AnswerFile, RequestIndex, answered_in
+from mmengine.serve.engine.engine import Engine
 from tests.serve.serve_fakes import builder
 from tests.server.batching import Failing
 
@@ -131,7 +131,7 @@ SLOW = """
 import sys, time
 from pathlib import Path
 from mmengine.cli.batch import run_batch_file
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 from tests.serve import serve_fakes as fakes
 
 collect = fakes.EchoExecutor.collect

@@ -15,7 +15,7 @@ from mmengine.events.lock import lock
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.segment import FOOTER_SIZE, Scan
 from mmengine.events.vocabulary import Finished, Started
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 from tests.cli.cli_process import loaded, run_cli
 from tests.core.small_engine import Bench, request
 from tests.replay.runs import busy_run

@@ -14,8 +14,8 @@ from mmengine.core.resume import Resume
 from mmengine.errors import ConfigError, InvalidRequest, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
-from mmengine.serve.batch_progress import RequestIndex, answered_in
-from mmengine.serve.engine import Engine
+from mmengine.serve.batch.progress import RequestIndex, answered_in
+from mmengine.serve.engine.engine import Engine
 from tests.events.logs import rewrite
 from tests.forked import exit_code_of
 from tests.serve.serve_fakes import builder

@@ -174,7 +174,7 @@ def test_a_schema_makes_the_answer_json(call, picture):
 
 
 def test_what_would_ask_for_nothing_is_refused_before_a_model_is_loaded(call, tmp_path, monkeypatch):
-    monkeypatch.setattr("mmengine.serve.engine.Engine", None)
+    monkeypatch.setattr("mmengine.serve.engine.engine.Engine", None)
     for name, *value in (
         ("--schema", tmp_path),
         ("--on-truncation", "close"),

@@ -12,7 +12,7 @@ from mmengine.cli import batch_shards, supervisor
 from mmengine.cli.batch_shards import Shards, answers_of, num_answer_bytes
 from mmengine.errors import InvalidRequest, LogError
 from mmengine.events.log import LogReader
-from mmengine.serve.batchfile import RequestFile, Shard
+from mmengine.serve.batch.request_file import RequestFile, Shard
 from tests.cli.cli_process import call_cli
 from tests.cli.shard_process import run
 from tests.events.logs import begin_log

@@ -28,7 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from mmengine.cli.batch import run_batch_file
 from mmengine.cli.supervisor import obey_supervisor, ended_by
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 from tests.serve import serve_fakes as fakes
 
 obey_supervisor()

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from mmengine.server.openapi import NOT_DONE
+from mmengine.server.app.openapi import NOT_DONE
 from tests.pictures import data_url
 
 HERE = Path(__file__).parent

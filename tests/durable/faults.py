@@ -32,8 +32,8 @@ class Faults:
     def install(self):
         for name in SYSTEM:
             setattr(os, name, self._watched(getattr(os, name), name))
-        from mmengine.serve.batch_progress import AnswerFile
-        from mmengine.server.keep import database
+        from mmengine.serve.batch.progress import AnswerFile
+        from mmengine.server.storage import database
 
         AnswerFile.write = self._watched(AnswerFile.write, "batch line")
         database._transaction.__exit__ = self._watched(database._transaction.__exit__, "store commit")

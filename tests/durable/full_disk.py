@@ -41,7 +41,7 @@ def install(folder):
 
 
 def _fill_store(is_full):
-    from mmengine.server.keep.database import _transaction
+    from mmengine.server.storage.database import _transaction
 
     enter = _transaction.__enter__
 
@@ -54,7 +54,7 @@ def _fill_store(is_full):
 
 
 def _fill_files(is_full):
-    from mmengine.serve.batch_progress import AnswerFile
+    from mmengine.serve.batch.progress import AnswerFile
 
     begin = AnswerFile.__init__
 

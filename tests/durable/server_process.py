@@ -44,7 +44,7 @@ def _set_clock(path):
 
 
 def _paced():
-    from mmengine.serve.engine import Engine
+    from mmengine.serve.engine.engine import Engine
 
     step = Engine.step
 
@@ -58,7 +58,7 @@ def _paced():
 def _echo():
     from mmengine.cli import serve, supervisor
     from mmengine.core.resume import Resume
-    from mmengine.serve.async_engine import AsyncEngine
+    from mmengine.serve.async_engine.async_engine import AsyncEngine
     from tests.serve import serve_fakes as fakes
 
     class Saying(fakes.EchoExecutor):
@@ -154,8 +154,7 @@ def main():
     if supervisor.is_supervised():
         begin(Path(folder), engine)
     elif engine == "echo":
-        import mmengine.server.lifecycle
-        import mmengine.server.media  # noqa: F401  (each life has them)
+        import mmengine.server.chat.media_fetch  # noqa: F401  (each life has them)
         import tests.serve.serve_fakes  # noqa: F401
 
         supervisor.COMMAND = ("forked", folder, engine)

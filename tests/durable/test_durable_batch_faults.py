@@ -15,7 +15,7 @@ NUM_LINES = 12
 DIES = """
 import os, sys
 from pathlib import Path
-from mmengine.serve.batch_progress import AnswerFile
+from mmengine.serve.batch.progress import AnswerFile
 from tests.server.batching import CHAT, batching, begun, ended, line
 
 folder, where, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])

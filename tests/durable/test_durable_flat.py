@@ -15,8 +15,8 @@ import pytest
 from mmengine.config import EngineConfig
 from mmengine.events.log import LogReader
 from mmengine.request import GrammarRequest, SamplingParams
-from mmengine.serve.engine import Engine
-from mmengine.serve.options import Options
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.options import Options
 from mmengine.simulation.slots import SimulatedExecutor
 from tests.serve import serve_fakes
 

@@ -29,8 +29,8 @@ SERVER = """
 import os, signal, sys, time
 from mmengine.cli import serve, supervisor
 from mmengine.core.resume import Resume
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.engine import Engine
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.engine.engine import Engine
 from tests.serve import serve_fakes as fakes
 
 breaks = os.path.join(os.path.dirname(sys.argv[-1]), "break")
@@ -67,7 +67,7 @@ main()
 """
 PACED = """
 import time
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 
 step = Engine.step
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mmengine.server.keep.database import Database
-from mmengine.server.keep.store import Store
+from mmengine.server.storage.answer_store import Store
+from mmengine.server.storage.database import Database
 from tests.server.keep_model import LARGE, killed_in_puts, walk
 
 ROOT = Path(__file__).parents[2]
@@ -29,8 +29,8 @@ def test_what_was_acknowledged_outlives_kills(tmp_path):
 ENDS = """
 import asyncio, os, sys
 from pathlib import Path
-from mmengine.server.keep.database import Database
-from mmengine.server.keep.store import Store
+from mmengine.server.storage.database import Database
+from mmengine.server.storage.answer_store import Store
 
 where, count = sys.argv[2], int(sys.argv[3])
 

@@ -12,8 +12,8 @@ from mmengine.fleet.journey import Patience
 from mmengine.fleet.kept import INGRESS, REQUESTS, opened
 from mmengine.fleet.replica import Replica
 from mmengine.fleet.wire import decoded_ask
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.prompts import core_ids
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.prompt.prompt import core_ids
 from mmengine.server.settings import ServerSettings
 from tests.fleet.carriers import LocalCarrier
 from tests.log_copies import copied

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from mmengine.fleet.replica import Replica
-from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.async_engine.async_engine import AsyncEngine
 from tests.serve.serve_fakes import builder
 from tests.server.running import SlowEcho
 

@@ -11,9 +11,9 @@ from mmengine.fleet.engine import FleetEngine
 from mmengine.fleet.journey import Patience, ReplicaLost
 from mmengine.fleet.replica import Replica
 from mmengine.fleet.wire import Begun, News, decoded_told
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.prompts import Prompt
-from mmengine.serve.tools import CallsAsked, tools_asked
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.prompt.tools import CallsAsked, tools_asked
 
 PROPERTIES = {"n": {"type": "integer"}, "s": {"type": "string", "maxLength": 20}}
 SCHEMA = {"type": "object", "properties": PROPERTIES}

@@ -19,8 +19,8 @@ from mmengine.fleet.ledger import Kept, Ledger
 from mmengine.fleet.lives import Lives
 from mmengine.fleet.wire import Ask, Begun, Here, asked_prompt, encoded
 from mmengine.request import SamplingParams
-from mmengine.serve.prompts import Prompt
-from mmengine.serve.reasoning import NO_REASONING
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.text.reasoning import NO_REASONING
 from tests.events.logs import begin_log, column, write_log
 from tests.fleet.kept_fleets import CONFIG, Leaving, all_at_once, fleet, killed
 from tests.server.batching import begun as begun_batch

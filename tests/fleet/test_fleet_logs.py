@@ -11,8 +11,8 @@ from mmengine.fleet.engine import FleetEngine
 from mmengine.fleet.journey import Patience
 from mmengine.fleet.replica import Replica
 from mmengine.replay.ask.fleet import ids_of, is_fleet, logs_in, story, ways_in
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.prompt.prompt import Prompt
 from tests.fleet.carriers import LocalCarrier
 from tests.serve.serve_fakes import EchoProcessor, builder
 from tests.server.running import SlowEcho

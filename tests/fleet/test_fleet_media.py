@@ -9,7 +9,7 @@ import pytest
 from mmengine.processing.fetch.door import MediaDoor
 from mmengine.processing.fetch.limits import FetchLimits
 from mmengine.processing.fetch.refusals import FetchRefused
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.prompt.prompt import Prompt
 from tests.fleet.test_fleet_moves import closed, fleet, replica
 
 SIZE = 100_000

@@ -22,9 +22,9 @@ from mmengine.fleet.wire import (
     encoded,
 )
 from mmengine.request import SamplingParams
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.prompts import Prompt
-from mmengine.serve.reasoning import NO_REASONING
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.text.reasoning import NO_REASONING
 from tests.fleet.carriers import LocalCarrier, ReplicaProcess, SocketCarrier
 from tests.serve.serve_fakes import EchoExecutor, EchoProcessor, builder
 from tests.server.running import SlowEcho

@@ -9,10 +9,10 @@ from mmengine.errors import ExecutorFailed, InvalidMedia, InvalidRequest, QueueF
 from mmengine.fleet import wire
 from mmengine.fleet.routing import Ring, affinity
 from mmengine.request import GrammarRequest, SamplingParams
-from mmengine.serve.answers import RequestOutput
-from mmengine.serve.prompts import Prompt
-from mmengine.serve.reasoning import ReasoningTokens
-from mmengine.serve.tools import CallsAsked, tools_asked
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.prompt.tools import CallsAsked, tools_asked
+from mmengine.serve.text.reasoning import ReasoningTokens
+from mmengine.serve.text.request_output import RequestOutput
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}

@@ -8,7 +8,7 @@ import torch
 from mmengine.checkpoint.gguf.model import GGUFModel
 from mmengine.config import EngineConfig
 from mmengine.models.reader import open_reader
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 from tests.gguf.fetched import SMOLLM2, fetched
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from mmengine.events.log import LogReader
 from mmengine.events.vocabulary import Started
 from mmengine.native import library
 from mmengine.replay import verify
-from mmengine.server import lifecycle
+from mmengine.server.lifecycle import lifecycle
 from tests.gguf.test_gguf_values import decoded
 from tests.gguf.writing import STRING, UINT32, Tensor, model, vocabulary, weights, write
 from tests.llama.tiny import make_tiny

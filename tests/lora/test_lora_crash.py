@@ -10,7 +10,7 @@ from mmengine.core.resume import Resume
 from mmengine.errors import InvalidRequest
 from mmengine.replay import request_lines, verify
 from mmengine.replay.convert.redact import redact
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 from tests.log_copies import copied
 from tests.lora.making import CHATS, KINDS, NUM_NEW, answers_of, make_adapter, make_model
 

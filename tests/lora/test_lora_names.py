@@ -9,8 +9,8 @@ import pytest
 
 from mmengine.core.resume import Resume
 from mmengine.replay import verify
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.engine import Engine
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.engine.engine import Engine
 from tests.log_copies import copied
 from tests.lora.adapted_fakes import adapted_builder, made
 

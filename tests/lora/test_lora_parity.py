@@ -9,7 +9,7 @@ from mmengine.events.log import LogReader
 from mmengine.native import library
 from mmengine.replay import verify
 from mmengine.runtime.adapters import AdapterStore
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 from tests.lora.making import CHATS, NUM_NEW, make_all
 
 SETTINGS = {

@@ -7,7 +7,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.resume import Resume
 from mmengine.errors import InvalidRequest
 from mmengine.replay import verify
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 from tests.log_copies import copied
 from tests.lora.making import KINDS, make_adapter, make_model
 from tests.pictures import noise

@@ -6,7 +6,7 @@ import pytest
 
 from mmengine.config import EngineConfig
 from mmengine.replay import verify
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 from tests.qwen3_5.tiny import make_text
 
 SIZES = {

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from mmengine.config import EngineConfig
 from mmengine.replay import verify
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 from tests.qwen3_5.tiny import make_text
 
 NUM_NEW, RANK, ALPHA = 12, 6, 9

@@ -13,7 +13,7 @@ from mmengine.config import EngineConfig
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.replay.verify import verify
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 from tests.forked import exit_code_of
 from tests.qwen3_5.tiny import make_text
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from mmengine.config import EngineConfig
 from mmengine.models.weights import open_weights
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 from mmengine_qwen3_5 import plugin
 from mmengine_qwen3_5.config import read_config
 from mmengine_qwen3_5.names import NAMES

@@ -9,8 +9,8 @@ import torch
 
 from mmengine.config import EngineConfig
 from mmengine.replay import verify
-from mmengine.serve.engine import Engine
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.prompt import Prompt
 from mmengine_shapes.scenes import random_clip, random_scene
 from tests.parity.parity_cases import reference_inputs
 from tests.qwen3_5.tiny import make_whole

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from mmengine import Engine, EngineConfig
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.prompt.prompt import Prompt
 from tests.pictures import data_url, looking
 
 SELECTOR = Path("build/store/bin/python")

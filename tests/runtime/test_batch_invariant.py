@@ -23,7 +23,7 @@ from mmengine.runtime.device import invariant
 from mmengine.runtime.device.cuda import CudaDevice
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.sampling import masking, sampler
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 from tests.spec_decode.equality import Asked, drawn_alike, mixed
 
 ALONE = {"max_num_seqs": 1, "enable_prefix_caching": False, "spec": "none"}

@@ -14,8 +14,8 @@ from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError
 from mmengine.runtime.device.cpu import CpuDevice, DoneEvent
 from mmengine.runtime.device.registry import DEVICES, open_device
-from mmengine.serve.engine import Engine
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.prompt import Prompt
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES_CUDA = re.compile(r"torch\.cuda|torch\.version\.cuda|\.is_cuda\b|\.cuda\(|[\"']cuda(:\d+)?[\"']")
@@ -24,7 +24,7 @@ NAMES_CUDA = re.compile(r"torch\.cuda|torch\.version\.cuda|\.is_cuda\b|\.cuda\(|
 ELSEWHERE = {
     "mmengine/gpu/__init__.py": 'DEVICE_TYPES = ("cuda",)',
     "mmengine/runtime/device/registry.py": '"cuda": "mmengine.runtime.device.cuda:CudaDevice"',
-    "mmengine/serve/pipeline.py": '`device`: "cpu", "cuda", …',
+    "mmengine/serve/pipeline/pipeline.py": '`device`: "cpu", "cuda", …',
 }
 OWN = "mmengine/runtime/device/cuda.py"
 

@@ -8,7 +8,7 @@ from runtime_toy import EOS, Driver, ToyModel, dense_greedy, positions_of, toy_r
 from mmengine.config import EngineConfig
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.kv.pool import FP8
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 from tests.spec_decode.equality import answers, assert_same, mixed
 
 

@@ -15,8 +15,8 @@ from mmengine.runtime import runner as running
 from mmengine.runtime.attention.flashinfer_paged import FlashInferAttention
 from mmengine.runtime.drafting.eagle3 import drafter as drafting
 from mmengine.runtime.executor import TorchExecutor
-from mmengine.serve.engine import Engine
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.prompt import Prompt
 from tests.spec_decode.equality import Asked, answers, assert_same, mixed
 
 SMALL = {"max_num_seqs": 6, "token_budget": 96, "max_model_len": 400}

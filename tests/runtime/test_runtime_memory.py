@@ -19,7 +19,7 @@ from mmengine.runtime.graphs.encoder_sizes import MOST_EMBEDS
 from mmengine.runtime.kv.memory import CACHE_PART, GIB, MOST_CACHED, Memory, cached_embeds
 from mmengine.runtime.kv.pool import bytes_per_block
 from mmengine.runtime.startup import profile, sizing
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 from mmengine_qwen3_vl import plugin
 from mmengine_shapes import checkpoint_path
 

@@ -26,7 +26,7 @@ from mmengine.runtime.device.cuda import CudaDevice
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.sampling import grammar_rows as forms
 from mmengine.runtime.startup.sizing import steps_in_flight
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 from tests.spec_decode.steering import LaunchedAhead
 
 FORM = GrammarRequest("regex", "a")

@@ -10,7 +10,7 @@ from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError
 from mmengine.runtime.device.cpu import available_memory
 from mmengine.runtime.device.threads import SMALL_HIDDEN_SIZE, choose_threads, usable_cores
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from mmengine.runtime.graphs import capture
 from mmengine.runtime.parallel import followers, leader
 from mmengine.runtime.parallel.channel import Channel, Closed, Kind
 from mmengine.runtime.parallel.followers import Followers
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 from mmengine_qwen3_vl import plugin
 from mmengine_qwen3_vl.config import read_config
 from mmengine_qwen3_vl.names import NAMES

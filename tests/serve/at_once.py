@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from mmengine.serve.answers import Completion
-from mmengine.serve.batching import Job
-from mmengine.serve.engine import Engine
+from mmengine.serve.batch.run_batch import Job
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.text.request_output import Completion
 
 
 def answers_at_once(engine: Engine, jobs: Iterable[Job]) -> dict[int, Completion]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from mmengine.errors import MMEngineError
-from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.async_engine.async_engine import AsyncEngine
 from tests.serve.hostile_media import warm_up
 from tests.serve.hostile_requests import hostile_request
 

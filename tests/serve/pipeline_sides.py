@@ -69,7 +69,7 @@ class Sides:
     def __init__(self, folder, ours_alone=False):
         import mmengine_shapes
         from mmengine.config import EngineConfig
-        from mmengine.serve.engine import Engine
+        from mmengine.serve.engine.engine import Engine
 
         self._folder, self._ours_alone = str(folder), ours_alone
         self._transformers = (
@@ -86,7 +86,7 @@ class Sides:
 
     def make(self, ours, **options):
         if ours:
-            from mmengine.serve.pipeline import Pipeline
+            from mmengine.serve.pipeline.pipeline import Pipeline
 
             return Pipeline(model=self.engine, **options)
         if self._their_model is not None:

@@ -5,9 +5,9 @@ import re
 
 import jsonschema
 
-from mmengine.serve.answers import CUT
-from mmengine.serve.options import Options, make_sampling
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.prompt.options import Options, make_sampling
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.text.request_output import CUT
 from mmengine.structured_output.opening import end_of
 from mmengine.structured_output.request.spec import grammar_of
 from tests.serve.at_once import answers_at_once

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mmengine.config import EngineConfig
-from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.async_engine.async_engine import AsyncEngine
 from tests.serve.hostile_media import BOMBS
 from tests.serve.hostile_requests import hostile_request
 from tests.serve.hostile_run import Felt, attack

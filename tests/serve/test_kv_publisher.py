@@ -17,7 +17,7 @@ from mmengine.simulation.slots import SimulatedExecutor
 from tests.core.small_engine import Bench, request, settings_of
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
-publisher_of = pytest.importorskip("mmengine.serve.kv_publisher")
+publisher_of = pytest.importorskip("mmengine.serve.requests.kv_publisher")
 ANYWHERE = "tcp://127.0.0.1:0"
 
 

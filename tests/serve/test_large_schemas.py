@@ -13,8 +13,8 @@ from llguidance import LLMatcher
 from mmengine.errors import InvalidRequest, QueueFull
 from mmengine.processing.workers.schemas import SchemaProcesses
 from mmengine.request import GrammarRequest
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.server.asked import Body, form_of
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.server.chat.parsed_request import Body, form_of
 from mmengine.structured_output.engines.llguidance import json_schema_lark
 from mmengine.structured_output.json_schema.normalization import Bounds, SchemaRefused, normalize_schema
 from mmengine.structured_output.json_schema.reading import loading

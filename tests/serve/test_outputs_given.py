@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mmengine.errors import InvalidRequest
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 
 PROMPT = "Tell me about shapes."
 SCHEMA = {

@@ -8,8 +8,8 @@ import pytest
 from mmengine.errors import ExecutorFailed, InvalidMedia, InvalidRequest, QueueFull, RequestFailed
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.vocabulary import Queued
-from mmengine.serve import async_engine
-from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.async_engine import async_engine
+from mmengine.serve.async_engine.async_engine import AsyncEngine
 from tests.serve.serve_fakes import EchoExecutor, EchoProcessor, builder
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mmengine.models.loader import resolve_folder
 from mmengine.models.registry import plugin_for
-from mmengine.serve.detokenize import ByteDetokenizer, Detokenizer
+from mmengine.serve.text.detokenizer import ByteDetokenizer, Detokenizer
 
 FOLDER = resolve_folder(None)
 TOKENIZER = plugin_for(FOLDER).load_processor(FOLDER).tokenizer

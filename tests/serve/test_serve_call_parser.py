@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmengine.request import GrammarRequest, SamplingParams
-from mmengine.serve.call_parser import CallDelta, CallParser, call_id
-from mmengine.serve.chat import WholeChoice
-from mmengine.serve.deltas import ChoiceDeltas
-from mmengine.serve.reasoning import NO_REASONING, ReasoningTokens
+from mmengine.serve.chat.completion import WholeChoice
+from mmengine.serve.text.choice_deltas import ChoiceDeltas
+from mmengine.serve.text.reasoning import NO_REASONING, ReasoningTokens
+from mmengine.serve.text.tool_call_parser import CallDelta, CallParser, call_id
 from mmengine.structured_output.request.tool_calls import AskedTool, ToolCalls, calls_of, tool_calls
 from tests.serve.serve_fakes import ByteTokenizer
 

@@ -10,7 +10,7 @@ from mmengine.errors import MMEngineError
 from mmengine.events.log import LogReader
 from mmengine.events.vocabulary import Finished, Queued
 from mmengine.replay.verify import verify
-from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.async_engine.async_engine import AsyncEngine
 from tests.serve.serve_fakes import builder
 
 

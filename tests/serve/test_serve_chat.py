@@ -11,10 +11,10 @@ from mmengine import Engine, Prompt
 from mmengine.config import EngineConfig
 from mmengine.errors import InvalidRequest
 from mmengine.request import SamplingParams
-from mmengine.serve.batching import run_batch
-from mmengine.serve.chat_messages import for_template
-from mmengine.serve.options import Options
-from mmengine.serve.tools import ToolLimits, tools_asked
+from mmengine.serve.batch.run_batch import run_batch
+from mmengine.serve.prompt.chat_messages import for_template
+from mmengine.serve.prompt.options import Options
+from mmengine.serve.prompt.tools import ToolLimits, tools_asked
 
 JSON_TEMPLATE = (Path(__file__).parents[2] / "examples" / "tool_calls.jinja").read_text()
 XML_TEMPLATE = """{%- if tools -%}<|im_start|>system
@@ -129,7 +129,7 @@ def test_what_breaks_in_the_middle_leaves_nothing_behind(engine, monkeypatch):
         raise RuntimeError("broken")
 
     with monkeypatch.context() as patched:
-        patched.setattr("mmengine.serve.chat.ChatAnswer.take", broken)
+        patched.setattr("mmengine.serve.chat.completion.ChatAnswer.take", broken)
         with pytest.raises(RuntimeError, match="broken"):
             engine.chat([QUESTION], max_tokens=200, ignore_eos=True)
     assert not engine.has_work and engine.chat([QUESTION], max_tokens=4).message.content

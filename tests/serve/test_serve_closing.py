@@ -11,8 +11,8 @@ from mmengine.config import EngineConfig
 from mmengine.core.resume import Resume
 from mmengine.errors import InvalidRequest, RequestFailed
 from mmengine.replay.verify import verify
-from mmengine.serve.engine import Engine
-from mmengine.serve.options import Options, make_sampling
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.options import Options, make_sampling
 from mmengine.structured_output.request.spec import grammar_of
 from tests.cli.cli_process import call_cli
 from tests.log_copies import copied

@@ -15,8 +15,8 @@ from mmengine.events.log import LogReader
 from mmengine.models.plugin import MediaInput, MediaSource, Prepared
 from mmengine.replay.verify import verify
 from mmengine.request import MediaItem
-from mmengine.serve.batch_progress import AnswerFile
-from mmengine.serve.engine import Engine
+from mmengine.serve.batch.progress import AnswerFile
+from mmengine.serve.engine.engine import Engine
 from tests.forked import exit_code_of
 from tests.serve import serve_fakes as fakes
 

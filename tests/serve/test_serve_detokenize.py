@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from mmengine.request import Request, SamplingParams
-from mmengine.serve.detokenize import REPLACEMENT, Detokenizer, Stops, TextStream
-from mmengine.serve.stop_strings import StopStrings
+from mmengine.serve.text.detokenizer import REPLACEMENT, Detokenizer, Stops, TextStream
+from mmengine.serve.text.stop_strings import StopStrings
 
 CHECKPOINT = Path(__file__).parents[2] / "plugins" / "mmengine_shapes" / "checkpoint"
 

@@ -11,10 +11,10 @@ from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.vocabulary import Delivered, Finished, Queued
 from mmengine.replay.verify import verify
 from mmengine.request import SamplingParams
-from mmengine.serve.batching import run_batch
-from mmengine.serve.engine import Engine
-from mmengine.serve.options import Options
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.batch.run_batch import run_batch
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.options import Options
+from mmengine.serve.prompt.prompt import Prompt
 from tests.serve.serve_fakes import EOS, EchoProcessor, builder
 
 
@@ -250,8 +250,8 @@ def test_a_batch_waits_for_room_on_the_disk(tmp_path, monkeypatch):
 
 
 def test_a_batch_does_not_wait_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr("mmengine.serve.stall_watch.STALL_PAUSE_S", 0.001)
-    monkeypatch.setattr("mmengine.serve.stall_watch.STALL_LIMIT_S", 0.05)
+    monkeypatch.setattr("mmengine.serve.requests.stall_watch.STALL_PAUSE_S", 0.001)
+    monkeypatch.setattr("mmengine.serve.requests.stall_watch.STALL_LIMIT_S", 0.05)
     fill_the_disk(monkeypatch, 10**9)
     engine = Engine(builder=builder(), log=tmp_path / "log")
     with pytest.raises(LogError, match="No space left"):

@@ -12,9 +12,9 @@ from mmengine.config import EngineConfig
 from mmengine.core.resume import Resume
 from mmengine.replay.convert.redact import redact
 from mmengine.replay.verify import verify
-from mmengine.serve.answers import CUT_AT_STOP
-from mmengine.serve.engine import Engine
-from mmengine.serve.options import Options, make_sampling
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.options import Options, make_sampling
+from mmengine.serve.text.request_output import CUT_AT_STOP
 from mmengine.structured_output.request.spec import grammar_of
 from tests.log_copies import copied
 from tests.serve.test_serve_closing import LONG, closing

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mmengine.errors import MMEngineError
-from mmengine.serve import structured
-from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.text import response_format as structured
 from mmengine.structured_output.request import fields
 from tests.server.running import served
 

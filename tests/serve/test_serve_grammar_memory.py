@@ -8,12 +8,12 @@ import pytest
 
 from mmengine.errors import InvalidRequest, QueueFull
 from mmengine.request import GrammarRequest
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.batching import run_batch
-from mmengine.serve.engine import Engine
-from mmengine.serve.grammar_memory import GrammarMemory
-from mmengine.serve.options import Options, make_sampling
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.batch.run_batch import run_batch
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.options import Options, make_sampling
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.requests.grammar_memory import GrammarMemory
 from mmengine.structured_output.request.spec import grammar_of
 from tests.serve.serve_fakes import builder
 

@@ -11,9 +11,9 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.models.step_progress import tell
 from mmengine.replay.verify import verify
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.engine import Engine
-from mmengine.serve.watchdog import Watchdog
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.requests.watchdog import Watchdog
 from tests.serve import serve_fakes as fakes
 
 

@@ -13,9 +13,9 @@ from mmengine.core.outputs import Stats
 from mmengine.core.state.policy import Policy, register_policy
 from mmengine.errors import MMEngineError
 from mmengine.events.log import LogWriter
-from mmengine.serve import metrics
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.engine import Engine
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.requests import metrics
 from tests.serve.serve_fakes import builder
 
 
@@ -56,7 +56,7 @@ def test_every_counter_of_the_core_is_a_metric():
 
 
 def test_a_log_that_cannot_be_written(tmp_path, monkeypatch):
-    monkeypatch.setattr("mmengine.serve.stall_watch.STALL_PAUSE_S", 0.001)
+    monkeypatch.setattr("mmengine.serve.requests.stall_watch.STALL_PAUSE_S", 0.001)
     with Engine(builder=builder(), log=tmp_path / "log") as engine:
         engine.submit("hello", max_tokens=9)
         engine.step()
@@ -125,7 +125,7 @@ def test_a_request_that_is_preempted_again_and_again():
 
 
 def test_a_thrash_is_forgotten_after_some_steps(monkeypatch):
-    monkeypatch.setattr("mmengine.serve.health.THRASH_STEPS", 2)
+    monkeypatch.setattr("mmengine.serve.requests.health.THRASH_STEPS", 2)
     with Engine(builder=builder()) as engine:
         engine.submit("a prompt of some length", max_tokens=20)
         engine.step()
@@ -156,7 +156,7 @@ def test_a_thread_that_died_says_why(monkeypatch):
 
 
 def test_a_step_that_hangs(monkeypatch):
-    monkeypatch.setattr("mmengine.serve.async_engine.STEP_LIMIT_S", 0.05)
+    monkeypatch.setattr("mmengine.serve.async_engine.async_engine.STEP_LIMIT_S", 0.05)
     hangs, goes_on = threading.Event(), threading.Event()
 
     def make(*args, **options):

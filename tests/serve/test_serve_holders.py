@@ -12,8 +12,8 @@ from mmengine.core.resume import Resume
 from mmengine.errors import InvalidRequest, QueueFull
 from mmengine.models.plugin import MediaInput, Prepared
 from mmengine.request import MediaItem
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.engine import Engine
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.engine.engine import Engine
 from mmengine_shapes.scenes import random_scene
 from tests.serve.serve_fakes import EchoExecutor, EchoProcessor, builder
 

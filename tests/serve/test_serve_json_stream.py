@@ -14,11 +14,11 @@ from mmengine.config import EngineConfig
 from mmengine.errors import InvalidRequest, LogError, RequestFailed
 from mmengine.events.log import LogWriter
 from mmengine.request import SamplingParams
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.batching import run_batch
-from mmengine.serve.engine import Engine
-from mmengine.serve.options import Options
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.batch.run_batch import run_batch
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.options import Options
+from mmengine.serve.prompt.prompt import Prompt
 from tests.structured.test_partial_json import goes_on
 
 pytest.importorskip("mmengine_shapes")
@@ -111,8 +111,8 @@ def test_it_does_not_wait_for_room_on_the_disk_for_ever(
     engine = Engine(log=tmp_path / "log")
     stream = engine.stream_json("What?", RECORD)
     next(stream)
-    monkeypatch.setattr("mmengine.serve.stall_watch.STALL_PAUSE_S", 0.001)
-    monkeypatch.setattr("mmengine.serve.batching.ABANDON_LIMIT_S", 0.05)
+    monkeypatch.setattr("mmengine.serve.requests.stall_watch.STALL_PAUSE_S", 0.001)
+    monkeypatch.setattr("mmengine.serve.batch.run_batch.ABANDON_LIMIT_S", 0.05)
     monkeypatch.setattr(LogWriter, "_write", full)
     with pytest.raises(LogError, match="No space left"):
         stream.close()

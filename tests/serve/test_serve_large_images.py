@@ -10,8 +10,8 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.native.library import describe, load
 from mmengine.replay.verify import verify
-from mmengine.serve.engine import Engine
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.prompt import Prompt
 from tests.log_copies import copied
 from tests.pictures import data_url, looking
 

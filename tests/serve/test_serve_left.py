@@ -9,8 +9,8 @@ from mmengine.errors import InvalidRequest
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.replay import verify
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.engine import Engine
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.engine.engine import Engine
 from tests.serve.serve_fakes import EchoExecutor, builder
 
 LONG = "a rather long text"

@@ -2,7 +2,7 @@
 
 import threading
 
-from mmengine.serve import log_sync
+from mmengine.serve.requests import log_sync
 
 
 def test_a_log_that_nobody_writes_is_tidied_too(monkeypatch):

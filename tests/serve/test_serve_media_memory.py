@@ -11,12 +11,12 @@ import pytest
 from mmengine.errors import InvalidMedia, RequestFailed
 from mmengine.models.plugin import MediaInput, Prepared
 from mmengine.request import MediaItem
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.batching import run_batch
-from mmengine.serve.engine import Engine
-from mmengine.serve.media_memory import MediaMemory, media_workers
-from mmengine.serve.options import make_options
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.batch.run_batch import run_batch
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.media_memory import MediaMemory, media_workers
+from mmengine.serve.prompt.options import make_options
+from mmengine.serve.prompt.prompt import Prompt
 from tests.serve.serve_fakes import EchoProcessor, builder
 
 ROWS = 1000  # bytes of pixels of each prompt
@@ -85,7 +85,7 @@ def test_how_many_workers():
 
 @pytest.fixture(autouse=True)
 def watched(monkeypatch):
-    monkeypatch.setattr("mmengine.serve.engine.MediaMemory", Watched)
+    monkeypatch.setattr("mmengine.serve.engine.engine.MediaMemory", Watched)
 
 
 def batch_engine(processor, **config):

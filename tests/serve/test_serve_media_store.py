@@ -14,8 +14,8 @@ from PIL import Image
 from mmengine.errors import InvalidMedia, QueueFull
 from mmengine.models.loader import resolve_folder
 from mmengine.models.registry import plugin_for
-from mmengine.serve.media_store import HEADER, MediaStore
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.requests.media_store import HEADER, MediaStore
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,12 @@ from mmengine.errors import InvalidMedia, InvalidRequest
 from mmengine.processing.fetch.door import MediaDoor
 from mmengine.processing.fetch.limits import FetchLimits
 from mmengine.processing.fetch.refusals import FetchRefused
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.engine import Engine
-from mmengine.serve.media_names import replaced, replaced_items
-from mmengine.serve.media_urls import door_of
-from mmengine.serve.pipeline import Pipeline
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.pipeline.pipeline import Pipeline
+from mmengine.serve.prompt.media_references import replaced, replaced_items
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.prompt.prompt_media import door_of
 from tests.log_copies import copied
 from tests.pictures import scene
 from tests.processing.internet import Internet, answer, png

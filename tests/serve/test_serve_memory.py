@@ -4,7 +4,7 @@ import pytest
 
 from mmengine.errors import RequestFailed
 from mmengine.native import decoder, library
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 
 pytestmark = pytest.mark.skipif(library.load() is None, reason="no kernels here")
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.batchfile import RequestFile
-from mmengine.serve.batching import run_batch
-from mmengine.serve.engine import Engine
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.batch.request_file import RequestFile
+from mmengine.serve.batch.run_batch import run_batch
+from mmengine.serve.engine.engine import Engine
 
 pytest.importorskip("mmengine_shapes")
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from mmengine.serve.once import Once
+from mmengine.serve.stream.one_shot_event import Once
 
 
 def test_all_who_wait_hear_of_it():

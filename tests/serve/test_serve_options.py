@@ -10,9 +10,9 @@ import pytest
 from mmengine.cli.batch import run_batch_file
 from mmengine.errors import InvalidRequest
 from mmengine.request import SamplingParams
-from mmengine.serve import options as opts
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.engine import Engine
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt import options as opts
 from tests.serve.serve_fakes import builder
 
 

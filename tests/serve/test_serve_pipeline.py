@@ -3,9 +3,9 @@
 import pytest
 
 from mmengine.errors import ConfigError, InvalidMedia, InvalidRequest
-from mmengine.serve.engine import Engine
-from mmengine.serve.generation import options_from_generation
-from mmengine.serve.pipeline import Pipeline, pipeline
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.pipeline.generation_options import options_from_generation
+from mmengine.serve.pipeline.pipeline import Pipeline, pipeline
 from tests.serve.serve_fakes import builder
 
 

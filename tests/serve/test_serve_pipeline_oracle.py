@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmengine.serve.engine import Engine
-from mmengine.serve.pipeline import Pipeline
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.pipeline.pipeline import Pipeline
 from tests.serve.serve_fakes import ByteTokenizer, builder
 
 torch = pytest.importorskip("torch")

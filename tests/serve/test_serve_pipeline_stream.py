@@ -5,8 +5,8 @@ import warnings
 import pytest
 
 from mmengine.errors import InvalidRequest
-from mmengine.serve.engine import Engine
-from mmengine.serve.pipeline import Pipeline
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.pipeline.pipeline import Pipeline
 from tests.serve.serve_fakes import EOS, builder
 
 pytest.importorskip("torch")

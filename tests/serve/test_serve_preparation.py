@@ -12,11 +12,11 @@ import pytest
 from mmengine.errors import ConfigError, InvalidMedia, InvalidRequest, RequestFailed
 from mmengine.models.decoding import EncodedMedia
 from mmengine.processing.workers.decoders import Decoders
-from mmengine.serve import preparation
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.engine import Engine
-from mmengine.serve.lanes import Lane
-from mmengine.serve.prompts import MAX_LOOKED_AT, Prompt
+from mmengine.serve.async_engine import preparation
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.async_engine.worker_threads import Lane
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.prompt import MAX_LOOKED_AT, Prompt
 from mmengine_qwen3_vl.processing import load_processor
 from mmengine_shapes import checkpoint_path
 from tests.serve.hostile_media import image_of

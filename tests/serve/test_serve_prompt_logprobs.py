@@ -15,8 +15,8 @@ from mmengine.models.loader import resolve_folder
 from mmengine.replay.checked import CheckedLog
 from mmengine.replay.verify import verify
 from mmengine.request import Request, SamplingParams
-from mmengine.serve.engine import Engine
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.prompt import Prompt
 from tests.log_copies import copied
 
 TEXT = "The red triangle is small, the star to its left is large; nothing is behind them. "

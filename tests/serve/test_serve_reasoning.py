@@ -15,14 +15,14 @@ from mmengine.config import EngineConfig
 from mmengine.core.resume import Resume
 from mmengine.errors import ConfigError, InvalidRequest, RequestFailed
 from mmengine.replay.verify import verify
-from mmengine.serve.answers import CUT
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.batchfile import RequestFile
-from mmengine.serve.batching import run_batch
-from mmengine.serve.engine import Engine
-from mmengine.serve.options import Options
-from mmengine.serve.prompts import Prompt
-from mmengine.serve.reasoning import Reasoning
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.batch.request_file import RequestFile
+from mmengine.serve.batch.run_batch import run_batch
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.options import Options
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.text.reasoning import Reasoning
+from mmengine.serve.text.request_output import CUT
 from mmengine.structured_output.opening import end_of
 from mmengine.structured_output.request.spec import grammar_of
 from tests.log_copies import copied

@@ -7,7 +7,7 @@ import pytest
 
 import mmengine.build
 from mmengine.config import EngineConfig
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 from mmengine.spec_decode.base import Proposed
 from mmengine.structured_output.opening import end_of
 from tests.serve.reasoning_jobs import FORMS, answers, check, jobs

@@ -8,11 +8,11 @@ import pytest
 
 from mmengine.errors import RequestFailed
 from mmengine.request import SamplingParams
-from mmengine.serve.answers import Choice, Completion, RequestOutput
-from mmengine.serve.channel import Channel
-from mmengine.serve.options import Options
-from mmengine.serve.record import FirstReader, Reader, Record
-from mmengine.serve.stream import Stream
+from mmengine.serve.prompt.options import Options
+from mmengine.serve.stream.answer_record import FirstReader, Reader, Record
+from mmengine.serve.stream.channel import Channel
+from mmengine.serve.stream.request_stream import Stream
+from mmengine.serve.text.request_output import Choice, Completion, RequestOutput
 
 NUM_TOKENS = 6
 

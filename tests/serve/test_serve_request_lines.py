@@ -7,8 +7,8 @@ import pytest
 
 from mmengine.errors import InvalidRequest
 from mmengine.request import SamplingParams
-from mmengine.serve.engine import Engine
-from mmengine.serve.request_lines import custom_id_of, fields_of, head_of, written
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.request_lines import custom_id_of, fields_of, head_of, written
 from tests.cli.test_cli_batch import answer
 from tests.cli.test_cli_resume import run as run_batch
 from tests.serve.serve_fakes import builder

@@ -19,13 +19,13 @@ from mmengine.errors import InvalidRequest, MMEngineError, RequestFailed
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.replay.verify import verify
-from mmengine.serve.answers import CUT
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.batching import run_batch
-from mmengine.serve.engine import Engine
-from mmengine.serve.options import Options, make_sampling
-from mmengine.serve.pipeline import Pipeline
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.batch.run_batch import run_batch
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.pipeline.pipeline import Pipeline
+from mmengine.serve.prompt.options import Options, make_sampling
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.text.request_output import CUT
 from mmengine.structured_output.request.spec import grammar_of
 from tests.cli.cli_process import run_cli
 from tests.log_copies import copied

@@ -10,11 +10,11 @@ import pytest
 from mmengine.config import EngineConfig
 from mmengine.core.resume import Resume
 from mmengine.errors import InvalidRequest
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.engine import Engine
-from mmengine.serve.options import Options, make_sampling
-from mmengine.serve.pipeline import Pipeline
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.pipeline.pipeline import Pipeline
+from mmengine.serve.prompt.options import Options, make_sampling
+from mmengine.serve.prompt.prompt import Prompt
 from mmengine.structured_output.request.spec import grammar_of
 from tests.cli.cli_process import call_cli
 from tests.log_copies import copied

@@ -6,10 +6,10 @@ import threading
 import numpy as np
 
 from mmengine.request import SamplingParams
-from mmengine.serve.answers import Choice, Completion, RequestOutput
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.engine import Engine
-from mmengine.serve.texts import AnswerTexts
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.text.output_text import AnswerTexts
+from mmengine.serve.text.request_output import Choice, Completion, RequestOutput
 from tests.serve.serve_fakes import ByteTokenizer, EchoProcessor, builder
 
 

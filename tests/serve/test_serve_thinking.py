@@ -21,8 +21,8 @@ from mmengine.replay.convert.redact import redact
 from mmengine.replay.verify import verify
 from mmengine.request import ThinkingBudget
 from mmengine.runtime.sampling.thinking import Reasoned
-from mmengine.serve.batchfile import RequestFile
-from mmengine.serve.batching import run_batch
+from mmengine.serve.batch.request_file import RequestFile
+from mmengine.serve.batch.run_batch import run_batch
 from mmengine.structured_output.opening import end_of
 from tests.cli.cli_process import call_cli
 from tests.log_copies import copied

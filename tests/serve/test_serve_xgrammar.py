@@ -8,10 +8,10 @@ import pytest
 
 from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError, MMEngineError
-from mmengine.serve.batching import run_batch
-from mmengine.serve.engine import Engine
-from mmengine.serve.options import Options, make_sampling
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.batch.run_batch import run_batch
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.options import Options, make_sampling
+from mmengine.serve.prompt.prompt import Prompt
 from mmengine.structured_output.request.spec import grammar_of
 from tests.cli.cli_process import call_cli, run_cli
 from tests.serve.at_once import answers_at_once

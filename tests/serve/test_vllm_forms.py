@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from mmengine.errors import InvalidRequest
-from mmengine.serve.options import FORM, GENERATE
-from mmengine.serve.structured import response_format_of
-from mmengine.serve.vllm_forms import as_form
+from mmengine.serve.prompt.options import FORM, GENERATE
+from mmengine.serve.prompt.vllm_options import as_form
+from mmengine.serve.text.response_format import response_format_of
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 FORMAT = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}

@@ -5,7 +5,7 @@ python -m tests.server.fields_page     writes them
 
 from pathlib import Path
 
-from mmengine.server.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Field
+from mmengine.server.http.body_fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Field
 from mmengine.server.messages.table import BLOCKS, COUNT_TOKENS, MESSAGES
 from mmengine.server.responses.table import RESPONSES
 

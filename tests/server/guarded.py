@@ -19,7 +19,7 @@ ENGINE = """
 import os, select, signal, socket, sys, time
 from pathlib import Path
 from mmengine.cli.supervisor import ended_by, obey_supervisor
-from mmengine.server.beats import BEAT_S, Beat, Beats
+from mmengine.server.lifecycle.heartbeat import BEAT_S, Beat, Beats
 
 folder, plan = Path(sys.argv[1]), sys.argv[2].split(",")
 obey_supervisor()

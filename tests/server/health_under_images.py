@@ -100,7 +100,7 @@ def serve_urls(arguments: list[str]) -> None:
     from mmengine.cli.main import main
     from mmengine.processing.fetch.door import MediaDoor
     from mmengine.processing.fetch.limits import FetchLimits
-    from mmengine.server import media
+    from mmengine.server.chat import media_fetch as media
 
     limits = FetchLimits(http=True, ports=(int(arguments[0]),))
     media.media_door = lambda settings: MediaDoor(

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from mmengine.errors import InvalidRequest
-from mmengine.server.keep.database import Database
-from mmengine.server.keep.store import Kept, Store
+from mmengine.server.storage.answer_store import Kept, Store
+from mmengine.server.storage.database import Database
 
 LARGE = 2**30
 
@@ -119,8 +119,8 @@ async def walk(folder, seed, steps):
 PUTS = """
 import asyncio, sys
 from pathlib import Path
-from mmengine.server.keep.database import Database
-from mmengine.server.keep.store import Store
+from mmengine.server.storage.database import Database
+from mmengine.server.storage.answer_store import Store
 
 async def go():
     store = Store(Database(Path(sys.argv[1])), 1e6, 2**30)

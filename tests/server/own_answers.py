@@ -6,7 +6,7 @@ import re
 
 import jsonschema
 
-from mmengine.server.openapi import document
+from mmengine.server.app.openapi import document
 from tests.server.openai_answers import events_of, named_events
 
 _NAMED = (

@@ -8,13 +8,13 @@ import threading
 import time
 from contextlib import contextmanager
 
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.server.app import App
-from mmengine.server.auth import ADMIN_ENVIRONMENT, ApiKeys
-from mmengine.server.keep.everything import Keep
-from mmengine.server.lifecycle import web_server
-from mmengine.server.listening import listen
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.server.app.app import App
+from mmengine.server.http.auth import ADMIN_ENVIRONMENT, ApiKeys
+from mmengine.server.lifecycle.lifecycle import web_server
+from mmengine.server.lifecycle.listening_socket import listen
 from mmengine.server.settings import ServerSettings
+from mmengine.server.storage.storage import Keep
 from tests.serve.serve_fakes import EchoExecutor, builder
 from tests.server.openai_answers import CHAT, COMPLETIONS, check_answer, check_stream, events_of
 from tests.server.own_answers import check_own

@@ -12,7 +12,7 @@ from mmengine.core.resume import Resume
 from mmengine.events.log import LogWriter
 from mmengine.replay.report.collect import collect
 from mmengine.replay.report.page import _columns
-from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.simulation.slots import SimulatedExecutor
 from tests.core.small_engine import request, settings_of
 from tests.pictures import data_url, looking

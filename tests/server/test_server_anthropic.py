@@ -9,8 +9,8 @@ import pytest
 from pydantic import BaseModel
 
 from mmengine import AsyncEngine
-from mmengine.server.answering import Answering
-from mmengine.server.errors import shutting_down
+from mmengine.server.chat.response_builder import Answering
+from mmengine.server.http.errors import shutting_down
 from tests.pictures import data_url, scene
 from tests.serve.test_serve_chat import JSON_TEMPLATE, SHAPES
 from tests.server.running import served

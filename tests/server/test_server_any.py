@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.server.any_server import FULL_BYTES, AnyServer
-from mmengine.server.app import App
-from mmengine.server.auth import ApiKeys
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.server.app.app import App
+from mmengine.server.http.auth import ApiKeys
 from mmengine.server.settings import ServerSettings
+from mmengine.server.transport.any_asgi_server import FULL_BYTES, AnyServer
 from tests.serve.serve_fakes import builder
 from tests.server.running import SlowEcho
 

@@ -5,9 +5,9 @@ import socket
 import pytest
 
 from mmengine.request import SamplingParams
-from mmengine.server.app import App
-from mmengine.server.errors import ApiError
-from mmengine.server.fields import CHAT
+from mmengine.server.app.app import App
+from mmengine.server.http.body_fields import CHAT
+from mmengine.server.http.errors import ApiError
 from mmengine.version import __version__
 from tests.serve.serve_fakes import builder
 from tests.server.running import AsyncEngine, served

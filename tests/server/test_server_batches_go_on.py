@@ -8,9 +8,10 @@ import pytest
 from mmengine.core.resume import Resume
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
-from mmengine.serve.batch_progress import AnswerFile
-from mmengine.serve.stream import Stream
-from mmengine.server import batch_run, batch_runner
+from mmengine.serve.batch.progress import AnswerFile
+from mmengine.serve.stream.request_stream import Stream
+from mmengine.server.batches import run as batch_run
+from mmengine.server.batches import runner as batch_runner
 from tests.pictures import scene
 from tests.server.batching import CHAT, Failing, batching, begun, ended, line, lines_in
 from tests.server.running import SlowEcho, wait_for

@@ -12,12 +12,12 @@ import pytest
 from mmengine.errors import QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
-from mmengine.server import values
-from mmengine.server.auth import ApiKeys
-from mmengine.server.batch_lines import checked
-from mmengine.server.bodies import Bodies
-from mmengine.server.drain_rate import LONGEST_S, MEASURED, DrainRate
-from mmengine.server.shares import Shares
+from mmengine.server.batches.lines import checked
+from mmengine.server.http import json_values as values
+from mmengine.server.http.auth import ApiKeys
+from mmengine.server.http.body_reader import Bodies
+from mmengine.server.http.drain_rate import LONGEST_S, MEASURED, DrainRate
+from mmengine.server.http.fair_shares import Shares
 from tests.server.running import LONG_CONTEXT, Lasting, SlowEcho, opened, served, wait_for
 
 SHORT = {"messages": [{"role": "user", "content": "a"}]}
@@ -283,7 +283,7 @@ def test_a_full_queue_is_429_with_a_time(server, monkeypatch):
 
 
 def test_not_ready_is_503_with_the_reasons(server, monkeypatch):
-    from mmengine.serve.health import Readiness
+    from mmengine.serve.requests.health import Readiness
 
     monkeypatch.setattr(server.engine, "readiness", lambda: Readiness(("the disk is full",)))
     status, headers, body = server.chat()

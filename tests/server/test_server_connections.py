@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import pytest
 
-from mmengine.server import protocol
-from mmengine.server.lifecycle import run
-from mmengine.server.open_files import most_connections
+from mmengine.server.lifecycle.lifecycle import run
+from mmengine.server.transport import protocol
+from mmengine.server.transport.open_files import most_connections
 from tests.server.running import LONG_CONTEXT, Lasting, opened, served, wait_for
 
 LOOK = b"GET /health/live HTTP/1.1\r\nhost: a\r\n\r\n"

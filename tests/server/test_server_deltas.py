@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmengine.request import GrammarRequest, SamplingParams
-from mmengine.serve.deltas import ChoiceDeltas
-from mmengine.serve.detokenize import Stops
-from mmengine.serve.reasoning import NO_REASONING, ReasoningTokens
-from mmengine.server.asked import Envelope
-from mmengine.server.completion_frames import CompletionFrames
-from mmengine.server.frames import ChatFrames
-from mmengine.server.token_texts import TokenTexts
+from mmengine.serve.text.choice_deltas import ChoiceDeltas
+from mmengine.serve.text.detokenizer import Stops
+from mmengine.serve.text.reasoning import NO_REASONING, ReasoningTokens
+from mmengine.server.chat.chat_frames import ChatFrames
+from mmengine.server.chat.completion_frames import CompletionFrames
+from mmengine.server.chat.parsed_request import Envelope
+from mmengine.server.chat.token_texts import TokenTexts
 from tests.serve.serve_fakes import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()

@@ -6,16 +6,16 @@ from dataclasses import fields
 import jsonschema
 
 from mmengine.cli.serve_options import Http, Kept, Limits, Loras, Media
-from mmengine.server.chat_request import ChatBody
-from mmengine.server.completion_request import CompletionBody
-from mmengine.server.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
+from mmengine.server.app.openapi import document
+from mmengine.server.chat.chat_reader import ChatBody
+from mmengine.server.chat.completion_reader import CompletionBody
+from mmengine.server.chat.token_requests import DetokenizeBody, TokenizeBody
+from mmengine.server.http.body_fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
 from mmengine.server.messages.body import CountBody, MessagesBody
 from mmengine.server.messages.table import COUNT_TOKENS, MESSAGES
-from mmengine.server.openapi import document
 from mmengine.server.responses.body import ResponsesBody
 from mmengine.server.responses.table import RESPONSES
 from mmengine.server.settings import ServerSettings
-from mmengine.server.token_requests import DetokenizeBody, TokenizeBody
 from tests.server.fields_page import PAGE, filled
 from tests.server.running import served
 

@@ -6,10 +6,10 @@ import threading
 import pytest
 
 from mmengine.config import EngineConfig
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.engine import Engine
-from mmengine.serve.prompts import Prompt
-from mmengine.server.completion_frames import CompletionFrames
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.server.chat.completion_frames import CompletionFrames
 from tests.server.running import served
 
 TEXTS = ["The red triangle is small.", "An é and a 星 too, and a star."]

@@ -10,8 +10,9 @@ import openai
 import pytest
 
 from mmengine.core.resume import Resume
-from mmengine.server.keep import batches, files, places
-from mmengine.server.keep.files import PART
+from mmengine.server.storage import batches, files
+from mmengine.server.storage import list_positions as places
+from mmengine.server.storage.files import PART
 from tests.server.batching import Failing, batching, begun, client_of, ended, line
 from tests.server.running import wait_for
 

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 from mmengine.errors import ExecutorLost
 from mmengine.events.log import LogWriter
-from mmengine.serve import async_engine, health
+from mmengine.serve.async_engine import async_engine
+from mmengine.serve.requests import health
 from tests.server.running import SlowEcho, served, wait_for
 
 

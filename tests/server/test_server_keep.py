@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from mmengine.errors import ConfigError, InvalidRequest, KeepFailed, QueueFull
-from mmengine.server.keep import batches as batches_module
-from mmengine.server.keep.batches import Batch, Batches, Counts
-from mmengine.server.keep.database import NAME, Database
-from mmengine.server.keep.files import FileLimits, Files
-from mmengine.server.keep.store import Store
+from mmengine.server.storage import batches as batches_module
+from mmengine.server.storage.answer_store import Store
+from mmengine.server.storage.batches import Batch, Batches, Counts
+from mmengine.server.storage.database import NAME, Database
+from mmengine.server.storage.files import FileLimits, Files
 from tests.server.keep_model import LARGE, killed_in_puts, walk
 
 
@@ -140,7 +140,7 @@ def test_a_disk_that_fails_at_a_commit_fails_those_who_wait(tmp_path):
 
 def test_one_process_alone(tmp_path):
     database = Database(tmp_path)
-    code = "import sys, pathlib; from mmengine.server.keep import database as it; "
+    code = "import sys, pathlib; from mmengine.server.storage import database as it; "
     code += "it.Database(pathlib.Path(sys.argv[1]))"
     ran = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True)
     assert ran.returncode and "another process keeps its answers" in ran.stderr

@@ -13,9 +13,10 @@ import typer
 
 from mmengine.cli.main import app
 from mmengine.errors import ConfigError
-from mmengine.server import health_port, listening
-from mmengine.server.beats import MAX_REASON_CHARS, Beat, Beats, Heard
-from mmengine.server.health_port import MAX_ASKING, MAX_HEAD_BYTES, Health, HealthPort, answer_to
+from mmengine.server.lifecycle import health_port
+from mmengine.server.lifecycle import listening_socket as listening
+from mmengine.server.lifecycle.health_port import MAX_ASKING, MAX_HEAD_BYTES, Health, HealthPort, answer_to
+from mmengine.server.lifecycle.heartbeat import MAX_REASON_CHARS, Beat, Beats, Heard
 from mmengine.server.settings import ServerSettings
 from tests.server.guarded import ROOT, guarded
 

@@ -12,18 +12,24 @@ import pytest
 
 from mmengine.errors import RequestFailed
 from mmengine.request import SamplingParams
-from mmengine.serve import stream
-from mmengine.serve.answers import RequestOutput
-from mmengine.serve.options import Options
-from mmengine.serve.prompts import Prompt
-from mmengine.serve.texts import AnswerTexts
-from mmengine.server import chat_request, other_routes, parsers, payloads, token_ids, token_texts, values
-from mmengine.server.answering import Answering
-from mmengine.server.asked import Asked, Defaults, Envelope
-from mmengine.server.completion_request import CompletionReader
-from mmengine.server.errors import ApiError, api_error, decoded
-from mmengine.server.frames import ChatFrames
-from mmengine.server.payloads import take_out
+from mmengine.serve.prompt.options import Options
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.stream import request_stream as stream
+from mmengine.serve.text.output_text import AnswerTexts
+from mmengine.serve.text.request_output import RequestOutput
+from mmengine.server.app import service_routes as other_routes
+from mmengine.server.chat import chat_reader as chat_request
+from mmengine.server.chat import token_texts
+from mmengine.server.chat.chat_frames import ChatFrames
+from mmengine.server.chat.completion_reader import CompletionReader
+from mmengine.server.chat.parsed_request import Asked, Defaults, Envelope
+from mmengine.server.chat.response_builder import Answering
+from mmengine.server.http import json_values as values
+from mmengine.server.http import media_payloads as payloads
+from mmengine.server.http import parser_threads as parsers
+from mmengine.server.http import token_id_lists as token_ids
+from mmengine.server.http.errors import ApiError, api_error, decoded
+from mmengine.server.http.media_payloads import take_out
 from tests.serve.serve_fakes import EchoProcessor
 from tests.server.running import LONG_CONTEXT, served
 

@@ -4,7 +4,7 @@ import base64
 
 import pytest
 
-from mmengine.serve.async_engine import AsyncEngine
+from mmengine.serve.async_engine.async_engine import AsyncEngine
 from tests.pictures import scene
 from tests.processing.internet import NAME, PRIVATE, Internet, answer, redirect
 from tests.server.running import served

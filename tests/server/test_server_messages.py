@@ -5,14 +5,14 @@ import json
 
 import pytest
 
-from mmengine.serve.chat import WholeChoice
-from mmengine.server.asked import Envelope
+from mmengine.serve.chat.completion import WholeChoice
+from mmengine.server.chat.parsed_request import Envelope
+from mmengine.server.http.media_payloads import NO_PAYLOADS, in_data_fields, take_out
+from mmengine.server.http.wording import Place
 from mmengine.server.messages.body import CountBody
 from mmengine.server.messages.conversation import Conversation
 from mmengine.server.messages.frames import MessagesFrames
 from mmengine.server.messages.table import BLOCKS
-from mmengine.server.payloads import NO_PAYLOADS, in_data_fields, take_out
-from mmengine.server.wording import Place
 from tests.pictures import scene
 from tests.serve.serve_fakes import EchoExecutor
 from tests.server.openai_answers import named_events

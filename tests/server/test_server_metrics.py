@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from mmengine.request import Request, SamplingParams
-from mmengine.serve import request_times
-from mmengine.server.http_metrics import ENDS, REFUSALS
+from mmengine.serve.requests import request_times
+from mmengine.server.http.metrics import ENDS, REFUSALS
 from tests.server.promql import lacking, samples_of, selectors
 from tests.server.running import SlowEcho, events_past_the_deadline, opened, served, wait_for
 

@@ -7,8 +7,8 @@ import openai
 import pytest
 
 from mmengine import AsyncEngine
-from mmengine.server.answering import Answering
-from mmengine.server.errors import shutting_down
+from mmengine.server.chat.response_builder import Answering
+from mmengine.server.http.errors import shutting_down
 from tests.pictures import data_url, scene
 from tests.serve.test_serve_chat import JSON_TEMPLATE, TOOLS
 from tests.server.running import served

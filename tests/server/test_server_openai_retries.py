@@ -8,8 +8,8 @@ import openai
 import pytest
 
 from mmengine.errors import InvalidRequest
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.serve.health import Readiness
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.requests.health import Readiness
 from tests.serve.serve_fakes import builder
 from tests.server.running import LONG_CONTEXT, Lasting, SlowEcho, served, wait_for
 

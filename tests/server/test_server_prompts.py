@@ -6,11 +6,11 @@ import pytest
 
 from mmengine.models.loader import resolve_folder
 from mmengine.models.registry import plugin_for
-from mmengine.serve.tools import ToolLimits
-from mmengine.server.asked import Defaults
-from mmengine.server.chat_request import ChatReader, Pixels, Tools
-from mmengine.server.completion_request import CompletionReader
-from mmengine.server.errors import ApiError
+from mmengine.serve.prompt.tools import ToolLimits
+from mmengine.server.chat.chat_reader import ChatReader, Pixels, Tools
+from mmengine.server.chat.completion_reader import CompletionReader
+from mmengine.server.chat.parsed_request import Defaults
+from mmengine.server.http.errors import ApiError
 from tests.pictures import data_url, scene
 from tests.serve.serve_fakes import EchoProcessor
 

@@ -9,9 +9,9 @@ import pytest
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
 from mmengine.request import SamplingParams
-from mmengine.serve.deltas import ChoiceDeltas
-from mmengine.serve.reasoning import NO_REASONING
-from mmengine.server.asked import Envelope
+from mmengine.serve.text.choice_deltas import ChoiceDeltas
+from mmengine.serve.text.reasoning import NO_REASONING
+from mmengine.server.chat.parsed_request import Envelope
 from mmengine.server.responses.frames import ResponsesFrames
 from tests.serve.serve_fakes import EOS, ByteTokenizer
 from tests.serve.test_serve_chat import SHAPES, TOOLS, UNIQUE

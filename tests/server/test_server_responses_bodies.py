@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from mmengine.request import SamplingParams
-from mmengine.server.chat_request import ChatReader, Pixels
-from mmengine.server.errors import ApiError
-from mmengine.server.payloads import MIN_CHARS
+from mmengine.server.chat.chat_reader import ChatReader, Pixels
+from mmengine.server.http.errors import ApiError
+from mmengine.server.http.media_payloads import MIN_CHARS
 from mmengine.server.responses.reading import ResponsesReader, previous_of
 from mmengine.server.responses.response import ResponseObject
 from mmengine.server.responses.table import RESPONSES

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmengine.request import SamplingParams
-from mmengine.serve.chat import WholeChoice
-from mmengine.serve.deltas import ChoiceDeltas
-from mmengine.serve.reasoning import ReasoningTokens
-from mmengine.server.asked import Envelope
-from mmengine.server.errors import ApiError, cancelled, late, shutting_down
+from mmengine.serve.chat.completion import WholeChoice
+from mmengine.serve.text.choice_deltas import ChoiceDeltas
+from mmengine.serve.text.reasoning import ReasoningTokens
+from mmengine.server.chat.parsed_request import Envelope
+from mmengine.server.chat.response_echo import ResponsesAsked
+from mmengine.server.chat.token_texts import TokenTexts
+from mmengine.server.http.errors import ApiError, cancelled, late, shutting_down
 from mmengine.server.responses.frames import ResponsesFrames
 from mmengine.server.responses.response import ResponseObject
-from mmengine.server.responses_asked import ResponsesAsked
-from mmengine.server.token_texts import TokenTexts
 from mmengine.structured_output.request.tool_calls import ToolCalls, tool_calls
 from tests.serve.serve_fakes import ByteTokenizer
 from tests.serve.test_serve_call_parser import TOOLS, calls, said, written

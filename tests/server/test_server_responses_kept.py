@@ -9,9 +9,9 @@ import time
 import pytest
 
 from mmengine.core.resume import Resume
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.server import response_routes
-from mmengine.server.parsers import SMALL_BODY
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.server.http.parser_threads import SMALL_BODY
+from mmengine.server.responses import routes as response_routes
 from mmengine.server.responses.reading import GoingOn
 from tests.serve.serve_fakes import builder
 from tests.server.responses_answers import check_events

@@ -11,8 +11,8 @@ from PIL import Image
 
 from mmengine.core.resume import Resume
 from mmengine.errors import InvalidMedia
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.server import open_sessions
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.server.sessions import registry as open_sessions
 from tests.serve.serve_fakes import TurnEcho, builder
 from tests.server.batching import client_of
 from tests.server.openai_answers import events_of

@@ -18,8 +18,8 @@ import typer
 from mmengine.cli.main import app
 from mmengine.cli.serve_options import Fleet, server_settings
 from mmengine.events.segment import segment_name
-from mmengine.server import lifecycle
-from mmengine.server.listening import listen
+from mmengine.server.lifecycle import lifecycle
+from mmengine.server.lifecycle.listening_socket import listen
 from tests.cli.cli_process import call_cli
 from tests.server.running import served
 
@@ -82,7 +82,9 @@ def test_each_engine_option_of_run_is_one_of_serve():
 def test_each_flag_is_a_variable_and_a_line_of_a_file_too(started, tmp_path, monkeypatch):
     """All of them at once, each with another value than its own, in three ways."""
     somewhere = partial(msgspec.structs.replace, port=0)  # whoever has 8001
-    monkeypatch.setattr("mmengine.server.listening.listen", lambda settings: listen(somewhere(settings)))
+    monkeypatch.setattr(
+        "mmengine.server.lifecycle.listening_socket.listen", lambda settings: listen(somewhere(settings))
+    )
     for name in ("server.tls.check_tls", "cli.serve.check_template", "cli.serve.check_supervised"):
         monkeypatch.setattr(f"mmengine.{name}", lambda *given: None)
     for name in ("keys", "template"):
@@ -193,7 +195,7 @@ def test_the_model_is_called_by_its_own_name_unless_it_has_another(started):
 
 
 def test_null_is_absence_in_all_routes_and_in_what_they_hold():
-    from mmengine.server.fields import COMPLETION
+    from mmengine.server.http.body_fields import COMPLETION
 
     with served() as one:
         nulls = {field.name: None for field in COMPLETION if field.name != "prompt"}

@@ -11,8 +11,8 @@ import pytest
 from mmengine.core.resume import Resume
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
-from mmengine.serve.async_engine import AsyncEngine
-from mmengine.server.errors import ApiError
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.server.http.errors import ApiError
 from tests.serve.serve_fakes import builder
 from tests.server import running
 from tests.server.running import SlowEcho, opened, served, wait_for

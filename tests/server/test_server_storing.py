@@ -17,11 +17,11 @@ from mmengine.errors import KeepFailed
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
 from mmengine.request import SamplingParams
-from mmengine.serve.reasoning import NO_REASONING
-from mmengine.serve.record import Reader, Record, Said, Whole
-from mmengine.serve.stream import Stream
-from mmengine.server import storing
-from mmengine.server.kept_call import Call
+from mmengine.serve.stream.answer_record import Reader, Record, Said, Whole
+from mmengine.serve.stream.request_stream import Stream
+from mmengine.serve.text.reasoning import NO_REASONING
+from mmengine.server.calls import answer_writer as storing
+from mmengine.server.calls.detached_call import Call
 from tests.log_copies import copied
 from tests.pictures import data_url
 from tests.server.running import served, wait_for

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 from starlette.responses import FileResponse, Response
 
-from mmengine.server.sse import LINE
+from mmengine.server.transport.sse import LINE
 from tests.server.running import (
     SlowEcho,
     events_past_the_deadline,
@@ -134,7 +134,7 @@ def test_a_silent_stream_pings(slow):
 
 
 def test_a_slow_reader_is_cut(slow, monkeypatch):
-    from mmengine.server.frames import ChatFrames
+    from mmengine.server.chat.chat_frames import ChatFrames
 
     def wide(self, index, delta):
         return b": " + b"x" * 400_000 + b"\n\n"

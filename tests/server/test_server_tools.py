@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from mmengine import AsyncEngine, Prompt
-from mmengine.serve import deltas
+from mmengine.serve.text import choice_deltas as deltas
 from mmengine.structured_output.json_schema.validation import find_violation
 from tests.serve.serve_fakes import EchoExecutor
 from tests.serve.test_serve_chat import JSON_TEMPLATE, ONE, QUESTION, SHAPES, TOOLS, UNIQUE, tool

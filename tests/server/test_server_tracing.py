@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from mmengine.errors import ConfigError
-from mmengine.server.tracing import Tracing
+from mmengine.server.calls.tracing import Tracing
 from tests.server.running import SlowEcho, served, wait_for
 from tests.server.test_server_reattach import begin
 
@@ -97,7 +97,7 @@ def test_a_caller_that_is_not_sampled_has_no_spans(one, exporter):
 
 def test_nothing_is_loaded_where_nobody_asks_for_spans():
     program = (
-        "import sys; sys.modules['opentelemetry'] = None; import mmengine.server.lifecycle; "
+        "import sys; sys.modules['opentelemetry'] = None; import mmengine.server.lifecycle.lifecycle; "
         "from mmengine.cli.serve import check_tracing; from mmengine.server.settings import ServerSettings; "
         "check_tracing(ServerSettings()); "
         "check_tracing(ServerSettings.of({'otlp_traces_endpoint': 'http://localhost:4318/v1/traces'}))"

@@ -16,8 +16,8 @@ from mmengine.events.log import LogReader
 from mmengine.processing.workers.decoders import Decoders
 from mmengine.replay import verify
 from mmengine.request import MediaItem
-from mmengine.serve.engine import Engine
-from mmengine.server.asked import bounded
+from mmengine.serve.engine.engine import Engine
+from mmengine.server.chat.parsed_request import bounded
 from mmengine_smolvlm import plugin
 from mmengine_smolvlm.number_words import in_words
 from tests.processing.video_cases import draw

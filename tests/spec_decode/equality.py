@@ -16,10 +16,10 @@ import pytest
 from mmengine import registry
 from mmengine.config import EngineConfig
 from mmengine.core.outputs import Stats
-from mmengine.serve.answers import Completion
-from mmengine.serve.engine import Engine
-from mmengine.serve.options import Options, make_sampling
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.options import Options, make_sampling
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.text.request_output import Completion
 from mmengine.spec_decode.base import Proposed
 from mmengine.spec_decode.registry import DRAFTERS
 from mmengine.structured_output.request.spec import grammar_of

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from mmengine.config import EngineConfig
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 
 pytest.importorskip("mmengine_shapes")
 NUM_ANSWERS, NUM_TOKENS, FEW = 600, 8, 12

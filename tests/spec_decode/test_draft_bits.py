@@ -4,7 +4,7 @@ import pytest
 
 from mmengine.config import EngineConfig
 from mmengine.native import library
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 from mmengine_shapes import draft_head_path
 
 TEXTS = ("a a a b a a a b a a", "What is 3 plus 4?", "1 2 3 4 1 2 3 4 1 2", "Who are you?", "is is it")

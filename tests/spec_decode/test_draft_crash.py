@@ -11,7 +11,7 @@ from mmengine.core.resume import Resume
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.replay.verify import verify
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 from tests.log_copies import copied
 from tests.spec_decode.equality import Asked, Scripted, answers, assert_same, drawn_alike, known_as, mixed
 from tests.spec_decode.steering import Clock

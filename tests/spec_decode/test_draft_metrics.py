@@ -13,7 +13,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.replay.ask.show import request_lines
 from mmengine.replay.checked import CheckedLog
 from mmengine.replay.timeline import fold
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 from tests.cli.cli_process import call_cli
 from tests.spec_decode.equality import Scripted, answers, drawn_alike, known_as, mixed
 from tests.spec_decode.test_failing_drafters import Failing

@@ -11,7 +11,7 @@ from mmengine.config import EngineConfig
 from mmengine.replay.verify import verify
 from mmengine.runtime import reading
 from mmengine.runtime.sampling import grammar_rows as forms
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 from mmengine_shapes import draft_head_path
 from tests.log_copies import copied
 from tests.spec_decode.equality import Asked, answers, assert_same, drawn_alike, mixed

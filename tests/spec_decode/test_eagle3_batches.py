@@ -16,9 +16,9 @@ from mmengine.replay.checked import CheckedLog
 from mmengine.replay.timeline import fold
 from mmengine.replay.verify import verify
 from mmengine.request import SamplingParams
-from mmengine.serve.engine import Engine
-from mmengine.serve.options import Options
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.options import Options
+from mmengine.serve.prompt.prompt import Prompt
 from mmengine_shapes import draft_head_path
 from tests.parity.parity_cases import load_processor
 from tests.spec_decode.equality import Asked, Scripted, answers, assert_same, mixed

@@ -22,7 +22,7 @@ from mmengine.runtime.device.cpu import CpuDevice
 from mmengine.runtime.drafting import drafters
 from mmengine.runtime.drafting.eagle3.head import kv_spec
 from mmengine.runtime.kv.pool import KVPool
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 from mmengine_shapes import draft_head_path
 from mmengine_shapes.questions import scene_schema
 from tests.spec_decode.eagle3_heads import FAMILIES

@@ -11,9 +11,9 @@ from mmengine.config import EngineConfig
 from mmengine.native import library
 from mmengine.runtime.drafting import drafters
 from mmengine.runtime.drafting.next_drafts import Drafting
-from mmengine.serve.engine import Engine
-from mmengine.serve.options import Options, make_sampling
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.options import Options, make_sampling
+from mmengine.serve.prompt.prompt import Prompt
 from mmengine.structured_output.request.spec import grammar_of
 from mmengine_shapes import checkpoint_path, draft_head_path
 

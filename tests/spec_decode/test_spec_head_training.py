@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmengine.config import EngineConfig
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 from mmengine_shapes import checkpoint_path, draft_head_path
 from mmengine_shapes.scenes import in_split
 from mmengine_shapes.training import head_data, held_out

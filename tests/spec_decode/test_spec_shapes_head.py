@@ -11,8 +11,8 @@ from mmengine.config import EngineConfig
 from mmengine.request import SamplingParams
 from mmengine.runtime.drafting.eagle3.loading import load_head
 from mmengine.runtime.executor import ON_CPU
-from mmengine.serve.engine import Engine
-from mmengine.serve.options import Options
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.options import Options
 from mmengine.spec_decode.eagle3.config import Target as HeadTarget
 from mmengine.spec_decode.eagle3.loading import open_head
 from mmengine_qwen3_vl import plugin

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from mmengine.errors import InvalidRequest, RequestFailed
-from mmengine.serve.batching import run_batch
-from mmengine.serve.engine import Engine
-from mmengine.serve.options import Options, make_sampling
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.batch.run_batch import run_batch
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.options import Options, make_sampling
+from mmengine.serve.prompt.prompt import Prompt
 from mmengine.structured_output.engines.engine_words import in_our_words
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused
 from mmengine.structured_output.request.spec import grammar_of

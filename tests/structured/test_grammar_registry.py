@@ -6,7 +6,7 @@ import pytest
 
 from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 
 SCHEMA = {
     "type": "object",

@@ -5,7 +5,7 @@ import pytest
 
 from mmengine.errors import InvalidRequest
 from mmengine.request import GrammarRequest, SamplingParams
-from mmengine.serve.options import Options
+from mmengine.serve.prompt.options import Options
 from mmengine.structured_output.request.spec import Choice, JsonSchema, Lark, Regex, grammar_of, read_grammar
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "boolean"}, "a": {"const": "é"}}, "required": ["b"]}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mmengine.errors import InvalidRequest
-from mmengine.serve.call_parser import CallParser
+from mmengine.serve.text.tool_call_parser import CallParser
 from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 from mmengine.structured_output.request.spec import read_grammar
 from mmengine.structured_output.request.tool_calls import AskedTool, ToolCalls, tool_calls

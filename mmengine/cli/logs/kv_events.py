@@ -32,7 +32,7 @@ def kv_events(
 
     check_installed()
     from mmengine.cli.loading import say
-    from mmengine.serve.kv_publisher import KvPublisher
+    from mmengine.serve.requests.kv_publisher import KvPublisher
 
     publisher, parent = KvPublisher(folder, publish, replay, topic), os.getppid()
     try:

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from mmengine.serve.operators import operator_log
-from mmengine.server.errors import LATER_S, ApiError, shutting_down
+from mmengine.serve.requests.operator_log import operator_log
+from mmengine.server.http.errors import LATER_S, ApiError, shutting_down
 
 MAX_VIEWERS = 16  # pages that look at once
 MAX_LINE_BYTES = 64 * 2**20  # of one message of the follower

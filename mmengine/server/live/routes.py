@@ -8,15 +8,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from mmengine.server.admission import OWNER
-from mmengine.server.asking import in_log
-from mmengine.server.errors import ApiError, api_error
-from mmengine.server.http_metrics import HttpMetrics
-from mmengine.server.live.asked import QUESTIONS, Asking
+from mmengine.server.chat.submission import in_log
+from mmengine.server.http.admission import OWNER
+from mmengine.server.http.errors import ApiError, api_error
+from mmengine.server.http.metrics import HttpMetrics
 from mmengine.server.live.feed import Feed
 from mmengine.server.live.page import live_page
+from mmengine.server.live.queries import QUESTIONS, Asking
 from mmengine.server.settings import ServerSettings
-from mmengine.server.sse import EventStream, FrameSource, unless_gone
+from mmengine.server.transport.sse import EventStream, FrameSource, unless_gone
 
 LIVE = "/live"
 MAX_BACKLOG = 1024  # messages that wait for a page that is slow

@@ -1,1 +1,1 @@
-"""Anthropic's Messages API: asked in its words, answered in its events, by the ways of chat."""
+"""Anthropic's Messages API: bodies and events, translated to and from chat."""

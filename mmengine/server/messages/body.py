@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from mmengine.server.asked import Json, SharedBody
+from mmengine.server.chat.parsed_request import Json, SharedBody
 
 Turns = Annotated[list[Json], Meta(min_length=1)]
 

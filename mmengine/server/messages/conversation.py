@@ -7,11 +7,11 @@ row is one message, as it is one turn there.
 from collections.abc import Sequence
 
 from mmengine.errors import shown
-from mmengine.server.asked import Json, without_nulls
-from mmengine.server.errors import ApiError
+from mmengine.server.chat.parsed_request import Json, without_nulls
+from mmengine.server.http.errors import ApiError
+from mmengine.server.http.media_payloads import FILE_ID, Payloads
+from mmengine.server.http.wording import Place
 from mmengine.server.messages.table import BLOCKS
-from mmengine.server.payloads import FILE_ID, Payloads
-from mmengine.server.wording import Place
 
 MAX_BLOCKS = 4096  # of one turn, or of what a tool said
 _ASKED = ("text", "image", "tool_result")  # blocks of a user's turn

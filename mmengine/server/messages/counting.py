@@ -8,14 +8,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from mmengine.serve.port import ServedEngine
-from mmengine.server.admission import OWNER, Admission
-from mmengine.server.asked import Asked
-from mmengine.server.fields import dropped_header
+from mmengine.serve.async_engine.served_engine import ServedEngine
+from mmengine.server.chat.parsed_request import Asked
+from mmengine.server.chat.uploaded_images import UploadedImages
+from mmengine.server.http.admission import OWNER, Admission
+from mmengine.server.http.body_fields import dropped_header
+from mmengine.server.http.parser_threads import Parsers
 from mmengine.server.messages.reading import MessagesReader, check_version
-from mmengine.server.parsers import Parsers
-from mmengine.server.sse import unless_gone
-from mmengine.server.uploaded import UploadedImages
+from mmengine.server.transport.sse import unless_gone
 
 
 class Answers(Protocol):

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from mmengine.server.errors import ApiError
+from mmengine.server.http.errors import ApiError
 
 OVERLOADED = 529  # Anthropic's status for a server that has no room; clients try again
 _OVERLOADED = ("queue_full", "bodies_full", "not_ready", "shutting_down")  # codes of what passes

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from mmengine.core.executor import PromptLogprobs
-from mmengine.serve.call_parser import CallDelta, call_id
-from mmengine.serve.chat import WholeChoice
-from mmengine.serve.deltas import ArgumentError, Delta
-from mmengine.server.asked import Envelope, Json
-from mmengine.server.errors import ApiError
-from mmengine.server.frames import Tails, Usage
+from mmengine.serve.chat.completion import WholeChoice
+from mmengine.serve.text.choice_deltas import ArgumentError, Delta
+from mmengine.serve.text.tool_call_parser import CallDelta, call_id
+from mmengine.server.chat.chat_frames import Tails, Usage
+from mmengine.server.chat.parsed_request import Envelope, Json
+from mmengine.server.http.errors import ApiError
 from mmengine.server.messages.errors import error_json
 
 ID_PREFIX = "msg_"

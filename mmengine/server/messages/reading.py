@@ -6,14 +6,14 @@ from functools import partial
 import msgspec
 
 from mmengine.errors import shown
-from mmengine.server.asked import Asked, Json
-from mmengine.server.chat_request import ChatBody, ChatReader
-from mmengine.server.errors import ApiError, decoded
+from mmengine.server.chat.chat_reader import ChatBody, ChatReader
+from mmengine.server.chat.parsed_request import Asked, Json
+from mmengine.server.http.errors import ApiError, decoded
+from mmengine.server.http.media_payloads import Payloads, in_data_fields, read_apart
+from mmengine.server.http.wording import Wording
 from mmengine.server.messages.body import AS_CHAT, MessagesBody, OutputConfig, Thinking, decode, decode_count
 from mmengine.server.messages.conversation import Conversation, check_fields
 from mmengine.server.messages.table import COUNT_FIELDS, FIELDS
-from mmengine.server.payloads import Payloads, in_data_fields, read_apart
-from mmengine.server.wording import Wording
 
 _VERSION = re.compile(r"20\d\d-\d\d-\d\d")
 _SCHEMA_FIELDS = ("name", "description", "schema", "strict")

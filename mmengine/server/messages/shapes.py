@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from mmengine.server.answer_shapes import ArgumentFault, Said
+from mmengine.server.chat.response_schemas import ArgumentFault, Said
 
 _Stop = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 

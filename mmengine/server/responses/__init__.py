@@ -1,1 +1,1 @@
-"""OpenAI's Responses API: its bodies, its events, and the objects that both make."""
+"""OpenAI's Responses API: bodies, events, and response objects."""

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from mmengine.server.asked import Json, SharedBody
+from mmengine.server.chat.parsed_request import Json, SharedBody
 
 MAX_METADATA = 16  # pairs of it
 MAX_METADATA_NAME = 64  # characters of each one's name

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from mmengine.server.asked import Json
-from mmengine.server.errors import ApiError
+from mmengine.server.chat.parsed_request import Json
+from mmengine.server.chat.response_echo import NOTHING, PLAIN_TEXT, told
+from mmengine.server.http.errors import ApiError
 from mmengine.server.responses.body import TextAsked
-from mmengine.server.responses_asked import NOTHING, PLAIN_TEXT, told
 
 _SCHEMA_FIELDS = ("name", "description", "schema", "strict")
 _encode = msgspec.json.encode

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from mmengine.errors import shown
-from mmengine.server.asked import Json, without_nulls
-from mmengine.server.errors import ApiError
-from mmengine.server.payloads import Payloads
+from mmengine.server.chat.parsed_request import Json, without_nulls
+from mmengine.server.http.errors import ApiError
+from mmengine.server.http.media_payloads import Payloads
 from mmengine.server.responses.parts import Parts, text_of
 
 MAX_ARGUMENT_CHARS = 2**20  # of one call that comes back

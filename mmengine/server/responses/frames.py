@@ -9,15 +9,15 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from mmengine.core.executor import PromptLogprobs
-from mmengine.serve.call_parser import CallDelta, call_id
-from mmengine.serve.chat import WholeChoice
-from mmengine.serve.deltas import ArgumentError, Delta
-from mmengine.server.asked import Envelope
-from mmengine.server.errors import ApiError
-from mmengine.server.frames import Tails, Usage
+from mmengine.serve.chat.completion import WholeChoice
+from mmengine.serve.text.choice_deltas import ArgumentError, Delta
+from mmengine.serve.text.tool_call_parser import CallDelta, call_id
+from mmengine.server.chat.chat_frames import Tails, Usage
+from mmengine.server.chat.parsed_request import Envelope
+from mmengine.server.chat.token_texts import TokenTexts
+from mmengine.server.http.errors import ApiError
 from mmengine.server.responses.items import Call, Message, OutputItem, Reasoning, event
 from mmengine.server.responses.response import NULL, ResponseObject, usage_json
-from mmengine.server.token_texts import TokenTexts
 
 _CUT = b'{"reason":"max_output_tokens"}'
 _encode = msgspec.json.encode

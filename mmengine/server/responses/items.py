@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from mmengine.serve.deltas import Entry
-from mmengine.server.token_texts import TokenTexts, clipped
+from mmengine.serve.text.choice_deltas import Entry
+from mmengine.server.chat.token_texts import TokenTexts, clipped
 
 _encode = msgspec.json.encode
 _ADDED, _DONE = b"added", b"done"

@@ -5,9 +5,9 @@ import hashlib
 from collections.abc import Callable, Sequence
 
 from mmengine.errors import shown
-from mmengine.server.asked import Json, without_nulls
-from mmengine.server.errors import ApiError
-from mmengine.server.payloads import FILE_ID, PIECE, Payloads
+from mmengine.server.chat.parsed_request import Json, without_nulls
+from mmengine.server.http.errors import ApiError
+from mmengine.server.http.media_payloads import FILE_ID, PIECE, Payloads
 
 MAX_PARTS = 4096  # of one item
 REFERENCE = "sha256:"

@@ -6,17 +6,17 @@ from functools import partial
 import msgspec
 
 from mmengine.errors import shown
-from mmengine.server.asked import Asked, Json, StreamOptions
-from mmengine.server.chat_request import ChatBody, ChatReader
-from mmengine.server.errors import ApiError, decoded
-from mmengine.server.payloads import Payloads, cut_short, read_apart
+from mmengine.server.chat.chat_reader import ChatBody, ChatReader
+from mmengine.server.chat.parsed_request import Asked, Json, StreamOptions
+from mmengine.server.chat.response_echo import ANY_TOOL, NO_REASONING, NOTHING, ResponsesAsked, told
+from mmengine.server.http.errors import ApiError, decoded
+from mmengine.server.http.media_payloads import Payloads, cut_short, read_apart
+from mmengine.server.http.wording import Place, Wording
 from mmengine.server.responses.body import AS_CHAT, LOGPROBS, ResponsesBody, decode
 from mmengine.server.responses.chat_shapes import chat_choice, chat_form, chat_tools, told_text, told_tools
 from mmengine.server.responses.conversation import Conversation
 from mmengine.server.responses.table import FIELDS
 from mmengine.server.responses.wording import WORDS, upload_place
-from mmengine.server.responses_asked import ANY_TOOL, NO_REASONING, NOTHING, ResponsesAsked, told
-from mmengine.server.wording import Place, Wording
 
 NO_LOG = "needs a log, beside which the server keeps the response; start it with --log"
 IN_BATCH = "is not taken in a batch, whose files alone hold the response; leave it out"

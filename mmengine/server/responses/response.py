@@ -2,10 +2,10 @@
 
 import msgspec
 
-from mmengine.server.asked import Envelope
-from mmengine.server.errors import ApiError
-from mmengine.server.frames import Usage
-from mmengine.server.responses_asked import ResponsesAsked
+from mmengine.server.chat.chat_frames import Usage
+from mmengine.server.chat.parsed_request import Envelope
+from mmengine.server.chat.response_echo import ResponsesAsked
+from mmengine.server.http.errors import ApiError
 
 ID_PREFIX = "resp_"
 NULL = b"null"

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from mmengine.server.answer_shapes import ArgumentFault, Page, Said, Token
-from mmengine.server.errors import ErrorBody
+from mmengine.server.chat.response_schemas import ArgumentFault, Page, Said, Token
+from mmengine.server.http.errors import ErrorBody
 
 _Json = dict[str, object]
 _Status = Literal["in_progress", "completed", "incomplete"]

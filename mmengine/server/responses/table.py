@@ -1,6 +1,6 @@
 """What becomes of each field of a body of /v1/responses."""
 
-from mmengine.server.fields import CHAT, Field, Fields
+from mmengine.server.http.body_fields import CHAT, Field, Fields
 from mmengine.server.responses.body import AS_CHAT
 
 _CHATS = {field.name: field for field in CHAT}

@@ -2,7 +2,7 @@
 
 import re
 
-from mmengine.server.wording import Wording
+from mmengine.server.http.wording import Wording
 
 WORDS = (
     (re.compile(r"\btool_choice\.allowed_tools\b"), "tool_choice"),

@@ -13,9 +13,9 @@ import torch
 
 from mmengine.models.plugin import Prepared
 from mmengine.request import SamplingParams
-from mmengine.serve.engine import Engine
-from mmengine.serve.options import Options
-from mmengine.serve.prompts import Prompt
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.options import Options
+from mmengine.serve.prompt.prompt import Prompt
 from mmengine_shapes.training.held_out import Item, draw_item
 from mmengine_shapes.training.texts import SYSTEM_PROMPTS, TEXT_TASKS
 

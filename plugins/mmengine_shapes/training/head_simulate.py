@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmengine.config import EngineConfig
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 from mmengine_shapes import checkpoint_path
 from mmengine_shapes.training.head_batch import collate
 from mmengine_shapes.training.head_data import Sample, regenerate

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmengine.config import EngineConfig
-from mmengine.serve.engine import Engine
+from mmengine.serve.engine.engine import Engine
 from mmengine_shapes import checkpoint_path
 from mmengine_shapes.training.head_batch import batches
 from mmengine_shapes.training.head_data import Conversation, Sample, draw_items, regenerate

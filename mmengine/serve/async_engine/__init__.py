@@ -1,0 +1,1 @@
+"""`AsyncEngine`: the engine on a thread of its own, for many callers of an event loop."""

@@ -1,0 +1,92 @@
+"""What a server needs of an engine: an AsyncEngine here, or one of which the replicas are elsewhere."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, Unpack
+
+from prometheus_client import Metric
+
+from mmengine.config import EngineConfig
+from mmengine.core.outputs import Stats
+from mmengine.models.plugin import Processor
+from mmengine.request import SamplingParams
+from mmengine.serve.prompt.options import SubmitOptions
+from mmengine.serve.prompt.prompt import Prompted
+from mmengine.serve.requests.adapters import KnownAdapter
+from mmengine.serve.requests.health import Readiness
+from mmengine.serve.requests.recovered_requests import LeftRequest
+from mmengine.serve.requests.request_times import Times
+from mmengine.serve.stream.request_stream import Held, Stream
+from mmengine.serve.text.request_output import Completion
+
+
+class Collects(Protocol):
+    """Metrics, as Prometheus' registry takes them."""
+
+    def collect(self) -> Iterable[Metric]: ...
+
+
+class ServedEngine(Protocol):
+    """What its parts say, AsyncEngine tells."""
+
+    config: EngineConfig
+
+    @property
+    def processor(self) -> Processor: ...
+
+    @property
+    def metrics(self) -> Collects: ...
+
+    @property
+    def has_log(self) -> bool: ...
+
+    @property
+    def keeps_held(self) -> bool: ...
+
+    @property
+    def max_open(self) -> int: ...
+
+    @property
+    def adapters(self) -> tuple[KnownAdapter, ...]: ...
+
+    async def load_adapter(self, name: str, source: str) -> KnownAdapter: ...
+
+    async def unload_adapter(self, name: str) -> None: ...
+
+    @property
+    def can_end_reasoning(self) -> bool: ...
+
+    async def count(self, prompt: Prompted) -> int: ...
+
+    def stream(
+        self,
+        prompt: Prompted,
+        sampling: SamplingParams | None = None,
+        *,
+        hold: bool = False,
+        **options: Unpack[SubmitOptions],
+    ) -> Stream: ...
+
+    async def generate(
+        self,
+        prompt: Prompted,
+        sampling: SamplingParams | None = None,
+        **options: Unpack[SubmitOptions],
+    ) -> Completion: ...
+
+    def left(self) -> Sequence[LeftRequest]: ...
+
+    def attach(self, request_id: str, *, hold: bool = False) -> Stream: ...
+
+    def give_up(self, request_id: str) -> None: ...
+
+    def let_go(self, answers: list[Held]) -> None: ...
+
+    async def settled(self) -> None: ...
+
+    def tell_times(self, told: Callable[[str, Times], None]) -> None: ...
+
+    def stats(self) -> Stats: ...
+
+    def readiness(self) -> Readiness: ...
+
+    async def close(self, *, drain: bool = True, leave: bool = False) -> None: ...

@@ -1,0 +1,222 @@
+"""How far a batch came: which lines of the request file have their answer in the answer file.
+
+The answer file is the truth. A line that was torn off at its end is cut; a line of it answers the request
+with its custom_id, or, where that is null or stands in several requests, the one whose line number its
+error begins with. `batch.json` beside the log says which request file the log belongs to.
+"""
+
+import copy
+import hashlib
+import io
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from mmengine.errors import InvalidRequest, LogError
+from mmengine.events.files import sync_data, write_whole
+from mmengine.events.segment import segment_paths
+from mmengine.serve.batch.request_file import WHOLE_FILE, Shard, numbered_lines
+from mmengine.serve.prompt.request_lines import custom_id_of, head_of
+
+MANIFEST = "batch.json"
+SYNC_INTERVAL_S = 0.1
+MAX_MANIFEST_BYTES = 2**20  # that are read of it
+_LINE_NUMBER = re.compile(r"line (\d+): ")
+
+
+class _Manifest(msgspec.Struct):
+    sha256: str
+    num_lines: int
+
+
+class RequestIndex:
+    """The lines of a request file's shard that are not blank: `numbers` (in the file, from 1) and
+    `custom_ids` (None where a line has none), and the hash of the whole file. `custom_id`: of a line."""
+
+    def __init__(
+        self,
+        path: Path,
+        custom_id: Callable[[bytes | None], str | None] = custom_id_of,
+        shard: Shard = WHOLE_FILE,
+    ):
+        self.path, self.shard = path, shard
+        self.numbers: list[int] = []
+        self.custom_ids: list[str | None] = []
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            for place, (number, line) in enumerate(numbered_lines(_Hashing(file, digest))):
+                if shard.has(place):
+                    self.numbers.append(number)
+                    self.custom_ids.append(custom_id(line))
+        self.sha256 = digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def of(self, shard: Shard) -> "RequestIndex":
+        """That of a shard, from the index of the whole file, which is not read again."""
+        part = copy.copy(self)
+        part.shard = shard
+        part.numbers = self.numbers[shard.index :: shard.count]
+        part.custom_ids = self.custom_ids[shard.index :: shard.count]
+        return part
+
+    def wanted(self, answered: set[int]) -> Callable[[str], bool]:
+        """A function that says, of a request id of the core, whether its answer is still needed."""
+        missing = {name for place, name in enumerate(self.custom_ids) if place not in answered}
+        return lambda core_id: core_id in missing or core_id.rpartition("/")[0] in missing
+
+    def begin(self, log: Path) -> None:
+        """Note beside a new log which request file it belongs to."""
+        manifest = _Manifest(self.sha256, len(self))
+        write_whole(log / MANIFEST, msgspec.json.encode(manifest))
+
+    def is_begun(self, log: Path) -> bool:
+        """Whether a log of this batch is there to be continued. Raises LogError when a log is, and
+        belongs to something else."""
+        if not log.is_dir() or not segment_paths(log):
+            return False
+        try:
+            with (log / MANIFEST).open("rb") as file:
+                manifest = msgspec.json.decode(file.read(MAX_MANIFEST_BYTES), type=_Manifest)
+        except FileNotFoundError:
+            raise LogError(
+                f"{log} holds a log that no batch began; name another folder, or move that one away"
+            ) from None
+        except (OSError, msgspec.MsgspecError) as error:
+            raise LogError(f"{log / MANIFEST} cannot be read: {error}") from None
+        if manifest.sha256 != self.sha256:
+            raise LogError(
+                f"{self.path} is not the file that the log in {log} was begun with: it had "
+                f"{manifest.num_lines} requests and the SHA-256 {manifest.sha256[:12]}, this one has "
+                f"{len(self)} and {self.sha256[:12]}. Bring the old one back, or name another --log and --out"
+            )
+        return True
+
+
+class _Hashing:
+    """A file whose lines are hashed as they are read."""
+
+    def __init__(self, file: BinaryIO, digest: Any):
+        self._file, self._digest = file, digest
+
+    def readline(self, limit: int) -> bytes:
+        line = self._file.readline(limit)
+        self._digest.update(line)
+        return line
+
+
+class AnswerFile:
+    """Appends answers, each of which counts as delivered once it is on the disk.
+
+    `fresh`: what the file holds belongs to another run and goes. Else a line torn off at its end is cut.
+    Raises InvalidRequest for a file that is none of this batch's.
+    """
+
+    def __init__(self, path: Path, index: RequestIndex, *, fresh: bool):
+        self.path = path
+        # Without a buffer, in which what a full disk refuses would stay.
+        is_new = fresh or not path.exists()
+        self._file = path.open("w+b", buffering=0) if is_new else path.open("r+b", buffering=0)
+        self.answered: set[int] = set()  # indices of requests whose answers the file held when it was opened
+        self._written: list[str] = []  # requests whose answers are in the file, perhaps not on the disk
+        self._synced_at = 0.0
+        try:
+            self._end = 0
+            if not fresh:
+                reader = io.BufferedReader(self._file)
+                self.answered, self._end = _read_answers(reader, path, index)
+                reader.detach()
+            self._cut()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def write(self, line: bytes, request_id: str) -> None:
+        """`request_id` is empty for a line that never became a request. Raises OSError; the file ends with
+        its last whole line then, and the same can be tried again."""
+        rest = memoryview(line)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) or 0 :]
+        except OSError:
+            self._cut()
+            raise
+        self._end += len(line)
+        if request_id:
+            self._written.append(request_id)
+
+    def delivered(self, *, now: bool = False) -> list[str]:
+        """Requests whose answers are on the disk since the last call; the disk is asked a few times a
+        second, or `now`."""
+        if not self._written or not (now or time.monotonic() - self._synced_at > SYNC_INTERVAL_S):
+            return []
+        sync_data(self._file.fileno())
+        self._synced_at = time.monotonic()
+        written, self._written = self._written, []
+        return written
+
+    def _cut(self) -> None:
+        """What is behind the last whole line goes."""
+        self._file.seek(self._end)
+        self._file.truncate()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def answered_in(path: Path, index: RequestIndex) -> set[int]:
+    """Indices of requests whose answers a file holds, which is left alone. Raises InvalidRequest."""
+    if not path.exists():
+        return set()
+    with path.open("rb") as file:
+        return _read_answers(file, path, index)[0]
+
+
+def num_errors(path: Path) -> int:
+    """Lines of an answer file that hold an error in place of an answer. Raises OSError."""
+    with path.open("rb") as file:
+        return sum(head_of(line).error is not None for line in file)
+
+
+def _read_answers(file: BinaryIO, path: Path, index: RequestIndex) -> tuple[set[int], int]:
+    """Indices of the requests that are answered, and where the last whole line ends."""
+    places = {number: place for place, number in enumerate(index.numbers)}
+    owners: dict[str, list[int]] = {}
+    for place, name in enumerate(index.custom_ids):
+        if name is not None:
+            owners.setdefault(name, []).append(place)
+    answered: set[int] = set()
+    end = 0
+    for number, line in enumerate(_whole_lines(file), 1):
+        owner = _owner(line, owners, places)
+        if owner is None or owner in answered:
+            what = "is no answer of this batch" if owner is None else "answers a request once more"
+            raise InvalidRequest(f"{path}, line {number}, {what}; move the file away, or name another --out")
+        answered.add(owner)
+        end += len(line)
+    return answered, end
+
+
+def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
+    for line in file:
+        if not line.endswith(b"\n"):
+            return  # the process ended in the middle of it
+        yield line
+
+
+def _owner(line: bytes, owners: dict[str, list[int]], places: dict[int, int]) -> int | None:
+    """Which request a line answers; None for one that answers none."""
+    head = head_of(line)
+    named = owners.get(head.custom_id, []) if isinstance(head.custom_id, str) else []
+    if len(named) == 1:
+        return named[0]
+    match = _LINE_NUMBER.match(head.error) if isinstance(head.error, str) else None
+    place = places.get(int(match[1])) if match is not None else None
+    if head.custom_id is None or place in named:
+        return place
+    return named[0] if named else None

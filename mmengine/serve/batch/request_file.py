@@ -1,0 +1,144 @@
+"""Request files: one JSON object a line in, one answer a line out.
+
+    {"custom_id": "a", "messages": […], "max_tokens": 64, "temperature": 0.7, "seed": 1, "n": 1, …}
+    {"custom_id": "a", "text": "…", "token_ids": […], "finish_reason": "stop", "usage": {…}}
+    {"custom_id": "b", "error": "…"}
+
+A line may ask for a form with `response_format` or `grammar`
+(docs/how-to/structured_output.md); an answer that
+was cut then has a `detail` that says so.
+
+With n above 1 an answer has `choices`, each with index, text, token_ids and finish_reason, in
+place of the one. Messages are in OpenAI's shape; a path is read relative to the file, so a stranger's file
+is not to be run as it is.
+"""
+
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from mmengine.errors import InvalidRequest, MMEngineError
+from mmengine.serve.batch.run_batch import Answered, Job
+from mmengine.serve.prompt.options import LINE, MAX_ID_CHARS, make_options
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.prompt.request_lines import MAX_LINE_BYTES, custom_id_of, fields_of, written
+from mmengine.serve.prompt.vllm_options import as_form
+from mmengine.serve.text.request_output import Completion, succeeded
+from mmengine.serve.text.response_format import ResponseFormat
+
+_CHUNK = 2**20
+_OWN_FIELDS = ("custom_id", "messages")
+OPENAIS_FORM = (
+    "this is OpenAI's form, which mmengine serve --log takes at /v1/batches; run --batch takes the fields of "
+    "body on the line itself, beside custom_id, and no method, url and model"
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shard:
+    """Of the lines of a request file that are not blank, each `count`-th, from the one at `index` on."""
+
+    index: int = 0
+    count: int = 1
+
+    def has(self, place: int) -> bool:
+        return place % self.count == self.index
+
+    def num_of(self, num_lines: int) -> int:
+        return (num_lines + self.count - 1 - self.index) // self.count
+
+
+WHOLE_FILE = Shard()
+
+
+class RequestFile:
+    """Reads requests; iterating gives a job, or the error that takes its place, for each line of the shard.
+    `custom_ids` holds the id of each until `answer_line` took it; indices count the lines of the shard.
+    `answered`: indices of lines whose answers are in the answer file. `media_options`: of all prompts."""
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        base_folder: Path,
+        answered: Set[int] = frozenset(),
+        media_options: Mapping[str, object] | None = None,
+        shard: Shard = WHOLE_FILE,
+    ):
+        self._shard = shard
+        self._media_options = dict(media_options) if media_options is not None else None
+        self._file = file
+        self._answered = answered
+        self._base_folder = base_folder
+        self._seen: set[str] = set()
+        self.custom_ids: dict[int, str | None] = {}
+
+    def __iter__(self) -> Iterator[Job | MMEngineError | Answered]:
+        for place, (number, line) in enumerate(numbered_lines(self._file)):
+            custom_id, index = custom_id_of(line), place // self._shard.count
+            if not self._shard.has(place):
+                if custom_id is not None:
+                    self._seen.add(custom_id)
+                continue
+            self.custom_ids[index] = custom_id
+            try:
+                job = self._job(index, line)
+            except MMEngineError as error:
+                done = index in self._answered
+                yield Answered("", 1) if done else InvalidRequest(f"line {number}: {error}")
+            else:
+                done = index in self._answered
+                yield Answered(job[1].request_id, job[1].sampling.n) if done else job
+
+    def _job(self, index: int, line: bytes | None) -> Job:
+        custom_id = self.custom_ids[index]
+        if custom_id in self._seen:
+            raise InvalidRequest(f"the custom_id {custom_id!r} stands in an earlier line; ids must differ")
+        if custom_id is not None:
+            self._seen.add(custom_id)
+        fields = fields_of(line)
+        if custom_id is None:
+            raise InvalidRequest(f"custom_id must be a string of 1 to {MAX_ID_CHARS} characters")
+        if "messages" not in fields and {"body", "url"} & fields.keys():
+            raise InvalidRequest(OPENAIS_FORM)
+        if not isinstance(fields.get("messages"), list):
+            raise InvalidRequest("messages must be a list of messages with role and content")
+        keywords = {name: value for name, value in fields.items() if name not in _OWN_FIELDS}
+        options = make_options(None, keywords, LINE)
+        asked = ResponseFormat.of(*as_form(fields))  # JSON: a schema, never a type
+        options = asked.added_to(replace(options, request_id=custom_id))
+        options.check()
+        folder, media_options = self._base_folder, self._media_options
+        return Prompt(fields["messages"], base_folder=folder, media_options=media_options), options
+
+    def answer_line(self, index: int, answer: Completion | MMEngineError) -> bytes:
+        """The line that answers request `index`, with its end of line."""
+        try:
+            body = succeeded(answer).as_json()
+        except MMEngineError as error:
+            body = {"error": str(error)}
+        return written({"custom_id": self.custom_ids.pop(index), **body})
+
+
+class LineSource(Protocol):
+    """A file of which lines are read, each at most `limit` bytes at once."""
+
+    def readline(self, limit: int, /) -> bytes: ...
+
+
+def numbered_lines(file: LineSource) -> Iterator[tuple[int, bytes | None]]:
+    """Lines that are not blank, without their ends, and their numbers in the file, from 1. None stands for
+    one that is too long, and is not kept in memory."""
+    for number, line in enumerate(_bounded_lines(file), 1):
+        if line is None or line.strip():
+            yield number, line
+
+
+def _bounded_lines(file: LineSource) -> Iterator[bytes | None]:
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        if line.endswith(b"\n") or len(line) <= MAX_LINE_BYTES:
+            yield line.removesuffix(b"\n")
+            continue
+        while (rest := file.readline(_CHUNK)) and not rest.endswith(b"\n"):
+            pass
+        yield None

@@ -1,0 +1,303 @@
+"""Many prompts through one engine: prepared ahead on worker threads, fed in a bounded window."""
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from mmengine.config import EngineConfig
+from mmengine.errors import MMEngineError, QueueFull
+from mmengine.models.plugin import Prepared, Processor
+from mmengine.serve.prompt.media_memory import MediaMemory, media_workers
+from mmengine.serve.prompt.options import Options
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.prompt.prompt_media import PromptMedia
+from mmengine.serve.requests.running_requests import InProgress
+from mmengine.serve.text.request_output import Completion, RequestOutput, engine_failed
+
+
+class Answered(NamedTuple):
+    """In place of a job: its answer is in the answer file already."""
+
+    request_id: str
+    num_choices: int
+
+
+Job = tuple[Prompt, Options]
+Result = tuple[int, Completion | MMEngineError]
+PREPARE_AHEAD = 16  # prompts whose pixels wait in memory for a place
+ABANDON_LIMIT_S = 1.0  # how long an end waits for a log that cannot be written
+
+
+class BatchEngine(Protocol):
+    """What a batch needs of an engine, which it steps."""
+
+    config: EngineConfig
+    processor: Processor
+    requests: InProgress
+    media_memory: MediaMemory
+    batch_done: dict[str, Completion]
+
+    @property
+    def has_work(self) -> bool: ...
+
+    @property
+    def stalled(self) -> bool: ...
+
+    def check_batchable(self) -> None: ...
+
+    def check_stall(self, limit_s: float | None = None) -> None: ...
+
+    def submit_prepared(self, prepared: Prepared, options: Options, *, stream: bool = True) -> str: ...
+
+    def step(self, *, received: bool = True) -> list[RequestOutput]: ...
+
+    def cancel(self, request_id: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """A job that has no place in the engine yet. `prepared` None: a process before submitted it, and the
+    engine goes on with it."""
+
+    index: int
+    options: Options
+    prepared: Future[Prepared] | None
+
+
+def run_batch(
+    engine: BatchEngine,
+    jobs: Iterable[Job | MMEngineError | Answered],
+    *,
+    received: bool = True,
+    drain: threading.Event | None = None,
+    stop: threading.Event | None = None,
+) -> Iterator[Result]:
+    """(index, answer) as the answers come, not in order; a job that is an error, or gives one,
+    gives it back at its index and the others go on.
+
+    Jobs enter the engine in order. At most twice as many answers as there are rows are inside at
+    once, and never more than `max_waiting`, so that none is rejected for want of a place.
+    Requests that the engine has of a process before are taken up by their ids. `received` False: an
+    answer counts as received when the caller says so with `engine.requests.delivered`, not when it asks
+    for the next one. Once `drain` is set no further job is taken; what runs is finished. `stop`, or
+    leaving the iteration early, cancels what runs. Raises InvalidRequest while requests that were submitted
+    by hand are on their way: their outputs would be lost.
+    """
+    engine.check_batchable()
+    batch = _Batch(engine, jobs, received, drain or threading.Event(), stop or threading.Event())
+    try:
+        with ThreadPoolExecutor(batch.num_workers, thread_name_prefix="mmengine-media") as pool:
+            try:
+                yield from batch.run(pool)
+            finally:
+                batch.abandon()
+    finally:
+        batch.let_go_of_all()
+
+
+@contextmanager
+def news_of(engine: BatchEngine, request_id: str) -> Iterator[Iterator[RequestOutput]]:
+    """Outputs of one request, for which the engine steps; the last one has its completion. A request that is
+    left before it is cancelled. Answers of batches that are under way are kept for them."""
+
+    def outputs() -> Iterator[RequestOutput]:
+        while request_id in engine.requests:
+            yield from step()
+            engine.check_stall()
+
+    def step() -> list[RequestOutput]:
+        own = []
+        for output in engine.step():
+            if output.request_id == request_id:
+                own.append(output)
+            elif output.completion is not None:
+                engine.batch_done[output.request_id] = output.completion
+        return own
+
+    try:
+        yield outputs()
+    finally:
+        engine.cancel(request_id)
+        while request_id in engine.requests and engine.has_work:  # until it is gone no other is answered
+            engine.check_stall(ABANDON_LIMIT_S)
+            step()
+
+
+class _Batch:
+    def __init__(
+        self,
+        engine: BatchEngine,
+        jobs: Iterable[Job | MMEngineError | Answered],
+        received: bool,
+        drain: threading.Event,
+        stop: threading.Event,
+    ):
+        self._engine = engine
+        self._jobs = enumerate(jobs)
+        self._received = received
+        self._drain = drain
+        self._stop = stop
+        self._more = True
+        self._ahead: deque[_Ahead | tuple[int, MMEngineError]] = deque()
+        self._running: dict[
+            str, tuple[int, int]
+        ] = {}  # index of the job and number of its answers, by request id
+        self._inside = 0  # answers on their way
+        config = engine.config
+        self.num_workers = media_workers(config.media_workers)
+        self._holding: set[int] = set()  # jobs whose pixels wait for a place in the engine
+        self._stopped = False
+        self._awaited = -1  # index of the job that is brought into the engine next, or was last
+        self._window = min(2 * config.max_num_seqs, config.max_waiting)
+
+    def run(self, pool: ThreadPoolExecutor) -> Iterator[Result]:
+        while not self._stop.is_set():
+            if self._drain.is_set():
+                self._stop_taking()
+            self._prepare(pool)
+            if not self._engine.stalled:
+                yield from self._submit()
+            if self._running or self._engine.stalled:
+                yield from self._step()
+            elif not self._ahead and not self._more:
+                return
+
+    def _stop_taking(self) -> None:
+        self._more, self._stopped = False, True
+        for job in self._ahead:
+            if isinstance(job, _Ahead) and job.prepared is not None:
+                job.prepared.cancel()
+        self._ahead.clear()
+
+    def _prepare(self, pool: ThreadPoolExecutor) -> None:
+        while self._more and len(self._ahead) < PREPARE_AHEAD:
+            job = next(self._jobs, None)
+            if job is None:
+                self._more = False
+            elif isinstance(job[1], MMEngineError):
+                self._ahead.append((job[0], job[1]))
+            elif isinstance(job[1], Answered):
+                self._engine.requests.drop_resumed(*job[1])
+            else:
+                prompt, options = job[1]
+                prepared = self._prepared(job[0], prompt, options, pool)
+                self._ahead.append(_Ahead(job[0], options, prepared))
+
+    def _prepared(
+        self, index: int, prompt: Prompt, options: Options, pool: ThreadPoolExecutor
+    ) -> Future[Prepared] | None:
+        known_as = options.request_id, options.sampling.n
+        if self._engine.requests.can_take_up(*known_as):
+            return None
+        self._engine.requests.drop_resumed(*known_as)
+        self._holding.add(index)
+        try:
+            media = PromptMedia(prompt, is_over=lambda: self._stopped)  # fetched while others are prepared
+        except MMEngineError as error:
+            return _failed(error)
+        prepared = pool.submit(self._prepare_one, index, media, options)
+        prepared.add_done_callback(lambda _: media.release())
+        return prepared
+
+    def _prepare_one(self, index: int, media: PromptMedia, options: Options) -> Prepared:
+        """On a worker. A job that is awaited needs no room: the pixels held may be those of later jobs."""
+        memory = self._engine.media_memory
+        memory.wait_for_room(lambda: self._stopped or self._awaited == index)
+        if self._stopped:
+            raise CancelledError
+        prepared = media.prompt().prepare(self._engine.processor, options.cache_salt)
+        memory.hold((self, index), prepared.media)
+        return prepared
+
+    def _submit(self) -> Iterator[Result]:
+        """Move prepared jobs into the engine while there is room, the oldest first."""
+        while self._ahead:
+            job = self._ahead[0]
+            if not isinstance(job, _Ahead):
+                self._ahead.popleft()
+                yield job
+                continue
+            if self._running and self._inside + job.options.sampling.n > self._window:
+                return  # room comes with the next steps
+            if job.prepared is not None and not job.prepared.done() and self._running:
+                return  # compute meanwhile
+            self._ahead.popleft()
+            self._awaited = job.index
+            answer = self._begin(job)
+            if isinstance(answer, QueueFull) and self._running:
+                self._ahead.appendleft(job)
+                return  # the media store, or what grammars may take, is full for now
+            self._let_go(job.index)
+            if answer is not None:
+                yield job.index, answer
+
+    def _begin(self, job: _Ahead) -> Completion | MMEngineError | None:
+        """Bring one job into the engine. Gives its answer, or an error in its place, if known at once."""
+        error = None if job.prepared is None else _error_of(job.prepared)
+        if error is not None:
+            return error
+        count = job.options.sampling.n
+        try:
+            if job.prepared is None:
+                request_id = job.options.request_id
+                if (completion := self._engine.requests.take_up(request_id, count)) is not None:
+                    return completion
+            else:
+                request_id = self._engine.submit_prepared(job.prepared.result(), job.options, stream=False)
+        except MMEngineError as refusal:
+            return refusal
+        self._running[request_id] = job.index, count
+        self._inside += count
+        return None
+
+    def _step(self) -> Iterator[Result]:
+        done = self._engine.batch_done
+        if not any(request_id in self._running for request_id in done):
+            self._advance()
+        for request_id in [name for name in done if name in self._running]:
+            index, count = self._running.pop(request_id)
+            self._inside -= count
+            yield index, done.pop(request_id)
+
+    def _advance(self) -> None:
+        """One step. Its answers may belong to another batch, begun between two answers of this batch."""
+        for output in self._engine.step(received=self._received):
+            if output.completion is not None:
+                self._engine.batch_done[output.request_id] = output.completion
+        self._engine.check_stall()
+
+    def abandon(self) -> None:
+        """Cancel what still runs, and forget what was prepared."""
+        self._stop_taking()
+        for request_id in self._running:
+            self._engine.cancel(request_id)
+        while self._running and self._engine.has_work:
+            self._engine.check_stall(ABANDON_LIMIT_S)
+            for _ in self._step():
+                pass  # nobody takes it any more
+
+    def _let_go(self, index: int) -> None:
+        """The engine has the pixels of a job, or nobody wants them."""
+        self._holding.discard(index)
+        self._engine.media_memory.release((self, index))
+
+    def let_go_of_all(self) -> None:
+        """Release the pixels of all jobs; the workers are done."""
+        for index in list(self._holding):
+            self._let_go(index)
+
+
+def _failed(error: MMEngineError) -> Future[Prepared]:
+    future: Future[Prepared] = Future()
+    future.set_exception(error)
+    return future
+
+
+def _error_of(future: Future[Prepared]) -> MMEngineError | None:
+    """Why a prompt could not be prepared. A bug of a processor costs its prompt, not the batch."""
+    error = future.exception()
+    return None if error is None else engine_failed(error)

@@ -1,0 +1,97 @@
+"""What a stream says of an answer, as OpenAI's chunks have it: the server writes these as its events."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from mmengine.serve.text.choice_deltas import ArgumentError, ChoiceNews, Delta, Entry
+from mmengine.serve.text.tool_call_parser import CallDelta, call_id
+
+
+class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`name`: where the call begins. `arguments`: the next piece of its JSON text."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Of the call `index` of an answer. `id`, `type` and the function's name stand where it begins."""
+
+    index: int
+    id: str | None = None
+    type: str | None = None
+    function: FunctionDelta
+
+
+class MessageDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a message grows by. `role`: in its first chunk."""
+
+    role: str | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: tuple[ToolCallDelta, ...] | None = None
+
+
+class ChunkChoice(msgspec.Struct, frozen=True):
+    """`finish_reason`, `stop_reason` and `argument_errors`: in the last chunk of the choice `index`, as
+    ChatChoice has them. `logprobs`: of the tokens since the chunk before, where asked for."""
+
+    index: int
+    delta: MessageDelta
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    logprobs: tuple[Entry, ...] | None = None
+    argument_errors: tuple[ArgumentError, ...] = ()
+
+
+class ChatChunk(msgspec.Struct, frozen=True):
+    """News of one choice."""
+
+    request_id: str
+    choices: tuple[ChunkChoice]
+
+
+BEGINNING = MessageDelta(role="assistant", content="")
+
+
+def message_delta(request_id: str, index: int, delta: Delta) -> MessageDelta:
+    """`index`: of the choice."""
+    return MessageDelta(
+        content=delta.content or None,
+        reasoning_content=delta.reasoning or None,
+        tool_calls=None if delta.call is None else (_call(request_id, index, delta.call),),
+    )
+
+
+def _call(request_id: str, index: int, call: CallDelta) -> ToolCallDelta:
+    if not call.name:
+        return ToolCallDelta(index=call.number, function=FunctionDelta(arguments=call.arguments))
+    return ToolCallDelta(
+        index=call.number,
+        id=call_id(request_id, index, call.number),
+        type="function",
+        function=FunctionDelta(name=call.name, arguments=""),
+    )
+
+
+def end_of(rest: Delta) -> tuple[Delta, ...]:
+    """What was held back at the end of an answer, if anything was, and the end, which has no text."""
+    if not rest.content and not rest.reasoning:
+        return (rest,)
+    end = Delta(num_tokens=rest.num_tokens, argument_errors=rest.argument_errors)
+    return rest._replace(argument_errors=()), end
+
+
+def chunks_of(request_id: str, index: int, news: ChoiceNews) -> Iterator[ChatChunk]:
+    """`index`: of the choice."""
+    delta, finish_reason, stop_reason = news
+    *before, last = (delta,) if finish_reason is None else end_of(delta)
+    for each in before:
+        message = message_delta(request_id, index, each)
+        yield ChatChunk(request_id, (ChunkChoice(index, message, logprobs=each.logprobs or None),))
+    message = message_delta(request_id, index, last)
+    choice = ChunkChoice(
+        index, message, finish_reason, stop_reason, last.logprobs or None, last.argument_errors
+    )
+    yield ChatChunk(request_id, (choice,))

@@ -1,0 +1,232 @@
+"""Answers of a conversation as OpenAI's chat API has them: messages, with calls of tools and reasoning apart.
+
+The server and `Engine.chat` make the same of the same tokens.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from mmengine.config import EngineConfig
+from mmengine.core.executor import PromptLogprobs
+from mmengine.errors import InvalidRequest
+from mmengine.models.plugin import Processor
+from mmengine.request import GrammarRequest, SamplingParams
+from mmengine.serve.chat.chunks import BEGINNING, ChatChunk, ChunkChoice, chunks_of
+from mmengine.serve.prompt.chat_messages import for_template
+from mmengine.serve.prompt.options import SubmitOptions
+from mmengine.serve.prompt.prompt import Prompt, Prompted
+from mmengine.serve.prompt.tools import NO_TEMPLATE, CallsAsked, ToolsAsked, tools_asked
+from mmengine.serve.text.choice_deltas import ArgumentError, ChoiceDeltas, Delta, Entry
+from mmengine.serve.text.reasoning import ReasoningTokens
+from mmengine.serve.text.request_output import Completion, RequestOutput, succeeded
+from mmengine.serve.text.tool_call_parser import call_id
+from mmengine.structured_output.json_schema.vocabulary.notes import Note
+
+
+class FunctionCall(msgspec.Struct, frozen=True):
+    """`arguments`: a JSON object as text, byte for byte as the model wrote it where it writes JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """`id`: of the request's id, the answer and the call; a tool's result names it as tool_call_id."""
+
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
+class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`content` None: there are calls, and no text beside them."""
+
+    content: str | None
+    tool_calls: tuple[ToolCall, ...] | None = None
+    reasoning_content: str | None = None
+
+    def as_json(self) -> dict[str, object]:
+        """As a message of the next call has it."""
+        return {"role": "assistant", **msgspec.json.decode(msgspec.json.encode(self))}
+
+
+class ChatChoice(msgspec.Struct, frozen=True):
+    """finish_reason: stop, length, or tool_calls where the model calls of itself, or has to call any tool.
+    `stop_reason`: the stop string or token that ended it. `argument_errors`: of calls of the tools that
+    `ChatCompletion.notes` names, what is seen to be wrong."""
+
+    index: int
+    message: ChatMessage
+    finish_reason: str
+    stop_reason: str | int | None = None
+    logprobs: tuple[Entry, ...] | None = None
+    argument_errors: tuple[ArgumentError, ...] = ()
+
+
+class ChatCompletion(msgspec.Struct, frozen=True):
+    """`usage`: token counts, by OpenAI's names. `notes`: on the form that was asked for, as which tools could
+    not be held to their schemas."""
+
+    request_id: str
+    choices: tuple[ChatChoice, ...]
+    usage: dict[str, object]
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def message(self) -> ChatMessage:
+        """The first answer's."""
+        return self.choices[0].message
+
+    @property
+    def finish_reason(self) -> str:
+        return self.choices[0].finish_reason
+
+
+@dataclass(slots=True)
+class WholeChoice:
+    """What the deltas of a choice add up to."""
+
+    index: int
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    logprobs: list[Entry] = field(default_factory=list)
+    content_logprobs: list[Entry] = field(default_factory=list)  # those of them that came with content
+    finish_reason: str = ""
+    stop_reason: str | int | None = None
+    scores: PromptLogprobs | None = None  # of its prompt
+    names: list[str] = field(default_factory=list)  # of calls
+    arguments: list[list[str]] = field(default_factory=list)
+    argument_errors: tuple[ArgumentError, ...] = ()
+
+    def add(
+        self, delta: Delta, finish_reason: str | None = None, stop_reason: str | int | None = None
+    ) -> None:
+        """The reasons come with the last one."""
+        if finish_reason is not None:
+            self.finish_reason, self.stop_reason = finish_reason, stop_reason
+        if delta.content:
+            self.content.append(delta.content)
+            self.content_logprobs.extend(delta.logprobs)
+        if delta.reasoning:
+            self.reasoning.append(delta.reasoning)
+        self.logprobs.extend(delta.logprobs)
+        self.argument_errors += delta.argument_errors
+        if delta.call is None:
+            return
+        if delta.call.name:
+            self.names.append(delta.call.name)
+            self.arguments.append([])
+        if delta.call.arguments:
+            self.arguments[delta.call.number].append(delta.call.arguments)
+
+    def message(self, request_id: str) -> ChatMessage:
+        calls = tuple(
+            ToolCall(call_id(request_id, self.index, n), FunctionCall(name, "".join(self.arguments[n])))
+            for n, name in enumerate(self.names)
+        )
+        content = "".join(self.content)
+        return ChatMessage(
+            content if content or not calls else None,
+            calls or None,
+            "".join(self.reasoning) if self.reasoning else None,
+        )
+
+
+class ChatAsked:
+    """One call of `chat`: the prompt with its tools, `calls` as the engine takes them (None: there are none),
+    and what becomes of the answer's tokens. Raises InvalidRequest."""
+
+    def __init__(
+        self,
+        prompt: Prompted,
+        tools: object,
+        tool_choice: object,
+        parallel_tool_calls: object,
+        processor: Processor,
+        config: EngineConfig,
+    ):
+        asked = tools_asked(tools, tool_choice, parallel_tool_calls)
+        markers = config.reasoning_start, config.reasoning_end
+        self.prompt, self.calls = with_tools(Prompt.of(prompt), asked, processor, markers)
+        self._tokenizer = processor.tokenizer
+
+    def options(self, given: SubmitOptions) -> SubmitOptions:
+        """What the engine is asked with."""
+        options = given.copy()
+        if self.calls is not None:
+            options["calls"] = self.calls
+        return options
+
+    def begin(
+        self,
+        request_id: str,
+        sampling: SamplingParams,
+        reasoning: ReasoningTokens,
+        grammar: GrammarRequest | None,
+    ) -> "ChatAnswer":
+        """The request is on its way, and has the form `grammar`."""
+        return ChatAnswer(
+            request_id,
+            [ChoiceDeltas(self._tokenizer, sampling, reasoning, grammar) for _ in range(sampling.n)],
+        )
+
+
+class ChatAnswer:
+    """Takes the news of a request, and gives the answer at its end."""
+
+    def __init__(self, request_id: str, deltas: list[ChoiceDeltas]):
+        self._request_id, self._deltas = request_id, deltas
+        self._whole = [WholeChoice(index) for index in range(len(deltas))]
+
+    def first(self) -> Iterator[ChatChunk]:
+        """What is said before all news."""
+        for index in range(len(self._deltas)):
+            yield ChatChunk(self._request_id, (ChunkChoice(index, BEGINNING),))
+
+    def take(self, output: RequestOutput) -> Iterator[ChatChunk]:
+        for news in self._deltas[output.index].take(output):
+            self._whole[output.index].add(*news)
+            yield from chunks_of(self._request_id, output.index, news)
+
+    def completion(self, answer: Completion) -> ChatCompletion:
+        """`answer`: what the engine says of all choices. Raises RequestFailed where it was given up."""
+        succeeded(answer)
+        choices = tuple(
+            ChatChoice(
+                each.index,
+                each.message(self._request_id),
+                each.finish_reason,
+                each.stop_reason,
+                tuple(each.logprobs) if answer.choices[each.index].logprobs is not None else None,
+                each.argument_errors,
+            )
+            for each in self._whole
+        )
+        reasoning = sum(each.num_reasoning_tokens for each in self._deltas)
+        usage = answer.usage
+        usage["completion_tokens_details"] = {
+            **usage.get("completion_tokens_details", {}),
+            "reasoning_tokens": reasoning,
+        }
+        return ChatCompletion(self._request_id, choices, usage, answer.notes)
+
+
+def with_tools(
+    prompt: Prompt, asked: ToolsAsked | None, processor: Processor, markers: tuple[str, str]
+) -> tuple[Prompt, CallsAsked | None]:
+    """The prompt that shows the tools, and what its answer is held to. `markers`: between which the model may
+    reason. Raises InvalidRequest."""
+    if prompt.messages is not None and (messages := for_template(prompt.messages)) is not prompt.messages:
+        prompt = replace(prompt, messages=messages)
+    if asked is None:
+        return prompt, None
+    if prompt.messages is None:
+        raise InvalidRequest("tools go with messages, into which the chat template writes them")
+    form = processor.call_format(prompt.template_options)
+    if form is None:
+        raise InvalidRequest(NO_TEMPLATE)
+    template = {**(prompt.template_options or {}), "tools": list(asked.shown)}
+    calls = CallsAsked(asked, form, markers if all(markers) else None)
+    return replace(prompt, template_options=template), calls

@@ -1,0 +1,1 @@
+"""`Engine`: the engine for one thread, with typed answers and sessions."""

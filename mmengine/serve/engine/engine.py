@@ -1,0 +1,377 @@
+"""The engine for one thread: prompts in, texts out, one step at a time.
+
+with Engine() as engine:
+    print(engine.generate(["What is a triangle?"], max_tokens=32)[0].text)
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from mmengine.config import EngineConfig
+from mmengine.core.outputs import Output, Stats
+from mmengine.core.resume import Resume
+from mmengine.core.unreceived import ResumedAnswer
+from mmengine.errors import InvalidRequest
+from mmengine.models.media_cache import MediaCache
+from mmengine.models.plugin import Prepared
+from mmengine.request import SamplingParams
+from mmengine.serve.batch.run_batch import run_batch
+from mmengine.serve.engine.typed_answers import EngineForms
+from mmengine.serve.prompt.media_memory import MediaMemory, decoders_of
+from mmengine.serve.prompt.options import GENERATE, GenerateOptions, Options, SubmitOptions, make_options
+from mmengine.serve.prompt.prompt import Prompt, Prompted
+from mmengine.serve.prompt.prompt_media import PromptMedia
+from mmengine.serve.requests.adapters import Adapters, KnownAdapter
+from mmengine.serve.requests.grammar_memory import GrammarMemory
+from mmengine.serve.requests.health import Readiness, core_reasons
+from mmengine.serve.requests.large_media import LargeMedia
+from mmengine.serve.requests.log_sync import LogSyncer
+from mmengine.serve.requests.media_store import MediaStore
+from mmengine.serve.requests.metrics import Metrics
+from mmengine.serve.requests.operator_log import operator_log
+from mmengine.serve.requests.recovery import open_store, recover
+from mmengine.serve.requests.request_resources import Holders
+from mmengine.serve.requests.running_requests import InProgress
+from mmengine.serve.requests.sessions import sessions_of
+from mmengine.serve.requests.stall_watch import StallWatch
+from mmengine.serve.requests.submission import Intake
+from mmengine.serve.requests.watchdog import HANG_EXIT, Watchdog
+from mmengine.serve.text.reasoning import Reasoning
+from mmengine.serve.text.request_output import Completion, RequestOutput, engine_failed, succeeded
+from mmengine.serve.text.response_format import response_format_of
+from mmengine.serve.text.stop_strings import StopStrings
+
+if TYPE_CHECKING:  # it brings torch
+    from mmengine.build import Built
+
+GRAMMAR_PAUSE_S = 0.02  # how long a step with nothing to do waits for a grammar
+
+
+class Engine(EngineForms):
+    """Runs a model. Not thread-safe; AsyncEngine is the one for many callers.
+
+    `model`: a folder, a hub id, or None for the embedded checkpoint. `log`: folder for the event
+    log; None keeps a bounded one in memory. `resume`: go on with the log that stands there, if one does;
+    its live requests run on, and `requests.take_up` gives the answers of those and of the ones that
+    nobody received. `on_hang`: called on another thread when a step got no further for step_timeout_s;
+    None notes that in the log and ends the process. `texts` False: outputs and answers come without their
+    texts (`serve.texts` makes them, on another thread). `untrusted`: media are strangers', for
+    `media_decoding` auto. `loras`: LoRA adapters by the names by which requests ask for them (folders or hub
+    ids); {}: none yet, but some may be loaded. `builder` replaces `mmengine.build.build` in tests.
+    A path in a message is read: strangers' messages are passed as
+    `Prompt(messages, media_options={"local_files": False})`. Raises ModelError, ConfigError, LogError.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        config: EngineConfig | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        attention: str = "auto",
+        log: str | Path | None = None,
+        resume: Resume | None = None,
+        on_hang: Callable[[], None] | None = None,
+        texts: bool = True,
+        untrusted: bool = False,
+        loras: Mapping[str, str | Path] | None = None,
+        builder: "Callable[..., Built] | None" = None,
+    ):
+        self.built = (builder or _builder())(
+            model,
+            config=config or EngineConfig(),
+            device=device,
+            dtype=dtype,
+            attention=attention,
+            log=Path(log) if log is not None else None,
+            resume=resume,
+            stop_watcher_factory=StopStrings,
+            **({} if loras is None else {"takes_adapters": True}),
+        )
+        self.processor = self.built.processor
+        self.config = self.built.config
+        self._core, self._grammars = self.built.core, self.built.grammars
+        self.batch_done: dict[str, Completion] = {}  # answers of batches that no batch has taken yet
+        self._stall_watch = StallWatch(self._core)
+        self._failure = ""  # why the last step raised
+        self._closed = False
+        self._received = True  # whether a step says that the answers before it were
+        self.media_memory = MediaMemory(self.config.media_ahead_bytes)
+        self.grammar_memory = GrammarMemory()
+        media_cache = getattr(self.processor, "media_cache", None)
+        if media_cache is not None:
+            media_cache.max_bytes = self.config.media_cache_bytes
+        self.processor.max_prompt_tokens = self.config.max_model_len - 1
+        self.decoders = decoders_of(self.processor, self.config, untrusted)
+        if (decoders := self.decoders) is not None:
+            self.processor.media_decoder = decoders
+        self.metrics = self._new_metrics(media_cache)
+        self.adapters = Adapters(self.built)
+        with self._log_let_go():
+            coming = [self.adapters.read(name, source) for name, source in (loras or {}).items()]
+            store, resumed = self._open_store(log, resume, coming)
+            for known in coming:
+                self.adapters.load(known)
+        self._syncer = self._new_syncer() if log is not None else None
+        self._holders = Holders(self.built, self.media_memory, self.grammar_memory, self.metrics, store)
+        self._holders.add(self.adapters)
+        self.requests = InProgress(self._core, self.processor.tokenizer, resumed, texts)
+        markers = self.config.reasoning_start, self.config.reasoning_end
+        self.reasoning = Reasoning(self.processor.tokenizer, self.config.eos_token_ids, *markers)
+        awaited = resume.awaited if resume is not None else frozenset()
+        self.sessions = sessions_of(self._core, store, self.processor, self.adapters, self.requests, awaited)
+        told = self._holders, self.requests, self.metrics
+        pools = self.grammar_memory, self.sessions, self.adapters
+        self._intake = Intake(self.built, *told, self.reasoning, *pools)
+        limit_s = self.config.step_timeout_s
+        self._watchdog = Watchdog(limit_s, on_hang or self._end_process) if limit_s else nullcontext()
+        built = self.built
+        operator_log.info("engine ready", model=str(built.folder), device=built.device, dtype=built.dtype)
+
+    def _new_metrics(self, media_cache: MediaCache[object] | None) -> Metrics:
+        metrics = Metrics(
+            self._core.stats,
+            lambda: self.readiness().ready,
+            media_cache,
+            lambda: self.drafters,
+            lambda: self.built.executor.graph_counts,
+        )
+        if (decoders := self.decoders) is not None:
+            metrics.decoders_lost = lambda: decoders.num_lost
+        return metrics
+
+    @contextmanager
+    def _log_let_go(self) -> Iterator[None]:
+        """On an error, without a last word: nothing was begun that it would be about, and the state that was
+        found did not go on."""
+        try:
+            yield
+        except BaseException:
+            self._core.sink.close()
+            raise
+
+    def _open_store(
+        self, log: str | Path | None, resume: Resume | None, coming: Iterable[KnownAdapter]
+    ) -> tuple[MediaStore | None, dict[str, ResumedAnswer]]:
+        """The media store beside a log, and the answers of the process before, by core id."""
+        found = self.built.resumed
+        store = open_store(log, self.config, found) if log is not None else None
+        if found is None:
+            return store, {}
+        cause = resume.cause if resume is not None else ""
+        return store, recover(self.built, found, store, self.grammar_memory, self.adapters, coming, cause)
+
+    def submit(
+        self,
+        prompt: Prompted,
+        sampling: SamplingParams | None = None,
+        *,
+        stream: bool = True,
+        **options: Unpack[SubmitOptions],
+    ) -> str:
+        """Queue one prompt and return its request id. Sampling is given as `sampling`, or as
+        keywords (`max_tokens=64, temperature=0.7, n=2, …`), beside `request_id`, `priority`, `cache_salt`,
+        `deadline_s`, and `response_format` or `grammar`: the form of the answer
+        (docs/how-to/structured_output.md).
+        `stream` False leaves out the text between the start and the end of an
+        answer, which saves work. `outputs`: token ids with which the answer begins, as another engine of the
+        same weights gave them: they count as its own, and what streams is behind them.
+
+        Raises InvalidRequest, InvalidMedia, QueueFull; nothing is queued then.
+        """
+        begun = time.monotonic()
+        form = response_format_of(options)
+        asked = form.added_to(make_options(sampling, options))
+        asked.check()
+        with PromptMedia(Prompt.of(prompt)) as media:
+            prepared = media.prompt().prepare(self.processor, asked.cache_salt)
+        return self.submit_prepared(prepared, asked.after(time.monotonic() - begun), stream=stream)
+
+    def submit_prepared(self, prepared: Prepared, options: Options, *, stream: bool = True) -> str:
+        """Queue a prompt that was prepared before, perhaps on another thread."""
+        if self._closed:
+            raise InvalidRequest("the engine is closed")
+        return self._intake.submit(prepared, options, stream=stream)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return self._core.has_work
+
+    def check_batchable(self) -> None:
+        """Raise InvalidRequest while requests submitted with `stream` are on their way: a batch
+        would step past their outputs."""
+        if self.requests.any_streams:
+            raise InvalidRequest("submitted requests are on their way; step until has_work is False")
+
+    def _new_syncer(self) -> LogSyncer:
+        in_background = self.config.log_sync == "background"
+        return LogSyncer(self._core.sync if in_background else None, self._core.tidy)
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the disk of the log is full. New requests are refused, what runs goes on while it can
+        be written; `step` looks for room again."""
+        return bool(self._core.stalled)
+
+    def check_stall(self, limit_s: float | None = None) -> None:
+        """Raise LogError when the disk was full and nothing moved for `limit_s` (a minute). A server may
+        wait for room on the disk; a batch, or an engine that closes, should not wait for ever."""
+        self._stall_watch.check(limit_s)
+
+    def is_on_disk(self, request_id: str) -> bool:
+        """Whether a request was written down, with all its choices, after a step. With a log it is then
+        answered whatever happens to this process."""
+        return all(map(self._core.is_on_disk, self.requests.core_ids(request_id)))
+
+    def on_large_media(self, listener: Callable[[LargeMedia], None]) -> None:
+        """`listener` hears of each image or video that the encoder takes long for, when it is queued."""
+        self._intake.on_large_media = listener
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is on its way."""
+        return not self.requests
+
+    def step(self, *, received: bool = True) -> list[RequestOutput]:
+        """Compute one step and return what is new, in the order of the engine. Calling it again
+        says that the answers of the last call were received, unless `received` is False; then
+        `requests.delivered` says so of each."""
+        self._received = received
+        if received:
+            self.requests.all_delivered()
+        try:
+            self._tell_of_grammars()
+            with self._watchdog:
+                news = self._core.step()
+            self.sessions.tidy()
+            outputs = [self._take(output) for output in self.metrics.saw_step(news)]
+            if self._syncer is not None:
+                self._syncer.notify()
+        except Exception as error:
+            self._failure = str(engine_failed(error))
+            raise
+        self._failure = ""
+        self._stall_watch.stepped(moved=bool(outputs))
+        if not outputs and self._core.awaits_grammars:
+            awaited = self.built.store or self._grammars
+            awaited.wait(GRAMMAR_PAUSE_S)
+        return [output for output in outputs if output is not None]
+
+    def _tell_of_grammars(self) -> None:
+        """The core hears what became of the grammars that it waits for."""
+        for core_id, error in self._grammars.settled():
+            if error:
+                self._core.grammar_failed(core_id, error)
+            else:
+                self._core.grammar_ready(core_id)
+
+    def _take(self, output: Output) -> RequestOutput | None:
+        if output.finish_reason is not None:
+            self._holders.release(output.request_id)
+        return self.requests.take(output)
+
+    def generate(
+        self,
+        prompts: Iterable[Prompted],
+        sampling: SamplingParams | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> list[Completion]:
+        """Answers to all prompts, batched, in their order; options as for `submit`, but `request_id` and
+        `deadline_s`.
+
+        Raises the error of the first prompt that was refused or failed, after the others ended.
+        """
+        form = response_format_of(options)
+        asked = form.added_to(make_options(sampling, options, GENERATE))
+        answers = dict(run_batch(self, ((Prompt.of(prompt), asked) for prompt in prompts)))
+        return [succeeded(answers[index]) for index in sorted(answers)]
+
+    def cancel(self, request_id: str) -> None:
+        """Give up a request; its last output comes with finish_reason "abort". An id that is not
+        running any more is no error."""
+        for core_id in self.requests.core_ids(request_id):
+            self._core.cancel(core_id)
+
+    def stats(self) -> Stats:
+        """Counters of the core since the start."""
+        return self._core.stats()
+
+    @property
+    def drafters(self) -> list[tuple[str, int]]:
+        """By their numbers in `stats().drafts`: the name of each, and how often it failed."""
+        return self.built.executor.drafters
+
+    def metrics_text(self) -> str:
+        """Counters and times in Prometheus' text format, as `metrics` collects them."""
+        return self.metrics.text()
+
+    def readiness(self) -> Readiness:
+        """Whether work should be sent here, and if not, why: the log cannot be written, a request is
+        preempted again and again, the last step raised (no progress among others), grammars hang their
+        compiler, no decoder process starts, or it is closed."""
+        if self._closed:
+            reasons = ["the engine is closed"]
+        else:
+            decoders = self.decoders.reasons if self.decoders is not None else ()
+            reasons = [*core_reasons(self._core), *self._grammars.reasons, *decoders]
+        return Readiness((*([self._failure] if self._failure else []), *reasons))
+
+    @property
+    def hang_text(self) -> str:
+        return f"a step got no further for {self.config.step_timeout_s} seconds (step_timeout_s)"
+
+    def abandon(self) -> bool:
+        """From another thread: note in the log that the step hangs, and let the log go, so that another
+        engine can take it up. Nothing of this one can be used any more. False when it does not hang in
+        its device; then nothing is done."""
+        if not self._core.hang(f"hang: {self.hang_text}"):
+            return False
+        if self._syncer is not None:
+            self._syncer.close()
+        self._core.sink.close()
+        self._grammars.close()
+        if self.decoders is not None:
+            self.decoders.close()
+        return True
+
+    def _end_process(self) -> None:
+        self._core.hang(f"hang: {self.hang_text}")
+        print(f"mmengine: {self.hang_text}", file=sys.stderr, flush=True)
+        os._exit(HANG_EXIT)
+
+    def close(self) -> None:
+        """Free the device and close the log. Closing twice is no error."""
+        if self._closed:
+            return
+        self._closed = True
+        operator_log.info("engine closes", model=str(self.built.folder))
+        if self.decoders is not None:
+            self.decoders.close()
+        if self._syncer is not None:
+            self._syncer.close()
+        if isinstance(self._watchdog, Watchdog):
+            self._watchdog.close()
+        try:
+            if self._received and self.is_idle:
+                self.requests.all_delivered()
+        finally:
+            self.built.close()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _builder() -> "Callable[..., Built]":
+    from mmengine.build import build  # lazy: it brings torch
+
+    return build

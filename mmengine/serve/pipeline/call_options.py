@@ -1,0 +1,195 @@
+"""The keywords of a pipeline's call, sorted by who reads them: as transformers' pipeline sorts them."""
+
+import warnings
+from collections.abc import Callable, Mapping
+
+from mmengine.errors import InvalidRequest
+from mmengine.serve.pipeline.generation_keywords import REFUSED, Keywords
+from mmengine.serve.pipeline.generation_options import is_generation_option, refuse
+
+ENGINE = ("config", "log", "attention")
+# The pipeline's own, and what only ours has.
+OWN = frozenset(
+    {
+        "generate_kwargs",
+        "max_new_tokens",
+        "return_full_text",
+        "return_tensors",
+        "return_text",
+        "return_type",
+        "stop_sequence",
+        "continue_final_message",
+        "skip_special_tokens",
+        "clean_up_tokenization_spaces",
+        "processor_kwargs",
+        "batch_size",
+        "num_workers",
+        "timeout",
+        "add_generation_prompt",
+        "streamer",
+        "seed",
+        "logprobs",
+        "response_format",
+        "grammar",
+    }
+)
+_HOLDS_IN_A_CALL = frozenset({"max_new_tokens", "streamer", "seed", "logprobs"})
+_OF_IMAGES = ("min_pixels", "max_pixels")
+_OF_VIDEOS = ("fps", "num_frames", "do_sample_frames", "cap_pixels_per_frame")
+_OF_BOTH = ("size", "do_resize")
+_NESTED = ("images_kwargs", "videos_kwargs")
+# Of our processing alone, where processor_kwargs name them.
+_OURS = (
+    "local_files",
+    "urls",
+    "video_metadata",
+    "total_pixels",
+    "total_min_pixels",
+    "resized_height",
+    "resized_width",
+    "nframes",
+    "video_start",
+    "video_end",
+    "sample_fps",
+    "raw_fps",
+)
+# What transformers' processors take and does nothing to a single prompt, or only says what is done anyway.
+_ALWAYS = frozenset(
+    {
+        "add_special_tokens",
+        "audio_kwargs",
+        "device",
+        "disable_grouping",
+        "max_frames",
+        "max_length",
+        "min_frames",
+        "padding",
+        "padding_side",
+        "pad_to_multiple_of",
+        "return_attention_mask",
+        "return_dict",
+        "return_mm_token_type_ids",
+        "return_tensors",
+        "return_token_type_ids",
+        "tokenize",
+    }
+)
+_ONLY = {"truncation": False, "do_convert_rgb": True, "do_rescale": True, "do_normalize": True}
+_TEXT_KWARGS = ("text_kwargs", "common_kwargs")
+
+
+def settle_generation(given: Keywords, defaults: Keywords) -> dict[str, object]:
+    """The generation keywords of a call over the pipeline's own. As in transformers, those of a call stand in
+    `generate_kwargs`, and beside the prompts only some hold; a generation_config replaces the pipeline's."""
+    beside = {
+        name: value for name, value in given.items() if is_generation_option(name) and value is not None
+    }
+    refuse({name: value for name, value in beside.items() if name in REFUSED})
+    idle = sorted(name for name in beside if name not in _HOLDS_IN_A_CALL and name not in REFUSED)
+    if idle:
+        warnings.warn(
+            f"{', '.join(idle)}: as in transformers, generation options beside the prompts change nothing; "
+            "give them as generate_kwargs={…}, or when the pipeline is made",
+            stacklevel=4,
+        )
+    inner = given.get("generate_kwargs", defaults.get("generate_kwargs")) or {}
+    if given.get("max_new_tokens") is not None and "max_new_tokens" in inner:
+        raise InvalidRequest("max_new_tokens is given twice, by itself and in generate_kwargs")
+    generation = {} if inner.get("generation_config") is not None else _generation(defaults)
+    generation.update(inner)
+    generation.update({name: beside[name] for name in _HOLDS_IN_A_CALL if name in beside})
+    stop = given.get("stop_sequence", defaults.get("stop_sequence"))
+    if stop is not None:
+        generation["stop_strings"] = stop
+    return generation
+
+
+def _generation(options: Keywords) -> dict[str, object]:
+    return {name: value for name, value in options.items() if is_generation_option(name)}
+
+
+def settle_processing(options: Keywords) -> dict[str, object]:
+    """media_options of the prompts, from keywords and from `processor_kwargs`. Raises InvalidRequest."""
+    inner = options.get("processor_kwargs") or {}
+    if not isinstance(inner, Mapping):
+        raise InvalidRequest(f"processor_kwargs must be a dict, not a {type(inner).__name__}")
+    flat = {**inner, **{name: value for name, value in options.items() if is_processing_option(name)}}
+    found: dict[str, object] = {}
+    nested_in: dict[str, dict[str, object]] = {name: {} for name in _NESTED}
+    for name, value in flat.items():
+        if name in (*_OF_IMAGES, *_OF_BOTH):
+            nested_in["images_kwargs"][name] = value
+        if name in (*_OF_VIDEOS, *_OF_BOTH):
+            nested_in["videos_kwargs"][name] = value
+        if name in _OURS:
+            found[name] = value
+    for name in (*_NESTED, *_TEXT_KWARGS):
+        nested = flat.get(name) or {}
+        if not isinstance(nested, Mapping):
+            raise InvalidRequest(f"{name} must be a dict, not a {type(nested).__name__}")
+        kept = {key: value for key, value in nested.items() if _asks(key, value)}
+        if name in _NESTED:
+            nested_in[name].update(kept)
+        elif kept:
+            raise InvalidRequest(f"{name}: {next(iter(kept))!r:.80} is not supported; leave it out")
+    known = (*_OF_IMAGES, *_OF_VIDEOS, *_OF_BOTH, *_NESTED, *_TEXT_KWARGS, *_OURS)
+    for name, value in flat.items():
+        if name not in known and _asks(name, value):
+            raise InvalidRequest(f"{name}={value!r:.80} is not supported: {_why(name)}")
+    return {**found, **{name: values for name, values in nested_in.items() if values}}
+
+
+def _asks(name: str, value: object) -> bool:
+    """Whether a processing option asks for anything that is not done anyway."""
+    return value is not None and name not in _ALWAYS and not (name in _ONLY and value is _ONLY[name])
+
+
+def _why(name: str) -> str:
+    if name == "truncation":
+        return "prompts are not cut; shorten them"
+    return "prompts and pixels are prepared as the checkpoint says; leave it out"
+
+
+_PIXELS = ("image_mean", "image_std", "rescale_factor", "resample", "crop_size", "do_center_crop", "do_pad")
+_FIXED = ("patch_size", "temporal_patch_size", "merge_size", "max_video_tokens", "default_to_square")
+
+
+def is_processing_option(name: str) -> bool:
+    """Whether transformers' processors of this model know a keyword of that name."""
+    known = (*_OF_IMAGES, *_OF_VIDEOS, *_OF_BOTH, *_NESTED, *_TEXT_KWARGS, *_ONLY, *_PIXELS, *_FIXED)
+    return name in known or name in _ALWAYS
+
+
+def settle_template(options: Keywords, read: frozenset[str]) -> dict[str, object]:
+    """What the chat template gets: all that nobody else takes. `read`: what the model's template reads."""
+    found = {
+        name: value
+        for name, value in options.items()
+        if value is not None
+        and name not in OWN
+        and not is_generation_option(name)
+        and not is_processing_option(name)
+    }
+    if "tools" in found:
+        found["tools"] = [_schema(tool) if callable(tool) else tool for tool in found["tools"]] or None
+    known = {*read, "tools", "documents", "chat_template"}
+    idle = sorted(str(name) for name in found if name not in known)
+    if idle and "chat_template" not in found:
+        warnings.warn(
+            f"{', '.join(idle)[:200]}: neither the pipeline nor the chat template knows such an option; "
+            "it changes nothing",
+            stacklevel=4,
+        )
+    return found
+
+
+def _schema(tool: Callable[..., object]) -> object:
+    """A function as transformers describes it to a template, by its docstring and annotations."""
+    try:
+        from transformers.utils import get_json_schema
+    except ImportError:
+        raise InvalidRequest("a tool that is a function needs transformers; give its JSON schema") from None
+    try:
+        return get_json_schema(tool)
+    except Exception as error:
+        raise InvalidRequest(f"a tool cannot be described: {str(error)[:300]}") from None

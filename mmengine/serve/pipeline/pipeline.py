@@ -1,0 +1,262 @@
+"""transformers' image-text-to-text pipeline, with the same calls and the same results.
+
+    pipe = pipeline("image-text-to-text", model="Qwen/Qwen3-VL-4B-Instruct")
+    pipe(text=messages, max_new_tokens=64)                 # a chat
+    pipe(text=[messages, other_messages])                  # many chats, batched
+    pipe(images=image, text="<|vision_start|>…", return_full_text=False)
+
+All prompts of a call are batched continuously, so `batch_size` is taken and has no meaning. Which calls agree
+with transformers, and which do not and why, is in docs/reference/pipeline.md.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mmengine.checkpoint.model_files import is_gguf
+from mmengine.errors import ConfigError, InvalidRequest, MMEngineError
+from mmengine.serve.batch.run_batch import run_batch
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.pipeline.call_options import ENGINE, settle_generation, settle_processing, settle_template
+from mmengine.serve.pipeline.generation_options import options_from_generation
+from mmengine.serve.pipeline.inputs import (
+    Chat,
+    Results,
+    group_inputs,
+    single_input,
+    source_of,
+    without_video_urls,
+)
+from mmengine.serve.pipeline.records import Recorder, continues
+from mmengine.serve.pipeline.streamer import Streamer, as_streamer, stream_answer
+from mmengine.serve.prompt.options import Options
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.text.request_output import Completion, succeeded
+from mmengine.serve.text.response_format import response_format_of
+
+TASK = "image-text-to-text"
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What a call asks for, beside its prompts."""
+
+    options: Options
+    media_options: dict[str, Any]
+    template_options: dict[str, Any]
+    continue_final: bool | None
+    generation_prompt: bool | None
+    recorder: Recorder
+    streamer: Streamer | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """One prompt as it was given (`shown`), and as the engine takes it."""
+
+    shown: str | Chat
+    prompt: Prompt
+
+
+class Pipeline:
+    """A pipeline on `model`: a folder, a hub id, an Engine, or None for the embedded checkpoint.
+
+    `device`: "cpu", "cuda", …, or transformers' number (-1 is the CPU). `dtype`: a name or a torch
+    dtype. Further keywords are defaults for every call, or Engine's (config, log, attention).
+    Raises ModelError, ConfigError, and InvalidRequest for generation options that are refused.
+
+    It is also a `pipeline_class` for transformers:
+
+        transformers.pipeline("image-text-to-text", model=mmengine.Engine(folder), pipeline_class=Pipeline)
+
+    Given a folder or a hub id in place of the Engine, transformers first loads its own model of it,
+    which this class lets go of again.
+    """
+
+    # transformers.pipeline reads these: it shall load none of its own processing.
+    _load_processor = False
+    _load_image_processor = False
+    _load_video_processor = False
+    _load_feature_extractor = False
+    _load_tokenizer = False
+
+    def __init__(
+        self,
+        task: str = TASK,
+        model: Any = None,
+        *,
+        device: Any = None,
+        dtype: Any = None,
+        torch_dtype: Any = None,
+        **options: Any,
+    ):
+        if task != TASK:
+            raise ConfigError(f"mmengine has the task {TASK!r} only, not {task!r}")
+        engine_options = {name: options.pop(name) for name in ENGINE if name in options}
+        self._defaults = options
+        settle_generation({}, options)
+        self._is_owner = not isinstance(model, Engine)
+        if isinstance(model, Engine):
+            self.engine = model
+        else:
+            self.engine = Engine(
+                _model_name(model),
+                device=_device_name(device),
+                dtype=_dtype_name(dtype if dtype is not None else torch_dtype),
+                **engine_options,
+            )
+        self.task = task
+
+    def __call__(self, images: Any = None, text: Any = None, **options: Any) -> Any:
+        """Answer one prompt or many; the forms are those of transformers' pipeline:
+
+        - `text=chat` or `images=chat`, a list of messages: a list with one record an answer;
+        - a list of chats, or of strings: a list of such lists;
+        - `images=` with `text=`, strings that hold their placeholders: a list of records;
+        - a generator, iterator or dataset of these: an iterator of results, computed ahead.
+
+        `streamer=` hears of the answers token by token; prompts are then answered one after the other.
+        `response_format=` or `grammar=` ask for a form of the answers (docs/how-to/structured_output.md),
+        `logprobs=` for log-probabilities.
+
+        A record is `{"input_text", "generated_text"}`, or with `return_tensors=True`
+        `{"input_text", "generated_token_ids"}` (prompt and answer, int64), and with `logprobs` has them under
+        that name. Raises the error of the first prompt that was refused or failed, after the others ended.
+        """
+        call = self._call_options(options)
+        source = source_of(images, text)
+        if isinstance(source, list):
+            images, text = None, source
+        elif source is not None:
+            return Results(self._iterate(source, call), source)
+        groups, is_list = group_inputs(images, text, self.engine.processor.count_images)
+        inputs = [[self._input(shown, pictures, call) for shown, pictures in group] for group in groups]
+        records = self._answer([item for group in inputs for item in group], call)
+        results, place = [], 0
+        for group in inputs:
+            results.append([record for each in records[place : place + len(group)] for record in each])
+            place += len(group)
+        return results if is_list else results[0]
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """transformers' tokenizer of the model, for its streamers; of a GGUF file, and without transformers,
+        the engine's."""
+        try:
+            from transformers import AutoTokenizer  # lazy: only who has it needs it
+        except ImportError:
+            return self.engine.processor.tokenizer
+        if is_gguf(self.engine.built.folder):  # which it reads with further packages alone, and otherwise
+            return self.engine.processor.tokenizer
+        return AutoTokenizer.from_pretrained(self.engine.built.folder)
+
+    def close(self) -> None:
+        """Free the device, unless the engine was given by the caller."""
+        if self._is_owner:
+            self.engine.close()
+
+    def _call_options(self, given: dict[str, Any]) -> _Call:
+        processor, options = self.engine.processor, {**self._defaults, **given}
+        generation = settle_generation(given, self._defaults)
+        streamer = generation.pop("streamer", None)
+        settled = options_from_generation(generation, processor.generation_defaults, processor.eos_token_ids)
+        return _Call(
+            response_format_of(options).added_to(settled),
+            settle_processing(options),
+            settle_template(options, processor.template_variables),
+            options.get("continue_final_message"),
+            options.get("add_generation_prompt"),
+            Recorder(processor.tokenizer, options),
+            as_streamer(streamer, settled),
+        )
+
+    def _input(self, shown: str | Chat, images: Sequence[Any], call: _Call) -> _Input:
+        if isinstance(shown, str):
+            return _Input(shown, Prompt(text=shown, images=images, media_options=call.media_options))
+        prefill = continues(shown, call.continue_final)
+        if prefill and call.generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message and add_generation_prompt exclude each other: an answer goes on with "
+                "the last message, or begins a new one"
+            )
+        prompt = Prompt(
+            messages=without_video_urls(shown),
+            continue_final_message=prefill,
+            add_generation_prompt=call.generation_prompt is not False,
+            media_options=call.media_options,
+            template_options=call.template_options,
+        )
+        return _Input(shown, prompt)
+
+    def _answer(self, inputs: Sequence[_Input], call: _Call) -> list[list[dict[str, Any]]]:
+        """Records for each input, in order."""
+        if call.streamer is not None:
+            return [self._stream(item, call, call.streamer) for item in inputs]
+        answers = dict(run_batch(self.engine, ((item.prompt, call.options) for item in inputs)))
+        completions = [_ended(answers[index], call) for index in sorted(answers)]
+        return [call.recorder.records(item.shown, one) for item, one in zip(inputs, completions, strict=True)]
+
+    def _stream(self, item: _Input, call: _Call, streamer: Streamer) -> list[dict[str, Any]]:
+        completion = _ended(stream_answer(self.engine, item.prompt, call.options, streamer), call)
+        return call.recorder.records(item.shown, completion)
+
+    def _iterate(self, source: Iterable[Any], call: _Call) -> Iterator[list[dict[str, Any]]]:
+        """Results in the order of `source`, which is read ahead no further than the engine's window."""
+        if call.streamer is not None:
+            for given in source:
+                yield self._stream(self._input(*single_input(given), call), call, call.streamer)
+            return
+        inputs: dict[int, _Input] = {}
+
+        def jobs() -> Iterator[tuple[Prompt, Options]]:
+            for index, given in enumerate(source):
+                shown, images = single_input(given)
+                inputs[index] = self._input(shown, images, call)
+                yield inputs[index].prompt, call.options
+
+        ready: dict[int, Completion] = {}
+        expected = 0
+        for index, answer in run_batch(self.engine, jobs()):
+            ready[index] = _ended(answer, call)
+            while expected in ready:
+                yield call.recorder.records(inputs.pop(expected).shown, ready.pop(expected))
+                expected += 1
+
+
+def _ended(answer: Completion | MMEngineError, call: _Call) -> Completion:
+    """The answer, which is whole, or was cut by max_time. Raises the error of one that is not."""
+    if isinstance(answer, Completion) and call.options.deadline_s:
+        bad = [one for one in answer.choices if one.finish_reason in ("abort", "error", "rejected")]
+        if all(one.detail == "deadline" for one in bad):
+            return answer
+    return succeeded(answer)
+
+
+def _model_name(model: Any) -> str | Path | None:
+    """What to load: given a model of transformers, the folder or hub id it came from."""
+    if model is None or isinstance(model, (str, Path)):
+        return model
+    name = getattr(model, "name_or_path", "")
+    if not name:
+        raise ConfigError(
+            f"model must be a folder, a hub id or an mmengine.Engine, not a {type(model).__name__} "
+            "that does not know where it was loaded from"
+        )
+    return name
+
+
+def _device_name(device: Any) -> str:
+    if device is None:
+        return "auto"
+    if isinstance(device, int):
+        return "cpu" if device < 0 else f"cuda:{device}"
+    return str(device)
+
+
+def _dtype_name(dtype: Any) -> str:
+    return "auto" if dtype is None else str(dtype).removeprefix("torch.")
+
+
+pipeline = Pipeline  # transformers' name for making one

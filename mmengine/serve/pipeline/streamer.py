@@ -1,0 +1,50 @@
+"""One answer for a streamer of transformers, token by token."""
+
+from typing import Any, Protocol, runtime_checkable
+
+from mmengine.errors import InvalidRequest
+from mmengine.serve.batch.run_batch import news_of
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.options import Options
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.text.request_output import Completion
+
+
+@runtime_checkable
+class Streamer(Protocol):
+    """transformers' BaseStreamer: gets the prompt's tokens, int64 [1, n], and each of the answer, [1]."""
+
+    def put(self, value: Any) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def as_streamer(given: object, options: Options) -> Streamer | None:
+    """Raises InvalidRequest for what cannot stream, or cannot stream so many answers."""
+    if given is None:
+        return None
+    if not isinstance(given, Streamer):
+        raise InvalidRequest(
+            f"a streamer has the methods put and end, which a {type(given).__name__} has not"
+        )
+    if options.sampling.n != 1:
+        raise InvalidRequest("a streamer takes one answer; leave out num_return_sequences, or the streamer")
+    return given
+
+
+def stream_answer(engine: Engine, prompt: Prompt, options: Options, streamer: Streamer) -> Completion:
+    """The answer, of which `streamer` hears while it is computed; what that raises cancels it. Answers of
+    batches that are under way are kept for them. Raises InvalidRequest, InvalidMedia, QueueFull."""
+    import torch  # lazy: an engine with torch has it loaded already
+
+    engine.check_batchable()
+    prepared = prompt.prepare(engine.processor, options.cache_salt)
+    with news_of(engine, engine.submit_prepared(prepared, options)) as outputs:
+        streamer.put(torch.tensor(prepared.prompt_token_ids.tolist())[None])
+        for output in outputs:
+            for token_id in output.token_ids:
+                streamer.put(torch.tensor([token_id]))
+            if output.completion is not None:
+                streamer.end()
+                return output.completion
+    raise AssertionError("a request ends with its completion")

@@ -1,0 +1,279 @@
+"""How to answer a prompt: the options that callers give by name, and what is made of them.
+
+`Engine`, `AsyncEngine` and the lines of a request file take the keywords of the typed dicts here. What is not
+in them is refused; what is left out is as in `Options` and `SamplingParams`, which hold the defaults.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict
+
+import msgspec
+
+from mmengine.errors import FIELD, FieldPath, InvalidRequest, shown
+from mmengine.request import (
+    MAX_CHOICES,
+    PREFILL,
+    GrammarRequest,
+    SamplingParams,
+    ThinkingBudget,
+    check_unicode,
+)
+from mmengine.serve.prompt.session_turns import SessionPlace
+from mmengine.serve.prompt.tools import CallsAsked
+from mmengine.serve.prompt.vllm_options import VLLM_NAMES
+from mmengine.structured_output.json_schema.vocabulary.notes import Note
+
+MAX_ID_CHARS = 200
+MAX_DEADLINE_S = 10**6
+SHORTEST_DEADLINE_S = 1e-9  # the core's clock counts nanoseconds, and 0 would be none
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of SamplingParams; None means the default."""
+
+    max_tokens: int | None
+    min_tokens: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: dict[int, float] | None
+    seed: int | None
+    stop: str | tuple[str, ...] | list[str] | None
+    stop_token_ids: tuple[int, ...] | list[int] | None
+    ignore_eos: bool | None
+    logprobs: int | None
+    n: int | None
+    suppress_tokens: tuple[int, ...] | list[int] | None
+    bad_words_ids: tuple[tuple[int, ...], ...] | list[list[int]] | None
+    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] | list[tuple[list[int], float]] | None
+    no_repeat_ngram_size: int | None
+    typical_p: float | None
+    stop_in_min_tokens: bool | None
+    prompt_logprobs: int | None
+
+
+class GenerateOptions(SamplingOptions, total=False):
+    """For many prompts. `thinking_token_budget`: tokens of an answer that may be reasoning, then it is ended.
+    `response_format` or `grammar`: the answer's form (docs/how-to/structured_output.md), which
+    has vLLM's names as well (vllm_forms.py)."""
+
+    priority: int
+    cache_salt: str
+    adapter: str
+    thinking_token_budget: int | None
+    response_format: Any
+    grammar: Mapping[str, Any] | None
+    structured_outputs: object
+    guided_json: object
+    guided_regex: str | None
+    guided_choice: list[str] | None
+    guided_grammar: str | None
+    guided_json_object: bool | None
+    guided_decoding_backend: str | None
+    guided_whitespace_pattern: str | None
+    structural_tag: object
+
+
+class LineOptions(GenerateOptions, total=False):
+    """For a line of a request file, whose `custom_id` is the request's id."""
+
+    deadline_s: float
+
+
+class SubmitOptions(LineOptions, total=False):
+    """For one prompt. `envelope`: kept with the request in the log. `calls`: of tools, as
+    serve/chat/completion.py makes it for a prompt that shows these. `outputs`: the first tokens of the
+    answer, which an engine gave before. `sample_index`: which of several answers to the prompt this one
+    is."""
+
+    calls: CallsAsked | None
+    request_id: str
+    envelope: bytes
+    outputs: Sequence[int]
+    sample_index: int
+
+
+_SAMPLING = SamplingOptions.__optional_keys__
+GENERATE = GenerateOptions.__optional_keys__ - _SAMPLING
+LINE = LineOptions.__optional_keys__ - _SAMPLING
+SUBMIT = SubmitOptions.__optional_keys__ - _SAMPLING
+FORM = frozenset({"response_format", "grammar", "calls", *VLLM_NAMES})
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to answer one prompt. `deadline_s`: seconds after which it is given up, 0 for never. `grammar`: the
+    answer's form, as structured_output.spec.grammar_of gives it; None for free text. `reasoning`: whether
+    the form begins behind the model's reasoning; None: where the prompt leaves that open. `notes`: on the
+    form. `max_length` and `min_length` count the prompt too (0: none is given); `sampling.max_tokens` then
+    follows from them. `envelope`: kept with the request in the log. `outputs`: the first tokens of an answer
+    that another engine began and did not end; this one goes on behind them. `sample_index`: which of several
+    answers to the prompt this one is, where they are asked for one by one: it chooses as that one of n does,
+    and is told of by that index. `prepared_s`: seconds that preparing the prompt took.
+    `thinking_token_budget`: tokens of the answer that may be reasoning; None and -1: as many as there is room
+    for; `thinking`: what becomes of it for this prompt. `adapter`: the name of the LoRA adapter that answers;
+    "": the model as it is."""
+
+    sampling: SamplingParams = SamplingParams()
+    request_id: str = ""
+    priority: int = 0
+    cache_salt: str = ""
+    deadline_s: float = 0.0
+    grammar: GrammarRequest | None = None
+    reasoning: bool | None = None
+    notes: tuple[Note, ...] = ()
+    max_length: int = 0
+    min_length: int = 0
+    envelope: bytes = b""
+    outputs: Sequence[int] = ()
+    sample_index: int = 0
+    prepared_s: float = 0.0
+    thinking_token_budget: int | None = None
+    thinking: ThinkingBudget | None = None
+    adapter: str = ""
+    place: SessionPlace | None = None  # in a session, of which the prompt is a piece
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether a piece of a session is computed, and nothing said."""
+        return self.sampling == PREFILL
+
+    def at(self, place: SessionPlace, request_id: str) -> "Options":
+        """Of a request of a session."""
+        return replace(self, place=place, request_id=request_id)
+
+    def after(self, seconds: float) -> "Options":
+        """What is left of them: the deadline counts from submit, and preparation took so many seconds."""
+        left_s = max(self.deadline_s - seconds, SHORTEST_DEADLINE_S) if self.deadline_s else 0.0
+        return replace(self, deadline_s=left_s, prepared_s=seconds)
+
+    def check(self) -> None:
+        """Raise InvalidRequest for the first value that is out of range."""
+        if not self.is_prefill:
+            self.sampling.check()
+        named = isinstance(self.request_id, str) and self.request_id.isprintable()
+        if not named or len(self.request_id) > MAX_ID_CHARS:
+            raise InvalidRequest(f"a request id has at most {MAX_ID_CHARS} printable characters")
+        if type(self.priority) is not int or abs(self.priority) >= 2**31:
+            raise InvalidRequest(
+                f"{FIELD} must be an integer of 32 bits, not {self.priority!r}", path=FieldPath("priority")
+            )
+        if not isinstance(self.cache_salt, str) or len(self.cache_salt) > MAX_ID_CHARS:
+            raise InvalidRequest(
+                f"{FIELD} must be a string of at most {MAX_ID_CHARS} characters", path=FieldPath("cache_salt")
+            )
+        check_unicode(("cache_salt",), self.cache_salt)
+        if not isinstance(self.adapter, str) or len(self.adapter) > MAX_ID_CHARS:
+            raise InvalidRequest(
+                f"{FIELD} must be a name of at most {MAX_ID_CHARS} characters", path=FieldPath("adapter")
+            )
+        deadline = self.deadline_s
+        if type(deadline) not in (int, float) or not 0 <= deadline <= MAX_DEADLINE_S:
+            raise InvalidRequest(
+                f"{FIELD} must lie in 0 to {MAX_DEADLINE_S} seconds, not {deadline!r}",
+                path=FieldPath("deadline_s"),
+            )
+        budget = self.thinking_token_budget
+        if budget is not None and (type(budget) is not int or not -1 <= budget < 2**31):
+            raise InvalidRequest(
+                f"{FIELD} must be a number of tokens, or -1 for no bound, not {shown(budget)}",
+                path=FieldPath("thinking_token_budget"),
+            )
+        self._check_outputs()
+        if self.grammar is not None:
+            _check_ends(self.sampling)
+
+    def _check_outputs(self) -> None:
+        outputs = self.outputs
+        if not isinstance(outputs, Sequence) or not all(
+            type(token) is int and 0 <= token < 2**31 for token in outputs
+        ):
+            raise InvalidRequest(
+                f"{FIELD} must be token ids: the first ones of the answer", path=FieldPath("outputs")
+            )
+        if outputs and self.sampling.n != 1:
+            raise InvalidRequest(
+                f"{FIELD} are of one answer: submit the others as requests of their own",
+                path=FieldPath("outputs"),
+            )
+        index = self.sample_index
+        if type(index) is not int or not 0 <= index < MAX_CHOICES:
+            raise InvalidRequest(
+                f"{FIELD} must be an integer from 0 to {MAX_CHOICES - 1}, not {shown(index)}",
+                path=FieldPath("sample_index"),
+            )
+        if index and self.sampling.n != 1:
+            raise InvalidRequest(
+                f"{FIELD} is of one answer: leave it out beside n", path=FieldPath("sample_index")
+            )
+
+    def of_prompt(self, num_tokens: int) -> "Options":
+        """The options of a prompt of `num_tokens`. Raises InvalidRequest where that leaves no room for an
+        answer."""
+        if not self.max_length and not self.min_length:
+            return self
+        sampling = self.sampling
+        most = self.max_length - num_tokens if self.max_length else sampling.max_tokens
+        if most < 1:
+            raise InvalidRequest(
+                f"max_length is {self.max_length}, but the prompt has {num_tokens} tokens already; raise it, "
+                "or give max_new_tokens, which counts the answer alone"
+            )
+        least = min(most, max(sampling.min_tokens, self.min_length - num_tokens))
+        sampling = msgspec.structs.replace(sampling, max_tokens=most, min_tokens=least)
+        return replace(self, sampling=sampling, max_length=0, min_length=0)
+
+
+def _check_ends(sampling: SamplingParams) -> None:
+    """Beside a grammar nothing else says where an answer ends: it would be cut, and count as complete."""
+    for name in ("stop_token_ids", "ignore_eos", "min_tokens"):
+        if getattr(sampling, name):
+            raise InvalidRequest(
+                f"{FIELD} cannot go with response_format or grammar, which alone say where an answer ends; "
+                "leave it out",
+                path=FieldPath(name),
+            )
+    for name in ("suppress_tokens", "bad_words_ids", "no_repeat_ngram_size"):
+        if getattr(sampling, name):
+            raise InvalidRequest(
+                f"{FIELD} cannot go with response_format or grammar: what the form asks for may be excluded, "
+                "and then nothing could be said; leave it out",
+                path=FieldPath(name),
+            )
+
+
+def make_options(
+    sampling: SamplingParams | None, keywords: Mapping[str, Any], taken: frozenset[str] = SUBMIT
+) -> Options:
+    """Options from `sampling`, or its fields as keywords, and other keywords, of which those in `taken` are
+    known (SUBMIT, LINE or GENERATE). The form of the answer is left to `structured.response_format_of`, which
+    takes seconds where it is large. Raises InvalidRequest."""
+    fields = {name: value for name, value in keywords.items() if name not in taken}
+    if sampling is not None and fields:
+        raise InvalidRequest(f"give sampling or keywords, not both ({', '.join(sorted(fields))})")
+    others = {name: keywords[name] for name in taken - FORM if name in keywords}
+    return Options(make_sampling(fields) if sampling is None else sampling, **others)
+
+
+def make_sampling(options: Mapping[str, Any]) -> SamplingParams:
+    """Checked sampling parameters from keywords, where None means the default. Raises
+    InvalidRequest, naming the field."""
+    if not _SAMPLING.issuperset(options):
+        known = ", ".join(sorted(_SAMPLING))
+        raise InvalidRequest(
+            f"unknown sampling option {min(set(options) - _SAMPLING)!r:.80}; known are {known}"
+        )
+    values = {name: value for name, value in options.items() if value is not None}
+    if isinstance(values.get("stop"), str):
+        values["stop"] = (values["stop"],)
+    try:
+        sampling = msgspec.convert(values, SamplingParams, str_keys=True)  # JSON's keys are strings
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"bad sampling option: {error}") from None
+    sampling.check_ranges()
+    return sampling

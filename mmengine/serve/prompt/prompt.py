@@ -1,0 +1,182 @@
+"""Prompts as callers pass them, and the requests of the core that are made of them."""
+
+import itertools
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypedDict
+
+import msgspec
+import numpy as np
+
+from mmengine.errors import InvalidRequest
+from mmengine.models.plugin import Prepared, Processor
+from mmengine.request import Adapter, Request
+from mmengine.serve.prompt.options import Options
+
+MAX_LOOKED_AT = 1024  # parts of messages
+MEDIA_KEYS = frozenset({"image", "image_url", "video", "video_url"})
+
+
+class _Salt(TypedDict, total=False):
+    cache_salt: str
+
+
+class _Template(TypedDict, total=False):
+    template_options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt: chat `messages`, a `text` that already holds its placeholders, or `token_ids`.
+
+    `images` and `videos` fill placeholders that carry no data, in order. Relative paths are read
+    under `base_folder`. `media_options`: pixel and frame limits for all media of the prompt; with
+    `{"local_files": False}` among them media that name a path are refused. Whoever passes on a stranger's
+    messages wants that, or the stranger's paths are read on this machine. `template_options`: what the
+    chat template reads beside the messages.
+    """
+
+    messages: Sequence[dict[str, Any]] | None = None
+    text: str | None = None
+    images: Sequence[Any] = ()
+    videos: Sequence[Any] = ()
+    continue_final_message: bool = False
+    add_generation_prompt: bool = True
+    base_folder: Path | None = None
+    media_options: dict[str, Any] | None = field(default=None)
+    template_options: Mapping[str, Any] | None = None
+    token_ids: Sequence[int] | None = None
+
+    @classmethod
+    def of(cls, prompt: "Prompt | str | Sequence[dict[str, Any]]") -> "Prompt":
+        """A prompt from a question (one user message), a list of messages, or a Prompt itself."""
+        if isinstance(prompt, Prompt):
+            return prompt
+        if isinstance(prompt, str):
+            return cls(messages=[{"role": "user", "content": prompt}])
+        if isinstance(prompt, (list, tuple)) and all(isinstance(message, dict) for message in prompt):
+            return cls(messages=prompt)
+        raise InvalidRequest(
+            "a prompt is a string, a list of messages with role and content, or a Prompt, "
+            f"not {type(prompt).__name__}"
+        )
+
+    @property
+    def has_media(self) -> bool:
+        """Whether preparing it may take longer than a text does. Of so many parts that nobody takes them
+        not all are looked at."""
+        if any(_has_some(given) for given in (self.images, self.videos)):
+            return True
+        messages = self.messages if isinstance(self.messages, (list, tuple)) else ()
+        contents = [message.get("content") for message in messages if isinstance(message, (dict, Mapping))]
+        parts = itertools.chain.from_iterable(each for each in contents if isinstance(each, (list, tuple)))
+        looked_at = itertools.islice(parts, MAX_LOOKED_AT)
+        return any(not _is_text(part) for part in looked_at) or next(parts, None) is not None
+
+    def prepare(self, processor: Processor, cache_salt: str = "") -> Prepared:
+        """Tokens and patches. Raises InvalidRequest, InvalidMedia."""
+        salt: _Salt = {"cache_salt": cache_salt} if cache_salt else {}  # a processor may know of no salt
+        template: _Template = {"template_options": self.template_options} if self.template_options else {}
+        if [self.text, self.messages, self.token_ids].count(None) != 2:
+            raise InvalidRequest("a prompt needs one of messages, text and token ids")
+        if self.token_ids is not None:
+            return _of_tokens(self.token_ids, processor)
+        if self.text is not None:
+            return processor.prepare_text(
+                self.text,
+                images=self.images,
+                videos=self.videos,
+                media_options=self.media_options,
+                **salt,
+            )
+        assert self.messages is not None
+        return processor.prepare(
+            self.messages,
+            images=self.images,
+            videos=self.videos,
+            add_generation_prompt=self.add_generation_prompt and not self.continue_final_message,
+            continue_final_message=self.continue_final_message,
+            base_folder=self.base_folder,
+            media_options=self.media_options,
+            **salt,
+            **template,
+        )
+
+
+Prompted = Prompt | str | list[dict[str, Any]]  # what `Prompt.of` takes
+
+
+def _of_tokens(token_ids: Sequence[int], processor: Processor) -> Prepared:
+    check_token_ids(token_ids, processor.max_prompt_tokens, processor.tokenizer.vocab_size)
+    return Prepared(np.array(token_ids, np.int32), (), "")
+
+
+def check_token_ids(token_ids: Sequence[int], max_tokens: int, vocab_size: int) -> None:
+    """Raises InvalidRequest for a prompt that is longer, or has what is no token of the vocabulary."""
+    if len(token_ids) > max_tokens:
+        raise InvalidRequest(f"the prompt has {len(token_ids)} tokens, more than the {max_tokens} that fit")
+    if any(type(token) is not int or not 0 <= token < vocab_size for token in token_ids):
+        raise InvalidRequest(f"the prompt holds token ids beyond the integers from 0 to {vocab_size - 1}")
+
+
+def _has_some(given: object) -> bool:
+    """Of images or videos, which may stand alone: an array has no truth."""
+    return given is not None and not (isinstance(given, (list, tuple)) and not given)
+
+
+def _is_text(part: object) -> bool:
+    return (
+        isinstance(part, (dict, Mapping))
+        and part.get("type", "text") == "text"
+        and not MEDIA_KEYS & part.keys()
+    )
+
+
+def core_requests(
+    request_id: str, prepared: Prepared, options: Options, adapter: Adapter | None = None
+) -> list[Request]:
+    """One request for each of the n answers. They share prompt, media and seed; the sample index
+    makes their noise differ."""
+    seed = options.sampling.seed
+    sampling = msgspec.structs.replace(
+        options.sampling, n=1, seed=secrets.randbits(63) if seed is None else seed
+    )
+    count = options.sampling.n
+    return [
+        Request(
+            request_id=name,
+            prompt_token_ids=np.asarray(prepared.prompt_token_ids, dtype=np.int32),
+            sampling=msgspec.structs.replace(sampling, prompt_logprobs=None) if index else sampling,
+            media=tuple(media.item for media in prepared.media),
+            sample_index=options.sample_index + index,
+            priority=options.priority,
+            cache_salt=options.cache_salt,
+            deadline_ns=int(options.deadline_s * 1e9),
+            grammar=options.grammar,
+            group=f"{request_id}/0" if index else "",
+            envelope=options.envelope,
+            thinking=options.thinking,
+            outputs=np.asarray(options.outputs, dtype=np.int32),
+            adapter=adapter,
+        )
+        for index, name in enumerate(core_ids(request_id, count))
+    ]
+
+
+def core_ids(request_id: str, count: int) -> list[str]:
+    """The ids by which the core knows the answers to one prompt."""
+    return [request_id] if count == 1 else [f"{request_id}/{index}" for index in range(count)]
+
+
+def request_ids() -> Callable[[], str]:
+    """A source of ids that no other process hands out."""
+    prefix, count = secrets.token_hex(4), 0
+
+    def next_id() -> str:
+        nonlocal count
+        count += 1
+        return f"{prefix}-{count}"
+
+    return next_id

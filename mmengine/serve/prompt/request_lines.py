@@ -1,0 +1,96 @@
+"""A line of a request file or an answer file: JSON, and its custom_id where the rest cannot be read."""
+
+import json
+import re
+from typing import Any
+
+import msgspec
+
+from mmengine.errors import InvalidRequest
+from mmengine.serve.prompt.options import MAX_ID_CHARS
+
+MAX_LINE_BYTES = 32 * 2**20  # of a request file; room for a few large images in base64
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_FIRST_FIELD = re.compile(rb'\s*\{\s*"custom_id"\s*:\s*("(?:[^"\\]|\\.)*+")')
+
+
+class Head(msgspec.Struct):
+    """The fields by which an answer finds its request."""
+
+    custom_id: object = None
+    error: object = None
+
+
+def head_of(line: bytes) -> Head:
+    """Whatever of them can be read: JSON may say what is no Unicode text (half of a surrogate pair), and in
+    other text that is no JSON the custom_id is found where it stands first."""
+    try:
+        return msgspec.json.decode(line, type=Head)
+    except _UNREADABLE:
+        pass
+    try:
+        fields = json.loads(line)
+        if isinstance(fields, dict):
+            return Head(fields.get("custom_id"), fields.get("error"))
+    except (ValueError, RecursionError):
+        pass
+    found = _FIRST_FIELD.match(line)
+    try:
+        return Head(json.loads(found[1])) if found is not None else Head()
+    except ValueError:
+        return Head()
+
+
+def custom_id_of(line: bytes | None) -> str | None:
+    """The custom_id of a request line; None where it has none that can be used. Half of a surrogate pair may
+    stand in it: such a line is no request, but its answer says which one it is."""
+    name = head_of(line or b"").custom_id
+    return name if isinstance(name, str) and 1 <= len(name) <= MAX_ID_CHARS else None
+
+
+def fields_of(line: bytes | None) -> dict[str, Any]:
+    """The fields of a request line. Raises InvalidRequest."""
+    if line is None:
+        raise InvalidRequest(f"longer than {MAX_LINE_BYTES // 2**20} MiB; name large media by their path")
+    try:
+        fields = msgspec.json.decode(line)
+    except UnicodeDecodeError:
+        raise InvalidRequest("not valid JSON (it is not UTF-8); write the file in UTF-8") from None
+    except RecursionError:
+        raise InvalidRequest("not valid JSON (arrays and objects are nested too deep)") from None
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(_surrogate(line) or f"not valid JSON ({error})") from None
+    if not isinstance(fields, dict):
+        raise InvalidRequest("a request must be a JSON object")
+    return fields
+
+
+def written(fields: dict[str, object]) -> bytes:
+    """A line with its end, that `head_of` reads again."""
+    try:
+        return msgspec.json.encode(fields) + b"\n"
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can say only as an escape
+        return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
+
+
+def _surrogate(line: bytes) -> str:
+    """What to say of a line that is wrong for half of a surrogate pair alone, else nothing."""
+    try:
+        waiting: list[tuple[str, object]] = [("", json.loads(line))]
+    except (ValueError, RecursionError):
+        return ""
+    while waiting:
+        where, value = waiting.pop()
+        if isinstance(value, str):
+            half = next((each for each in value if "\ud800" <= each <= "\udfff"), None)
+            if half is not None:
+                return (
+                    f"{where or 'the line'} holds an unpaired surrogate (\\u{ord(half):x}), which is no "
+                    "character; write both halves of its pair, or leave it out"
+                )
+        elif isinstance(value, list):
+            waiting += ((f"{where}[{number}]", each) for number, each in enumerate(value))
+        elif isinstance(value, dict):
+            waiting += (("a name of a field", name) for name in value)
+            waiting += ((f"{where}.{name}" if where else name, each) for name, each in value.items())
+    return ""

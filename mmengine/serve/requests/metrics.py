@@ -1,0 +1,170 @@
+"""What an engine counts and measures, for Prometheus: a projection of the core's counters, and times of
+requests as their callers see them.
+
+    print(engine.metrics_text())                             # the text format, for any scraper
+    prometheus_client.REGISTRY.register(engine.metrics)      # or beside a program's own metrics
+"""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from mmengine.core.outputs import Output, Outputs, Stats
+from mmengine.core.state.drafted import DraftCounts
+from mmengine.models.media_cache import MediaCache
+from mmengine.request import Request
+from mmengine.serve.requests.request_times import RequestTimes, Times
+
+REASONS = ("stop", "length", "abort", "error", "rejected")
+COUNTERS = {  # by field of Stats: name, what it counts
+    "steps": ("steps", "Steps that the executor ran."),
+    "num_prompt_tokens": ("prompt_tokens", "Prompt tokens of requests that were taken."),
+    "num_output_tokens": ("output_tokens", "Tokens sampled."),
+    "num_cached_tokens": ("cached_tokens", "Tokens whose KV was found in the prefix cache at an admission."),
+    "num_looked_up_tokens": ("looked_up_tokens", "Tokens that were looked up in the prefix cache."),
+    "num_scheduled_tokens": ("scheduled_tokens", "Tokens that steps computed."),
+    "num_preemptions": ("preemptions", "Running requests that lost their blocks."),
+    "num_encoded_items": ("encoded_items", "Images and videos that were encoded."),
+    "num_fetched_blocks": ("fetched_blocks", "KV blocks that came of a store."),
+    "num_lost_fetches": ("lost_fetches", "Times that a store did not answer in time, or not whole."),
+    "num_leases_taken": ("leases_taken", "Times that sessions gave up KV blocks that others needed."),
+    "num_encoder_hits": ("encoder_hits", "Images and videos found in the encoder cache."),
+    "log_bytes": ("log_bytes", "Bytes written to the event log."),
+}
+GAUGES = {
+    "num_running": ("requests_running", "Requests that hold a row."),
+    "num_waiting": ("requests_waiting", "Requests that wait for one."),
+    "kv_blocks_used": ("kv_blocks_used", "KV blocks that requests hold."),
+    "kv_blocks_total": ("kv_blocks", "KV blocks there are."),
+    "kv_blocks_leased": ("kv_blocks_leased", "KV blocks that sessions keep between their requests."),
+    "sessions_open": ("sessions_open", "Sessions that are open."),
+}
+STALLS = {"num_thrashes": "thrash", "num_no_progress": "no_progress"}
+DRAFTS = {  # by field of DraftCounts
+    "runs": ("draft_runs", "Runs of drafts that rows had in steps, by drafter."),
+    "proposed": ("draft_tokens", "Drafts that were computed, by drafter."),
+    "accepted": ("accepted_draft_tokens", "Drafts that were kept, by drafter."),
+}
+GRAPHS = {"steps": "Steps", "chains": "Chains of drafts", "encodings": "Encodings of media"}
+ELSEWHERE = {"num_finished", "device_ns", "drafts", "overlap"}  # by reason; in seconds; by drafter; by how
+
+
+class Metrics(Collector):
+    """`stats` gives the core's counters; `ready` whether work may be sent; `drafters` by number their names,
+    and how often they failed; `graphs`, by keys of GRAPHS, how many were replayed, and how many were not, by
+    why. Callers on other threads see values of some moment between two steps."""
+
+    def __init__(
+        self,
+        stats: Callable[[], Stats],
+        ready: Callable[[], bool],
+        media: MediaCache | None = None,
+        drafters: Callable[[], list[tuple[str, int]]] = list,
+        graphs: Callable[[], dict[str, dict[str, int]]] = dict,
+    ):
+        self._stats, self.ready, self._media, self._drafters = stats, ready, media, drafters
+        self._graphs = graphs
+        self.preparing: Callable[[], tuple[int, float]] = lambda: (0, 0.0)  # how many, and the oldest's age
+        self.decoders_lost: Callable[[], int] = lambda: 0
+        self._times, self._num_scheduled = RequestTimes(), 0
+        self._ends = dict.fromkeys(REASONS, 0)
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def submitted(self, request: Request, num_choices: int, prepared_s: float) -> None:
+        self._times.submitted(request, num_choices, prepared_s)
+
+    def saw_step(self, outputs: Outputs) -> list[Output]:
+        """What a step gave, once it was counted."""
+        scheduled = self._stats().num_scheduled_tokens
+        news = list(outputs)
+        self._times.saw_step(news, outputs.admitted, scheduled - self._num_scheduled)
+        self._num_scheduled = scheduled
+        for reason in [output.finish_reason for output in news if output.finish_reason is not None]:
+            self._ends[reason] += 1
+        return news
+
+    def release(self, request_id: str) -> None:
+        self._times.release(request_id)
+
+    def tell_times(self, told: Callable[[str, Times], None]) -> None:
+        """Call it with the id of each answer that is over, on the engine's thread."""
+        self._times.told = told
+
+    def text(self) -> str:
+        """Prometheus' text format, version 0.0.4."""
+        return generate_latest(self._registry).decode()
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats()
+        for name, (metric, help_text) in COUNTERS.items():
+            yield CounterMetricFamily(f"mmengine_{metric}", help_text, value=getattr(stats, name))
+        device_s = stats.device_ns / 1e9
+        yield CounterMetricFamily(
+            "mmengine_device_seconds", "Time the device took for steps.", value=device_s
+        )
+        for name, (metric, help_text) in GAUGES.items():
+            yield GaugeMetricFamily(f"mmengine_{metric}", help_text, value=getattr(stats, name))
+        yield from _preparation_metrics(*self.preparing(), self.decoders_lost())
+        ends = CounterMetricFamily(
+            "mmengine_requests_finished", "Requests by how they ended.", labels=["reason"]
+        )
+        for reason, count in self._ends.items():
+            ends.add_metric([reason], count)
+        yield ends
+        stalls = CounterMetricFamily("mmengine_stalls", "Times the engine got nowhere.", labels=["kind"])
+        for name, kind in STALLS.items():
+            stalls.add_metric([kind], getattr(stats, name))
+        yield stalls
+        yield from _draft_metrics(stats, self._drafters())
+        for what, counts in self._graphs().items():
+            help_text = f"{GRAPHS[what]} by whether a CUDA graph was replayed, or why not."
+            yield _by_how(f"graph_{what}", help_text, counts)
+        if stats.overlap:
+            help_text = "Steps by whether they were decided while another one ran (ahead), or why not."
+            yield _by_how("overlap_steps", help_text, stats.overlap)
+        yield from _media_metrics(self._media)
+        yield GaugeMetricFamily("mmengine_ready", "1 when work may be sent here.", value=self.ready())
+        yield from self._times.collect()
+
+
+def _draft_metrics(stats: Stats, drafters: list[tuple[str, int]]) -> Iterator[Metric]:
+    for name, (metric, help_text) in DRAFTS.items():
+        counter = CounterMetricFamily(f"mmengine_{metric}", help_text, labels=["drafter"])
+        for number, (drafter, _) in enumerate(drafters):
+            counter.add_metric([drafter], getattr(stats.drafts.get(number, DraftCounts()), name))
+        yield counter
+    failures = CounterMetricFamily(
+        "mmengine_drafter_failures", "Times a drafter raised or gave what are no drafts.", labels=["drafter"]
+    )
+    for drafter, count in drafters:
+        failures.add_metric([drafter], count)
+    yield failures
+
+
+def _preparation_metrics(count: int, oldest_s: float, num_lost: int) -> Iterator[Metric]:
+    help_text = "Requests whose prompts are prepared, or wait for that."
+    yield GaugeMetricFamily("mmengine_requests_preparing", help_text, value=count)
+    help_text = "Time since the submit of the oldest of them."
+    yield GaugeMetricFamily("mmengine_oldest_preparation_seconds", help_text, value=oldest_s)
+    help_text = "Decoder processes that an image or a video ended, or that were ended with it."
+    yield CounterMetricFamily("mmengine_decoders_lost", help_text, value=num_lost)
+
+
+def _by_how(name: str, help_text: str, counts: dict[str, int]) -> Metric:
+    counter = CounterMetricFamily(f"mmengine_{name}", help_text, labels=["how"])
+    for how, count in counts.items():
+        counter.add_metric([how], count)
+    return counter
+
+
+def _media_metrics(cache: MediaCache | None) -> Iterator[Metric]:
+    cache = cache or MediaCache()  # of a model without one
+    hits = "Images and videos found prepared, by content."
+    yield CounterMetricFamily("mmengine_media_cache_hits", hits, value=cache.hits)
+    misses = "Images and videos that were decoded and resized."
+    yield CounterMetricFamily("mmengine_media_cache_misses", misses, value=cache.misses)
+    held = "Bytes of prepared images and videos kept."
+    yield GaugeMetricFamily("mmengine_media_cache_bytes", held, value=cache.num_bytes)

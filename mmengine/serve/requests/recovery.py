@@ -1,0 +1,103 @@
+"""Going on where another process ended: pixels are handed out again, grammars compiled again, answers that
+nobody received kept."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mmengine.config import EngineConfig
+from mmengine.core.resume import ResumeState
+from mmengine.core.unreceived import ResumedAnswer
+from mmengine.errors import InvalidMedia, MMEngineError
+from mmengine.models.plugin import MediaInput
+from mmengine.request import MediaItem
+from mmengine.serve.requests.adapters import Adapters, KnownAdapter
+from mmengine.serve.requests.grammar_memory import GrammarMemory
+from mmengine.serve.requests.media_store import MediaStore
+from mmengine.serve.requests.operator_log import operator_log
+from mmengine.serve.requests.session_media import holder_of
+
+if TYPE_CHECKING:  # mmengine.build brings torch
+    from mmengine.build import Built
+
+MEDIA_FOLDER = "media"
+_NOT_KEPT = "images and videos were not kept beside the log, and its own are lost with the process that ended"
+
+
+def open_store(log: str | Path, config: EngineConfig, resumed: ResumeState | None) -> MediaStore | None:
+    """The media store beside a log, with what `resumed` needs of it; None where settings want none."""
+    if not config.media_store_bytes:
+        return None
+    store = MediaStore(Path(log) / MEDIA_FOLDER, config.media_store_bytes)
+    if resumed is not None:
+        for name, req_state in resumed.state.requests.items():
+            store.hold_stored(name, req_state.request.media)
+        for name, session in resumed.state.sessions.all.items():
+            store.hold_stored(holder_of(name), session.media)
+    store.sweep()
+    return store
+
+
+def recover(
+    built: "Built",
+    resumed: ResumeState,
+    store: MediaStore | None,
+    memory: GrammarMemory,
+    adapters: Adapters,
+    coming: Iterable[KnownAdapter],
+    cause: str,
+) -> dict[str, ResumedAnswer]:
+    """Let the core go on. A request whose media, grammar or adapter cannot be had again ends with an error.
+    `coming`: adapters that are loaded next. `cause`: see Resume. Gives the answers that were on their way,
+    or not received, by core id."""
+    loaded: dict[bytes, MediaInput] = {}
+    lost = []
+    for name, req_state in resumed.state.requests.items():
+        items = req_state.request.media
+        try:
+            media = [_load(item, store, built, loaded) for item in items]
+        except InvalidMedia as error:
+            media = []
+            lost.append((name, str(error)))
+        built.executor.attach(name, media)
+    lost += _compile_again(built, resumed, memory)
+    lost += adapters.take_up(resumed, coming)
+    built.core.recover(resumed.recovered(tuple(lost)), cause)
+    running = len(resumed.state.requests)
+    operator_log.info(
+        "log continued", steps_lost=len(resumed.steps), requests=running, requests_lost=len(lost)
+    )
+    return resumed.answers
+
+
+def _compile_again(built: "Built", resumed: ResumeState, memory: GrammarMemory) -> list[tuple[str, str]]:
+    """Grammars are not in a log, and for the core a grammar that was ready still is: wait for such grammars.
+    Gives the requests whose grammar cannot be had, and why. A request that waits for its grammar hears of it
+    in a step."""
+    lost, ready = [], []
+    for name, req_state in resumed.state.requests.items():
+        if req_state.request.grammar is None or name in resumed.state.grammar_failed:
+            continue
+        try:
+            grammar = memory.hold(name, req_state.request.grammar, was_accepted=True)
+            request = req_state.request
+            built.grammars.hold(
+                name, grammar, request.budget(built.config.max_model_len), request.stop_reserve
+            )
+        except MMEngineError as refusal:
+            lost.append((name, str(refusal)))
+            continue
+        if not req_state.waits_for_grammar:
+            ready.append(name)
+    return lost + [(name, error) for name in ready if (error := built.grammars.error_of(name))]
+
+
+def _load(
+    item: MediaItem, store: MediaStore | None, built: "Built", loaded: dict[bytes, MediaInput]
+) -> MediaInput:
+    if store is None:
+        raise InvalidMedia(_NOT_KEPT)
+    if item.mm_hash not in loaded:
+        loaded[item.mm_hash] = store.load(item, built.processor)
+    return replace(loaded[item.mm_hash], item=item)  # equal pixels may stand elsewhere in a prompt

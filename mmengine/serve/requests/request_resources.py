@@ -1,0 +1,77 @@
+"""The holders of requests: each keeps something of a request from its submission to its end."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from mmengine.errors import InvalidRequest
+from mmengine.models.plugin import MediaInput
+from mmengine.request import Request
+from mmengine.serve.prompt.media_memory import MediaMemory
+from mmengine.serve.requests.grammar_memory import GrammarMemory
+from mmengine.serve.requests.media_store import MediaStore
+from mmengine.serve.requests.metrics import Metrics
+
+if TYPE_CHECKING:  # mmengine.build brings torch
+    from mmengine.build import Built
+
+
+class RequestHolder(Protocol):
+    """Keeps something of requests, by the ids that the core knows them by."""
+
+    def release(self, request_id: str, /) -> None:
+        """The request is over. An unknown one is no error."""
+
+
+class Holders:
+    """All holders of an engine. A new one is added to `_all`, and hears of every request that ends: one that
+    was answered, cancelled, refused, or that failed. Not thread-safe."""
+
+    def __init__(
+        self,
+        built: "Built",
+        media_memory: MediaMemory,
+        grammar_memory: GrammarMemory,
+        metrics: Metrics,
+        store: MediaStore | None,
+    ):
+        self._executor, self._grammars, self._store = built.executor, built.grammars, store
+        self._media_memory, self._grammar_memory = media_memory, grammar_memory
+        self._max_model_len = built.config.max_model_len
+        self._ids = set(built.resumed.state.requests if built.resumed is not None else ())
+        self._all: list[RequestHolder] = [self._executor, self._grammars]
+        self._all += [grammar_memory, media_memory, metrics]
+        self._all += [store] if store is not None else []
+
+    def add(self, holder: RequestHolder) -> None:
+        self._all.append(holder)
+
+    def hold(
+        self, request: Request, media: Sequence[MediaInput], new: Sequence[MediaInput] | None = None
+    ) -> None:
+        """Keep the pixels of a request where the device finds them, and where the next process would; and
+        have its grammar compiled. Raises InvalidRequest for an id that is in use, QueueFull and others where
+        one of the holders takes no more; nothing is held then. `new`: of a session's request the media that
+        it brings; the session has the others."""
+        request_id = request.request_id
+        if request_id in self._ids:
+            raise InvalidRequest(f"the request id {request_id!r} is in use; choose another")
+        self._ids.add(request_id)
+        try:
+            self._executor.attach(request_id, media)
+            self._media_memory.hold(request_id, media if new is None else new)
+            if self._store is not None and new is None:
+                self._store.hold(request_id, media)
+            if request.grammar is not None:
+                grammar = self._grammar_memory.hold(request_id, request.grammar)
+                self._grammars.hold(
+                    request_id, grammar, request.budget(self._max_model_len), request.stop_reserve
+                )
+        except BaseException:
+            self.release(request_id)
+            raise
+
+    def release(self, request_id: str) -> None:
+        """The request is over."""
+        self._ids.discard(request_id)
+        for holder in self._all:
+            holder.release(request_id)

@@ -1,0 +1,274 @@
+"""Requests on their way: from what the core says of them to what callers get."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from mmengine.core.engine import EngineCore
+from mmengine.core.executor import PromptLogprobs
+from mmengine.core.outputs import Output
+from mmengine.core.state.request_state import NO_ROW
+from mmengine.core.unreceived import ResumedAnswer
+from mmengine.events.vocabulary import Queued
+from mmengine.models.plugin import Prepared, Tokenizer
+from mmengine.request import Request
+from mmengine.serve.prompt.prompt import core_ids
+from mmengine.serve.requests.operator_log import operator_log
+from mmengine.serve.text.detokenizer import Stops, TextStream
+from mmengine.serve.text.output_text import with_texts
+from mmengine.serve.text.request_output import Choice, Completion, Logprobs, RequestOutput, detail_of
+from mmengine.structured_output.json_schema.vocabulary.notes import Note
+
+
+@dataclass(slots=True)
+class _Answer:
+    """A choice on its way."""
+
+    index: int
+    stream: TextStream | None
+    stops: Stops
+    has_form: bool
+    after: tuple[int, ...]
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: Logprobs | None = None
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A request with choices on their way."""
+
+    request_id: str
+    prepared: Prepared
+    waiting_for: int
+    notes: tuple[Note, ...] = ()
+    choices: dict[int, Choice] = field(default_factory=dict)
+    num_cached_tokens: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
+    prompt_scores: PromptLogprobs | None = None
+
+
+class InProgress:
+    """`resumed`: answers of the process before that nobody took up yet, by core id. `texts` False: all texts
+    are empty; who reads the news makes them."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        tokenizer: Tokenizer,
+        resumed: dict[str, ResumedAnswer],
+        texts: bool = True,
+    ):
+        self._core, self._tokenizer, self._texts = core, tokenizer, texts
+        self.resumed = resumed
+        self._pending: dict[str, _Pending] = {}
+        self._answers: dict[str, tuple[_Pending, _Answer]] = {}
+        self._undelivered: dict[str, list[str]] = {}  # core ids of ended answers, by request id
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._pending
+
+    @property
+    def any_streams(self) -> bool:
+        """Whether somebody wants text before an answer is whole."""
+        return any(answer.stream is not None for _, answer in self._answers.values())
+
+    def core_ids(self, request_id: str) -> Iterator[str]:
+        """Core ids of a request's choices that are on their way."""
+        for core_id, (pending, _) in list(self._answers.items()):
+            if pending.request_id == request_id:
+                yield core_id
+
+    def prepared(self, request_id: str) -> Prepared:
+        """The prompt of a request that is on its way."""
+        return self._pending[request_id].prepared
+
+    def prompt_tokens(self, request_id: str) -> tuple[int, int]:
+        """Of the prompt of a request, once for each choice that is on its way: how many tokens are computed,
+        and how many there are."""
+        state, computed, whole = self._core.view, 0, 0
+        for req_state in map(state.requests.get, self.core_ids(request_id)):
+            if req_state is not None:
+                whole += req_state.num_prompt
+            if req_state is not None and req_state.row != NO_ROW:
+                there = state.num_computed[req_state.row] - state.scheduled[req_state.row]
+                computed += min(int(there), req_state.num_prompt)
+        return computed, whole
+
+    def encoded_percent(self, request_id: str) -> int | None:
+        """Of the request's image or video that is encoded in pieces now; None where none is."""
+        state = self._core.view
+        part = state.part
+        if part is None or part.request_id not in self.core_ids(request_id):
+            return None
+        return 100 * part.until // state.requests[part.request_id].media_work[part.item]
+
+    def begin(
+        self,
+        request_id: str,
+        prepared: Prepared,
+        requests: list[Request],
+        stream: bool,
+        notes: tuple[Note, ...] = (),
+    ) -> None:
+        """The core took these requests, one for each choice. `notes`: on their form."""
+        pending = _Pending(request_id, prepared, len(requests), notes)
+        self._pending[request_id] = pending
+        for request in requests:
+            answer = self._new_answer(request, stream)
+            answer.token_ids = request.outputs.tolist()
+            if answer.stream is not None:
+                answer.stream.push(answer.token_ids)
+            self._answers[request.request_id] = pending, answer
+
+    def _new_answer(self, request: Request | Queued, stream: bool) -> _Answer:
+        stops = Stops.of(request.sampling, request.grammar)
+        text = stops.stream(self._tokenizer) if stream and self._texts else None
+        return _Answer(request.sample_index, text, stops, request.grammar is not None, stops.after)
+
+    def take(self, output: Output) -> RequestOutput | None:
+        """News for a caller; None where nobody asked."""
+        if output.request_id not in self._answers:
+            self._take_unclaimed(output)
+            return None
+        pending, answer = self._answers[output.request_id]
+        answer.token_ids.extend(output.token_ids)
+        if output.logprobs is not None:
+            answer.logprobs = (answer.logprobs or []) + list(output.logprobs)
+        pending.num_cached_tokens = max(pending.num_cached_tokens, output.num_cached_tokens)
+        pending.prompt_scores = output.prompt_logprobs or pending.prompt_scores
+        pending.num_drafts += output.num_drafts
+        pending.num_accepted += output.num_accepted
+        text = answer.stream.push(output.token_ids) if answer.stream is not None else ""
+        if output.finish_reason is None:
+            return RequestOutput(
+                pending.request_id,
+                answer.index,
+                text,
+                output.token_ids,
+                after=answer.after,
+                logprobs=output.logprobs,
+                prompt_scores=output.prompt_logprobs,
+            )
+        if answer.stream is not None:
+            text += answer.stream.finish()
+        completion = self._finish(output, output.finish_reason, pending, answer)
+        news = pending.request_id, answer.index, text, output.token_ids, output.finish_reason, completion
+        return RequestOutput(*news, answer.after, output.logprobs, output.detail, output.prompt_logprobs)
+
+    def _take_unclaimed(self, output: Output) -> None:
+        """News of a request of the process before that nobody took up yet, or of a request that was taken
+        back."""
+        if output.request_id in self.resumed:
+            self.resumed[output.request_id].add(output)
+        elif output.finish_reason is not None:
+            self._core.delivered(output.request_id)
+
+    def _finish(self, output: Output, reason: str, pending: _Pending, answer: _Answer) -> Completion | None:
+        if reason in ("error", "rejected"):
+            operator_log.warning("request failed", request_id=output.request_id, reason=output.detail)
+        self._undelivered.setdefault(pending.request_id, []).append(output.request_id)
+        del self._answers[output.request_id]
+        detail = detail_of(reason, output.detail, has_form=answer.has_form)
+        choice = Choice(answer.index, "", answer.token_ids, reason, detail, answer.logprobs, answer.after)
+        if self._texts:
+            choice = with_texts(choice, self._tokenizer, answer.stops)
+        pending.choices[answer.index] = choice
+        if len(pending.choices) < pending.waiting_for:
+            return None
+        del self._pending[pending.request_id]
+        return Completion(
+            pending.request_id,
+            pending.prepared.prompt_token_ids,
+            [pending.choices[index] for index in sorted(pending.choices)],
+            pending.num_cached_tokens,
+            pending.num_drafts,
+            pending.num_accepted,
+            pending.notes,
+            pending.prompt_scores,
+        )
+
+    def delivered(self, request_id: str) -> None:
+        """The answer is where it will not be lost; the next step writes that down. Until then another
+        process that takes the log up has it again."""
+        for core_id in self._undelivered.pop(request_id, ()):
+            self._core.delivered(core_id)
+
+    def all_delivered(self) -> None:
+        for request_id in list(self._undelivered):
+            self.delivered(request_id)
+
+    # Requests of the process before
+
+    def can_take_up(self, request_id: str, num_choices: int = 1) -> bool:
+        """Whether the process before had this request, with so many answers, and did not give it up."""
+        names = core_ids(request_id, num_choices) if self.resumed else [""]
+        found = [self.resumed.get(name) for name in names]
+        return all(one is not None and not one.was_given_up for one in found)
+
+    def take_up_whole(self, request_id: str, num_choices: int = 1) -> list[RequestOutput]:
+        """The same, and its news from the first token on, an item for each choice that has some; where the
+        answer is whole, the last has it. Raises KeyError as `take_up` does."""
+        found = [self.resumed[name] for name in core_ids(request_id, num_choices)]
+        completion = self.take_up(request_id, num_choices)
+        news = [
+            RequestOutput(
+                request_id,
+                one.queued.sample_index,
+                "",
+                list(one.token_ids),
+                one.reason or None,
+                after=Stops.of(one.queued.sampling, one.queued.grammar).after,
+                logprobs=one.logprobs,
+                detail=one.detail,
+                prompt_scores=one.prompt_logprobs,
+            )
+            for one in found
+            if one.token_ids or one.reason
+        ]
+        if completion is not None:
+            news[-1] = msgspec.structs.replace(news[-1], completion=completion)
+        return news
+
+    def take_up(self, request_id: str, num_choices: int = 1, *, stream: bool = False) -> Completion | None:
+        """Go on with a request of the process before. Gives its answer when it ended there; else the
+        answer comes out of the engine's `step`, with `stream` the text that is new from here on. Raises
+        KeyError for a request that `can_take_up` denies."""
+        names = core_ids(request_id, num_choices)
+        found = [self.resumed.pop(name) for name in names]
+        first, completion = found[0].queued, None
+        prepared = Prepared(np.frombuffer(first.prompt, np.int32), (), "")
+        pending = self._pending[request_id] = _Pending(request_id, prepared, num_choices)
+        for name, one in zip(names, found, strict=True):
+            answer = self._new_answer(one.queued, stream)
+            answer.token_ids, answer.logprobs = one.token_ids, one.logprobs
+            pending.prompt_scores = one.prompt_logprobs or pending.prompt_scores
+            if answer.stream is not None:
+                answer.stream.push(one.token_ids)
+            self._answers[name] = pending, answer
+            if one.reason:
+                ended = Output(name, [], one.reason, one.detail, one.num_cached_tokens)
+                pending.num_cached_tokens = max(pending.num_cached_tokens, one.num_cached_tokens)
+                completion = self._finish(ended, one.reason, pending, answer)
+        return completion
+
+    def run_on(self, core_id: str) -> None:
+        """Nobody takes up this request of the process before, if it had it, and it goes on to its end."""
+        one = self.resumed.pop(core_id, None)
+        if one is not None and one.reason:
+            self._core.delivered(core_id)
+
+    def drop_resumed(self, request_id: str, num_choices: int = 1) -> None:
+        """Nobody needs the answers of a request of the process before any more, if it had it."""
+        for name in core_ids(request_id, num_choices):
+            if (one := self.resumed.pop(name, None)) is None:
+                continue
+            if one.reason:
+                self._core.delivered(name)
+            else:
+                self._core.cancel(name, "its answer was delivered before")

@@ -1,0 +1,300 @@
+"""Sessions of an engine, on its own thread: what is asked of them, and what is known of them."""
+
+import math
+import secrets
+import time
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from mmengine.core.decide.admission import num_found
+from mmengine.core.engine import EngineCore
+from mmengine.core.state.sessions import SessionState
+from mmengine.encoder_cache.cache import encoder_key
+from mmengine.errors import InvalidRequest, shown
+from mmengine.events.vocabulary import SessionOpened
+from mmengine.models.plugin import MediaInput, Opens, Prepared, Processor, TurnProcessor
+from mmengine.request import Adapter, MediaItem, Request, num_before
+from mmengine.serve.prompt.options import Options
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.prompt.session_turns import Chain, SessionPlace, chain_of, in_film, opens_of, parts_of
+from mmengine.serve.requests.adapters import Adapters
+from mmengine.serve.requests.media_store import MediaStore
+from mmengine.serve.requests.running_requests import InProgress
+from mmengine.serve.requests.session_media import Load, SessionMedia
+
+IDLE_S = 600.0  # without a request, after which a session is closed where nobody says otherwise
+MAX_IDLE_S = 10**7
+SHORTEST_LENGTH = 16  # tokens
+
+
+class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a session is written, kept with it in the log. `length`: tokens that it may have; `keep`: those
+    that a new chain begins with at most, once it would be longer; 0: as the engine has it, and half of that.
+    `adapter`: the name of the one that computes all of it; "": none. `envelope`: of whoever opened it."""
+
+    system: str = ""
+    length: int = 0
+    keep: int = 0
+    cache_salt: str = ""
+    template_options: dict[str, object] = {}
+    adapter: str = ""
+    envelope: bytes = b""
+
+
+class SessionFacts(NamedTuple):
+    """What is known of a session between two requests. `num_requests`: those that became part of it. `live`:
+    the one that is on its way, or "". `answer`: token ids of the last request's answer."""
+
+    session_id: str
+    settings: SessionSettings
+    opens: Opens
+    num_requests: int
+    num_tokens: int
+    num_media: int
+    num_leased_tokens: int
+    live: str
+    answer: list[int]
+    in_film: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPrompt(Prompt):
+    """A piece of a session as a prompt: `messages` is one message with what is appended."""
+
+    system: str = ""
+    opens: Opens = ""
+    closes: bool = False
+    in_film: bool = False
+    is_film: bool = False
+
+    def prepare(self, processor: Processor, cache_salt: str = "") -> Prepared:
+        """Raises InvalidRequest, InvalidMedia."""
+        if not isinstance(processor, TurnProcessor):
+            raise InvalidRequest("this model's processor writes no conversation piece by piece")
+        assert self.messages is not None
+        return processor.prepare_turn(
+            self.messages[0]["content"],
+            system=self.system,
+            opens=self.opens,
+            closes=self.closes,
+            in_film=self.in_film,
+            is_film=self.is_film,
+            base_folder=self.base_folder,
+            media_options=self.media_options,
+            cache_salt=cache_salt,
+            template_options=self.template_options,
+        )
+
+
+class Sessions:
+    """`media`: what is kept of their images. `adapters`: what their names stand for. Not thread-safe."""
+
+    def __init__(self, core: EngineCore, media: SessionMedia, processor: Processor, adapters: Adapters):
+        self._core, self._media, self._config = core, media, core.config
+        self._processor, self._adapters = processor, adapters
+        self._settings: dict[str, SessionSettings] = {}
+        self._known = set(core.state.sessions.all)  # those of the process before have media too
+
+    def open(self, session_id: str, settings: SessionSettings, idle_s: float) -> str:
+        """Gives its id, which is drawn where none is given. Raises InvalidRequest, QueueFull."""
+        settings = self._checked(settings, idle_s)
+        self._adapters.named(settings.adapter)
+        session_id = session_id or f"session-{secrets.token_hex(8)}"
+        if not session_id.isprintable():
+            raise InvalidRequest("a session id consists of printable characters")
+        envelope = msgspec.msgpack.encode(settings)
+        opened = SessionOpened(session_id, settings.cache_salt, math.ceil(idle_s * 1e9), envelope)
+        self._core.sessions.open(opened)
+        self._settings[session_id] = settings
+        self._known.add(session_id)
+        return session_id
+
+    def _checked(self, settings: SessionSettings, idle_s: float) -> SessionSettings:
+        if type(idle_s) not in (int, float) or not 0 <= idle_s <= MAX_IDLE_S:
+            raise InvalidRequest(f"idle_s must lie in 0 (never) to {MAX_IDLE_S} seconds, not {shown(idle_s)}")
+        most = self._config.max_model_len
+        length = settings.length or most
+        keep = settings.keep or length // 2
+        if not SHORTEST_LENGTH <= length <= most or not 0 < keep <= length:
+            raise InvalidRequest(
+                f"a session has a length of {SHORTEST_LENGTH} to {most} tokens (max_model_len) and keeps at "
+                f"most as many, not {shown(settings.length)} and {shown(settings.keep)}"
+            )
+        return msgspec.structs.replace(settings, length=length, keep=keep)
+
+    def begin_turn(self, session_id: str) -> None:
+        """A request of it is on its way to the engine: until `end_turn` it is not idle. An unknown session is
+        no error."""
+        self._core.sessions.hold(session_id)
+
+    def end_turn(self, session_id: str) -> None:
+        """It is over, or a frame came that waits for others: who asks nothing is idle from here on."""
+        self._core.sessions.let_go(session_id)
+
+    def go_on_from(self, stuck: "Sessions") -> None:
+        """The turns of an engine that hung are not over."""
+        self._core.sessions.hold_like(stuck._core.sessions)
+
+    def close(self, session_id: str) -> None:
+        """Also with a request of it that is on its way. Raises InvalidRequest for one that is not open."""
+        self._core.sessions.close(session_id, "closed")
+
+    @property
+    def idle_s(self) -> float | None:
+        """Seconds until nobody has asked one of them for too long; None: there is none that waits for
+        that."""
+        next_ns = self._core.inbox.next_idle_ns
+        return None if next_ns is None else max(0.0, (next_ns - time.monotonic_ns()) / 1e9)
+
+    def tidy(self) -> None:
+        """Let go of what sessions had that are closed."""
+        found, waits = self._core.view.sessions.all, self._core.inbox.opening
+        for session_id in [name for name in self._known if name not in found and name not in waits]:
+            self._known.discard(session_id)
+            self._settings.pop(session_id, None)
+            self._media.drop(session_id)
+
+    def names(self) -> list[str]:
+        """Of those that are open, in the order in which they were opened."""
+        inbox = self._core.inbox
+        known = (*self._core.state.sessions.all, *inbox.opening)
+        return [name for name in known if name not in inbox.closing]
+
+    def settings(self, session_id: str) -> SessionSettings:
+        """Raises InvalidRequest for one that is not open."""
+        session = self._core.sessions.found(session_id)
+        if session_id not in self._settings:  # another process opened it
+            self._settings[session_id] = msgspec.msgpack.decode(session.envelope, type=SessionSettings)
+        return self._settings[session_id]
+
+    def adapter(self, session_id: str) -> Adapter | None:
+        """With which its next request is computed: what the name stands for now. Raises InvalidRequest where
+        that is nothing, and for a session that is not open."""
+        return self._adapters.named(self.settings(session_id).adapter)
+
+    def facts(self, session_id: str) -> SessionFacts:
+        """Raises InvalidRequest for one that is not open."""
+        settings, session = self.settings(session_id), self._core.sessions.found(session_id)
+        num_outputs = session.chunks[-1].num_outputs if session.chunks else 0
+        return SessionFacts(
+            session_id,
+            settings,
+            opens_of(session),
+            session.num_grown,
+            len(session.tokens),
+            len(session.media),
+            len(session.leased) * self._config.block_size,
+            session.live,
+            session.tokens[len(session.tokens) - num_outputs :].tolist(),
+            in_film(session),
+        )
+
+    def question(self, session_id: str) -> np.ndarray:
+        """What its last request brought, without the answer: int32 [n]. Raises InvalidRequest for one that is
+        not open."""
+        session = self._core.sessions.found(session_id)
+        if not session.chunks:
+            return session.tokens
+        last = session.chunks[-1]
+        return session.tokens[last.start : len(session.tokens) - last.num_outputs]
+
+    def turn(
+        self,
+        facts: SessionFacts,
+        content: object,
+        *,
+        closes: bool,
+        is_anchor: bool,
+        is_film: bool = False,
+        media_options: Mapping[str, object] | None = None,
+    ) -> tuple[TurnPrompt, SessionPlace]:
+        """What is appended next, as a prompt and its place. Raises InvalidRequest."""
+        settings = facts.settings
+        prompt = TurnPrompt(
+            messages=[{"role": "user", "content": parts_of(content)}],
+            system=settings.system,
+            opens=facts.opens,
+            closes=closes,
+            in_film=facts.in_film,
+            is_film=is_film,
+            media_options=dict(media_options) if media_options else None,
+            template_options=settings.template_options or None,
+        )
+        film = is_film + (is_film and facts.in_film)
+        limits = settings.length, settings.keep
+        place = SessionPlace(facts.session_id, facts.opens, is_anchor, *limits, film, facts.in_film)
+        return prompt, place
+
+    def chain(self, prepared: Prepared, place: SessionPlace, num_answer: int) -> Chain:
+        """The whole prompt of a request. Raises InvalidRequest."""
+        options = self.settings(place.session_id).template_options
+        found = self._found(place)
+
+        def film_begins() -> list[int]:
+            processor = self._processor
+            return processor.around_film(options)[0] if isinstance(processor, TurnProcessor) else []
+
+        return chain_of(found, prepared, place, max(1, num_answer), film_begins)
+
+    def to_load(self, prepared: Prepared, place: SessionPlace, options: Options) -> list[Load]:
+        """What makes the pixels of older media again that a request would have encoded once more, in the
+        order in which it would: of all behind what is computed, unless their features are all kept. Raises
+        as `chain` does."""
+        sampling = options.of_prompt(len(prepared.prompt_token_ids)).sampling
+        chain, session = self.chain(prepared, place, sampling.max_tokens), self._found(place)
+        new = {one.item.mm_hash for one in prepared.media}
+        salt, adapter = session.cache_salt, self.adapter(place.session_id)
+        request = Request("", chain.tokens, sampling, chain.media, cache_salt=salt, adapter=adapter)
+
+        def behind(found: int) -> dict[bytes, MediaItem]:
+            first = num_before(chain.media, found)
+            older = [item for item in chain.media[first:] if item.mm_hash not in new]
+            visual = request.visual_adapter
+            keys = (encoder_key(item.mm_hash, salt, visual) for item in older)
+            is_kept = all(map(self._core.view.encoder.has, keys))
+            return {} if is_kept else {item.mm_hash: item for item in older}
+
+        leased = min(chain.num_kept, len(session.leased) * self._config.block_size)
+        can_begin = not self._config.num_state_slots and sampling.prompt_logprobs is None
+        if can_begin and not behind(leased):  # as most do: nothing has to be looked up
+            return []
+        items = behind(num_found(self._core.view, request))
+        return self._media.loads(place.session_id, items.values())
+
+    def hold(self, prepared: Prepared, place: SessionPlace, chain: Chain) -> Sequence[MediaInput]:
+        """Keep the media of a chain, and give their pixels. Raises InvalidMedia, QueueFull."""
+        self._media.take(self._found(place), chain.media, prepared.media)
+        return self._media.inputs(place.session_id, chain.media, (*prepared.media, *place.loaded))
+
+    def _found(self, place: SessionPlace) -> SessionState:
+        session = self._core.sessions.found(place.session_id)
+        if opens_of(session) != place.opens or in_film(session) != place.was_in_film:
+            raise InvalidRequest("the session went on meanwhile; append it again")
+        return session
+
+
+def sessions_of(
+    core: EngineCore,
+    store: MediaStore | None,
+    processor: Processor,
+    adapters: Adapters,
+    requests: InProgress,
+    awaited: Set[str] = frozenset(),
+) -> Sessions:
+    """Those of an engine. What the process before accepted for sessions goes on, and nobody takes it up but
+    those that are `awaited`: its answer is the session's."""
+    for session_id, session in core.state.sessions.all.items():
+        for number in range(session.num_grown + 1):
+            if (name := request_id_of(session_id, number)) not in awaited:
+                requests.run_on(name)
+    media = SessionMedia(store, processor, core.config.session_media_bytes)
+    return Sessions(core, media, processor, adapters)
+
+
+def request_id_of(session_id: str, number: int) -> str:
+    """Of the request that is the session's next when so many became part of it."""
+    return f"{session_id}.{number}"

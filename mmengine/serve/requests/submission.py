@@ -1,0 +1,160 @@
+"""Prompts that were prepared become requests of the core."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from mmengine.errors import InvalidRequest
+from mmengine.models.plugin import MediaInput, Prepared
+from mmengine.request import Request
+from mmengine.serve.prompt.options import Options
+from mmengine.serve.prompt.prompt import core_requests, request_ids
+from mmengine.serve.prompt.session_turns import SessionPlace
+from mmengine.serve.requests.adapters import Adapters
+from mmengine.serve.requests.grammar_memory import GrammarMemory
+from mmengine.serve.requests.large_media import LOWERED_BY, LargeMedia, large_media
+from mmengine.serve.requests.metrics import Metrics
+from mmengine.serve.requests.operator_log import operator_log
+from mmengine.serve.requests.request_resources import Holders
+from mmengine.serve.requests.running_requests import InProgress
+from mmengine.serve.requests.sessions import Sessions
+from mmengine.serve.text.reasoning import Reasoning
+from mmengine.structured_output.json_schema.vocabulary.notes import Note
+
+if TYPE_CHECKING:  # mmengine.build brings torch
+    from mmengine.build import Built
+
+MAX_NOTED = 1_000  # notes on forms that are remembered; more are logged again
+MAX_LOGGED_NOTES = 10  # of one form, in the operators' log
+OTHER_ADAPTER = "a session has the adapter that it was opened with, or none; leave it out, or open another"
+
+
+class Intake:
+    """Tells the holders, the core, the metrics and those `in_progress` of each new request."""
+
+    def __init__(
+        self,
+        built: "Built",
+        holders: Holders,
+        in_progress: InProgress,
+        metrics: Metrics,
+        reasoning: Reasoning,
+        grammar_memory: GrammarMemory,
+        sessions: Sessions,
+        adapters: Adapters,
+    ):
+        self._core, self._vocab_size = built.core, built.spec.vocab_size
+        self._grammar_backend = built.grammars.backend
+        self._holders, self._in_progress, self._metrics = holders, in_progress, metrics
+        self._reasoning, self._grammar_memory = reasoning, grammar_memory
+        self._sessions, self._adapters = sessions, adapters
+        self._new_id = request_ids()
+        self._noted: set[tuple[Note, ...]] = set()
+        self.on_large_media: Callable[[LargeMedia], None] = lambda large: None
+
+    def submit(self, prepared: Prepared, options: Options, *, stream: bool) -> str:
+        """Queue a prompt and return its request id. Raises InvalidRequest, QueueFull; nothing is queued
+        then."""
+        options.check()
+        options.sampling.check_vocabulary(self._vocab_size)
+        self._check_outputs(options.outputs)
+        request_id = options.request_id or self._new_id()
+        if request_id in self._in_progress:
+            raise InvalidRequest(f"a request with the id {request_id!r} is running; ids must differ")
+        options = options.of_prompt(len(prepared.prompt_token_ids))
+        options = self._reasoning.settle(options, prepared.prompt_token_ids)
+        options = self._reasoning.bounded(options, prepared.prompt_token_ids)
+        if options.grammar is not None:
+            grammar = self._grammar_memory.shared(options.grammar)
+            notes = options.notes + self._grammar_backend.notes(grammar)
+            options = replace(options, grammar=grammar, notes=notes)
+        if options.place is not None:
+            prepared, requests = self._submit_to_session(request_id, prepared, options, options.place)
+        else:
+            adapter = self._adapters.named(options.adapter)
+            requests = core_requests(request_id, prepared, options, adapter)
+            self._submit_all(requests, prepared, options.prepared_s)
+        self._in_progress.begin(request_id, prepared, requests, stream, options.notes)
+        self._tell_of_large(request_id, requests[0])
+        if options.notes and options.notes not in self._noted:
+            self._log_notes(request_id, options.notes)
+        return request_id
+
+    def _submit_to_session(
+        self, request_id: str, prepared: Prepared, options: Options, place: SessionPlace
+    ) -> tuple[Prepared, list[Request]]:
+        """Behind what the session has; gives the whole prompt."""
+        adapter = self._sessions.adapter(place.session_id)
+        if options.adapter and (adapter is None or options.adapter != adapter.name):
+            raise InvalidRequest(OTHER_ADAPTER)
+        chain = self._sessions.chain(prepared, place, options.sampling.max_tokens)
+        whole = replace(prepared, prompt_token_ids=chain.tokens, media=())
+        (request,) = core_requests(request_id, whole, options, adapter)
+        request = replace(request, media=chain.media)
+        inputs = self._sessions.hold(prepared, place, chain)
+        self._holders.hold(request, inputs, (*prepared.media, *place.loaded))
+        self._hold_adapter(request)
+        try:
+            self._core.sessions.append(
+                place.session_id,
+                request,
+                num_kept=chain.num_kept,
+                num_opening=chain.num_opening,
+                is_anchor=place.is_anchor,
+                film=chain.film,
+            )
+        except Exception:
+            self._holders.release(request_id)
+            raise
+        self._metrics.submitted(request, 1, options.prepared_s)
+        return whole, [request]
+
+    def _tell_of_large(self, request_id: str, request: Request) -> None:
+        for large in large_media(request, self._core.config, self._core.view):
+            operator_log.info(
+                f"large {large.modality}",
+                request_id=request_id,
+                tokens=large.tokens,
+                encoder_s=round(large.seconds, 1),
+                lowered_by=LOWERED_BY,
+            )
+            self.on_large_media(large)
+
+    def _check_outputs(self, outputs: Sequence[int]) -> None:
+        highest = max(outputs, default=0)
+        if highest >= self._vocab_size:
+            raise InvalidRequest(
+                f"outputs hold the token {highest}, but this model's ids end at {self._vocab_size - 1}; give "
+                "them to an engine of the model that made them"
+            )
+
+    def _log_notes(self, request_id: str, notes: tuple[Note, ...]) -> None:
+        """Once for all requests that ask for the same form."""
+        if len(self._noted) < MAX_NOTED:
+            self._noted.add(notes)
+        said = [f"{note.pointer}: {note.text}" for note in notes[:MAX_LOGGED_NOTES]]
+        operator_log.info("form has notes", request_id=request_id, count=len(notes), notes=said)
+
+    def _submit_all(self, requests: list[Request], prepared: Prepared, prepared_s: float) -> None:
+        """All choices, or none: a queue that fills up half way takes the others back."""
+        for count, request in enumerate(requests):
+            try:
+                self._submit_one(request, prepared.media)
+                self._metrics.submitted(request, len(requests), prepared_s)
+            except Exception:
+                for taken in requests[:count]:
+                    self._core.cancel(taken.request_id, "another answer to the same prompt was refused")
+                raise
+
+    def _submit_one(self, request: Request, media: Sequence[MediaInput]) -> None:
+        self._holders.hold(request, media)
+        self._hold_adapter(request)
+        try:
+            self._core.submit(request)
+        except Exception:
+            self._holders.release(request.request_id)
+            raise
+
+    def _hold_adapter(self, request: Request) -> None:
+        if request.adapter is not None:
+            self._adapters.hold(request.request_id, request.adapter)

@@ -1,0 +1,357 @@
+"""The answer to one request, kept for readers that come and go: each has it from the first token on."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from mmengine.errors import MMEngineError
+from mmengine.request import GrammarRequest, SamplingParams
+from mmengine.serve.stream.one_shot_event import Once
+from mmengine.serve.stream.request_stream import TAKEN_AT_ONCE, ChannelReader, Stream
+from mmengine.serve.text.reasoning import ReasoningTokens
+from mmengine.serve.text.request_output import Choice, Completion, Logprobs, RequestOutput, in_pieces
+
+
+class News(Protocol):
+    """What comes of one request: a Stream, or a Reader of its record. What its parts say, Stream tells."""
+
+    is_over: bool
+    completion: Completion | None
+
+    def listen(self, listener: Callable[[], None] | None) -> None: ...
+
+    def take(self) -> list[RequestOutput]: ...
+
+    @property
+    def backlog(self) -> int: ...
+
+    @property
+    def reasoning(self) -> ReasoningTokens: ...
+
+    @property
+    def sampling(self) -> SamplingParams: ...
+
+    @property
+    def grammar(self) -> GrammarRequest | None: ...
+
+    @property
+    def num_embeds(self) -> dict[str, int]: ...
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+
+    @property
+    def is_accepted(self) -> bool: ...
+
+    def leave(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+    async def accepted(self) -> None: ...
+
+
+class Said(msgspec.Struct, array_like=True):
+    """Outputs of one choice, without their texts."""
+
+    index: int
+    token_ids: list[int]
+    finish_reason: str | None = None
+    detail: str = ""
+    logprobs: Logprobs | None = None
+
+
+class Whole(msgspec.Struct, array_like=True, frozen=True):
+    """An answer that ended, as a store keeps it. Fields are only ever added, with a default."""
+
+    request_id: str
+    sampling: SamplingParams
+    reasoning: ReasoningTokens
+    grammar: GrammarRequest | None
+    num_embeds: dict[str, int]
+    num_prompt_tokens: int
+    said: list[Said]
+    num_cached_tokens: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
+
+
+class Record:
+    """Of a stream, which it reads to its end, or of an answer that is whole. `ended`: called when the last of
+    a stream has come. It belongs to an event loop, as the stream does.
+
+    While a stream has one reader, that one takes from it and leaves what it took here: most have no other.
+    """
+
+    def __init__(self, source: "Stream | Whole", ended: Callable[[], None] | None = None):
+        self.items: list[RequestOutput] = []
+        self.error: MMEngineError | None = None
+        self.is_over = False
+        self.first: FirstReader | None = None  # who takes from the stream
+        self._ended, self._over = ended, Once()
+        self._listeners: dict[Reader, Callable[[], None]] = {}
+        self.source = source
+        if not isinstance(source, Stream):
+            self.items, self.is_over = _outputs(source), True
+
+    async def over(self) -> None:
+        """Wait for its end."""
+        if not self.is_over:
+            await self._over.wait()
+
+    def follow(self) -> None:
+        """Read the stream itself from now on, for whoever reads this."""
+        stream, first = self.source, self.first
+        if self.is_over or not isinstance(stream, Stream):
+            return
+        if first is not None:
+            self.first = None
+            first.follow()
+        stream.listen(self._take)
+        if stream.backlog:
+            self._take()
+
+    def _take(self) -> None:
+        stream = self.source
+        assert isinstance(stream, Stream)
+        if self.is_over:
+            return
+        error: MMEngineError | None = None
+        try:
+            self.items += stream.take()
+            while not stream.is_over and stream.backlog:
+                self.items += stream.take()
+        except MMEngineError as found:
+            error = found
+        if stream.is_over:
+            self.error, self.is_over = error, True
+        for listener in list(self._listeners.values()):
+            listener()
+        if self.is_over:
+            self.end(error)
+
+    def end(self, error: MMEngineError | None) -> None:
+        """The last of the stream has come, or this error."""
+        self.error, self.is_over, self.first = error, True, None
+        assert isinstance(self.source, Stream)
+        self.source.listen(None)  # so that no cycle of references keeps it in memory
+        ended, self._ended = self._ended, None
+        self._over.set()
+        if ended is not None:
+            ended()
+
+    def listen(self, reader: "Reader", listener: Callable[[], None] | None) -> None:
+        if listener is None:
+            self._listeners.pop(reader, None)
+        else:
+            self._listeners[reader] = listener
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether it is in the log."""
+        return not isinstance(self.source, Stream) or self.source.is_accepted
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it is in the log, and did not fail."""
+        return self.error is None and self.is_accepted
+
+    @property
+    def num_tokens(self) -> int:
+        """Of what has come; of one that runs about so many."""
+        completion = self.completion
+        return len(self.items) if completion is None else sum(len(c.token_ids) for c in completion.choices)
+
+    @property
+    def completion(self) -> Completion | None:
+        """Of an answer that ended without an error."""
+        return self.items[-1].completion if self.items else None
+
+    def whole(self) -> Whole:
+        """Of a stream that is over, with an answer."""
+        stream, completion = self.source, self.completion
+        assert isinstance(stream, Stream) and completion is not None
+        said = [
+            Said(choice.index, choice.token_ids, choice.finish_reason, "", choice.logprobs)
+            for choice in completion.choices
+        ]
+        for item in self.items:
+            if item.detail and item.finish_reason is not None:
+                said[item.index].detail = item.detail
+        return Whole(
+            *stream.prompted,
+            said,
+            completion.num_cached_tokens,
+            completion.num_drafts,
+            completion.num_accepted,
+        )
+
+
+class FirstReader(ChannelReader):
+    """Reads a stream, and notes what it took in the record of it. `left`: called when it leaves or gives the
+    request up, which goes on then."""
+
+    def __init__(self, record: Record, stream: Stream, left: Callable[[], None]):
+        super().__init__(stream._channel)
+        self._record, self._left = record, left
+        self._follower: Reader | None = None  # in its place, once others read the record, too
+        record.first = self
+
+    def follow(self) -> None:
+        """Read the record from now on."""
+        if not self.is_over:
+            self._follower = Reader(self._record, at=len(self._record.items))
+            self._follower.listen(self._channel.listener)
+
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        if self._follower is None:
+            self._channel.listener = listener
+        else:
+            self._follower.listen(listener)
+
+    def take(self) -> list[RequestOutput]:
+        if self._follower is not None:
+            return self._take_of_record(self._follower)
+        try:
+            found = super().take()
+        except MMEngineError as error:
+            self._record.end(error)
+            raise
+        self._record.items += found
+        if self.is_over:
+            self._record.end(None)
+        return found
+
+    def _take_of_record(self, follower: "Reader") -> list[RequestOutput]:
+        try:
+            return follower.take()
+        finally:
+            self.is_over, self.completion = follower.is_over, follower.completion
+
+    @property
+    def backlog(self) -> int:
+        return len(self._channel.items) if self._follower is None else self._follower.backlog
+
+    def leave(self) -> None:
+        """Twice is no error."""
+        self.listen(None)
+        self._record.follow()
+        if self._follower is not None:
+            self._follower.listen(None)
+        left, self._left = self._left, _nothing
+        left()
+
+    def cancel(self) -> None:
+        self.leave()
+
+
+class Reader:
+    """Reads a record, from its first output on or behind `at` of them. `left`: called when it leaves or gives
+    the request up."""
+
+    def __init__(self, record: Record, left: Callable[[], None] | None = None, at: int = 0):
+        self._record, self._left, self._at = record, left or _nothing, at
+        self._source = record.source
+        self.is_over = False
+        self.completion: Completion | None = None
+
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        self._record.listen(self, listener)
+
+    def take(self) -> list[RequestOutput]:
+        record = self._record
+        found: list[RequestOutput] = []
+        num_tokens = 0
+        for item in record.items[self._at : self._at + TAKEN_AT_ONCE]:
+            found.append(item)
+            num_tokens += len(item.token_ids)
+            if num_tokens >= TAKEN_AT_ONCE:
+                break
+        self._at += len(found)
+        if self.is_over or self._at < len(record.items) or not record.is_over:
+            return found
+        self.completion = record.completion
+        if record.error is None:
+            self.is_over = True
+        elif not found:
+            self.is_over = True
+            raise record.error
+        return found
+
+    @property
+    def backlog(self) -> int:
+        """An error at the end counts, as a stream counts it: else nobody would take it."""
+        ends = self._record.error is not None and not self.is_over
+        return len(self._record.items) - self._at + ends
+
+    @property
+    def reasoning(self) -> ReasoningTokens:
+        return self._source.reasoning
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self._source.sampling
+
+    @property
+    def grammar(self) -> GrammarRequest | None:
+        return self._source.grammar
+
+    @property
+    def num_embeds(self) -> dict[str, int]:
+        return self._source.num_embeds
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self._source.num_prompt_tokens
+
+    @property
+    def is_accepted(self) -> bool:
+        return self._record.is_accepted
+
+    async def accepted(self) -> None:
+        if isinstance(self._source, Stream):
+            await self._source.accepted()
+
+    def leave(self) -> None:
+        """Twice is no error."""
+        self._record.listen(self, None)
+        left, self._left = self._left, _nothing
+        left()
+
+    def cancel(self) -> None:
+        self.leave()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _outputs(whole: Whole) -> list[RequestOutput]:
+    """The last of them with a completion."""
+    choices = [
+        Choice(said.index, "", said.token_ids, said.finish_reason or "", said.detail, said.logprobs)
+        for said in whole.said
+    ]
+    completion = Completion(
+        whole.request_id,
+        np.zeros(whole.num_prompt_tokens, np.int32),
+        choices,
+        whole.num_cached_tokens,
+        whole.num_drafts,
+        whole.num_accepted,
+    )
+    outputs = [
+        RequestOutput(
+            whole.request_id,
+            said.index,
+            "",
+            said.token_ids,
+            said.finish_reason,
+            logprobs=said.logprobs,
+            detail=said.detail,
+        )
+        for said in whole.said
+    ]
+    outputs[-1] = msgspec.structs.replace(outputs[-1], completion=completion)
+    return [piece for output in outputs for piece in in_pieces(output)]

@@ -1,0 +1,239 @@
+"""From tokens to what a stream says of them: a pure function of the tokens, one by one.
+
+Neither steps, nor batches, nor drafts decide where a delta ends: each token that yields text gives one. So a
+stream that is told again from the log has the same deltas.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from mmengine.core.executor import CUT
+from mmengine.models.plugin import Tokenizer
+from mmengine.request import GrammarRequest, SamplingParams
+from mmengine.serve.text.detokenizer import TextStream, UntilStop
+from mmengine.serve.text.reasoning import ReasoningTokens
+from mmengine.serve.text.request_output import RequestOutput
+from mmengine.serve.text.tool_call_parser import CallDelta, CallParser
+from mmengine.structured_output.json_schema.validation import find_violation
+from mmengine.structured_output.request.tool_calls import calls_of
+
+Entry = tuple[
+    tuple[int, float], ...
+]  # of one token: the chosen one's id and logprob, then the likeliest ones'
+
+
+_AT_STOP = ("string", CUT, "closed")  # ends at which a stop string may have had a hand
+
+
+class ArgumentError(msgspec.Struct, frozen=True):
+    """Of the call with the index `call`."""
+
+    call: int
+    message: str
+
+
+class Delta(NamedTuple):
+    """`logprobs`: of the tokens since the delta before. `num_tokens`: of the answer so far. `call`: a piece
+    of a call of a tool. `argument_errors`: with the last one, of calls that are not held to their schemas."""
+
+    content: str = ""
+    reasoning: str = ""
+    logprobs: tuple[Entry, ...] = ()
+    num_tokens: int = 0
+    call: CallDelta | None = None
+    argument_errors: tuple[ArgumentError, ...] = ()
+
+
+# With the last one, its finish_reason and stop_reason.
+ChoiceNews = tuple[Delta, str | None, str | int | None]
+
+
+class ChoiceDeltas:
+    """One answer. `grammar`: of one that has a form: then stop strings do not look at its reasoning, and
+    beside calls of tools not at what those hold. `show_reasoning` False: it is counted alone."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        sampling: SamplingParams,
+        reasoning: ReasoningTokens,
+        grammar: GrammarRequest | None = None,
+        *,
+        show_reasoning: bool = True,
+    ):
+        self._tokenizer, self._markers = tokenizer, reasoning
+        self._stop, self._min_tokens = sampling.stop, sampling.min_stop_tokens
+        self._has_form, self._closes = grammar is not None, grammar is not None and grammar.closes
+        self._calls = calls = calls_of(grammar)
+        self._show_reasoning = show_reasoning
+        self._parser = None if calls is None else CallParser(calls)
+        self._until = UntilStop(self._stop, self._closes)  # of the text beside calls
+        self._loose = {tool.name: tool for tool in calls.tools if not tool.is_enforced} if calls else {}
+        self._loose_calls: dict[int, tuple[str, list[str]]] = {}  # name and arguments of those tools' calls
+        self.num_tokens = self.num_reasoning_tokens = 0
+        self._entries: list[Entry] = []  # of tokens that no delta told of
+        self._held: list[int] = []  # tokens that may be the beginning of a marker
+        self._last = 0
+        self._opens = bool(reasoning.start) and not reasoning.is_open  # the answer may begin with a marker
+        self._reasons = reasoning.is_open
+        self._is_text = not (self._opens or self._reasons or calls)  # and nothing but text
+        self._stream = self._new_stream()
+
+    def _new_stream(self) -> TextStream:
+        stop = () if self._parser is not None or (self._has_form and self._reasons) else self._stop
+        min_tokens = max(0, self._min_tokens - self.num_tokens)
+        return TextStream(self._tokenizer, stop=stop, min_tokens=min_tokens, closes=self._closes)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string ended the text, or cut it: what comes then completes it."""
+        return self._stream.stopped or self._until.stopped
+
+    @property
+    def behind(self) -> str:
+        """What the stop string cut off, from it on."""
+        return self._stream.behind or self._until.behind
+
+    def take(self, output: RequestOutput) -> Iterator[ChoiceNews]:
+        """What the engine's news say; of the end of an answer that was given up, nothing."""
+        for delta in self.push(output.token_ids, output.logprobs):
+            yield delta, None, None
+        if (reason := output.finish_reason) in ("stop", "length"):
+            look = self.argument_look()
+            rest = self.finish(() if look is None else look())
+            yield rest, self.end_reason(reason), self.stop_reason(output.detail)
+
+    def push(self, token_ids: Sequence[int], entries: Sequence[Entry] | None = None) -> list[Delta]:
+        """The deltas of these tokens."""
+        found = []
+        if self._is_text and entries is None:
+            for token in token_ids:
+                self._last = token
+                self.num_tokens += 1
+                if text := self._stream.push((token,)):
+                    found.append(Delta(text, "", (), self.num_tokens))
+            return found
+        for place, token in enumerate(token_ids):
+            self._last = token
+            if entries is not None:
+                self._entries.append(entries[place])
+            self.num_tokens += 1
+            content, reasoning = self._take(token)
+            if self._reasons:
+                self.num_reasoning_tokens = self.num_tokens
+            if reasoning and not self._show_reasoning:
+                reasoning, self._entries = "", []
+            found += self._deltas(content, reasoning)
+        return found
+
+    def _deltas(self, content: str, reasoning: str = "") -> list[Delta]:
+        """One for each piece; what comes behind a stop string is none."""
+        if self._parser is None:
+            return [self._delta(content, reasoning)] if content or reasoning else []
+        found = [self._delta("", reasoning)] if reasoning else []
+        for piece in self._parser.push(content):
+            if isinstance(piece, str):
+                text = self._until.push(piece, counts=self.num_tokens > self._min_tokens)
+            else:
+                text = self._until.finish()
+            if text:
+                found.append(self._delta(text))
+            if self._until.stopped:  # what completes the text holds no calls
+                self._parser, self._stream = None, TextStream(self._tokenizer)
+                break
+            if not isinstance(piece, str):
+                found.append(self._delta(call=piece))
+                self._note(piece)
+        return found
+
+    def _delta(self, content: str = "", reasoning: str = "", call: CallDelta | None = None) -> Delta:
+        return Delta(content, reasoning, self._told(), self.num_tokens, call)
+
+    def _note(self, piece: CallDelta) -> None:
+        """Keep what is to be looked at."""
+        if piece.name in self._loose:
+            self._loose_calls[piece.number] = piece.name, []
+        elif piece.number in self._loose_calls:
+            self._loose_calls[piece.number][1].append(piece.arguments)
+
+    def argument_look(self) -> Callable[[], tuple[ArgumentError, ...]] | None:
+        """At the answer's end: what looks at the arguments of calls that are not held to their schemas, and
+        gives what is wrong with them, on any thread; None where there are none."""
+        if not self._loose_calls:
+            return None
+        calls = {
+            number: (self._loose[name].given, said) for number, (name, said) in self._loose_calls.items()
+        }
+        return partial(_argument_errors, calls)
+
+    def finish(self, argument_errors: tuple[ArgumentError, ...] = ()) -> Delta:
+        """What was held back, at the end of the answer. `argument_errors`: what `argument_look` found."""
+        text = self._stream.push(self._held) + self._stream.finish()
+        self._held = []
+        if self._reasons:
+            return self._delta("", text if self._show_reasoning else "")
+        if self._parser is not None:
+            # A character that was cut is all that is left, so no call begins or ends in it.
+            pieces = [*self._parser.push(text), self._parser.finish()]
+            text = "".join(self._until.push(piece) for piece in pieces if isinstance(piece, str))
+            text += self._until.finish()
+        return self._delta(text)._replace(argument_errors=argument_errors)
+
+    def end_reason(self, reason: str) -> str:
+        """finish_reason of an answer that the engine ended with "stop" or "length"."""
+        if reason == "stop" and self._parser is not None and self._parser.num_calls:
+            return "stop" if self._calls is not None and self._calls.choice == "named" else "tool_calls"
+        return reason
+
+    def stop_reason(self, detail: str) -> str | int | None:
+        """The stop string or token that ended it, as vLLM's field has it; None for its natural end.
+        `detail`: as the engine's."""
+        if detail in _AT_STOP:
+            return self._stream.stopped_by or self._until.stopped_by or None
+        return self._last if detail == "token" else None
+
+    def _told(self) -> tuple[Entry, ...]:
+        if not self._entries:
+            return ()
+        told, self._entries = tuple(self._entries), []
+        return told
+
+    def _take(self, token: int) -> tuple[str, str]:
+        """Content and reasoning that a token completes."""
+        if not self._opens and not self._reasons:
+            return self._stream.push((token,)), ""
+        marker = self._markers.start if self._opens else self._markers.end
+        self._held.append(token)
+        if tuple(self._held) == marker:
+            return "", self._cross()
+        free = 0
+        while tuple(self._held[free:]) != marker[: len(self._held) - free]:
+            free += 1
+        tokens, self._held = self._held[:free], self._held[free:]
+        if not tokens:
+            return "", ""
+        if self._opens:  # it does not begin with the marker, so there is no reasoning
+            self._opens = False
+            tokens, self._held = tokens + self._held, []
+            return self._stream.push(tokens), ""
+        return "", self._stream.push(tokens)
+
+    def _cross(self) -> str:
+        """A marker is complete: into reasoning, or out of it. Gives what was held back of the text before."""
+        rest = self._stream.finish() if self._reasons else ""
+        self._reasons, self._opens, self._held = self._opens, False, []
+        self._stream = self._new_stream()
+        return rest
+
+
+def _argument_errors(calls: Mapping[int, tuple[msgspec.Raw, list[str]]]) -> tuple[ArgumentError, ...]:
+    """`calls`: schemas, and what was said as their values."""
+    found = []
+    for number, (schema, said) in calls.items():
+        wrong = find_violation(msgspec.json.decode(schema), "".join(said))
+        if wrong:
+            found.append(ArgumentError(number, wrong))
+    return tuple(found)

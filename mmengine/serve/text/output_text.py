@@ -1,0 +1,57 @@
+"""Texts of answers, made by the thread that reads them and not by the thread that computes."""
+
+from dataclasses import replace
+
+import msgspec
+
+from mmengine.models.plugin import Tokenizer
+from mmengine.request import GrammarRequest, SamplingParams
+from mmengine.serve.text.detokenizer import Stops, TextStream
+from mmengine.serve.text.request_output import Choice, Completion, RequestOutput
+from mmengine.structured_output.opening import end_of
+
+
+class AnswerTexts:
+    """Fills in the texts of one request's news, which have to come in their order. With `pieces` False,
+    only the texts of its whole answers. `grammar`: of a request that has a form, known before its news."""
+
+    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams):
+        self._tokenizer, self._sampling = tokenizer, sampling
+        self.grammar: GrammarRequest | None = None
+        self.pieces = True
+        self._streams: dict[int, TextStream] = {}  # of choices, by index
+
+    def fill(self, output: RequestOutput) -> RequestOutput:
+        text = self._piece(output) if self.pieces else ""
+        completion = output.completion and self._complete(output.completion)
+        return msgspec.structs.replace(output, text=text, completion=completion)
+
+    def _piece(self, output: RequestOutput) -> str:
+        stream = self._streams.get(output.index)
+        if stream is None:
+            stream = self._stops._replace(after=output.after).stream(self._tokenizer)
+            self._streams[output.index] = stream
+        text = stream.push(output.token_ids)
+        return text if output.finish_reason is None else text + stream.finish()
+
+    def _complete(self, completion: Completion) -> Completion:
+        choices = [with_texts(choice, self._tokenizer, self._stops) for choice in completion.choices]
+        return replace(completion, choices=choices)
+
+    @property
+    def _stops(self) -> Stops:
+        return Stops.of(self._sampling, self.grammar)
+
+
+def with_texts(choice: Choice, tokenizer: Tokenizer, stops: Stops) -> Choice:
+    """A choice of which only the tokens are known. Behind reasoning that ends with `choice.after` stop
+    strings are looked for in the content alone."""
+    text = stops._replace(after=choice.after).text(tokenizer, choice.token_ids)
+    if not choice.after:
+        return replace(choice, text=text, content=text)
+    end = end_of(choice.token_ids, choice.after)
+    if end is None:
+        return replace(choice, text=text, reasoning=text, content=None)
+    before, behind = choice.token_ids[: end - len(choice.after)], choice.token_ids[end:]
+    content = stops._replace(after=()).text(tokenizer, behind)
+    return replace(choice, text=text, reasoning=tokenizer.decode(before), content=content)

@@ -1,0 +1,137 @@
+"""Where reasoning ends: behind which tokens the form of an answer begins.
+
+A chat template that makes a model reason ends its prompt with an open start marker, such as <think>. What
+a model says from there to the end marker is its reasoning; the form is that of what comes then.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from mmengine.errors import InvalidRequest, shown
+from mmengine.models.plugin import Tokenizer
+from mmengine.request import MAX_AFTER, GrammarRequest, ThinkingBudget
+from mmengine.serve.prompt.options import Options
+from mmengine.structured_output.request.tool_calls import calls_of
+
+
+class ReasoningTokens(NamedTuple):
+    """How an answer's reasoning is told from its content. `is_open`: it begins at once, and `end` ends it;
+    else it begins where the answer begins with `start`. () for a marker that there is not."""
+
+    is_open: bool = False
+    start: tuple[int, ...] = ()
+    end: tuple[int, ...] = ()
+
+
+NO_REASONING = ReasoningTokens()
+
+
+def spelled(marker: str, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """A marker's tokens; () where there are none for it."""
+    ids = tokenizer.encode(marker, allow_special=True) if marker else []
+    known = tokenizer.decode(ids, skip_special_tokens=False) == marker
+    return tuple(ids) if known and len(ids) <= MAX_AFTER else ()
+
+
+def reasoning_of(form: GrammarRequest, tokenizer: Tokenizer) -> ReasoningTokens:
+    """Of an answer with a form that was settled."""
+    if form.after:
+        return ReasoningTokens(True, (), form.after)
+    calls = calls_of(form)
+    start, end = (calls and calls.reasoning) or ("", "")
+    if not end:
+        return NO_REASONING
+    return ReasoningTokens(False, spelled(start, tokenizer), spelled(end, tokenizer))
+
+
+class Reasoning:
+    """`start`, `end`: the markers; with an empty end there is no reasoning, with an empty start no
+    reasoning is found by itself."""
+
+    def __init__(self, tokenizer: Tokenizer, eos_token_ids: Sequence[int], start: str, end: str):
+        self._tokenizer, self._eos_token_ids = tokenizer, frozenset(eos_token_ids)
+        self._start_text, self._end_text = start, end
+
+    @cached_property
+    def _end(self) -> tuple[int, ...]:
+        return self._spelled(self._end_text)
+
+    @cached_property
+    def _start(self) -> tuple[int, ...]:
+        return self._spelled(self._start_text)
+
+    @property
+    def can_end(self) -> bool:
+        """Whether an answer can be made to end its reasoning."""
+        return bool(self._end)
+
+    def tokens(self, options: Options, prompt_token_ids: np.ndarray) -> ReasoningTokens:
+        """Of an answer to this prompt (int32 [n]). Raises what `settle` raises."""
+        form = self.settle(options, prompt_token_ids).grammar
+        if form is not None:
+            return reasoning_of(form, self._tokenizer)
+        if not self._end:
+            return NO_REASONING
+        return ReasoningTokens(self.is_open_in(prompt_token_ids), self._start, self._end)
+
+    @cached_property
+    def _separators(self) -> np.ndarray:
+        """Special tokens that do not stand in reasoning: they end a message."""
+        markers = self._tokenizer.encode(self._start_text + self._end_text, allow_special=True)
+        return np.array(sorted(self._tokenizer.special_ids.difference(markers)), np.int32)
+
+    def settle(self, options: Options, prompt_token_ids: np.ndarray) -> Options:
+        """Options for this prompt, whose grammar says where it begins. Raises InvalidRequest where the
+        grammar shall begin behind reasoning of which nobody knows the end."""
+        if options.grammar is None or options.reasoning is False or options.grammar.after:
+            return options
+        if options.reasoning and not self._end:
+            raise InvalidRequest(self._why_not())
+        if not options.reasoning and not self.is_open_in(prompt_token_ids):
+            return options
+        return replace(options, grammar=msgspec.structs.replace(options.grammar, after=self._end))
+
+    def bounded(self, options: Options, prompt_token_ids: np.ndarray) -> Options:
+        """Settled options with what becomes of their thinking_token_budget. Raises InvalidRequest where
+        nobody knows how reasoning ends."""
+        budget = options.thinking_token_budget
+        if budget is None or budget < 0:
+            return options
+        if not self._end:
+            raise InvalidRequest(
+                "thinking_token_budget needs a marker that ends reasoning and that an answer can say; set "
+                "reasoning_end to what the model ends its reasoning with, or leave the budget out"
+            )
+        is_open, start, end = self.tokens(options, prompt_token_ids)
+        if not end or not (is_open or start):
+            return options  # the form begins at once
+        return replace(options, thinking=ThinkingBudget(budget, is_open, start, end))
+
+    def is_open_in(self, prompt_token_ids: np.ndarray) -> bool:
+        """Whether a prompt (int32 [n]) leaves reasoning open: in its last message there is a start without
+        an end behind it. A start in an earlier message, such as a user's, begins nothing."""
+        if not self._start_text or not self._end:
+            return False
+        borders = np.flatnonzero(np.isin(prompt_token_ids, self._separators))
+        message = prompt_token_ids[borders[-1] + 1 if len(borders) else 0 :]
+        text = self._tokenizer.decode(message.tolist(), skip_special_tokens=False)
+        _, start, behind = text.rpartition(self._start_text)
+        return bool(start) and self._end_text not in behind
+
+    def _spelled(self, marker: str) -> tuple[int, ...]:
+        """A marker's tokens; () where this tokenizer has none for it, or an answer could not say them."""
+        ids = spelled(marker, self._tokenizer)
+        return ids if self._eos_token_ids.isdisjoint(ids) else ()
+
+    def _why_not(self) -> str:
+        if not self._end_text:
+            return "reasoning true needs a marker behind which the form begins, and reasoning_end is empty"
+        return (
+            f"reasoning true needs reasoning_end, {shown(self._end_text)}, but this tokenizer has no tokens "
+            "for it that an answer can say; set reasoning_end to what the model ends its reasoning with"
+        )

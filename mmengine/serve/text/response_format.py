@@ -1,0 +1,101 @@
+"""Forms of answers as callers give them: types beside schemas, and answers as values."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from mmengine.errors import FieldPath, InvalidRequest, RequestFailed, shown
+from mmengine.request import GrammarRequest, SamplingParams
+from mmengine.serve.prompt.options import FORM, GenerateOptions, Options
+from mmengine.serve.prompt.tools import call_grammar, notes_on
+from mmengine.serve.prompt.vllm_options import as_form
+from mmengine.serve.text.request_output import CUT_AT_STOP, Completion
+from mmengine.structured_output.json_schema.vocabulary.notes import Note
+from mmengine.structured_output.request.fields import Truncation, truncation_of
+from mmengine.structured_output.request.spec import grammar_of, notes_of, reasoning_of
+from mmengine.structured_output.types.types import decode, schema_of
+
+
+class ResponseFormat(NamedTuple):
+    """The form of an answer, as Options has it."""
+
+    grammar: GrammarRequest | None
+    reasoning: bool | None
+    notes: tuple[Note, ...] = ()
+
+    @classmethod
+    def of(cls, form: Mapping[str, object] | None, grammar: Mapping[str, object] | None) -> "ResponseFormat":
+        """Of a response_format, or a grammar. Raises InvalidRequest."""
+        return cls(grammar_of(form, grammar), reasoning_of(form, grammar), notes_of(form))
+
+    def added_to(self, options: Options) -> Options:
+        return replace(options, grammar=self.grammar, reasoning=self.reasoning, notes=self.notes)
+
+
+def response_format_of(options: Mapping[str, Any]) -> ResponseFormat:
+    """What `response_format` and `grammar`, or vLLM's names for them, ask for among `options`: by
+    `grammar_of` and `reasoning_of`, but that the former, or the schema in it, may be a type. With `calls`
+    it is the form of an answer that may hold calls of tools. Raises InvalidRequest."""
+    form, grammar = as_form(options)
+    form = _described(_asked(form) if _is_type(form) else form)
+    calls = options.get("calls")
+    truncation: Truncation = "length"
+    if calls is not None and isinstance(form, Mapping):
+        form, truncation = truncation_of(FieldPath("response_format"), form)
+    elif calls is not None and grammar is not None:
+        grammar, truncation = truncation_of(FieldPath("grammar"), grammar)
+    found = ResponseFormat.of(form, grammar)
+    if calls is None:
+        return found
+    made = call_grammar(calls, found.grammar, truncation)
+    return found._replace(grammar=made, notes=found.notes + notes_on(made))
+
+
+def _is_type(form: object) -> bool:
+    return form is not None and not isinstance(form, (Mapping, str))
+
+
+def _described(form: Any) -> Any:
+    """A response_format with the schema of the type that it may hold."""
+    held = form.get("json_schema") if isinstance(form, Mapping) else None
+    if not isinstance(held, Mapping):
+        return form
+    asked = held.get("schema")
+    if asked is None or isinstance(asked, dict | bool | str | bytes | int | float | list):
+        return form
+    return {**form, "json_schema": {**held, "schema": schema_of(asked)}}
+
+
+def json_format(
+    schema: object,
+    sampling: SamplingParams | None,
+    options: GenerateOptions,
+    reasoning: bool | None,
+    on_truncation: str,
+) -> dict[str, Any]:
+    """The response_format for a schema or a type. Raises InvalidRequest for options that ask for another
+    form, or for several answers."""
+    for name in sorted(FORM):
+        if options.get(name) is not None:
+            raise InvalidRequest(f"generate_json takes a schema, not {name} beside it")
+    if (sampling.n if sampling is not None else options.get("n", 1)) != 1:
+        raise InvalidRequest("generate_json gives one value; for n answers use generate with response_format")
+    return {**_asked(schema), "reasoning": reasoning, "on_truncation": on_truncation}
+
+
+def _asked(schema: object) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
+
+
+def decoded(completion: Completion, schema: object) -> Any:
+    """The value of an answer. Raises RequestFailed for an answer that was cut, with its beginning."""
+    content = completion.choices[0].content
+    if completion.finish_reason == "length" or content is None:
+        what = "the reasoning did not end" if content is None else "the JSON is incomplete"
+        is_cut = completion.choices[0].detail == CUT_AT_STOP
+        how = "it holds a stop string; leave that out" if is_cut else "raise max_tokens"
+        raise RequestFailed(
+            f"{what} after {len(completion.token_ids)} tokens; {how}. It begins "
+            f"{shown(completion.text if content is None else content)}"
+        )
+    return decode(content, schema)

@@ -1,0 +1,1 @@
+"""The routes that create answers: chat completions, completions, responses, and messages."""

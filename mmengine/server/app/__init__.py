@@ -1,0 +1,1 @@
+"""The ASGI application: routes, the OpenAPI document, and service endpoints."""

@@ -1,0 +1,329 @@
+"""The application: who may call, which route answers, and what is said when that fails."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prometheus_client import Counter, Histogram
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mmengine.errors import in_one_line
+from mmengine.processing.fetch.door import MediaDoor
+from mmengine.serve.async_engine.served_engine import ServedEngine
+from mmengine.serve.requests.operator_log import operator_log
+from mmengine.server.answers.routes import ID_HEADER, MESSAGE_ID_HEADER, REQUEST_ID, AnswerRoutes
+from mmengine.server.app.adapter_routes import LOAD, UNLOAD, AdapterRoutes
+from mmengine.server.app.service_routes import OtherRoutes
+from mmengine.server.batches.file_routes import FileRoutes
+from mmengine.server.batches.recovered_rows import RowsLeft
+from mmengine.server.batches.routes import BatchRoutes
+from mmengine.server.batches.runner import BatchRunner
+from mmengine.server.chat.media_fetch import FetchMetrics
+from mmengine.server.chat.token_texts import TokenTexts
+from mmengine.server.http.admission import OWNER, Admission
+from mmengine.server.http.auth import ApiKeys
+from mmengine.server.http.errors import ApiError, ClientLeft, api_error
+from mmengine.server.http.metrics import HttpMetrics
+from mmengine.server.http.model_names import ModelNames
+from mmengine.server.live.routes import LIVE, LiveRoutes
+from mmengine.server.messages.counting import MessageCounts
+from mmengine.server.messages.errors import error_json, kind_of
+from mmengine.server.sessions.registry import OpenSessions
+from mmengine.server.sessions.routes import SessionRoutes
+from mmengine.server.settings import ServerSettings, is_loopback
+from mmengine.server.storage.storage import Keep
+
+if TYPE_CHECKING:  # OpenTelemetry is an extra
+    from mmengine.server.calls.tracing import Tracing
+
+LAG_EVERY_S = 0.5
+LEFT_STATUS = 499  # nginx's, in logs and metrics, for a client that left before it had an answer
+MESSAGES = "/v1/messages"
+_MODEL = "/v1/models/{name:path}"
+_OPEN = ("/health", "/health/live", "/health/ready")
+_ELSEWHERE = {
+    "/v1/embeddings": "embeddings are not computed by this engine",
+    "/v1/rerank": "nothing is ranked by this engine",
+    "/rerank": "nothing is ranked by this engine",
+    "/v1/score": "nothing is ranked by this engine",
+    "/v1/audio/transcriptions": "audio is not read by this engine",
+    "/v1/audio/translations": "audio is not read by this engine",
+    "/v1/audio/speech": "no audio is made by this engine",
+    "/v1/images/generations": "no images are made by this engine",
+    "/v1/moderations": "nothing is moderated by this engine",
+    "/v1/messages/batches": "batches of messages are not done; use /v1/files and /v1/batches",
+}
+_RESPONSES = (
+    ("GET", "/v1/responses/{response_id}"),
+    ("DELETE", "/v1/responses/{response_id}"),
+    ("POST", "/v1/responses/{response_id}/cancel"),
+    ("GET", "/v1/responses/{response_id}/input_items"),
+)
+_KEPT = (
+    ("POST", "/v1/files"),
+    ("GET", "/v1/files"),
+    ("GET", "/v1/files/{file_id}"),
+    ("DELETE", "/v1/files/{file_id}"),
+    ("GET", "/v1/files/{file_id}/content"),
+    ("POST", "/v1/batches"),
+    ("GET", "/v1/batches"),
+    ("GET", "/v1/batches/{batch_id}"),
+    ("POST", "/v1/batches/{batch_id}/cancel"),
+)
+_SESSIONS = (
+    ("POST", "/v1/sessions"),
+    ("GET", "/v1/sessions"),
+    ("GET", "/v1/sessions/{session_id}"),
+    ("DELETE", "/v1/sessions/{session_id}"),
+    ("POST", "/v1/sessions/{session_id}/append"),
+    ("POST", "/v1/sessions/{session_id}/frame"),
+    ("POST", "/v1/sessions/{session_id}/ask"),
+)
+_METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")  # that metrics tell apart
+_Endpoint = Callable[[Request], Awaitable[ASGIApp]]
+
+
+class App:
+    """An ASGI application over an engine. `names`: those of the model. `door`: to media that messages name;
+    None: no URL is fetched, and no file read. `keep`: what is kept beside the log; None: no files and batches
+    are. `tracing`: where spans of calls go. `live`: the folder
+    of a log that /live shows. `admin_keys`: who may load adapters. It must be made on the event loop."""
+
+    def __init__(
+        self,
+        engine: ServedEngine,
+        settings: ServerSettings,
+        keys: ApiKeys,
+        names: tuple[str, ...],
+        door: MediaDoor | None = None,
+        keep: Keep | None = None,
+        tracing: "Tracing | None" = None,
+        live: Path | None = None,
+        admin_keys: ApiKeys | None = None,
+    ):
+        self._keys, self._settings = keys, settings
+        self.metrics = HttpMetrics()
+        self.admission = Admission(engine, settings, keys)
+        fetches, texts = FetchMetrics(door), TokenTexts(engine.processor.tokenizer)
+        rows_left = RowsLeft(engine, keep.batches) if keep is not None else None
+        served, root = ModelNames(names, engine), settings.lora_root
+        given = (engine, settings, served, self.metrics, self.admission, texts)
+        answers = AnswerRoutes(*given, door, keep, tracing)
+        self.calls = answers.calls
+        self._adapters = AdapterRoutes(engine, served, self.admission, root, admin_keys)
+        others = OtherRoutes(*given, fetches, answers.reader)
+        endpoints: dict[tuple[str, str], _Endpoint] = {
+            ("POST", "/v1/chat/completions"): answers.chat,
+            ("POST", "/v1/completions"): answers.completions,
+            ("POST", "/v1/responses"): answers.responses,
+            ("POST", MESSAGES): answers.messages,
+            ("POST", f"{MESSAGES}/count_tokens"): MessageCounts(engine, self.admission, answers).count,
+            ("POST", "/tokenize"): others.tokenize,
+            ("POST", "/detokenize"): others.detokenize,
+            ("GET", "/v1/models"): others.models,
+            ("POST", LOAD): self._adapters.load,
+            ("POST", UNLOAD): self._adapters.unload,
+            ("GET", _MODEL): others.model,
+            ("GET", "/health"): others.ready,
+            ("GET", "/health/ready"): others.ready,
+            ("GET", "/health/live"): others.live,
+            ("GET", "/metrics"): others.metrics,
+            ("GET", "/version"): others.version,
+            ("GET", "/openapi.json"): others.openapi,
+        }
+        self._sessions = OpenSessions.of_engine(engine, settings, self.admission, answers.reader.opened)
+        endpoints |= _session_endpoints(self._sessions, settings, served, self.admission, answers)
+        self._keep, self._runner = keep, None
+        if keep is not None and rows_left is not None:
+            self._runner = BatchRunner(
+                keep, engine, answers, rows_left, self.admission, settings, self.metrics.line_answered
+            )
+            self._show_kept(keep)
+            endpoints |= _kept_endpoints(keep, self._runner, self.admission, settings)
+        else:
+            endpoints |= dict.fromkeys((*_RESPONSES, *_KEPT), _nothing_kept)
+        self._open, self._live = set(_OPEN), None
+        if live is not None:
+            self._live = LiveRoutes(live, settings, self.metrics)
+            self._open.add(LIVE)  # its page holds nothing, and asks with the key
+            endpoints |= self._live.endpoints()
+        if (responses := answers.kept_responses) is not None:
+            ways = (responses.get, responses.delete, responses.cancel, responses.input_items)
+            endpoints |= dict(zip(_RESPONSES, ways, strict=True))
+        routes = [Route(path, endpoint, methods=[method]) for (method, path), endpoint in endpoints.items()]
+        self._known = {route.path for route in routes}
+        self._patterns = [route for route in routes if "{" in route.path]
+        # Most calls name a path as it stands; the router searches for others.
+        self._endpoints = {key: each for key, each in endpoints.items() if "{" not in key[1]}
+        self._counted: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}  # kept: labels take time
+        self._router = Router(routes, redirect_slashes=False, default=_no_route)
+
+    def _show_kept(self, keep: Keep) -> None:
+        self.metrics.batches.set_function(lambda: len(keep.batches.live()))
+        self.metrics.kept_bytes.labels("answers").set_function(lambda: keep.answers.num_bytes)
+        self.metrics.kept_bytes.labels("files").set_function(lambda: keep.files.num_bytes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        begun, status = time.monotonic(), LEFT_STATUS
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        scope["app"] = self  # the router then raises in place of answering itself
+        try:
+            self._check_key(scope)
+            endpoint = self._endpoints.get((scope["method"], scope["path"]))
+            if endpoint is None:
+                await self._router(scope, receive, noted)
+            else:
+                answer = await endpoint(Request(scope, receive))
+                await answer(scope, receive, noted)
+        except ClientLeft:
+            self.metrics.left.inc()
+        except asyncio.CancelledError:
+            if (why := self.admission.draining()) is None or status != LEFT_STATUS:
+                raise
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
+            await self._refuse(why, scope, receive, noted)
+        except HTTPException as error:
+            allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+            text = f"{scope['method']} is not taken here; use {allowed}"
+            await self._refuse(
+                ApiError(error.status_code, text, headers=error.headers), scope, receive, noted
+            )
+        except ApiError as error:
+            await self._refuse(error, scope, receive, noted)
+        except Exception as error:
+            operator_log.error("request failed", path=scope["path"][:200], reason=in_one_line(error))
+            if status == LEFT_STATUS:
+                await self._refuse(api_error(error), scope, receive, noted)
+        finally:
+            self._note(scope, status, time.monotonic() - begun)
+
+    def _check_key(self, scope: Scope) -> None:
+        path = scope["path"]
+        if path in self._open:
+            return
+        if path in (LOAD, UNLOAD):
+            scope[OWNER] = self._adapters.check_key(dict(scope["headers"]))
+            return
+        owner = self._keys.owner_of(dict(scope["headers"]))
+        if owner is not None:
+            scope[OWNER] = owner
+            return
+        client = scope.get("client")
+        if path == "/metrics" and (self._settings.open_metrics or (client and is_loopback(client[0]))):
+            return
+        text = "no API key was given, or one that is not known; send it as Authorization: Bearer …"
+        raise ApiError(401, text, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+        path = scope["path"]
+        route = path
+        if path not in self._known:
+            matched = (each.path for each in self._patterns if each.path_regex.match(path))
+            route = next(matched, "other")
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        key = route, method, status
+        if (counted := self._counted.get(key)) is None:
+            counted = self._counted[key] = (
+                self.metrics.requests.labels(route, method, str(status)),
+                self.metrics.seconds.labels(route, method),
+            )
+        counted[0].inc()
+        counted[1].observe(seconds)
+        if path not in _OPEN:
+            name = scope.get(REQUEST_ID, "")
+            operator_log.info("http", id=name, route=route, status=status, seconds=round(seconds, 4))
+
+    async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        self.metrics.told(error)
+        headers, name = dict(error.headers), scope.get(REQUEST_ID)
+        if name:
+            headers[ID_HEADER] = name
+        status, told = error.status, error.json()
+        if scope["path"].startswith(MESSAGES):
+            (status, _), told = kind_of(error), error_json(error, name)
+            headers |= {MESSAGE_ID_HEADER: name} if name else {}
+        await Response(told, status, headers, "application/json")(scope, receive, send)
+
+    async def run(self) -> None:
+        """Measures, runs batches and removes what is too old, until it is cancelled."""
+        tasks = [asyncio.create_task(self.watch_lag())]
+        if self._sessions is not None:
+            tasks.append(asyncio.create_task(self._sessions.watch()))
+        if self._keep is not None and self._runner is not None:
+            tasks += [asyncio.create_task(self._keep.watch()), asyncio.create_task(self._runner.run())]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.calls.flush()
+
+    def close_pages(self) -> None:
+        """End what never ends by itself."""
+        if self._live is not None:
+            self._live.close()
+
+    async def watch_lag(self) -> None:
+        """Measures how late the loop wakes, until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LAG_EVERY_S
+            await asyncio.sleep(LAG_EVERY_S)
+            self.metrics.lag.observe(max(0.0, loop.time() - due))
+
+
+def _session_endpoints(
+    sessions: OpenSessions | None,
+    settings: ServerSettings,
+    names: ModelNames,
+    admission: Admission,
+    answers: AnswerRoutes,
+) -> dict[tuple[str, str], _Endpoint]:
+    if sessions is None:
+        return dict.fromkeys(_SESSIONS, _no_sessions)
+    routes = SessionRoutes(sessions, settings, names, admission, answers)
+    made = (routes.create, routes.listed, routes.get, routes.delete)
+    return dict(zip(_SESSIONS, (*made, routes.append, routes.frame, routes.ask), strict=True))
+
+
+def _kept_endpoints(
+    keep: Keep, runner: BatchRunner, admission: Admission, settings: ServerSettings
+) -> dict[tuple[str, str], _Endpoint]:
+    files = FileRoutes(keep, admission, settings.body_timeout_s)
+    batches = BatchRoutes(keep, runner, admission, settings.reattach_s)
+    made = (files.create, files.listed, files.get, files.delete, files.content)
+    return dict(zip(_KEPT, (*made, batches.create, batches.listed, batches.get, batches.cancel), strict=True))
+
+
+async def _nothing_kept(request: Request) -> ASGIApp:
+    text = "responses, files and batches are kept beside a log, and here is none; start it with --log"
+    raise ApiError(404, text, code="no_log")
+
+
+async def _no_sessions(request: Request) -> ASGIApp:
+    text = "sessions are kept by one engine, and here requests go to several; ask one of those"
+    raise ApiError(404, text, code="no_sessions")
+
+
+async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
+    path = scope["path"]
+    why = _ELSEWHERE.get(
+        path, f"there is no route {path[:200]}; see /v1/models, /v1/chat/completions, /v1/messages"
+    )
+    raise ApiError(404, why, code="unknown_url")

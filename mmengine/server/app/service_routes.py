@@ -1,0 +1,169 @@
+"""Routes beside those of answers: models, tokens, health, metrics, version."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from mmengine.errors import MMEngineError
+from mmengine.serve.async_engine.served_engine import ServedEngine
+from mmengine.serve.requests.vllm_metrics import VllmMetrics
+from mmengine.server.app.openapi import document
+from mmengine.server.chat.chat_reader import ChatReader
+from mmengine.server.chat.media_fetch import FetchMetrics
+from mmengine.server.chat.parsed_request import Json
+from mmengine.server.chat.token_requests import (
+    DETOKENIZE_FIELDS,
+    TOKENIZE_FIELDS,
+    decode_detokenize,
+    decode_tokenize,
+    prompt_of,
+)
+from mmengine.server.chat.token_texts import TokenTexts
+from mmengine.server.http.admission import OWNER, Admission
+from mmengine.server.http.body_fields import dropped_header
+from mmengine.server.http.errors import ApiError, api_error, decoded
+from mmengine.server.http.metrics import HttpMetrics, Several, instrumented
+from mmengine.server.http.model_names import ModelNames
+from mmengine.server.http.token_id_lists import take_out
+from mmengine.server.settings import ServerSettings
+from mmengine.version import __version__
+
+MAX_TOKENIZED = 2  # prompts that are tokenized at once for /tokenize
+MAX_DETOKENIZED = 2**20  # tokens of one call of /detokenize
+
+
+class OtherRoutes:
+    """`reader`: of conversations, which are tokenized as they are answered."""
+
+    def __init__(
+        self,
+        engine: ServedEngine,
+        settings: ServerSettings,
+        names: ModelNames,
+        metrics: HttpMetrics,
+        admission: Admission,
+        texts: TokenTexts,
+        fetches: FetchMetrics,
+        reader: ChatReader,
+    ):
+        self._reader, self._ignore_unknown = reader, settings.unknown_fields == "ignore"
+        self._engine, self._names, self._metrics, self._admission = engine, names, metrics, admission
+        self._exposed = _exposed(engine, settings, names.own[0], metrics, fetches)
+        self._created = int(time.time())
+        self._processor = engine.processor
+        self._texts = texts
+        self._room = asyncio.Semaphore(MAX_TOKENIZED)
+
+    async def models(self, request: Request) -> ASGIApp:
+        return _json({"object": "list", "data": [self._model(name) for name in self._names.every]})
+
+    async def model(self, request: Request) -> ASGIApp:
+        name = request.path_params["name"]
+        return _json(self._model(self._names.served(name)[0]))
+
+    def _model(self, name: str) -> Json:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "mmengine",
+            "root": self._names.own[0],
+            "parent": None if name in self._names.own else self._names.own[0],
+            "max_model_len": self._engine.config.max_model_len,
+        }
+
+    async def tokenize(self, request: Request) -> ASGIApp:
+        with self._admission.holding(request.scope[OWNER]) as held:
+            data = await self._admission.bodies.read(request.scope, request.receive, held)
+            async with self._room:
+                return await asyncio.to_thread(self._tokenized, b"".join(data))
+
+    def _tokenized(self, data: bytes) -> Response:
+        dropped = TOKENIZE_FIELDS.check(data, ignore_unknown=self._ignore_unknown)
+        body = decoded(data, decode_tokenize)
+        self._names.served(body.model)
+        prompt = prompt_of(body, self._reader)
+        try:
+            tokens = prompt.prepare(self._processor).prompt_token_ids.tolist()
+        except MMEngineError as error:
+            raise api_error(error, TOKENIZE_FIELDS.names) from None
+        found: Json = {
+            "count": len(tokens),
+            "max_model_len": self._engine.config.max_model_len,
+            "tokens": tokens,
+            "token_strs": [self._texts.of(token)[0] for token in tokens] if body.return_token_strs else None,
+        }
+        return _json(found, headers=dropped_header(dropped))
+
+    async def detokenize(self, request: Request) -> ASGIApp:
+        with self._admission.holding(request.scope[OWNER]) as held:
+            data = await self._admission.bodies.read(request.scope, request.receive, held)
+            return await asyncio.to_thread(self._detokenized, b"".join(data))
+
+    def _detokenized(self, data: bytes) -> Response:
+        small, ids = take_out(data, b"tokens")
+        dropped = DETOKENIZE_FIELDS.check(small, ignore_unknown=self._ignore_unknown)
+        body, tokenizer = decoded(small, decode_detokenize), self._processor.tokenizer
+        self._names.served(body.model)
+        tokens = ids.lists[0] if body.tokens == ids.stands and ids.lists else body.tokens
+        if len(tokens) > MAX_DETOKENIZED:
+            raise ApiError(400, f"at most {MAX_DETOKENIZED} tokens are taken", "tokens")
+        if any(not 0 <= token < tokenizer.vocab_size for token in tokens):
+            raise ApiError(400, f"tokens lie in 0 to {tokenizer.vocab_size - 1}", "tokens")
+        text = tokenizer.decode(tokens, skip_special_tokens=False)
+        return _json({"prompt": text}, headers=dropped_header(dropped))
+
+    async def live(self, request: Request) -> ASGIApp:
+        return _json({"status": "alive"})
+
+    async def ready(self, request: Request) -> ASGIApp:
+        reasons = self._admission.reasons()
+        found: Json = {"status": "not ready" if reasons else "ready", "reasons": list(reasons)}
+        if not reasons:
+            return _json(found)
+        return _json(found, 503, {"retry-after": str(self._admission.retry_later_s())})
+
+    async def metrics(self, request: Request) -> ASGIApp:
+        text = await asyncio.to_thread(generate_latest, self._exposed)
+        return Response(text, media_type="text/plain; version=0.0.4")
+
+    async def openapi(self, request: Request) -> ASGIApp:
+        return Response(await asyncio.to_thread(document), media_type="application/json")
+
+    async def version(self, request: Request) -> ASGIApp:
+        return _json({"version": __version__})
+
+
+def _exposed(
+    engine: ServedEngine,
+    settings: ServerSettings,
+    model_name: str,
+    metrics: HttpMetrics,
+    fetches: FetchMetrics,
+) -> CollectorRegistry:
+    """All that /metrics tells."""
+
+    def ours() -> Iterator[Metric]:
+        yield from engine.metrics.collect()  # another one, when another engine has taken over
+        yield from metrics.collect()
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Several(ours))
+    registry.register(Several(fetches.collect))
+    if settings.metrics_compat == "vllm":
+        config = engine.config
+        kept = {"block_size": config.block_size, "num_gpu_blocks": config.num_blocks - 1}
+        registry.register(VllmMetrics(ours, model_name, kept))
+        registry.register(Several(lambda: instrumented(metrics.collect())))
+    return registry
+
+
+def _json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, "application/json")

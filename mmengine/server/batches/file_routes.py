@@ -1,0 +1,195 @@
+"""/v1/files: what is uploaded, and what batches write."""
+
+import asyncio
+import time
+from collections import Counter
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.types import ASGIApp
+
+from mmengine.errors import MMEngineError, QueueFull
+from mmengine.server.chat.parsed_request import Json
+from mmengine.server.chat.uploaded_images import IMAGE_PURPOSES, no_file
+from mmengine.server.http.admission import OWNER, Admission
+from mmengine.server.http.errors import ApiError, ClientLeft, api_error
+from mmengine.server.http.pagination import page
+from mmengine.server.storage.files import MAX_SHOWN, FileTooLarge, StoredFile
+from mmengine.server.storage.storage import Keep
+from mmengine.server.storage.uploads import Upload
+
+MAX_UPLOADS = 16  # at once
+PURPOSES = ("batch", *IMAGE_PURPOSES)
+MIN_EXPIRES_S, MAX_EXPIRES_S = 3600, 30 * 86400  # OpenAI's
+_PIECE = 2**20  # bytes of a body that must come within body_timeout_s
+_SHOWN = 1000  # of a list for which no limit is asked
+
+
+class FileRoutes:
+    def __init__(self, keep: Keep, admission: Admission, body_timeout_s: float):
+        self._files, self._batches = keep.files, keep.batches
+        self._admission, self._timeout_s = admission, body_timeout_s
+        self._uploads: Counter[str] = Counter()  # that are on their way, by key
+
+    async def create(self, request: Request) -> ASGIApp:
+        if (why := self._admission.draining()) is not None:
+            raise why
+        owner = request.scope[OWNER]
+        most = MAX_UPLOADS // 2 if self._admission.has_several_keys else MAX_UPLOADS
+        if self._uploads[owner] >= most or self._uploads.total() >= MAX_UPLOADS:
+            raise ApiError(
+                429,
+                f"{MAX_UPLOADS} files may be uploaded at once, half of them with one of several keys; try "
+                "again later",
+                code="uploads_full",
+                headers={"retry-after": "1", "connection": "close"},
+            )
+        self._uploads[owner] += 1
+        try:
+            return _json(shown_file(await self._upload(request)))
+        finally:
+            self._uploads[owner] -= 1
+            if not self._uploads[owner]:
+                del self._uploads[owner]
+
+    async def _upload(self, request: Request) -> StoredFile:
+        owner, loop, files = request.scope[OWNER], asyncio.get_running_loop(), self._files
+        upload: Upload | None = None
+        try:
+            incoming = files.incoming(owner)
+            upload = Upload(request.headers.get("content-type", ""), incoming)
+            await self._receive(request, upload)
+            upload.check()
+            purpose, expires_s = _asked(upload.fields)
+            await loop.run_in_executor(files.threads, incoming.finish)
+            file = await files.add(incoming, upload.filename or "", purpose, expires_s)
+            incoming.release()
+            return file
+        except BaseException as error:
+            if upload is not None:
+                await asyncio.shield(loop.run_in_executor(files.threads, upload.incoming.discard))
+            raise _told(error) from None
+
+    async def _receive(self, request: Request, upload: Upload) -> None:
+        """Its body goes to the disk. Who sends slower than a piece in body_timeout_s is not waited for."""
+        loop, begun, num_bytes = asyncio.get_running_loop(), time.monotonic(), 0
+        while True:
+            left_s = begun + self._timeout_s * (1 + num_bytes // _PIECE) - time.monotonic()
+            try:
+                message = await asyncio.wait_for(request.receive(), max(left_s, 0.001))
+            except TimeoutError:
+                raise ApiError(
+                    408,
+                    f"no {_PIECE} bytes of the file came within {self._timeout_s:g} seconds (body_timeout_s)",
+                    headers={"connection": "close"},
+                ) from None
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            body = message.get("body", b"")
+            num_bytes += len(body)
+            await loop.run_in_executor(self._files.threads, upload.feed, body)
+            if not message.get("more_body", False):
+                return
+
+    async def listed(self, request: Request) -> ASGIApp:
+        purpose = request.query_params.get("purpose")
+        owner = request.scope[OWNER]
+
+        def made() -> bytes:
+            found = [file for file in self._files.listed(owner) if purpose in (None, "", file.purpose)]
+            return msgspec.json.encode(
+                page(
+                    request,
+                    found,
+                    lambda it: it.file_id,
+                    shown_file,
+                    most=MAX_SHOWN,
+                    by_itself=_SHOWN,
+                    place_of=lambda name: self._files.places.of(name, owner),
+                )
+            )
+
+        return Response(await asyncio.to_thread(made), media_type="application/json")
+
+    async def get(self, request: Request) -> ASGIApp:
+        return _json(shown_file(self._file(request)))
+
+    async def content(self, request: Request) -> ASGIApp:
+        file = self._file(request)
+        return FileResponse(
+            self._files.path(file.file_id), media_type="application/octet-stream", filename=file.filename
+        )
+
+    async def delete(self, request: Request) -> ASGIApp:
+        file = self._file(request)
+        if file.file_id in self._batches.inputs():
+            raise ApiError(409, "a batch that has not ended reads this file; cancel it first", "file_id")
+        try:
+            await self._files.delete(file.file_id, file.owner)
+        except MMEngineError as error:
+            raise api_error(error) from None
+        return _json({"id": file.file_id, "object": "file", "deleted": True})
+
+    def _file(self, request: Request) -> StoredFile:
+        name = request.path_params["file_id"]
+        file = self._files.get(name, request.scope[OWNER])
+        if file is None:
+            raise no_file(name)
+        return file
+
+
+def shown_file(file: StoredFile) -> Json:
+    return {
+        "id": file.file_id,
+        "object": "file",
+        "bytes": file.num_bytes,
+        "created_at": file.created,
+        "expires_at": file.expires_at or None,
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def _asked(fields: dict[str, str]) -> tuple[str, int]:
+    """The purpose, and after how many seconds it goes. Raises ApiError."""
+    purpose = fields.get("purpose", "")
+    if purpose not in PURPOSES:
+        raise ApiError(400, f"purpose must be one of {', '.join(PURPOSES)}", "purpose")
+    anchor, seconds = (fields.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
+    if anchor is None and seconds is None:
+        return purpose, 0
+    number = int(seconds) if seconds and seconds.isascii() and seconds.isdigit() else None
+    return purpose, expires_after(anchor, number)
+
+
+def expires_after(anchor: str | None, seconds: int | None, where: str = "expires_after") -> int:
+    """Raises ApiError."""
+    if anchor != "created_at":
+        raise ApiError(400, f"{where}.anchor must be created_at", f"{where}.anchor")
+    if seconds is None or not MIN_EXPIRES_S <= seconds <= MAX_EXPIRES_S:
+        text = f"{where}.seconds must lie in {MIN_EXPIRES_S} to {MAX_EXPIRES_S}"
+        raise ApiError(400, text, f"{where}.seconds")
+    return seconds
+
+
+def _told(error: BaseException) -> BaseException:
+    """As its caller is told; what broke off an upload closes its connection."""
+    if isinstance(error, (ApiError, ClientLeft)) or not isinstance(error, MMEngineError):
+        return error
+    found = api_error(error)
+    status = 413 if isinstance(error, FileTooLarge) else 400 if isinstance(error, QueueFull) else found.status
+    code = {413: "file_too_large", 400: "files_full" if isinstance(error, QueueFull) else None}
+    return ApiError(
+        status,
+        str(error),
+        None if status == 503 else "file",
+        code.get(status, found.body.code),
+        {**found.headers, "connection": "close"},
+    )
+
+
+def _json(value: Json) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,0 +1,202 @@
+"""/v1/batches: files of requests that are answered beside all else, and finished whatever happens."""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from mmengine.errors import MMEngineError
+from mmengine.server.answers.routes import LINE_ENDPOINTS
+from mmengine.server.batches.file_routes import expires_after
+from mmengine.server.batches.runner import BatchRunner
+from mmengine.server.calls.call_identity import IDEMPOTENCY_KEY, Key, digest_of, key_of, tries_again
+from mmengine.server.calls.call_registry import in_use, other_body
+from mmengine.server.chat.parsed_request import Json
+from mmengine.server.chat.uploaded_images import no_file
+from mmengine.server.http.admission import OWNER, Admission
+from mmengine.server.http.errors import ApiError, api_error, decoded
+from mmengine.server.http.pagination import page
+from mmengine.server.storage.batches import Batch
+from mmengine.server.storage.storage import Keep
+
+MAX_METADATA = 16  # entries
+MAX_WINDOW_S = 14 * 86400
+MAX_PAGE = 100  # of one list
+_SHOWN = 20  # of a list for which no limit is asked
+_WINDOW = re.compile(r"([1-9][0-9]{0,7})([smhd])")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_AT = (
+    *("in_progress_at", "finalizing_at", "completed_at", "failed_at"),
+    *("expired_at", "cancelling_at", "cancelled_at"),
+)
+
+
+class ExpiresAfter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    anchor: str
+    seconds: int
+
+
+class BatchBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+            Meta(max_length=MAX_METADATA),
+        ]
+        | None
+    ) = None
+    output_expires_after: ExpiresAfter | None = None
+
+
+_decode = msgspec.json.Decoder(BatchBody).decode
+
+
+class BatchRoutes:
+    """`reattach_s`: within which a try that broke is taken up."""
+
+    def __init__(self, keep: Keep, runner: BatchRunner, admission: Admission, reattach_s: float):
+        self._keep, self._runner, self._admission = keep, runner, admission
+        self._reattach_s = reattach_s
+        self._creating: set[Key] = set()
+
+    async def create(self, request: Request) -> ASGIApp:
+        owner = request.scope[OWNER]
+        if (why := self._admission.draining()) is not None:
+            raise why
+        key = key_of(request)
+        place = owner, IDEMPOTENCY_KEY, key
+        with self._admission.holding(owner) as held:
+            data = b"".join(await self._admission.bodies.read(request.scope, request.receive, held))
+            body, digest = await asyncio.to_thread(lambda: (decoded(data, _decode), digest_of(request, data)))
+        if place in self._creating:
+            raise in_use(place)
+        batch = self._created(request, owner, key, digest)
+        if batch is None:
+            batch = self._asked(body, owner, key, digest)
+            if key:
+                self._creating.add(place)
+            try:
+                await self._runner.create(batch)
+            except MMEngineError as error:
+                raise api_error(error) from None
+            finally:
+                self._creating.discard(place)
+        elif batch.digest != digest:
+            raise other_body(place)
+        return _json(shown_batch(batch))
+
+    def _created(self, request: Request, owner: str, key: str, digest: bytes) -> Batch | None:
+        """The batch that the same call created before: by its key, or by a try of it that broke."""
+        batches = self._keep.batches
+        if key:
+            return batches.created_by(owner, key)
+        since = self._keep.clock() - self._reattach_s
+        return batches.created_alike(owner, digest, since) if tries_again(request) else None
+
+    def _asked(self, body: BatchBody, owner: str, key: str, digest: bytes) -> Batch:
+        """Raises ApiError."""
+        file = self._keep.files.get(body.input_file_id, owner)
+        if file is None:
+            raise no_file(body.input_file_id, "input_file_id")
+        if file.purpose != "batch":
+            text = f"the file was uploaded for {file.purpose}; upload it with the purpose batch"
+            raise ApiError(400, text, "input_file_id")
+        if body.endpoint not in LINE_ENDPOINTS:
+            text = f"endpoint must be one of {', '.join(LINE_ENDPOINTS)}"
+            raise ApiError(400, text, "endpoint")
+        expires, expires_s = body.output_expires_after, 0
+        if expires is not None:
+            expires_s = expires_after(expires.anchor, expires.seconds, "output_expires_after")
+        now = int(self._keep.clock())
+        return Batch(
+            batch_id=self._keep.batches.new_id(),
+            owner=owner,
+            endpoint=body.endpoint,
+            input_file_id=file.file_id,
+            completion_window=body.completion_window,
+            created=now,
+            expires_at=now + _seconds(body.completion_window),
+            metadata=body.metadata,
+            output_expires_s=expires_s,
+            key=key,
+            digest=digest,
+        )
+
+    async def listed(self, request: Request) -> ASGIApp:
+        owner, batches = request.scope[OWNER], self._keep.batches
+        return _json(
+            page(
+                request,
+                batches.listed(owner),
+                lambda it: it.batch_id,
+                shown_batch,
+                most=MAX_PAGE,
+                by_itself=_SHOWN,
+                place_of=lambda name: batches.places.of(name, owner),
+            )
+        )
+
+    async def get(self, request: Request) -> ASGIApp:
+        return _json(shown_batch(self._batch(request)))
+
+    async def cancel(self, request: Request) -> ASGIApp:
+        batch = self._batch(request)
+        try:
+            await self._runner.cancel(batch.batch_id)
+        except MMEngineError as error:
+            raise api_error(error) from None
+        return _json(shown_batch(self._batch(request)))
+
+    def _batch(self, request: Request) -> Batch:
+        name = request.path_params["batch_id"]
+        batch = self._keep.batches.get(name, request.scope[OWNER])
+        if batch is None:
+            raise ApiError(404, f"there is no batch {name[:64]!r}", "batch_id", "batch_not_found")
+        return batch
+
+
+def shown_batch(batch: Batch) -> Json:
+    times: Mapping[str, int | None] = {name: batch.at.get(name) for name in _AT}
+    errors = [
+        {"code": each.code, "message": each.message, "line": each.line, "param": each.param}
+        for each in batch.errors
+    ]
+    counts = batch.counts
+    return {
+        "id": batch.batch_id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "errors": {"object": "list", "data": errors} if errors else None,
+        "input_file_id": batch.input_file_id,
+        "completion_window": batch.completion_window,
+        "status": batch.status,
+        "output_file_id": batch.output_file_id or None,
+        "error_file_id": batch.error_file_id or None,
+        "created_at": batch.created,
+        "expires_at": batch.expires_at,
+        **times,
+        "request_counts": {"total": counts.total, "completed": counts.completed, "failed": counts.failed},
+        "metadata": batch.metadata,
+    }
+
+
+def _seconds(window: str) -> int:
+    """Raises ApiError."""
+    found = _WINDOW.fullmatch(window)
+    seconds = int(found[1]) * _UNITS[found[2]] if found is not None else 0
+    if not 1 <= seconds <= MAX_WINDOW_S:
+        text = "completion_window must be a time of at most 14 days, as 24h, 30m or 90s"
+        raise ApiError(400, text, "completion_window")
+    return seconds
+
+
+def _json(value: Json) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

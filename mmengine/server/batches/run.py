@@ -1,0 +1,282 @@
+"""One batch on its way to its end."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple, TypeVar
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from mmengine.errors import InvalidRequest, KeepFailed
+from mmengine.serve.batch.progress import RequestIndex
+from mmengine.serve.requests.operator_log import operator_log
+from mmengine.server.batches.line_answers import Answered, LineAnswers, failed
+from mmengine.server.batches.lines import Line, answer_line, checked, index_of, lines_of
+from mmengine.server.batches.output_files import OUTPUT, Answer, BatchFiles
+from mmengine.server.batches.weighted_semaphore import Room
+from mmengine.server.http.errors import ApiError
+from mmengine.server.storage.batches import Batch, LineError
+from mmengine.server.storage.storage import Keep
+
+DISK_AGAIN_S = 5.0  # after which a disk that was full is asked again
+MAX_PAUSE_S = 30.0  # between two tries of a request that found no place
+MIN_HELD_BYTES = 2**18  # that a line counts for until the engine has it, so that few lines wait there
+_BYTES_AT_ONCE = 2**16  # of lines that are read
+_R = TypeVar("_R")
+
+
+class Means(NamedTuple):
+    """What all batches share. `bodies`: room for bytes of lines that the engine does not have yet.
+    `may_begin`: whether requests may still be asked. `answered`: see BatchRunner. `turning`: a lock of each
+    batch, under which it gets another status."""
+
+    keep: Keep
+    answers: LineAnswers
+    bodies: Room
+    max_lines: int
+    may_begin: Callable[[], bool]
+    answered: Callable[[bool], None]
+    turning: "WeakValueDictionary[str, asyncio.Lock]"
+
+
+class BatchRun:
+    """`run` it until it ends. Where that is cancelled, all stays as it is for the next `run`, also of another
+    process."""
+
+    def __init__(self, batch_id: str, means: Means):
+        self.batch_id, self._means = batch_id, means
+        self._keep, self._turning = means.keep, means.turning.setdefault(batch_id, asyncio.Lock())
+        self._stopped = ""  # the status that it ends with before all is answered
+        self._asking: asyncio.Task[None] | None = None
+        self._ready: list[tuple[Answer, Answered]] = []  # to be written
+        self._came = asyncio.Event()
+        self._is_asked = self._gives_up = False  # nothing more comes to be written; it is not worth waiting
+
+    @property
+    def batch(self) -> Batch:
+        found = self._keep.batches.get(self.batch_id)
+        assert found is not None  # those that run are never forgotten
+        return found
+
+    async def cancel(self) -> None:
+        """Asks no more, and ends with what is there. Raises ApiError where it has ended or is about to."""
+        async with self._turning:
+            batch = self.batch
+            if batch.status in ("cancelling", "cancelled"):
+                return
+            if batch.status not in ("validating", "in_progress"):
+                text = f"the batch is {batch.status}, and cannot be cancelled any more"
+                raise ApiError(409, text, "batch_id", "batch_not_cancellable")
+            await self._keep.batches.save(batch.turned("cancelling", self._keep.clock()))
+        self._stop("cancelled")
+
+    def look(self) -> None:
+        """It may have been cancelled while it began, or its time be over."""
+        batch = self.batch
+        if self._stopped:
+            return
+        if batch.status == "cancelling":
+            self._stop("cancelled")
+        elif batch.status in ("validating", "in_progress") and self._keep.clock() >= batch.expires_at:
+            self._stop("expired")
+
+    def _stop(self, status: str) -> None:
+        if self._asking is not None and not self._stopped:  # it may clean up already
+            self._asking.cancel()
+        self._stopped = status
+
+    async def run(self) -> None:
+        """Raises KeepFailed, OSError; it may be run again then."""
+        self.look()
+        try:
+            requests = await self._validated()
+            if requests is not None:
+                await self._answer_all(requests)
+        except InvalidRequest as error:
+            await self._fail([LineError("output_damaged", str(error))])
+        except FileNotFoundError:
+            await self._fail([LineError("file_lost", "a file of the batch is not there any more")])
+        if not self.batch.is_live:
+            self._means.answers.rows_left.drop(self.batch.owner, self.batch_id)
+
+    async def _validated(self) -> RequestIndex | None:
+        """The lines of its file; None where they are wrong, and the batch has failed."""
+        batch, files = self.batch, self._keep.files
+        path = files.path(batch.input_file_id)
+        if batch.status != "validating":
+            return await self._disk(lambda: index_of(path))
+        requests, errors = await self._disk(lambda: checked(path, batch.endpoint, self._means.max_lines))
+        if errors:
+            await self._fail(errors)
+            return None
+        await self._turn("in_progress")
+        return requests
+
+    async def _fail(self, errors: list[LineError]) -> None:
+        async with self._turning:
+            batch = msgspec.structs.replace(
+                self.batch.turned("failed", self._keep.clock()), errors=tuple(errors)
+            )
+            await self._keep.batches.save(batch)
+
+    async def _turn(self, status: str) -> None:
+        async with self._turning:
+            if self.batch.status not in ("cancelling", status):
+                await self._keep.batches.save(self.batch.turned(status, self._keep.clock()))
+
+    async def _answer_all(self, requests: RequestIndex) -> None:
+        batch = self.batch
+        out = await self._disk(lambda: BatchFiles(self._keep.files, batch, requests))
+        try:
+            self._keep.batches.count(self.batch_id, out.counts)
+            self._is_asked, self._gives_up = False, True
+            writing = asyncio.create_task(self._write(out))
+            try:
+                await self._ask_all(requests, out)
+                self._gives_up = False
+            finally:
+                self._is_asked = True
+                self._came.set()
+                await writing
+            if self._stopped == "expired":
+                await self._disk(lambda: out.expire(self._name))
+            elif not self._stopped and len(out.answered) < len(requests):
+                raise KeepFailed("some lines could not be asked")  # a bug: they are asked again
+            await self._end(out)
+        finally:
+            await asyncio.shield(self._disk(out.close))
+
+    async def _end(self, out: BatchFiles) -> None:
+        keep = self._keep
+        if not self._stopped:
+            await self._turn("finalizing")
+        now = keep.clock()
+        written = await self._disk(lambda: out.finish(int(now)))
+        async with self._turning:
+            self.look()
+            kinds = {file.file_id == self.batch.file_id(OUTPUT): file.file_id for file in written}
+            batch = msgspec.structs.replace(
+                self.batch.turned(self._stopped or "completed", now),
+                counts=out.counts,
+                output_file_id=kinds.get(True, ""),
+                error_file_id=kinds.get(False, ""),
+            )
+            await keep.batches.end(batch, written, keep.files)
+
+    # Asking
+
+    async def _ask_all(self, requests: RequestIndex, out: BatchFiles) -> None:
+        """Until all lines are answered, or it is stopped."""
+        if self._stopped or len(out.answered) == len(requests):
+            return
+        asking = self._asking = asyncio.create_task(self._feed(requests, out))
+        try:
+            await asyncio.wait([asking])
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        if not asking.cancelled():
+            asking.result()
+        elif not self._stopped:
+            raise asyncio.CancelledError
+
+    async def _feed(self, requests: RequestIndex, out: BatchFiles) -> None:
+        path = self._keep.files.path(self.batch.input_file_id)
+        lines = lines_of(path, requests, set(out.answered))
+        tasks: set[asyncio.Task[None]] = set()
+        try:
+            while some := await self._disk(lambda: _some(lines)):
+                for line in some:
+                    while not self._means.may_begin():
+                        await asyncio.sleep(1)
+                    held = _HeldBody(
+                        self._means.bodies, await self._means.bodies.take(max(len(line.body), MIN_HELD_BYTES))
+                    )
+                    task = asyncio.create_task(self._ask(line, held))
+                    tasks.add(task)
+                    task.add_done_callback(tasks.discard)
+            if tasks:
+                await asyncio.wait(tasks)
+        finally:
+            left = list(tasks)
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+
+    async def _ask(self, line: Line, held: "_HeldBody") -> None:
+        batch, name, pause_s = self.batch, self._name(line.number), 0.5
+        try:
+            while True:
+                try:
+                    answered = await self._means.answers.answer(
+                        batch.endpoint, line.body, name, batch.owner, held.release
+                    )
+                    break
+                except ApiError as error:
+                    operator_log.info("a line of a batch waits", id=name, reason=str(error))
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, MAX_PAUSE_S)
+                except Exception as error:  # a bug, which is no reason to keep the other lines waiting
+                    answered = failed(name, error)
+                    break
+        finally:
+            held.release()
+        is_good = answered.status == 200
+        text = answer_line(name, line.custom_id, answered.status, answered.body)
+        self._ready.append((Answer(line.place, text, is_good), answered))
+        self._came.set()
+
+    def _name(self, number: int) -> str:
+        """Of the request of a line."""
+        return f"{self.batch_id}-{number}"
+
+    # Writing
+
+    async def _write(self, out: BatchFiles) -> None:
+        """What is answered, until all is."""
+        while self._ready or not self._is_asked:
+            await self._came.wait()
+            self._came.clear()
+            some = list(self._ready)
+            answers = [answer for answer, _ in some]
+            try:
+                await self._disk(partial(out.write, answers))
+            except OSError as error:
+                operator_log.error("a batch cannot be written", id=self.batch_id, reason=error.strerror)
+                if self._is_asked and self._gives_up:
+                    return  # who goes on has these answers again
+                await asyncio.sleep(DISK_AGAIN_S)
+                self._came.set()
+                continue
+            del self._ready[: len(some)]
+            self._keep.batches.count(self.batch_id, out.counts)
+            for answer, answered in some:
+                answered.written()
+                self._means.answered(answer.is_good)
+            if self._ready or self._is_asked:
+                self._came.set()
+
+    async def _disk(self, work: Callable[[], _R]) -> _R:
+        return await asyncio.get_running_loop().run_in_executor(self._keep.files.threads, work)
+
+
+class _HeldBody:
+    """Bytes of a line, to its release."""
+
+    def __init__(self, room: Room, amount: int):
+        self._room, self._amount = room, amount
+
+    def release(self) -> None:
+        amount, self._amount = self._amount, 0
+        self._room.give(amount)
+
+
+def _some(lines: Iterator[Line]) -> list[Line]:
+    """The next ones; large ones one by one."""
+    found: list[Line] = []
+    num_bytes = 0
+    while num_bytes < _BYTES_AT_ONCE and (line := next(lines, None)) is not None:
+        found.append(line)
+        num_bytes += len(line.body)
+    return found

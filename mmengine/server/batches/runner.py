@@ -1,0 +1,106 @@
+"""Runs batches beside the calls of clients, all those that are live, each for itself."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from weakref import WeakValueDictionary
+
+from mmengine.errors import in_one_line
+from mmengine.serve.async_engine.served_engine import ServedEngine
+from mmengine.serve.requests.operator_log import operator_log
+from mmengine.server.batches.line_answers import LineAnswers, LineReader
+from mmengine.server.batches.recovered_rows import RowsLeft
+from mmengine.server.batches.run import BatchRun, Means
+from mmengine.server.batches.weighted_semaphore import Room
+from mmengine.server.http.admission import Admission
+from mmengine.server.settings import ServerSettings
+from mmengine.server.storage.batches import Batch
+from mmengine.server.storage.storage import Keep
+
+BODIES_BYTES = 64 * 2**20  # of lines that the engine does not have yet
+FREE_SEATS = 4  # one of so many is not for batches: what runs gives way for its blocks, never for its place
+LOOK_S = 0.5  # between two looks at the clock
+AGAIN_S = 10.0  # after which a batch is tried again that the disk stopped
+
+
+class BatchRunner:
+    """`reader`: the routes of answers. `answered`: called with each line that is written, and whether with an
+    answer. Make it on the event loop."""
+
+    def __init__(
+        self,
+        keep: Keep,
+        engine: ServedEngine,
+        reader: LineReader,
+        rows_left: RowsLeft,
+        admission: Admission,
+        settings: ServerSettings,
+        answered: Callable[[bool], None] = lambda is_good: None,
+    ):
+        self._keep = keep
+        most = engine.config.max_num_seqs
+        seats = max(1, min(most - max(1, most // FREE_SEATS), engine.max_open // 2))
+        self._answers = LineAnswers(engine, reader, rows_left, Room(seats), settings.batch_priority)
+        self._means = Means(
+            keep,
+            self._answers,
+            Room(BODIES_BYTES),
+            settings.max_batch_lines,
+            lambda: not admission.is_draining,
+            answered,
+            WeakValueDictionary(),
+        )
+        self._runs: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
+        self._not_before: dict[str, float] = {}  # monotonic, of those that the disk stopped
+        self._woken = asyncio.Event()
+
+    async def create(self, batch: Batch) -> None:
+        """It will be run, whatever becomes of this process. Raises QueueFull, KeepFailed."""
+        await self._keep.batches.create(batch)
+        self._woken.set()
+
+    async def cancel(self, batch_id: str) -> None:
+        """Raises ApiError where it has ended or is about to, KeepFailed."""
+        run = self._runs[batch_id][0] if batch_id in self._runs else BatchRun(batch_id, self._means)
+        await run.cancel()
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Until it is cancelled: what runs then stays in the log."""
+        try:
+            while True:
+                self._begin()
+                for run, _ in self._runs.values():
+                    run.look()
+                self._woken.clear()
+                try:
+                    async with asyncio.timeout(LOOK_S):
+                        await self._woken.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            self._answers.leaves = True
+            tasks = [task for _, task in self._runs.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._answers.rows_left.leave()
+
+    def _begin(self) -> None:
+        now = time.monotonic()
+        for batch in self._keep.batches.live():
+            name = batch.batch_id
+            if name not in self._runs and self._not_before.get(name, 0.0) <= now:
+                run = BatchRun(name, self._means)
+                task = asyncio.create_task(run.run())
+                self._runs[name] = run, task
+                task.add_done_callback(partial(self._ended, name))
+
+    def _ended(self, name: str, done: asyncio.Task[None]) -> None:
+        del self._runs[name]
+        self._not_before.pop(name, None)
+        self._woken.set()
+        if not done.cancelled() and (error := done.exception()) is not None:
+            operator_log.error("a batch stopped for now", id=name, reason=in_one_line(error))
+            self._not_before[name] = time.monotonic() + AGAIN_S

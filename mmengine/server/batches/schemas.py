@@ -1,0 +1,101 @@
+"""What /v1/files and /v1/batches say, as OpenAI's clients read it."""
+
+from typing import Literal
+
+from mmengine.server.chat.parsed_request import Json
+from mmengine.server.chat.response_schemas import Page, Said
+
+
+class FileObject(Said):
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    purpose: Literal["batch", "vision", "user_data", "batch_output"]
+    status: Literal["processed"]
+    status_details: None
+
+
+class FileDeleted(Said):
+    id: str
+    object: Literal["file"]
+    deleted: bool
+
+
+class FileObjects(Page):
+    data: list[FileObject]
+
+
+class BatchError(Said):
+    """`line`: of the file, from 1."""
+
+    code: str
+    message: str
+    line: int | None
+    param: str | None
+
+
+class BatchErrors(Said):
+    object: Literal["list"]
+    data: list[BatchError]
+
+
+class RequestCounts(Said):
+    total: int
+    completed: int
+    failed: int
+
+
+class BatchObject(Said):
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    errors: BatchErrors | None
+    input_file_id: str
+    completion_window: str
+    status: Literal[
+        "validating",
+        "in_progress",
+        "finalizing",
+        "completed",
+        "failed",
+        "expired",
+        "cancelling",
+        "cancelled",
+    ]
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    expires_at: int
+    in_progress_at: int | None
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: RequestCounts
+    metadata: dict[str, str] | None
+
+
+class BatchObjects(Page):
+    data: list[BatchObject]
+
+
+class Upload(Said):
+    """The parts of an upload."""
+
+    file: str
+    purpose: Literal["batch", "vision", "user_data"]
+
+
+def described_upload(schema: Json) -> Json:
+    """Its file is bytes, and it may go by itself."""
+    properties = schema["properties"]
+    assert isinstance(properties, dict)
+    properties["file"] = {"type": "string", "contentMediaType": "application/octet-stream"}
+    properties["expires_after[anchor]"] = {"enum": ["created_at"]}
+    properties["expires_after[seconds]"] = {"type": "string", "pattern": "^[0-9]+$"}
+    return schema

@@ -1,0 +1,1 @@
+"""Calls that outlive their connection: identified, detached, stored, recovered from the log, and traced."""

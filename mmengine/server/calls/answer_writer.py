@@ -1,0 +1,64 @@
+"""Answers on their way into the store: those that end within a moment share one write."""
+
+import asyncio
+from collections.abc import Callable
+from itertools import islice
+
+from mmengine.errors import KeepFailed
+from mmengine.serve.requests.operator_log import operator_log
+from mmengine.server.calls.detached_call import Call
+from mmengine.server.calls.stored_responses import KeptResponses
+
+TOGETHER_S = 0.5  # that an answer waits for others; nobody waits for that, and the log has it
+AGAIN_S = 1.0  # behind which a store that failed is tried again
+MAX_TOGETHER = 256  # answers of one write
+MAX_WAITING = 256  # answers that wait for a store which fails; behind them no more are taken
+
+
+class Storing:
+    """`stored`: told of those that are on the disk, so that the log may forget them. Belongs to an event
+    loop."""
+
+    def __init__(self, kept: KeptResponses, stored: Callable[[list[Call]], None]):
+        self._kept, self._stored = kept, stored
+        self._waiting: dict[Call, None] = {}
+        self._writes = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._error: KeepFailed | None = None
+
+    def check_room(self) -> None:
+        """Raise KeepFailed where too many answers wait for a store that fails."""
+        if self._error is not None and len(self._waiting) >= MAX_WAITING:
+            raise self._error
+
+    def put(self, call: Call) -> None:
+        self._waiting[call] = None
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def drop(self, call: Call) -> None:
+        """Nothing of it comes into the store when this returns, unless it is there."""
+        self._waiting.pop(call, None)
+        async with self._writes:
+            pass
+
+    async def flush(self) -> None:
+        """Store now what waits, unless the store fails."""
+        async with self._writes:
+            while some := list(islice(self._waiting, MAX_TOGETHER)):
+                try:
+                    await self._kept.put_all([call.answered for call in some])
+                except KeepFailed as error:
+                    self._error = error
+                    operator_log.error("responses not stored", responses=len(some), reason=str(error))
+                    return
+                self._error = None
+                for call in some:
+                    self._waiting.pop(call, None)
+                self._stored(some)
+
+    async def _run(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(TOGETHER_S if self._error is None else AGAIN_S)
+            await self.flush()
+        self._task = self._error = None

@@ -1,0 +1,117 @@
+"""Responses in the store beside the log, and the conversations that they continue."""
+
+from collections.abc import Container, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from mmengine.errors import CorruptLog
+from mmengine.serve.stream.answer_record import Whole
+from mmengine.server.calls.call_identity import ITS_ID, Key
+from mmengine.server.chat.parsed_request import Envelope
+from mmengine.server.chat.submission import in_log, log_id
+from mmengine.server.storage.answer_store import Kept, Store
+
+LARGE_ENVELOPE = 2**18  # bytes; what is larger stands in the store alone, and not in the log
+_SMALL_INPUT = LARGE_ENVELOPE // 2  # bytes of what a call brings, with which its envelope is not large
+_JSON_BYTES = 6  # of a character at most: \u0000
+_encode, _pack = msgspec.json.encode, msgspec.msgpack.encode
+_decode_envelope = msgspec.json.Decoder(Envelope).decode
+_decode_whole = msgspec.msgpack.Decoder(Whole).decode
+
+
+class KeptResponse(NamedTuple):
+    """`answer`: None of one that was begun, and has none yet."""
+
+    request_id: str
+    envelope: Envelope
+    answer: Whole | None
+
+
+class Answered(NamedTuple):
+    """A response that ended. `told`: its envelope as the log has it."""
+
+    envelope: Envelope
+    request_id: str
+    told: bytes
+    answer: Whole
+
+
+class KeptResponses:
+    """By owner and request id; see Store for what its methods raise."""
+
+    def __init__(self, store: Store):
+        self._store = store
+        self.begun_before = store.begun_before  # ids, as the log knows them, of what has no answer
+
+    def fits_log(self, envelope: Envelope, media: Mapping[str, bytes]) -> bool:
+        """Whether `begin` would keep nothing of it for sure."""
+        if media:
+            return False
+        if (asked := envelope.responses) is None:
+            return True
+        texts = len(asked.instructions or "") * _JSON_BYTES
+        others = len(asked.input) + len(asked.tools) + len(asked.text) + len(asked.tool_choice)
+        return texts + others <= _SMALL_INPUT
+
+    async def begin(self, envelope: Envelope, request_id: str, media: Mapping[str, bytes]) -> Envelope:
+        """Keep what a response was asked, where the log is no place for it. Gives the log's envelope."""
+        if self.fits_log(envelope, media):
+            return envelope
+        data = _encode(envelope)
+        if not media and len(data) <= LARGE_ENVELOPE:
+            return envelope
+        name = log_id(envelope, request_id, 0)
+        await self._store.begin(name, envelope.owner, envelope.created, data, media, envelope.key)
+        if len(data) <= LARGE_ENVELOPE:
+            return envelope
+        assert envelope.responses is not None
+        told = msgspec.structs.replace(envelope.responses, input=msgspec.Raw(b"[]"), is_begun=True)
+        return msgspec.structs.replace(envelope, responses=told)
+
+    async def refused(self, envelope: Envelope, request_id: str) -> None:
+        """What `begin` kept belongs to no request."""
+        await self._store.delete(log_id(envelope, request_id, 0), envelope.owner)
+
+    async def put_all(self, some: Sequence[Answered]) -> None:
+        """They are on the disk when this returns."""
+        await self._store.put_all(lambda: [_as_kept(*each) for each in some])
+
+    async def drop_unasked(self, asked: Container[str]) -> None:
+        """Remove what was begun before, and belongs to no request. `asked`: ids of those that the log has."""
+        if names := [name for name in self.begun_before if name not in asked]:
+            await self._store.drop_unfinished(names)
+
+    async def get(self, owner: str, request_id: str) -> KeptResponse | None:
+        """None where there is none of this owner. Raises CorruptLog for what cannot be read."""
+        return _read(await self._store.get(in_log(owner, request_id), owner))
+
+    async def of(self, key: Key) -> KeptResponse | None:
+        """The same, by what a caller gave a call."""
+        owner, kind, name = key
+        return await self.get(owner, name) if kind == ITS_ID else _read(await self._store.of_key(name, owner))
+
+    async def delete(self, owner: str, request_id: str) -> bool:
+        """Whether there was one."""
+        return await self._store.delete(in_log(owner, request_id), owner)
+
+    async def media(self, sha: str) -> bytes | None:
+        return await self._store.media(sha)
+
+
+def _read(kept: Kept | None) -> KeptResponse | None:
+    if kept is None:
+        return None
+    request_id = kept.response_id.removeprefix(in_log(kept.owner, ""))
+    try:
+        answer = None if kept.answer is None else _decode_whole(kept.answer)
+        return KeptResponse(request_id, _decode_envelope(kept.envelope), answer)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptLog(f"response {request_id} in the store cannot be read: {error}") from None
+
+
+def _as_kept(envelope: Envelope, request_id: str, told: bytes, answer: Whole) -> Kept:
+    is_begun = envelope.responses is not None and envelope.responses.is_begun
+    name = log_id(envelope, request_id, 0)
+    mine = name, envelope.owner, envelope.created, told, _pack(answer)
+    return Kept(*mine, key=envelope.key, keeps_envelope=is_begun)

@@ -1,0 +1,169 @@
+"""A span of OpenTelemetry for each call, with children for preparation, queue, prefill and decode.
+
+Nothing of it is made while an answer is computed: when a request is over, the engine tells when what of it
+began (`mmengine.serve.requests.request_times`), and the children are written then, with the times that they
+had. The modules of OpenTelemetry are loaded by whoever asks for traces, and by nobody else.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+
+import msgspec
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, format_span_id, format_trace_id
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from mmengine.serve.async_engine.served_engine import ServedEngine
+from mmengine.serve.prompt.prompt import core_ids
+from mmengine.serve.requests.request_times import Times
+from mmengine.server.chat.parsed_request import Asked
+from mmengine.server.chat.response_builder import Answering
+from mmengine.server.chat.submission import log_id
+from mmengine.server.http.errors import ApiError, ClientLeft, api_error
+from mmengine.version import __version__
+
+MAX_TRACED = 2**14  # requests whose times are awaited; those of the oldest are not told any more
+_OPERATIONS = {"completion": "text_completion"}
+_SAMPLING = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed", "max_tokens")
+Value = str | int | float | bool | list[str]
+
+
+class Tracing:
+    """`provider`: where spans go. Belongs to the event loop on which it is made."""
+
+    def __init__(self, provider: trace.TracerProvider, engine: ServedEngine):
+        self._provider = provider
+        self._tracer = provider.get_tracer("mmengine", __version__)
+        self._parents: dict[str, Context] = {}  # of the spans of requests, by their ids in the log
+        self._loop = asyncio.get_running_loop()
+        engine.tell_times(self._heard)
+
+    def begin(self, asked: Asked, num_prompts: int) -> "Traced":
+        """The span of a call that is read. Its request is to be submitted behind it."""
+        envelope, sampling = asked.envelope, asked.sampling
+        operation = _OPERATIONS.get(envelope.api, "chat")
+        carrier = {"traceparent": envelope.traceparent} if envelope.traceparent else {}
+        span = self._tracer.start_span(
+            f"{operation} {envelope.model}",
+            TraceContextTextMapPropagator().extract(carrier),
+            SpanKind.SERVER,
+        )
+        traced = Traced(span)
+        if not span.is_recording():
+            return traced
+        several = msgspec.structs.replace(envelope, num_prompts=num_prompts)
+        names = [log_id(several, asked.request_id, place) for place in range(num_prompts)]
+        given = {f"gen_ai.request.{name}": getattr(sampling, name) for name in _SAMPLING}
+        found: dict[str, Value | None] = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": "mmengine",
+            "gen_ai.request.model": envelope.model,
+            **given,
+            "gen_ai.request.choice.count": sampling.n if sampling.n > 1 else None,
+            "gen_ai.request.stop_sequences": list(sampling.stop) or None,
+            "gen_ai.request.stream": asked.stream,
+            "mmengine.api": envelope.api,
+            "mmengine.request_id": names[0],
+        }
+        span.set_attributes({name: value for name, value in found.items() if value is not None})
+        parent = trace.set_span_in_context(span)
+        for name in names:
+            self._parents |= dict.fromkeys(core_ids(name, sampling.n), parent)
+        while len(self._parents) > MAX_TRACED:
+            del self._parents[next(iter(self._parents))]
+        return traced
+
+    def _heard(self, request_id: str, times: Times) -> None:
+        """On the engine's thread."""
+        if request_id in self._parents:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(partial(self._tell, request_id, times))
+
+    def _tell(self, request_id: str, times: Times) -> None:
+        """The children of a request that is over."""
+        if (parent := self._parents.pop(request_id, None)) is None:
+            return
+        offset = time.time_ns() - time.monotonic_ns()
+        begun, queued, admitted, first, last, over = times
+        stretches = (
+            ("preparation", begun, queued),
+            ("queue", queued, admitted or over),
+            ("prefill", admitted, first or over),
+            ("decode", first, last),
+        )
+        for name, start, end in stretches:
+            if start and end >= start:
+                ns = [offset + int(at * 1e9) for at in (start, end)]
+                span = self._tracer.start_span(name, parent, start_time=ns[0])
+                span.set_attribute("mmengine.request_id", request_id)
+                span.end(ns[1])
+
+    def close(self) -> None:
+        """What was not sent yet is sent now. It may take seconds."""
+        if isinstance(self._provider, TracerProvider):
+            self._provider.shutdown()
+
+
+class Traced:
+    """The span of one call."""
+
+    def __init__(self, span: Span):
+        self._span = span
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """W3C's, by which a caller finds it."""
+        context = self._span.get_span_context()
+        trace_id, span_id = format_trace_id(context.trace_id), format_span_id(context.span_id)
+        return {"traceparent": f"00-{trace_id}-{span_id}-{int(context.trace_flags):02x}"}
+
+    def failed(self, error: BaseException) -> None:
+        """The call ended before it had an answer, or a stream with it. Ends the span."""
+        if self._span.is_recording():
+            left = isinstance(error, (ClientLeft, asyncio.CancelledError))
+            found = ApiError(499, "the client left", code="left") if left else api_error(error)
+            self._span.set_attribute("error.type", found.body.code or str(found.status))
+            if found.status >= 500:
+                self._span.set_status(Status(StatusCode.ERROR, found.body.message))
+        self._span.end()
+
+    def answered(self, answering: Answering, how: str) -> None:
+        """Ends the span. `how`: as streams end; "whole" of a whole answer, too."""
+        if self._span.is_recording():
+            if how != "whole":
+                self._span.set_attribute("error.type", how)
+            self._span.set_attributes(_told_of(answering))
+        self._span.end()
+
+
+def _told_of(answering: Answering) -> dict[str, Value]:
+    """What is known of an answer, or of what there is of it."""
+    completions = answering.completions
+    if not completions:
+        return {}
+    choices = [choice for each in completions for choice in each.choices]
+    return {
+        "gen_ai.response.id": answering.asked.request_id,
+        "gen_ai.response.model": answering.asked.envelope.model,
+        "gen_ai.response.finish_reasons": [choice.finish_reason for choice in choices],
+        "gen_ai.usage.input_tokens": sum(len(each.prompt_token_ids) for each in completions),
+        "gen_ai.usage.output_tokens": sum(len(choice.token_ids) for choice in choices),
+        "gen_ai.usage.cache_read.input_tokens": sum(each.num_cached_tokens for each in completions),
+    }
+
+
+def over_otlp(endpoint: str, engine: ServedEngine) -> Tracing:
+    """Spans go to a collector at this URL, in the background."""
+    # lazy: a program that has a provider of its own needs no exporter
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    provider = TracerProvider(resource=Resource.create({"service.name": "mmengine"}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    return Tracing(provider, engine)

@@ -1,0 +1,179 @@
+"""Answers as OpenAI's chat API writes them: frames of a stream, and whole ones. Pure functions of what was
+asked and answered; `created` and the id come from the request, as the log has it.
+
+Most of a frame is the same for a whole stream, and is written once.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from mmengine.core.executor import PromptLogprobs
+from mmengine.serve.chat.chunks import BEGINNING, end_of, message_delta
+from mmengine.serve.chat.completion import WholeChoice
+from mmengine.serve.text.choice_deltas import Delta, Entry
+from mmengine.server.chat.parsed_request import Envelope, UsageFrames
+from mmengine.server.chat.token_texts import TokenTexts, clipped
+from mmengine.server.http.errors import ApiError
+
+_encode = msgspec.json.encode
+_BEGINNING = _encode(BEGINNING)
+Usage = dict[str, object]
+
+
+class Tails:
+    """How frames end: with the usage of their choice so far ("always"), saying that they have none ("last"),
+    or without a word of it. `plain`: the end of them all; empty where each has another one."""
+
+    def __init__(self, usage_frames: UsageFrames):
+        ends = {"none": b"}]}\n\n", "last": b'}],"usage":null}\n\n', "always": b""}
+        self.plain = ends[usage_frames]
+        self._num_prompt: dict[int, int] = {}  # tokens, by choice
+
+    def set_prompt(self, indices: Iterable[int], num_tokens: int) -> None:
+        """How many tokens the prompt of these choices has. To be told before their first frame."""
+        self._num_prompt.update(dict.fromkeys(indices, num_tokens))
+
+    def num_prompt(self, index: int) -> int:
+        return self._num_prompt[index]
+
+    def of(self, index: int, num_tokens: int) -> bytes:
+        if self.plain:
+            return self.plain
+        prompt = self._num_prompt[index]
+        return b'}],"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}}\n\n' % (
+            prompt,
+            num_tokens,
+            prompt + num_tokens,
+        )
+
+
+class Frames(Protocol):
+    """How a route writes its answers."""
+
+    tails: Tails
+    done: bytes  # behind the last frame of a stream
+
+    def first(self, index: int, scores: PromptLogprobs | None = None) -> bytes:
+        """`scores`: of a prompt that is echoed with them."""
+
+    def delta(self, index: int, delta: Delta) -> bytes: ...
+
+    def finish(self, index: int, rest: Delta, finish_reason: str, stop_reason: str | int | None) -> bytes: ...
+
+    def usage(self, usage: Usage) -> bytes: ...
+
+    def error(self, error: ApiError) -> bytes:
+        """The last frame of a stream that breaks off."""
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes: ...
+
+
+class PlainEnds:
+    """How streams of chat and of completions end."""
+
+    done = b"data: [DONE]\n\n"
+
+    def error(self, error: ApiError) -> bytes:
+        return b"data: " + error.json() + b"\n\n"
+
+
+class ChatFrames(PlainEnds):
+    """`texts`: for logprobs; None: nobody asked for them. `names_reasoning_twice`: as reasoning too, beside
+    reasoning_content."""
+
+    def __init__(
+        self,
+        request_id: str,
+        envelope: Envelope,
+        texts: TokenTexts | None,
+        usage_frames: UsageFrames = "none",
+        *,
+        names_reasoning_twice: bool = False,
+    ):
+        self._texts, self._request_id, self.tails = texts, request_id, Tails(usage_frames)
+        self._names_reasoning_twice = names_reasoning_twice
+        self._about = {"id": f"chatcmpl-{request_id}", "created": envelope.created, "model": envelope.model}
+        head = {"id": self._about["id"], "object": "chat.completion.chunk", **self._about}
+        self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
+        self._text_heads: dict[int, bytes] = {}  # of frames with nothing but content, by index
+
+    def _frame(self, index: int, delta: bytes, logprobs: bytes, end: bytes, num_tokens: int) -> bytes:
+        return b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b' % (
+            self._head,
+            index,
+            delta,
+            logprobs,
+            end,
+            self.tails.of(index, num_tokens),
+        )
+
+    def first(self, index: int, scores: PromptLogprobs | None = None) -> bytes:
+        return self._frame(index, _BEGINNING, b"null", b"null", 0)
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        if delta.call is None and not delta.reasoning and not delta.logprobs:
+            if (head := self._text_heads.get(index)) is None:
+                head = self._text_heads[index] = b'%b{"index":%d,"delta":{"content":' % (self._head, index)
+            tail = self.tails.plain or self.tails.of(index, delta.num_tokens)
+            return b'%b%b},"logprobs":null,"finish_reason":null%b' % (head, _encode(delta.content), tail)
+        message = message_delta(self._request_id, index, delta)
+        said = _encode(message)
+        if message.reasoning_content and self._names_reasoning_twice:
+            said = b'%b,"reasoning":%b}' % (said[:-1], _encode(message.reasoning_content))
+        return self._frame(index, said, self._logprobs(delta.logprobs), b"null", delta.num_tokens)
+
+    def finish(self, index: int, rest: Delta, finish_reason: str, stop_reason: str | int | None) -> bytes:
+        *before, last = end_of(rest)
+        end = b'"%b","stop_reason":%b' % (finish_reason.encode(), _encode(stop_reason))
+        if last.argument_errors:
+            end += b',"argument_errors":' + _encode(last.argument_errors)
+        frame = self._frame(index, b"{}", self._logprobs(last.logprobs), end, last.num_tokens)
+        return b"".join(self.delta(index, each) for each in before) + frame
+
+    def usage(self, usage: Usage) -> bytes:
+        return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
+        return _encode(
+            {
+                "id": self._about["id"],
+                "object": "chat.completion",
+                **self._about,
+                "choices": [self._choice(choice) for choice in choices],
+                "usage": usage,
+            }
+        )
+
+    def _choice(self, choice: WholeChoice) -> dict[str, object]:
+        said = choice.message(self._request_id)
+        message: dict[str, object] = {"role": "assistant", "content": said.content, "refusal": None}
+        if said.reasoning_content is not None:
+            message["reasoning_content"] = said.reasoning_content
+            if self._names_reasoning_twice:
+                message["reasoning"] = said.reasoning_content
+        if said.tool_calls is not None:
+            message["tool_calls"] = said.tool_calls
+        return {
+            "index": choice.index,
+            "message": message,
+            "logprobs": msgspec.Raw(self._logprobs(choice.logprobs, whole=True)),
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+            **({"argument_errors": choice.argument_errors} if choice.argument_errors else {}),
+        }
+
+    def _logprobs(self, entries: Sequence[Entry], *, whole: bool = False) -> bytes:
+        if self._texts is None or not (entries or whole):
+            return b"null"
+        content = [
+            {**self._token(*entry[0]), "top_logprobs": [self._token(*other) for other in entry[1:]]}
+            for entry in entries
+        ]
+        return _encode({"content": content, "refusal": None})
+
+    def _token(self, token: int, logprob: float) -> dict[str, object]:
+        assert self._texts is not None
+        text, data = self._texts.of(token)
+        return {"token": text, "logprob": clipped(logprob), "bytes": list(data)}

@@ -1,0 +1,301 @@
+"""The body of /v1/chat/completions becomes what the engine is asked."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from mmengine.errors import InvalidRequest, shown
+from mmengine.models.plugin import Processor
+from mmengine.processing.fetch.door import MediaDoor
+from mmengine.serve.chat.completion import with_tools
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.prompt.tools import CallsAsked, ToolLimits, tools_asked
+from mmengine.server.chat.media_fetch import check_url
+from mmengine.server.chat.parsed_request import (
+    Asked,
+    Body,
+    Defaults,
+    Json,
+    asked_of,
+    bounded,
+    check_logprobs,
+    form_of,
+    item_options,
+    sampling_of,
+    without_nulls,
+)
+from mmengine.server.http.body_fields import CHAT, Fields
+from mmengine.server.http.errors import ApiError, api_error, decoded
+from mmengine.server.http.media_payloads import FILE_ID, NO_PAYLOADS, Payloads, Uploaded, read_apart
+from mmengine.server.settings import ServerSettings
+
+LOW_DETAIL_PIXELS = 512 * 512  # what OpenAI's detail "low" looks at, at most
+LOW_SHARE = 4  # and of the pixels that the model looks at by itself this part
+_TAKEN_PARTS = ("text", "image_url", "image", "video_url", "video", "file")
+_MEDIA = (("image_url", "image"), ("video_url", "video"))
+FIELDS = Fields(CHAT)
+
+
+Messages = Annotated[list[Json], Meta(min_length=1)]
+
+
+class ChatBody(Body, frozen=True, kw_only=True):
+    messages: Messages
+    max_completion_tokens: int | None = None
+    max_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: Json | None = None
+    tools: list[Json] | None = None
+    tool_choice: str | Json | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    thinking_budget: int | None = None
+    reasoning_effort: str | None = None
+
+
+_decode = msgspec.json.Decoder(ChatBody).decode
+
+
+class Pixels(NamedTuple):
+    """Of an image: the most that may be asked for, and what detail "low" is."""
+
+    most: int
+    low: int
+
+    @classmethod
+    def of(cls, most: int, default: int) -> "Pixels":
+        """`default`: what the model looks at by itself."""
+        return cls(most, min(LOW_DETAIL_PIXELS, default // LOW_SHARE))
+
+
+class Tools(NamedTuple):
+    """What calls of tools need. `markers`: between which the model may reason."""
+
+    processor: Processor
+    limits: ToolLimits
+    markers: tuple[str, str]
+
+
+class ChatReader:
+    """`max_model_len`: tokens of a prompt and its answer. `door`: to media that messages name."""
+
+    def __init__(
+        self,
+        defaults: Defaults,
+        max_model_len: int,
+        chat_template: str,
+        pixels: Pixels,
+        tools: Tools,
+        ignore_unknown: bool,
+        door: MediaDoor | None = None,
+        max_messages: int = ServerSettings().max_messages,
+        max_schema_bytes: int = ServerSettings().max_schema_bytes,
+    ):
+        self._tools, self._max_schema_bytes = tools, max_schema_bytes
+        self.max_messages, self.max_tools = max_messages, tools.limits.max_tools
+        self._defaults, self._max_model_len, self._pixels = defaults, max_model_len, pixels
+        self._door, self._opened = door, {"urls": door} if door is not None else {}
+        self._template: Json = {"chat_template": chat_template} if chat_template else {}
+        self._ignore_unknown = ignore_unknown
+        with suppress(InvalidRequest):  # what is wrong with it, each call is told
+            tools.processor.call_format(self._template or None)  # found now, or the first call would wait
+
+    def read(self, data: bytes, request_id: str) -> Asked:
+        """A body of any size. `request_id`: unless the body has one. Raises ApiError."""
+        return read_apart(data, partial(self._read, request_id=request_id))
+
+    def _read(self, data: bytes, payloads: Payloads, request_id: str) -> Asked:
+        dropped = FIELDS.check(data, ignore_unknown=self._ignore_unknown)
+        return self.asked("chat", decoded(data, _decode), request_id, dropped, payloads)
+
+    def asked(
+        self, api: str, body: ChatBody, request_id: str, dropped: list[str], payloads: Payloads = NO_PAYLOADS
+    ) -> Asked:
+        """`request_id`: unless the body has one. Raises ApiError."""
+        form = form_of(body, self._max_schema_bytes)
+        uploads: list[Uploaded] = []
+        prompt, calls = self.prompt_of(body, payloads, uploads)
+        form = form._replace(calls=calls)
+        sampling = sampling_of(body, self._defaults, self._budget(body), self._logprobs(body), FIELDS)
+        asked = asked_of(api, body, [prompt], sampling, form, request_id, dropped, FIELDS)
+        shows = body.include_reasoning is not False
+        return msgspec.structs.replace(
+            asked,
+            envelope=msgspec.structs.replace(asked.envelope, show_reasoning=shows),
+            logprobs=bool(body.logprobs),
+            show_reasoning=shows,
+            thinking_token_budget=_thinking(body),
+            uploads=uploads,
+        )
+
+    def prompt_of(
+        self, body: ChatBody, payloads: Payloads = NO_PAYLOADS, uploads: list[Uploaded] | None = None
+    ) -> tuple[Prompt, CallsAsked | None]:
+        """The prompt, and what its answer is held to beside tools. `uploads`: to which is added what it still
+        lacks; None: it may name no uploaded file. Raises ApiError."""
+        tools = self._tools
+        if len(body.messages) > self.max_messages:
+            text = f"messages has {len(body.messages)} entries; at most {self.max_messages} are taken"
+            raise ApiError(400, f"{text} (max_messages)", "messages")
+        try:
+            asked = tools_asked(body.tools, body.tool_choice, body.parallel_tool_calls, tools.limits)
+            return with_tools(self._prompt(body, payloads, uploads), asked, tools.processor, tools.markers)
+        except InvalidRequest as error:
+            raise api_error(error, FIELDS.names) from None
+
+    @property
+    def opened(self) -> Json:
+        """What media options say of URLs."""
+        return dict(self._opened)
+
+    def template_options(self, given: Json) -> Json:
+        """Variables of the chat template, and the server's own one. Raises ApiError."""
+        variables = without_nulls(given)
+        for name in ("chat_template", "messages", "tools", "add_generation_prompt"):
+            if name in variables:
+                place = f"chat_template_kwargs.{name}"
+                raise ApiError(400, f"{place} is not taken", place, "unsupported_parameter")
+        return {**variables, **self._template}
+
+    def _budget(self, body: ChatBody) -> int:
+        for name in ("max_completion_tokens", "max_tokens"):
+            value = getattr(body, name)
+            if value is not None:
+                if not 1 <= value <= 10**7:
+                    raise ApiError(400, f"{name} must lie in 1 to 10000000, not {shown(value)}", name)
+                return int(value)
+        return self._max_model_len
+
+    def _logprobs(self, body: ChatBody) -> int | None:
+        check_logprobs("top_logprobs", body.top_logprobs)
+        if body.top_logprobs and not body.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs true", "top_logprobs")
+        return (body.top_logprobs or 0) if body.logprobs else None
+
+    def _prompt(self, body: ChatBody, payloads: Payloads, uploads: list[Uploaded] | None) -> Prompt:
+        if body.continue_final_message and body.add_generation_prompt:
+            raise ApiError(
+                400,
+                "continue_final_message and add_generation_prompt exclude each other",
+                "add_generation_prompt",
+            )
+        options = self.template_options(body.chat_template_kwargs or {})
+        add = body.add_generation_prompt
+        media = _Media(self._pixels, self._door, payloads, uploads)
+        return Prompt(
+            messages=[_message(i, message, media) for i, message in enumerate(body.messages)],
+            continue_final_message=bool(body.continue_final_message),
+            add_generation_prompt=True if add is None else add,
+            media_options={**item_options(body.mm_processor_kwargs, self._pixels.most), **self._opened},
+            template_options=options or None,
+        )
+
+
+def _thinking(body: ChatBody) -> int | None:
+    """Tokens that may be reasoning. What an effort other than none comes to, only the model knows."""
+    if body.thinking_token_budget is not None:
+        return body.thinking_token_budget
+    if body.thinking_budget is not None:
+        return body.thinking_budget
+    return 0 if body.reasoning_effort == "none" else None
+
+
+class _Media(NamedTuple):
+    """How media that messages name are read."""
+
+    pixels: Pixels
+    door: MediaDoor | None
+    payloads: Payloads
+    uploads: list[Uploaded] | None
+
+
+def _message(index: int, message: Json, media: _Media) -> Json:
+    """A message as processors read it. What else is wrong with it, they say."""
+    read = without_nulls(message)
+    if read.get("role") == "developer":  # OpenAI's newer name, which templates do not know
+        read["role"] = "system"
+    content = read.get("content")
+    if isinstance(content, list):
+        where = f"messages[{index}].content"
+        read["content"] = [_part(f"{where}[{n}]", part, media) for n, part in enumerate(content)]
+    return read
+
+
+def _part(where: str, part: object, media: _Media) -> object:
+    if not isinstance(part, dict):
+        return part
+    kind = part.get("type")
+    if kind is not None and kind not in _TAKEN_PARTS:
+        raise ApiError(
+            400,
+            f"{where} is of the type {shown(kind)}, which is not taken; send {', '.join(_TAKEN_PARTS)}",
+            where,
+            "unsupported_content",
+        )
+    if kind == "file":
+        return _medium(where, _image_of_file(where, part), ("image_url", "image"), media)
+    for names in _MEDIA:
+        if kind in names or (kind is None and any(name in part for name in names)):
+            return _medium(where, without_nulls(part), names, media)
+    return part
+
+
+def _medium(where: str, part: Json, names: tuple[str, str], media: _Media) -> Json:
+    options: Json = {}
+    pixels, door, payloads, uploads = media
+    for name in (*names, "url"):
+        given = part.get(name)
+        in_mapping = isinstance(given, Mapping)
+        if isinstance(given, Mapping):
+            options = _detail(where, name, without_nulls(given), pixels)
+            given = options.pop("url", None)
+        if isinstance(given, str):
+            check_url(f"{where}.{name}", given, door)
+            if FILE_ID.fullmatch(given):
+                part = {**part, name: _uploaded(f"{where}.{name}", given, uploads)}
+                continue
+            given = payloads.of(given) or given
+        if given is not None or in_mapping:
+            part = {**part, name: {"url": given} if in_mapping else given}
+    if "path" in part and not (door is not None and door.reads_files):
+        raise ApiError(400, f"{where}.path is not taken; send the file as a data: URL", f"{where}.path")
+    return bounded(where, {**options, **part}, pixels.most)
+
+
+def _image_of_file(where: str, part: Mapping[str, object]) -> Json:
+    """OpenAI's part of the type file, as one of an image. Raises ApiError."""
+    file = part.get("file")
+    found = without_nulls(file) if isinstance(file, Mapping) else {}
+    file_id = found.get("file_id")
+    if set(found) != {"file_id"} or not isinstance(file_id, str) or not FILE_ID.fullmatch(file_id):
+        text = f"{where}.file must hold the file_id of an uploaded image, and nothing else"
+        raise ApiError(400, text, f"{where}.file", "unsupported_content")
+    return {"type": "image_url", "image_url": {"url": file_id}}
+
+
+def _uploaded(where: str, file_id: str, uploads: list[Uploaded] | None) -> Json:
+    """Where the bytes of an uploaded file will stand. Raises ApiError."""
+    if uploads is None:
+        raise ApiError(400, f"{where} names an uploaded file, which is not taken here", where)
+    held: Json = {"url": file_id}
+    uploads.append(Uploaded(held, file_id, where))
+    return held
+
+
+def _detail(where: str, name: str, given: Json, pixels: Pixels) -> Json:
+    detail = given.pop("detail", "auto")
+    if detail not in ("auto", "low", "high", "original"):
+        place = f"{where}.{name}.detail"
+        raise ApiError(400, f"{place} must be auto, low or high, not {shown(detail)}", place)
+    for key in given:
+        if key not in ("url", "min_pixels", "max_pixels"):
+            place = f"{where}.{name}.{key[:64]}"
+            raise ApiError(400, f"{place} is not known", place, "unknown_parameter")
+    return {**({"max_pixels": pixels.low} if detail == "low" else {}), **given}

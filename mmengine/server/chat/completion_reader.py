@@ -1,0 +1,119 @@
+"""The body of /v1/completions becomes what the engine is asked."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from mmengine.errors import InvalidRequest
+from mmengine.models.plugin import Tokenizer
+from mmengine.serve.prompt.prompt import Prompt, check_token_ids
+from mmengine.server.chat.parsed_request import (
+    Asked,
+    Body,
+    Defaults,
+    asked_of,
+    check_logprobs,
+    form_of,
+    item_options,
+    sampling_of,
+)
+from mmengine.server.http.body_fields import COMPLETION, Fields
+from mmengine.server.http.errors import ApiError, api_error, decoded
+from mmengine.server.http.token_id_lists import NO_IDS, TokenIds, take_out
+from mmengine.server.settings import ServerSettings
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+FIELDS = Fields(COMPLETION)
+
+
+class CompletionBody(Body, frozen=True, kw_only=True):
+    prompt: str | list[str | int | list[int]]
+    max_tokens: int | None = None
+    logprobs: int | None = None
+    echo: bool | None = None
+
+
+_decode = msgspec.json.Decoder(CompletionBody).decode
+
+
+class CompletionReader:
+    """`max_prompt_tokens`: of one prompt."""
+
+    def __init__(
+        self,
+        defaults: Defaults,
+        tokenizer: Tokenizer,
+        max_prompts: int,
+        max_pixels: int,
+        ignore_unknown: bool,
+        max_schema_bytes: int = ServerSettings().max_schema_bytes,
+        max_prompt_tokens: int = 2**24,
+    ):
+        self._defaults, self._max_prompts, self._max_schema_bytes = defaults, max_prompts, max_schema_bytes
+        self._max_pixels, self._ignore_unknown = max_pixels, ignore_unknown
+        self._tokenizer, self._max_prompt_tokens = tokenizer, max_prompt_tokens
+
+    def read(self, data: bytes, request_id: str) -> Asked:
+        """A body of any size. `request_id`: unless the body has one. Raises ApiError."""
+        small, ids = take_out(data, b"prompt", may_nest=True)
+        body, dropped = self._decoded(small)
+        if ids.lists and body.prompt != ids.stands:  # they stood elsewhere
+            (body, dropped), ids = self._decoded(data), NO_IDS
+        return self._asked(body, ids, request_id, dropped)
+
+    def _decoded(self, data: bytes) -> tuple[CompletionBody, list[str]]:
+        """Also the names of fields that are ignored."""
+        dropped = FIELDS.check(data, ignore_unknown=self._ignore_unknown)
+        return decoded(data, _decode), dropped
+
+    def _asked(self, body: CompletionBody, ids: TokenIds, request_id: str, dropped: list[str]) -> Asked:
+        form = form_of(body, self._max_schema_bytes)
+        check_logprobs("logprobs", body.logprobs)
+        max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        silent = max_tokens == 0
+        if silent and not body.echo:
+            raise ApiError(400, "max_tokens 0 goes with echo true alone; give 1 or more", "max_tokens")
+        sampling = sampling_of(body, self._defaults, max_tokens or 1, body.logprobs, FIELDS)
+        if body.echo and body.logprobs is not None:
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=body.logprobs)
+        options = item_options(body.mm_processor_kwargs, self._max_pixels)
+        prompts = [self._prompt(given, options) for given in self._prompts(body.prompt, ids)]
+        asked = asked_of("completion", body, prompts, sampling, form, request_id, dropped, FIELDS)
+        return msgspec.structs.replace(
+            asked,
+            logprobs=body.logprobs is not None,
+            echoed=[self._text_of(prompt) for prompt in prompts] if body.echo else [],
+            silent=silent,
+            thinking_token_budget=body.thinking_token_budget,
+        )
+
+    def _text_of(self, prompt: Prompt) -> str:
+        return prompt.text if prompt.text is not None else self._tokenizer.decode(prompt.token_ids or [])
+
+    def _prompts(
+        self, given: str | Sequence[str | int | list[int]], ids: TokenIds
+    ) -> Sequence[str | Sequence[int]]:
+        if isinstance(given, str):
+            return [given]
+        tokens = [each for each in given if isinstance(each, int)]
+        if tokens and not ids.lists:
+            if len(tokens) != len(given):
+                raise ApiError(400, "prompt mixes token ids with texts; send one kind", "prompt")
+            return [tokens]
+        texts = [each for each in given if not isinstance(each, int)]
+        prompts: Sequence[str | Sequence[int]] = ids.lists or texts
+        if not 1 <= len(prompts) <= self._max_prompts:
+            raise ApiError(
+                400, f"prompt holds {len(prompts)} prompts; 1 to {self._max_prompts} are taken", "prompt"
+            )
+        return prompts
+
+    def _prompt(self, given: str | Sequence[int], options: dict[str, object]) -> Prompt:
+        """Raises ApiError."""
+        if isinstance(given, str):
+            return Prompt(text=given, media_options=options)
+        try:
+            check_token_ids(given, self._max_prompt_tokens, self._tokenizer.vocab_size)
+        except InvalidRequest as error:
+            raise api_error(error, FIELDS.names) from None
+        return Prompt(token_ids=given)

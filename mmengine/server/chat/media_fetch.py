@@ -1,0 +1,100 @@
+"""The door to media, as the server's settings open it, and what is counted of it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+
+from mmengine.processing.fetch.door import Fetched, MediaDoor
+from mmengine.processing.fetch.fetching import URL_HEADS
+from mmengine.processing.fetch.limits import FetchLimits, hosts_of
+from mmengine.serve.requests.operator_log import operator_log
+from mmengine.server.http.errors import ApiError
+from mmengine.server.settings import ServerSettings
+
+_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_ELSEWHERE = ("ftp:", "s3:", "gs:", *URL_HEADS)
+
+
+def media_door(settings: ServerSettings) -> MediaDoor | None:
+    """None: neither URLs nor files are read. Raises ConfigError."""
+    if not settings.allow_media_urls and not settings.media_root:
+        return None
+    return MediaDoor(
+        FetchLimits(
+            hosts=hosts_of(settings.allow_media_urls) if settings.allow_media_urls else (),
+            http=settings.allow_http_media,
+            ports=settings.media_ports,
+            root=Path(settings.media_root) if settings.media_root else None,
+            timeout_s=settings.media_timeout_s,
+            max_bytes=settings.max_media_bytes,
+            max_urls=settings.max_media_urls,
+            max_fetches=settings.max_media_fetches,
+            max_bytes_in_flight=settings.max_media_in_flight_bytes,
+        )
+    )
+
+
+def check_url(where: str, url: str, door: MediaDoor | None) -> None:
+    """Raises ApiError for a kind of URL that is never taken here, before anything is done."""
+    head = url[:16].lower()
+    fetches = door is not None and door.limits.hosts != ()
+    if head.startswith(URL_HEADS) and fetches:
+        return
+    if head.startswith(_ELSEWHERE):
+        which = "this server fetches only https: ones" if fetches else "this server fetches none"
+        raise ApiError(
+            400,
+            f"{where} is a URL, and {which} (--allow-media-urls); send the data as a data: URL",
+            where,
+            "url_not_fetched",
+        )
+    if head.startswith("file:") and door is not None and door.reads_files:
+        return
+    if head.startswith("file:") or "://" in head:
+        raise ApiError(
+            400,
+            f"{where} names a file, which is not allowed here (--media-root); send it as a data: URL",
+            where,
+            "url_not_allowed",
+        )
+
+
+class FetchMetrics:
+    """Of a door, which tells it of each fetch. The log of operators gets hosts, and never a path or a query:
+    these may hold what grants access."""
+
+    def __init__(self, door: MediaDoor | None) -> None:
+        self._registry = registry = CollectorRegistry(auto_describe=False)
+        self._seconds = Histogram(
+            "mmengine_media_fetch_seconds",
+            "Of media that were fetched, or refused, by URL or below the folder of media.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._bytes = Counter("mmengine_media_fetch_bytes", "Of media that were fetched.", registry=registry)
+        self._refused = Counter(
+            "mmengine_media_fetch_refused", "Media that were not fetched.", ["reason"], registry=registry
+        )
+        running = Gauge("mmengine_media_fetch_running", "Fetches that run.", registry=registry)
+        held = Gauge(
+            "mmengine_media_fetch_held_bytes",
+            "That are fetched and not yet prepared, and kept free for what is being fetched.",
+            registry=registry,
+        )
+        if door is not None:
+            running.set_function(lambda: door.num_running)
+            held.set_function(lambda: door.num_bytes)
+            door.told = self.saw
+
+    def saw(self, fetched: Fetched) -> None:
+        """On a thread of the door."""
+        self._seconds.observe(fetched.seconds)
+        self._bytes.inc(fetched.num_bytes)
+        if fetched.reason:
+            self._refused.labels(fetched.reason).inc()
+        if fetched.reason not in ("", "given_up"):
+            operator_log.info("media not fetched", host=fetched.host, reason=fetched.reason)
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._registry.collect()

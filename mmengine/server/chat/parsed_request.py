@@ -1,0 +1,319 @@
+"""What both routes of answers share: sampling, the answer's form, and whose request it is."""
+
+import math
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from mmengine.errors import InvalidRequest
+from mmengine.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
+from mmengine.serve.prompt.options import make_sampling
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.prompt.tools import CallsAsked
+from mmengine.serve.prompt.vllm_options import as_form
+from mmengine.server.chat.response_echo import ResponsesAsked
+from mmengine.server.http.body_fields import Fields
+from mmengine.server.http.errors import ApiError, Json, api_error, decoded
+from mmengine.server.http.media_payloads import Uploaded
+from mmengine.server.http.wording import Wording
+from mmengine.structured_output.request.fields import LARGE
+
+MAX_ITEM_KWARGS = 32  # of mm_processor_kwargs
+UsageFrames = Literal["none", "last", "always"]  # of a stream: the last frame alone has its usage, or all
+_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_PIXELS = ("min_pixels", "max_pixels", "total_min_pixels", "total_pixels")
+_SIDES = ("resized_height", "resized_width")
+_SAMPLED = ("top_p", "top_k", "min_p")
+_SAME = (
+    *("temperature", "top_p", "presence_penalty", "frequency_penalty", "n"),
+    *("min_p", "repetition_penalty", "stop_token_ids", "min_tokens", "ignore_eos"),
+)
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SharedBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that all routes of answers have. None: left out, or null."""
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    stream: bool | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    logit_bias: dict[str, float] | None = None
+    structured_outputs: dict[str, msgspec.Raw] | None = None
+    thinking_token_budget: int | None = None
+    priority: int | None = None
+    request_id: str | None = None
+    cache_salt: str | None = None
+    deadline_s: Annotated[float, Meta(gt=0)] | None = None
+    mm_processor_kwargs: Annotated[Json, Meta(max_length=MAX_ITEM_KWARGS)] | None = None
+
+
+class Body(SharedBody, frozen=True, kw_only=True):
+    """Those that chat and completions have."""
+
+    n: int | None = None
+    stream_options: StreamOptions | None = None
+    response_format: dict[str, msgspec.Raw] | None = None
+
+
+class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the log keeps of a call beside its request: all that frames need and tokens do not say. `owner`:
+    see ApiKeys.owner_of; the request's id in the log is that and a colon before the id of the call, so that
+    ids of different keys never meet. Fields are only ever added, with a default."""
+
+    api: str
+    created: int  # Unix time in seconds
+    model: str  # by the name that was asked for
+    owner: str = ""  # whose key it came with
+    key: str = ""  # its Idempotency-Key
+    digest: bytes = b""  # of its body and route, by which the same call is known
+    is_stream: bool = False
+    usage_frames: UsageFrames = "none"
+    place: int = 0  # of this prompt among those of the call
+    num_prompts: int = 1
+    traceparent: str = ""
+    show_reasoning: bool = True
+    responses: ResponsesAsked | None = None  # of a call of the Responses API
+
+
+class Form(NamedTuple):
+    """`response_format` and `grammar` as the engine takes them, one of them at most, and the field of the
+    body that it stands in."""
+
+    response_format: Json | None = None
+    grammar: Json | None = None
+    place: str = ""
+    calls: CallsAsked | None = None  # of tools, beside which the form is that of an answer without calls
+
+    def __bool__(self) -> bool:
+        return any(each is not None for each in (self.response_format, self.grammar, self.calls))
+
+
+FREE = Form()
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A call, checked. `dropped`: fields that nobody knows. `wording`: of a body that is none of chat's.
+    `media`: of a response's input, by the hex of their sha256, until the engine has them."""
+
+    prompts: list[Prompt]
+    sampling: SamplingParams
+    request_id: str
+    envelope: Envelope
+    stream: bool = False
+    usage_frames: UsageFrames = "none"
+    logprobs: bool = False
+    echoed: list[str] = []  # prompts that the answers begin with
+    silent: bool = False  # the prompt is wanted alone: what the engine says behind it is not told
+    form: Form = FREE
+    priority: int = 0
+    cache_salt: str = ""
+    deadline_s: float = 0.0
+    dropped: list[str] = []
+    params: frozenset[str] = frozenset()  # fields of the body, by which errors name them
+    show_reasoning: bool = True
+    thinking_token_budget: int | None = None
+    wording: Wording | None = None
+    media: dict[str, bytes] = {}
+    uploads: list[Uploaded] = []  # that its prompts still lack
+    adapter: str = ""  # the name of the one that answers
+
+
+class Defaults:
+    """Sampling where a call leaves it open: the checkpoint's, or OpenAI's."""
+
+    def __init__(self, generation: Mapping[str, object], kind: str):
+        found = {name: generation[name] for name in _DEFAULTS if name in generation} if kind == "auto" else {}
+        if kind == "auto" and generation.get("do_sample") is False:
+            found = {name: value for name, value in found.items() if name not in _SAMPLED}
+            found["temperature"] = 0.0
+        self.values = {"temperature": 1.0, **found}
+
+
+def sampling_of(
+    body: Body, defaults: Defaults, max_tokens: int, logprobs: int | None, fields: Fields
+) -> SamplingParams:
+    """Raises ApiError."""
+    values: dict[str, object] = {**defaults.values, "max_tokens": max_tokens, "logprobs": logprobs}
+    for name in _SAME:
+        if (value := getattr(body, name)) is not None:
+            values[name] = value
+    if body.top_k is not None:
+        values["top_k"] = max(body.top_k, 0) if body.top_k >= -1 else body.top_k
+    if body.seed is not None:
+        values["seed"] = body.seed & MAX_SEED
+    if body.logit_bias is not None:
+        values["logit_bias"] = body.logit_bias
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    values["stop"] = tuple(text for text in stop if text)
+    try:
+        return make_sampling(values)
+    except InvalidRequest as error:
+        text = str(error).removeprefix("bad sampling option: ")
+        place = text.partition(" - at `$.")[2].partition("`")[0].partition("[")[0]
+        raise ApiError(400, text, place or api_error(error, fields.names).body.param) from None
+
+
+def check_stream(body: Body) -> tuple[bool, UsageFrames]:
+    """Whether a stream is asked for, and where its usage stands."""
+    stream, options = bool(body.stream), body.stream_options
+    if options is not None and not stream:
+        raise ApiError(400, "stream_options goes with stream true alone", "stream_options")
+    if options is not None and options.include_obfuscation:
+        raise ApiError(
+            400,
+            "stream_options.include_obfuscation is not supported; leave it out",
+            "stream_options.include_obfuscation",
+            "unsupported_parameter",
+        )
+    if options is None or not options.include_usage:
+        if options is not None and options.continuous_usage_stats:
+            raise ApiError(
+                400,
+                "stream_options.continuous_usage_stats needs include_usage true",
+                "stream_options.continuous_usage_stats",
+            )
+        return stream, "none"
+    return stream, "always" if options.continuous_usage_stats else "last"
+
+
+def form_of(body: Body, max_bytes: int) -> Form:
+    """`max_bytes`: of its JSON text. Raises ApiError."""
+    form: Json | None = None
+    for name in ("response_format", "structured_outputs"):
+        given: dict[str, msgspec.Raw] | None = getattr(body, name)
+        if given is not None and sum(map(len, given.values())) > max_bytes:
+            text = f"{name} has more than {max_bytes:,} bytes (max_schema_bytes); send a smaller schema"
+            raise ApiError(400, text, name)
+    if body.response_format is not None:
+        form = decoded(body.response_format, partial(_decoded, held="json_schema"))
+        if form == {"type": "text"}:
+            form = None
+    asked: Json = {}
+    if body.structured_outputs is not None:
+        asked = decoded(body.structured_outputs, partial(_decoded, schema="json"))
+    if not asked:
+        place = "response_format.json_schema.schema" if schema_asked(form) else "response_format"
+        return FREE if form is None else Form(form, None, place)
+    if form is not None:
+        raise ApiError(400, "give response_format or structured_outputs, not both", "structured_outputs")
+    try:
+        return Form(*as_form({"structured_outputs": asked}), f"structured_outputs.{next(iter(asked))}")
+    except InvalidRequest as error:
+        place = str(error).split(" ")[0]
+        raise ApiError(400, str(error), place, "invalid_structured_outputs") from None
+
+
+def asked_of(
+    api: str,
+    body: Body,
+    prompts: list[Prompt],
+    sampling: SamplingParams,
+    form: Form,
+    request_id: str,
+    dropped: list[str],
+    fields: Fields,
+) -> Asked:
+    """What both routes make of a body. `request_id`: unless the body has one. Raises ApiError."""
+    stream, usage_frames = check_stream(body)
+    return Asked(
+        prompts,
+        sampling,
+        body.request_id or request_id,
+        Envelope(api, int(time.time()), body.model or "", is_stream=stream, usage_frames=usage_frames),
+        stream,
+        usage_frames,
+        form=form,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        deadline_s=body.deadline_s or 0.0,
+        dropped=dropped,
+        params=fields.names,
+    )
+
+
+def _decoded(given: Mapping[str, msgspec.Raw], held: str = "", schema: str = "") -> Json:
+    """Without nulls. A large object `schema`, or one in the object `held`, stays bytes: to decode a megabyte
+    of small objects takes ten milliseconds in which no other thread runs."""
+    values: Json = {}
+    for name, raw in given.items():
+        is_object = bytes(memoryview(raw)[:1]) == b"{"
+        if name == schema and is_object and len(raw) > LARGE:
+            values[name] = bytes(raw)
+        elif name == held and is_object:
+            inner = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+            values[name] = _decoded(inner, schema="schema")
+        else:
+            values[name] = msgspec.json.decode(raw)
+    return without_nulls(values)
+
+
+def schema_asked(form: Json | None) -> bool:
+    return form is not None and form.get("type") == "json_schema"
+
+
+def without_nulls(given: Mapping[str, object]) -> Json:
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def item_options(given: Mapping[str, object] | None, max_pixels: int) -> Json:
+    """Options of all media of a prompt, within what the server allows. Raises ApiError."""
+    options = without_nulls(given or {})
+    for name in ("local_files", "video_metadata", "images_kwargs", "videos_kwargs", "size", "urls"):
+        if name in options:
+            raise ApiError(
+                400,
+                f"mm_processor_kwargs.{name} is not taken; give min_pixels and max_pixels",
+                f"mm_processor_kwargs.{name}",
+                "unsupported_parameter",
+            )
+    return {**bounded("mm_processor_kwargs", options, max_pixels), "local_files": False}
+
+
+def bounded(where: str, options: Json, max_pixels: int) -> Json:
+    """What asks for pixels among `options`, which change: numbers of them are clamped; a size of one's own
+    that has more, or is none, is refused. What else is wrong with a value, the processor says. Raises
+    ApiError."""
+    for name in _PIXELS:
+        value = options.get(name)
+        if isinstance(value, (int, float)) and value > max_pixels:  # JSON's 1e9 is a float
+            options[name] = max_pixels
+    edge = options.get("longest_edge")
+    if isinstance(edge, (int, float)) and edge * edge > max_pixels:
+        options["longest_edge"] = math.isqrt(max_pixels)
+    if options.get("do_resize") is False:
+        name = f"{where}.do_resize"
+        raise ApiError(400, f"{name} false is not taken; give max_pixels", name, "unsupported_parameter")
+    height, width = (options.get(name) for name in _SIDES)
+    if (height is None) != (width is None):
+        raise ApiError(400, f"{where}: resized_height and resized_width belong together", where)
+    if isinstance(height, (int, float)) and isinstance(width, (int, float)) and height * width > max_pixels:
+        name = f"{where}.resized_height"
+        raise ApiError(
+            400, f"{name} times resized_width is more than the {max_pixels} pixels that are taken here", name
+        )
+    return options
+
+
+def check_logprobs(name: str, value: int | None) -> None:
+    if value is not None and not 0 <= value <= MAX_LOGPROBS:
+        raise ApiError(400, f"{name} must lie in 0 to {MAX_LOGPROBS}, not {value}", name)

@@ -1,0 +1,236 @@
+"""What the server says, as the OpenAPI document describes it. Frames are written by hand, for speed; tests
+hold every answer to these shapes, which take nothing that they do not name."""
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from mmengine.server.http.errors import ErrorBody
+
+
+class Said(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields that are UNSET may be left out."""
+
+
+class PromptTokens(Said):
+    cached_tokens: int
+    image_tokens: int | UnsetType = UNSET
+    video_tokens: int | UnsetType = UNSET
+
+
+class CompletionTokens(Said):
+    reasoning_tokens: int
+    accepted_prediction_tokens: int  # drafts that were right
+    rejected_prediction_tokens: int
+
+
+class _Counts(Said):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Usage(_Counts):
+    prompt_tokens_details: PromptTokens
+    completion_tokens_details: CompletionTokens
+
+
+class EventUsage(_Counts):
+    """In the last event of all choices, with its details; with continuous_usage_stats the counts of its
+    choice so far in each before it."""
+
+    prompt_tokens_details: PromptTokens | UnsetType = UNSET
+    completion_tokens_details: CompletionTokens | UnsetType = UNSET
+
+
+class LikelyToken(Said):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class Token(LikelyToken):
+    top_logprobs: list[LikelyToken]
+
+
+class Logprobs(Said):
+    content: list[Token]
+    refusal: None
+
+
+class CalledFunction(Said):
+    name: str
+    arguments: str
+
+
+class Call(Said):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class ArgumentFault(Said):
+    """Of a call of a tool that could not be held to its schema. `call`: its place in tool_calls."""
+
+    call: int
+    message: str
+
+
+class Message(Said):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET  # the same, with --reasoning-fields both
+    tool_calls: list[Call] | UnsetType = UNSET
+
+
+class _Choice(Said):
+    index: int
+    stop_reason: str | int | None
+
+
+class ChatChoice(_Choice):
+    message: Message
+    logprobs: Logprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    argument_errors: list[ArgumentFault] | UnsetType = UNSET
+
+
+class _Answer(Said):
+    id: str
+    created: int
+    model: str
+
+
+class ChatAnswer(_Answer):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class FunctionDelta(Said):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class CallDelta(Said):
+    """The first of a call has its id, type and name; the others are pieces of its arguments."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
+class MessageDelta(Said):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET  # the same, with --reasoning-fields both
+    tool_calls: list[CallDelta] | UnsetType = UNSET
+
+
+class ChatChoiceDelta(Said):
+    index: int
+    delta: MessageDelta
+    logprobs: Logprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
+    stop_reason: str | int | None | UnsetType = UNSET
+    argument_errors: list[ArgumentFault] | UnsetType = UNSET
+
+
+class ChatEvent(_Answer):
+    """The data of an event of a stream; behind the last one comes [DONE]."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChoiceDelta]
+    usage: EventUsage | None | UnsetType = UNSET
+
+
+class TextLogprobs(Said):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class TextChoice(_Choice):
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+class TextAnswer(_Answer):
+    object: Literal["text_completion"]
+    choices: list[TextChoice]
+    usage: Usage
+
+
+class TextChoiceDelta(Said):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    stop_reason: str | int | None | UnsetType = UNSET
+
+
+class TextEvent(_Answer):
+    """The data of an event of a stream; behind the last one comes [DONE]."""
+
+    object: Literal["text_completion"]
+    choices: list[TextChoiceDelta]
+    usage: EventUsage | None | UnsetType = UNSET
+
+
+class ModelCard(Said):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int
+
+
+class Models(Said):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Tokens(Said):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Text(Said):
+    prompt: str
+
+
+class Health(Said):
+    status: Literal["ready", "not ready"]
+    reasons: list[str]
+
+
+class Alive(Said):
+    status: Literal["alive"]
+
+
+class Version(Said):
+    version: str
+
+
+class Page(Said):
+    object: Literal["list"]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class Refusal(Said):
+    """Any status but 200, and an event in the middle of a stream."""
+
+    error: ErrorBody

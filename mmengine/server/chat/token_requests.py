@@ -1,0 +1,53 @@
+"""Bodies of /tokenize and /detokenize, with vLLM's names."""
+
+import msgspec
+
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.server.chat.chat_reader import ChatBody, ChatReader, Messages
+from mmengine.server.chat.parsed_request import Json
+from mmengine.server.http.body_fields import DETOKENIZE, TOKENIZE, Fields
+from mmengine.server.http.errors import ApiError
+
+TOKENIZE_FIELDS, DETOKENIZE_FIELDS = Fields(TOKENIZE), Fields(DETOKENIZE)
+
+
+class TokenizeBody(msgspec.Struct, frozen=True):
+    """Either a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Json | None = None
+    tools: list[Json] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct, frozen=True):
+    tokens: list[int]
+    model: str | None = None
+
+
+decode_tokenize = msgspec.json.Decoder(TokenizeBody).decode
+decode_detokenize = msgspec.json.Decoder(DetokenizeBody).decode
+
+
+def prompt_of(body: TokenizeBody, reader: ChatReader) -> Prompt:
+    """The prompt of an answer to the same messages. Raises ApiError."""
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError(400, "give either prompt or messages", "prompt")
+    if body.messages is None:
+        return Prompt(text=body.prompt, media_options={"local_files": False})
+    chat = ChatBody(
+        messages=body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template_kwargs=body.chat_template_kwargs,
+        tools=body.tools,
+    )
+    prompt, _ = reader.prompt_of(chat)
+    if prompt.has_media:
+        text = "messages with images or videos are not tokenized here; their usage says what they took"
+        raise ApiError(400, text, "messages")
+    return prompt

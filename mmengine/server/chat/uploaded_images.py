@@ -1,0 +1,64 @@
+"""Images that messages name by the id of an uploaded file."""
+
+import asyncio
+from collections.abc import Callable
+
+from mmengine.errors import MMEngineError
+from mmengine.server.chat.parsed_request import Asked
+from mmengine.server.http.errors import ApiError, api_error
+from mmengine.server.storage.files import Files, StoredFile
+
+IMAGE_PURPOSES = ("vision", "user_data")
+
+
+def no_file(name: str, param: str = "file_id") -> ApiError:
+    return ApiError(404, f"there is no file {name[:64]!r}", param, "file_not_found")
+
+
+class UploadedImages:
+    """`files`: None where there is no log to keep them beside. `max_bytes`: of one image, `max_files`: of one
+    call."""
+
+    def __init__(self, files: Files | None, max_bytes: int, max_files: int):
+        self._files, self._max_bytes, self._max_files = files, max_bytes, max_files
+
+    async def fill(self, asked: Asked, add: Callable[[int], None] = lambda count: None) -> None:
+        """Its prompts get the bytes that they lack. `add`: told how many these are, before they are read; it
+        may refuse them. Raises ApiError."""
+        if not asked.uploads:
+            return
+        if self._files is None:
+            where = asked.uploads[0].where
+            raise ApiError(
+                400, f"{where} names an uploaded file, and this server keeps none; start it with --log", where
+            )
+        if len(asked.uploads) > self._max_files:
+            text = f"at most {self._max_files} uploaded files are taken in one call (max_media_urls)"
+            raise ApiError(400, text, asked.uploads[self._max_files].where)
+        owner = asked.envelope.owner
+        found = {
+            each.file_id: self._image(self._files, each.file_id, owner, each.where) for each in asked.uploads
+        }
+        add(sum(file.num_bytes for file in found.values()))
+        loop = asyncio.get_running_loop()
+        for name, file in found.items():
+            try:
+                data = await loop.run_in_executor(self._files.threads, self._files.read, file)
+            except MMEngineError as error:
+                raise api_error(error) from None
+            for each in asked.uploads:
+                if each.file_id == name:
+                    each.part["url"] = data
+        asked.uploads.clear()
+
+    def _image(self, files: Files, file_id: str, owner: str, where: str) -> StoredFile:
+        file = files.get(file_id, owner)
+        if file is None:
+            raise no_file(file_id, where)
+        if file.purpose not in IMAGE_PURPOSES:
+            text = f"{where}: the file was uploaded for {file.purpose}; upload it for {IMAGE_PURPOSES[0]}"
+            raise ApiError(400, text, where)
+        if file.num_bytes > self._max_bytes:
+            text = f"{where}: the file has more than {self._max_bytes} bytes (max_media_bytes)"
+            raise ApiError(400, text, where)
+        return file

@@ -1,0 +1,1 @@
+"""What every route shares: errors, authentication, admission, body limits, pagination, and HTTP metrics."""

@@ -1,0 +1,108 @@
+"""Bodies of requests, counted while they are read."""
+
+import asyncio
+from collections.abc import Callable
+
+from starlette.types import Receive, Scope
+
+from mmengine.server.http.drain_rate import DrainRate
+from mmengine.server.http.errors import ApiError, ClientLeft
+
+WHOLE = "mmengine.whole"  # among a scope's extensions when all of the body has come
+
+
+class Bodies:
+    """What all bodies that are read or prepared may take together."""
+
+    def __init__(self, max_body_bytes: int, max_bytes: int, timeout_s: float, rate: DrainRate):
+        self._max_body, self.max_bytes, self._timeout_s = max_body_bytes, max_bytes, timeout_s
+        self._rate = rate
+        self.num_bytes = 0
+
+    def holding(self, added: Callable[[int, int], None] = lambda held, count: None) -> "Held":
+        """Room for one body. `added`: told of the bytes that it has and of those that come, or go, as less
+        than none; it may refuse them with an ApiError."""
+        return Held(self, added)
+
+    def add(self, held: "Held", count: int) -> None:
+        """Raises ApiError where that is more than fits."""
+        if held.num_bytes - held.num_before + count > self._max_body:
+            raise ApiError(
+                413,
+                f"the body has more than {self._max_body} bytes (max_body_bytes); send smaller images, or "
+                "fewer of them",
+                code="request_too_large",
+                headers={"connection": "close"},
+            )
+        self._take(held, count)
+
+    def add_before(self, held: "Held", count: int) -> None:
+        """Of what a body goes on with, and does not bring. Raises ApiError where that is more than fits."""
+        self._take(held, count)
+        held.num_before += count
+
+    def _take(self, held: "Held", count: int) -> None:
+        if self.num_bytes + count > self.max_bytes:
+            raise ApiError(
+                429,
+                f"bodies of more than {self.max_bytes} bytes are on their way (max_bodies_bytes); try "
+                "again later",
+                code="bodies_full",
+                headers={"retry-after": str(self._rate.retry_after_s()), "connection": "close"},
+            )
+        held.added(held.num_bytes, count)
+        held.num_bytes += count
+        self.num_bytes += count
+
+    async def read(self, scope: Scope, receive: Receive, held: "Held") -> list[bytes]:
+        """A body's pieces, `held.num_bytes` together. Raises ApiError, ClientLeft."""
+        headers = dict(scope["headers"])
+        length = headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > self._max_body:
+            self.add(held, int(length))
+        if headers.get(b"content-encoding", b"identity") != b"identity":
+            raise ApiError(415, "the body is compressed, which is not taken; send it as it is")
+        if WHOLE in scope["extensions"]:  # as most are, and a timeout costs more than reading it
+            return await self._chunks(receive, held)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._chunks(receive, held)
+        except TimeoutError:
+            raise ApiError(
+                408,
+                f"the body did not come within {self._timeout_s:g} seconds (body_timeout_s)",
+                headers={"connection": "close"},
+            ) from None
+
+    async def _chunks(self, receive: Receive, held: "Held") -> list[bytes]:
+        chunks: list[bytes] = []
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            chunk = message.get("body", b"")
+            self.add(held, len(chunk))
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                return chunks
+
+
+class Held:
+    """What one body takes, until nobody needs it: to its release, or the end of its `with`. `num_before`: of
+    its bytes those that it goes on with."""
+
+    def __init__(self, bodies: Bodies, added: Callable[[int, int], None]):
+        self.num_bytes = self.num_before = 0
+        self._bodies, self.added = bodies, added
+
+    def __enter__(self) -> "Held":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """What was read has become a request, which the engine counts."""
+        count, self.num_bytes, self.num_before = self.num_bytes, 0, 0
+        self._bodies.num_bytes -= count
+        self.added(count, -count)

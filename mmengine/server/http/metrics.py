@@ -1,0 +1,140 @@
+"""What the HTTP layer counts, beside the engine's own metrics."""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from mmengine.server.http.errors import ApiError
+
+SECONDS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300)
+LAG_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1)
+REFUSALS = ("queue_full", "bodies_full", "key_share_full", "not_ready", "shutting_down")  # codes of errors
+OUTCOMES = ("completed", "failed")  # of lines of batches, as request_counts has them
+ENDS = ("whole", "error", "left", "slow reader", "shutdown")
+
+
+class HttpMetrics:
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry(auto_describe=False)
+        self.requests = Counter(
+            "mmengine_http_requests",
+            "Requests by route and status.",
+            ["route", "method", "code"],
+            registry=registry,
+        )
+        self.seconds = Histogram(
+            "mmengine_http_request_seconds",
+            "From a request's head to the end of its answer.",
+            ["route", "method"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.body_bytes = Counter("mmengine_http_body_bytes", "Bytes of bodies that came.", registry=registry)
+        self.streams = Gauge("mmengine_http_streams_open", "Streams that are open.", registry=registry)
+        self._num_frames = 0
+        registry.register(Several(self._frames))
+        self.ends = Counter("mmengine_http_streams", "Streams by how they ended.", ["how"], registry=registry)
+        self.left = Counter(
+            "mmengine_http_clients_left",
+            "Clients that left before their answer was whole.",
+            registry=registry,
+        )
+        self.errors = Counter(
+            "mmengine_http_errors",
+            "Errors that callers were told, in streams too.",
+            ["type", "code"],
+            registry=registry,
+        )
+        self.refusals = Counter(
+            "mmengine_refusals",
+            "Calls that were not taken, by why: try again later.",
+            ["reason"],
+            registry=registry,
+        )
+        self.lag = Histogram(
+            "mmengine_event_loop_lag_seconds",
+            "How late the event loop wakes.",
+            buckets=LAG_SECONDS,
+            registry=registry,
+        )
+        self.batches = Gauge("mmengine_batches_live", "Batches that have not ended.", registry=registry)
+        self.batch_lines = Counter(
+            "mmengine_batch_lines", "Lines of batches that were answered.", ["outcome"], registry=registry
+        )
+        self.kept_bytes = Gauge(
+            "mmengine_kept_bytes", "What is kept beside the log.", ["what"], registry=registry
+        )
+        for outcome in OUTCOMES:
+            self.batch_lines.labels(outcome)
+        for reason in REFUSALS:  # a series that is there from the start has a rate when it first counts
+            self.refusals.labels(reason)
+        for how in ENDS:
+            self.ends.labels(how)
+
+    def line_answered(self, is_good: bool) -> None:
+        """Of a batch; with an answer, or with an error."""
+        self.batch_lines.labels(OUTCOMES[not is_good]).inc()
+
+    def told(self, error: ApiError) -> None:
+        """Somebody is told of this error."""
+        code = error.body.code or str(error.status)
+        self.errors.labels(error.body.type, code).inc()
+        if code in REFUSALS:
+            self.refusals.labels(code).inc()
+
+    def sent(self, num_frames: int) -> None:
+        """Events of streams. On the event loop alone, so that no lock is taken for each."""
+        self._num_frames += num_frames
+
+    def _frames(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            "mmengine_http_frames", "Events of streams that were sent.", self._num_frames
+        )
+
+    def stream_ended(self, how: str) -> None:
+        self.streams.dec()
+        self.ends.labels(how).inc()
+        if how == "left":
+            self.left.inc()
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._registry.collect()
+
+
+class Several(Collector):
+    """What a function yields, as a collector."""
+
+    def __init__(self, families: Callable[[], Iterator[Metric]]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        return self._families()
+
+
+def instrumented(families: Iterator[Metric]) -> Iterator[Metric]:
+    """Requests and their times as vLLM's server names them, from ours among `families`."""
+    for family in families:
+        if family.name == "mmengine_http_requests":
+            counter = CounterMetricFamily(
+                "http_requests", family.documentation, labels=["handler", "method", "status"]
+            )
+            by_class: dict[tuple[str, str, str], float] = {}
+            for each in family.samples:
+                if each.name.endswith("_total"):
+                    key = each.labels["route"], each.labels["method"], f"{each.labels['code'][0]}xx"
+                    by_class[key] = by_class.get(key, 0.0) + each.value
+            for key, value in by_class.items():
+                counter.add_metric(list(key), value)
+            yield counter
+        elif family.name == "mmengine_http_request_seconds":
+            histogram = HistogramMetricFamily("http_request_duration_seconds", family.documentation)
+            for each in family.samples:
+                rest = {name: value for name, value in each.labels.items() if name != "route"}
+                if not each.name.endswith("_created"):
+                    suffix = each.name.removeprefix(family.name)
+                    histogram.add_sample(
+                        histogram.name + suffix, {"handler": each.labels["route"], **rest}, each.value
+                    )
+            yield histogram

@@ -1,0 +1,157 @@
+"""GET /health, /health/ready and /health/live on a port of their own, before an engine is there too: a little
+HTTP/1.1 over sockets that wait for nobody.
+
+Everybody may ask. So a head has MAX_HEAD_BYTES, a connection ASKING_S, and there are MAX_ASKING of them at
+once: one more takes the place of the oldest.
+"""
+
+import http
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from mmengine.server.http.errors import ApiError, not_ready
+
+MAX_HEAD_BYTES = 4096  # of a call of the health port
+MAX_ASKING = 64  # connections of the health port at once
+ASKING_S = 5.0  # that a connection of the health port may last
+READ_BYTES = 4096
+PATHS = ("/health", "/health/ready", "/health/live")
+
+
+class Health(msgspec.Struct, frozen=True):
+    """`is_told`: by an engine that serves, which then has no `reasons` where it is ready. Else the
+    `reasons` are those of the supervisor. `is_alive`: to start everything anew would help nobody."""
+
+    reasons: tuple[str, ...]
+    retry_after_s: int
+    is_told: bool
+    is_alive: bool = True
+
+
+class HealthPort:
+    """Callbacks of a selector: its keys' data are called when something can be read."""
+
+    def __init__(
+        self, bound: socket.socket, selector: selectors.BaseSelector, health: Callable[[], Health]
+    ) -> None:
+        self._selector, self._health, self._bound = selector, health, bound
+        self._asking: dict[socket.socket, _Asking] = {}  # the oldest first
+        selector.register(bound, selectors.EVENT_READ, self._take)
+
+    def wait_s(self) -> float | None:
+        """In which time `tidy` has something to do; None: no connection is there."""
+        oldest = next(iter(self._asking.values()), None)
+        return None if oldest is None else max(0.0, oldest.until - time.monotonic())
+
+    def tidy(self) -> None:
+        """Close connections whose time is over."""
+        now = time.monotonic()
+        for asking in [each for each in self._asking.values() if each.until <= now]:
+            self._drop(asking)
+
+    def close(self) -> None:
+        self._selector.unregister(self._bound)
+        self._bound.close()
+        for asking in list(self._asking.values()):
+            self._drop(asking)
+
+    def _take(self) -> None:
+        with suppress(OSError):  # whoever came has left
+            connection, _ = self._bound.accept()
+            connection.setblocking(False)
+            if len(self._asking) >= MAX_ASKING:
+                self._drop(next(iter(self._asking.values())))
+            asking = self._asking[connection] = _Asking(connection)
+            self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(asking))
+
+    def _read(self, asking: "_Asking") -> None:
+        if asking.connection not in self._asking:  # it was dropped for one that came at the same moment
+            return
+        try:
+            data = asking.connection.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        asking.head += data
+        if not data or len(asking.head) > 2 * MAX_HEAD_BYTES:
+            self._drop(asking)
+            return
+        if asking.is_answered:  # it is read on, for to close with bytes unread would cut the answer off
+            return
+        if b"\r\n\r\n" in asking.head or len(asking.head) > MAX_HEAD_BYTES:
+            self._answer(asking)
+
+    def _answer(self, asking: "_Asking") -> None:
+        asking.is_answered = True
+        try:
+            asking.connection.send(answer_to(asking.head, self._health))  # it fits into an empty buffer
+            asking.connection.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._drop(asking)
+
+    def _drop(self, asking: "_Asking") -> None:
+        self._asking.pop(asking.connection, None)
+        self._selector.unregister(asking.connection)
+        asking.connection.close()
+
+
+class _Asking:
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection, self.head = connection, b""
+        self.is_answered, self.until = False, time.monotonic() + ASKING_S
+
+
+def answer_to(head: bytes, health: Callable[[], Health]) -> bytes:
+    """The whole answer to a call's head."""
+    line = head.partition(b"\r\n")[0].split(b" ")
+    if len(head) > MAX_HEAD_BYTES:
+        return _refusal(ApiError(431, f"the head has more than {MAX_HEAD_BYTES} bytes"))
+    if len(line) != 3 or not line[2].startswith(b"HTTP/1."):
+        return _refusal(ApiError(400, "this is no HTTP/1.1"))
+    method, path = line[0], line[1].partition(b"?")[0].decode("latin-1")
+    if path not in PATHS:
+        return _refusal(ApiError(404, f"there is {', '.join(PATHS)}", code="unknown_url"))
+    if method not in (b"GET", b"HEAD"):
+        return _refusal(ApiError(405, "GET is taken here", headers={"allow": "GET, HEAD"}))
+    found = health()
+    answer = _live(found) if path == "/health/live" else _ready(found)
+    return answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n" if method == b"HEAD" else answer
+
+
+def _live(found: Health) -> bytes:
+    if found.is_alive:
+        return _written(200, {}, msgspec.json.encode({"status": "alive"}))
+    return _refusal(not_ready(found.reasons, found.retry_after_s))
+
+
+def _ready(found: Health) -> bytes:
+    """What an engine says is answered in its own words, as on its own port."""
+    if not found.is_told:
+        return _refusal(not_ready(found.reasons, found.retry_after_s))
+    status = "not ready" if found.reasons else "ready"
+    body = msgspec.json.encode({"status": status, "reasons": list(found.reasons)})
+    if not found.reasons:
+        return _written(200, {}, body)
+    return _written(503, {"retry-after": str(found.retry_after_s)}, body)
+
+
+def _refusal(error: ApiError) -> bytes:
+    return _written(error.status, error.headers, error.json())
+
+
+def _written(status: int, headers: dict[str, str], body: bytes) -> bytes:
+    fixed = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "cache-control": "no-store",
+        "connection": "close",
+    }
+    lines = [f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}"]
+    lines += [f"{name}: {value}" for name, value in {**fixed, **headers}.items()]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body

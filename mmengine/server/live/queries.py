@@ -1,0 +1,114 @@
+"""What a live page asks of the log when somebody clicks: in a process of its own, one at a time.
+
+`python -m mmengine.server.live.queries FOLDER why|trace|drafts REQUEST` writes the answer to stdout.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from mmengine.errors import LogError, MMEngineError
+from mmengine.events import vocabulary as ev
+from mmengine.replay.ask.why import why
+from mmengine.replay.checked import CheckedLog
+from mmengine.replay.convert.perfetto import perfetto_lines
+from mmengine.replay.timeline import fold, taken_tokens
+from mmengine.server.http.errors import ApiError
+
+MAX_ANSWER_BYTES = 256 * 2**20  # of one question to the log
+MAX_ASKED_S = 60.0  # that one question may take
+NICENESS = 5  # the engine goes first
+_PIECE = 2**16
+QUESTIONS = ("why", "trace", "drafts")
+
+
+class Asking:
+    """Asks a log. Belongs to the event loop on which it is made."""
+
+    def __init__(self, folder: Path):
+        self._folder, self._turn = folder, asyncio.Lock()
+
+    async def answer(self, question: str, request_id: str) -> bytes:
+        """JSON. Raises ApiError."""
+        async with self._turn:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "mmengine.server.live.queries", str(self._folder), question, request_id),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            try:
+                async with asyncio.timeout(MAX_ASKED_S):
+                    assert process.stdout is not None and process.stderr is not None
+                    said = await _all_of(process.stdout, MAX_ANSWER_BYTES)
+                    wrong = await process.stderr.read(_PIECE)
+                    code = await process.wait() if len(said) <= MAX_ANSWER_BYTES else -1
+            except TimeoutError:
+                code, wrong = -1, b""
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+        if code < 0:
+            text = "the log is too large to be asked from here; ask mmengine log why, or mmengine log export"
+            raise ApiError(413, text, code="log_too_large")
+        if code:
+            raise ApiError(404, wrong.decode(errors="replace").strip(), "request", "not_found")
+        return said
+
+
+async def _all_of(reader: asyncio.StreamReader, most: int) -> bytes:
+    """To its end, or so much that it is more than `most`."""
+    pieces, count = list[bytes](), 0
+    while count <= most and (piece := await reader.read(_PIECE)):
+        pieces.append(piece)
+        count += len(piece)
+    return b"".join(pieces)
+
+
+def drafts(folder: Path, request_id: str) -> list[int]:
+    """Of each token of an answer whether it was a draft that was kept: 1, or 0. Raises LogError."""
+    log = CheckedLog(folder)
+    found: list[int] | None = None
+    for state, record in fold(log):
+        match record.event:
+            case ev.Queued(request_id=name) if name == request_id:
+                found = []
+            case ev.Executed() if found is not None and request_id in state.requests:
+                row = state.requests[request_id].row
+                gained = dict(taken_tokens(state, record.event)).get(row) if row >= 0 else None
+                if gained is not None and len(gained):
+                    found += [1] * (len(gained) - 1) + [0]
+    if found is None:
+        raise LogError(f"no request in {folder} has that id")
+    return found
+
+
+def lines_of(folder: Path, question: str, request_id: str) -> Iterator[str]:
+    match question:
+        case "why":
+            yield msgspec.json.encode(why(folder, request_id)).decode()
+        case "drafts":
+            yield json.dumps(drafts(folder, request_id))
+        case _:
+            yield from perfetto_lines(folder)
+
+
+def main() -> None:
+    os.nice(NICENESS)
+    folder, question, request_id = sys.argv[1:]
+    try:
+        for line in lines_of(Path(folder), question, request_id):
+            sys.stdout.write(line + "\n")
+    except MMEngineError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""Responses behind their creation: looked at, streamed again, cancelled, deleted, and gone on with."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from mmengine.models.plugin import Tokenizer
+from mmengine.serve.stream.answer_record import News, Reader, Record
+from mmengine.server.calls.call_registry import Calls
+from mmengine.server.calls.detached_call import Call
+from mmengine.server.calls.recovered_calls import asked_before
+from mmengine.server.calls.stored_responses import KeptResponses
+from mmengine.server.chat.parsed_request import Envelope, Json
+from mmengine.server.chat.response_builder import Answering
+from mmengine.server.chat.token_texts import TokenTexts
+from mmengine.server.http.admission import OWNER
+from mmengine.server.http.errors import ApiError, api_error
+from mmengine.server.http.json_values import count_of_values
+from mmengine.server.http.pagination import page
+from mmengine.server.http.parser_threads import Parsers
+from mmengine.server.responses.frames import ResponsesFrames
+from mmengine.server.responses.parts import REFERENCE
+from mmengine.server.responses.response import ID_PREFIX, ResponseObject
+
+MAX_CHAIN = 1000  # responses that one goes on with, the one before the other
+MAX_BEFORE_BYTES = 256 * 2**20  # of their items and media
+MAX_BEFORE_VALUES = 2**20  # of their input: commas, brackets and braces outside of texts
+MAX_LISTED = 100  # items of one page
+_LISTED = 20  # of a page for which no limit is asked
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
+_CANCELLED = "cancelled"
+_NOT_FOUND = "previous_response_not_found"
+_Streamed = Callable[[Answering, str], ASGIApp]
+
+
+class Found(NamedTuple):
+    """A response of this owner. `call`: while it is not in the store yet."""
+
+    request_id: str
+    envelope: Envelope
+    record: Record
+    call: Call | None
+
+    @property
+    def was_cancelled(self) -> bool:
+        last = self.record.items[-1] if self.record.items else None
+        return last is not None and last.finish_reason == "abort" and last.detail != "deadline"
+
+
+class Before(NamedTuple):
+    """What a response goes on with: the items of all before it, and the bytes of their media."""
+
+    items: list[Json]
+    media: dict[str, bytes]
+
+
+class ResponseRoutes:
+    """`streamed`: how a stream is answered, to this owner."""
+
+    def __init__(
+        self,
+        kept: KeptResponses,
+        calls: Calls,
+        parsers: Parsers,
+        tokenizer: Tokenizer,
+        texts: TokenTexts,
+        streamed: _Streamed,
+    ):
+        self._kept, self._calls, self._parsers = kept, calls, parsers
+        self._tokenizer, self._texts, self._streamed = tokenizer, texts, streamed
+
+    async def get(self, request: Request) -> ASGIApp:
+        found = await self._found(request)
+        if request.query_params.get("stream") == "true":
+            return await self._stream(found, _after(request), request.scope[OWNER])
+        return _json(await self._object(found))
+
+    async def _stream(self, found: Found, after: int, owner: str) -> ASGIApp:
+        readers: Sequence[News] = [Reader(found.record)]
+        if found.call is not None:
+            readers = found.call.readers()
+        answering = self._answering(found, readers, after)
+        try:
+            await answering.open()
+        except BaseException:
+            answering.close()
+            raise
+        return self._streamed(answering, owner)
+
+    async def cancel(self, request: Request) -> ASGIApp:
+        """To cancel what has ended changes nothing."""
+        found = await self._found(request)
+        if found.call is not None:
+            found.call.cancel()
+            await found.record.over()
+            await self._calls.flush()  # or the next process would know nothing of it
+        return _json(await self._object(found))
+
+    async def delete(self, request: Request) -> ASGIApp:
+        owner, request_id = request.scope[OWNER], _request_id(request)
+        call = self._calls.response(owner, request_id)
+        if call is not None:
+            await self._calls.drop(call)
+        if not await self._kept.delete(owner, request_id) and call is None:
+            raise _none(request_id)
+        await self._calls.settled()
+        said = {"id": f"{ID_PREFIX}{request_id}", "object": "response", "deleted": True}
+        return _json(msgspec.json.encode(said))
+
+    async def input_items(self, request: Request) -> ASGIApp:
+        """Media that came as data stand there by their hash."""
+        found = await self._found(request)
+        given = await self._input(request.scope[OWNER], found)
+        return _json(await self._parsers.run(len(given), partial(_page, request, given)))
+
+    async def before(self, owner: str, response_id: str | None, add: Callable[[int], None]) -> Before:
+        """What a response goes on with. `add`: told of its bytes as they come; it may refuse them. Raises
+        ApiError where one of them is not there, or has no end yet."""
+        chain: list[list[Json]] = []
+        num_bytes = num_values = 0
+        while response_id is not None:
+            found = await self._find(owner, response_id.removeprefix(ID_PREFIX))
+            if found is None:
+                text = f"there is no response {response_id[:256]!r} to go on with; send its items as input"
+                raise ApiError(400, text, "previous_response_id", _NOT_FOUND)
+            if not found.record.is_over:
+                text = f"the response {response_id[:256]!r} has no end yet; wait for it"
+                raise ApiError(400, text, "previous_response_id", "previous_response_not_finished")
+            asked = found.envelope.responses
+            assert asked is not None
+            body, given = await self._object(found), await self._input(owner, found)
+            more = len(body) + len(given)
+            num_bytes += more
+            _check_room(len(chain) + 1, num_bytes)
+            add(more)
+            num_values += await self._parsers.run(more, partial(count_of_values, bytes(given)))
+            _check_room(len(chain) + 1, num_bytes, num_values)
+            chain.append(await self._parsers.run(more, partial(_items, given, body)))
+            response_id = asked.previous_response_id
+        items = [item for part in reversed(chain) for item in part]
+        media: dict[str, bytes] = {}
+        for part in _media_parts(items):
+            name = _reference(part).removeprefix(REFERENCE)
+            if name not in media and (data := await self._kept.media(name)) is not None:
+                media[name] = data
+                num_bytes += len(data)
+                _check_room(len(chain), num_bytes)
+                add(len(data))
+        return Before(items, media)
+
+    async def _found(self, request: Request) -> Found:
+        """Raises ApiError."""
+        request_id = _request_id(request)
+        found = await self._find(request.scope[OWNER], request_id)
+        if found is None:
+            raise _none(request_id)
+        return found
+
+    async def _find(self, owner: str, request_id: str) -> Found | None:
+        call = self._calls.response(owner, request_id)
+        if call is not None:
+            return Found(request_id, call.envelope, call.record(), call)
+        kept = await self._kept.get(owner, request_id)
+        if kept is None or kept.answer is None:
+            return None
+        return Found(request_id, kept.envelope, Record(kept.answer), None)
+
+    async def _input(self, owner: str, found: Found) -> msgspec.Raw:
+        """Its items, as a JSON list."""
+        asked = found.envelope.responses
+        assert asked is not None
+        if asked.is_begun and (kept := await self._kept.get(owner, found.request_id)) is not None:
+            asked = kept.envelope.responses or asked
+        return asked.input
+
+    def _answering(self, found: Found, readers: Sequence[News], after: int = -1) -> Answering:
+        asked = asked_before(found.request_id, found.envelope, readers[0].sampling)
+        texts = self._texts if asked.logprobs else None
+        frames = ResponsesFrames(found.request_id, found.envelope, texts, after=after)
+        return Answering(asked, frames, readers, self._tokenizer)
+
+    async def _object(self, found: Found) -> bytes:
+        """The response as it is now."""
+        response = ResponseObject(found.request_id, found.envelope)
+        if not found.record.is_over:
+            return response.of("in_progress" if found.record.items else "queued")
+        if found.was_cancelled:
+            return response.of(_CANCELLED)
+        answering = self._answering(found, [Reader(found.record)])
+        try:
+            await answering.open()
+            return await answering.whole()
+        except Exception as error:
+            return response.failed(api_error(error))
+        finally:
+            answering.close()
+
+
+class _Output(msgspec.Struct):
+    output: list[Json]
+
+
+_decode_items, _decode_output = msgspec.json.Decoder(list[Json]).decode, msgspec.json.Decoder(_Output).decode
+
+
+def _items(given: msgspec.Raw, body: bytes) -> list[Json]:
+    """Those of a response's input, and of its output, which is in its body."""
+    return [*_decode_items(given), *_decode_output(body).output]
+
+
+def _page(request: Request, given: msgspec.Raw) -> bytes:
+    """Raises ApiError."""
+    items = _decode_items(given)
+    said = page(
+        request,
+        items,
+        lambda item: str(item["id"]),
+        lambda item: item,
+        most=MAX_LISTED,
+        by_itself=_LISTED,
+    )
+    return msgspec.json.encode(said)
+
+
+def _request_id(request: Request) -> str:
+    return str(request.path_params["response_id"]).removeprefix(ID_PREFIX)
+
+
+def _after(request: Request) -> int:
+    """The number of the last event that a reader has. Raises ApiError."""
+    given = request.query_params.get("starting_after", "-1")
+    if not _NUMBER.fullmatch(given):
+        raise ApiError(400, "starting_after must be the sequence_number of an event", "starting_after")
+    return int(given)
+
+
+def _none(request_id: str) -> ApiError:
+    return ApiError(404, f"there is no response {ID_PREFIX}{request_id[:256]}", "response_id", "not_found")
+
+
+def _check_room(count: int, num_bytes: int, num_values: int = 0) -> None:
+    if count > MAX_CHAIN or num_bytes > MAX_BEFORE_BYTES or num_values > MAX_BEFORE_VALUES:
+        text = (
+            f"what stands before this response is more than {MAX_CHAIN} responses, "
+            f"{MAX_BEFORE_BYTES // 2**20} MiB or {MAX_BEFORE_VALUES} values; send what matters of it as input"
+        )
+        raise ApiError(400, text, "previous_response_id")
+
+
+def _media_parts(items: Sequence[Json]) -> Iterator[Json]:
+    """Parts whose bytes stand elsewhere."""
+    for item in items:
+        for field in ("content", "output"):
+            parts = item.get(field)
+            for part in parts if isinstance(parts, list) else ():
+                if isinstance(part, dict) and _reference(part):
+                    yield part
+
+
+def _reference(part: Json) -> str:
+    for name in ("image_url", "video_url"):
+        if isinstance(url := part.get(name), str) and url.startswith(REFERENCE):
+            return url
+    return ""
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")

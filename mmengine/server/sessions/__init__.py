@@ -1,0 +1,1 @@
+"""/v1/sessions: requests that grow while their input arrives."""

@@ -1,0 +1,169 @@
+"""Bodies of /v1/sessions and what is below it, and what is answered."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from mmengine.serve.requests.sessions import IDLE_S, SessionFacts
+from mmengine.server.chat.parsed_request import Json
+from mmengine.server.http.body_fields import Field, Fields
+from mmengine.server.http.errors import ApiError, decoded
+
+DEFAULT_ANSWER = 256  # tokens of an answer where nobody says; a session keeps room for it
+SHORTEST_IDLE_S = 0.1  # what rounds to 0 would mean never
+Index = Annotated[int, Meta(ge=0)]
+Content = str | list[Json]
+
+
+class SessionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`length`: tokens that it may have; beyond it a new chain begins with the anchor and the last that
+    `keep` tokens hold. `idle_s`: nobody asks for so long, and it is closed. `anchor`: content that stays."""
+
+    model: str | None = None
+    system: str = ""
+    length: Annotated[int, Meta(ge=0)] = 0
+    keep: Annotated[int, Meta(ge=0)] = 0
+    idle_s: Annotated[float, Meta(ge=SHORTEST_IDLE_S)] = IDLE_S
+    anchor: Content | None = None
+    cache_salt: str = ""
+    mm_processor_kwargs: Json = {}
+    chat_template_kwargs: Json = {}
+
+
+class AppendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`index`: how many requests the session has before this one; one that comes again is not done again."""
+
+    content: Content
+    index: Index | None = None
+
+
+class AskBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What else may be asked is chat's, but for what NOT_ASKED refuses."""
+
+    content: Content
+    index: Index | None = None
+
+
+class FrameBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A frame of a video: `image` is a data: URL."""
+
+    image: str
+    seconds: Annotated[float, Meta(ge=0)]
+    index: Index | None = None
+
+
+_OPENED = "the session was opened with its own; give them to /v1/sessions"
+_TOOLS = "a session calls no tools; ask with them in one request of chat"
+_WRITES = "a question is a turn of its own, and its answer the next one"
+# Of chat's fields those that belong to the session, or that it has no use for.
+NOT_ASKED = Fields(
+    (
+        Field("messages", "refused", "the session has them: send content"),
+        Field("n", "refused", "a session has one answer at a time", (1,)),
+        Field("tools", "refused", _TOOLS, ([],)),
+        Field("tool_choice", "refused", _TOOLS, ("none",)),
+        Field("parallel_tool_calls", "refused", _TOOLS, (True, False)),
+        Field("chat_template_kwargs", "refused", _OPENED, ({},)),
+        Field("mm_processor_kwargs", "refused", _OPENED, ({},)),
+        Field("cache_salt", "refused", _OPENED, ("",)),
+        Field("continue_final_message", "refused", _WRITES, (False,)),
+        Field("add_generation_prompt", "refused", _WRITES, (True,)),
+        Field("request_id", "refused", "a session names its requests; give X-Request-Id", ("",)),
+    )
+)
+
+
+class SessionObject(msgspec.Struct, frozen=True, kw_only=True):
+    """`requests`: those that became part of it, and the index of the next one. `cached_tokens`: of those that
+    this call brought in, found computed. `frames_held`: frames that wait for others which the encoder reads
+    together with them."""
+
+    id: str
+    object: str = "session"
+    created: int = 0
+    model: str = ""
+    requests: int = 0
+    tokens: int = 0
+    media: int = 0
+    kept_tokens: int = 0  # whose KV the session holds
+    length: int = 0
+    cached_tokens: int | None = None
+    frames_held: int = 0
+
+
+class SessionObjects(msgspec.Struct, frozen=True):
+    data: list[SessionObject]
+    object: str = "list"
+
+
+class SessionDeleted(msgspec.Struct, frozen=True):
+    id: str
+    object: str = "session.deleted"
+    deleted: bool = True
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What the log keeps of who opened a session."""
+
+    owner: str = ""
+    created: int = 0
+    model: str = ""
+    media: Json = {}
+
+
+decode_session = msgspec.json.Decoder(SessionBody).decode
+decode_frame = msgspec.json.Decoder(FrameBody).decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_content = msgspec.json.Decoder(Content).decode
+_decode_index = msgspec.json.Decoder(Index | None).decode
+_decode_append = msgspec.json.Decoder(AppendBody).decode
+_BUDGETS = ("max_tokens", "max_completion_tokens")
+
+
+def as_chat(data: bytes, *, asks: bool) -> tuple[bytes, int | None]:
+    """A body of …/append or …/ask as one of /v1/chat/completions, whose one message is the content, and its
+    index. What else it has, chat's table says. Raises ApiError."""
+    if not asks:
+        decoded(data, _decode_append)
+    fields = decoded(data, _decode_fields)
+    NOT_ASKED.check_given(fields, ignore_unknown=True)
+    content = fields.pop("content", None)
+    if content is None:
+        raise ApiError(400, "content is missing: a text, or parts of a message", "content")
+    index = decoded(fields.pop("index", b"null"), _decode_index)
+    body: dict[str, object] = dict(fields)
+    if not any(name in fields and bytes(fields[name]) != b"null" for name in _BUDGETS):
+        body["max_tokens"] = DEFAULT_ANSWER
+    body["messages"] = [{"role": "user", "content": content}]
+    return msgspec.json.encode(body), index
+
+
+def content_as_chat(content: Content) -> bytes:
+    return msgspec.json.encode({"messages": [{"role": "user", "content": content}]})
+
+
+def kept_of(facts: SessionFacts) -> Kept:
+    """Of one that was opened elsewhere, nobody's."""
+    try:
+        return msgspec.json.decode(facts.settings.envelope, type=Kept)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return Kept(owner="\0")
+
+
+def object_of(
+    facts: SessionFacts, name: str, cached_tokens: int | None = None, frames_held: int = 0
+) -> SessionObject:
+    kept = kept_of(facts)
+    return SessionObject(
+        id=name,
+        created=kept.created,
+        model=kept.model,
+        requests=facts.num_requests,
+        tokens=facts.num_tokens,
+        media=facts.num_media,
+        kept_tokens=facts.num_leased_tokens,
+        length=facts.settings.length,
+        cached_tokens=cached_tokens,
+        frames_held=frames_held,
+    )

@@ -1,0 +1,263 @@
+"""/v1/sessions: requests that grow. Frames and texts are computed as they come; questions are answered as
+chat's.
+
+Requests of one session go one behind the other, in the order in which they came; too many that wait are 409.
+A session is its key's: ids of others are 404. All of it stands in the log, so a session outlives this
+process.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from mmengine.errors import InvalidRequest, MMEngineError
+from mmengine.serve.async_engine.sessions import AsyncSession
+from mmengine.serve.requests.sessions import SessionFacts
+from mmengine.serve.requests.submission import OTHER_ADAPTER
+from mmengine.serve.stream.answer_record import News, Reader, Record
+from mmengine.serve.stream.request_stream import Stream
+from mmengine.server.answers.routes import ID_HEADER, AnswerRoutes
+from mmengine.server.chat.parsed_request import Asked, Json, item_options
+from mmengine.server.chat.response_builder import Answering
+from mmengine.server.chat.submission import in_log, options_of
+from mmengine.server.http.admission import OWNER, Admission
+from mmengine.server.http.body_reader import Held
+from mmengine.server.http.errors import ApiError, api_error, decoded
+from mmengine.server.http.model_names import ModelNames
+from mmengine.server.sessions.bodies import (
+    Kept,
+    SessionDeleted,
+    SessionObjects,
+    as_chat,
+    content_as_chat,
+    decode_frame,
+    decode_session,
+    object_of,
+)
+from mmengine.server.sessions.registry import OpenSessions
+from mmengine.server.sessions.repeated_calls import answered_before, is_repeated
+from mmengine.server.settings import ServerSettings
+from mmengine.server.transport.sse import unless_gone
+
+T = TypeVar("T")
+
+
+class SessionRoutes:
+    """`names`: of the model. `answers`: by whose rules bodies are read and answers written."""
+
+    def __init__(
+        self,
+        sessions: OpenSessions,
+        settings: ServerSettings,
+        names: ModelNames,
+        admission: Admission,
+        answers: AnswerRoutes,
+    ):
+        self._sessions, self._engine, self._settings = sessions, sessions.engine, settings
+        self._names, self._admission, self._answers = names, admission, answers
+
+    # Routes
+
+    async def create(self, request: Request) -> ASGIApp:
+        owner = request.scope[OWNER]
+        async with self._call(request) as (data, held):
+            body = await self._parsed(data, partial(decoded, data, decode_session))
+            model, adapter = self._names.served(body.model)
+            anchor = None
+            if body.anchor is not None:
+                anchor = await self._asked(request, content_as_chat(body.anchor), "-")
+                await self._fill(anchor, held)
+            name = f"sess_{secrets.token_hex(12)}"
+            media = item_options(body.mm_processor_kwargs, self._settings.max_pixels)
+            kept = Kept(owner, int(time.time()), model, media)
+            template_options = self._answers.reader.template_options(body.chat_template_kwargs)
+            async with self._sessions.opening(owner):
+                session = await self._engine.session(
+                    in_log(owner, name),
+                    system=body.system,
+                    length=body.length,
+                    keep=body.keep,
+                    idle_s=body.idle_s,
+                    cache_salt=body.cache_salt,
+                    adapter=adapter,
+                    template_options=template_options,
+                    media_options=self._sessions.media_options(kept),
+                    envelope=msgspec.json.encode(kept),
+                )
+            self._sessions.add(session)
+            if anchor is not None:
+                try:
+                    await session.append(_content(anchor), anchor=True)
+                except BaseException:
+                    await self._sessions.close(session)
+                    raise
+            return await self._told_of(session, name, None)
+
+    async def listed(self, request: Request) -> ASGIApp:
+        owner = request.scope[OWNER]
+        found = await self._sessions.of(owner)
+        return _json(SessionObjects([object_of(each, _name(each, owner)) for each in found]))
+
+    async def get(self, request: Request) -> ASGIApp:
+        session, name, _ = await self._found(request)
+        return _json(object_of(await session.facts(), name, frames_held=session.num_frames_held))
+
+    async def delete(self, request: Request) -> ASGIApp:
+        session, name, _ = await self._found(request)
+        await self._sessions.close(session)
+        return _json(SessionDeleted(name))
+
+    async def append(self, request: Request) -> ASGIApp:
+        async with self._call(request) as (data, held):
+            session, name, _ = await self._found(request)
+            chat, index = await self._parsed(data, partial(as_chat, data, asks=False))
+            asked, cached = await self._asked(request, chat, "-"), None
+            async with session.turn() as facts:
+                if not is_repeated(facts, index):
+                    await self._fill(asked, held)
+                    cached = (await session.appended(facts, _content(asked))).num_cached_tokens
+            return await self._told_of(session, name, cached)
+
+    async def frame(self, request: Request) -> ASGIApp:
+        async with self._call(request) as (data, _):
+            session, name, _ = await self._found(request)
+            body = await self._parsed(data, partial(decoded, data, decode_frame))
+            image, cached = _picture(body.image), None
+            async with session.turn() as facts:
+                if not (is_repeated(facts, body.index) or session.holds(image, body.seconds, body.index)):
+                    self._sessions.check_room(request.scope[OWNER], session, image)
+                    done = await session.framed(facts, image, body.seconds, body.index)
+                    cached = None if done is None else done.num_cached_tokens
+            return await self._told_of(session, name, cached)
+
+    async def ask(self, request: Request) -> ASGIApp:
+        ending = AsyncExitStack()
+        try:
+            data, held = await ending.enter_async_context(self._call(request))
+            session, _, adapter = await self._found(request)
+            chat, index = await self._parsed(data, partial(as_chat, data, asks=True))
+            asked = await self._asked(request, chat, self._answers.id_of(request), adapter)
+            with unless_gone(request.scope):
+                facts = await ending.enter_async_context(session.turn())
+                source: News
+                if is_repeated(facts, index):
+                    source = Reader(Record(await answered_before(self._engine, session, facts, asked)))
+                else:
+                    await self._fill(asked, held)
+                    source = self._stream(session, facts, asked)
+                    ending.callback(session.heard, facts, source)
+                frames, tokenizer = self._answers.frames_of(asked), self._engine.processor.tokenizer
+                answering = Answering(asked, frames, [source], tokenizer)
+                ending.callback(answering.close)
+                await answering.open()
+                if asked.stream:
+                    await answering.first_news(self._settings.ping_s)
+                    then = partial(_aside, ending.pop_all())
+                    return self._answers.stream_of_session(answering, asked, then)
+                body = await answering.whole()
+            return Response(body, media_type="application/json", headers={ID_HEADER: asked.request_id})
+        except MMEngineError as error:
+            raise told_of_session(error) from error
+        finally:
+            await ending.aclose()
+
+    # What they share
+
+    @asynccontextmanager
+    async def _call(self, request: Request) -> AsyncIterator[tuple[bytes, Held]]:
+        """A call that is taken; gives its body, and the room of that. Raises ApiError for what the engine
+        raises."""
+        owner = request.scope[OWNER]
+        self._admission.take(owner)
+        try:
+            with self._admission.holding(owner) as held:
+                pieces = await self._admission.bodies.read(request.scope, request.receive, held)
+                yield b"".join(pieces), held
+        except MMEngineError as error:
+            raise told_of_session(error) from error
+        finally:
+            self._admission.give(owner)
+
+    async def _parsed(self, data: bytes, work: Callable[[], T]) -> T:
+        return await self._answers.parsers.run(len(data), work)
+
+    async def _asked(self, request: Request, chat: bytes, name: str, adapter: str = "") -> Asked:
+        """A body of chat, read. `name`: of the request. `adapter`: of the session. Raises ApiError where the
+        body names another."""
+        asked = await self._parsed(chat, partial(self._answers.reader.read, chat, name))
+        if not asked.envelope.model:
+            own = msgspec.structs.replace(asked.envelope, model=adapter)
+            asked = msgspec.structs.replace(asked, envelope=own)
+        asked = self._answers.named(asked, request.scope[OWNER])
+        if asked.adapter != adapter:
+            raise ApiError(400, OTHER_ADAPTER, "model")
+        return asked
+
+    async def _fill(self, asked: Asked, held: Held) -> None:
+        """The uploaded files that it names come into it, and count as its body does."""
+        await self._answers.uploads.fill(asked, partial(self._admission.bodies.add, held))
+
+    def _stream(self, session: AsyncSession, facts: SessionFacts, asked: Asked) -> Stream:
+        """Of the answer to a question."""
+        options = options_of(asked, "")
+        options.pop("request_id")
+        options.pop("cache_salt")
+        return session.asked(facts, _content(asked), asked.sampling, **options)
+
+    async def _told_of(self, session: AsyncSession, name: str, cached: int | None) -> ASGIApp:
+        return _json(object_of(await session.facts(), name, cached, session.num_frames_held))
+
+    async def _found(self, request: Request) -> tuple[AsyncSession, str, str]:
+        """The session of a path, its id there, and its adapter's name. Raises ApiError where this key has no
+        such session."""
+        name = request.path_params["session_id"]
+        session, adapter = await self._sessions.found(request.scope[OWNER], name)
+        return session, name, adapter
+
+
+def told_of_session(error: MMEngineError) -> ApiError:
+    """What a caller hears of an error of the engine."""
+    if isinstance(error, InvalidRequest) and str(error).startswith("no session "):
+        return ApiError(404, "the session was closed", "session_id", "session_not_found")
+    return api_error(error)
+
+
+def _content(asked: Asked) -> list[Json]:
+    """Parts of the one message, as processors read them."""
+    messages = asked.prompts[0].messages
+    assert messages is not None
+    content = messages[0]["content"]
+    return content if isinstance(content, list) else [{"type": "text", "text": content}]
+
+
+def _picture(url: str) -> str:
+    if not url.startswith("data:"):
+        raise ApiError(400, "image must be a data: URL; frames are not fetched", "image", "url_not_fetched")
+    return url
+
+
+def _name(facts: SessionFacts, owner: str) -> str:
+    return facts.session_id.removeprefix(in_log(owner, ""))
+
+
+def _json(answer: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+def _aside(ending: AsyncExitStack) -> None:
+    """Let a session go, and the room of a call, when its stream is over."""
+    task = asyncio.get_running_loop().create_task(ending.aclose())
+    _ending.add(task)
+    task.add_done_callback(_ending.discard)
+
+
+_ending: set[asyncio.Task[None]] = set()  # so that nobody collects them

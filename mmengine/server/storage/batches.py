@@ -1,0 +1,175 @@
+"""Batches: what was asked, and how far it came, as rows of the database."""
+
+import hashlib
+import secrets
+import sqlite3
+from collections.abc import Iterable, Mapping
+from itertools import islice
+
+import msgspec
+
+from mmengine.errors import QueueFull
+from mmengine.server.storage.database import Database
+from mmengine.server.storage.files import Files, StoredFile, insert
+from mmengine.server.storage.list_positions import Places
+
+MAX_BATCHES = 10_000  # of all owners; of those that ended the oldest go
+MAX_LIVE_BATCHES = 200
+LIVE = ("validating", "in_progress", "finalizing", "cancelling")
+
+
+class LineError(msgspec.Struct, frozen=True):
+    """Why a batch failed. `line`: from 1; None where it is no line's."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class Counts(msgspec.Struct, frozen=True):
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`at`: Unix time in seconds of what happened, by OpenAI's names (in_progress_at, …). `output_file_id`,
+    `error_file_id`: "" until the file is there."""
+
+    batch_id: str
+    owner: str
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    created: int
+    expires_at: int
+    status: str = "validating"
+    counts: Counts = Counts()
+    metadata: Mapping[str, str] | None = None
+    errors: tuple[LineError, ...] = ()
+    at: Mapping[str, int] = {}
+    output_file_id: str = ""
+    error_file_id: str = ""
+    output_expires_s: int = 0
+    key: str = ""  # the Idempotency-Key that it was created with
+    digest: bytes = b""  # of the call
+
+    @property
+    def is_live(self) -> bool:
+        return self.status in LIVE
+
+    def file_id(self, kind: str) -> str:
+        """Of the file of its answers, or of its errors ("output", "errors"), known before it is there: so a
+        batch that is ended twice has one of each."""
+        return f"file-{hashlib.sha256(f'{self.batch_id} {kind}'.encode()).hexdigest()[:24]}"
+
+    def turned(self, status: str, now: float) -> "Batch":
+        """With another status from `now` on."""
+        return msgspec.structs.replace(self, status=status, at={**self.at, f"{status}_at": int(now)})
+
+
+class Batches:
+    def __init__(self, database: Database):
+        self._database = database
+        self._batches: dict[str, Batch] = {}  # in the order they came
+        self._live: dict[str, Batch] = {}  # those of them that are; they are looked for twice a second
+        self.places = Places()
+        self._num_coming = 0  # that are written, and not among them yet
+        rows = database.now(lambda it: it.execute("SELECT state FROM batches ORDER BY number").fetchall())
+        for (state,) in rows:
+            self._put(msgspec.json.decode(state, type=Batch))
+
+    def _put(self, batch: Batch) -> None:
+        self._batches[batch.batch_id] = batch
+        self.places.add(batch.batch_id, batch.owner)
+        if batch.is_live:
+            self._live[batch.batch_id] = batch
+        else:
+            self._live.pop(batch.batch_id, None)
+
+    @staticmethod
+    def new_id() -> str:
+        return f"batch_{secrets.token_hex(12)}"
+
+    def get(self, batch_id: str, owner: str | None = None) -> Batch | None:
+        """None where there is none, or it is another owner's."""
+        batch = self._batches.get(batch_id)
+        return batch if batch is not None and owner in (None, batch.owner) else None
+
+    def created_by(self, owner: str, key: str) -> Batch | None:
+        """The batch of a call with this Idempotency-Key."""
+        return next((each for each in self.listed(owner) if each.key == key), None)
+
+    def created_alike(self, owner: str, digest: bytes, since: float) -> Batch | None:
+        """The last one of a call without a key and with this digest, if it came then or later."""
+        found = (each for each in reversed(self.listed(owner)) if not each.key and each.digest == digest)
+        return next((each for each in found if each.created >= since), None)
+
+    def listed(self, owner: str) -> list[Batch]:
+        """Of one owner, the oldest first."""
+        return [batch for batch in list(self._batches.values()) if batch.owner == owner]
+
+    def live(self) -> list[Batch]:
+        """Those that have not ended, the oldest first."""
+        return list(self._live.values())
+
+    def spared(self) -> set[str]:
+        """Ids of files that are written by those that are live."""
+        return {batch.file_id(kind) for batch in self.live() for kind in ("output", "errors")}
+
+    def inputs(self) -> set[str]:
+        """Ids of files that are read by those that are live."""
+        return {batch.input_file_id for batch in self.live()}
+
+    async def create(self, batch: Batch) -> None:
+        """It is on the disk when this returns. Raises QueueFull, KeepFailed."""
+        if len(self._live) + self._num_coming >= MAX_LIVE_BATCHES:
+            raise QueueFull(f"{MAX_LIVE_BATCHES} batches run or wait already; try again later")
+        ended = (each.batch_id for each in self._batches.values() if not each.is_live)
+        gone = list(islice(ended, max(0, len(self._batches) + self._num_coming + 1 - MAX_BATCHES)))
+
+        def job(connection: sqlite3.Connection) -> None:
+            _save(connection, batch)
+            connection.executemany("DELETE FROM batches WHERE id=?", [(name,) for name in gone])
+
+        self._num_coming += 1
+        try:
+            await self._database.write(job)
+        finally:
+            self._num_coming -= 1
+        for name in gone:
+            if self._batches.pop(name, None) is not None:
+                self.places.remove(name)
+        self._put(batch)
+
+    async def save(self, batch: Batch) -> None:
+        """It goes on as this. Raises KeepFailed."""
+        await self._database.write(lambda connection: _save(connection, batch))
+        counts = self._batches[batch.batch_id].counts
+        self._put(msgspec.structs.replace(batch, counts=counts))
+
+    def count(self, batch_id: str, counts: Counts) -> None:
+        """How far it is now, which the next start finds in its files."""
+        self._put(msgspec.structs.replace(self._batches[batch_id], counts=counts))
+
+    async def end(self, batch: Batch, written: Iterable[StoredFile], files: Files) -> None:
+        """It has ended, and its files are there from now on. Once more is no error. Raises KeepFailed."""
+        made = list(written)
+
+        def job(connection: sqlite3.Connection) -> None:
+            for file in made:
+                insert(connection, file)
+            _save(connection, batch)
+
+        await self._database.write(job)
+        for file in made:
+            files.added(file)
+        self._put(batch)
+
+
+def _save(connection: sqlite3.Connection, batch: Batch) -> None:
+    connection.execute(
+        "INSERT INTO batches(id, state) VALUES (?, ?) ON CONFLICT(id) DO UPDATE SET state=excluded.state",
+        (batch.batch_id, msgspec.json.encode(batch)),
+    )

@@ -1,0 +1,312 @@
+"""The SQLite file beside a log: one process, one thread that writes, one that reads.
+
+Whoever waits for a write hears of it when it is on the disk. Writes that wait together share one commit, so
+that many cost as much as one.
+"""
+
+import asyncio
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from mmengine.errors import ConfigError, KeepFailed, LogError, MMEngineError, in_one_line
+from mmengine.events.files import open_file
+from mmengine.events.lock import lock
+from mmengine.serve.requests.operator_log import operator_log
+
+NAME = "answers.db"
+VERSION = 2  # of the tables; those of 1 had no keys, and a trigger for each new row
+MAX_TOGETHER = 256  # writes of one commit
+MAX_CHECKED_BYTES = 64 * 2**20  # of a database that is looked through as it is opened
+VACUUMED_PAGES = 1024  # that a scrub gives back to the disk at most
+BUSY_S = 5.0  # that a checkpoint waits for readers
+_FULL = ("database or disk is full", "disk I/O error")
+
+
+def _counted(table: str, size: str) -> tuple[str, ...]:
+    """Triggers that keep the bytes of a table's rows in `totals`, but for those of new rows."""
+    new, old = size.format(row="NEW"), size.format(row="OLD")
+    change = "BEGIN UPDATE totals SET num_bytes = num_bytes {change}; END"
+    return (
+        f"CREATE TRIGGER {table}_go AFTER DELETE ON {table} {change.format(change=f'- ({old})')}",
+        f"CREATE TRIGGER {table}_change AFTER UPDATE ON {table} {change.format(change=f'+ {new} - ({old})')}",
+    )
+
+
+_SINCE_1 = (  # behind what tables of version 1 have
+    "DROP TRIGGER IF EXISTS responses_come",
+    "DROP TRIGGER IF EXISTS media_come",
+    "ALTER TABLE responses ADD COLUMN key TEXT NOT NULL DEFAULT ''",
+    "CREATE INDEX responses_by_key ON responses(key, owner) WHERE key != ''",
+)
+_TABLES = (
+    """CREATE TABLE responses(
+        id TEXT PRIMARY KEY, owner TEXT NOT NULL, created INTEGER NOT NULL, kept REAL NOT NULL,
+        envelope BLOB NOT NULL, answer BLOB)""",
+    "CREATE INDEX responses_by_age ON responses(kept) WHERE answer IS NOT NULL",
+    "CREATE INDEX responses_unfinished ON responses(id) WHERE answer IS NULL",
+    "CREATE TABLE media(sha TEXT PRIMARY KEY, data BLOB NOT NULL)",
+    """CREATE TABLE holders(
+        response TEXT NOT NULL REFERENCES responses(id) ON DELETE CASCADE,
+        sha TEXT NOT NULL REFERENCES media(sha), PRIMARY KEY(response, sha)) WITHOUT ROWID""",
+    "CREATE INDEX holders_by_media ON holders(sha)",
+    """CREATE TRIGGER medium_goes AFTER DELETE ON holders
+        WHEN NOT EXISTS (SELECT 1 FROM holders WHERE sha = OLD.sha)
+        BEGIN DELETE FROM media WHERE sha = OLD.sha; END""",
+    "CREATE TABLE totals(num_bytes INTEGER NOT NULL)",
+    "INSERT INTO totals VALUES (0)",
+    *_counted("responses", "length({row}.envelope) + coalesce(length({row}.answer), 0)"),
+    *_counted("media", "length({row}.data)"),
+    *(
+        f"CREATE TABLE {table}(number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, state BLOB)"
+        for table in ("files", "batches")
+    ),
+    *_SINCE_1,
+)
+_R = TypeVar("_R")
+Job = Callable[[sqlite3.Connection], _R]
+Fault = Callable[[str], None]
+
+
+def no_fault(place: str) -> None:
+    """Nothing happens."""
+
+
+class _Write(NamedTuple):
+    run: Callable[[sqlite3.Connection], None]
+    loop: asyncio.AbstractEventLoop
+    done: "asyncio.Future[None]"
+    scrub: bool
+
+    def tell(self, error: MMEngineError | None) -> None:
+        """On the loop of whoever waits."""
+        if self.done.done():  # nobody waits any more
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)
+
+
+class Database:
+    """Raises ConfigError where another process has it, where it is damaged or newer than this program, and
+    where its folder cannot be written. `fault`: called before and after each commit, on the thread that
+    writes."""
+
+    def __init__(self, folder: Path, fault: Fault = no_fault):
+        self.folder, self.fault = folder, fault
+        self._path = folder / NAME
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = lock(folder)
+        except LogError:
+            raise ConfigError(
+                f"another process keeps its answers in {folder}; end it, or name another --log"
+            ) from None
+        except OSError as error:
+            raise ConfigError(f"answers cannot be kept in {folder} ({error.strerror})") from None
+        try:
+            self._writing = self._opened()
+            self._reading = self._connected()
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="mmengine-keep", daemon=True)
+        self._thread.start()
+        self._reader = ThreadPoolExecutor(1, "mmengine-keep-read")
+        self._closed = False
+
+    def _opened(self) -> sqlite3.Connection:
+        try:
+            os.close(open_file(self._path, os.O_RDWR | os.O_CREAT))
+            connection = self._connected()
+            try:
+                _prepare(connection, self._path)
+            except BaseException:
+                connection.close()
+                raise
+            return connection
+        except sqlite3.DatabaseError as error:
+            if any(text in str(error) for text in _FULL):
+                raise ConfigError(
+                    f"{self._path} cannot be written ({error}); make room on its disk"
+                ) from None
+            raise ConfigError(
+                f"{self._path} is damaged ({in_one_line(error)}); move it away, what it kept is lost then"
+            ) from None
+        except OSError as error:
+            raise ConfigError(f"{self._path} cannot be opened ({error.strerror})") from None
+
+    def _connected(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._path, BUSY_S, isolation_level=None, check_same_thread=False)
+        connection.executescript("PRAGMA foreign_keys=ON; PRAGMA secure_delete=ON; PRAGMA synchronous=FULL;")
+        return connection
+
+    def now(self, job: Job[_R]) -> _R:
+        """Run it here and commit, before anybody waits for writes. Raises ConfigError."""
+        try:
+            with _transaction(self._reading):
+                return job(self._reading)
+        except sqlite3.DatabaseError as error:
+            raise ConfigError(f"{self._path} cannot be read or written ({in_one_line(error)})") from None
+
+    async def write(self, job: Job[_R], *, scrub: bool = False) -> _R:
+        """What `job` gives, when all that it wrote is on the disk. `scrub`: nothing that it deleted is in any
+        file then. Raises KeepFailed, and what `job` raises of MMEngineError; nothing was changed then."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        results: list[_R] = []
+        if self._closed:
+            raise KeepFailed("the server is shutting down, and keeps nothing more")
+        self._queue.put(_Write(lambda connection: results.append(job(connection)), loop, done, scrub))
+        await done
+        return results[0]
+
+    async def read(self, job: Job[_R]) -> _R:
+        """What it gives, of all that was written. Raises KeepFailed."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._reader, job, self._reading)
+        except sqlite3.DatabaseError as error:
+            raise _told(error) from None
+
+    def close(self) -> None:
+        """Write what waits. Closing twice is no error."""
+        if self._closed:
+            return
+        self._closed = True
+        self._queue.put(None)
+        self._thread.join()
+        self._reader.shutdown()
+        self._reading.close()
+        with suppress(sqlite3.DatabaseError):
+            self._writing.close()
+        os.close(self._lock)
+
+    # The thread that writes
+
+    def _run(self) -> None:
+        while self._turn():
+            pass  # nothing of the last writes stays in memory while the next are waited for
+
+    def _turn(self) -> bool:
+        """Write what waits, once something does. Gives whether more may come."""
+        found = [self._queue.get()]
+        while len(found) < MAX_TOGETHER and not self._queue.empty():
+            found.append(self._queue.get())
+        writes = [each for each in found if each is not None]
+        if writes:
+            self._commit(writes)
+        return None not in found
+
+    def _commit(self, writes: list[_Write]) -> None:
+        try:
+            errors = self._written(writes)
+        except Exception as failure:  # whoever waits must hear of it, whatever it is
+            operator_log.error("answers cannot be kept", reason=in_one_line(failure))
+            errors = [_told(failure)] * len(writes)
+        if any(write.scrub for write in writes) and (failed := self._scrub()) is not None:
+            errors = [
+                error or (failed if write.scrub else None)
+                for write, error in zip(writes, errors, strict=True)
+            ]
+        loops: dict[asyncio.AbstractEventLoop, list[tuple[_Write, MMEngineError | None]]] = {}
+        for write, error in zip(writes, errors, strict=True):
+            loops.setdefault(write.loop, []).append((write, error))
+        for loop, some in loops.items():
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(_tell_all, some)
+
+    def _written(self, writes: list[_Write]) -> list[MMEngineError | None]:
+        """What each of them raised. Raises what the commit does: nothing is written then."""
+        connection, errors = self._writing, list[MMEngineError | None]()
+        with _transaction(connection):
+            for write in writes:
+                connection.execute("SAVEPOINT one")
+                try:
+                    write.run(connection)
+                    errors.append(None)
+                except (sqlite3.DatabaseError, MMEngineError) as error:
+                    if not connection.in_transaction:  # a full disk may take back what the others wrote, too
+                        raise
+                    errors.append(_told(error))
+                    connection.execute("ROLLBACK TO one")
+                connection.execute("RELEASE one")
+            self.fault("before commit")
+        self.fault("after commit")
+        return errors
+
+    def _scrub(self) -> MMEngineError | None:
+        """Deleted bytes are zeros in the database; what the log of SQLite still has of them goes too."""
+        try:
+            self._writing.execute(f"PRAGMA incremental_vacuum({VACUUMED_PAGES})").fetchall()
+            busy, _, _ = self._writing.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        except sqlite3.DatabaseError as error:
+            return _told(error)
+        return KeepFailed("what was deleted is not yet gone from the disk; try again") if busy else None
+
+
+class _transaction:
+    """One that is rolled back where its body raises."""
+
+    def __init__(self, connection: sqlite3.Connection):
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, kind: type | None, *exc: object) -> None:
+        if kind is None:
+            try:
+                self._connection.execute("COMMIT")
+                return
+            except sqlite3.DatabaseError:
+                self._roll_back()
+                raise
+        self._roll_back()
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:  # of some errors SQLite rolls back itself
+            self._connection.execute("ROLLBACK")
+
+
+def _tell_all(some: list[tuple[_Write, MMEngineError | None]]) -> None:
+    for write, error in some:
+        write.tell(error)
+
+
+def _told(error: BaseException) -> MMEngineError:
+    if isinstance(error, MMEngineError):
+        return error
+    return KeepFailed(
+        f"what the server keeps cannot be written or read ({in_one_line(error)}); try again later"
+    )
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    """Its tables are there, and whole. Raises ConfigError, sqlite3.DatabaseError."""
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > VERSION:
+        raise ConfigError(
+            f"{path} was written by a newer mmengine (its tables have version {version}, this program knows "
+            f"{VERSION}); serve with that one, or move the file away"
+        )
+    if not version:
+        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+    connection.execute("PRAGMA journal_mode=WAL")
+    if path.stat().st_size <= MAX_CHECKED_BYTES:
+        with closing(connection.execute("PRAGMA quick_check(1)")) as found:
+            said = found.fetchone()[0]
+        if said != "ok":
+            raise sqlite3.DatabaseError(said)
+    if version < VERSION:
+        with _transaction(connection):
+            for statement in _SINCE_1 if version else _TABLES:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version={VERSION}")

@@ -1,0 +1,270 @@
+"""Uploaded files, and those that batches write: bytes in a folder, the rest in the database.
+
+A file is whole on the disk before its row is, and its row is gone before its bytes go; what an end in between
+leaves is removed at the next start.
+"""
+
+import asyncio
+import os
+import secrets
+import sqlite3
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import msgspec
+
+from mmengine.errors import ConfigError, InvalidRequest, KeepFailed, QueueFull
+from mmengine.events.files import open_file, sync_data, sync_folder
+from mmengine.server.storage.database import Database
+from mmengine.server.storage.list_positions import Places
+
+MAX_FILES = 20_000  # of all owners, those that batches write included
+MAX_SHOWN = 10_000  # of one list
+PART = ".part"
+
+
+class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`created`, `expires_at`: Unix time in seconds; 0: it does not expire."""
+
+    file_id: str
+    owner: str
+    num_bytes: int
+    created: int
+    filename: str
+    purpose: str
+    expires_at: int = 0
+
+
+class FileLimits(NamedTuple):
+    """Bytes of one file, of all, and of those of one owner."""
+
+    max_file_bytes: int
+    max_bytes: int
+    max_owner_bytes: int
+
+
+class Files:
+    """Raises ConfigError where the folder cannot be had. `spared`: ids whose bytes are still being written,
+    by batches that go on."""
+
+    def __init__(
+        self,
+        database: Database,
+        limits: FileLimits,
+        spared: Collection[str] = (),
+        clock: Callable[[], float] = time.time,
+    ):
+        self._database, self.limits, self.clock = database, limits, clock
+        self.folder = database.folder / "files"
+        self._files: dict[str, StoredFile] = {}  # in the order they came
+        self._owners: dict[str, dict[str, StoredFile]] = {}
+        self.places = Places()
+        self._lock = threading.Lock()  # guards the next
+        self._taken: Counter[str] = Counter()  # bytes by owner, those of uploads included
+        self.threads = ThreadPoolExecutor(2, "mmengine-files")
+        try:
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            there = {path.name for path in self.folder.iterdir()}
+            for file in database.now(lambda connection: _rows(connection, there)):
+                self._add(file)
+            for name in there.difference(self._files, spared):
+                self.path(name).unlink()
+        except OSError as error:
+            raise ConfigError(f"files cannot be kept in {self.folder} ({error.strerror})") from None
+
+    def _add(self, file: StoredFile) -> None:
+        with self._lock:
+            self._taken[file.owner] += file.num_bytes
+        self._files[file.file_id] = file
+        self.places.add(file.file_id, file.owner)
+        self._owners.setdefault(file.owner, {})[file.file_id] = file
+
+    def get(self, file_id: str, owner: str) -> StoredFile | None:
+        """None where there is none, it is another owner's, or its time is over."""
+        file = self._files.get(file_id)
+        if file is None or file.owner != owner or (file.expires_at and file.expires_at <= self.clock()):
+            return None
+        return file
+
+    def path(self, file_id: str) -> Path:
+        return self.folder / file_id
+
+    def listed(self, owner: str) -> list[StoredFile]:
+        """Of one owner, the oldest first."""
+        now = self.clock()
+        found = list(self._owners.get(owner, {}).values())
+        return [file for file in found if not file.expires_at or file.expires_at > now]
+
+    def read(self, file: StoredFile) -> bytes:
+        """All of it; blocks. Raises KeepFailed."""
+        try:
+            return self.path(file.file_id).read_bytes()
+        except OSError as error:
+            raise _failed(error) from None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all, those that are being uploaded included."""
+        return self._taken.total()
+
+    def incoming(self, owner: str) -> "Incoming":
+        """A file that is being written. Raises QueueFull where there are too many, KeepFailed."""
+        if len(self._files) >= MAX_FILES:
+            raise QueueFull(f"there are {MAX_FILES} files already; delete some first")
+        return Incoming(self, f"file-{secrets.token_hex(12)}", owner)
+
+    def reserve(self, owner: str, num_bytes: int) -> None:
+        """Room for bytes of an upload, or with less than 0 of one that ended. On any thread. Raises
+        QueueFull."""
+        with self._lock:
+            total = self._taken.total() + num_bytes
+            if num_bytes > 0 and self._taken[owner] + num_bytes > self.limits.max_owner_bytes:
+                raise QueueFull(
+                    f"the files of this API key would have more than {self.limits.max_owner_bytes} bytes "
+                    "(files_bytes, key_share); delete some first"
+                )
+            if num_bytes > 0 and total > self.limits.max_bytes:
+                raise QueueFull(
+                    f"all files would have more than {self.limits.max_bytes} bytes (files_bytes); delete "
+                    "some first"
+                )
+            self._taken[owner] += num_bytes
+
+    async def add(self, incoming: "Incoming", filename: str, purpose: str, expires_s: int = 0) -> StoredFile:
+        """The file is whole: from now on it is there. Raises KeepFailed."""
+        now = int(self.clock())
+        expires_at = now + expires_s if expires_s else 0
+        file = StoredFile(
+            incoming.file_id, incoming.owner, incoming.num_bytes, now, filename, purpose, expires_at
+        )
+        await self._database.write(lambda connection: insert(connection, file))
+        self._add(file)
+        return file
+
+    async def delete(self, file_id: str, owner: str) -> bool:
+        """Whether there was one. Its bytes are gone from the folder."""
+        file = self._files.get(file_id)
+        if file is None or file.owner != owner:
+            return False
+        await self._database.write(lambda connection: _delete(connection, file_id))
+        if self._files.pop(file_id, None) is None:
+            return False  # somebody else was faster
+        self.places.remove(file_id)
+        self._owners[owner].pop(file_id)
+        with self._lock:
+            self._taken[owner] -= file.num_bytes
+        if not self._owners[owner]:
+            del self._owners[owner]
+        # Not here: a large file takes a tenth of a second.
+        await asyncio.get_running_loop().run_in_executor(self.threads, _remove, self.path(file_id))
+        return True
+
+    def added(self, file: StoredFile) -> None:
+        """Its row is in the database."""
+        if file.file_id not in self._files:
+            self._add(file)
+
+    async def sweep(self, used: Collection[str]) -> None:
+        """Remove those whose time is over, but for those that are `used`."""
+        now = self.clock()
+        over = [each for each in list(self._files.values()) if each.expires_at and each.expires_at <= now]
+        for file in over:
+            if file.file_id not in used:
+                await self.delete(file.file_id, file.owner)
+
+    def close(self) -> None:
+        self.threads.shutdown()
+
+
+class Incoming:
+    """A file on its way to the disk; its methods block. `discard` what is not added."""
+
+    def __init__(self, files: Files, file_id: str, owner: str):
+        self._files, self.file_id, self.owner = files, file_id, owner
+        self.num_bytes = self._reserved = 0
+        self._part = files.path(file_id + PART)
+        self._file: BinaryIO | None = None
+
+    def write(self, data: bytes) -> None:
+        """Raises InvalidRequest where it is too large, QueueFull, KeepFailed."""
+        limit = self._files.limits.max_file_bytes
+        if self.num_bytes + len(data) > limit:
+            raise FileTooLarge(
+                f"the file has more than {limit} bytes (max_file_bytes); send several smaller ones"
+            )
+        self._files.reserve(self.owner, len(data))
+        self._reserved += len(data)
+        try:
+            if self._file is None:
+                self._file = os.fdopen(open_file(self._part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb")
+            self._file.write(data)
+        except OSError as error:
+            raise _failed(error) from None
+        self.num_bytes += len(data)
+
+    def finish(self) -> None:
+        """All of it came: it is on the disk under its name. Raises KeepFailed."""
+        self.write(b"")
+        assert self._file is not None
+        try:
+            self._file.flush()
+            sync_data(self._file.fileno())
+            self._file.close()
+            self._part.replace(self._files.path(self.file_id))
+            sync_folder(self._files.folder)
+        except OSError as error:
+            raise _failed(error) from None
+
+    def release(self) -> None:
+        """It was added, or discarded: its room is counted no more by this."""
+        reserved, self._reserved = self._reserved, 0
+        self._files.reserve(self.owner, -reserved)
+
+    def discard(self) -> None:
+        """Nobody wants it."""
+        with suppress(OSError):
+            if self._file is not None:
+                self._file.close()
+        for path in (self._part, self._files.path(self.file_id)):
+            _remove(path)
+        self.release()
+
+
+class FileTooLarge(InvalidRequest):
+    """One file has more bytes than are taken."""
+
+
+def _rows(connection: sqlite3.Connection, there: Collection[str]) -> list[StoredFile]:
+    """In the order they came; those without bytes in the folder go."""
+    rows = connection.execute("SELECT state FROM files ORDER BY number").fetchall()
+    found = [msgspec.json.decode(state, type=StoredFile) for (state,) in rows]
+    for file in found:
+        if file.file_id not in there:
+            _delete(connection, file.file_id)
+    return [file for file in found if file.file_id in there]
+
+
+def insert(connection: sqlite3.Connection, file: StoredFile) -> None:
+    """A row for it. Once more is no error."""
+    connection.execute(
+        "INSERT OR IGNORE INTO files(id, state) VALUES (?, ?)", (file.file_id, msgspec.json.encode(file))
+    )
+
+
+def _delete(connection: sqlite3.Connection, file_id: str) -> None:
+    connection.execute("DELETE FROM files WHERE id=?", (file_id,))
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):  # it is not there, or goes at the next start
+        path.unlink()
+
+
+def _failed(error: OSError) -> KeepFailed:
+    return KeepFailed(f"files cannot be written or read ({error.strerror}); try again later")

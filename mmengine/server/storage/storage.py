@@ -1,0 +1,62 @@
+"""All that a server keeps beside its log, opened and closed together."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from mmengine.errors import KeepFailed
+from mmengine.serve.requests.operator_log import operator_log
+from mmengine.server.settings import ServerSettings
+from mmengine.server.storage.answer_store import SWEEP_S, Store
+from mmengine.server.storage.batches import Batches
+from mmengine.server.storage.database import Database, Fault, no_fault
+from mmengine.server.storage.files import FileLimits, Files
+
+FOLDER = "store"  # below the log's
+
+
+class Keep:
+    """`log`: the folder of the log. `has_several_keys`: each may fill its share of the room for files.
+    `clock`: Unix time. `fault`: see Database. Raises ConfigError."""
+
+    def __init__(
+        self,
+        log: Path,
+        settings: ServerSettings,
+        *,
+        has_several_keys: bool = False,
+        clock: Callable[[], float] = time.time,
+        fault: Fault = no_fault,
+    ):
+        self.clock = clock
+        self._database = Database(log / FOLDER, fault)
+        try:
+            share = settings.key_share if has_several_keys else 1.0
+            limits = FileLimits(
+                settings.max_file_bytes, settings.files_bytes, int(settings.files_bytes * share)
+            )
+            self.answers = Store(self._database, settings.store_ttl, settings.store_bytes, clock)
+            self.batches = Batches(self._database)
+            self.files = Files(self._database, limits, self.batches.spared(), clock)
+        except BaseException:
+            self._database.close()
+            raise
+
+    async def watch(self) -> None:
+        """Removes what is too old, until it is cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            await self.sweep()
+
+    async def sweep(self) -> None:
+        try:
+            await self.answers.sweep()
+            await self.files.sweep(self.batches.inputs())
+        except KeepFailed as error:
+            operator_log.warning("what is too old was not removed", reason=str(error))
+
+    def close(self) -> None:
+        """Closing twice is no error."""
+        self.files.close()
+        self._database.close()

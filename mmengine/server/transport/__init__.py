@@ -1,0 +1,1 @@
+"""HTTP connections: uvicorn's protocol with our limits, server-sent events, and other ASGI servers."""
