@@ -25,9 +25,8 @@ from PIL import (
 )
 
 from mmengine.errors import InvalidMedia
-from mmengine.processing.media.image_headers import MAX_DECODED_PIXELS, check_headers
+from mmengine.processing.media.formats import MAX_DECODED_PIXELS, FormatError, image_format
 from mmengine.processing.media.sources import MAX_IMAGE_BYTES, Access, is_source, read_source
-from mmengine.processing.media.tiff_headers import HeaderError, check_exif
 
 # Imported by name, so that Pillow never looks for the plugins of other formats.
 PLUGINS = (
@@ -59,8 +58,8 @@ def load_rgb(source: Any, access: Access, where: str) -> Image.Image:
 
 def _decode(data: bytes, where: str) -> Image.Image:
     try:
-        form = check_headers(data)
-    except HeaderError as error:
+        form = image_format(data)
+    except FormatError as error:
         raise InvalidMedia(f"{where} {error}") from None
     if form is None:
         raise InvalidMedia(f"{where} {_UNKNOWN if data else 'is empty'}")
@@ -102,11 +101,6 @@ def _converted(image: Image.Image, where: str) -> Image.Image:
 def _upright(image: Image.Image) -> Image.Image:
     """Turned as its EXIF data say; as it is where these are broken, for the pixels are still good."""
     with suppress(Exception):
-        exif, raw = image.info.get("exif"), image.info.get("Raw profile type exif")
-        if exif is None and isinstance(raw, str):  # as ImageMagick writes it into a PNG: lines of hex
-            exif = bytes.fromhex("".join(raw.split("\n")[3:]))
-        if isinstance(exif, bytes):
-            check_exif(exif)
         if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
             return ImageOps.exif_transpose(image)
     return image

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmengine.errors import InvalidMedia
+from mmengine.processing.media.formats import container_format
 from mmengine.processing.media.sources import MAX_VIDEO_BYTES, Access, open_source
-from mmengine.processing.media.tiff_headers import HeaderError
-from mmengine.processing.media.video_headers import MAX_SAMPLES, container_of
 
 if TYPE_CHECKING:  # lazy: FFmpeg, which images do not need
     from av.container import InputContainer
@@ -24,6 +23,7 @@ _OTHERS = "mpeg,mpegts"  # containers that do not say at their beginning what th
 # An AVI's second index may name the same part again and again; chapters are read one by one; and what is
 # sorted into an index out of order moves all of it.
 _OPTIONS = {"use_odml": "0", "ignore_chapters": "1", "indexmem": str(2**17)}
+MAX_SAMPLES = 2**22  # packets of all streams: ten hours of film with sound have nearly three million
 MAX_PACKETS = 2**20  # nearly ten hours at 30 frames a second
 MAX_FRAME_PIXELS = 2**25  # 7680 x 4320
 MAX_DECODED_FRAMES = 2**15  # frames that one request may have decoded, taken or passed over
@@ -47,7 +47,7 @@ class VideoFile:
         self._container: InputContainer | None = None
         self._decoded = self._decoded_pixels = 0
         try:
-            self._format = container_of(self._file)
+            self._format = container_format(self._file)
             self._open()
             self._scan()
             self._open()
@@ -55,10 +55,8 @@ class VideoFile:
             if first is None:
                 raise InvalidMedia(f"{where} has no frame that can be decoded")
             self.size = self._pixels(first).shape[:2]
-        except BaseException as error:
+        except BaseException:
             self.close()
-            if isinstance(error, HeaderError):
-                raise InvalidMedia(f"{where} {error}") from None
             raise
 
     def close(self) -> None:

@@ -1,0 +1,76 @@
+"""Recognises image and video files by their first bytes, and checks the sizes that these claim.
+
+A damaged or hostile file is left to the decoder, which runs in a process with limits on memory and time
+(`processing/workers`). Checked here is only memory that a library takes before it tells an image's size.
+"""
+
+import struct
+from typing import BinaryIO
+
+MAX_DECODED_PIXELS = 64 * 2**20
+MAX_RUN_PIXELS = 2**22  # of a BMP with run-length compression, which Pillow decodes in Python
+
+_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_MP4_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp", b"pnot", b"uuid", b"junk")
+
+
+class FormatError(ValueError):
+    """The end of a sentence that begins with the file's name: why the file is refused."""
+
+
+def image_format(data: bytes) -> str | None:
+    """Return Pillow's name of an image's format, or None for a format that is not supported.
+
+    Raises FormatError for an image whose header claims too many pixels.
+    """
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "PNG"
+    if data.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        _check_webp(data)
+        return "WEBP"
+    if data.startswith((b"GIF87a", b"GIF89a")):
+        return "GIF"
+    if data.startswith(b"BM"):
+        _check_bmp(data)
+        return "BMP"
+    return "TIFF" if data.startswith(_TIFF) else None
+
+
+def _check_webp(data: bytes) -> None:
+    """Check the canvas of an extended WebP file, which libwebp allocates before Pillow tells its size."""
+    if data[12:16] != b"VP8X" or len(data) < 30:
+        return
+    width, height = (1 + int.from_bytes(data[at : at + 3], "little") for at in (24, 27))
+    if width * height > MAX_DECODED_PIXELS:
+        raise FormatError(
+            f"of {width} x {height} has more than {MAX_DECODED_PIXELS} pixels; send a smaller one"
+        )
+
+
+def _check_bmp(data: bytes) -> None:
+    if len(data) < 34 or struct.unpack_from("<I", data, 30)[0] not in (1, 2):  # no run-length compression
+        return
+    width, height = struct.unpack_from("<ii", data, 18)
+    if abs(width * height) > MAX_RUN_PIXELS:
+        raise FormatError(
+            f"is a run-length coded BMP of {width} x {abs(height)} pixels, more than {MAX_RUN_PIXELS}; "
+            "save it as PNG"
+        )
+
+
+def container_format(file: BinaryIO) -> str | None:
+    """Return FFmpeg's name of a video file's demuxer, or None where the first bytes do not tell.
+
+    Leaves the file's position behind the bytes that were read.
+    """
+    file.seek(0)
+    head = file.read(12)
+    if head.startswith(b"\x1a\x45\xdf\xa3"):
+        return "matroska"
+    if head.startswith(b"RIFF") and head[8:] == b"AVI ":
+        return "avi"
+    if head.startswith((b"GIF87a", b"GIF89a")):
+        return "gif"
+    return "mov" if head[4:8] in _MP4_BOXES else None
