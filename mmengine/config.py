@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
+from mmengine.decode_errors import out_of_range
 from mmengine.errors import ConfigError, shown
-from mmengine.fields import out_of_range
 
 # Settings that no decision depends on; a process that continues a log may have others.
 OPERATIONAL = (

@@ -74,7 +74,8 @@ class ErrorCode(StrEnum):
 
 class FieldPath(tuple[str | int, ...]):
     """The place of a value in a request: keys and indices from the outside in. `path / key` is one step
-    further in. The text form is that of API errors, such as `messages[0].content[1]`."""
+    further in. The text form is that of API errors, such as `messages[0].content[1]`. An index that is not
+    known is "", and is written []."""
 
     __slots__ = ()
 
@@ -90,7 +91,7 @@ class FieldPath(tuple[str | int, ...]):
     def __str__(self) -> str:
         text = ""
         for key in self:
-            text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
+            text += f"[{key}]" if key == "" or isinstance(key, int) else f".{key}" if text else key
         return text
 
 

@@ -194,7 +194,7 @@ def _row(checked: Checked) -> list[str]:
     if report is None:
         return [name, "unreadable", "", "", clean(checked.error), "", ""]
     keyword, pointer = report.keyword, report.pointer
-    why = report.why.removeprefix(f"schema refused: {keyword} at {pointer}: ")
+    why = report.reason
     if report.approximations:
         first = report.approximations[0]
         keyword, pointer, why = first.keyword, first.pointer, first.text

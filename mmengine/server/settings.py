@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from mmengine.decode_errors import out_of_range
 from mmengine.errors import ConfigError, shown
-from mmengine.fields import out_of_range
 
 MAX_MODEL_NAMES = 32
 MAX_NAME_CHARS = 256

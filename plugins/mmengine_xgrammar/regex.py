@@ -26,10 +26,9 @@ def read(text: str) -> Node:
     if text.startswith("^(?:") and text.endswith(")$"):
         text = text[1:-1]
     try:
-        node = read_regex(text, nesting=MAX_NESTING)
+        node = read_regex(text, nesting=MAX_NESTING, engine="xgrammar")
     except Unread as error:
-        why = str(error).replace("is not known", "is not known with xgrammar")
-        raise RegexRefused(why) from None
+        raise RegexRefused(str(error)) from None
     _check_repetitions(node)
     return node
 

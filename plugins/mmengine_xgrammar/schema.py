@@ -233,7 +233,7 @@ class _Writer:
         other = self._other_pairs(schema, list(schema.get("properties", {})), pointer)
         least, most = max(0, low - len(pairs)), None if high is None else high - len(pairs)
         if other is None and least:
-            self._refuse("minProperties", pointer, "no further property is allowed, so it")
+            self._refuse("minProperties", pointer, "no further property is allowed, so it cannot be enforced")
         return self._members(pairs, other, least, most)
 
     def _pair(self, key: str, value: str) -> str:
@@ -251,7 +251,7 @@ class _Writer:
             try:
                 node = read(pattern)
             except RegexRefused as error:
-                self._refuse("patternProperties", pointer, f"{error}: it")
+                self._refuse("patternProperties", pointer, f"{error}: it cannot be enforced")
             if isinstance(node, Chars) and not node.ranges:
                 return None
             for name in names:
@@ -265,9 +265,9 @@ class _Writer:
         try:
             matches = self.budget.matches(pattern[1:-1], name)  # without ^ and $
         except PatternError as error:
-            self._refuse("patternProperties", pointer, f"{error}: it")
+            self._refuse("patternProperties", pointer, f"{error}: it cannot be enforced")
         if matches:
-            why = f"it matches {name!r}, which properties names too, and"
+            why = f"it matches {name!r}, which properties names too, and cannot be enforced"
             self._refuse("patternProperties", pointer, why)
 
     def _members(self, pairs: list[tuple[str, bool]], other: str | None, least: int, most: int | None) -> str:
@@ -285,8 +285,6 @@ class _Writer:
         return self.rules.add(f"{literal('{')} {self.space} {before} {self.space} {literal('}')}")
 
     def _refuse(self, keyword: str, pointer: str, why: str) -> NoReturn:
-        if not why.endswith("enforced") and not why.endswith(")"):
-            why += " cannot be enforced"
         raise SchemaRefused(keyword, f"#{join_pointer(pointer, keyword)}", f"{why} {ADVICE}")
 
 

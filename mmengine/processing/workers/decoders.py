@@ -98,7 +98,7 @@ class Decoders:
             raise self._too_slow(media) from None
         except DecoderLost as error:
             attempt.check()
-            if str(error) == signal.SIGXCPU.name:
+            if error.signal_number == signal.SIGXCPU:
                 raise self._too_slow(media) from None
             what = f"{media.where} cannot be {self._recipe.done}"
             raise InvalidMedia(f"{what}: its process died of it ({error})") from None

@@ -33,7 +33,12 @@ _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME
 
 
 class DecoderLost(Exception):
-    """The process is gone, or says what no decoder says. Its text: how it ended."""
+    """The process ended, or sent what no decoder sends. The text says how it ended; `signal_number` is the
+    signal that ended it, or 0."""
+
+    def __init__(self, text: str, signal_number: int = 0):
+        super().__init__(text)
+        self.signal_number = signal_number
 
 
 class DecoderProcess:
@@ -88,7 +93,7 @@ class DecoderProcess:
             raise
         except (EOFError, OSError, msgspec.MsgspecError):
             self._end(mercy_s=0.5)
-            raise DecoderLost(self._how_it_ended()) from None
+            raise DecoderLost(self._how_it_ended(), -(self._process.returncode or 0)) from None
         if not isinstance(answer, Refused):
             raise DecoderLost("it gave no answer")
         self.usable = answer.kind != "memory"

@@ -34,11 +34,12 @@ def read_regex(
     classes: Mapping[str, Ranges] | None = None,
     nesting: int = MAX_NESTING,
     meaning: Callable[[Ranges, bool], Set] = _as_written,
+    engine: str = "",
 ) -> Node:
     """Raises Unread. `classes`: by letter, sets that have an escape, as d for \\d and, what it does not hold,
     \\D. `nesting`: groups within one another. `meaning`: what ranges in brackets stand for, negated or
-    not."""
-    return _Reader(text, classes or {}, nesting, meaning).whole()
+    not. `engine`: the grammar engine that errors name."""
+    return _Reader(text, classes or {}, nesting, meaning, engine).whole()
 
 
 class _Reader:
@@ -48,7 +49,9 @@ class _Reader:
         classes: Mapping[str, Ranges],
         nesting: int,
         meaning: Callable[[Ranges, bool], Set],
+        engine: str,
     ):
+        self._unknown = f"is not known with {engine}" if engine else "is not known"
         self._text, self._at = text, 0
         self._classes, self._nesting, self._meaning = classes, nesting, meaning
         self._dot = _LINE
@@ -106,9 +109,9 @@ class _Reader:
         if char == ")":
             self._fail("a ) closes no group")
         if char in "^$":
-            self._fail(f"{char} is not known: the whole text has to match anyway")
+            self._fail(f"{char} {self._unknown}: the whole text has to match anyway")
         if char in "(*+?{":
-            self._fail(f"{self._text[self._at : self._at + 3]!r} is not known")
+            self._fail(f"{self._text[self._at : self._at + 3]!r} {self._unknown}")
         self._at += 1
         return ((ord(char), ord(char)),)
 
@@ -127,7 +130,7 @@ class _Reader:
                 self._fail(f"U+{point:04X} is no character")
             return [(point, point)]
         if not letter.isascii() or not (plain := self._take(_MARK)):
-            self._fail(f"\\{letter} is not known; name the characters instead, as in [0-9]")
+            self._fail(f"\\{letter} {self._unknown}; name the characters instead, as in [0-9]")
         return [(ord(plain[0]), ord(plain[0]))]
 
     def _listed(self) -> Set:
@@ -142,7 +145,7 @@ class _Reader:
                 found = [(found[0][0], last[0][0])]
             ranges += found
         if not ranges:
-            self._fail("[] is not known")
+            self._fail(f"[] {self._unknown}")
         return self._meaning(ranges, negated)
 
     def _member(self) -> Ranges:

@@ -42,8 +42,9 @@ class SchemaReport(msgspec.Struct, frozen=True):
 
     `verdict`: "exact": within the `bounds`, answers are the values that the schema describes; "approximated":
     they are some of those, and `approximations` says which not; "refused": `keyword`, `pointer` and `why` say
-    what cannot be enforced. No verdict lets an answer be what the schema forbids. `bounds`: what Bounds leave
-    out, the order of keys among it. `notes`: annotations that look like assertions, and more to know.
+    what cannot be enforced, and `reason` is `why` without the keyword and its place. No verdict lets an
+    answer be what the schema forbids. `bounds`: what Bounds leave out, the order of keys among it. `notes`:
+    annotations that look like assertions, and more to know.
     """
 
     verdict: Literal["exact", "approximated", "refused"]
@@ -57,6 +58,7 @@ class SchemaReport(msgspec.Struct, frozen=True):
     compile_ms: float = 0.0  # with one row of masks not filled yet
     grammar_bytes: int = 0
     masks: MaskCost | None = None
+    reason: str = ""
 
 
 def check_schema(
@@ -89,9 +91,9 @@ def check_schema(
         compiled = used.compile(grammar)
         compile_ms = (time.perf_counter() - begun) * 1e3
     except SchemaRefused as error:
-        return SchemaReport("refused", error.keyword, error.pointer, str(error))
+        return SchemaReport("refused", error.keyword, error.pointer, str(error), reason=error.why)
     except InvalidRequest as error:
-        return SchemaReport("refused", "", "#", str(error))
+        return SchemaReport("refused", "", "#", str(error), reason=str(error))
     approximations = gated.narrow + used.notes(grammar) + format_notes(document)
     return SchemaReport(
         "approximated" if approximations else "exact",
