@@ -33,14 +33,17 @@ RUN = {
     ("docs/how-to/sessions.md", "python"): HERE,
     ("docs/explanation/policies.md", "toml"): HERE,
     ("docs/explanation/policies.md", "indented"): HERE,
-    ("docs/reference/http.md", "json"): "tests/server/test_server_batches.py",
-    ("docs/reference/http.md", "python"): "tests/server/test_server_batches.py",
+    ("docs/how-to/batches.md", "json"): "tests/server/test_server_batches.py",
+    ("docs/how-to/batches.md", "python"): "tests/server/test_server_batches.py",
     ("docs/how-to/simulation.md", ""): HERE,
     ("docs/how-to/simulation.md", "json"): HERE,
     ("plugins/mmengine_shapes/README.md", "python"): HERE,
 }
 # Tests with readers of their own: console blocks with what they print, and what there is to install.
 RUN_ELSEWHERE = {
+    ("docs/how-to/deploy.md", "yaml"): "tests/project/test_deploy_files.py",
+    ("docs/how-to/deploy.md", "nginx"): "tests/project/test_deploy_files.py",
+    ("docs/how-to/deploy.md", "sh"): "tests/project/test_deploy_files.py",
     ("docs/reference/log.md", "console"): "tests/cli/test_docs_log.py",
 }
 ITSELF = "it sets up the checkout, and runs all tests, this one too; that the target is there is tested"
@@ -123,10 +126,10 @@ NOT_RUN = {
     ("docs/how-to/ray.md", "mmengine run --batch"): "tests/cli/test_cli_shards.py runs shards",
     ("docs/how-to/ray.md", "import ray"): RAY,
     (
-        "docs/reference/http.md",
+        "docs/how-to/deploy.md",
         "[Service]",
     ): "a unit of systemd; tests/server/test_server_listening.py reads it",
-    ("docs/reference/http.md", "mmengine serve"): SERVES,
+    ("docs/how-to/serve.md", "mmengine serve"): SERVES,
     (
         "docs/how-to/sessions.md",
         "curl localhost",

@@ -382,7 +382,7 @@ def test_without_a_log_the_routes_say_what_is_missing():
 def test_the_page_says_what_works(shapes, tmp_path, monkeypatch, capsys):
     """The client that it makes is one of the server of this test."""
     monkeypatch.chdir(tmp_path)
-    (requests,) = blocks("docs/reference/http.md", "json")
+    (requests,) = blocks("docs/how-to/batches.md", "json")
     (tmp_path / "requests.jsonl").write_text(requests.text)
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "image1.png").write_bytes(scene())
@@ -390,7 +390,7 @@ def test_the_page_says_what_works(shapes, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(openai, "OpenAI", lambda base_url, api_key: client)
     monkeypatch.setattr(time, "sleep", lambda seconds: pause(min(seconds, 0.02)))
     scope = {}
-    for block in blocks("docs/reference/http.md", "python"):
+    for block in blocks("docs/how-to/batches.md", "python"):
         exec(block.text, scope)
     (answer,) = map(json.loads, capsys.readouterr().out.strip().splitlines())
     assert answer["custom_id"] == "a" and answer["response"]["body"]["choices"][0]["message"]["content"]

@@ -223,6 +223,6 @@ def test_the_units_of_systemd_hold_what_the_page_and_the_command_have():
     settings = ServerSettings()
     assert int(service["TimeoutStopSec"]) > settings.drain_s
     assert int(units["socket"]["Socket"]["Backlog"]) == settings.max_connections
-    page = (ROOT / "docs" / "reference" / "http.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "deploy.md").read_text()
     for name in ("ExecStart", "KillMode", "TimeoutStopSec", "Restart"):
         assert f"    {name}={service[name]}" in page
