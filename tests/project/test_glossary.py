@@ -37,19 +37,10 @@ def test_a_name_and_a_file_that_are_not_there_are_seen():
 
 
 def test_each_word_has_a_file_and_stands_once():
-    text = (ROOT / "docs/reference/glossary.md").read_text().partition("## Old words")[0]
+    text = (ROOT / "docs/reference/glossary.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     rows = [row for row in rows if row[0] != "word"]
     assert len(rows) > 50 and all(len(row) == 4 for row in rows)
     assert not [row[0] for row in rows if not file_of(row[3].split("`")[1])]
     words = [row[0] for row in rows]
     assert len(words) == len(set(words))
-
-
-def test_old_words_are_gone_from_the_names_of_files():
-    text = (ROOT / "docs/reference/glossary.md").read_text().partition("## Old words")[2]
-    old = {line.strip("| ").split(" | ")[0] for line in text.splitlines() if line.startswith("| ")}
-    old -= {"before"}
-    assert len(old) > 10
-    ours = {path.stem for path in (ROOT / "mmengine").rglob("*.py")}
-    assert not old & ours
