@@ -1,1 +1,1 @@
-"""Where KV blocks are kept beyond the process that computed them."""
+"""Keep KV blocks beyond the process that computed them."""

@@ -1,34 +1,42 @@
-"""The port of a block store: bytes by key.
+"""The interface of a block store: bytes by key.
 
-A store is not trusted. Whoever uses one seals what is put (`sealed.py`), has room for what may come before it
-asks, and believes nothing that the seal does not hold. So a store may forget, lie, hang and be full: what it
-costs is time, for which the engine has a deadline. A store from another package is an entry point in the
-group `mmengine.block_stores`, a callable that takes the settings `block_store_path` and `block_store_bytes`.
+A store is not trusted. The engine seals each value (`sealed.py`), allocates the buffer before reading, and
+uses only values with a valid seal. So a store may forget, lie, hang or be full: that costs only time, which
+the engine limits with a deadline. A store from another package is an entry point in the group
+`mmengine.block_stores`, a callable that takes the settings `block_store_path` and `block_store_bytes`.
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
-MAX_KEY_BYTES = 64  # of a name under which something is kept
+MAX_KEY_BYTES = 64  # longest key
 
 
 class BlockStore(Protocol):
-    """Called by several threads at once, of several processes too. None of it raises for what is missing, or
-    for a store that is full or cannot be reached."""
+    """Maps keys to values. Several threads and processes call it at once.
+
+    No method raises for missing values, or for a store that is full or unreachable.
+    """
 
     def has(self, keys: Sequence[bytes]) -> list[bool]:
-        """Which of them are there, as far as that is known without reading."""
+        """Return which keys are present, as far as that is known without reading values."""
 
     def put(self, keys: Sequence[bytes], values: Sequence[Sequence[memoryview]]) -> None:
-        """Keep each value, the pieces of which follow one another. A key has one value for ever: one that is
-        there stays, unless it is of another size. What does not fit is left out, or something else goes."""
+        """Store each value, given as consecutive pieces.
+
+        A key keeps its value for ever: a present value stays, unless its size differs. If space is missing,
+        the store skips the value or evicts another.
+        """
 
     def get(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Fill each buffer with the value of its key; False where nothing is kept, or not of that size. A
-        buffer that was not filled may hold anything."""
+        """Fill each buffer with the value of its key; return False for a missing value, or one of another
+        size.
+
+        A buffer that was not filled may hold anything.
+        """
 
     def remove(self, keys: Sequence[bytes]) -> None:
-        """Forget what turned out not to hold."""
+        """Remove values that turned out to be damaged."""
 
     def close(self) -> None:
-        """Free what is held; what was put stays where the store outlives processes."""
+        """Release resources. Stored values stay if the store outlives processes."""

@@ -1,9 +1,10 @@
-"""A block store in a folder, of this machine or shared: a file for each key.
+"""A block store in a local or shared folder, with one file per key.
 
-A value is written aside, synced and renamed, so under its name it is whole or not there. What was not read
-or written for longest goes when the folder holds more than it may. Several processes may use it at once; what
-one deletes, another misses. Each looks at the folder again when it wrote as much as it lets go at once: until
-then it knows nothing of the others, and the folder may be too large by so much for each of them.
+A value is written to a temporary file, synced and renamed, so a file with a key's name is always whole. When
+the folder exceeds its limit, the values that were not read or written for longest are deleted. Several
+processes may use the folder at once; each may miss values that another deletes. A process scans the folder
+again after writing as much as one cleanup frees. Until then it does not see other processes' files, so the
+folder may exceed its limit by that much per process.
 """
 
 import os
@@ -17,18 +18,20 @@ from pathlib import Path
 from mmengine.block_store.base import MAX_KEY_BYTES
 from mmengine.errors import ConfigError
 
-KEPT_SHARE = 0.9  # of what the folder may hold is left when something had to go
-STALE_S = 3600  # a value that was begun so long before another one is nobody's
+KEPT_SHARE = 0.9  # share of the limit that a cleanup keeps
+STALE_S = 3600  # age at which an unfinished value counts as abandoned
 ASIDE = ".part"
 
 
 class FolderStore:
-    """`path`: the folder, made where there is none. `max_bytes`: of all values. Raises ConfigError."""
+    """A folder of values. `path`: created if missing. `max_bytes`: limit for all values. Raises
+    ConfigError.
+    """
 
     def __init__(self, path: str, max_bytes: int):
         self._root, self._max_bytes = Path(path), max_bytes
         self._lock = threading.Lock()
-        self._room = 0  # bytes that are written before it looks again at what the folder holds
+        self._room = 0  # bytes to write before the next scan of the folder
         try:
             self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
@@ -40,14 +43,14 @@ class FolderStore:
         if not 2 <= len(key) <= MAX_KEY_BYTES:
             raise ValueError(f"a key has 2 to {MAX_KEY_BYTES} bytes, not {len(key)}")
         name = key.hex()
-        return self._root / name[-2:] / name  # the last digits of a key are as good as random
+        return self._root / name[-2:] / name  # the last digits of a key are uniformly distributed
 
     def has(self, keys: Sequence[bytes]) -> list[bool]:
         return [os.path.exists(self._path(key)) for key in keys]
 
     def put(self, keys: Sequence[bytes], values: Sequence[Sequence[memoryview]]) -> None:
         for key, pieces in zip(keys, values, strict=True):
-            with suppress(OSError):  # full, or gone: it is kept elsewhere, or not at all
+            with suppress(OSError):  # the folder is full or gone: the value is not stored
                 self._put(self._path(key), pieces)
 
     def _put(self, path: Path, pieces: Sequence[memoryview]) -> None:
@@ -74,7 +77,7 @@ class FolderStore:
 
     def _get(self, path: Path, buffer: memoryview) -> bool:
         try:
-            # No link is followed, and nothing is waited for: what lies there may be anybody's.
+            # Do not follow links and do not block: other users may put anything into the folder.
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return False
@@ -88,7 +91,7 @@ class FolderStore:
                 if not count:
                     return False
                 done += count
-            os.utime(fd)  # it was used now
+            os.utime(fd)  # marks the value as just used
         except OSError:
             return False
         finally:
@@ -101,7 +104,7 @@ class FolderStore:
                 self._path(key).unlink()
 
     def _grew(self, size: int) -> None:
-        """Let the longest unused values go where there are too many bytes."""
+        """Delete the longest unused values if the folder exceeds its limit."""
         with self._lock:
             self._room -= size
             if self._room >= 0:
@@ -118,7 +121,7 @@ class FolderStore:
             self._room = self._max_bytes - max(held, kept)
 
     def _files(self) -> Iterator[tuple[int, int, str]]:
-        """When each value was last used (ns), its bytes and its name; what was left half written goes."""
+        """Yield the last use (ns), size and name of each value, and delete abandoned values."""
         newest = 0
         aside: list[tuple[int, str]] = []
         for folder in _entries(self._root):
@@ -136,7 +139,7 @@ class FolderStore:
                     os.unlink(path)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file stays open."""
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -1,4 +1,4 @@
-"""Block stores by name, as the setting `block_store` has it."""
+"""Look up block stores by name, for the setting `block_store`."""
 
 from collections.abc import Callable
 from typing import TypeAlias

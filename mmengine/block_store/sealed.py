@@ -1,8 +1,8 @@
-"""What a value begins with, so that whoever reads it knows that it is whole, and the one asked for.
+"""The header of a stored value, from which a reader knows that the value is whole and belongs to the key.
 
     magic "MMBS" | version u32 | length of the payload u64 | digest, 16 bytes      (little endian, 32 bytes)
 
-The digest is BLAKE2b over the key and the payload: a value under another's key does not hold.
+The digest is BLAKE2b over the key and the payload, so a value under another key is invalid.
 """
 
 import hashlib
@@ -14,20 +14,21 @@ SEAL_BYTES = _HEADER.size
 
 
 def digest_of(key: bytes, payload: memoryview) -> bytes:
-    """16 bytes over both."""
+    """Return a digest of 16 bytes over both."""
     hasher = hashlib.blake2b(len(key).to_bytes(8, "little") + key, digest_size=16)
     hasher.update(payload)
     return hasher.digest()
 
 
 def seal(key: bytes, payload: memoryview) -> memoryview:
-    """What goes before the payload."""
+    """Return the header for the payload."""
     return memoryview(_HEADER.pack(MAGIC, VERSION, payload.nbytes, digest_of(key, payload)))
 
 
 def opened(key: bytes, value: memoryview) -> bytes | None:
-    """The digest of a value, seal and payload in one, whose size is the one expected; None where it does not
-    hold."""
+    """Return the digest of a value (header and payload, in the expected size), or None if the value is
+    invalid.
+    """
     magic, version, length, digest = _HEADER.unpack(value[:SEAL_BYTES])
     payload = value[SEAL_BYTES:]
     if (magic, version, length) != (MAGIC, VERSION, payload.nbytes) or digest_of(key, payload) != digest:

@@ -1,7 +1,8 @@
-"""Which encoder outputs are held, by whom, and which may go: the pure half of the encoder cache.
+"""Track which encoder outputs are cached, which requests reference them, and which may be evicted: the pure
+half of the encoder cache.
 
-Sizes are in embeddings. Entries are shared between requests by content; one that nobody
-references stays until its room is needed, the longest unused first.
+Sizes are in embeddings. Requests share entries by content. An unreferenced entry stays until its space is
+needed; the longest unused entry is evicted first.
 """
 
 import hashlib
@@ -12,12 +13,13 @@ from dataclasses import dataclass
 class Entry:
     size: int
     references: int = 0
-    valid: bool = True  # False: the step that computed it failed
+    valid: bool = True  # False: the step that computed the entry failed
 
 
 def encoder_key(mm_hash: bytes, cache_salt: str, adapter: bytes = b"") -> bytes:
-    """The key of an item for a tenant; tenants never share entries. `adapter`: digest of the one that the
-    encoder computes with."""
+    """Return an item's key for a tenant; tenants never share entries. `adapter`: digest of the adapter that
+    the encoder uses.
+    """
     key = hashlib.sha256(mm_hash + cache_salt.encode()).digest() if cache_salt else mm_hash
     if adapter:
         return hashlib.blake2b(key + adapter, digest_size=32, person=b"mmengine-adapter").digest()
@@ -31,18 +33,19 @@ class EncoderCache:
         self.entries: dict[bytes, Entry] = {}
         self.idle: dict[bytes, None] = {}  # unreferenced keys, longest unused first
         self.idle_size = 0
-        self.dropped: list[bytes] = []  # gone without an eviction; the next step tells the executor
+        self.dropped: list[bytes] = []  # removed without an eviction; the next step tells the executor
 
     def has(self, key: bytes) -> bool:
         entry = self.entries.get(key)
         return entry is not None and entry.valid
 
     def size_of(self, key: bytes) -> int:
-        """Embeddings of an entry."""
+        """Return the embeddings of an entry."""
         return self.entries[key].size
 
     def evictions_for(self, size: int, keep: set[bytes], extra: int) -> list[bytes] | None:
-        """Keys to evict so that `size` more fits beside `extra` not yet added; None when it cannot.
+        """Return the keys to evict so that `size` more embeddings fit besides `extra` that are not added yet;
+        None if impossible.
 
         Entries in `keep` are about to be referenced and stay.
         """
@@ -57,7 +60,9 @@ class EncoderCache:
         return evicted if room >= size else None
 
     def room(self, keep: set[bytes], extra: int) -> int:
-        """Embeddings that would fit beside `extra` if all went that may: unreferenced, not in `keep`."""
+        """Return how many embeddings would fit besides `extra` if all entries that are unreferenced and not
+        in `keep` were evicted.
+        """
         idle = sum(self.entries[key].size for key in self.idle if key not in keep)
         return self.capacity - self.used - extra + idle
 
@@ -68,7 +73,7 @@ class EncoderCache:
         self.idle_size += size
 
     def restore(self, key: bytes, size: int, references: int, valid: bool) -> None:
-        """Take over an entry as it was."""
+        """Restore an entry from a snapshot."""
         self.add(key, size)
         self.entries[key].references, self.entries[key].valid = references, valid
         if references:
@@ -89,7 +94,7 @@ class EncoderCache:
         entry.references += 1
 
     def touch(self, key: bytes) -> None:
-        """An unreferenced entry counts as just used."""
+        """Mark an unreferenced entry as just used."""
         del self.idle[key]
         self.idle[key] = None
 
@@ -103,14 +108,14 @@ class EncoderCache:
                 self._drop(key)
 
     def invalidate(self, key: bytes) -> None:
-        """Its computation failed: no new reference is taken, and it goes with the last one."""
+        """Mark an entry whose computation failed: it takes no new references, and goes with the last one."""
         entry = self.entries[key]
         entry.valid = False
         if entry.references == 0:
             self._drop(key)
 
     def clear(self) -> None:
-        """Everything is gone, and nobody holds any of it."""
+        """Remove all entries, which must be unreferenced."""
         self.entries.clear()
         self.idle.clear()
         self.dropped.clear()

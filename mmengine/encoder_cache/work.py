@@ -1,14 +1,16 @@
-"""What it takes to encode an image or a video, in whole numbers: a log derives them again from what it holds.
+"""Measure encoder work for an image or a video in whole numbers, which a log can derive again.
 
-A unit is what all layers of the encoder take for one patch beside attention. Attention grows with the square
-of a frame: at `even_patches` of them it takes as much as everything else. What a unit and that number are on
-a machine is measured when a model is loaded (models/vision/measured.py).
+A unit is the time that all layers of the encoder take for one patch, apart from attention. Attention grows
+with the square of a frame: with `even_patches` patches it takes as much as everything else. A unit's time and
+`even_patches` are measured when a model is loaded (models/vision/measured.py).
 """
 
-EVEN_PATCHES = 4096  # where nothing was measured
+EVEN_PATCHES = 4096  # default without a measurement
 
 
 def work_of(grid: tuple[int, int, int], even_patches: int) -> int:
-    """Units for an item of `grid`, patches (t, h, w); a patch attends to the h * w patches of its frame."""
+    """Return the units for an item of `grid`, patches (t, h, w). A patch attends to the h * w patches of its
+    frame.
+    """
     frames, frame = grid[0], grid[1] * grid[2]
     return frames * (frame + frame * frame // (even_patches or EVEN_PATCHES))

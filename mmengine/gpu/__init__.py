@@ -1,8 +1,8 @@
-"""What runs on a GPU in one kernel where torch takes many. Not yet run on a GPU.
+"""Single GPU kernels for operations that take torch many kernels. Not yet run on a GPU.
 
-The modules *_kernels are written in Triton, which is imported with them and nowhere else; with
-TRITON_INTERPRET=1 they run on a CPU too, which is how the tests look at their numbers.
+The modules *_kernels are written in Triton and are the only ones that import it. With TRITON_INTERPRET=1 the
+kernels run on a CPU too, which the tests use to check their numbers.
 """
 
-# torch's device types that they are compiled for; on any other one torch does their work.
+# Device types that the kernels are compiled for; on other devices torch does the work.
 DEVICE_TYPES = ("cuda",)

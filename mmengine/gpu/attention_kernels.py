@@ -1,9 +1,9 @@
-"""Paged attention, for heads and machines that FlashInfer does not know. Not yet run on a GPU.
+"""Paged attention for head sizes and machines that FlashInfer does not support. Not yet run on a GPU.
 
-A program takes tiles of a row's queries one after the other; the heads that share a KV head lie side by side
-in a tile. Keys are walked in tiles of KEYS, counted from position 0 of the row. SPAN keys are one softmax,
-which is then joined to that of the spans before: so the spans of a row may also be computed by several
-programs, and their softmaxes stored and joined in the same order, and every bit is the same.
+A program processes tiles of a row's queries one after the other; the heads that share a KV head are side by
+side in a tile. Keys are read in tiles of KEYS, counted from position 0 of the row. SPAN keys form one
+softmax, which is then joined with the previous spans' softmax. So several programs may also compute a row's
+spans, and their stored softmaxes are joined in the same order, with exactly the same bits.
 """
 
 import torch
@@ -13,14 +13,17 @@ import triton.language as tl
 from mmengine.gpu.attention_tiles import SPAN, Work
 
 _LOG2_E = 1.4426950408889634
-_KEY_BYTES = 256  # of a key, beyond which half as many are one tile
-_WIDE_BYTES = 2**15  # of a tile of queries, from which it takes twice as many warps
+_KEY_BYTES = 256  # bytes per key above which a tile has half as many keys
+_WIDE_BYTES = 2**15  # bytes per query tile from which it uses twice as many warps
 
 
 @triton.jit
 def _join(top, mass, total, other_top, other_mass, other_total):
-    """The softmaxes over two sets of keys as one: the highest score and the sum of weights of each query, and
-    the weighted sum of V. Written with fma, so that it is rounded alike wherever it is compiled."""
+    """Join the softmaxes over two sets of keys: each query's highest score and sum of weights, and the
+    weighted sum of V.
+
+    Written with fma, so that every compilation rounds alike.
+    """
     joined = tl.maximum(top, other_top)
     base = tl.where(joined == float("-inf"), 0.0, joined)
     one, two = tl.exp2(top - base), tl.exp2(other_top - base)
@@ -30,7 +33,9 @@ def _join(top, mass, total, other_top, other_mass, other_total):
 
 @triton.jit
 def _values(x, IS_FP8: tl.constexpr, dtype: tl.constexpr):
-    """`x` in `dtype`; bytes are float8_e4m3fn, whose bits in half precision stand for a 256th."""
+    """Return `x` in `dtype`; bytes are float8_e4m3fn, whose bits read as half precision are 1/256 of the
+    value.
+    """
     if IS_FP8:
         bits = x.to(tl.uint16)
         half = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
@@ -38,7 +43,7 @@ def _values(x, IS_FP8: tl.constexpr, dtype: tl.constexpr):
     return x
 
 
-# What goes by the step is no constant to the compiler: whatever the step, one binary computes it.
+# Values that change per step are not specialised, so one binary serves every step.
 @triton.jit(do_not_specialize=["num_parts", "width"])
 def _attend_kernel(
     q,
@@ -46,10 +51,10 @@ def _attend_kernel(
     blocks,
     out,
     totals,  # float32 [parts, kv_heads, width, HEAD_DIM]
-    sums,  # float32 [2, parts, kv_heads, width]: the highest score, the sum of weights
+    sums,  # float32 [2, parts, kv_heads, width]: highest score, sum of weights
     num_parts,
     width,
-    counts,  # of tiles, of joins
+    counts,  # number of tiles, number of joins
     tiles,
     query_starts,
     befores,
@@ -60,14 +65,14 @@ def _attend_kernel(
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    LANES: tl.constexpr,  # the power of two that holds a head
+    LANES: tl.constexpr,  # the power of two that covers a head
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     SPAN: tl.constexpr,
     IS_FP8: tl.constexpr,
 ):
-    """See `attend`. A program: one KV head, of every so many tiles one."""
+    """See `attend`. One program handles one KV head, with a stride over the tiles."""
     kv_head = tl.program_id(1)
     dtype: tl.constexpr = q.dtype.element_ty
     rows, lanes = tl.arange(0, ROWS), tl.arange(0, LANES)
@@ -149,7 +154,9 @@ def _join_kernel(
     LANES: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Tiles whose spans several programs computed: their parts in order, as one program joins them."""
+    """Join the parts of tiles whose spans several programs computed, in the order in which one program
+    would.
+    """
     kv_head = tl.program_id(1)
     rows, lanes = tl.arange(0, ROWS), tl.arange(0, LANES)
     inside = lanes < HEAD_DIM
@@ -176,7 +183,7 @@ def _join_kernel(
 
 
 def shapes(num_heads: int, num_kv_heads: int, head_dim: int, rows: int, dtype: torch.dtype) -> dict[str, int]:
-    """What both kernels are compiled for, warps included, for q of `dtype`."""
+    """Return the compile-time constants of both kernels, including warps, for q of `dtype`."""
     lanes = max(16, triton.next_power_of_2(head_dim))
     return {
         "NUM_KV_HEADS": num_kv_heads,
@@ -189,17 +196,20 @@ def shapes(num_heads: int, num_kv_heads: int, head_dim: int, rows: int, dtype: t
 
 
 def tiling(lanes: int, dtype: torch.dtype) -> dict[str, int]:
-    """How many keys a tile has, and how many tiles are on their way: what registers and shared memory
-    hold."""
+    """Return a tile's number of keys, and the number of tiles in flight, which registers and shared memory
+    can hold.
+    """
     is_narrow = lanes * dtype.itemsize <= _KEY_BYTES
     keys = (64 if is_narrow else 32) // (1 if dtype.itemsize == 2 else 2)
     return {"KEYS": keys, "num_stages": 3 if is_narrow else 2}
 
 
 def attend(q: torch.Tensor, blocks: torch.Tensor, work: Work) -> torch.Tensor:
-    """Causal attention of q [t, heads, d], the heads of a token without gaps, over the rows of `work`; as q,
-    without gaps. `blocks` [n, 2, block_size, kv_heads, d] of q's dtype, or the bytes of float8_e4m3fn. A
-    query that sees no key gets zeros."""
+    """Return causal attention of q [t, heads, d] over the rows of `work`, in the same shape, contiguous.
+
+    A token's heads are contiguous in q. `blocks` [n, 2, block_size, kv_heads, d] have q's dtype, or are bytes
+    of float8_e4m3fn. A query that sees no key gets zeros.
+    """
     num_heads, head_dim = q.shape[1:]
     _, _, block_size, num_kv_heads, _ = blocks.shape
     shape = shapes(num_heads, num_kv_heads, head_dim, work.rows, q.dtype)

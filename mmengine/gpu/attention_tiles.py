@@ -1,8 +1,8 @@
-"""Which program of attention_kernels attends what: arithmetic on the host, over the lengths of a step.
+"""Plan which program of attention_kernels attends what, on the host, from the lengths of a step.
 
-A tile is some queries of a row that follow one another, with the heads that share a KV head. One program
-walks all keys that a tile sees; where there are fewer tiles than programs, each span of SPAN keys is a part
-that a program computes alone, and the parts are joined. A result has the same bits either way.
+A tile is some consecutive queries of a row, with the heads that share a KV head. Normally one program reads
+all keys that a tile sees. If there are fewer tiles than programs, each span of SPAN keys is a part for a
+program of its own, and the parts are joined. A result has the same bits either way.
 """
 
 from typing import NamedTuple
@@ -12,33 +12,36 @@ from torch import Tensor
 
 from mmengine.ragged import counting
 
-SPAN = 256  # keys; a multiple of those of a tile
-WHOLE = -1  # instead of the number of a part: all spans of the tile
-TILE_ROWS = (16, 32, 64)  # queries times heads, of which a tensor core wants at least 16
+SPAN = 256  # keys; a multiple of a tile's keys
+WHOLE = -1  # in place of a part number: all spans of the tile
+TILE_ROWS = (16, 32, 64)  # queries times heads; a tensor core needs at least 16
 ONE_TILE_ROWS = 32  # for any number of queries
 
 
 class Work(NamedTuple):
-    """One step on the device: n rows, in `programs` programs for each KV head. int32 but for `totals` and
-    `sums`, which are float32."""
+    """One step on the device: n rows, in `programs` programs per KV head. int32 except `totals` and `sums`,
+    which are float32.
+    """
 
-    rows: int  # of a tile
-    width: int  # of these, those that are stored for a part
+    rows: int  # per tile
+    width: int  # rows stored for a part
     programs: int
     totals: Tensor  # [parts, kv_heads, width, d]
     sums: Tensor  # [2, parts, kv_heads, width]
-    counts: Tensor  # of tiles, of joins
-    tiles: Tensor  # [i, 4]: row, its first query, part or WHOLE, span
-    joins: Tensor | None  # [j, 4]: row, its first query, first part, the one behind the last; None: no parts
+    counts: Tensor  # number of tiles, number of joins
+    tiles: Tensor  # [i, 4]: row, first query, part or WHOLE, span
+    joins: Tensor | None  # [j, 4]: row, first query, first part, end of the parts; None: no parts
     query_starts: Tensor  # [n + 1]
     befores: Tensor  # [n], tokens before the row's first query
-    lengths: Tensor  # [n], tokens that a row's queries may see
+    lengths: Tensor  # [n], tokens that the row's queries may see
     page_starts: Tensor  # [n]
     pages: Tensor  # [p], blocks
 
 
 def tile_rows(group: int, longest: int | None) -> int:
-    """For `group` heads that share a KV head, and at most `longest` queries a row; None: always the same."""
+    """Return the rows per tile, for `group` heads per KV head and at most `longest` queries per row; None: a
+    fixed size.
+    """
     wanted = ONE_TILE_ROWS if longest is None else min(group * longest, TILE_ROWS[-1])
     return max(TILE_ROWS[0], _power_of_2(max(wanted, group)))
 
@@ -48,7 +51,7 @@ def _power_of_2(least: int) -> int:
 
 
 def num_tiles(query_lens: np.ndarray, queries: int) -> np.ndarray:
-    """Of each row, with `queries` a tile."""
+    """Return each row's number of tiles, with `queries` per tile."""
     return -(-query_lens // queries)
 
 
@@ -60,11 +63,11 @@ def cut(
     programs: int,
     max_parts: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`tiles` and `joins` of a Work, the longest tiles first."""
+    """Return `tiles` and `joins` for a Work, longest tiles first."""
     tiles = num_tiles(query_lens, queries)
     num_all = int(tiles.sum())
     rows = np.arange(len(tiles))
-    if num_all == len(rows):  # as where rows decode
+    if num_all == len(rows):  # as in decode
         first, ends = np.zeros(num_all, np.int64), np.minimum(befores + query_lens, lengths)
     else:
         rows, first = np.repeat(rows, tiles), counting(tiles) * queries

@@ -1,9 +1,9 @@
-"""Linear layers that give a row the same bits in any number of rows, and at any place among them.
+"""Linear layers that give a row the same bits for any number of rows and any position among them.
 
-cuBLAS chooses a kernel, and into how many parts it splits the sums, by the number of rows. Here a tile of the
-result is one program, which adds up along the whole depth, in one order. Tiles follow from the dtype and the
-layer's width, never from the number of rows, and one binary computes any number of them. What shares a tile
-with a row does not enter: rows that are missing are zeros. Not yet run on a GPU.
+cuBLAS chooses a kernel, and the split of its sums, by the number of rows. Here one program computes a tile of
+the result, and sums over the whole depth in one order. Tiles depend on the dtype and the layer's width, never
+on the number of rows, and one binary handles any number of rows. Other rows in a tile have no influence:
+missing rows are zeros. Not yet run on a GPU.
 """
 
 from collections.abc import Callable
@@ -14,31 +14,31 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-GROUP = 8  # tiles of rows that read the same weights one beside the other, so that they come from L2
-ALIGNED = 16  # bytes: Triton compiles another kernel for what lies on other addresses
+GROUP = 8  # tiles of rows that read the same weights side by side, so that the weights come from L2
+ALIGNED = 16  # bytes: Triton compiles another kernel for unaligned addresses
 
 
 class Tile(NamedTuple):
-    """What one program computes of y, [rows, columns]."""
+    """The part of y that one program computes, [rows, columns]."""
 
     rows: int
     columns: int
     depth: int  # of one step along the sums
-    stages: int  # of the pipeline that reads ahead
+    stages: int  # of the prefetch pipeline
 
 
-# The widest of which there are MANY beside one another: when one tile of rows decodes, some 2 MB of weights
-# are then on their way, as much as a GPU's memory delivers within its latency. 64 rows are the fewest that
-# sm_90's wgmma takes, and leave a step of one row bound by memory. Below sm_90 all fit into the 99 KiB that
-# smaller GPUs share.
+# The widest tile that still gives MANY tiles. When one tile of rows decodes, about 2 MB of weights are then
+# in flight, as much as a GPU's memory delivers within its latency. 64 rows are the minimum for sm_90's wgmma,
+# and leave a step with one row bound by memory. Below sm_90 all tiles fit into the 99 KiB of shared memory
+# that smaller GPUs have.
 MANY = 64
 TILES_16 = (Tile(64, 128, 64, 4), Tile(64, 64, 64, 6), Tile(64, 32, 128, 5))
-# Without tensor cores, for float32 is not rounded to TF32.
+# Without tensor cores, because float32 is not rounded to TF32.
 TILE_32 = Tile(16, 64, 32, 3)
 
 
 def tile_of(width: int, dtype: torch.dtype) -> Tile:
-    """The tile of a layer of `width` outputs."""
+    """Return the tile for a layer with `width` outputs."""
     if dtype.itemsize > 2:
         return TILE_32
     return next((tile for tile in TILES_16 if width >= MANY * tile.columns), TILES_16[-1])
@@ -59,7 +59,9 @@ def _linear_kernel(
     STEP: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """A program: one tile of y. x [num_rows, DEPTH], weight [WIDTH, DEPTH], y [num_rows, WIDTH], no gaps."""
+    """One program per tile of y. x [num_rows, DEPTH], weight [WIDTH, DEPTH], y [num_rows, WIDTH], all
+    contiguous.
+    """
     program = tl.program_id(0)
     COLUMN_TILES: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
     first = program // (GROUP * COLUMN_TILES) * GROUP
@@ -91,7 +93,9 @@ def _linear_kernel(
 
 
 def fixed_linear(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-    """x [t, k] to x weight^T + bias, [t, n], weight [n, k], all of one dtype. Sums are float32."""
+    """Return the layer x weight^T + bias, from [t, k] to [t, n], for weight [n, k]; one dtype throughout,
+    sums in float32.
+    """
     weight = weight.contiguous()
     width, depth = weight.shape
     tile = tile_of(width, weight.dtype)

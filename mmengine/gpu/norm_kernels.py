@@ -1,17 +1,20 @@
-"""The norms of a decoder layer and its gate. A program computes with one row alone, in an order that follows
-from the row's width, so a row has the same bits in any company. Not yet run on a GPU."""
+"""The norms and the gate of a decoder layer. Not yet run on a GPU.
+
+A program computes one row, in an order that depends only on the row's width, so a row has the same bits in
+any batch.
+"""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-GATE_CHUNK = 1024  # values of a row a program
+GATE_CHUNK = 1024  # values per program
 
 
 @triton.jit
 def _norm_kernel(x, residual, weight, out, eps, WIDTH: tl.constexpr, LANES: tl.constexpr, ADDS: tl.constexpr):
-    """A program a row, of tensors [t, WIDTH] without gaps."""
+    """One program per row of contiguous tensors [t, WIDTH]."""
     row, lanes = tl.program_id(0).to(tl.int64) * WIDTH, tl.arange(0, LANES)
     inside = lanes < WIDTH
     values = tl.load(x + row + lanes, mask=inside, other=0.0).to(tl.float32)
@@ -19,7 +22,7 @@ def _norm_kernel(x, residual, weight, out, eps, WIDTH: tl.constexpr, LANES: tl.c
         values += tl.load(residual + row + lanes, mask=inside, other=0.0).to(tl.float32)
         stored = values.to(residual.dtype.element_ty)
         tl.store(residual + row + lanes, stored, mask=inside)
-        values = stored.to(tl.float32)  # as who reads the residual has it
+        values = stored.to(tl.float32)  # as later readers of the residual see it
     scale = tl.rsqrt(tl.sum(values * values) / WIDTH + eps)
     weights = tl.load(weight + lanes, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row + lanes, (values * scale * weights).to(out.dtype.element_ty), mask=inside)
@@ -37,13 +40,15 @@ def _gate_kernel(gate_up, out, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See text_ops.TextOps."""
+    """Return the RMS norm of x; see text_ops.TextOps."""
     x = x.contiguous()
     return _normed(x, x, weight, eps, adds=False)
 
 
 def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See text_ops.TextOps; `residual` without gaps. The norm is that of the rounded sum."""
+    """Add x to `residual` and return the norm of the rounded sum; see text_ops.TextOps. `residual` is
+    contiguous.
+    """
     return _normed(x.contiguous(), residual, weight, eps, adds=True)
 
 
@@ -57,7 +62,7 @@ def _normed(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, adds: bo
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """See text_ops.TextOps."""
+    """Return silu(gate) * up; see text_ops.TextOps."""
     gate_up = gate_up.contiguous()
     num_rows, width = len(gate_up), gate_up.shape[1] // 2
     out = gate_up.new_empty(num_rows, width)

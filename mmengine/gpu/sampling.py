@@ -1,4 +1,4 @@
-"""Which sampling kernels there are for a device. Not yet run on a GPU."""
+"""Find the sampling kernels for a device. Not yet run on a GPU."""
 
 from functools import cache
 from types import ModuleType
@@ -8,17 +8,22 @@ import torch
 from mmengine.errors import in_one_line
 from mmengine.gpu import DEVICE_TYPES
 
-_EXAMPLE = 70  # tokens of the vocabulary that kernels are tried on
+_EXAMPLE = 70  # vocabulary size for trying the kernels
 
 
 def sampling_kernels(device: torch.device) -> ModuleType | None:
-    """mmengine.gpu.sampling_kernels, where they run on `device` and give the tokens they should."""
+    """Return mmengine.gpu.sampling_kernels if they run on `device` and give the expected tokens, else
+    None.
+    """
     return _tried(device)[0] if device.type in DEVICE_TYPES else None
 
 
 def compile_all(kernels: ModuleType, vocab_size: int, device: torch.device) -> None:
-    """Run each kernel once on a vocabulary of that size: Triton compiles for it, which takes seconds, and the
-    first step that draws would wait for that, with all its rows."""
+    """Run each kernel once with this vocabulary size.
+
+    Triton compiles for the size, which takes seconds, and the first step that samples would otherwise wait
+    for it.
+    """
     logits, zero = torch.zeros(1, vocab_size, device=device), torch.zeros(1, device=device)
     keys = torch.zeros(3, 1, dtype=torch.int64, device=device)
     bits = torch.zeros(1, -(-vocab_size // 32), dtype=torch.int32, device=device)
@@ -30,7 +35,7 @@ def compile_all(kernels: ModuleType, vocab_size: int, device: torch.device) -> N
 
 
 def describe(device: torch.device) -> str:
-    """Who samples on `device`: Triton, or torch and why."""
+    """Return what samples on `device`: Triton, or torch with the reason."""
     if device.type == "cpu":
         return "the CPU's kernels"
     return _tried(device)[1] if device.type in DEVICE_TYPES else "torch"
@@ -45,19 +50,22 @@ def _tried(device: torch.device) -> tuple[ModuleType | None, str]:
 
         if not gives_known_tokens(sampling_kernels, device):
             return None, f"torch (triton {triton.__version__} gives other tokens)"
-    except Exception as error:  # a compiler, a driver or a version that does not fit: torch serves as well
+    except Exception as error:  # torch samples instead if a compiler, driver or version does not fit
         return None, f"torch ({in_one_line(error, 200)})"
     return sampling_kernels, f"triton {triton.__version__}"
 
 
 def gives_known_tokens(kernels: ModuleType, device: torch.device) -> bool:
-    """Tries each kernel once. What is drawn from equal logits is the largest of the noise of seed 1, output 2
-    and sample 3, as runtime/sampling/gumbel.py has it: token 15 of 70."""
+    """Run each kernel once and return whether the tokens are right.
+
+    With equal logits the token is the argmax of the noise for seed 1, output 2 and sample 3
+    (runtime/sampling/gumbel.py): token 15 of 70.
+    """
     logits, zero = torch.zeros(1, _EXAMPLE, device=device), torch.zeros(1, device=device)
     keys = torch.tensor([[1], [2], [3]], device=device)
     ramp = torch.arange(_EXAMPLE, device=device).float()[None]
     least = kernels.top_p_bound(ramp, ramp.amax(-1), zero + 1, zero + 0.7)  # e**0 / sum(e**-n): 0.632, 0.865
-    among = kernels.top_k_bound(ramp.flip(1), keys[2], zero + 0.9)  # of three: 0.665, 0.910
+    among = kernels.top_k_bound(ramp.flip(1), keys[2], zero + 0.9)  # of three tokens: 0.665, 0.910
     drawn = kernels.draw(logits, zero, zero + 1, zero - 1, keys)
     likely = kernels.log_softmax(ramp)[0]
     bits = torch.tensor([[0b1010, 0, 0]], dtype=torch.int32, device=device)

@@ -1,20 +1,21 @@
-"""From logits to tokens: filters.py and gumbel.py of runtime/sampling, and masks, in one pass.
+"""Sample tokens from logits in one pass: filters.py and gumbel.py of runtime/sampling, and masks.
 
-A row is cut into chunks, a program each, which leave their best; torch takes the best of those.
+A row is divided into chunks, one program each, which store their best token; torch picks the best of these.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-CHUNK = 4096  # tokens a program; four times the lanes, since one call of Philox gives the noise of four
+# tokens per program; four times the lanes, because one Philox call gives the noise of four tokens
+CHUNK = 4096
 
 
 @triton.jit
 def _noise(bits):
-    """Standard Gumbel of 32 random bits, as runtime/sampling/gumbel.py defines it."""
+    """Return standard Gumbel noise from 32 random bits, as runtime/sampling/gumbel.py defines it."""
     uniform = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.9999999403953552)
-    # log1p(-u) by the logarithm alone (Kahan): what 1 - u loses is divided out again.
+    # log1p(-u) from the logarithm alone (Kahan): the error of 1 - u is divided out again.
     rest = 1.0 - uniform
     lost = rest - 1.0
     logs = tl.where(lost == 0.0, -uniform, tl.log(rest) * (-uniform / tl.where(lost == 0.0, 1.0, lost)))
@@ -26,7 +27,7 @@ def _scaled(logits, largest, temperature):
     return tl.div_rn(logits - largest, temperature)
 
 
-# What begins within a tensor may lie anywhere: for each way Triton would compile anew, within a step.
+# Pointers into a tensor may have any alignment, and Triton would compile each anew, within a step.
 @triton.jit(do_not_specialize_on_alignment=["least"])
 def _draw_kernel(
     logits,
@@ -70,9 +71,11 @@ def _draw_kernel(
 def _top_p_kernel(
     logits, stride, largest, temperature, top_p, least, VOCAB: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """A program a row. The kept tokens are those before which less than `top_p` of the mass stands; a token
-    stands by its distance from the row's best, whose bits order as it does, so the bound is found bit by bit,
-    two at a time."""
+    """One program per row. Kept tokens are those with less than `top_p` of the mass before them.
+
+    A token is ordered by its distance from the row's best; the bits of the distance order alike, so the bound
+    is found bit by bit, two at a time.
+    """
     row = tl.program_id(0).to(tl.int64)
     top, heat, share = tl.load(largest + row), tl.load(temperature + row), tl.load(top_p + row)
     source = logits + row * stride
@@ -95,13 +98,13 @@ def _top_p_kernel(
             two += tl.sum(tl.where(bits < found + 2 * step, mass, 0.0))
             three += tl.sum(tl.where(bits < found + 3 * step, mass, 0.0))
         found += step * ((one < wanted).to(tl.uint32) + (two < wanted) + (three < wanted))
-    found = tl.minimum(found, 0x7F800000)  # infinity: nothing is left out
+    found = tl.minimum(found, 0x7F800000)  # infinity: no token is filtered
     tl.store(least + row, -found.to(tl.float32, bitcast=True))
 
 
 @triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["top_k"])
 def _top_k_kernel(best, width, top_k, top_p, least, CHUNK: tl.constexpr):
-    """A program a row of `best`, which is sorted. How wide the other rows want it does not enter."""
+    """One program per row of `best`, which is sorted. Other rows' top_k have no influence."""
     row = tl.program_id(0).to(tl.int64)
     count, share = tl.load(top_k + row), tl.load(top_p + row)
     source = best + row * width
@@ -125,7 +128,7 @@ def _top_k_kernel(best, width, top_k, top_p, least, CHUNK: tl.constexpr):
 
 @triton.jit
 def _log_softmax_kernel(logits, stride, largest, out, VOCAB: tl.constexpr, CHUNK: tl.constexpr):
-    """A program a row."""
+    """One program per row."""
     row = tl.program_id(0).to(tl.int64)
     top, source = tl.load(largest + row), logits + row * stride
     total = 0.0
@@ -164,9 +167,13 @@ def draw(
     least: torch.Tensor,
     keys: torch.Tensor,
 ) -> torch.Tensor:
-    """int64 [r]: the tokens that filters.apply_temperature and gumbel.gumbel_noise give for float32 logits
-    [r, vocab] with contiguous rows, among those whose logit, less `largest` and over `temperature` (float32
-    [r], above 0), is `least` [r] or more. `keys`, int64 [3, r]: seeds, output and sample indices."""
+    """Return the tokens, int64 [r], that filters.apply_temperature and gumbel.gumbel_noise give for float32
+    logits [r, vocab].
+
+    Only tokens whose logit, minus `largest` and divided by `temperature` (float32 [r], above 0), is at least
+    `least` [r] are candidates. `keys`, int64 [3, r]: seeds, output and sample indices. Rows of logits are
+    contiguous.
+    """
     rows, vocab = logits.shape
     scores, tokens = _partial(rows, vocab, logits.device)
     _draw_kernel[scores.shape](
@@ -178,8 +185,11 @@ def draw(
 def top_p_bound(
     logits: torch.Tensor, largest: torch.Tensor, temperature: torch.Tensor, top_p: torch.Tensor
 ) -> torch.Tensor:
-    """float32 [r]: `least` of `draw` that leaves the fewest tokens of mass `top_p` [r], in 0 to 1 without
-    either, and their equals."""
+    """Return `least` for `draw`, float32 [r]: the bound that keeps the fewest tokens with mass `top_p` [r],
+    and ties.
+
+    `top_p` is between 0 and 1, exclusive.
+    """
     least = torch.empty_like(largest)
     _top_p_kernel[(len(logits),)](
         logits,
@@ -196,15 +206,19 @@ def top_p_bound(
 
 
 def top_k_bound(best: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """float32 [r]: what filters.top_bound gives for the largest logits of each row, `best` [r, k], largest
-    first; top_k int64 [r], in 1 to k, top_p float32 [r]."""
+    """Return filters.top_bound, float32 [r], from each row's largest logits `best` [r, k], largest first.
+
+    top_k is int64 [r], in 1 to k; top_p is float32 [r].
+    """
     best, least = best.contiguous(), torch.empty_like(top_p)
     _top_k_kernel[(len(best),)](best, best.shape[1], top_k, top_p, least, CHUNK=min(CHUNK, 1024))
     return least
 
 
 def log_softmax(logits: torch.Tensor) -> torch.Tensor:
-    """Of float32 [r, vocab]. torch's sums depend on a row's address, these on the row alone."""
+    """Return the log softmax of float32 [r, vocab]. torch's sums depend on a row's address; these depend on
+    the row alone.
+    """
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     out = torch.empty(logits.shape, device=logits.device)
     _log_softmax_kernel[(len(logits),)](
@@ -222,8 +236,11 @@ def log_softmax(logits: torch.Tensor) -> torch.Tensor:
 def keep_allowed(
     logits: torch.Tensor, places: torch.Tensor, bits: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Excludes, in place, what `bits` (int32 [m, words]) do not allow in rows `places` (int64 [m]) of float32
-    logits [s, vocab]; gives each one's largest logit left and its token (int64), of equals the lowest."""
+    """Exclude tokens that `bits` (int32 [m, words]) do not allow, in place, in rows `places` (int64 [m]) of
+    float32 logits [s, vocab].
+
+    Returns each row's largest remaining logit and its token (int64), ties to the lowest id.
+    """
     scores, tokens = _partial(len(places), logits.shape[1], logits.device)
     _mask_kernel[scores.shape](
         logits, logits.stride(0), logits.shape[1], places, bits, bits.shape[1], scores, tokens, CHUNK=CHUNK
@@ -232,13 +249,13 @@ def keep_allowed(
 
 
 def _partial(rows: int, vocab: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Room for the best score and its token of each row and chunk."""
+    """Allocate the best score and token of each row and chunk."""
     shape = rows, -(-vocab // CHUNK)
     return torch.empty(shape, device=device), torch.empty(shape, dtype=torch.int64, device=device)
 
 
 def _best(scores: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of equals the first: a chunk's place is its score's, if only it is the first that is so high."""
+    """Return the best of all chunks; ties go to the first chunk."""
     highest = scores.amax(-1, keepdim=True)
     behind = tokens.amax() + 1
     return highest[:, 0], torch.where(scores == highest, tokens, behind).amin(-1)

@@ -1,5 +1,6 @@
-"""Between the matmul of q, k and v and attention: norm, rotation and the way into the KV blocks, at once; and
-the rotation alone, for the vision tower."""
+"""Norm, rotation and storing into KV blocks in one kernel, between the qkv matmul and attention; and the
+rotation alone, for the vision tower.
+"""
 
 import torch
 import triton
@@ -21,11 +22,11 @@ def _rotate_kernel(
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    LANES: tl.constexpr,  # the power of two that holds half a head
+    LANES: tl.constexpr,  # the power of two that covers half a head
     NORMS: tl.constexpr,
     APPENDS: tl.constexpr,
 ):
-    """A program: one head of one token, in halves."""
+    """One program per head of a token, in halves."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     HALF: tl.constexpr = HEAD_DIM // 2
     lanes = tl.arange(0, LANES)
@@ -64,14 +65,14 @@ def norm_rotate(
     num_heads: int,
     cache: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> None:
-    """See text_ops.TextOps. A value is rounded once, behind the rotation."""
+    """See text_ops.TextOps. A value is rounded once, after the rotation."""
     num_tokens, num_all, head_dim = qkv.shape
     num_kv_heads = (num_all - num_heads) // 2
-    blocks, slots = (qkv, qkv) if cache is None else cache  # without a cache neither is touched
+    blocks, slots = (qkv, qkv) if cache is None else cache  # without a cache neither is used
     _rotate_kernel[(num_tokens, num_heads + num_kv_heads if cache is None else num_all)](
         qkv,
         qkv.stride(0),
-        qkv if weight is None else weight,  # without a norm it is not touched
+        qkv if weight is None else weight,  # unused without a norm
         cos,
         sin,
         head_dim // 2,
@@ -90,8 +91,9 @@ def norm_rotate(
 
 
 def rotate(qk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Rotates every head of qk [p, heads, d] in place, heads without gaps; cos and sin float32 [p, d / 2],
-    whose rows lie equally far apart."""
+    """Rotate every head of qk [p, heads, d] in place, with contiguous heads; cos and sin float32 [p, d / 2]
+    with equal row strides.
+    """
     num_patches, num_heads, head_dim = qk.shape
     _rotate_kernel[(num_patches, num_heads)](
         qk,

@@ -1,10 +1,10 @@
-"""The operations of a decoder layer, from whoever does each in one kernel.
+"""The operations of a decoder layer, each from the best available kernel.
 
-FlashInfer has the norms and the gate, and our own Triton kernels where it is missing; the rotation is ours,
-since M-RoPE, the norm of q and k and the way into the KV blocks together are nowhere else. torch has the
-matmuls, does what else neither can, and is the reference: a kernel that does not build here, or gives other
-numbers than torch on a small example, is not taken. Where bits must not depend on the batch, all of it is
-ours. Not yet run on a GPU.
+FlashInfer provides the norms and the gate, and the Triton kernels replace it where it is missing. The
+rotation is always a Triton kernel, because no library combines M-RoPE, the norm of q and k and the store into
+KV blocks. torch provides the matmuls, the fallback for everything, and the reference: a kernel that does not
+build on this machine, or differs from torch on a small example, is not used. Batch invariance uses the Triton
+kernels for everything. Not yet run on a GPU.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,21 +25,25 @@ Maker = Callable[[], tuple[str, dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class TextOps:
-    """linear(weight [n, k], bias [n] or None): what takes x [t, k] to x weight^T + bias.
+    """The operations of a decoder layer.
 
-    rms_norm(x [t, h], weight [h], eps): a new tensor.
+        linear(weight [n, k], bias [n] or None): returns a function from x [t, k] to x weight^T + bias.
 
-    add_norm(x [t, h], residual [t, h], weight, eps): adds x to `residual` in place, gives its norm, and may
-    write over x.
+        rms_norm(x [t, h], weight [h], eps): returns a new tensor.
 
-    silu_mul(gate_up [t, 2 * i]) to [t, i]: silu of the first half times the second.
+        add_norm(x [t, h], residual [t, h], weight, eps): adds x to `residual` in place and returns the
+        norm of
+        the sum; may overwrite x.
 
-    norm_rotate(qkv [t, heads + 2 * kv_heads, d], weight [heads + kv_heads, d] or None, cos, sin, eps, heads,
-    cache): norms each head of q and k, where there is a weight for it, and rotates it, in place; cos and sin
-    float32 [t, d / 2] without gaps. `cache`: KV blocks [n, 2, block_size, kv_heads, d] and slots int64 [t],
-    where k and v are stored as well; or None.
+        silu_mul(gate_up [t, 2 * i]): returns [t, i], silu of the first half times the second.
 
-    `by`: who does each. `batch_invariant`: a row's bits depend on that row alone.
+        norm_rotate(qkv [t, heads + 2 * kv_heads, d], weight [heads + kv_heads, d] or None, cos, sin, eps,
+        heads,
+        cache): norms each head of q and k, if there is a weight, and rotates it, in place; cos and sin are
+        contiguous float32 [t, d / 2]. `cache`: KV blocks [n, 2, block_size, kv_heads, d] and slots int64 [t],
+        where k and v are stored as well; or None.
+
+    `by`: the library behind each operation. `batch_invariant`: a row's bits depend on that row alone.
     """
 
     linear: Callable[[Tensor, Tensor | None], Linear]
@@ -89,7 +93,7 @@ def _norm_rotate(
 
 
 def torch_ops() -> TextOps:
-    """On any device."""
+    """Return the operations by torch, for any device."""
     names = dict.fromkeys(("matmuls", "norms", "gate", "rotation"), "torch")
     return TextOps(
         _linear,
@@ -102,9 +106,10 @@ def torch_ops() -> TextOps:
 
 
 def text_ops(device: torch.device, dtype: torch.dtype, *, batch_invariant: bool = False) -> TextOps:
-    """The best there is for `device` and `dtype`; `by` says why where that is not the first choice.
+    """Return the best operations for `device` and `dtype`; `by` explains when a first choice was not
+    available.
 
-    Raises ConfigError where they are to be `batch_invariant` and our kernels do not run.
+    Raises ConfigError if they must be `batch_invariant` and the Triton kernels do not run.
     """
     ops = torch_ops()
     if batch_invariant:
@@ -117,8 +122,10 @@ def text_ops(device: torch.device, dtype: torch.dtype, *, batch_invariant: bool 
 
 
 def invariant_ops(ops: TextOps, device: torch.device, dtype: torch.dtype) -> TextOps:
-    """`ops` with our kernels in place of all of them. Raises ConfigError where one does not run, or a row's
-    bits are others among more rows."""
+    """Return `ops` with all operations by Triton kernels.
+
+    Raises ConfigError if a kernel does not run, or if a row's bits change among more rows.
+    """
     ours = {"matmuls": our_matmuls, "norms": our_norms, "gate": our_gate, "rotation": our_rotation}
     for name, make in ours.items():
         ops = choose(ops, name, (make,), device, dtype)
@@ -136,15 +143,17 @@ def invariant_ops(ops: TextOps, device: torch.device, dtype: torch.dtype) -> Tex
 def choose(
     ops: TextOps, name: str, makers: Sequence[Maker], device: torch.device, dtype: torch.dtype
 ) -> TextOps:
-    """`ops` with what the first of `makers` gives (who, and functions by field) that runs here with torch's
-    numbers; with why those before it do not."""
+    """Return `ops` with the functions of the first of `makers` that runs here and agrees with torch.
+
+    A maker returns its name, and functions by field. `by` gets the reasons why earlier makers were not used.
+    """
     reasons: list[str] = []
     for make in makers:
         try:
             who, functions = make()
             better = replace(ops, **functions)
             gap = _largest_gap(better, device, dtype)
-        except Exception as error:  # of a compiler, a driver, a version that does not fit: torch serves too
+        except Exception as error:  # torch is used if a compiler, driver or version does not fit
             reasons.append(in_one_line(error, 200))
             continue
         if gap <= 8 * torch.finfo(dtype).eps:
@@ -158,14 +167,18 @@ def _because(who: str, reasons: list[str]) -> str:
 
 
 def _largest_gap(ops: TextOps, device: torch.device, dtype: torch.dtype) -> float:
-    """How far `ops` are from torch's on a small example, beside the largest value."""
+    """Return the largest difference between `ops` and torch on a small example, relative to the largest
+    value.
+    """
     mine, wanted = _example(ops, device, dtype), _example(torch_ops(), device, dtype)
     gaps = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(mine, wanted, strict=True)]
     return max(gap if gap == gap else float("inf") for gap in gaps)
 
 
 def _example(ops: TextOps, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-    """What `ops` make of the same numbers, float32: five tokens, four heads of 64, two of them of k and v."""
+    """Return the results of `ops` on fixed numbers, float32: five tokens, four heads of 64, two of them for k
+    and v.
+    """
     ramp = torch.arange(5 * 256, device=device, dtype=torch.float32).view(5, 256)
     x, residual = ramp.sin().to(dtype), (ramp * 0.7).cos().to(dtype)
     weight = (1 + 0.1 * ramp[0].sin()).to(dtype)
@@ -182,7 +195,7 @@ def _example(ops: TextOps, device: torch.device, dtype: torch.dtype) -> list[Ten
 
 
 def _keeps_bits(ops: TextOps, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether rows have the same bits alone as among 67."""
+    """Return whether rows have the same bits alone as among 67."""
     ramp = torch.arange(67 * 128, device=device, dtype=torch.float32).view(67, 128)
     x, weight = (ramp * ramp).sin().to(dtype), (ramp * 0.7).cos().to(dtype)
     linear = ops.linear(weight, None)

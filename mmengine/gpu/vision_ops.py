@@ -1,7 +1,7 @@
-"""Attention of a vision tower on a GPU: the frames of a step in one call, whatever their lengths.
+"""Attention of a vision tower on a GPU: all frames of a step in one call, whatever their lengths.
 
-torch's varlen attention (flash attention, 16 bits) and our Triton kernel for the rotation. They are tried on
-a small example and taken when they give the numbers of one frame after the other. Not yet run on a GPU.
+Uses torch's varlen attention (flash attention, 16 bits) and a Triton kernel for the rotation. Both are tried
+on a small example, and used if they agree with attention frame by frame. Not yet run on a GPU.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,13 @@ from mmengine.gpu import DEVICE_TYPES
 
 @dataclass(frozen=True, slots=True)
 class VisionOps:
-    """rotate(qk [p, heads, d], cos, sin): in place; cos and sin float32 [p, d / 2], rows equally far apart.
+    """The operations of a vision tower.
 
-    attend(q, k, v, starts, longest): each [p, heads, d], to the same; `starts` int32 [frames + 1] on the
-    device, where a frame may be empty; no frame has more patches than `longest`. A patch sees its own frame.
+    rotate(qk [p, heads, d], cos, sin): in place; cos and sin float32 [p, d / 2] with equal row strides.
+
+    attend(q, k, v, starts, longest): each [p, heads, d], returns the same shape; `starts` int32 [frames + 1]
+    on the device, where a frame may be empty; no frame has more patches than `longest`. A patch sees its own
+    frame.
     """
 
     rotate: Callable[[Tensor, Tensor, Tensor], None]
@@ -27,30 +30,32 @@ class VisionOps:
 
 
 def rotate(qk: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """By torch."""
+    """Rotate with torch."""
     low, high = qk.float().chunk(2, -1)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     qk.copy_(torch.cat((low * cos - high * sin, high * cos + low * sin), -1))
 
 
 def attend_by_frames(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
-    """By torch, one frame after the other: the reference. It waits for the device."""
+    """Attend frame by frame with torch: the reference, which waits for the device."""
     sizes = [size for size in starts.diff().tolist() if size]
     frames = zip(*(x.transpose(0, 1).split(sizes, 1) for x in (q, k, v)), strict=True)
     return torch.cat([F.scaled_dot_product_attention(*frame) for frame in frames], 1).transpose(0, 1)
 
 
 def attend_at_once(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
-    """By torch's flash attention. AttributeError or ImportError where this torch has none."""
+    """Attend with torch's flash attention. Raises AttributeError or ImportError if this torch has none."""
     from torch.nn.attention.varlen import varlen_attn
 
     mixed = varlen_attn(q, k, v, starts, starts, longest, longest)
-    assert isinstance(mixed, Tensor)  # more is given only where more is asked for
+    assert isinstance(mixed, Tensor)  # further results are returned only on request
     return mixed
 
 
 def vision_ops(device: torch.device, dtype: torch.dtype, head_dim: int) -> VisionOps | None:
-    """What `device` has; None: neither, so frames of equal length go together."""
+    """Return the operations for `device`, or None; without them, frames of equal length are attended
+    together.
+    """
     if device.type not in DEVICE_TYPES or dtype not in (torch.bfloat16, torch.float16):
         return None
     if not gives_known_numbers(VisionOps(rotate, attend_at_once), device, dtype, head_dim):
@@ -64,7 +69,9 @@ def vision_ops(device: torch.device, dtype: torch.dtype, head_dim: int) -> Visio
 
 
 def gives_known_numbers(ops: VisionOps, device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether `ops` run and give what torch does by frames: three of them, an empty one, two heads."""
+    """Return whether `ops` run and agree with torch frame by frame, on three frames, one of them empty, and
+    two heads.
+    """
     ramp = torch.arange(13 * 6 * head_dim, device=device, dtype=torch.float32).view(13, 6, head_dim)
     angles = ramp[:, 0] * 0.01
     half, starts = head_dim // 2, torch.tensor([0, 4, 5, 13, 13], dtype=torch.int32, device=device)
@@ -75,7 +82,7 @@ def gives_known_numbers(ops: VisionOps, device: torch.device, dtype: torch.dtype
             each.rotate(qkv[:, :4], angles.cos()[:, :half], angles.sin()[:, half:])
             q, k, v = qkv.split(2, 1)
             found.append((qkv.float(), each.attend(q, k, v, starts, 13).float()))
-    except Exception:  # a compiler, a driver or a version that does not fit: torch serves as well
+    except Exception:  # torch is used if a compiler, driver or version does not fit
         return False
     gaps = [float((mine - wanted).abs().max()) for mine, wanted in zip(*found, strict=True)]
     return all(gap <= 8 * torch.finfo(dtype).eps for gap in gaps)

@@ -1,8 +1,9 @@
-"""LoRA adapters on the device: who has which, and what of them is there.
+"""Hold LoRA adapters on the device and assign them to rows.
 
-The core says with each step whose matrices may be there; they are read when a row first needs them, from the
-files that were checked when the adapter was made known. Files that changed since are refused: what a row
-computes with is the content that its request names."""
+The core names with each step the adapters that may be resident. An adapter is read when a row first needs its
+matrices, from the files that were checked when the adapter was registered. Files that changed since are
+refused: a row must compute with the content that its request names.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -16,18 +17,18 @@ from mmengine.models.lora.adapter import AdapterRows, LoadedAdapter
 from mmengine.models.plugin import VisionLanguageModel
 from mmengine.request import Request
 
-NONE = -1  # in place of an adapter's number
+NONE = -1  # row value for no adapter
 ReadAdapter = Callable[[], AdapterFiles]
 
 
 class AdapterStore:
-    """Of one model and its rows. `know` and `forget` say where an adapter is read from."""
+    """The adapters of one model and its rows. `know` and `forget` register where an adapter is read from."""
 
     def __init__(self, model: VisionLanguageModel, max_rows: int) -> None:
         self._make: Callable[[AdapterFiles], LoadedAdapter] | None = getattr(model, "adapter", None)
         self._sources: dict[bytes, ReadAdapter] = {}
-        self._numbers: dict[bytes, int] = {}  # of each that a row ever had
-        self._digests: list[bytes] = []  # by number
+        self._numbers: dict[bytes, int] = {}  # number of each adapter that any row has used
+        self._digests: list[bytes] = []  # indexed by number
         self._loaded: dict[bytes, LoadedAdapter] = {}
         self._of_row = np.full(max_rows, NONE, np.int32)
 
@@ -45,13 +46,15 @@ class AdapterStore:
         self._of_row[admission.row] = self._numbers[digest] if digest else NONE
 
     def keep_only(self, digests: Sequence[bytes]) -> None:
-        """All others leave the device."""
+        """Remove all other adapters from the device."""
         for digest in self._loaded.keys() - set(digests):
             del self._loaded[digest]
 
     def rows_of(self, plan: StepPlan) -> tuple[AdapterRows, ...]:
-        """The tokens of a step that are computed with adapters. Raises ExecutorFailed for one that cannot be
-        read any more."""
+        """Return the tokens of a step that use adapters, grouped by adapter.
+
+        Raises ExecutorFailed for an adapter that can no longer be read.
+        """
         numbers = self._of_row[plan.rows]
         found = np.unique(numbers[numbers != NONE]).tolist()
         if not found:
@@ -63,12 +66,15 @@ class AdapterStore:
         )
 
     def of_media(self, request: Request) -> LoadedAdapter | None:
-        """The one that the encoder computes with for a request. Raises ExecutorFailed likewise."""
+        """Return the adapter that the encoder uses for `request`, or None.
+
+        Raises ExecutorFailed for an adapter that can no longer be read.
+        """
         digest = request.visual_adapter
         return self._get(digest) if digest else None
 
     def groups(self, items: Sequence[EncodeItem]) -> Iterator[tuple[LoadedAdapter | None, list[EncodeItem]]]:
-        """Items by the adapter with which they are encoded, in order."""
+        """Yield the items grouped by the adapter that encodes them, in order."""
         by_digest: dict[bytes, list[EncodeItem]] = {}
         for item in items:
             by_digest.setdefault(item.request.visual_adapter, []).append(item)

@@ -1,4 +1,4 @@
-"""The one item that is encoded over several steps, between them."""
+"""Keep the state of the one media item that is encoded over several steps."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -17,8 +17,10 @@ class _Encoding(Protocol):
 
 
 class EncoderParts:
-    """Holds what the encoder computed of an item, which may be a gigabyte, until its last part or `drop`; and
-    the adapter with which it computes."""
+    """The encoder's intermediate state of one item, which may take a gigabyte, and the item's adapter.
+
+    The state is kept until the item's last part or `drop`.
+    """
 
     def __init__(self, model: VisionLanguageModel, even_patches: int, device: torch.device) -> None:
         self._begin: Callable[..., _Encoding] | None = getattr(model, "encode_in_parts", None)
@@ -36,17 +38,20 @@ class EncoderParts:
         payloads: Mapping[str, Sequence[MediaInput]],
         adapter: Callable[[], LoadedAdapter | None],
     ) -> torch.Tensor | None:
-        """Compute a part; with the last one the features, [num_embeds, (1 + num_deepstack) * hidden_size].
-        `payloads`: the media of its request; `adapter`: gives that of its request, and is asked at the first
-        part alone: where no row holds it yet, it would be read again for each. Raises ExecutorFailed where
-        these are missing."""
+        """Compute one part, and return the features with the last part: [num_embeds, (1 + num_deepstack) *
+        hidden_size].
+
+        `payloads`: the media of the item's request. `adapter`: returns the request's adapter, and is called
+        for the first part only, because an adapter that no row holds yet is read on each call. Raises
+        ExecutorFailed if the media or the adapter are missing.
+        """
         if self._encoding is None or self._key != part.item.key or not part.start:
             if part.start and not part.is_last:
-                return None  # it was let go while this step waited: nobody is left who wants it
+                return None  # the item was dropped while this step waited, so no request needs the features
             assert self._begin is not None, "only items of an encoder that stops in between come in parts"
             media, adapted = payload_of(part.item, payloads), adapter()
             pixels = upload_joined([media.patches], self._device)
-            self.clear()  # first: two would not fit where one does
+            self.clear()  # before the next encoding begins: the state of two items may not fit in memory
             self._key = part.item.key
             asked = () if adapted is None else (adapted,)
             self._encoding = self._begin(pixels, media.item.grid, self._even_patches, *asked)

@@ -1,4 +1,4 @@
-"""The torch executor: the real side of the port in core/executor.py."""
+"""The torch executor: implements the port in core/executor.py."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -30,8 +30,11 @@ from mmengine.structured_output.rows.rows import RowMatchers
 
 @dataclass(slots=True)
 class InFlight:
-    """A dispatched step: its plan, the pixels that it encodes (a request may end, and release them, before
-    it is collected), and what was launched for it ahead, first without its tokens, or what went wrong."""
+    """A dispatched step.
+
+    Holds the plan, the pixels that the step encodes (a request may end and release its pixels before the step
+    is collected), and the launched work, first without sampled tokens, or the error that a launch raised.
+    """
 
     plan: StepPlan
     pixels: dict[str, Sequence[MediaInput]]
@@ -40,7 +43,8 @@ class InFlight:
     error: Exception | None = None
     start: Event | None = None
     end: Event | None = None
-    fetched: Sequence[tuple[np.ndarray, torch.Tensor]] = ()  # blocks, and what came of a store for them
+    # block ids, and the KV that a store returned for them
+    fetched: Sequence[tuple[np.ndarray, torch.Tensor]] = ()
 
 
 ON_CPU = Placement(CpuDevice(), torch.float32)
@@ -49,11 +53,11 @@ ON_CPU = Placement(CpuDevice(), torch.float32)
 class TorchExecutor:
     """Runs steps on one device.
 
-    On a CPU a step is computed in `collect`. Where a device runs behind the program, `dispatch` launches the
-    step without waiting and `collect` waits for its end (not yet run on a GPU); where rows have grammars and
-    the step before is not read, that one's `collect` launches how it is sampled. Whatever goes
-    wrong with a whole step is raised by its `collect`: an MMEngineError as it is, anything else as
-    ExecutorFailed, or as ExecutorLost where the device does not answer any more.
+    On a CPU, `collect` computes the step. On an asynchronous device, `dispatch` launches the step without
+    waiting and `collect` waits for the end (not yet run on a GPU). If rows have grammars and the previous
+    step is unread, that step's `collect` launches the sampling. The step's `collect` raises whatever fails
+    for a whole step: an MMEngineError unchanged, any other exception as ExecutorFailed, or as ExecutorLost if
+    the device no longer answers.
     """
 
     needs_plan = True
@@ -70,13 +74,15 @@ class TorchExecutor:
         head: DraftHead | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        """`config` has num_blocks and eos_token_ids filled in; the dtype of `placement` must be what the
-        model computes in. `positions_of` is the plugin's `positions`. Without `matchers` a request with a
-        grammar fails. `drafters`: by number, as the log names them, the preferred ones first; behind them a
-        draft `head`, whose KV lies in the same blocks. `recorder`: of steps that only decode, and of the
-        encoder; on a GPU CUDA graphs, unless `config` says otherwise.
+        """Build an executor for `model`.
 
-        Raises ConfigError for a pool that cannot be had and an unknown attention backend.
+        `config` has num_blocks and eos_token_ids filled in. The dtype of `placement` must match the model's
+        dtype. `positions_of` is the plugin's `positions`. Without `matchers` a request with a grammar fails.
+        `drafters`: indexed by the log's drafter numbers, preferred ones first; after them a draft `head`,
+        whose KV shares the same blocks. `recorder`: captures decode-only steps and the encoder; by default
+        CUDA graphs on a GPU, unless `config` disables them.
+
+        Raises ConfigError for a KV pool that cannot be allocated and for an unknown attention backend.
         """
         self._device = placement.device
         self._is_ahead = self._device.is_async
@@ -97,36 +103,40 @@ class TorchExecutor:
 
     @property
     def drafters(self) -> list[tuple[str, int]]:
-        """By number, as the log names them: the name of each, and how often it failed."""
+        """Name and failure count of each drafter, indexed by the log's drafter numbers."""
         return self._runner.drafters
 
     @property
     def graph_counts(self) -> dict[str, dict[str, int]]:
-        """How many were replayed from CUDA graphs, and how many were not, by why: see ModelRunner."""
+        """Number of replays from CUDA graphs, and of eager runs by reason (see ModelRunner)."""
         return self._runner.graph_counts
 
     def use_store(
         self, store: BlockStore, config: EngineConfig, fingerprints: Mapping[str, str]
     ) -> StoreClient:
-        """What is computed goes to `store`, and what it has comes from there; the core talks to what is
-        given."""
+        """Connect `store`: computed KV and features are written to the store, and stored ones are read.
+
+        Returns the client that the core talks to.
+        """
         return self._runner.use_store(store, config, fingerprints)
 
     def know_adapter(self, digest: bytes, read: ReadAdapter) -> None:
-        """Where the adapter with this digest is read from, when a row needs it."""
+        """Register how to read the adapter with this digest when a row needs the adapter."""
         self._runner.adapters.know(digest, read)
 
     def forget_adapter(self, digest: bytes) -> None:
-        """No request asks for it any more; an unknown one is no error."""
+        """Forget the adapter, which no request uses any more. An unknown digest is ignored."""
         self._runner.adapters.forget(digest)
 
     def attach(self, request_id: str, media: Sequence[MediaInput]) -> None:
-        """Hand over the pixels of a request, one for each of its media items, before a step that
-        encodes any. They are kept until `release`."""
+        """Store the pixels of a request, one entry per media item, before a step encodes any of them.
+
+        The pixels are kept until `release`.
+        """
         self._runner.attach(request_id, media)
 
     def release(self, request_id: str) -> None:
-        """Let go of the pixels of a request; an unknown one is no error."""
+        """Release the pixels of a request. An unknown request is ignored."""
         self._runner.release(request_id)
 
     def dispatch(self, plan: StepPlan) -> None:
@@ -142,14 +152,16 @@ class TorchExecutor:
     def _launch(self, step: InFlight) -> None:
         step.start, step.end = (self._device.event(timed=True) for _ in range(2))
         try:
-            with self._device.current():  # each thread has its own
+            with self._device.current():  # the current device is per thread
                 step.start.record()
                 self._begin(step)
-        except Exception as error:  # raised by collect, which names the step
+        except Exception as error:  # `collect` raises the error, and names the step
             step.error = error
 
     def _begin(self, step: InFlight) -> None:
-        """Launch what can be: tokens of forms wait until it is known what the step before them said."""
+        """Launch as much as possible. Sampling of rows with grammars waits until the previous step's tokens
+        are known.
+        """
         step.computed = self._run(step)
         if not (self._in_flight and step.computed.depends_on_said):
             self._sample(step)
@@ -165,13 +177,13 @@ class TorchExecutor:
             step.end.record()
 
     def _sample_next(self) -> None:
-        """A step was read: the one behind it, which the device computes by now, goes on where it waited."""
+        """Sample the next step, whose sampling waited for the tokens of the step that was just read."""
         step = self._in_flight[0] if self._in_flight else None
         if step is None or step.computed is None:
             return
         try:
             self._sample(step)
-        except Exception as error:  # raised by its own collect
+        except Exception as error:  # the step's own `collect` raises the error
             step.error = error
 
     def collect(self) -> StepResult:
@@ -195,12 +207,12 @@ class TorchExecutor:
             assert step.launched is not None and step.start is not None and step.end is not None
             self._await(step.end)
             result = self._runner.finish(step.launched)
-            # Drafts are made behind the step's end.
+            # Drafts are computed after the step's end event.
             result.device_ns = int(step.start.elapsed_time(step.end) * 1e6) + result.draft_ns
             result.host_ns = max(0, self._launches.back() - result.device_ns)
             return result
         host_ns = self._clock.lap()
-        torch.get_num_threads()  # tells a thread that has not computed yet how many may help it
+        torch.get_num_threads()  # initialises OpenMP's thread count in a thread that has not computed yet
         result = self._runner.finish(self._runner.sample(self._run(step)))
         result.device_ns, result.host_ns = self._clock.lap(), host_ns
         return result
@@ -209,25 +221,27 @@ class TorchExecutor:
         end.synchronize()
 
     def discard(self) -> None:
-        """Forget the steps in flight. On a GPU they run to their end before anything later does."""
+        """Forget the steps in flight. On a GPU they finish before any later work runs."""
         self._in_flight.clear()
 
     def close(self) -> None:
         """Drop steps in flight, pixels, features and, on a GPU, KV blocks. The executor must not be used
-        after it."""
+        afterwards.
+        """
         self._in_flight.clear()
         self._runner.close()
 
 
 def _failure(step: StepPlan, error: Exception, device: Device) -> ExecutorFailed:
-    """What to raise for a step that failed: ExecutorLost where the device is gone for this process."""
-    reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"  # torch appends pages
+    """Return the exception for a failed step: ExecutorLost if this process can no longer use the device."""
+    # first line only: torch appends pages
+    reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     if isinstance(error, torch.OutOfMemoryError):
         reason = (
             f"the memory of {device.name} is full ({reason}); lower num_blocks, token_budget or "
             "encoder_budget"
         )
-    elif not device.answers():  # FlashInfer and Triton have no kind of their own for its errors
+    elif not device.answers():  # FlashInfer and Triton have no exception type for device errors
         return ExecutorLost(
             f"step {step.step} failed and the GPU does not answer any more ({reason}); start the process "
             "again, with its log it goes on with all requests; `nvidia-smi` and the kernel's log say more"

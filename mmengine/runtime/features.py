@@ -1,4 +1,4 @@
-"""Encoder outputs on the device, by key, and the way from pixels to them and into a batch."""
+"""Encode pixels, store the encoder outputs on the device by key, and write them into a batch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -15,23 +15,24 @@ from mmengine.runtime.graphs.encoder import EncoderGraphs
 
 
 class KeptFeatures(Protocol):
-    """Where encoder outputs are kept beyond this engine."""
+    """A store for encoder outputs that outlives this engine."""
 
     def came(self, key: bytes) -> torch.Tensor | None:
-        """[embeddings, width] of an item that is to be encoded, if they came."""
+        """Return the features of an item that is about to be encoded, [embeddings, width], or None if the
+        store has none.
+        """
 
     def encoded(self, key: bytes, features: torch.Tensor) -> None:
-        """Those of an item were computed."""
+        """Store the computed features of an item."""
 
 
 class FeatureStore:
-    """Features by key in one tensor: [places, (1 + num_deepstack) * hidden_size], a place an embedding.
+    """Features by key in one tensor, [places, (1 + num_deepstack) * hidden_size], one place per embedding.
 
-    The first hidden_size values of an embedding go where its placeholder stands in the input, the
-    others are added behind the first num_deepstack layers. What is kept and what goes is decided by
-    the scheduler, and never more than `capacity` embeddings; the store only follows. The tensor doubles
-    until it holds what is asked for, unless it was told to `hold_all`, and what was dropped is
-    written over first.
+    The first hidden_size values of an embedding replace the placeholder in the input. The other values are
+    added after the first num_deepstack layers. The scheduler decides which features are kept and evicted, at
+    most `capacity` embeddings; the store follows. The tensor doubles until the features fit, unless
+    `hold_all` allocated everything. New features first overwrite dropped ones.
     """
 
     def __init__(self, hidden_size: int, num_deepstack: int, capacity: int) -> None:
@@ -39,16 +40,18 @@ class FeatureStore:
         self._num_deepstack = num_deepstack
         self._capacity = capacity
         self._cache = torch.empty(0, 0)
-        self._places: dict[bytes, np.ndarray] = {}  # int64, of each embedding of a key
-        self._free = np.empty(0, np.int64)  # places that hold nothing, in its first _num_free entries
+        self._places: dict[bytes, np.ndarray] = {}  # int64, the place of each embedding of a key
+        self._free = np.empty(0, np.int64)  # the first _num_free entries are unused places
         self._num_free = 0
 
     def __len__(self) -> int:
         return len(self._places)
 
     def hold_all(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Take the memory of all places now: of a GPU a share is set aside for them, and growing would need
-        half of that again. ConfigError where it cannot be had."""
+        """Allocate all places now. Raises ConfigError if the memory cannot be allocated.
+
+        A share of a GPU's memory is reserved for the places, and growing would need half as much again.
+        """
         width = (1 + self._num_deepstack) * self._hidden_size
         try:
             self._go_on_in(torch.empty(self._capacity, width, dtype=dtype, device=device))
@@ -60,8 +63,10 @@ class FeatureStore:
             ) from error
 
     def put(self, keys: Sequence[bytes], sizes: Sequence[int], features: torch.Tensor) -> None:
-        """Take over [sum of sizes, (1 + num_deepstack) * hidden_size], the items one after the other.
-        ExecutorFailed where they do not fit the capacity."""
+        """Store features [sum of sizes, (1 + num_deepstack) * hidden_size], one item after the other.
+
+        Raises ExecutorFailed if the features exceed the capacity.
+        """
         for key in keys:
             self.drop(key)
         self._reserve(features)
@@ -74,14 +79,14 @@ class FeatureStore:
             self._places[key] = places[start:end]
 
     def drop(self, key: bytes) -> None:
-        """Forget `key`. One that is not there is no error: its encoding may have failed."""
+        """Forget `key`. A missing key is ignored, because the item's encoding may have failed."""
         places = self._places.pop(key, None)
         if places is not None:
             self._free[self._num_free : self._num_free + len(places)] = places
             self._num_free += len(places)
 
     def held(self, key: bytes) -> torch.Tensor:
-        """A copy of the features of a key, [embeddings, width]."""
+        """Return a copy of a key's features, [embeddings, width]."""
         return self._cache.index_select(0, upload(self._places[key], self._cache.device))
 
     def clear(self) -> None:
@@ -89,7 +94,7 @@ class FeatureStore:
         self._cache, self._free, self._num_free = torch.empty(0, 0), self._free[:0], 0
 
     def _reserve(self, features: torch.Tensor) -> None:
-        """Room for as many more embeddings, of their kind and on their device."""
+        """Make places for as many more embeddings, with the same dtype and device."""
         held = len(self._cache)
         missing = len(features) - self._num_free
         if missing <= 0:
@@ -103,7 +108,7 @@ class FeatureStore:
         self._go_on_in(features.new_empty(size, features.shape[1]))
 
     def _go_on_in(self, cache: torch.Tensor) -> None:
-        """With all that is held in a larger tensor."""
+        """Move all stored features to the larger tensor `cache`."""
         held, size = len(self._cache), len(cache)
         if held:
             cache[:held] = self._cache
@@ -116,13 +121,13 @@ class FeatureStore:
     def place(self, spans: Sequence[MediaSpan], embeds: torch.Tensor) -> torch.Tensor | None:
         """Write the spans into `embeds` [t, hidden_size] in place, all with one gather.
 
-        Gives deepstack [num_deepstack, t, hidden_size], zero at text tokens, or None without spans.
-        Raises ExecutorFailed for features that are not here.
+        Returns deepstack [num_deepstack, t, hidden_size], zero at text tokens, or None without spans. Raises
+        ExecutorFailed for features that are not on the device.
         """
         if not spans:
             return None
         hidden, count = self._hidden_size, sum(span.length for span in spans)
-        index = np.empty((2, count), np.int64)  # places in the cache, places in the batch
+        index = np.empty((2, count), np.int64)  # places in the cache, positions in the batch
         at = 0
         for span in spans:
             index[0, at : at + span.length] = self._held(span)
@@ -138,7 +143,7 @@ class FeatureStore:
         return deepstack.index_copy_(1, tokens, layers)
 
     def _held(self, span: MediaSpan) -> np.ndarray:
-        """Places of the embeddings of a span."""
+        """Return the places that hold the embeddings of `span`."""
         places = self._places.get(span.key)
         if places is None or span.item_start + span.length > len(places):
             raise ExecutorFailed(
@@ -162,15 +167,16 @@ def encode(
     kept: KeptFeatures | None = None,
     adapter: LoadedAdapter | None = None,
 ) -> None:
-    """Encode `items` in one packed call and put their features into `store`. `graphs`: of the model's
-    encoder, which is launched where they do not have the call's size. `share`: what the features go through
-    before they are kept. `alone`: in a call each, so that an item's features, and whether they are replayed,
-    do not depend on who comes along. `last`: features of the last of `items`, which was encoded in parts.
-    `kept`: has some items' features already, and keeps those of the others. `adapter`: with which all of
-    them are encoded.
+    """Encode `items` in one packed call and put their features into `store`.
 
-    `payloads`: the media of each request id. Raises ExecutorFailed where a payload is missing or the
-    model gives another number of embeddings than the items have placeholders.
+    `payloads`: the media of each request id. `graphs`: captured graphs of the encoder, used if they have the
+    call's size. `share`: applied to the features before they are stored. `alone`: encode one item per call,
+    so that neither an item's features nor a graph replay depends on the other items. `last`: features of the
+    last item, which was encoded in parts. `kept`: already holds some items' features, and stores the others'.
+    `adapter`: the LoRA adapter for all items.
+
+    Raises ExecutorFailed if a payload is missing, or if the model returns another number of embeddings than
+    the items have placeholders.
     """
     if kept is not None:
         items = _without_kept(items, store, kept, last)
@@ -209,7 +215,7 @@ def encode(
 def _without_kept(
     items: Sequence[EncodeItem], store: FeatureStore, kept: KeptFeatures, last: torch.Tensor | None
 ) -> list[EncodeItem]:
-    """Those of `items` whose features are not there already; the last one where it was encoded in parts."""
+    """Return the items whose features are not in `kept`, including a last item that was encoded in parts."""
     left = []
     for item in items:
         own = last is not None and item is items[-1]
@@ -222,7 +228,7 @@ def _without_kept(
 
 
 def payload_of(item: EncodeItem, payloads: Mapping[str, Sequence[MediaInput]]) -> MediaInput:
-    """The pixels of an item. Raises ExecutorFailed where they are missing."""
+    """Return the pixels of an item. Raises ExecutorFailed if they are missing."""
     media = payloads.get(item.request.request_id, ())
     if item.index >= len(media):
         raise ExecutorFailed(

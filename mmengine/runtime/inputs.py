@@ -1,4 +1,4 @@
-"""The integer inputs of a step, written into one buffer and taken to the device in one copy."""
+"""Build the integer inputs of a step in one buffer, and copy that buffer to the device once."""
 
 import msgspec
 import numpy as np
@@ -15,15 +15,18 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 
 class StepInputs(msgspec.Struct, frozen=True, eq=False):
-    """t tokens, s sampling positions, p pending tokens; int64 tensors on the device. In a frame t is that of
-    its bucket, but for `attention`, which is the step's own."""
+    """The inputs of a step with t tokens, s sampling positions and p pending tokens; int64 tensors on the
+    device.
+
+    In a frame, t is the bucket's number of tokens, except for `attention`, which describes the step itself.
+    """
 
     input_ids: torch.Tensor  # [t]
     positions: torch.Tensor  # [3, t]
     attention: AttentionMeta
-    sample_tokens: torch.Tensor | None  # [s] places in the batch; None: every token, in order
-    places: np.ndarray | None  # intp [n], of the plan's tokens in the batch; None: its first, in order
-    pending: torch.Tensor  # [2, p] places in the batch whose token a step before sampled, and their rows
+    sample_tokens: torch.Tensor | None  # [s] batch positions to sample; None: every token, in order
+    places: np.ndarray | None  # intp [n], batch positions of the plan's tokens; None: the first n, in order
+    pending: torch.Tensor  # [2, p] batch positions whose token an earlier step sampled, and their rows
 
 
 def prepare(
@@ -36,13 +39,16 @@ def prepare(
     frame: Frame | None = None,
     into: torch.Tensor | None = None,
 ) -> StepInputs:
-    """What the step needs on the device. `runs`: those of the plan. `may_wait`: whether a token may be
-    PENDING. `frame`: where the step is replayed, and `into` the inputs of what was captured."""
+    """Return the step's device inputs.
+
+    `runs`: the runs of the plan. `may_wait`: whether a token may be PENDING. `frame`: where the step is
+    replayed from a graph; `into` is then the captured input buffer.
+    """
     num_tokens = len(plan.input_ids) if frame is None else frame.bucket.num_tokens
     sample_tokens = _sample_tokens(plan) if runs is None else runs.places
     waits = _pending(plan) if may_wait else ()
     places = None if frame is None or isinstance(frame.places, slice) else frame.places
-    if places is not None:  # with drafts, and then nothing is PENDING
+    if places is not None:  # the step has drafts, so no token is PENDING
         sample_tokens = places if sample_tokens is None else places[sample_tokens]
     num_sampled = 0 if sample_tokens is None else len(sample_tokens)
     packed = np.empty(4 * num_tokens + num_sampled + sum(map(len, waits)), dtype=np.int64)
@@ -70,7 +76,7 @@ def prepare(
 
 
 def _place(plan: StepPlan, rows: RowColumns, frame: Frame | None, out: np.ndarray) -> None:
-    """Write token ids and, below them, the three rows of positions to `out`, int64 [4, t]."""
+    """Write token ids and the three rows of positions to `out`, int64 [4, t]."""
     if frame is None:
         out[0] = plan.input_ids
         rows.positions(plan, out[1:])
@@ -83,18 +89,19 @@ def _place(plan: StepPlan, rows: RowColumns, frame: Frame | None, out: np.ndarra
 
 
 def fresh_blocks(slots: np.ndarray, block_size: int) -> np.ndarray:
-    """Blocks whose first slot is among `slots`: int64 [f]."""
+    """Return the blocks whose first slot is among `slots`: int64 [f]."""
     return slots[slots & (block_size - 1) == 0] // block_size
 
 
 def _pending(plan: StepPlan) -> tuple[np.ndarray, ...]:
-    """Places in the batch that wait for a token, and their rows."""
+    """Return batch positions that wait for a token, and their rows."""
     places = np.flatnonzero(plan.input_ids == PENDING)
     return places, plan.rows[np.searchsorted(np.cumsum(plan.num_scheduled), places, side="right")]
 
 
 def _sample_tokens(plan: StepPlan) -> np.ndarray | None:
-    """Places of the sampling rows' last tokens, or None where that is every token in order."""
-    if len(plan.sample) == len(plan.input_ids):  # each row has a token at least: so each has one, and samples
+    """Return batch positions of the sampling rows' last tokens, or None if every token samples, in order."""
+    # every row has at least one token, so every row has exactly one and samples it
+    if len(plan.sample) == len(plan.input_ids):
         return None
     return np.cumsum(plan.num_scheduled)[plan.sample] - 1

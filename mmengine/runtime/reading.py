@@ -1,4 +1,4 @@
-"""From what a step sampled to what it gives: how much of each row's drafts is kept, and where texts end."""
+"""Turn sampled tokens into a step's result: accepted drafts, stops and logprobs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -37,8 +37,11 @@ Logprobs = tuple[tuple[int, list[tuple[int, float]]], ...]
 
 
 class Computed(msgspec.Struct, frozen=True, eq=False):
-    """A step on the device up to its logits, float32 [s, vocab_size], one row each of `batch`; None where
-    nothing samples. What else: as in Launched."""
+    """A step on the device up to its logits.
+
+    `logits`: float32 [s, vocab_size], one row per entry of `batch`; None if nothing samples. Other fields are
+    as in Launched.
+    """
 
     plan: StepPlan
     batch: SampleRows
@@ -49,15 +52,18 @@ class Computed(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def depends_on_said(self) -> bool:
-        """Whether what may be sampled depends on what its rows said before."""
+        """Whether the allowed tokens depend on the tokens that the rows sampled before."""
         return bool(self.batch.wanted & (GRAMMAR | THINKING))
 
 
 class Launched(msgspec.Struct, frozen=True, eq=False):
-    """A step on the device. `sampled` has host tensors, to be read once the device is done with it. `batch`
-    are the positions that sampled: with drafts those of `runs`, else one of each row. `lazy_masked`: rows
-    that went on in their grammars already, and why some have no token. `target_states`: where a draft
-    head reads them now. `draft_room`: that of the plan, of rows that sampled."""
+    """A step on the device whose tokens are sampled.
+
+    `sampled` holds host tensors, which may be read once the device has finished. `batch`: the positions that
+    sampled, with drafts the positions of `runs`, else one per row. `lazy_masked`: rows that have already
+    advanced in their grammars, and reasons for rows without a token. `target_states`: input of a draft head
+    that drafts now. `draft_room`: the plan's draft room for rows that sampled.
+    """
 
     batch: SampleRows
     sampled: Sampled
@@ -78,7 +84,7 @@ class Reader:
     thinking: ThinkingRows
 
     def read(self, launched: Launched) -> StepResult:
-        """A launched step, read back; `device_ns` is left to the executor."""
+        """Return the result of a launched step. The executor sets `device_ns`."""
         result = self._read(launched)
         if launched.batch.wanted & THINKING:
             rows = launched.batch.rows if launched.runs is None else launched.batch.rows[launched.runs.first]
@@ -122,7 +128,7 @@ class Reader:
         return result
 
     def _read_runs(self, launched: Launched, token_ids: np.ndarray, runs: Runs) -> StepResult:
-        """Each row gives one token or several, and is then where it would be had it given them one by one."""
+        """Read rows that give one or several tokens; each ends as if it had given them one at a time."""
         counts = runs.counts(token_ids)
         errors = dict(launched.lazy_masked.errors)
         if ERROR_TOKEN in token_ids:
@@ -131,7 +137,8 @@ class Reader:
                 depth = position - int(runs.first[row])
                 if depth == 0:
                     errors.setdefault(row, NOT_FINITE)
-                counts[row] = min(counts[row], max(depth, 1))  # it breaks in the next step, if it still does
+                # if the logits are still not finite, the row fails in the next step
+                counts[row] = min(counts[row], max(depth, 1))
         batch = launched.batch
         stops = self._cut_at_stops(token_ids, batch, runs, counts, errors)
         if batch.wanted & GRAMMAR:
@@ -167,7 +174,7 @@ class Reader:
         counts: np.ndarray,
         errors: dict[int, str],
     ) -> Stops:
-        """Where rows stop in their runs, which are cut there: `counts` is changed."""
+        """Find where rows stop within their runs, and shorten `counts` accordingly."""
         if not may_stop(token_ids, batch, self.rows):
             return ()
         stops: dict[int, str] = {}
@@ -183,11 +190,11 @@ class Reader:
         return tuple(sorted(stops.items()))
 
     def _count(self, token_ids: np.ndarray, batch: SampleRows, runs: Runs, counts: np.ndarray) -> None:
-        """Rows whose tokens are counted said what they said; each of them at most one token at a time."""
+        """Count the sampled tokens of rows with penalties, at most one token per row at a time."""
         for depth in range(int(counts.max())):
             positions = runs.first[counts > depth] + depth
             said = upload(token_ids[positions].astype(np.int64), self.sampler.device)
-            with torch.inference_mode():  # in which the counts were made
+            with torch.inference_mode():  # the counts were created in inference mode
                 self.sampler.count(batch.take(positions), said)
 
     def _end_in_runs(
@@ -200,11 +207,14 @@ class Reader:
         counts: np.ndarray,
         errors: dict[int, str],
     ) -> Stops:
-        """Where a grammar ends the text before it stops for another reason: drafts may lead to the end of the
-        grammar and beyond, where only an end of sequence is left. `complete`: rows that are at its end
-        already, and with how many tokens. `counts` and `errors` are changed."""
+        """Find where a grammar ends the text before another stop does.
+
+        Drafts may lead to the grammar's end and beyond, where only an end-of-sequence token is allowed.
+        `complete`: rows whose grammar is already complete, with the number of tokens used. Changes `counts`
+        and `errors`.
+        """
         stopped = dict(stops)
-        over = dict(stops)  # some of these go on
+        over = dict(stops)  # some of these rows continue
         self._cut(heads, stopped)
         going, said = [], []
         for row in self._masked(heads):
@@ -219,8 +229,10 @@ class Reader:
         return self._named(heads, stopped.items())
 
     def _cut(self, batch: SampleRows, stops: dict[int, str]) -> None:
-        """Of rows with a form those that stop strings ended: `stops` say whether it is complete, and
-        nothing of those that go on with what completes it."""
+        """Resolve stop strings of rows with grammars: `stops` gets whether the grammar is complete.
+
+        Rows that continue with tokens that complete the grammar are removed from `stops`.
+        """
         if self.matchers is None or self.watcher is None:
             return
         for index, kind in list(stops.items()):
@@ -235,9 +247,9 @@ class Reader:
                 stops[index] = STRING_ENDS[is_complete]
 
     def _named(self, batch: SampleRows, stops: Iterable[tuple[int, str]]) -> Stops:
-        """`stops` in order, those of texts that were completed by that name."""
+        """Return `stops` in order, with CLOSED as the reason for texts that a closer completed."""
         closers = {} if self.matchers is None else self.matchers.closers
-        options = batch.columns["options"]  # a row may have had a request before that closes
+        options = batch.columns["options"]  # the row's closer may belong to its previous request
         named = []
         for index, kind in sorted(stops):
             closer = closers.get(int(batch.rows[index])) if options[index] & CLOSES else None
@@ -248,8 +260,10 @@ class Reader:
     def _advance(
         self, batch: SampleRows, going: list[int], said: list[list[int]], errors: dict[int, str]
     ) -> dict[int, int]:
-        """Rows `going` (indices into `batch`) said tokens of their grammars: which of these are complete
-        now, and with how many of them. Adds to `errors`."""
+        """Advance the grammars of the rows `going` (indices into `batch`) by the tokens in `said`.
+
+        Returns the rows whose grammar is now complete, with the number of tokens used. Adds to `errors`.
+        """
         if self.matchers is None or not going:
             return {}
         complete, broken = self.matchers.advance(batch.rows[going].tolist(), said)
@@ -257,7 +271,7 @@ class Reader:
         return {going[place]: count for place, count in complete.items()}
 
     def _masked(self, batch: SampleRows) -> list[int]:
-        """Those that go by a grammar with masks: they have not gone on in it yet."""
+        """Return the indices of rows with masked grammars, which have not advanced in their grammar yet."""
         options = batch.columns["options"]
         is_masked = (options & GRAMMAR) != 0
         if self.sampler.device.type == "cpu":
@@ -267,8 +281,10 @@ class Reader:
     def _draft(
         self, result: StepResult, launched: Launched, rows: np.ndarray, counts: np.ndarray | None
     ) -> None:
-        """Put drafts for the rows that go on into `result`, and what they took. `counts`: tokens that rows
-        gave; None: one each."""
+        """Put drafts for the continuing rows into `result`, with the time that drafting took.
+
+        `counts`: tokens that each row gave; None: one each.
+        """
         if self.drafting is None or not self.drafting.num_followed:
             return
         if launched.draft_room is not None and not len(launched.draft_room):
@@ -277,7 +293,8 @@ class Reader:
         if counts is None:
             counts = np.ones(len(rows), np.int64)
         clock = StepClock()
-        going = (self.rows.columns["options"][rows] & CLOSES) == 0  # of the others each token may be another
+        # rows that complete their answer are not drafted: any of their tokens may be replaced
+        going = (self.rows.columns["options"][rows] & CLOSES) == 0
         going[[index for index, _ in (*result.stops, *result.errors)]] = False
         drafts = self.drafting.drafts(
             rows, result.token_ids, counts, going.nonzero()[0], launched.target_states, launched.draft_room
@@ -294,8 +311,11 @@ class Reader:
 def _logprob_lists(
     launched: Launched, token_ids: np.ndarray, places: np.ndarray
 ) -> tuple[tuple[int, list[tuple[int, float]]], ...]:
-    """Of each position that counts, by its row (`places` [p], NO_PLACE: it does not): the chosen token first,
-    then the row's `logprobs` best ones, best first; the chosen one may be among them again."""
+    """Return logprobs by row for each position that counts (`places` [p]; NO_PLACE: does not count).
+
+    A list starts with the chosen token, followed by the row's `logprobs` best tokens, best first; the chosen
+    token may appear again.
+    """
     lists = launched.sampled.logprobs
     if lists is None:
         return ()

@@ -1,4 +1,4 @@
-"""Host columns by row: what a step needs to know of the requests that run, set at admission."""
+"""Host columns by row: request data that a step needs, set at admission."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ from mmengine.request import MAX_STOP_STRINGS, MediaItem, Request, SamplingParam
 
 PositionsOf = Callable[[np.ndarray, Sequence[MediaItem]], tuple[np.ndarray, int]]
 
-# Bits of the `options` column: what a row asks for beyond the most likely token.
+# Bits of the `options` column: features that a row uses beyond greedy sampling.
 RANDOM = 1
 TOP_K = 2
 TOP_P = 4
@@ -21,12 +21,12 @@ LOGPROBS = 128
 STOP_IDS = 256
 STOP_STRINGS = 512
 GRAMMAR = 1024
-CLOSES = 2048  # its answer is completed where its budget ends
-HISTORY = 4096  # what it may say depends on the tokens before
+CLOSES = 2048  # the answer is completed when its budget ends
+HISTORY = 4096  # the allowed tokens depend on earlier tokens
 TYPICAL = 8192
-THINKING = 16384  # its reasoning has a budget
+THINKING = 16384  # the reasoning has a token budget
 
-NEVER = float("-inf")  # added to a logit: its token is never sampled
+NEVER = float("-inf")  # added to a logit, so that its token is never sampled
 
 COLUMNS = np.dtype(
     [
@@ -36,17 +36,17 @@ COLUMNS = np.dtype(
         ("seed", np.int64),
         ("sample_index", np.int32),
         ("temperature", np.float32),
-        ("top_k", np.int32),  # off: vocab_size
+        ("top_k", np.int32),  # vocab_size turns the filter off
         ("top_p", np.float32),
         ("min_p", np.float32),
         ("repetition_penalty", np.float32),
         ("presence_penalty", np.float32),
         ("frequency_penalty", np.float32),
         ("min_tokens", np.int32),
-        ("min_stop_tokens", np.int32),  # stop strings do not count before
+        ("min_stop_tokens", np.int32),  # stop strings do not count before this many tokens
         ("logprobs", np.int32),
         ("ignore_eos", np.bool_),
-        ("max_total", np.int32),  # tokens of prompt and answer at which max_tokens ends it
+        ("max_total", np.int32),  # tokens of prompt and answer at which max_tokens ends the answer
         ("no_repeat_ngram_size", np.int32),
         ("typical_p", np.float32),
     ]
@@ -54,10 +54,10 @@ COLUMNS = np.dtype(
 
 
 class RowColumns:
-    """One record a row in `columns` (dtype COLUMNS), and the few lists that do not fit a column.
+    """One record per row in `columns` (dtype COLUMNS), and the few lists that do not fit a column.
 
-    A token id outside the vocabulary can neither be sampled nor stop a request, so `bias` and
-    `blocked` leave it out.
+    A token id outside the vocabulary can neither be sampled nor stop a request, so `bias` and `blocked` omit
+    such ids.
     """
 
     def __init__(
@@ -65,8 +65,10 @@ class RowColumns:
     ) -> None:
         self.columns = np.zeros(max_rows, dtype=COLUMNS)
         self.stop_ids = np.full((max_rows, MAX_STOP_STRINGS), PADDING, dtype=np.int32)
-        self.bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # token ids int64, what is added float32
-        # Of rows with MIN_TOKENS: the ids not to be sampled before, the first of them again up to the width.
+        # token ids int64, additions to their logits float32
+        self.bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        # For rows with MIN_TOKENS: token ids that may not be sampled yet, padded to the width with the first
+        # id.
         self.blocked = np.zeros((max_rows, len(eos_token_ids) + MAX_STOP_STRINGS), dtype=np.int64)
         self._prompt_positions: list[np.ndarray | None] = [None] * max_rows
         self._rows_of_last, self._last = b"", self.columns[:0]
@@ -75,7 +77,7 @@ class RowColumns:
         self._positions_of = positions_of
 
     def admit(self, admission: Admission) -> None:
-        """Set every column of the row anew; nothing of the request that held it before stays."""
+        """Set every column of the row, so that nothing of the row's previous request remains."""
         row, request = admission.row, admission.request
         sampling = request.sampling
         positions, delta = self._positions_of(request.prompt_token_ids, request.media)
@@ -124,7 +126,7 @@ class RowColumns:
     def _options(self, request: Request) -> int:
         sampling = request.sampling
         options = 0
-        if sampling.temperature > 0:  # filters leave the most likely token alone: nothing to do when greedy
+        if sampling.temperature > 0:  # filters keep the most likely token, so they change nothing when greedy
             options |= RANDOM
             options |= TOP_K if 0 < sampling.top_k < self.vocab_size else 0
             options |= TOP_P if sampling.top_p < 1 else 0
@@ -144,24 +146,27 @@ class RowColumns:
         return options
 
     def is_eos(self, token_ids: np.ndarray) -> np.ndarray:
-        """bool [s]: which of `token_ids` [s] are an end of sequence."""
+        """Return which of `token_ids` [s] end a sequence, bool [s]."""
         found = np.zeros(len(token_ids), dtype=bool)
         for eos in self._eos_token_ids:
             found |= token_ids == eos
         return found
 
     def of(self, rows: np.ndarray) -> np.ndarray:
-        """The records of `rows` [n], not to be written to. While the rows stay the same and nobody is
-        admitted, as in decode, it is the same array."""
+        """Return the records of `rows` [n], which must not be written to.
+
+        While the rows are unchanged and no request is admitted, as in decode, every call returns the same
+        array.
+        """
         key = rows.tobytes()
         if key != self._rows_of_last:
-            self._rows_of_last, self._last = key, self.columns.take(rows)  # on records faster than []
+            self._rows_of_last, self._last = key, self.columns.take(rows)  # faster on records than []
         return self._last
 
     def positions(self, plan: StepPlan, out: np.ndarray) -> None:
         """Write the rotary positions of a step's tokens to `out`, int64 [3, t].
 
-        Rows that only decode cost no loop; a row inside its prompt copies its stored positions.
+        Decode-only rows need no loop; a row inside its prompt copies its stored positions.
         """
         columns = self.of(plan.rows)
         delta = columns["delta"]
@@ -179,14 +184,15 @@ class RowColumns:
 
 
 def sequences_of(sampling: SamplingParams) -> list[tuple[tuple[int, ...], float]]:
-    """What is added to the logit of a sequence's last token where the tokens before it stand there; the
-    sequences of several tokens."""
+    """Return the biased sequences of several tokens, with the value added to the last token's logit when the
+    sequence's other tokens precede.
+    """
     banned = [(sequence, NEVER) for sequence in sampling.bad_words_ids]
     return [each for each in (*sampling.sequence_bias, *banned) if len(each[0]) > 1]
 
 
 def _biases(sampling: SamplingParams) -> dict[int, float]:
-    """By token, what is always added to its logit."""
+    """Return the values that are always added to a logit, by token id."""
     found = dict(sampling.logit_bias)
     for (token, *others), bias in sampling.sequence_bias:
         if not others:

@@ -1,8 +1,8 @@
-"""One step of the model: from a plan to tokens.
+"""Run one step of the model, from a plan to tokens.
 
-`launch` computes logits and `sample` chooses tokens, and neither waits for the device; `finish` reads the
-tokens back and looks for the ends of texts. On a CPU they simply follow one another. Rows with a grammar are
-sampled when the step before is read, which may be long after they were launched.
+`launch` computes logits and `sample` chooses tokens; neither waits for the device. `finish` reads the tokens
+back and looks for stops. On a CPU the three simply follow one another. Rows with a grammar are sampled when
+the previous step has been read, which may be long after they were launched.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +51,7 @@ from mmengine.structured_output.rows.rows import RowMatchers
 
 
 class ModelRunner:
-    """Holds what lives on the device: KV pool, encoder features, token counts."""
+    """Everything that lives on the device: KV pool, encoder features, token counts."""
 
     def __init__(
         self,
@@ -65,8 +65,9 @@ class ModelRunner:
         head: DraftHead | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        """`recorder`: captures the steps that only decode, where attention can be captured, and the encoder,
-        where it can."""
+        """Build a runner. `recorder` captures decode-only steps and the encoder, if attention and encoder
+        allow capture.
+        """
         spec = model.spec
         device = placement.device.torch_device
         self._model, self._config, self._device = model, config, device
@@ -98,26 +99,32 @@ class ModelRunner:
         )
         self.graphs: DecodeGraphs | None = None
         self._encoder_graphs: EncoderGraphs | None = None
-        self._store: StoreClient | None = None  # what is computed goes there, and comes from there
-        self.share_features: Callable[[torch.Tensor], torch.Tensor] | None = None  # with other ranks
+        # computed KV and features are written to the store, and read from it
+        self._store: StoreClient | None = None
+        # shares features with other ranks
+        self.share_features: Callable[[torch.Tensor], torch.Tensor] | None = None
         if recorder is not None:
             self.capture(recorder)
         self._media: dict[str, Sequence[MediaInput]] = {}
-        # With several steps in flight: what each row sampled last, for the step behind.
+        # With several steps in flight: the last token that each row sampled, for the next step.
         self._prompt_logprobs = PromptLogprobsGatherer()
         self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=device)
 
     @property
     def captures(self) -> str:
-        """What `capture` captures, in words that are the same on all ranks of a model; empty: nothing."""
+        """Describe of the captured steps, the same on all ranks of a model; empty if none are captured."""
         config, attention = self._config, self._attention
         sizes = f"{config.max_num_seqs} rows, {config.num_draft_tokens} drafts of each"
-        captures = attention.captures and self._states is None  # places of states are told from the host
+        # the host passes state positions, which a graph cannot capture
+        captures = attention.captures and self._states is None
         return f"{type(attention).__name__}, {sizes}" if captures else ""
 
     def capture(self, recorder: Recorder, capture: Capture = capture) -> None:
-        """What can be captured is replayed from now on: steps that only decode, by `capture`, a head's passes
-        and the encoder. The first gains most."""
+        """Capture everything that can be captured and replay it from now on: decode-only steps, passes of a
+        draft head, and the encoder.
+
+        `capture` captures the decode-only steps, which gain most.
+        """
         head = self._drafting.head if self._drafting is not None else None
         config = self._config
         with torch.inference_mode():
@@ -140,8 +147,9 @@ class ModelRunner:
 
     @property
     def graph_counts(self) -> dict[str, dict[str, int]]:
-        """How many were replayed, and how many were not, by why: "steps", "chains" of a draft head,
-        "encodings" (calls of the encoder); each where it can be."""
+        """Number of replays, and of eager runs by reason, for "steps", "chains" (of a draft head) and
+        "encodings" (encoder calls), each where capture is possible.
+        """
         found = {}
         if self.graphs is not None:
             found["steps"] = dict(self.graphs.num_steps)
@@ -154,7 +162,7 @@ class ModelRunner:
 
     @property
     def drafters(self) -> list[tuple[str, int]]:
-        """By number: the name of each, and how often it failed."""
+        """Name and failure count of each drafter, by number."""
         return [] if self._drafting is None else self._drafting.report
 
     def attach(self, request_id: str, media: Sequence[MediaInput]) -> None:
@@ -162,11 +170,11 @@ class ModelRunner:
 
     def release(self, request_id: str) -> None:
         self._media.pop(request_id, None)
-        if not self._media:  # no step may come that says so
+        if not self._media:  # there may be no later step to clear the parts
             self._parts.clear()
 
     def pixels_of(self, plan: StepPlan) -> dict[str, Sequence[MediaInput]]:
-        """The media of the requests that the step encodes something of, those that are attached."""
+        """Return the attached media of the requests that the step encodes items of."""
         if not plan.encode and plan.part is None:
             return {}
         names = {item.request.request_id for item in plan.encode}
@@ -185,7 +193,7 @@ class ModelRunner:
         return self._store
 
     def taken(self, plan: StepPlan) -> list[tuple[np.ndarray, torch.Tensor]]:
-        """What came of a store for the step, blocks and rows; to be asked once, when it is dispatched."""
+        """Return the KV blocks that a store sent for the step, and their rows. Call once, at dispatch."""
         assert self._store is not None
         return [(blocks, self._store.take(name, len(blocks))) for name, blocks in plan.fetched]
 
@@ -195,8 +203,11 @@ class ModelRunner:
         pixels: Mapping[str, Sequence[MediaInput]],
         fetched: Sequence[tuple[np.ndarray, torch.Tensor]] = (),
     ) -> Computed:
-        """`pixels`, `fetched`: what `pixels_of` and `taken` gave when the step was dispatched. `sample` comes
-        next, before anything else is launched."""
+        """Launch a step up to its logits.
+
+        `pixels` and `fetched` are the results of `pixels_of` and `taken` at dispatch. `sample` must follow
+        before any other launch.
+        """
         with torch.inference_mode():
             for blocks, rows in fetched:
                 self._kv.fetch(blocks, rows)
@@ -216,7 +227,7 @@ class ModelRunner:
             if aux_hidden_states is not None:
                 target_states = TargetStates(plan, positions, aux_hidden_states.rows)
             if head is not None and target_states is not None and _drafts_for_no_row(plan):
-                head.wait(target_states)  # now: the step behind may be prepared before this one is read
+                head.wait(target_states)  # wait here: the next step may be prepared before this step is read
                 target_states = None
             batch, logits = self._logits(plan, runs, hidden, inputs)
             prompt_logprobs = self._prompt_logprobs.gather(plan, hidden, inputs.places, self._model.logits)
@@ -243,7 +254,7 @@ class ModelRunner:
             )
 
     def _launch_nobody(self, plan: StepPlan) -> Computed:
-        """A step of a part of an item alone. KV is copied for those that gave way before it."""
+        """Launch a step that only encodes part of an item. KV of preempted rows is still copied first."""
         self._kv.copy(plan)
         return Computed(plan, SampleRows.of(self._rows, plan.rows, plan.num_computed, None), None, None, None)
 
@@ -267,13 +278,13 @@ class ModelRunner:
     def _forward(
         self, plan: StepPlan, runs: Runs | None, aux_hidden_states: AuxHiddenStates | None
     ) -> tuple[torch.Tensor, StepInputs, torch.Tensor]:
-        """Hidden states, in the order of `inputs`; and the positions of the plan's tokens."""
+        """Return hidden states in the order of `inputs`, the inputs and the positions of the tokens."""
         graphs, may_wait = self.graphs, self._config.max_in_flight > 1
         adapters = self.adapters.rows_of(plan)
         frame = graphs.frame(plan, adapted=bool(adapters)) if graphs is not None else None
         into = graphs.inputs if graphs is not None and frame is not None else None
         inputs = prepare(plan, runs, self._rows, self._device, may_wait=may_wait, frame=frame, into=into)
-        self._kv.copy(plan)  # first: what is swapped out may lie in a block that is cleared next
+        self._kv.copy(plan)  # first: KV that is swapped out may be in a block that is cleared next
         if self._attention.reads_unwritten:
             fresh = fresh_blocks(plan.slot_mapping, self._config.block_size)
             if len(fresh):
@@ -302,7 +313,7 @@ class ModelRunner:
     def _logits(
         self, plan: StepPlan, runs: Runs | None, hidden: torch.Tensor, inputs: StepInputs
     ) -> tuple[SampleRows, torch.Tensor | None]:
-        """What samples, and from what."""
+        """Return the rows to sample, and their logits."""
         batch = self._sample_rows(plan, runs, inputs)
         if not len(plan.sample):
             return batch, None
@@ -311,7 +322,7 @@ class ModelRunner:
         return batch, self._model.logits(hidden)
 
     def sample(self, computed: Computed) -> Launched:
-        """Choose the tokens of a launched step. Where it has forms the step before must be read."""
+        """Choose the tokens of a launched step. With grammars, the previous step must have been read."""
         with torch.inference_mode():
             return self._sample(computed)
 
@@ -327,9 +338,10 @@ class ModelRunner:
             )
         else:
             sampled, lazy_masked = self._sampler.sample(logits, batch, due=due), LazyMasked({}, {})
-        if self._config.max_in_flight > 1 and runs is None:  # with drafts nobody goes on before they are read
+        # with drafts no step continues before they are read
+        if self._config.max_in_flight > 1 and runs is None:
             rows = upload(batch.rows.astype(np.int64), self._device)
-            self._last_tokens[rows] = sampled.token_ids.clamp(min=0)  # a row without a token is broken
+            self._last_tokens[rows] = sampled.token_ids.clamp(min=0)  # a row without a token has failed
         room = plan.draft_room
         if room is not None and len(room):
             room = room[:, plan.sample]
@@ -352,7 +364,7 @@ class ModelRunner:
         return SampleRows.of(self._rows, rows, num_known, runs)
 
     def finish(self, launched: Launched) -> StepResult:
-        """Read a launched step back; `device_ns` is left to the executor."""
+        """Read a launched step back. The executor sets `device_ns`."""
         with torch.inference_mode():
             result = self._reader.read(launched)
         result.prompt_logprobs = launched.prompt_logprobs

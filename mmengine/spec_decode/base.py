@@ -1,7 +1,8 @@
-"""What a drafter brings: one file like grammar.py or ngram.py implements this.
+"""The interface of a drafter; a file like grammar.py or ngram.py implements it.
 
-A draft is a token that may come next. It is computed together with what is known, and kept only where the
-model says the same; so a drafter can make an answer faster or slower, but never another one.
+A draft is a token that may come next. The model computes the draft together with the known tokens, and
+accepts it only if the model samples the same token. So a drafter can make an answer faster or slower, but
+never change it.
 """
 
 from typing import NamedTuple, Protocol
@@ -13,7 +14,7 @@ from mmengine.spec_decode.texts import Texts
 
 
 class Proposed(NamedTuple):
-    """Drafts of s rows, one row after the other: int32 [counts.sum()], and how many each has, [s]."""
+    """Drafts of s rows, one row after the other: int32 [counts.sum()], and the number per row, [s]."""
 
     token_ids: np.ndarray
     counts: np.ndarray
@@ -23,12 +24,17 @@ class Drafter(Protocol):
     name: str
 
     def admit(self, row: int, request: Request, texts: Texts) -> bool:
-        """`row` is `request`'s now, and holds all it said so far. What is known of the request that had the
-        row before is void. False: nothing shall be asked about this row."""
+        """Assign `row` to `request`, whose tokens are in `texts`, and forget the row's previous request.
+
+        Return False if the drafter will not draft for this row.
+        """
 
     def leave(self, row: int, texts: Texts) -> None:
-        """Before `admit`: the row, whose text still stands, is given to another request."""
+        """Called before `admit`, while the row still has its text: another request takes the row."""
 
     def propose(self, rows: np.ndarray, texts: Texts, most: np.ndarray) -> Proposed | None:
-        """What s `rows` (intp), whose texts may be longer than they were, may say next: at most `most` (intp
-        [s], 0 or more) tokens of each. None: nothing of any."""
+        """Propose tokens for s `rows` (intp), at most `most` (intp [s], 0 or more) each; None: no drafts for
+        any row.
+
+        The rows' texts may have grown since the last call.
+        """

@@ -1,11 +1,11 @@
-"""Drafts where a grammar leaves no choice: keys, punctuation, the rest of a word.
+"""Draft tokens that a grammar forces: keys, punctuation, the rest of a word.
 
-One legal token is rare, because a string can be spelled with many; but the string itself is often forced.
-Its tokens, as the tokenizer would spell it, are drafts; the last of them is held back, for it might be
-spelled together with what comes next.
+A single legal token is rare, because a string can be tokenized in many ways, but the string itself is often
+forced. The drafts are the tokens as the tokenizer would encode that string, without the last token, which
+might merge with the following text.
 
-JSON leaves one choice nearly everywhere, that of white space. So what is asked is not the grammar itself but
-draft grammars of it, in which white space is fixed in one of the usual ways, until the row departs from them
+JSON leaves one choice nearly everywhere, that of white space. So drafts follow draft grammars, in which white
+space is fixed in one of the usual ways, until the row departs from them
 (structured_output/rows/row_matcher.py).
 """
 
@@ -19,7 +19,9 @@ from mmengine.spec_decode.texts import Texts
 
 
 class GrammarDrafter:
-    """`forced`: at most so many tokens that come next in a row's grammar; none before that began."""
+    """`forced`: returns the next forced tokens of a row's grammar, up to a number; empty before the grammar
+    begins.
+    """
 
     name = "grammar"
 
@@ -30,7 +32,7 @@ class GrammarDrafter:
         return request.grammar is not None
 
     def leave(self, row: int, texts: Texts) -> None:
-        """Where a row stands in its grammar is not known here."""
+        """Do nothing: the matchers track each row's grammar."""
 
     def propose(self, rows: np.ndarray, texts: Texts, most: np.ndarray) -> Proposed | None:
         drafts = [self._forced(row, room) for row, room in zip(rows.tolist(), most.tolist(), strict=True)]

@@ -1,6 +1,6 @@
-"""Where n tokens in a row stood last: a table of fixed size by their hash, that forgets what collides.
+"""Index where an n-gram last occurred: a hash table of fixed size that overwrites on collision.
 
-What it finds is looked at again before it is used, so that a collision costs a draft and nothing else.
+Matches are verified before use, so a collision costs only a draft.
 """
 
 import numpy as np
@@ -11,16 +11,16 @@ _MIX = 0x9E3779B97F4A7C15
 
 
 class GramIndex:
-    """`num_tables` tables of 2^`bits` places each, int64."""
+    """`num_tables` tables with 2^`bits` places each, int64."""
 
     def __init__(self, size: int, bits: int, num_tables: int = 1):
         self.size, self._shift = size, np.uint64(64 - bits)
-        # A polynomial of the tokens, modulo 2^64.
+        # A polynomial over the tokens, modulo 2^64.
         self._factors = np.array([pow(_MIX, power, 2**64) for power in range(1, size + 1)], np.uint64)
         self._places = np.full((num_tables, 1 << bits), NOWHERE, np.int64)
 
     def hashes(self, grams: np.ndarray, salt: np.ndarray | np.uint64 = NO_SALT) -> np.ndarray:
-        """Of tokens [m, size], intp [m]. Other salts (uint64) give others."""
+        """Return hashes, intp [m], of n-grams [m, size]. Another salt (uint64) gives other hashes."""
         mixed = (grams.astype(np.uint64) @ self._factors ^ salt) * self._factors[0]
         return (mixed >> self._shift).astype(np.intp)
 

@@ -1,6 +1,6 @@
-"""Drafts from a row's own text: where its last tokens stood before, what followed them follows again.
+"""Draft from a row's own text: find where its last tokens occurred before, and propose the tokens after them.
 
-Prompt lookup (Saxena, 2023). The longest of two lengths counts, and of its places the last.
+This is prompt lookup (Saxena, 2023). The longer of two n-gram lengths wins, and then the last occurrence.
 """
 
 import numpy as np
@@ -11,19 +11,20 @@ from mmengine.spec_decode.base import Proposed
 from mmengine.spec_decode.index import NOWHERE, GramIndex
 from mmengine.spec_decode.texts import Texts
 
-SIZES = (6, 3)  # of two tokens too many are chance
+SIZES = (6, 3)  # matches of two tokens are too often chance
 TABLE_BITS = 12
 _WINDOW = np.arange(1 - max(SIZES), 1)
 
 
 class NgramDrafter:
-    """Takes 64 KiB a row."""
+    """Takes 64 KiB per row."""
 
     name = "ngram"
 
     def __init__(self, max_rows: int):
         self._indices = [GramIndex(size, TABLE_BITS, max_rows) for size in SIZES]
-        self._indexed = np.zeros(max_rows, np.int64)  # tokens whose grams are known, with what follows them
+        # tokens whose n-grams are indexed together with the next token
+        self._indexed = np.zeros(max_rows, np.int64)
 
     def admit(self, row: int, request: Request, texts: Texts) -> bool:
         for index in self._indices:
@@ -32,11 +33,11 @@ class NgramDrafter:
         return True
 
     def leave(self, row: int, texts: Texts) -> None:
-        """Its text is nothing to others."""
+        """Do nothing: other rows do not use the text."""
 
     def propose(self, rows: np.ndarray, texts: Texts, most: np.ndarray) -> Proposed | None:
         lengths = texts.lengths[rows]
-        # Places whose following token came to be known since the last time, and of each row the last one.
+        # Positions whose next token became known since the last call, and each row's last position.
         first = np.maximum(self._indexed[rows] - 1, 0)
         counts = lengths - first
         self._indexed[rows] = lengths
@@ -52,7 +53,7 @@ class NgramDrafter:
         if not hits.any():
             return None
         counts = np.where(hits, most, 0)
-        # What follows may reach the end of the text: then it goes on as it went on from there.
+        # A match near the end of the text continues into the draft itself.
         start, period = found[hits] + 1, lengths[hits] - 1 - found[hits]
         repeats = counts[hits]
         places = np.repeat(start, repeats) + counting(repeats) % np.repeat(period, repeats)
@@ -67,8 +68,11 @@ def _look(
     last: np.ndarray,
     texts: Texts,
 ) -> np.ndarray:
-    """Where the last tokens of each row stood before: place of their last token, or NOWHERE. `grams` [m, n]
-    end at `places` [m] of rows `owners`; all but the `last` of each row (into them) are put down."""
+    """Return where the last tokens of each row occurred before: the position of their last token, or NOWHERE.
+
+    `grams` [m, n] end at `places` [m] of rows `owners`; all except the `last` of each row (indices) are added
+    to the index.
+    """
     size = index.size
     grams = grams[:, -size:]
     hashes = index.hashes(grams)
@@ -77,7 +81,7 @@ def _look(
     index.put(owners[new], hashes[new], places[new])
     rows, grams = owners[last], grams[last]
     found = index.get(rows, hashes[last])
-    found[places[last] < size] = NOWHERE  # it has no tokens before these
+    found[places[last] < size] = NOWHERE  # the row has too few tokens
     if found.max() < 0:
         return found
     there = texts.tokens[rows[:, None], np.maximum(found, size - 1)[:, None] + _WINDOW[-size:]]

@@ -1,6 +1,6 @@
-"""Drafters that need nothing but texts, by name; a stranger's come by entry points.
+"""Look up drafters that need only texts, by name; third-party drafters come from entry points.
 
-An entry point in the group `mmengine.drafters` names a callable that takes the number of rows and gives a
+An entry point in the group `mmengine.drafters` names a callable that takes the number of rows and returns a
 Drafter.
 """
 

@@ -1,9 +1,9 @@
-"""Drafts from what other requests said: where the last tokens of a row stood in an answer of the past, what
-followed them follows again.
+"""Draft from other requests' answers: find where a row's last tokens occurred in an earlier answer, and
+propose the tokens after them.
 
-The idea is SuffixDecoding's (Oliaro et al., 2024); in place of its trees there is one ring of past answers,
-with tables of where each run of tokens of a few lengths stood last. Answers are found by requests with the
-same cache_salt only.
+The idea is SuffixDecoding (Oliaro et al., 2024). Instead of trees there is one ring of earlier answers, with
+tables of where each n-gram of a few lengths last occurred. Only requests with the same cache_salt find an
+answer.
 """
 
 import hashlib
@@ -15,21 +15,21 @@ from mmengine.spec_decode.base import Proposed
 from mmengine.spec_decode.index import NOWHERE, GramIndex
 from mmengine.spec_decode.texts import Texts
 
-SIZES = (10, 5, 3)  # the longest that is found counts
-END = -1  # of an answer
+SIZES = (10, 5, 3)  # the longest match wins
+END = -1  # end of an answer
 RING_BITS, TABLE_BITS = 18, 18
 _WINDOW = np.arange(-max(SIZES), 0)
 
 
 class SuffixDrafter:
-    """Keeps the last 2^18 tokens of answers; takes 10 MiB."""
+    """Keeps the last 2^18 tokens of answers, in 10 MiB."""
 
     name = "suffix"
 
     def __init__(self, max_rows: int, ring_bits: int = RING_BITS, table_bits: int = TABLE_BITS):
         self._ring = np.full(1 << ring_bits, END, np.int32)
-        self._salts = np.zeros(len(self._ring), np.uint64)  # whose tokens these are
-        self._head = 0  # tokens ever written
+        self._salts = np.zeros(len(self._ring), np.uint64)  # the salt of each token's request
+        self._head = 0  # tokens written so far
         self._indices = [GramIndex(size, table_bits) for size in SIZES]
         self._row_salts = np.zeros(max_rows, np.uint64)
         self._is_followed = np.zeros(max_rows, bool)
@@ -40,7 +40,7 @@ class SuffixDrafter:
         return True
 
     def leave(self, row: int, texts: Texts) -> None:
-        """The row is about to be given to somebody else: its answer is one of the past now."""
+        """Add the row's answer to the ring, before another request takes the row."""
         if self._is_followed[row]:
             self._keep(texts.tokens[row, texts.num_prompt[row] : texts.lengths[row]], self._row_salts[row])
             self._is_followed[row] = False
@@ -80,7 +80,7 @@ class SuffixDrafter:
                 index.put(0, index.hashes(grams, salt), places[index.size - 1 : -1])
 
     def _find(self, index: GramIndex, grams: np.ndarray, salts: np.ndarray) -> np.ndarray:
-        """Where `grams` [m, size] ended in the ring, or NOWHERE."""
+        """Return where `grams` [m, size] ended in the ring, or NOWHERE."""
         places = index.get(0, index.hashes(grams, salts))
         alive = (places != NOWHERE) & (places - index.size >= self._head - len(self._ring))
         if not alive.any():

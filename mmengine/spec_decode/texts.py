@@ -1,16 +1,19 @@
-"""The tokens of running rows, as drafters read them."""
+"""Hold the tokens of running rows, for drafters to read."""
 
 import numpy as np
 
 from mmengine.ragged import counting
 
-TOGETHER = 64  # steps
+TOGETHER = 64  # steps to settle together
 
 
 class Texts:
-    """`tokens` int32 [max_rows, width]: of each row its prompt and all it said, `lengths` (int64 [max_rows])
-    of them; `num_prompt` int64 [max_rows]. A drafter cannot write to them. Pages that no row reached take no
-    memory. What is said `later` is there after `settle`, which comes before anybody reads."""
+    """Token ids of all rows, read-only for drafters.
+
+    `tokens` int32 [max_rows, width]: each row's prompt and answer, `lengths` (int64 [max_rows]) tokens;
+    `num_prompt` int64 [max_rows]. Pages that no row has reached take no memory. Tokens added by `later` are
+    there after `settle`, which precedes every read.
+    """
 
     def __init__(self, max_rows: int, width: int):
         self._tokens = np.zeros((max_rows, width), np.int32)
@@ -21,13 +24,13 @@ class Texts:
         self.num_prompt = _to_be_read(self._num_prompt)
 
     def admit(self, row: int, token_ids: np.ndarray, num_prompt: int) -> None:
-        """`row` holds these tokens now."""
+        """Set the tokens of `row`."""
         self._tokens[row, : len(token_ids)] = token_ids
         self._lengths[row], self._num_prompt[row] = len(token_ids), num_prompt
 
     def say(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray) -> None:
-        """Rows [s] said `token_ids`, `counts` [s] of them each, one row after the other."""
-        if len(rows) == 1:  # a row alone needs none of the index arithmetic
+        """Append `token_ids` to rows [s], `counts` [s] tokens each, one row after the other."""
+        if len(rows) == 1:  # one row needs no index arithmetic
             row = int(rows[0])
             at = int(self._lengths[row])
             self._lengths[row] = at + len(token_ids)
@@ -38,8 +41,10 @@ class Texts:
         self._lengths[rows] += counts
 
     def later(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
-        """As `say`, for steps of which nobody reads yet: they are written down together. `counts` None: one
-        token each. The arrays are not to be changed any more."""
+        """Append like `say`, but write several steps together before the next read.
+
+        `counts` None: one token per row. The arrays must not be changed afterwards.
+        """
         self._later.append((rows, token_ids, counts))
         if len(self._later) >= TOGETHER:
             self.settle()

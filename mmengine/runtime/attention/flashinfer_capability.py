@@ -1,4 +1,4 @@
-"""Whether FlashInfer can be used here, and why not. It is imported only when it is."""
+"""Check whether FlashInfer can be used on this machine. The package is imported only for use."""
 
 import re
 from importlib import import_module, metadata
@@ -14,15 +14,15 @@ from mmengine.runtime.device.port import Device
 from mmengine.runtime.kv.pool import KVPool
 
 PACKAGE = "flashinfer-python"
-OLDEST, BEYOND = (0, 7, 2), (0, 8)  # what its signatures were checked for
-CAPABILITY = (8, 0)  # of the GPU, from which the fa2 kernels exist
+OLDEST, BEYOND = (0, 7, 2), (0, 8)  # versions whose signatures were checked: from OLDEST, before BEYOND
+CAPABILITY = (8, 0)  # lowest compute capability with fa2 kernels
 HEAD_DIMS = (64, 128, 256)
 QUERY_DTYPES = (torch.bfloat16, torch.float16)
 INSTALL = install_hint("cuda")
 
 
 def missing(device: Device) -> str | None:
-    """What is missing on this machine, with what to do about it; None where nothing is."""
+    """Return what is missing on this machine and what to do about it, or None."""
     problem = package_problem()
     if problem is not None:
         return problem
@@ -33,7 +33,7 @@ def missing(device: Device) -> str | None:
 
 
 def package_problem() -> str | None:
-    """What is wrong with the package as it is installed, or not, with what to do about it."""
+    """Return what is wrong with the installed package and what to do about it, or None."""
     version = installed()
     if version is None:
         return f"{PACKAGE} is not installed; {INSTALL}"
@@ -45,7 +45,7 @@ def package_problem() -> str | None:
 
 
 def unfit(spec: ModelSpec, kv: KVPool) -> str | None:
-    """Why it cannot attend over this pool, or None where it can."""
+    """Return why FlashInfer cannot attend over this pool, or None."""
     dtype = kv.dtype
     if dtype not in QUERY_DTYPES:
         return f"it computes in bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"
@@ -55,7 +55,7 @@ def unfit(spec: ModelSpec, kv: KVPool) -> str | None:
 
 
 def installed() -> str | None:
-    """Its version, or None."""
+    """Return the installed version, or None."""
     try:
         return metadata.version(PACKAGE)
     except metadata.PackageNotFoundError:
@@ -63,10 +63,10 @@ def installed() -> str | None:
 
 
 def load() -> ModuleType:
-    """The package. Raises ConfigError where importing it fails."""
+    """Import the package. Raises ConfigError if the import fails."""
     try:
         return import_module("flashinfer")
-    except Exception as error:  # a library of CUDA that is missing is an OSError, and there is more
+    except Exception as error:  # a missing CUDA library is an OSError; other types occur too
         raise ConfigError(
             f"{PACKAGE} is installed but cannot be imported ({type(error).__name__}: {error}); {INSTALL} "
             "anew, or choose attention 'torch'"

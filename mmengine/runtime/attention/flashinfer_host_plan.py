@@ -1,9 +1,9 @@
-"""Where the plans of FlashInfer's wrappers are written.
+"""Hold the buffers into which FlashInfer's wrappers write their plans.
 
-A plan is made on the host, into a pinned buffer that the wrapper keeps, and copied to the device without
-waiting. With two steps in flight the next plan is made before that copy ran, so there are two such buffers,
-taken in turn, and one is written again only when its last copy is done. Wrappers that share a host
-plan share what is on the device too: a plan goes for one of them, until the next plan there.
+A plan is made on the host in a pinned buffer of the wrapper, and copied to the device without waiting. With
+two steps in flight the next plan is made before that copy has run. So there are two buffers, used
+alternately, and a buffer is overwritten only after its last copy is done. Wrappers that share a host plan
+also share the plan's device buffer: a plan is valid for one wrapper until the next plan.
 """
 
 from typing import Any
@@ -14,12 +14,14 @@ from mmengine.errors import ConfigError
 from mmengine.extras import install_hint
 from mmengine.runtime.device.port import Device, Event
 
-WORKSPACE_BYTES = 8 * 2**20  # what the wrappers of 0.7.2 make for themselves
-PINNED = "_pin_memory_int_workspace_buffer"  # of a wrapper; there is no public way to give it one
+WORKSPACE_BYTES = 8 * 2**20  # the size that the wrappers of 0.7.2 allocate
+PINNED = "_pin_memory_int_workspace_buffer"  # a wrapper's attribute, because there is no public setter
 
 
 class HostPlan:
-    """`events`: two of them, one for each pinned buffer; by default those of the device."""
+    """Two pinned plan buffers and one device buffer. `events`: one per pinned buffer, by default the
+    device's.
+    """
 
     def __init__(self, device: Device, events: tuple[Event, Event] | None = None) -> None:
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device.torch_device)
@@ -30,7 +32,7 @@ class HostPlan:
         self._turn = 0
 
     def seat(self, wrapper: Any, floats: torch.Tensor) -> Any:
-        """Make `wrapper` use this host plan, and `floats` for what it computes in between; gives it back."""
+        """Make `wrapper` use this host plan, and `floats` as its workspace. Returns the wrapper."""
         if not hasattr(wrapper, PINNED):
             raise ConfigError(
                 "this version of FlashInfer keeps its plans elsewhere; install flashinfer-python 0.7.2 "
@@ -41,9 +43,9 @@ class HostPlan:
         return wrapper
 
     def plan(self, wrapper: Any, *arguments: Any, **options: Any) -> None:
-        """`wrapper.plan(...)`, which does not wait for the device."""
+        """Call `wrapper.plan(...)` without waiting for the device."""
         self._turn = 1 - self._turn
-        self._copied[self._turn].synchronize()  # with two steps in flight: done long ago
+        self._copied[self._turn].synchronize()  # with two steps in flight this copy was done long ago
         setattr(wrapper, PINNED, self._pinned[self._turn])
         wrapper.plan(*arguments, **options)
         self._copied[self._turn].record()

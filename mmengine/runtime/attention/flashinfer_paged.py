@@ -1,8 +1,9 @@
-"""Paged attention on a GPU by FlashInfer's kernels (fa2). Written from its 0.7.2; not yet run on a GPU.
+"""Paged attention on a GPU by FlashInfer's fa2 kernels. Written for version 0.7.2; not yet run on a GPU.
 
-One plan a step, or two where some rows decode and others do not, made on the host before the layers run.
-Behind `begin(meta, bucket)` what the kernels read lies in buffers that stay where they are, so that a CUDA
-graph captured there may be replayed; all buckets share them, because only one is planned at a time.
+Each step has one plan, or two if some rows decode and others do not; plans are made on the host before the
+layers run. After `begin(meta, bucket)` the kernels read from buffers with fixed addresses, so that a CUDA
+graph captured there can be replayed. All buckets share these buffers, because only one bucket is planned at a
+time.
 """
 
 from typing import Any
@@ -20,21 +21,23 @@ from mmengine.runtime.device.upload import upload
 from mmengine.runtime.kv.pool import FP8, KVPool, kv_places
 
 LAYOUT, KERNELS = "NHD", "fa2"  # [pages, 2, page_size, kv_heads, head_dim]; fa3 is slower at decoding
-FLOAT_WORKSPACE_BYTES = 256 * 2**20  # for rows whose KV several blocks of threads share
-# KV heads of rows of a captured step from which each has a GPU's thread blocks to itself (two for each of its
-# 132 or more multiprocessors): nothing is gained where several share one, yet memory is set aside for it.
+FLOAT_WORKSPACE_BYTES = 256 * 2**20  # for rows whose KV is shared among several thread blocks
+# From this many KV heads in a captured step, each head has thread blocks of its own (a GPU has two for each
+# of its 132 or more multiprocessors). Splitting a head's KV then gains nothing, yet would reserve memory.
 BUSY_HEADS = 512
-TENSOR_CORE_GROUP = 4  # heads that share a KV head, from which decoding gains by tensor cores
+TENSOR_CORE_GROUP = 4  # heads per KV head from which tensor cores speed up decoding
 
 
 class FlashInferAttention:
-    """See AttentionBackend. An fp8 pool holds K and V rounded as they are, with a scale of 1."""
+    """See AttentionBackend. An fp8 pool holds K and V rounded without scaling (scale 1)."""
 
-    reads_unwritten = True  # positions that only fill up a captured step read the end of a row's last block
+    reads_unwritten = True  # padding positions of a captured step read the end of a row's last block
     captures = True
 
     def __init__(self, spec: ModelSpec, kv: KVPool, library: Any = None) -> None:
-        """`library`: what stands for the package, in tests. Raises ConfigError where it cannot be used."""
+        """Build the backend. `library` replaces the package in tests. Raises ConfigError if FlashInfer cannot
+        be used.
+        """
         if library is None:
             problem = unfit(spec, kv)
             if problem:
@@ -52,12 +55,12 @@ class FlashInferAttention:
         self._host_plans = {
             True: HostPlan(kv.device),
             False: HostPlan(kv.device),
-        }  # by: do its rows decode?
+        }  # key: whether the rows decode
         self._decode, self._prompt = self._make(True), self._make(False)
         self._captured: dict[Bucket, Any] = {}
-        self._buffers: tuple[torch.Tensor, ...] = ()  # of captured steps
+        self._buffers: tuple[torch.Tensor, ...] = ()  # for captured steps
         self._calls: list[tuple[slice | torch.Tensor, Any]] = []
-        self._places = torch.empty(3, 0, dtype=torch.int64)  # [3, t]: slots, places of K and of V
+        self._places = torch.empty(3, 0, dtype=torch.int64)  # [3, t]: slots, places for K and for V
         self._try()
 
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
@@ -79,7 +82,7 @@ class FlashInferAttention:
             self._calls.append((tokens, wrapper))
 
     def cache_of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """See AttentionPort. None where K and V are rounded first."""
+        """See AttentionPort. Returns None if K and V are rounded first."""
         return None if self._is_fp8 else (self._pool.layers[layer], self._places[0])
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -87,7 +90,7 @@ class FlashInferAttention:
 
     def run(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         kv = self._kv[layer]
-        # A wrapper for prompts that is not given one clears its own first: a kernel more a layer.
+        # Without `out`, a prompt wrapper allocates and clears a result: one more kernel per layer.
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         for places, wrapper in self._calls:
             if isinstance(places, slice):
@@ -100,7 +103,9 @@ class FlashInferAttention:
     def _plan(
         self, wrapper: Any, part: Part, pages: torch.Tensor, decodes: bool, bucket: Bucket | None
     ) -> None:
-        """The starts are on the host, where the plan reads them; the pages are on the device."""
+        """Plan a part. The starts are on the host, where the planner reads them; the pages are on the
+        device.
+        """
         spec, size = self._spec, self._block_size
         starts, last = torch.from_numpy(part.page_starts), torch.from_numpy(part.last_page_len)
         heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim, size)
@@ -145,8 +150,11 @@ class FlashInferAttention:
         return self._host_plans[decodes].seat(wrapper, self._floats)
 
     def _buffers_for(self, bucket: Bucket) -> tuple[torch.Tensor, ...]:
-        """places int64 [3, t]; query_starts and page_starts int32 [n + 1], last_page_len [n], pages. Made for
-        the first bucket, which is captured first and must be the largest."""
+        """Return the buffers for captured steps: places int64 [3, t]; query_starts and page_starts int32 [n +
+        1], last_page_len [n], pages.
+
+        They are allocated for the first bucket, which is captured first and must be the largest.
+        """
         if not self._buffers:
             rows = bucket.num_rows
             sizes = (rows + 1, rows + 1, rows, rows * self._row_pages)
@@ -158,8 +166,11 @@ class FlashInferAttention:
     def _upload(
         self, slots: np.ndarray, parts: list[Part]
     ) -> tuple[torch.Tensor, *tuple[tuple[slice | torch.Tensor, torch.Tensor], ...]]:
-        """Slots, places of K and of V, int64 [3, t]; and of each part where its tokens lie, and its pages
-        int32. In one copy."""
+        """Copy a step's arrays to the device at once.
+
+        Returns slots and places for K and V, int64 [3, t], and for each part the positions of its tokens and
+        its pages, int32.
+        """
         num_tokens = len(slots)
         indices = [part.tokens for part in parts if not isinstance(part.tokens, slice)]
         num_pages = sum(len(part.pages) for part in parts)
@@ -185,8 +196,11 @@ class FlashInferAttention:
         return there[: 3 * num_tokens].view(3, -1), *lists
 
     def _try(self) -> None:
-        """Compile what is not compiled yet, and run both kernels once, over zeros in the dummy block: a
-        compiler that is missing is told of now, not in the first step. Raises ConfigError."""
+        """Compile missing kernels, and run both kernels once over zeros in the dummy block. Raises
+        ConfigError.
+
+        A missing compiler is then reported at startup, not in the first step.
+        """
         spec = self._spec
         for count in (1, 2):
             lengths = np.array([count], np.int32)
@@ -196,7 +210,7 @@ class FlashInferAttention:
                 self.begin(AttentionMeta(lengths, lengths, slots, table))
                 self.append(0, zeros[:, : spec.num_kv_heads], zeros[:, : spec.num_kv_heads])
                 self.run(0, zeros)
-            except Exception as error:  # whatever a compiler, a loader or the driver says
+            except Exception as error:  # compilers, loaders and drivers raise all kinds of exceptions
                 raise ConfigError(
                     f"FlashInfer's kernels cannot be compiled or run here ({in_one_line(error)}); they need "
                     "nvcc, ninja and a C++ compiler, or kernels that were built before "

@@ -1,4 +1,4 @@
-"""Paged attention on a CPU by our own kernels: K and V are read where they lie, nothing is gathered."""
+"""Paged attention on a CPU by the native kernels, which read K and V in place without gathering."""
 
 import ctypes
 
@@ -18,7 +18,7 @@ _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
 
 class Step(ctypes.Structure):
-    """mm_attention_step of src/attention/attention.h."""
+    """The C structure mm_attention_step of src/attention/attention.h."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("num_rows", "num_tokens", "table_stride", "block_size")),
@@ -29,8 +29,10 @@ class Step(ctypes.Structure):
 
 
 class NativePagedAttention:
-    """See AttentionBackend. A row's result depends neither on the other rows of a step nor on threads; with
-    `tiles_only` neither on how many of its tokens a step computes."""
+    """See AttentionBackend. A row's result depends neither on the step's other rows nor on the thread count.
+
+    With `tiles_only` the result does not depend on how many of the row's tokens a step computes, either.
+    """
 
     reads_unwritten = False
     captures = False
@@ -38,8 +40,10 @@ class NativePagedAttention:
     def __init__(
         self, spec: ModelSpec, kv: KVPool, library: ctypes.CDLL | None = None, *, tiles_only: bool = False
     ) -> None:
-        """`library`: the kernels, where not those of this process. Raises ConfigError where they cannot
-        be had, or do not know the shape or dtype."""
+        """Build the backend. `library` replaces the process's kernels.
+
+        Raises ConfigError if the kernels are not available or do not support the shape or dtype.
+        """
         problem = unfit(spec, kv)
         library = library or load()
         if problem or library is None:
@@ -51,7 +55,7 @@ class NativePagedAttention:
         self._run.argtypes = [_ADDRESS, _ADDRESS, _ADDRESS, _SIZE, _ADDRESS, _SIZE]
         self._run.restype = ctypes.c_int32
         self._layers = (_ADDRESS * len(kv.layers))(*(layer.data_ptr() for layer in kv.layers))
-        self._pool = kv  # the addresses live as long as it does
+        self._pool = kv  # keeps the addresses valid
         self._step = Step(
             block_size=kv.block_size,
             num_heads=spec.num_heads,
@@ -63,7 +67,7 @@ class NativePagedAttention:
         self._arrays: tuple[np.ndarray | None, ...] = ()
 
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
-        torch.get_num_threads()  # a thread that torch has not met is told how many threads kernels may use
+        torch.get_num_threads()  # sets the number of OpenMP threads in a thread that has not used torch
         starts = np.zeros(len(meta.query_lens) + 1, np.int32)
         np.cumsum(meta.query_lens, out=starts[1:])
         kv_lens = np.ascontiguousarray(meta.kv_lens, np.int32)
@@ -78,7 +82,7 @@ class NativePagedAttention:
         step.block_table, step.slots = table.ctypes.data, slots.ctypes.data
         drafts = None if meta.num_drafts is None else np.ascontiguousarray(meta.num_drafts, np.int32)
         step.num_drafts = None if drafts is None else drafts.ctypes.data
-        self._arrays = starts, kv_lens, slots, table, drafts  # the step's addresses point into them
+        self._arrays = starts, kv_lens, slots, table, drafts  # keeps alive the memory that the step points to
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         k, v = _rows(k), _rows(v)
@@ -97,16 +101,18 @@ class NativePagedAttention:
         return out
 
     def step_address(self) -> int:
-        """Of the mm_attention_step that `begin` filled; its content holds until the next `begin`."""
+        """Return the address of the mm_attention_step that `begin` filled, valid until the next `begin`."""
         return ctypes.addressof(self._step)
 
     def layers_address(self) -> int:
-        """Of the addresses of all layers' K and V, as mm_attention_append and mm_attention_run take one."""
+        """Return the address of an array with each layer's KV address, which mm_attention_append and
+        mm_attention_run take.
+        """
         return ctypes.addressof(self._layers)
 
 
 def unfit(spec: ModelSpec, kv: KVPool) -> str | None:
-    """Why the kernels cannot attend over this pool, or None where they can."""
+    """Return why the kernels cannot attend over this pool, or None."""
     device, dtype = kv.blocks.device, kv.layers[0].dtype
     if device.type != "cpu":
         return f"it computes on a CPU, and the KV pool lies on {device}"
@@ -118,7 +124,7 @@ def unfit(spec: ModelSpec, kv: KVPool) -> str | None:
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """x [t, heads, head_dim] with all heads of a token side by side."""
+    """Return x [t, heads, head_dim] with the heads of a token contiguous."""
     if x.stride(2) == 1 and x.stride(1) == x.shape[2]:
         return x
     return x.contiguous()

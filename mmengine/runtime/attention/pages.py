@@ -1,7 +1,9 @@
-"""A step's metadata as FlashInfer reads them: rows one after the other, their blocks (its pages) in one list.
+"""Convert a step's metadata to FlashInfer's format: rows one after the other, and their blocks (pages) in one
+list.
 
 Row i has the queries query_starts[i] to query_starts[i + 1] of its call and the pages page_starts[i] to
-page_starts[i + 1] of the list; all of these are full but the last, which holds last_page_len[i] tokens.
+page_starts[i + 1] of the list. All of these pages are full except the last, which holds last_page_len[i]
+tokens.
 """
 
 from typing import NamedTuple
@@ -19,7 +21,7 @@ Places = slice | np.ndarray
 class Part(NamedTuple):
     """n rows of a step that one call attends. int32, on the host."""
 
-    tokens: Places  # where the rows' tokens lie in the batch: a slice, or intp [query_starts[-1]]
+    tokens: Places  # positions of the rows' tokens in the batch: a slice, or intp [query_starts[-1]]
     query_starts: np.ndarray  # [n + 1]
     page_starts: np.ndarray  # [n + 1]
     pages: np.ndarray  # [page_starts[-1]]
@@ -27,14 +29,16 @@ class Part(NamedTuple):
 
 
 def whole(meta: AttentionMeta, block_size: int) -> Part:
-    """All rows of a step in one call."""
+    """Return all rows of a step as one part."""
     return Part(slice(0, len(meta.slots)), *_lists(meta.query_lens, meta.kv_lens, meta.table, block_size))
 
 
 def split(meta: AttentionMeta, block_size: int) -> tuple[Part | None, Part | None]:
-    """Rows with one query, and the others; None where there are none of a kind. Kernels for decoding read the
-    KV of a row once for all heads of a group; those for prompts work on tiles of queries, which a single one
-    would leave empty."""
+    """Return the rows with one query, and the other rows; None for an empty part.
+
+    Decode kernels read a row's KV once for all heads of a group. Prompt kernels use tiles of queries, which a
+    single query would leave almost empty.
+    """
     is_decode = meta.query_lens == 1
     num_decode = int(np.count_nonzero(is_decode))
     if num_decode == len(is_decode):
@@ -47,14 +51,19 @@ def split(meta: AttentionMeta, block_size: int) -> tuple[Part | None, Part | Non
 
 
 def row_pages(spec: ModelSpec, block_size: int, num_blocks: int) -> int:
-    """The most pages of one row: those of the longest request that the model and a pool of `num_blocks` take,
-    and those that fill up its drafts."""
+    """Return the largest possible number of pages per row.
+
+    The number covers the longest request that the model and a pool of `num_blocks` allow, plus the pages for
+    its drafts.
+    """
     longest = -(-spec.max_model_len // block_size) or num_blocks
     return min(longest, num_blocks) + -(-MAX_DRAFT_TOKENS // block_size)
 
 
 def _part(meta: AttentionMeta, rows: np.ndarray, starts: np.ndarray, block_size: int) -> Part:
-    """`rows` (ascending) of a step; `starts` [n], where each row's tokens begin in the batch."""
+    """Return a part with `rows` (ascending) of a step. `starts` [n]: position of each row's first token in
+    the batch.
+    """
     counts = meta.query_lens[rows]
     if rows[-1] - rows[0] + 1 == len(rows):
         tokens: Places = slice(int(starts[rows[0]]), int(starts[rows[-1]] + counts[-1]))
@@ -66,7 +75,7 @@ def _part(meta: AttentionMeta, rows: np.ndarray, starts: np.ndarray, block_size:
 def _lists(
     query_lens: np.ndarray, kv_lens: np.ndarray, table: np.ndarray, block_size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """query_starts, page_starts, pages and last_page_len of rows with at least one token each."""
+    """Return query_starts, page_starts, pages and last_page_len for rows with at least one token each."""
     num_pages = -(-kv_lens // block_size)
     own = np.arange(table.shape[1]) < num_pages[:, None]
     return (
@@ -78,7 +87,7 @@ def _lists(
 
 
 def _starts(lengths: np.ndarray) -> np.ndarray:
-    """int32 [n + 1]."""
+    """Return the start of each row, int32 [n + 1]."""
     starts = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=starts[1:])
     return starts

@@ -1,7 +1,7 @@
-"""Attention backends by name; a stranger's come by entry points.
+"""Look up attention backends by name, including third-party backends from entry points.
 
-An entry point in the group `mmengine.attention_backends` names what makes an AttentionBackend of a ModelSpec
-and a KVPool.
+An entry point in the group `mmengine.attention_backends` names a callable that makes an AttentionBackend from
+a ModelSpec and a KVPool.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ ATTENTION_BACKENDS: Registry[Callable[..., AttentionBackend]] = Registry(
     },
     beside=("auto",),
 )
-# Which say why a backend of ours cannot attend over a pool; a stranger's says so when it is made.
+# These say why a built-in backend cannot attend over a pool; a third-party backend raises when it is built.
 _CAPABILITIES = {"flashinfer": flashinfer_capability, "native": native_paged, "triton": triton_capability}
 log = structlog.get_logger("mmengine.operators")
 
@@ -34,12 +34,13 @@ log = structlog.get_logger("mmengine.operators")
 def make_backend(
     name: str, spec: ModelSpec, kv: KVPool, *, batch_invariant: bool = False
 ) -> AttentionBackend:
-    """The backend called `name`; "auto" takes the first of those that the device prefers which can be had
-    for the pool and the model's shape, else torch. `batch_invariant`: one whose result
-    for a row has the same bits whatever else is in the step, and however the row's tokens are spread over
-    steps.
+    """Return the backend called `name`.
 
-    Raises ConfigError for a name that is not registered, or a backend that cannot be used here.
+    "auto" returns the first backend in the device's order of preference that works for the pool and the
+    model's shape, else torch. `batch_invariant`: return a backend whose result for a row has the same bits
+    whatever else is in the step and however the row's tokens are spread over steps.
+
+    Raises ConfigError for an unregistered name, or a backend that cannot be used on this machine.
     """
     if batch_invariant:
         return _invariant(name, spec, kv)
@@ -64,7 +65,7 @@ def _invariant(name: str, spec: ModelSpec, kv: KVPool) -> AttentionBackend:
 
 
 def _automatic(spec: ModelSpec, kv: KVPool) -> AttentionBackend:
-    reasons: dict[str, str] = {}  # why not, by backend
+    reasons: dict[str, str] = {}  # why a backend cannot be used, by name
     for name in kv.device.attention:
         capability = _CAPABILITIES.get(name)
         reason = None if capability is None else capability.unfit(spec, kv)

@@ -1,10 +1,10 @@
-"""The reference backend, for CPU and CUDA: gather a group's KV, then torch's SDPA.
+"""The reference backend for CPU and CUDA: gather a group's KV, then call torch's SDPA.
 
-Rows with one query (decode) form one group, padded to the longest and masked by length; only where
-padding would cost more than MAX_PADDING times the rows themselves are they cut by length first. Other
-rows are grouped when query and KV length are equal, so such a group needs no padding. On CUDA not yet run
-on a GPU; there, chunks that do not start a prompt fall to SDPA's slow kernel (a mask with grouped
-heads), and the gathered KV of a step's longest group is a buffer of its own.
+Rows with one query (decode) form one group, padded to the longest row and masked by length. If padding would
+cost more than MAX_PADDING times the rows themselves, the rows are first split by length. Other rows are
+grouped by equal query and KV length, so that such a group needs no padding. Not yet run on CUDA; there,
+chunks that do not start a prompt use SDPA's slow kernel (a mask with grouped heads), and the gathered KV of a
+step's longest group takes a buffer of its own.
 """
 
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ from mmengine.runtime.device.upload import upload
 from mmengine.runtime.kv.pool import FP8, KVPool
 
 Places = slice | torch.Tensor
-MAX_PADDING = 0.5  # of a batch, as a share; rows beyond it are computed apart
+MAX_PADDING = 0.5  # largest share of padding in a batch
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """g rows with equal query length. `mask` None means that query i sees KV 0 to i, or, in decode,
-    that every row has kv_len tokens.
+    """g rows with equal query length.
 
-    `tokens`: where the rows' g * query_len tokens lie in the batch. `pages`: int64 [2 * g * b], the
-    K pages and then the V pages of every row. `mask`: 0 or -inf, [g, 1, 1, kv_len] for decode,
-    [query_len, kv_len] otherwise.
+    `mask`: None means that query i sees KV 0 to i, or, in decode, that every row has kv_len tokens. Otherwise
+    0 or -inf, [g, 1, 1, kv_len] for decode, [query_len, kv_len] for other rows. `tokens`: positions of the
+    rows' g * query_len tokens in the batch. `pages`: int64 [2 * g * b], the K pages and then the V pages of
+    every row.
     """
 
     tokens: Places
@@ -42,7 +42,7 @@ class Group:
 
 
 class TorchPagedAttention:
-    """See AttentionBackend. Scores of fp32 inputs are computed in fp32."""
+    """See AttentionBackend. Scores for fp32 inputs are computed in fp32."""
 
     reads_unwritten = True
     captures = False
@@ -53,17 +53,17 @@ class TorchPagedAttention:
         self._device, self._dtype, self._is_fp8 = kv.blocks.device, kv.dtype, kv.is_fp8
         self._pool = kv
         self._page_values = kv.block_size * self._kv_heads * self._head_dim
-        # Page 2 * block holds K, the next one V.
+        # Page 2 * block holds K, the next page V.
         self._pages = [layer.view(-1, self._page_values) for layer in kv.blocks.unbind(0)]
         self._workspace = torch.empty(0, dtype=kv.blocks.dtype, device=self._device)
         self._groups: list[Group] = []
         self._slots = self._k_places = self._v_places = torch.empty(0, dtype=torch.int64)
 
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
-        # A block's K and V follow one another: slot s has K at s + block * block_size. Sizes are powers of 2.
+        # A block's V follows its K: the K of slot s is at s + block * block_size. Sizes are powers of 2.
         slots, table, lens = meta.on_device(self._device)
-        # A group reads as many blocks of each row as its longest has: the dummy block, which holds zeros,
-        # in place of one of another request, in which there may be NaN.
+        # A group reads as many blocks per row as its longest row has. Missing blocks are replaced by the
+        # dummy block, which holds zeros: another request's block might hold NaN.
         blocks = torch.arange(table.shape[1], device=self._device) * self._block_size
         table *= blocks < lens[:, None]
         self._slots, self._k_places = slots, slots + (slots & -self._block_size)
@@ -81,7 +81,7 @@ class TorchPagedAttention:
             self._workspace = self._workspace.new_empty(need)
 
     def cache_of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """See AttentionPort. None where K and V are rounded first."""
+        """See AttentionPort. Returns None if K and V are rounded first."""
         return None if self._is_fp8 else (self._pool.layers[layer], self._slots)
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -96,10 +96,10 @@ class TorchPagedAttention:
         return out
 
     def _attend(self, layer: int, group: Group, q: torch.Tensor) -> torch.Tensor:
-        """q [g * query_len, num_heads, head_dim], same shape back."""
+        """Return the attention output for q [g * query_len, num_heads, head_dim], in the same shape."""
         k, v = self._gather(layer, group).unbind(0)
         if group.query_len == 1:
-            # The heads that share a KV head become its queries: no repeated KV.
+            # Heads that share a KV head become queries of that head, so that KV is not repeated.
             q = q.reshape(group.num_rows, self._kv_heads, -1, self._head_dim)
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask)
             return out.reshape(-1, self._heads, self._head_dim)
@@ -110,8 +110,10 @@ class TorchPagedAttention:
         return out.transpose(1, 2).reshape(-1, self._heads, self._head_dim)
 
     def _gather(self, layer: int, group: Group) -> torch.Tensor:
-        """[2, g, num_kv_heads, kv_len, head_dim], a view of the workspace where nothing is rounded: it lives
-        until the next."""
+        """Return the group's K and V, [2, g, num_kv_heads, kv_len, head_dim].
+
+        Without rounding, the result is a view of the workspace, valid until the next call.
+        """
         pages = group.pages
         gathered = self._workspace[: pages.numel() * self._page_values].view(-1, self._page_values)
         torch.index_select(self._pages[layer], 0, pages, out=gathered)
@@ -121,7 +123,7 @@ class TorchPagedAttention:
         return gathered[:, :, : group.kv_len].transpose(2, 3)
 
     def _cut_by_length(self, rows: np.ndarray, kv_lens: np.ndarray) -> list[np.ndarray]:
-        """`rows` as one part, or one for each power of two of blocks."""
+        """Return `rows` as one part, or as one part per power of two in the number of blocks."""
         blocks = -(-kv_lens[rows] // self._block_size)
         if int(blocks.max()) * len(rows) <= (1 + MAX_PADDING) * int(blocks.sum()):
             return [rows]
@@ -165,18 +167,18 @@ class TorchPagedAttention:
         return groups
 
     def _page_index(self, table: torch.Tensor, kv_len: int) -> torch.Tensor:
-        """int64 [g, b] block table to [2 * g * b'] pages, b' = blocks that kv_len tokens take."""
+        """Convert a block table, int64 [g, b], to pages [2 * g * b'], where kv_len tokens take b' blocks."""
         k_pages = table[:, : -(-kv_len // self._block_size)] * 2
         return torch.stack((k_pages, k_pages + 1)).view(-1)
 
     def _causal_mask(self, query_len: int, kv_len: int) -> torch.Tensor:
-        """Query i is token kv_len - query_len + i of its row."""
+        """Return the causal mask in which query i is token kv_len - query_len + i of its row."""
         mask = torch.full((query_len, kv_len), float("-inf"), dtype=self._dtype, device=self._device)
         return mask.triu_(kv_len - query_len + 1)
 
 
 def _places(indices: np.ndarray, device: torch.device) -> Places:
-    """A slice where the ascending indices are neighbours (a view, no copy), else an index tensor."""
+    """Return a slice (a view, no copy) if the ascending indices are adjacent, else an index tensor."""
     first, last = int(indices[0]), int(indices[-1])
     if last - first + 1 == len(indices):
         return slice(first, last + 1)

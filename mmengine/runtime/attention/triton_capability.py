@@ -1,5 +1,4 @@
-"""Whether our Triton kernels for attention can be used here, and why not. Triton is imported only when they
-are."""
+"""Check whether the Triton attention kernels can be used on this machine. Triton is imported only for use."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -13,19 +12,19 @@ from mmengine.runtime.attention.base import too_old
 from mmengine.runtime.device.port import Device
 from mmengine.runtime.kv.pool import KVPool
 
-CAPABILITY = (8, 0)  # of the GPU, from which bfloat16 has tensor cores
+CAPABILITY = (8, 0)  # lowest compute capability with bfloat16 tensor cores
 MAX_HEAD_DIM = 256
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 INSTALL = "it comes with torch for CUDA; else pip install 'triton>=3.6,<4'"
 
 
 def package_problem() -> str | None:
-    """What is wrong with the package as it is installed, or not, with what to do about it."""
+    """Return what is wrong with the installed package and what to do about it, or None."""
     return None if find_spec("triton") is not None else f"triton is not installed; {INSTALL}"
 
 
 def missing(device: Device) -> str | None:
-    """What is missing for kernels on this GPU, with what to do about it; None where nothing is."""
+    """Return what the kernels miss on this GPU and what to do about it, or None."""
     problem = package_problem()
     if problem is not None:
         return problem
@@ -34,8 +33,11 @@ def missing(device: Device) -> str | None:
 
 
 def unfit(spec: ModelSpec, kv: KVPool) -> str | None:
-    """Why they cannot attend over this pool, or None where they can. On a CPU they run in Triton's
-    interpreter, for tests: so slowly that it must be asked for, and wrongly in bfloat16."""
+    """Return why the kernels cannot attend over this pool, or None.
+
+    On a CPU the kernels run in Triton's interpreter, for tests only: slowly, and with wrong results in
+    bfloat16. So the interpreter must be chosen explicitly.
+    """
     if kv.dtype not in DTYPES:
         return f"it computes in float32, bfloat16 and float16, not {str(kv.dtype).removeprefix('torch.')}"
     if spec.head_dim % 2 or spec.head_dim > MAX_HEAD_DIM:
@@ -52,10 +54,11 @@ def unfit(spec: ModelSpec, kv: KVPool) -> str | None:
 
 
 def load() -> ModuleType:
-    """The kernels. Raises ConfigError where Triton cannot be imported."""
+    """Import the kernels. Raises ConfigError if Triton cannot be imported."""
     try:
         return import_module("mmengine.gpu.attention_kernels")
-    except Exception as error:  # what it says without a driver, or beside another version's parts
+    # Triton raises various exceptions without a driver, or next to parts of another version
+    except Exception as error:
         raise ConfigError(
             f"attention 'triton' cannot be used: importing it fails ({in_one_line(error)}); choose 'torch' "
             "or 'auto'"

@@ -1,9 +1,9 @@
-"""Paged attention on a GPU by our own Triton kernels: for heads that FlashInfer does not know, in float32,
-and where there is no compiler of CUDA. Not yet run on a GPU.
+"""Paged attention on a GPU by the Triton kernels: for head sizes that FlashInfer does not support, for
+float32, and where no CUDA compiler is installed. Not yet run on a GPU.
 
-What each program attends is worked out on the host once a step. Behind `begin(meta, bucket)` the kernels read
-it from one buffer, in which everything of a bucket has its place, and are launched in the same number: so a
-CUDA graph captured there may be replayed.
+Once per step the host plans what each program attends. After `begin(meta, bucket)` the kernels read the plan
+from one buffer with a fixed layout per bucket, and the number of launched programs is fixed. So a CUDA graph
+captured there can be replayed.
 """
 
 from dataclasses import replace
@@ -26,17 +26,17 @@ from mmengine.runtime.device.upload import upload, upload_into
 from mmengine.runtime.kv.pool import KVPool, fp8_bytes, kv_places
 
 PARTS_BYTES = 64 * 2**20  # for rows whose KV several programs share
-MAX_PARTS = 4096  # that the KV of all rows is cut into
+MAX_PARTS = 4096  # most parts that all rows' KV is split into
 PROGRAMS_PER_PROCESSOR = 4
 
 
 def _aligned(size: int) -> int:
-    """Of four bytes each: what a GPU reads begins at multiples of 16, for which kernels are compiled."""
+    """Round up a size in units of four bytes: kernels are compiled for GPU reads at multiples of 16 bytes."""
     return -(-size // 4) * 4
 
 
 class Layout(NamedTuple):
-    """Room for the lists of a step, one behind the other; `pages` fill the rest."""
+    """Capacity for the lists of a step, one after the other; `pages` take the rest."""
 
     num_rows: int
     num_tokens: int
@@ -44,7 +44,9 @@ class Layout(NamedTuple):
     num_joins: int
 
     def places(self) -> list[slice]:
-        """In int32: slots and places of K and V (int64 [3, t]), and the integer lists of a Work."""
+        """The lists as slices in units of int32: slots and places for K and V (int64 [3, t]), and the integer
+        lists of a Work.
+        """
         rows = self.num_rows
         sizes = (6 * self.num_tokens, 2, 4 * self.num_tiles, 4 * self.num_joins, rows + 1, rows, rows, rows)
         found, start = [], 0
@@ -55,10 +57,12 @@ class Layout(NamedTuple):
 
 
 class TritonPagedAttention:
-    """See AttentionBackend. A row's result depends on nothing but its own queries, keys and values, and how
-    long the longest query of the step is; with `one_tile` not on that either: a token then has the same bits
-    computed alone, within a chunk of a prompt, or beside drafts. An fp8 pool holds K and V rounded as they
-    are, with a scale of 1."""
+    """See AttentionBackend. A row's result depends only on its own queries, keys and values, and on the
+    step's longest query.
+
+    With `one_tile` the longest query does not matter either: a token then has the same bits computed alone,
+    within a prompt chunk, or next to drafts. An fp8 pool holds K and V rounded without scaling (scale 1).
+    """
 
     reads_unwritten = False
     captures = True
@@ -66,16 +70,18 @@ class TritonPagedAttention:
     def __init__(
         self, spec: ModelSpec, kv: KVPool, kernels: ModuleType | None = None, *, one_tile: bool = False
     ) -> None:
-        """`kernels`: mmengine.gpu.attention_kernels, or in tests what stands for it. Raises ConfigError where
-        it cannot be used, or gives other numbers than torch."""
+        """Build the backend. `kernels` replaces mmengine.gpu.attention_kernels in tests.
+
+        Raises ConfigError if the kernels cannot be used, or if their results differ from torch's.
+        """
         self._spec, self._one_tile = spec, one_tile
         self._kv, self._block_size, self._device = kv, kv.block_size, kv.blocks.device
         self._blocks = kv.blocks.unbind(0)
         self._parts = torch.empty(PARTS_BYTES // 4, dtype=torch.float32, device=self._device)
         self._programs = _programs(kv.device, spec.num_kv_heads)
-        self._buffer = torch.empty(0, dtype=torch.int32, device=self._device)  # of captured steps
+        self._buffer = torch.empty(0, dtype=torch.int32, device=self._device)  # for captured steps
         self._captured: dict[Bucket, tuple[torch.Tensor, Work]] = {}
-        self._step: tuple[torch.Tensor, Work]  # slots and places of K and V, int64 [3, t]; from `begin`
+        self._step: tuple[torch.Tensor, Work]  # slots and places for K and V, int64 [3, t]; set by `begin`
         self._kernels = kernels or _tried(spec, kv, one_tile)
 
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
@@ -85,7 +91,7 @@ class TritonPagedAttention:
         width = self._group * min(queries, longest)
         lengths, befores = meta.kv_lens, meta.kv_lens - meta.query_lens
         if bucket is not None:
-            # Tokens in the dummy block only fill up the bucket: nothing stands where they seem to be.
+            # Tokens in the dummy block only pad the bucket; nothing is stored at their positions.
             lengths = lengths - (meta.slots < self._block_size).reshape(bucket).sum(1)
         tiles, joins = cut(meta.query_lens, befores, lengths, queries, self._programs, self._max_parts(width))
         lists = whole(meta, self._block_size)
@@ -103,7 +109,7 @@ class TritonPagedAttention:
         self._step = self._captured[bucket]
 
     def cache_of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """See AttentionPort. None where K and V are rounded first."""
+        """See AttentionPort. Returns None if K and V are rounded first."""
         return None if self._kv.is_fp8 else (self._kv.layers[layer], self._step[0][0])
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -123,15 +129,17 @@ class TritonPagedAttention:
         return min(MAX_PARTS, (self._parts.numel() - 4) // values)
 
     def _layout(self, bucket: Bucket, queries: int, width: int) -> Layout:
-        """Room for whatever `cut` may give for this bucket."""
+        """Return a layout with capacity for every result of `cut` for this bucket."""
         tiles = bucket.num_rows * int(num_tiles(np.array(bucket.query_len), queries))
         if tiles >= self._programs:
             return Layout(bucket.num_rows, bucket.num_tokens, tiles, 0)
         return Layout(bucket.num_rows, bucket.num_tokens, tiles + self._max_parts(width), tiles)
 
     def _buffer_for(self, bucket: Bucket, layout: Layout) -> torch.Tensor:
-        """One for all buckets, because only one is planned at a time. Made for the first, which is captured
-        first and must be the largest."""
+        """Return the buffer that all buckets share, because only one bucket is planned at a time.
+
+        The buffer is allocated for the first bucket, which is captured first and must be the largest.
+        """
         if not self._buffer.numel():
             room = layout._replace(num_tiles=layout.num_tiles + MAX_PARTS, num_joins=layout.num_tiles)
             pages = bucket.num_rows * row_pages(self._spec, self._block_size, self._kv.num_blocks)
@@ -139,7 +147,7 @@ class TritonPagedAttention:
         return self._buffer
 
     def _pack(self, slots: np.ndarray, columns: tuple[np.ndarray, ...], layout: Layout) -> np.ndarray:
-        """int32, up to the end of the pages."""
+        """Return the lists in one int32 array, up to the end of the pages."""
         tiles, joins, *_, pages = columns
         at, *places = layout.places()
         packed = np.zeros(places[-1].start + len(pages), np.int32)
@@ -150,7 +158,7 @@ class TritonPagedAttention:
         return packed
 
     def _views(self, there: torch.Tensor, layout: Layout, rows: int, width: int) -> tuple[torch.Tensor, Work]:
-        """Of lists that `_pack` put in order, on the device."""
+        """Return views of the lists that `_pack` laid out, on the device."""
         places, counts, tiles, joins, *others = (there[place] for place in layout.places())
         shape = (self._max_parts(width), self._spec.num_kv_heads, width)
         num = prod(shape)
@@ -163,7 +171,9 @@ class TritonPagedAttention:
 
 
 def _programs(device: Device, num_kv_heads: int) -> int:
-    """For each KV head. In the interpreter, which runs them one after the other, a few."""
+    """Return the number of programs per KV head: a few in the interpreter, which runs programs
+    sequentially.
+    """
     processors = device.num_processors()
     if not processors:
         return 4
@@ -171,20 +181,22 @@ def _programs(device: Device, num_kv_heads: int) -> int:
 
 
 def _tried(spec: ModelSpec, kv: KVPool, one_tile: bool) -> ModuleType:
-    """The kernels, compiled and run once in each size of a tile beside torch: a compiler that is missing is
-    told of now, not in the first step. Raises ConfigError."""
+    """Compile the kernels, run them once per tile size, and compare them with torch. Raises ConfigError.
+
+    A missing compiler is then reported at startup, not in the first step.
+    """
     problem = unfit(spec, kv)
     if problem:
         raise ConfigError(f"attention 'triton' cannot be used: {problem}; choose 'torch' or 'auto'")
     kernels = load()
     try:
         gap = max(_gap(spec, kv, kernels, one_tile, rows) for rows in TILE_ROWS)
-    except Exception as error:  # whatever a compiler, a loader or the driver says
+    except Exception as error:  # compilers, loaders and drivers raise all kinds of exceptions
         raise ConfigError(
             f"our Triton kernels for attention cannot be compiled or run here ({in_one_line(error)}); choose "
             "attention 'torch'"
         ) from error
-    bound = max(8 * torch.finfo(kv.dtype).eps, 1e-4)  # kernels add up in other orders
+    bound = max(8 * torch.finfo(kv.dtype).eps, 1e-4)  # the kernels sum in a different order
     if not gap <= bound:
         raise ConfigError(
             f"our Triton kernels for attention are {gap:.1e} off torch's numbers here, more than "
@@ -194,8 +206,11 @@ def _tried(spec: ModelSpec, kv: KVPool, one_tile: bool) -> ModuleType:
 
 
 def _gap(spec: ModelSpec, kv: KVPool, kernels: ModuleType, one_tile: bool, rows: int) -> float:
-    """How far they are from torch on a small example in a pool of its own: a row whose queries fill a tile of
-    `rows` and whose keys are two spans, and a row of three tokens."""
+    """Return the largest difference from torch on a small example with its own pool.
+
+    The example has a row whose queries fill a tile of `rows` and whose keys take two spans, and a row with
+    three tokens.
+    """
     size, device = kv.block_size, kv.device.torch_device
     counts = np.array([max(1, rows * spec.num_kv_heads // spec.num_heads), 1], np.int32)
     lengths = np.array([SPAN + 9 + counts[0], 3], np.int32)

@@ -1,4 +1,4 @@
-"""What a process's cgroup, and those above it, may use: of version 2, and of version 1 by controller."""
+"""Read the limits of a process's cgroup and its ancestors: version 2, and version 1 by controller."""
 
 import math
 from collections.abc import Callable
@@ -6,12 +6,14 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path("/")
-Read = Callable[[Path], float]  # of a group's folder; infinite where it has no limit
+Read = Callable[[Path], float]  # maps a group's folder to its limit; infinite without a limit
 
 
 def least_of(controller: str, read_v2: Read, read_v1: Read, root: Path = ROOT) -> float:
-    """The least that any of the groups has. `root`: where /proc and /sys are. A file that is not there, or
-    says something else, is no limit."""
+    """Return the smallest limit among the groups. `root`: the folder that holds /proc and /sys.
+
+    A missing or unreadable file means no limit.
+    """
     least, mount = math.inf, root / "sys/fs/cgroup"
     with suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
@@ -29,11 +31,11 @@ def least_of(controller: str, read_v2: Read, read_v1: Read, root: Path = ROOT) -
 
 
 def _upwards(mount: Path, name: str) -> list[Path]:
-    """The folder of a group and those above it, as far as they are mounted here."""
+    """Return the folder of a group and of its ancestors, as far as they are mounted on this machine."""
     parts = [part for part in name.split("/") if part not in ("", "..")]
     return [mount.joinpath(*parts[:length]) for length in range(len(parts), -1, -1)]
 
 
 def number(path: Path) -> int:
-    """Raises OSError, ValueError."""
+    """Return the number in a file. Raises OSError or ValueError."""
     return int(path.read_text(encoding="ascii"))

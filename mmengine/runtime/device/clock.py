@@ -1,11 +1,13 @@
-"""What parts of a step took on a CPU."""
+"""Measure how long parts of a step take on a CPU."""
 
 from time import perf_counter_ns, process_time_ns
 
 
 class LaunchClock:
-    """What steps take on a device to which they are launched: from one result to the next, whatever of that
-    was the device's time and whatever the engine's; so two steps in flight are not counted twice."""
+    """Measures a step's time on an asynchronous device: from one result to the next.
+
+    The time includes both the device's and the engine's share, so two steps in flight are not counted twice.
+    """
 
     __slots__ = ("_before_ns", "_host", "_since_ns")
 
@@ -13,11 +15,13 @@ class LaunchClock:
         self._host, self._before_ns, self._since_ns = StepClock(), 0, perf_counter_ns()
 
     def launch(self) -> None:
-        """A step begins, and none is in flight: what passed counts as far as this process had work."""
+        """Begin a step while none is in flight. The time since the last result counts as far as this process
+        was busy.
+        """
         self._before_ns, self._since_ns = self._host.lap(), perf_counter_ns()
 
     def back(self) -> int:
-        """The oldest step was read: ns that it took."""
+        """Return the duration of the oldest step, which was just read, in ns."""
         now_ns = perf_counter_ns()
         passed = self._before_ns + now_ns - self._since_ns
         self._before_ns, self._since_ns = 0, now_ns
@@ -26,8 +30,11 @@ class LaunchClock:
 
 
 class StepClock:
-    """Counts the time that passes, or the CPU time of the process where that is less: other programs on the
-    same cores then do not make a step seem longer, and several threads that compute at once do not either."""
+    """Measures elapsed time, or the process's CPU time if that is less.
+
+    So neither other programs on the same cores nor several threads that compute at once make a step seem
+    longer.
+    """
 
     __slots__ = ("_cpu_ns", "_wall_ns")
 
@@ -35,7 +42,7 @@ class StepClock:
         self._wall_ns, self._cpu_ns = perf_counter_ns(), process_time_ns()
 
     def lap(self) -> int:
-        """ns since it was made, or since the lap before."""
+        """Return the time since the previous lap, or since creation, in ns."""
         wall_ns, cpu_ns = perf_counter_ns(), process_time_ns()
         passed = min(wall_ns - self._wall_ns, cpu_ns - self._cpu_ns)
         self._wall_ns, self._cpu_ns = wall_ns, cpu_ns

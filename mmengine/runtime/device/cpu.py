@@ -1,4 +1,4 @@
-"""The CPU as a device: what is asked for is done when the call returns."""
+"""The CPU as a device, on which every call completes its work before it returns."""
 
 import math
 from collections.abc import Callable
@@ -18,33 +18,33 @@ _NO_CONTEXT: AbstractContextManager[object] = nullcontext()
 
 
 class InlineCopies:
-    """A CopyStream whose copies are done where they come."""
+    """A CopyStream that copies immediately."""
 
     def run(self, copies: Callable[[], None], staged: Tensor) -> None:
         copies()
 
     def join(self) -> None:
-        """Nothing runs beside."""
+        """Return at once: no copy runs in the background."""
 
 
 class DoneEvent:
-    """An Event of a device on which all work is done when it was asked for."""
+    """An Event on a device that has finished all work when the event is recorded."""
 
     def record(self) -> None:
-        """There is nothing to wait for."""
+        """Do nothing: all work is done."""
 
     def query(self) -> bool:
         return True
 
     def synchronize(self) -> None:
-        """There is nothing to wait for."""
+        """Return at once: all work is done."""
 
     def elapsed_time(self, end_event: Any) -> float:
         return 0.0
 
 
 class CpuDevice:
-    """See Device."""
+    """The host's CPU. See Device."""
 
     kind = "cpu"
     is_async = has_own_memory = pins_memory = False
@@ -73,14 +73,14 @@ class CpuDevice:
         self.torch_device = torch.device("cpu") if index is None else torch.device("cpu", index)
 
     def of_rank(self, rank: int, size: int) -> Device:
-        """All ranks share the cores."""
+        """Return this device: all ranks share the cores."""
         return self
 
     def current(self) -> AbstractContextManager[object]:
         return _NO_CONTEXT
 
     def set_current(self) -> None:
-        """There is one."""
+        """Do nothing: there is only one CPU device."""
 
     def answers(self) -> bool:
         return True
@@ -108,26 +108,29 @@ class CpuDevice:
         return available, available
 
     def release_unused(self) -> None:
-        """torch keeps nothing of the host's memory."""
+        """Do nothing: torch keeps no unused host memory."""
 
     def meter(self) -> Meter | None:
         return None
 
     def process_group(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
-        """gloo, between processes of this machine."""
+        """Return a gloo group of processes on this machine."""
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # theirs: Options
         options._timeout = timeout
-        # Nobody but this machine may connect; by default it is the address of the host's name.
+        # Only this machine may connect; by default gloo listens on the address of the host name.
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         return dist.ProcessGroupGloo(store, rank, size, options)
 
     def abort_group(self, group: Any) -> None:
-        """A call waits on the host, and ends with its timeout."""
+        """Do nothing: calls wait on the host and end with their timeout."""
 
 
 def available_memory(root: Path = ROOT) -> int:
-    """Bytes of the host that can be had without swapping, no more than this process's cgroup leaves; half of
-    4 GiB where the system does not say. `root`: where /proc and /sys are."""
+    """Return the bytes that can be allocated without swapping, limited by this process's cgroup.
+
+    Returns half of 4 GiB if the system does not report its memory. `root`: the folder that holds /proc and
+    /sys.
+    """
     try:
         with (root / "proc/meminfo").open(encoding="ascii") as file:
             lines = dict(line.split(":", 1) for line in file)
@@ -150,6 +153,6 @@ def _left_v1(folder: Path) -> float:
 
 
 def _cached(folder: Path, name: str) -> int:
-    """Bytes of files that are held for a group and go when it needs the room."""
+    """Return the bytes of a group's file cache that the kernel frees on demand."""
     lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
     return int(dict(line.split() for line in lines)[name])

@@ -1,4 +1,4 @@
-"""A GPU of NVIDIA's as a device: the one file that names CUDA's parts of torch. Not yet run on a GPU."""
+"""An NVIDIA GPU as a device: the only file that names CUDA's parts of torch. Not yet run on a GPU."""
 
 import os
 from collections import deque
@@ -15,12 +15,12 @@ from mmengine.errors import ConfigError
 from mmengine.runtime.device.port import CopyStream, Device, Event, Meter, Recorder
 
 GIB = 2**30
-WARM_UPS = 2  # libraries make their handles and workspaces, and compile, outside of what is captured
-MOST_STAGED = 512 * 2**20  # bytes on their way out at once; beyond it the computation waits for the oldest
+WARM_UPS = 2  # libraries create handles and workspaces, and compile, before the capture
+MOST_STAGED = 512 * 2**20  # bytes being copied out at once; above, the computation waits for the oldest copy
 
 
 class CudaDevice:
-    """See Device."""
+    """One NVIDIA GPU. See Device."""
 
     kind = "cuda"
     is_async = has_own_memory = pins_memory = True
@@ -38,14 +38,14 @@ class CudaDevice:
 
     @classmethod
     def problem(cls, index: int | None) -> str | None:
-        """See Device. Starts CUDA in this process."""
+        """See Device. Initialises CUDA in this process."""
         if torch.version.cuda is None:
             return (
                 "this build of torch is for CPUs only; install one for CUDA (pytorch.org says which), or use "
                 "cpu"
             )
         try:
-            torch.cuda.init()  # says what `is_available` keeps to itself
+            torch.cuda.init()  # raises the reason that `is_available` hides
             count = torch.cuda.device_count()
         except (RuntimeError, AssertionError) as error:
             reason = str(error).strip().partition("\n")[0].rstrip(".")[:300]
@@ -79,7 +79,7 @@ class CudaDevice:
         self.torch_device = torch.device(self.name)
 
     def of_rank(self, rank: int, size: int) -> Device:
-        """GPU number `rank`."""
+        """Return GPU number `rank`."""
         if self._index is not None:
             raise ConfigError(
                 f"tensor_parallel {size} takes the first {size} GPUs; say cuda, not {self.name}"
@@ -92,7 +92,7 @@ class CudaDevice:
         return CudaDevice(rank)
 
     def current(self) -> AbstractContextManager[object]:
-        """See Device. Without a number, or where there is no such GPU, nothing changes."""
+        """See Device. Without an index, or if there is no such GPU, nothing changes."""
         if self._index is None or self._index >= torch.cuda.device_count():
             return nullcontext()
         return torch.cuda.device(self._index)
@@ -101,8 +101,9 @@ class CudaDevice:
         torch.cuda.set_device(self.torch_device)
 
     def answers(self) -> bool:
-        """See Device: most errors of CUDA leave nothing of a process' context. One whose memory is full
-        answers."""
+        """See Device. Most CUDA errors destroy a process's context; a GPU whose memory is full still
+        answers.
+        """
         try:
             return torch.ones(1, device=self.torch_device).item() == 1
         except torch.OutOfMemoryError:
@@ -138,12 +139,14 @@ class CudaDevice:
         return CudaMeter(self.torch_device)
 
     def process_group(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
-        """NCCL."""
+        """Return an NCCL group."""
         self.set_current()
-        # Else ranks talk while they capture, about buffers, and would wait for one that fails then.
+        # Otherwise ranks would exchange buffer addresses during the capture, and wait for a rank that fails
+        # then.
         os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
         options = dist.ProcessGroupNCCL.Options()
-        # torch ends the process then; rank 0 notices before, and says why (parallel/leader.py).
+        # torch would end the process; rank 0 notices the failure earlier and reports the reason
+        # (parallel/leader.py).
         options._timeout = 2 * timeout
         return dist.ProcessGroupNCCL(store, rank, size, options)
 
@@ -152,7 +155,7 @@ class CudaDevice:
 
 
 class CudaCopyStream:
-    """A CopyStream: a stream of its own. It keeps what is staged until that was copied."""
+    """A CopyStream on a CUDA stream of its own. It keeps staged tensors until they have been copied."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._side = device, torch.cuda.Stream(device)
@@ -165,7 +168,8 @@ class CudaCopyStream:
             copies()
         self._staged.append((self._side.record_event(), staged))
         while sum(each.nbytes for _, each in self._staged) > MOST_STAGED or self._staged[0][0].query():
-            usual.wait_event(self._staged.popleft()[0])  # so that its memory can be another's from here on
+            # so that the staged memory can be reused from here on
+            usual.wait_event(self._staged.popleft()[0])
             if not self._staged:
                 return
 
@@ -175,7 +179,7 @@ class CudaCopyStream:
 
 
 class CudaMeter:
-    """A Meter by torch's allocator."""
+    """A Meter based on torch's allocator."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -191,11 +195,11 @@ class CudaMeter:
 
 
 class CudaRecorder:
-    """A Recorder: CUDA graphs that share one pool of memory, of which one runs at a time."""
+    """A Recorder of CUDA graphs that share one memory pool, so only one graph may run at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
-        self._pool: Any = None  # of the first graph, and then of all
+        self._pool: Any = None  # pool of the first graph, shared by all
         self._broken: list[torch.cuda.CUDAGraph] = []
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
@@ -206,17 +210,17 @@ class CudaRecorder:
                 compute()
         usual.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # Threads that prepare images may ask for pinned memory meanwhile, which only concerns them.
+        # Threads that prepare images may allocate pinned memory during the capture; that affects only them.
         capture = torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
         )
         try:
-            # A capture that fails leaves this thread on its stream, so the usual one is taken up again here.
+            # A failed capture leaves this thread on the capture stream, so restore the usual stream.
             with torch.cuda.stream(usual), capture:
                 compute()
         except BaseException:
-            # To torch's allocator it goes on: it asks the graph whose memory is wanted, and refuses the pool
-            # to other captures.
+            # For torch's allocator the capture would continue: memory requests would go to the graph, and the
+            # pool would be refused to other captures.
             self._broken.append(graph)
             self._pool = None
             raise

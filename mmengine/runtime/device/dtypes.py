@@ -1,4 +1,4 @@
-"""Dtypes that an engine computes in, by name."""
+"""Dtypes that an engine can compute in, by name."""
 
 import torch
 
@@ -6,5 +6,5 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Of one of DTYPES."""
+    """Return the name of a dtype in DTYPES."""
     return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Whether a row's bits can be the same in any company, on this device."""
+"""Check whether results on this device can be independent of the batch."""
 
 from mmengine.errors import ConfigError
 from mmengine.gpu.sampling import describe, sampling_kernels
@@ -12,7 +12,7 @@ NOT_INVARIANT = (
 
 
 def check_invariant(model: VisionLanguageModel, device: Device) -> None:
-    """Raise ConfigError where a bit depends on the batch, but for attention (see make_backend)."""
+    """Raise ConfigError if results depend on the batch, apart from attention (see make_backend)."""
     if not getattr(model, "batch_invariant", False):
         raise ConfigError(NOT_INVARIANT)
     where = device.torch_device

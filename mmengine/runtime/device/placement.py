@@ -1,4 +1,4 @@
-"""Where an engine computes, and how."""
+"""The device and dtype that an engine computes with."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from mmengine.runtime.device.port import Device
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`dtype`: of weights, hidden states and the KV pool. `attention`: the name of a backend, or "auto"."""
+    """`dtype`: of weights, hidden states and the KV pool. `attention`: a backend's name, or "auto"."""
 
     device: Device
     dtype: torch.dtype

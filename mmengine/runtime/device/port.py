@@ -1,8 +1,8 @@
-"""What the runtime asks of a device: memory, events, streams, captured graphs, ranks.
+"""The device interface of the runtime: memory, events, streams, captured graphs, ranks.
 
-A device is an entry point in the group `mmengine.devices`, named as its kind is ("npu"), that loads a class
-with the methods below. Its tensors are torch's: where `torch_device` is a CPU, they take the ways of CPUs
-through sampling and attention, and any other one's are copied to and from pinned memory without waiting.
+A device is an entry point in the group `mmengine.devices`, named after its kind ("npu"), that loads a class
+with the methods below. Its tensors are torch tensors. If `torch_device` is a CPU, sampling and attention use
+their CPU code; all other devices' tensors are copied through pinned memory without waiting.
 """
 
 from collections.abc import Callable
@@ -16,51 +16,53 @@ from torch import Tensor
 
 
 class Event(Protocol):
-    """A mark in a stream of work, as torch's own events are."""
+    """A mark in a stream of work, like torch's events."""
 
     def record(self) -> None:
-        """Put the mark behind what was launched so far on the current stream of the current device."""
+        """Place the mark after all work launched so far on the current device's current stream."""
 
     def query(self) -> bool:
-        """Whether the work before the mark is done."""
+        """Return whether the work before the mark is done."""
 
     def synchronize(self) -> None:
         """Wait until the work before the mark is done."""
 
     def elapsed_time(self, end_event: Any) -> float:
-        """ms from this mark to a later one; both are `timed`, and done."""
+        """Return the ms from this mark to `end_event`; both are `timed` and done."""
 
 
 class CopyStream(Protocol):
-    """Where copies run in the order in which they come, beside the computation."""
+    """A queue of copies that run in order, in parallel with the computation."""
 
     def run(self, copies: Callable[[], None], staged: Tensor) -> None:
-        """Have `copies`, which read or write `staged`, run when the computation so far has."""
+        """Run `copies`, which read or write `staged`, after the computation launched so far."""
 
     def join(self) -> None:
-        """Let what is computed from here on see what they did."""
+        """Make later computation wait for the copies."""
 
 
 class Recorder(Protocol):
-    """Captures what a function launches, to launch it again at once."""
+    """Captures the launches of a function, to repeat them with one launch."""
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
-        """What does again what `compute` does, over the tensors that it used. It may be called several times
-        meanwhile, and raises what goes wrong."""
+        """Return a function that repeats the work of `compute` on the same tensors.
+
+        `compute` may be called several times during the capture; its exceptions are raised.
+        """
 
 
 class Meter(Protocol):
-    """The most memory in use at once."""
+    """Measures peak memory use."""
 
     def reset(self) -> None:
-        """Forget the peak so far."""
+        """Reset the peak."""
 
     def peak(self) -> int:
-        """Bytes that were in use at once since `reset`, beyond those in use then."""
+        """Return the peak since `reset`, in bytes above the memory in use at that time."""
 
 
 class Device(Protocol):
-    """One device of this process. Making it touches nothing: `problem` is asked first."""
+    """One device of this process. Creating a Device does not touch the hardware; call `problem` first."""
 
     kind: str
     """What a user types, before ":N"; names the entry point."""
@@ -90,64 +92,71 @@ class Device(Protocol):
 
     @classmethod
     def is_available(cls) -> bool:
-        """Whether device "auto" takes this kind, without starting it."""
+        """Return whether device "auto" chooses this kind, without initialising the device."""
 
     @classmethod
     def count(cls) -> int:
-        """How many of this kind torch sees."""
+        """Return the number of devices of this kind that torch sees."""
 
     @classmethod
     def problem(cls, index: int | None) -> str | None:
-        """One sentence, with what to do; None where number `index` of this kind can be used."""
+        """Return why device `index` of this kind cannot be used and what to do, in one sentence, or None."""
 
     @classmethod
     def describe(cls) -> list[str]:
-        """A line for each one that can be used: name and memory."""
+        """Return one line with name and memory for each usable device."""
 
     def __init__(self, index: int | None = None) -> None: ...
 
     def of_rank(self, rank: int, size: int) -> "Device":
-        """Where rank `rank` of `size` computes, of a model that is cut. Raises ConfigError."""
+        """Return the device for rank `rank` of `size` in a sharded model. Raises ConfigError."""
 
     def current(self) -> AbstractContextManager[object]:
-        """In it, this is the device on which kernels that are not torch's are launched by this thread."""
+        """Return a context in which kernels outside torch launch on this device from this thread."""
 
     def set_current(self) -> None:
-        """As `current`, for this thread from now on."""
+        """Make this the current device of the thread from now on."""
 
     def answers(self) -> bool:
-        """Whether it still computes, to be asked after an error: False, and the process must start again."""
+        """Return whether the device still computes. Called after an error; False means the process must
+        restart.
+        """
 
     def compute_capability(self) -> tuple[int, int] | None:
-        """As NVIDIA counts, of the GPU, for which kernels are chosen by it; None where it is none."""
+        """Return the CUDA compute capability, by which kernels are chosen; None for devices that are not CUDA
+        GPUs.
+        """
 
     def num_processors(self) -> int:
-        """How many thread blocks it runs at once; 0 where it knows of none."""
+        """Return how many thread blocks run at once; 0 if unknown."""
 
     def event(self, *, timed: bool = False) -> Event:
-        """A new one, not recorded."""
+        """Return a new event that is not recorded yet."""
 
     def recorder(self) -> Recorder | None:
-        """What captures here; None: nothing can."""
+        """Return a recorder, or None if the device cannot capture."""
 
     def is_capturing(self) -> bool:
-        """Whether what is launched now is captured, and not run."""
+        """Return whether launches are being captured instead of run."""
 
     def copy_stream(self) -> CopyStream:
-        """A new one."""
+        """Return a new stream for copies."""
 
     def memory(self) -> tuple[int, int]:
-        """Bytes that can be had, and that there are; of the host's where it has none of its own."""
+        """Return available and total memory in bytes; the host's for a device without its own memory."""
 
     def release_unused(self) -> None:
-        """Give back what torch's allocator keeps and nobody uses."""
+        """Release unused memory that torch's allocator keeps."""
 
     def meter(self) -> Meter | None:
-        """Of its own memory; None where it has none."""
+        """Return a meter for the device's own memory, or None if it has none."""
 
     def process_group(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
-        """What ranks exchange tensors by, a backend of torch.distributed; all of them ask at the same time.
-        Raises RuntimeError, AttributeError or ValueError where they cannot meet."""
+        """Return a torch.distributed backend through which ranks exchange tensors; all ranks call this at the
+        same time.
+
+        Raises RuntimeError, AttributeError or ValueError if the ranks cannot connect.
+        """
 
     def abort_group(self, group: Any) -> None:
-        """Let nothing that was launched wait any more for a rank that is gone."""
+        """Stop all launched work from waiting for a rank that is gone."""

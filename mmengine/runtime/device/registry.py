@@ -1,4 +1,6 @@
-"""Devices by name. A stranger's come by entry points of the group `mmengine.devices`; see port.py."""
+"""Look up devices by name. Third-party devices come from entry points in the group `mmengine.devices`; see
+port.py.
+"""
 
 import re
 import warnings
@@ -19,12 +21,14 @@ DEVICES: Registry[type[Device]] = Registry(
     },
     beside=("auto",),
 )
-_NAME = re.compile(r"([^\W\d]\w*)(?::(0|[1-9]\d{0,4}))?", re.ASCII)  # a kind, and a number behind it
+_NAME = re.compile(r"([^\W\d]\w*)(?::(0|[1-9]\d{0,4}))?", re.ASCII)  # a kind, optionally followed by a number
 
 
 def open_device(name: str) -> Device:
-    """The device called `name`: a kind, and perhaps a number behind a colon; "auto" is the CPU where nothing
-    else is there. Raises ConfigError for one that nobody knows, or that cannot be used, which says why."""
+    """Return the device called `name`: a kind with an optional number after a colon, or "auto".
+
+    "auto" is the CPU if no other device is available. Raises ConfigError for an unknown or unusable device.
+    """
     if name == "auto":
         name = next((kind.kind for kind in _others() if kind.is_available()), "cpu")
     match = _NAME.fullmatch(name)
@@ -43,7 +47,7 @@ def open_device(name: str) -> Device:
 
 
 def _others() -> Iterator[type[Device]]:
-    """All kinds that are not the CPU. A package of a stranger that is broken is passed over."""
+    """Yield all kinds except the CPU. Broken third-party packages are skipped."""
     for name in DEVICES.names():
         if name == "cpu":
             continue

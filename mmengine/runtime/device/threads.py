@@ -1,8 +1,8 @@
-"""How many threads compute.
+"""Choose how many threads compute.
 
-As many as there are physical cores for this process: what its affinity allows, siblings of a core counted
-once, and no more than its cgroup may use. A small model computes on one, because its threads would mostly
-wait for one another. The setting `num_threads`, and without it OMP_NUM_THREADS, say otherwise.
+The default is the number of physical cores of this process: cores in its affinity, hyperthreads counted once,
+limited by the cgroup's quota. A small model computes on one thread, because its threads would mostly wait for
+one another. The setting `num_threads`, or else OMP_NUM_THREADS, overrides the default.
 """
 
 import math
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mmengine.runtime.device.cgroups import ROOT, least_of, number
 
-SMALL_HIDDEN_SIZE = 512  # below it, a layer takes less time than it takes to wake a second thread
+SMALL_HIDDEN_SIZE = 512  # below, a layer takes less time than waking a second thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,11 @@ def choose_threads(
     root: Path = ROOT,
     ranks: int = 1,
 ) -> Threads:
-    """`setting`: that of the config, 0 for auto. `hidden_size`: the model's, 0 when none is known. `ranks`:
-    processes that share the machine's cores."""
+    """Return the number of threads and the reason.
+
+    `setting`: from the config, 0 for automatic. `hidden_size`: the model's, 0 if unknown. `ranks`: processes
+    that share the machine's cores.
+    """
     if setting:
         return Threads(setting, "num_threads")
     if ranks > 1:
@@ -46,7 +49,9 @@ def choose_threads(
 
 
 def usable_cores(root: Path = ROOT) -> Threads:
-    """Physical cores that this process may compute on, at least one. `root`: where /proc and /sys are."""
+    """Return the physical cores that this process may use, at least one. `root`: the folder that holds /proc
+    and /sys.
+    """
     allowed = _affinity()
     cores = len({_siblings(cpu, root) for cpu in allowed})
     quota = _quota(root)
@@ -62,7 +67,9 @@ def _affinity() -> set[int]:
 
 
 def _siblings(cpu: int, root: Path) -> str:
-    """What names the physical core of a CPU; where the system does not say, each CPU is one."""
+    """Return the name of a CPU's physical core; a CPU counts as a core if the system does not report
+    cores.
+    """
     path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
     with suppress(OSError):
         return path.read_text(encoding="ascii").strip()
@@ -70,7 +77,7 @@ def _siblings(cpu: int, root: Path) -> str:
 
 
 def _quota(root: Path) -> float:
-    """Cores that the process's cgroup, and those above it, may use together; infinite without a limit."""
+    """Return the number of cores that the cgroup and its ancestors allow; infinite without a limit."""
     return least_of("cpu", _read_v2, _read_v1, root)
 
 

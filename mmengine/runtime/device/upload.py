@@ -1,4 +1,4 @@
-"""Host arrays to device tensors without waiting for the device, and back, which waits."""
+"""Copy host arrays to device tensors without waiting for the device, and back with waiting."""
 
 from collections.abc import Sequence
 
@@ -7,10 +7,10 @@ import torch
 
 
 def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """`array` as a tensor on `device`.
+    """Return `array` as a tensor on `device`.
 
-    On a CPU the tensor shares the array's memory, unless that may not be written to. On CUDA the copy
-    goes through pinned memory, whose allocator keeps it until the copy is done (not yet run on a GPU).
+    On a CPU the tensor shares the array's memory, unless the array is read-only. On CUDA the copy goes
+    through pinned memory, which the allocator keeps until the copy is done (not yet run on a GPU).
     """
     tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
     if device.type == "cpu":
@@ -19,20 +19,22 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def upload_columns(*columns: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Columns [r] of one dtype as a tensor [len(columns), r, 1] on `device`, in one copy."""
+    """Return columns [r] with one dtype as a tensor [len(columns), r, 1] on `device`, with one copy."""
     return upload(np.stack(columns), device)[:, :, None]
 
 
 def upload_joined(arrays: Sequence[np.ndarray], device: torch.device) -> torch.Tensor:
-    """Arrays of one dtype and width as one tensor on `device`. For CUDA they are joined where the copy
-    begins, in pinned memory: pixels are many bytes (not yet run on a GPU)."""
+    """Return arrays with the same dtype and width as one joined tensor on `device`.
+
+    For CUDA the arrays are joined directly in pinned memory, because pixels are large (not yet run on a GPU).
+    """
     if device.type == "cpu":
         return upload(arrays[0] if len(arrays) == 1 else np.concatenate(arrays), device)
     return _joined_pinned(arrays).to(device, non_blocking=True)
 
 
 def upload_joined_into(arrays: Sequence[np.ndarray], target: torch.Tensor) -> None:
-    """Write arrays of one dtype and width, joined as by `upload_joined`, to the beginning of `target`."""
+    """Write arrays, joined as in `upload_joined`, to the beginning of `target`."""
     if target.device.type != "cpu":
         joined = _joined_pinned(arrays)
         target[: len(joined)].copy_(joined, non_blocking=True)
@@ -49,7 +51,7 @@ def _joined_pinned(arrays: Sequence[np.ndarray]) -> torch.Tensor:
 
 
 def upload_into(array: np.ndarray, target: torch.Tensor) -> torch.Tensor:
-    """Write `array` to the beginning of `target`, which stays where it is; gives that part."""
+    """Write `array` to the beginning of `target`, which keeps its address. Returns that part of `target`."""
     tensor = torch.from_numpy(array)
     if target.device.type != "cpu":
         tensor = tensor.pin_memory()
@@ -57,5 +59,7 @@ def upload_into(array: np.ndarray, target: torch.Tensor) -> torch.Tensor:
 
 
 def fetch(tensor: torch.Tensor) -> np.ndarray:
-    """Values of `tensor`, for which the device is waited for. On a CPU they share its memory."""
+    """Wait for the device and return the values of `tensor`. On a CPU the array shares the tensor's
+    memory.
+    """
     return tensor.cpu().numpy()

@@ -1,4 +1,4 @@
-"""Who drafts, by what `spec` says, and the settings that this needs."""
+"""Choose drafters by the setting `spec`, and fill in the settings that they need."""
 
 from pathlib import Path
 
@@ -20,9 +20,10 @@ from mmengine.spec_decode.grammar import GrammarDrafter
 from mmengine.spec_decode.registry import DRAFTERS
 from mmengine.structured_output.rows.rows import RowMatchers
 
-# Of one row, where the settings do not say: without a head, and of a grammar and a head together.
+# Default number of drafts per row: without a head, with a head, and with grammar and head together.
 DRAFT_TOKENS, HYBRID_TOKENS = 8, 15
-HEADS = "mmengine.draft_heads"  # entry points: the folder of the embedded checkpoint's own head
+# entry points that give the folder of a draft head for the embedded checkpoint
+HEADS = "mmengine.draft_heads"
 HEAD, GRAMMAR, AUTO = "eagle3", "grammar", "auto"
 
 log = structlog.get_logger("mmengine.operators")
@@ -31,8 +32,10 @@ log = structlog.get_logger("mmengine.operators")
 def head_folder(
     config: EngineConfig, spec: ModelSpec, model: Path, placement: Placement
 ) -> HeadFolder | None:
-    """The head that `spec` asks for beside the checkpoint in `model`, read and checked; None for no head.
-    Raises ConfigError, ModelError."""
+    """Return the draft head that `spec` requests for the checkpoint in `model`, read and checked, or None.
+
+    Raises ConfigError or ModelError.
+    """
     name, given, path = config.spec.partition("=")
     if name not in (HEAD, AUTO):
         return None
@@ -53,8 +56,10 @@ def _own_head(model: Path) -> Path | None:
 
 
 def _taken_head(config: EngineConfig, target: Target, model: Path, placement: Placement) -> HeadFolder | None:
-    """The checkpoint's own head, where it drafts by our kernels. Nobody asked for it, so that nothing that is
-    wrong with it is an error."""
+    """Return the checkpoint's own head if the native kernels can run it, else None.
+
+    The user did not request this head, so a problem with it is not an error.
+    """
     if config.compat or config.tensor_parallel > 1:
         return None
     try:
@@ -71,8 +76,11 @@ def _taken_head(config: EngineConfig, target: Target, model: Path, placement: Pl
 
 
 def with_drafts(config: EngineConfig, head: HeadFolder | None) -> EngineConfig:
-    """`config` with the drafts a row, and the slots behind its tokens that a head writes, filled in. Raises
-    ConfigError for settings that contradict `spec`."""
+    """Return `config` with the number of drafts per row, and the number of slots that a head needs after a
+    row's tokens.
+
+    Raises ConfigError for settings that contradict `spec`.
+    """
     if config.lookahead_tokens and head is None:
         raise ConfigError(f"lookahead_tokens needs a drafter that keeps KV, such as spec {HEAD}")
     if config.spec == "none":
@@ -101,8 +109,10 @@ def with_drafts(config: EngineConfig, head: HeadFolder | None) -> EngineConfig:
 
 
 def head_for(config: EngineConfig, head: HeadFolder | None) -> HeadFolder | None:
-    """`head`, where the settings in force have slots for it; those of a log that is continued may have none.
-    Raises ConfigError where it was asked for."""
+    """Return `head` if the settings in force reserve slots for it; those of a continued log may not.
+
+    Raises ConfigError if the user requested the head.
+    """
     if head is None or 0 < config.num_draft_tokens <= config.lookahead_tokens:
         return head
     if config.spec != AUTO:
@@ -111,7 +121,9 @@ def head_for(config: EngineConfig, head: HeadFolder | None) -> HeadFolder | None
 
 
 def make_drafters(config: EngineConfig, matchers: RowMatchers) -> list[Drafter]:
-    """Those that need no device, the preferred ones first. Raises ConfigError for one that nobody knows."""
+    """Return the drafters that need no device, preferred ones first. Raises ConfigError for an unknown
+    name.
+    """
     if not config.num_draft_tokens or config.spec == "none" or config.spec.partition("=")[0] == HEAD:
         return []
     if config.spec in (AUTO, GRAMMAR):

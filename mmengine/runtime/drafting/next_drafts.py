@@ -1,8 +1,7 @@
-"""Which drafts go into the next step: those of each row's first drafter that has any, and of a head behind
-them.
+"""Choose the drafts of the next step: each row's first drafter that has any, followed by a head.
 
-A drafter may be a stranger's. One that raises, or gives what are no drafts, has none in that step; it is
-counted, and told of once.
+A drafter may be third-party code. A drafter that raises, or returns invalid drafts, has no drafts in that
+step; the failure is counted, and logged once.
 """
 
 from collections.abc import Sequence
@@ -19,14 +18,15 @@ from mmengine.spec_decode.base import Drafter, Proposed
 from mmengine.spec_decode.texts import Texts
 from mmengine.structured_output.rows.rows import RowMatchers
 
-MOST_GOES = 2  # of a head, in one run: behind what is forced where its first drafts end it goes on
+MOST_GOES = 2  # runs of a head per step: after tokens that a grammar forces, the head continues once
 
 log = structlog.get_logger("mmengine.operators")
 
 
 class Drafts(NamedTuple):
-    """As StepResult has them: `token_ids` int32 [counts.sum()], row after row, `counts` int32 [s], and by
-    number who made them, int32 [s]."""
+    """Drafts as in StepResult: `token_ids` int32 [counts.sum()], row after row, `counts` int32 [s], and
+    drafter numbers int32 [s].
+    """
 
     token_ids: np.ndarray
     counts: np.ndarray
@@ -34,8 +34,11 @@ class Drafts(NamedTuple):
 
 
 class Drafting:
-    """`drafters`: by number, the preferred ones first. A row has at most `most` drafts, and never more than
-    its answer has room for; where it has a grammar, none that this does not allow."""
+    """All drafters of the engine, by number, preferred ones first.
+
+    A row has at most `most` drafts, never more than its answer may still have tokens, and only drafts that
+    its grammar allows.
+    """
 
     def __init__(
         self,
@@ -50,16 +53,16 @@ class Drafting:
         self.names = [str(getattr(each, "name", type(each).__name__)) for each in drafters]
         self._max_model_len, self._vocab_size = max_model_len, vocab_size
         self._texts = Texts(len(rows.columns), max_model_len + 1)
-        # [drafter, row]: who is asked about whom.
+        # [drafter, row]: whether the drafter follows the row.
         self._follows = np.zeros((len(drafters), len(rows.columns)), bool)
-        self.num_followed = 0  # rows that anybody is asked about
-        # The one that reads what the target computes.
+        self.num_followed = 0  # rows that any drafter follows
+        # The drafter that reads the target's hidden states.
         self.head = next((each for each in drafters if isinstance(each, Eagle3Drafter)), None)
         self.failures = [0] * len(drafters)
 
     @property
     def report(self) -> list[tuple[str, int]]:
-        """By number: each drafter's name, and how often it failed."""
+        """Name and failure count of each drafter, by number."""
         return list(zip(self.names, self.failures, strict=True))
 
     def admit(self, admission: Admission) -> None:
@@ -80,7 +83,7 @@ class Drafting:
         self.num_followed = int(np.count_nonzero(self._follows.any(axis=0)))
 
     def rest(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
-        """As `drafts`, behind a step after which nobody may draft. `counts` None: one token each."""
+        """Update the drafters after a step without drafts. `counts` None: one token per row."""
         self._texts.later(rows, token_ids, counts)
 
     def drafts(
@@ -92,9 +95,12 @@ class Drafting:
         states: TargetStates | None = None,
         room: np.ndarray | None = None,
     ) -> Drafts | None:
-        """Rows [s] said `token_ids`, `counts` of them each, one row after the other, in the step of `states`.
-        Those `going` (intp, ascending, into them) go on, and may have drafts: at most `room` (as in StepPlan)
-        of each drafter. None where nobody has."""
+        """Return drafts after a step in which rows [s] gave `token_ids`, `counts` tokens each; None if there
+        are none.
+
+        `states`: of that step. `going` (intp, ascending indices): rows that continue and may have drafts, at
+        most `room` (as in StepPlan) from each drafter.
+        """
         if not self.num_followed:
             return None
         rows = rows.astype(np.intp)
@@ -126,7 +132,9 @@ class Drafting:
         return Drafts(drafts[np.arange(self._most) < found[:, None]], found, drafters)
 
     def _catch_up(self, head: Eagle3Drafter, states: TargetStates | None) -> bool:
-        """False where it failed: what it knows of this step is then not to be relied on."""
+        """Let the head read the step. Returns False if the head failed, so that its knowledge of the step is
+        unreliable.
+        """
         if not head.is_asked:
             if states is not None:
                 head.wait(states)
@@ -146,8 +154,10 @@ class Drafting:
         limits: np.ndarray,
         out: tuple[np.ndarray, np.ndarray, np.ndarray],
     ) -> None:
-        """Put what a drafter has for rows[selected] into `out`, so that no row has more than its `limits`: a
-        head goes on behind what others drafted, the others draft where nobody did."""
+        """Put a drafter's tokens for rows[selected] into `out`, within each row's `limits`.
+
+        A head continues after other drafters' tokens; the other drafters draft only for rows without drafts.
+        """
         drafts, found, _ = out
         is_head = self._drafters[number] is self.head
         for _ in range(MOST_GOES if is_head else 1):
@@ -166,8 +176,7 @@ class Drafting:
     def _ask(
         self, number: int, rows: np.ndarray, most: np.ndarray, given: Given | None = None
     ) -> Proposed | None:
-        """What a drafter proposes, a head behind what is `given`; None where that is nothing, or nothing that
-        could be used."""
+        """Return a drafter's proposal, a head's after the `given` tokens; None if it is empty or unusable."""
         try:
             behind = () if given is None else (given,)
             proposed = self._drafters[number].propose(rows, self._texts, most.copy(), *behind)
@@ -196,8 +205,11 @@ class Drafting:
         limits: np.ndarray,
         out: tuple[np.ndarray, np.ndarray, np.ndarray],
     ) -> np.ndarray:
-        """Put what was proposed for rows[selected] into `out`, as far as grammars allow it. Gives those of
-        `selected` whose grammar forced more behind it, up to `limits`: the drafter may go on from there."""
+        """Put the proposal for rows[selected] into `out`, as far as grammars allow.
+
+        Returns the members of `selected` whose grammar forced further tokens within `limits`; the drafter may
+        continue there.
+        """
         drafts, found, drafters = out
         first, ends, places = found.copy(), found.copy(), np.arange(self._most)
         ends[selected] += proposed.counts

@@ -1,8 +1,8 @@
-"""Which steps are replayed, and in which size. Plain arithmetic over a step's plan.
+"""Decide which steps are replayed from graphs, and in which size, from a step's plan alone.
 
-A bucket is captured for each number of rows in `row_sizes`, with one token a row and, where rows have drafts,
-with as many as a row with all its drafts has. A smaller step is filled up: with rows that lie in the dummy
-block, and in rows with fewer drafts with tokens behind the last, which nothing reads.
+A bucket is captured for each number of rows in `row_sizes`, with one token per row and, if rows may have
+drafts, with a token and all drafts per row. A smaller step is padded: with rows in the dummy block, and with
+tokens after a row's last one, whose results are not read.
 """
 
 from bisect import bisect_left
@@ -14,21 +14,21 @@ from mmengine.core.executor import StepPlan
 from mmengine.ragged import counting
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
 
-# Why a step is not replayed, as its metric names it.
-MEDIA = "media"  # features of images or videos go into it
+# Reasons why a step is not replayed, as named in its metric.
+MEDIA = "media"  # the step uses features of images or videos
 PROMPT = "prompt"  # a row computes more tokens than one and its drafts
 REASONS = (MEDIA, PROMPT)
 
 
 class Frame(NamedTuple):
-    """A step in a bucket: where each of its t tokens stands there, a slice or intp [t]."""
+    """A step in a bucket: the bucket positions of its t tokens, a slice or intp [t]."""
 
     bucket: Bucket
     places: slice | np.ndarray
 
 
 def row_sizes(max_rows: int) -> tuple[int, ...]:
-    """1, 2, 4, 8, then every eighth, from 256 every sixteenth; the last is `max_rows`."""
+    """Return 1, 2, 4, 8, then every eighth number, from 256 every sixteenth; the last is `max_rows`."""
     sizes = [size for size in (1, 2, 4) if size < max_rows]
     sizes += range(8, min(max_rows, 256), 8)
     sizes += range(256, max_rows, 16)
@@ -36,18 +36,18 @@ def row_sizes(max_rows: int) -> tuple[int, ...]:
 
 
 def size_for(num_rows: int, sizes: tuple[int, ...]) -> int:
-    """The smallest of `sizes` that so many rows fit."""
+    """Return the smallest of `sizes` that is at least `num_rows`."""
     return sizes[bisect_left(sizes, num_rows)]
 
 
 def all_buckets(max_rows: int, num_drafts: int) -> list[Bucket]:
-    """The largest first: what a smaller one needs then fits what the largest took."""
+    """Return all buckets, largest first, so that smaller buckets can reuse the largest one's memory."""
     lengths = sorted({1, 1 + num_drafts}, reverse=True)
     return [Bucket(rows, length) for length in lengths for rows in reversed(row_sizes(max_rows))]
 
 
 def frame_of(plan: StepPlan, sizes: tuple[int, ...], num_drafts: int) -> Frame | str:
-    """Where `plan` is replayed, or why it is not: one of REASONS."""
+    """Return the frame in which `plan` is replayed, or the reason why not: one of REASONS."""
     if plan.media:
         return MEDIA
     num_rows, num_tokens = len(plan.rows), len(plan.input_ids)
@@ -62,10 +62,13 @@ def frame_of(plan: StepPlan, sizes: tuple[int, ...], num_drafts: int) -> Frame |
 
 
 def fill_up(meta: AttentionMeta, frame: Frame, block_size: int) -> AttentionMeta:
-    """`meta` in the size of the bucket. Rows beyond those of the step, and tokens beyond those of a row, are
-    stored in the dummy block; the former read there what they like, the latter in a block of their row. For
-    a row's own tokens see what they saw, those behind them being later ones, but multiply the rest by 0; and
-    in the dummy block there may be NaN of a row that broke."""
+    """Return `meta` padded to the bucket's size.
+
+    Padding rows, and padding tokens within a row, are stored in the dummy block. Padding rows read the dummy
+    block; padding tokens read their row's blocks. A row's own tokens see the same KV as before, because
+    padding tokens come later, but the unseen part is multiplied by 0. The dummy block may hold NaN from a
+    failed row, so no real row may read it.
+    """
     (num_rows, length), num_own = frame.bucket, len(meta.kv_lens)
     counts = np.full(num_rows, length, np.int32)
     slots = np.arange(num_rows * length, dtype=np.int64) % block_size
@@ -82,7 +85,7 @@ def fill_up(meta: AttentionMeta, frame: Frame, block_size: int) -> AttentionMeta
 
 
 def empty_step(bucket: Bucket, block_size: int) -> AttentionMeta:
-    """A step without rows, filled up."""
+    """Return a padded step without rows."""
     nothing = np.zeros(0, np.int32)
     meta = AttentionMeta(nothing, nothing, np.zeros(0, np.int64), np.zeros((0, 1), np.int32))
     return fill_up(meta, Frame(bucket, slice(0, 0)), block_size)

@@ -1,4 +1,4 @@
-"""Captures the same work in several sizes, all of them or none."""
+"""Capture the same work in several sizes, either all or none."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -12,11 +12,11 @@ from mmengine.runtime.attention.base import AttentionBackend, Bucket
 from mmengine.runtime.device.port import Device, Recorder
 from mmengine.runtime.graphs.buckets import empty_step
 
-REPLAYED, CAPTURE_FAILED = "replayed", "capture_failed"  # in metrics
+REPLAYED, CAPTURE_FAILED = "replayed", "capture_failed"  # values in metrics
 
 Size = TypeVar("Size")
 Replays = dict[Bucket, Callable[[], None]]
-# As `capture` below, perhaps together with others.
+# The signature of `capture` below; ranks may capture together.
 Capture = Callable[
     [str, Iterable[Bucket], Callable[[Bucket], object], Callable[[Bucket], None], Recorder], Replays
 ]
@@ -24,7 +24,7 @@ log = structlog.get_logger("mmengine.operators")
 
 
 def recorder_for(config: EngineConfig, device: Device) -> Recorder | None:
-    """What captures on `device` as `config` has it; None: nothing does."""
+    """Return the recorder for `device`, or None if the device or `config` allows no capture."""
     return device.recorder() if config.cuda_graphs else None
 
 
@@ -35,21 +35,24 @@ def capture(
     compute: Callable[[Size], None],
     recorder: Recorder,
 ) -> dict[Size, Callable[[], None]]:
-    """What `compute` launches for each of `sizes`, to be launched again; `prepare` writes before what it
-    reads, and is not captured. Nothing where one of them cannot be, which is told as that of `what`."""
+    """Capture what `compute` launches for each of `sizes`, and return functions that replay it.
+
+    `prepare` writes the inputs and is not captured. If any size fails, the failure is logged with the name
+    `what`, and the result is empty.
+    """
     replays = {}
     for size in sizes:
         try:
             prepare(size)
             replays[size] = recorder.record(partial(compute, size))
-        except Exception as error:  # whatever the driver, a library or a kernel says
+        except Exception as error:  # drivers, libraries and kernels raise all kinds of exceptions
             tell(what, size, in_one_line(error))
             return {}
     return replays
 
 
 def tell(what: str, size: object, reason: str) -> None:
-    """That `what` is not captured, because of which size, and why."""
+    """Log that `what` is not captured, with the size that failed and the reason."""
     log.warning(
         f"{what} cannot be captured in CUDA graphs and are launched kernel by kernel, which is slower where "
         "they are small; set cuda_graphs false to start without trying",
@@ -67,8 +70,10 @@ def capture_steps(
     block_size: int,
     capture: Capture = capture,
 ) -> Replays:
-    """`capture` of what attends to KV blocks, behind a step of each of `buckets`. The pool's dummy block is
-    written to."""
+    """Capture work that attends to KV blocks, each time after beginning a step of one of `buckets`.
+
+    Capturing writes to the pool's dummy block.
+    """
 
     def begin(bucket: Bucket) -> None:
         attention.begin(empty_step(bucket, block_size), bucket)

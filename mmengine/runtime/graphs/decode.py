@@ -1,8 +1,8 @@
-"""Steps that only decode, captured once in each size and replayed: on a GPU, launching the kernels of a small
-step one by one takes longer than they do.
+"""Capture decode-only steps once per size and replay them: on a GPU, launching the kernels of a small step
+takes longer than running them.
 
-What is captured: embedding, layers and final norm, over inputs that stay where they are. What is not, because
-its shape follows from what rows ask for: the plan of attention, copies of blocks, the head and sampling.
+The captured part is embedding, layers and final norm, with fixed input addresses. The rest has shapes that
+depend on the requests: the attention plan, block copies, the output head and sampling.
 """
 
 import numpy as np
@@ -24,13 +24,16 @@ from mmengine.runtime.graphs.buckets import (
 )
 from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, Capture, capture, capture_steps
 
-ADAPTED = "adapters"  # why a step is not replayed: rows have LoRA adapters
+ADAPTED = "adapters"  # reason why a step is not replayed: rows have LoRA adapters
 
 
 class DecodeGraphs:
-    """`dtype`: of hidden states. `num_drafts`: the most of one row. `aux_hidden_states`: as many tokens as
-    the model's draft head asks for them; None without one. Captured at once, by `capture`: the pool's dummy
-    block is written to."""
+    """Captured decode steps. Capturing writes to the pool's dummy block.
+
+    `dtype`: of hidden states. `num_drafts`: most drafts per row. `aux_hidden_states`: the auxiliary states
+    that the model's draft head reads, for `max_rows` tokens; None without a head. `capture` does the
+    capturing.
+    """
 
     def __init__(
         self,
@@ -50,7 +53,7 @@ class DecodeGraphs:
         self._sizes, self._num_drafts = row_sizes(max_rows), num_drafts
         buckets = all_buckets(max_rows, num_drafts)
         most = buckets[0].num_tokens
-        # Token ids [t] and positions [3, t] of a bucket; behind them what else the step uploads.
+        # A bucket's token ids [t] and positions [3, t], followed by the step's other uploaded data.
         self.inputs = torch.zeros(5 * most + 2 * max_rows, dtype=torch.int64, device=device)
         self._hidden = torch.zeros(most, model.spec.hidden_size, dtype=dtype, device=device)
         self._aux_hidden_states = (
@@ -67,34 +70,43 @@ class DecodeGraphs:
         )
 
     def find(self, plan: StepPlan) -> Frame | str:
-        """Where the step is replayed, or why it is not: follows from the plan alone."""
+        """Return the frame in which the step is replayed, or the reason why not; depends on the plan
+        alone.
+        """
         return frame_of(plan, self._sizes, self._num_drafts) if self._replays else CAPTURE_FAILED
 
     def frame(self, plan: StepPlan, *, adapted: bool = False) -> Frame | None:
-        """Where the step is replayed; None: it is not. Which is counted. `adapted`: rows have adapters, which
-        were not captured."""
+        """Return the frame in which the step is replayed, or None, and count the step. `adapted`: rows have
+        adapters, which are not captured.
+        """
         found = ADAPTED if adapted else self.find(plan)
         self.num_steps[REPLAYED if isinstance(found, Frame) else found] += 1
         return found if isinstance(found, Frame) else None
 
     def run(self, frame: Frame, meta: AttentionMeta) -> torch.Tensor:
-        """Normed hidden states of the bucket [num_tokens, hidden_size], good until the next step, for what
-        lies in `inputs` and `meta` of the step itself."""
+        """Replay a step and return its normed hidden states [num_tokens, hidden_size], valid until the next
+        step.
+
+        The step's inputs are in `inputs` and `meta`.
+        """
         self._attention.begin(fill_up(meta, frame, self._block_size), frame.bucket)
         self._replays[frame.bucket]()
         return self._hidden[: frame.bucket.num_tokens]
 
     def run_empty(self, bucket: Bucket) -> None:
-        """Replay a step without rows, whatever lies in `inputs`: PENDING, too, is no token."""
+        """Replay a step without rows, whatever `inputs` contains; even PENDING is no valid token."""
         with torch.inference_mode():
             self.inputs.zero_()
             self._attention.begin(empty_step(bucket, self._block_size), bucket)
             self._replays[bucket]()
 
     def give(self, frame: Frame, aux_hidden_states: AuxHiddenStates, positions: torch.Tensor) -> torch.Tensor:
-        """Copy what a draft head reads of the step's own tokens into `aux_hidden_states`; and their positions
-        [3, t], of the bucket's `positions`."""
-        assert self._aux_hidden_states is not None  # there is a head to read them
+        """Copy the auxiliary states of the step's own tokens into `aux_hidden_states`, and return their
+        positions [3, t].
+
+        `positions`: of the bucket's tokens.
+        """
+        assert self._aux_hidden_states is not None  # a head is present to read them
         rows = self._aux_hidden_states.rows
         if isinstance(frame.places, slice):
             aux_hidden_states.rows.copy_(rows[frame.places])
@@ -104,7 +116,7 @@ class DecodeGraphs:
         return positions.index_select(1, places)
 
     def _compute(self, bucket: Bucket) -> None:
-        """What is captured."""
+        """Run the work that is captured."""
         count = bucket.num_tokens
         embeds = self._model.embed(self.inputs[:count])
         positions = self.inputs[count : 4 * count].view(3, count)

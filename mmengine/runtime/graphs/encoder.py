@@ -1,10 +1,10 @@
-"""The encoder, captured once in each size and replayed: launching its hundreds of kernels one by one takes
-longer than they do for a small image.
+"""Capture the encoder once per size and replay it: for a small image, launching hundreds of kernels takes
+longer than running them.
 
-What is captured: from pixels to features, over inputs and outputs that stay where they are. Outside are the
-ways there and from there: pixels come through pinned memory, features are copied into the encoder cache. All
-of it is one stream's, so with two steps in flight the second one's pixels arrive when the first one's are
-encoded. Not yet run on a GPU.
+The captured part leads from pixels to features, with fixed input and output addresses. Copies stay outside:
+pixels come through pinned memory, and features are copied into the encoder cache. Everything runs on one
+stream, so with two steps in flight the second step's pixels arrive after the first step's are encoded. Not
+yet run on a GPU.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,11 @@ from mmengine.runtime.graphs.encoder_sizes import REASONS, encoder_sizes, size_o
 
 
 class EncoderGraphs:
-    """`encoder`: made for the last of `sizes`. Captured at once, the largest first: what a smaller size needs
-    then fits what that took."""
+    """Captured graphs of an encoder, largest size first, so that smaller sizes can reuse the largest one's
+    memory.
+
+    `encoder` was made for the last of `sizes`.
+    """
 
     def __init__(self, encoder: CapturableEncoder, sizes: Sequence[EncoderSize], recorder: Recorder) -> None:
         self._encoder, self._sizes = encoder, sizes
@@ -33,8 +36,11 @@ class EncoderGraphs:
     def encode(
         self, patches: Sequence[np.ndarray], grids: Sequence[tuple[int, int, int]]
     ) -> torch.Tensor | None:
-        """The features of items with these patches and grids, good until the next call. None: the call is not
-        replayed, which is counted. Raises ValueError for patches that contradict their grids."""
+        """Return the features of items with these patches and grids, valid until the next call.
+
+        Returns None, and counts the call, if no graph fits. Raises ValueError for patches that contradict
+        their grids.
+        """
         num_patches = sum(map(len, patches))
         found: EncoderSize | str = CAPTURE_FAILED
         if self._replays:
@@ -49,7 +55,9 @@ class EncoderGraphs:
 
 
 def capture_encoder(model: VisionLanguageModel, budget: int, recorder: Recorder) -> EncoderGraphs | None:
-    """For calls of up to `budget` embeddings; None where the model's encoder cannot be captured."""
+    """Capture graphs for calls with up to `budget` embeddings; return None if the model's encoder cannot be
+    captured.
+    """
     sizes = encoder_sizes(budget, model.spec.merge_size)
     make = getattr(model, "capturable_encoder", None)
     encoder = make(sizes[-1]) if make is not None else None

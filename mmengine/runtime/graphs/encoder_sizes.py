@@ -1,7 +1,7 @@
-"""In which sizes the encoder is captured, and which one a call is replayed in. Plain arithmetic.
+"""Choose the sizes in which the encoder is captured, and the size in which a call is replayed.
 
-A call that is smaller than its size is filled up. Beyond the largest, launching takes less time than
-computing, so nothing is gained (docs/explanation/decisions/gpu.md).
+A call smaller than its size is padded. Above the largest size, launching takes less time than computing, so a
+graph gains nothing (docs/explanation/decisions/gpu.md).
 """
 
 from bisect import bisect_left
@@ -11,16 +11,16 @@ from mmengine.models.plugin import EncoderSize
 
 MOST_EMBEDS = 512
 STEP = 16  # embeddings between the smallest sizes
-SEGMENT_EMBEDS = 32  # a size has room for a segment for each so many; each costs a little, used or not
+SEGMENT_EMBEDS = 32  # embeddings per segment slot; each slot costs a little time, used or not
 
-# Why a call is not replayed, as its metric names it.
-PATCHES = "patches"  # more of them than the largest size has
-SEGMENTS = "segments"  # likewise
+# Reasons why a call is not replayed, as named in its metric.
+PATCHES = "patches"  # more patches than in the largest size
+SEGMENTS = "segments"  # more segments than in the largest size
 REASONS = (PATCHES, SEGMENTS)
 
 
 def embed_sizes(most: int) -> tuple[int, ...]:
-    """16, 32, 48, 64, then every fourth of a power of two, up to `most`, the last."""
+    """Return 16, 32, 48, 64, then four sizes per power of two, up to `most`, which comes last."""
     sizes, size = [], STEP
     while size < most:
         sizes.append(size)
@@ -29,7 +29,7 @@ def embed_sizes(most: int) -> tuple[int, ...]:
 
 
 def encoder_sizes(budget: int, merge_size: int) -> list[EncoderSize]:
-    """The smallest first, none beyond `budget` embeddings."""
+    """Return the sizes, smallest first, up to `budget` embeddings."""
     return [
         EncoderSize(embeds * merge_size**2, max(1, embeds // SEGMENT_EMBEDS))
         for embeds in embed_sizes(min(budget, MOST_EMBEDS))
@@ -37,7 +37,7 @@ def encoder_sizes(budget: int, merge_size: int) -> list[EncoderSize]:
 
 
 def size_of(sizes: Sequence[EncoderSize], num_patches: int, num_segments: int) -> EncoderSize | str:
-    """The smallest that holds so much, or which of REASONS there is that none does."""
+    """Return the smallest size that fits, or the reason from REASONS why none does."""
     place = bisect_left(sizes, num_patches, key=lambda size: size.num_patches)
     if place == len(sizes):
         return PATCHES

@@ -1,4 +1,4 @@
-"""Encoder outputs that came of a store of blocks, until a step takes them in place of computing them."""
+"""Hold encoder outputs from a block store until a step uses them instead of encoding."""
 
 import hashlib
 import threading
@@ -8,25 +8,25 @@ from torch import Tensor
 
 from mmengine.block_store.sealed import SEAL_BYTES
 
-MAX_FEATURE_BYTES = 2**29  # of all that came and nobody has taken yet
+MAX_FEATURE_BYTES = 2**29  # limit for features that no step has taken yet
 
 
 class FeatureRows:
-    """`width`: values of an embedding, of `dtype`."""
+    """Encoder outputs by encoder key. `width`: values per embedding, with `dtype`."""
 
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self._width, self._dtype, self._device = width, dtype, device
         self._lock = threading.Lock()
         self._came: dict[bytes, Tensor] = {}
-        self._for: dict[bytes, set[str]] = {}  # requests that it was read for
+        self._for: dict[bytes, set[str]] = {}  # requests that need the features
         self._bytes = 0
 
     def name(self, key: bytes) -> bytes:
-        """16 bytes for an encoder key."""
+        """Return a 16-byte name for an encoder key."""
         return hashlib.blake2b(key, digest_size=16, person=b"mmengine-encoded").digest()
 
     def room_for(self, num_embeds: int) -> Tensor | None:
-        """Where a sealed value is read to, uint8; None where there is no room for more."""
+        """Return a uint8 buffer for a sealed value, or None if the limit is reached."""
         size = num_embeds * self._width * self._dtype.itemsize
         with self._lock:
             if self._bytes + size > MAX_FEATURE_BYTES:
@@ -34,7 +34,7 @@ class FeatureRows:
         return torch.empty(SEAL_BYTES + size, dtype=torch.uint8)
 
     def keep(self, request_id: str, key: bytes, value: Tensor) -> None:
-        """A value that holds, until the request is forgotten."""
+        """Keep a verified value until the request is forgotten."""
         with self._lock:
             if key not in self._came:
                 self._came[key] = value[SEAL_BYTES:].view(self._dtype).view(-1, self._width)
@@ -42,7 +42,7 @@ class FeatureRows:
             self._for.setdefault(key, set()).add(request_id)
 
     def came(self, key: bytes) -> Tensor | None:
-        """[embeddings, width] on the device, if they came."""
+        """Return the features, [embeddings, width] on the device, or None."""
         with self._lock:
             rows = self._came.get(key)
         return None if rows is None else rows.to(self._device)

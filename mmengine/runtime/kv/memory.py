@@ -1,11 +1,11 @@
-"""What a device has room for: pure arithmetic, and the sentence that shows it where something does not fit.
+"""Compute what fits into a device's memory, and explain in a sentence what does not.
 
     memory - what is taken (weights, other programs) - peak of a step - graphs - reserve = what is left
     what is left = encoder cache + KV blocks
 
-A step's peak is that of its two passes which needs more, because the encoder's memory is free again when the
-layers run. Graphs are captured when the rest is there, and have memory of their own. The reserve is for what
-no pass shows: workspaces, the counts of penalties, what the driver keeps of graphs, gaps between pieces.
+A step's peak is the larger of its two passes, because the encoder's memory is free again when the layers run.
+Graphs are captured last, and use memory of their own. The reserve covers everything that no pass shows:
+workspaces, penalty counts, the driver's memory for graphs, fragmentation.
 """
 
 from dataclasses import dataclass
@@ -14,16 +14,19 @@ from mmengine.errors import ConfigError
 from mmengine.runtime.kv.pool import MIN_BLOCKS
 
 GIB = 2**30
-CACHE_PART = 20  # of what is left, one part in so many is the encoder cache
-MOST_CACHED = 2**17  # embeddings that it is given by itself: those of 128 images of 1,024
+CACHE_PART = 20  # the encoder cache gets 1 / CACHE_PART of the remaining memory
+MOST_CACHED = 2**17  # most embeddings by default: 128 images of 1,024
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of one device: `total`; `taken` with the weights in it; `layers` and `encoder`: peaks of the two
-    passes of the largest step; `features`: the encoder cache when it is full; `states`: the pool of
-    recurrent states likewise; `adapters`: all of LoRA that may be there; `reserve`; `graphs`.
-    `cache_setting`: which setting makes the encoder cache smaller."""
+    """A device's memory in bytes.
+
+    `total`; `taken` with the weights loaded; `layers` and `encoder`: peaks of the two passes of the largest
+    step; `features`: the full encoder cache; `states`: the full pool of recurrent states; `adapters`: all
+    LoRA adapters that may be resident; `reserve`; `graphs`. `cache_setting`: the setting that shrinks the
+    encoder cache.
+    """
 
     total: int
     taken: int
@@ -38,8 +41,9 @@ class Memory:
 
     @property
     def left(self) -> int:
-        """For the KV pool, and for the encoder cache where `features` is 0; negative where the rest does not
-        fit by itself."""
+        """Bytes for the KV pool, and for the encoder cache if `features` is 0; negative if even the rest does
+        not fit.
+        """
         needed = max(self.layers, self.encoder) + self.graphs + self.features + self.states + self.reserve
         needed += self.adapters
         return self.total - self.taken - needed
@@ -58,14 +62,16 @@ class Memory:
         return f"{_gib(self.total)}{sums} = {_gib(self.left)} GiB"
 
     def blocks(self, block_bytes: int, least: int) -> int:
-        """KV blocks that fit, the dummy among them. Raises ConfigError where they are fewer than `least`."""
+        """Return how many KV blocks fit, including the dummy block. Raises ConfigError for fewer than
+        `least`.
+        """
         count = max(0, self.left) // block_bytes
         if count < max(MIN_BLOCKS, least):
             raise ConfigError(self._refusal(max(MIN_BLOCKS, least), block_bytes))
         return count
 
     def check(self, num_blocks: int, block_bytes: int) -> None:
-        """Raise ConfigError where so many blocks do not fit."""
+        """Raise ConfigError if so many blocks do not fit."""
         if num_blocks * block_bytes > self.left:
             raise ConfigError(self._refusal(num_blocks, block_bytes))
 
@@ -77,7 +83,7 @@ class Memory:
         )
 
     def _largest(self) -> str:
-        """Which setting makes the largest part but the weights smaller."""
+        """Return the setting that shrinks the largest part apart from the weights."""
         settings = (
             ("token_budget", self.layers if self.layers >= self.encoder else 0),
             ("encoder_budget", self.encoder if self.encoder > self.layers else 0),
@@ -91,11 +97,12 @@ class Memory:
 
 
 def cached_embeds(left: int, embed_bytes: int, kv_bytes: int, *, least: int, wanted: int) -> int:
-    """Embeddings for the encoder cache, where nobody says how many, of `left` bytes for it and the KV pool.
+    """Return the default number of embeddings for the encoder cache, given `left` bytes for the cache and the
+    KV pool.
 
-    One part in CACHE_PART, up to MOST_CACHED, and `wanted` where that is more; not so many that the KV pool
-    has less than half, or less than `kv_bytes`. But always `least`, the largest item: it could never be
-    encoded else.
+    The cache gets one part in CACHE_PART, up to MOST_CACHED embeddings, or `wanted` if that is more. The KV
+    pool keeps at least half, and at least `kv_bytes`. The cache always has `least` embeddings, for the
+    largest item, which could never be encoded otherwise.
     """
     share = min(left // CACHE_PART // embed_bytes, MOST_CACHED)
     room = min(left // 2, left - kv_bytes) // embed_bytes

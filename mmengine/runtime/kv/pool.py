@@ -1,8 +1,8 @@
-"""The KV pool: one tensor for all layers, cut into blocks.
+"""The KV pool: one tensor for all layers, divided into blocks.
 
-Layout `[layer, block, 2, block_size, num_kv_heads, head_dim]`, K at 0 and V at 1 of the third axis,
-so a layer is one `[blocks, 2, ...]` tensor and a block of a layer is contiguous. Block 0 is the dummy
-block: block tables are padded with it and no request ever holds it.
+The layout is `[layer, block, 2, block_size, num_kv_heads, head_dim]`, K at 0 and V at 1 of the third axis, so
+a layer is one `[blocks, 2, ...]` tensor and a block of a layer is contiguous. Block 0 is the dummy block:
+block tables are padded with it and no request ever holds it.
 """
 
 import math
@@ -23,19 +23,19 @@ from mmengine.runtime.kv.swap import HostBlocks
 
 FP8 = torch.float8_e4m3fn
 _FP8_MOST = torch.finfo(FP8).max
-MIN_BLOCKS = 2  # the dummy block and one that can be used
+MIN_BLOCKS = 2  # the dummy block and one usable block
 
 
 def bytes_per_block(specs: Sequence[ModelSpec], dtype: torch.dtype, block_size: int) -> int:
-    """Bytes that one block takes over all layers of these models, K and V together."""
+    """Return the bytes per block over all layers of these models, K and V together."""
     values = (2 * spec.num_kv_layers * block_size * spec.num_kv_heads * spec.head_dim for spec in specs)
     return sum(values) * dtype.itemsize
 
 
 def blocks_for_memory(block_bytes: int, block_size: int, memory_bytes: int) -> int:
-    """How many blocks of so many bytes, the dummy block included, fit into `memory_bytes`.
+    """Return how many blocks, including the dummy block, fit into `memory_bytes`.
 
-    Raises ConfigError when not even one usable block fits.
+    Raises ConfigError if not even one usable block fits.
     """
     num_blocks = memory_bytes // block_bytes
     if num_blocks < MIN_BLOCKS:
@@ -49,8 +49,8 @@ def blocks_for_memory(block_bytes: int, block_size: int, memory_bytes: int) -> i
 class KVPool:
     """K and V of every block. `layers[i]` is `[num_blocks, 2, block_size, num_kv_heads, head_dim]`.
 
-    Attention computes in `dtype`. With `is_fp8` the pool holds values rounded to float8_e4m3fn, a byte each,
-    without scales: `blocks` are these bytes, because fp8 itself cannot be indexed everywhere.
+    Attention computes in `dtype`. With `is_fp8` the pool holds values rounded to float8_e4m3fn without
+    scales; `blocks` then has the raw bytes, because fp8 tensors do not support indexing everywhere.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class KVPool:
         is_fp8: bool = False,
         copy_stream: CopyStream | None = None,
     ) -> None:
-        """`copy_stream`: where blocks are swapped, if not as the device has it. Raises ConfigError."""
+        """Allocate the pool. `copy_stream` replaces the device's stream for swaps. Raises ConfigError."""
         self.device, self.dtype, self.is_fp8 = device, dtype, is_fp8
         dtype = torch.uint8 if is_fp8 else dtype
         if num_blocks < MIN_BLOCKS:
@@ -88,7 +88,7 @@ class KVPool:
         self.layers = tuple((self.blocks.view(FP8) if is_fp8 else self.blocks).unbind(0))
 
     def copy(self, plan: StepPlan) -> None:
-        """The copies of a step, in their order: out to the host, between blocks, back in."""
+        """Run the copies of a step in order: out to the host, between blocks, back in."""
         if plan.swap_out is not None:
             self._host.store(self.blocks, plan.swap_out)
         if plan.copy is not None:
@@ -98,14 +98,14 @@ class KVPool:
             self._host.fetch(self.blocks, plan.swap_in)
 
     def fetch(self, blocks: np.ndarray, rows: torch.Tensor) -> None:
-        """Write rows [n, layers, 2, ...] of host memory into blocks (int32 [n])."""
+        """Write rows [n, layers, 2, ...] from host memory into blocks (int32 [n])."""
         places = upload(blocks.astype(np.int64), self.blocks.device)
         self.blocks.index_copy_(1, places, rows.to(self.blocks.device).transpose(0, 1))
 
     def store(
         self, layer: int, k: torch.Tensor, v: torch.Tensor, k_places: torch.Tensor, v_places: torch.Tensor
     ) -> None:
-        """k and v [t, num_kv_heads, head_dim] where kv_places says, int64 [t] on the device."""
+        """Store k and v [t, num_kv_heads, head_dim] at `k_places` and `v_places`, int64 [t] on the device."""
         if self.is_fp8:
             k, v = fp8_bytes(k), fp8_bytes(v)
         self._tokens[layer].index_copy_(0, k_places, k)
@@ -114,21 +114,26 @@ class KVPool:
     def clear(self, blocks: torch.Tensor) -> None:
         """Zero `blocks` (int64 [f]) in all layers.
 
-        Done to a block before its first slot is written: attention multiplies the masked, unwritten end
-        of a block by a weight of 0, and 0 times a NaN that an earlier request left there is NaN.
+        A block is zeroed before its first slot is written: attention multiplies the masked, unwritten end of
+        a block by 0, and 0 times NaN from an earlier request would be NaN.
         """
         self.blocks.index_fill_(1, blocks, 0)
 
     def close(self) -> None:
-        """Give the memory of a GPU back, whoever still holds a part of the pool: the next engine of this
-        process needs it. On a CPU a step that hangs may go on reading it."""
+        """Release a GPU's memory even while other objects hold views of the pool: the process's next engine
+        needs the memory.
+
+        On a CPU the memory stays, because a hanging step may still read it.
+        """
         if self.blocks.device.type != "cpu":
             self.blocks.untyped_storage().resize_(0)
 
 
 def fresh_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: Device) -> torch.Tensor:
-    """On a CPU fresh pages of the system, which take memory when they are written to and not before: calloc
-    may clear and give what the process has freed."""
+    """Return zeros; on a CPU fresh pages, which take memory only when written.
+
+    calloc might instead clear and return memory that the process has freed.
+    """
     if device.torch_device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device.torch_device)
     pages = packed_buffer(math.prod(shape) * dtype.itemsize)
@@ -136,7 +141,7 @@ def fresh_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: Device) -> t
 
 
 def pool_of(spec: ModelSpec, config: EngineConfig, placement: Placement) -> KVPool:
-    """The pool that `config`, with num_blocks filled in, asks for. Raises ConfigError."""
+    """Return the pool for `config`, which has num_blocks filled in. Raises ConfigError."""
     return KVPool(
         spec,
         config.num_blocks,
@@ -149,9 +154,9 @@ def pool_of(spec: ModelSpec, config: EngineConfig, placement: Placement) -> KVPo
 
 
 def kv_places(slots: np.ndarray, block_size: int, out: np.ndarray) -> None:
-    """`slots` [t], and where K and V of each lie in a layer seen as tokens, into `out`, int64 [3, t].
+    """Write `slots` [t] and their K and V places, in a layer viewed as tokens, to `out`, int64 [3, t].
 
-    A block's K and V follow one another: slot s has K at s + block * block_size. Sizes are powers of 2.
+    A block's V follows its K: the K of slot s is at s + block * block_size. Sizes are powers of 2.
     """
     out[0] = slots
     np.add(slots, slots & -block_size, out=out[1])
@@ -159,5 +164,7 @@ def kv_places(slots: np.ndarray, block_size: int, out: np.ndarray) -> None:
 
 
 def fp8_bytes(x: torch.Tensor) -> torch.Tensor:
-    """`x` rounded to fp8, as bytes; what is too large becomes the largest, where a cast alone gives NaN."""
+    """Return `x` rounded to fp8, as bytes. Values that are too large saturate; a plain cast would give
+    NaN.
+    """
     return x.clamp(-_FP8_MOST, _FP8_MOST).to(FP8).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""The pool of recurrent states: a slot for each row that runs, and for each state that is kept."""
+"""The pool of recurrent states, with a slot for each running row and for each kept state."""
 
 import numpy as np
 import torch
@@ -14,12 +14,15 @@ from mmengine.runtime.kv.pool import fresh_zeros
 
 
 class StatePool:
-    """Slot by slot, all layers of one beside each other. Of drafts a state cannot be taken back by length:
-    it stays behind the tokens that were sure, and the inputs of the others wait in `pending`, a hundredth of
-    a state each, until the next step knows which of them it begins with."""
+    """State slots, each with all layers contiguous.
+
+    A recurrent state cannot be rolled back to a shorter length. So a row's state stops before its drafts, and
+    the drafts' inputs wait in `pending`, one hundredth of a state each, until the next step knows which
+    drafts were accepted.
+    """
 
     def __init__(self, spec: StateSpec, config: EngineConfig, placement: Placement) -> None:
-        """Raises ConfigError where there is no memory for it."""
+        """Allocate the pool. Raises ConfigError if memory is insufficient."""
         slots, layers, device = config.num_state_slots, spec.num_layers, placement.device
         try:
             self._conv = fresh_zeros((slots, layers, spec.taps - 1, spec.width), placement.dtype, device)
@@ -34,12 +37,13 @@ class StatePool:
                 f"{slots} slots for recurrent states need {need:.2f} GiB on {device.name}, which could not "
                 "be had; lower num_state_slots"
             ) from error
-        self._lengths = np.zeros(slots, np.int64)  # tokens behind which each state stands
+        self._lengths = np.zeros(slots, np.int64)  # number of tokens in each state
         self._num_pending = np.zeros(config.max_num_seqs, np.int64)
 
     def begin(self, plan: StepPlan) -> StepStates:
-        """What the layers do to the states in this step. Raises ExecutorFailed where a row's state stands
-        elsewhere than its tokens do."""
+        """Return the state operations of this step. Raises ExecutorFailed if a row's state does not match its
+        number of tokens.
+        """
         states = plan.states
         assert states is not None
         for source, target in states.begins.tolist():
@@ -79,7 +83,7 @@ class StatePool:
         self._lengths[target] = self._lengths[source]
 
     def _kept(self, plan: StepPlan, states: StatePlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """kept_starts, kept_after and kept_slots of StepStates."""
+        """Return kept_starts, kept_after and kept_slots for StepStates."""
         kept = states.kept[np.lexsort((states.kept[:, 1], states.kept[:, 0]))]
         places, tokens, slots = (np.ascontiguousarray(column) for column in kept.T)
         starts = np.searchsorted(places, np.arange(len(plan.rows) + 1)).astype(np.int32)
@@ -88,14 +92,14 @@ class StatePool:
         return starts, after, slots
 
     def close(self) -> None:
-        """Give the memory of a GPU back, as KVPool does."""
+        """Release a GPU's memory, as KVPool does."""
         for tensor in (self._conv, self._recurrent, self._pending):
             if tensor.device.type != "cpu":
                 tensor.untyped_storage().resize_(0)
 
 
 def state_bytes(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype) -> int:
-    """Of the pool that `config` asks for when it is full; 0 for a model without recurrent states."""
+    """Return the bytes of the full pool for `config`; 0 for a model without recurrent states."""
     if spec.state is None:
         return 0
     pending = config.max_num_seqs * config.num_draft_tokens * spec.state.input_bytes(dtype.itemsize)
@@ -103,8 +107,10 @@ def state_bytes(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype) -> in
 
 
 def slots_for(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype, memory_bytes: int) -> int:
-    """How many slots there are where nobody says it: one for each row and as many for states that are kept,
-    but no more than `memory_bytes` hold, and at least one of each kind."""
+    """Return the default number of slots: one per row and as many for kept states, limited by `memory_bytes`.
+
+    There is at least one slot of each kind.
+    """
     if spec.state is None:
         return 0
     return max(2, min(2 * config.max_num_seqs, memory_bytes // spec.state.slot_bytes(dtype.itemsize)))

@@ -1,11 +1,12 @@
-"""What goes to a store of blocks and comes of it, beside the loop: one thread that reads and one that writes.
+"""Exchange KV blocks and encoder outputs with a block store, by one reader and one writer thread next to the
+engine loop.
 
     computed:  blocks ──gather──► rows in host memory ──writer──► sealed values in the store
     fetched:   store ──reader──► rows in host memory, opened ──a step's plan──► blocks
 
-A row is a block of all layers, as `swap_out` has it. Nothing here is waited for by the loop: a store that is
-slow gets less to keep (what does not fit MAX_WAITING_BYTES is left out), and while a call of it hangs nobody
-else is asked to wait. What comes is believed when its seal holds (block_store/sealed.py).
+A row is one block of all layers, as in `swap_out`. The engine loop never waits for the store. A slow store
+receives less: rows beyond MAX_WAITING_BYTES are skipped, and while a store call hangs no other request waits
+for it. Values are used only if their seal is valid (block_store/sealed.py).
 """
 
 import hashlib
@@ -34,16 +35,16 @@ from mmengine.runtime.device.upload import upload
 from mmengine.runtime.kv.features_store import FeatureRows
 from mmengine.runtime.kv.pool import KVPool
 
-MAX_WAITING_BYTES = 256 * 2**20  # of what was computed and is not written yet
-MAX_FETCHED_BYTES = 2**31  # of what was read and no step has taken yet; of one request half as much
-MAX_KNOWN = 2**17  # names of what is in the store already
-NAMESPACE_BYTES = 16  # before each name in a key
+MAX_WAITING_BYTES = 256 * 2**20  # limit for computed rows that are not written yet
+MAX_FETCHED_BYTES = 2**31  # limit for fetched rows that no step has taken yet; half as much for one request
+MAX_KNOWN = 2**17  # limit for names that are known to be in the store
+NAMESPACE_BYTES = 16  # prefix of each name in a key
 Given = TypeVar("Given")
-CLOSE_S = 10.0  # in which what was computed is still written when an engine closes
+CLOSE_S = 10.0  # time for writing the remaining rows when an engine closes
 
 
 def namespace(fingerprints: Mapping[str, str], config: EngineConfig, kind: str) -> bytes:
-    """Stands before each name: KV is of use to who has the same weights, dtypes, block size and backend."""
+    """Return the key prefix: KV is only valid for the same weights, dtypes, block size and backend."""
     said = {
         **{name: value for name, value in fingerprints.items() if name != "processor"},
         "kind": kind,
@@ -54,8 +55,9 @@ def namespace(fingerprints: Mapping[str, str], config: EngineConfig, kind: str) 
 
 
 class StoreClient:
-    """The port of core/remote_blocks.py over a store, for the blocks of `pool` and, where the model has an
-    encoder, its outputs (`features`)."""
+    """Implements the port of core/remote_blocks.py for the blocks of `pool` and, with an encoder, for its
+    outputs (`features`).
+    """
 
     def __init__(
         self,
@@ -74,14 +76,14 @@ class StoreClient:
         self._row_bytes = torch.Size(self._shape).numel() * pool.blocks.element_size()
         self._digests: ContentDigests | None = None
         self._known: OrderedDict[bytes, None] = OrderedDict()
-        self._lock = threading.Lock()  # guards what follows
-        # Digests of the blocks of each request that waits, once they are known. Which list it is tells who
-        # asked: a name may come again while the reader is still at the one before.
+        self._lock = threading.Lock()  # guards the fields below
+        # Digests of each waiting request's blocks, once known. The list's identity tells requests apart: an
+        # id may return while the reader still handles its previous request.
         self._asked: dict[str, list[bytes]] = {}
-        self._told: dict[str, Tensor] = {}  # rows that were told of
-        self._accepted: dict[str, Tensor] = {}  # and that a step is about to copy
+        self._told: dict[str, Tensor] = {}  # rows that the core has been told of
+        self._accepted: dict[str, Tensor] = {}  # accepted rows, which a step is about to copy
         self._waiting_bytes = self._fetched_bytes = 0
-        self._reading_since = 0.0  # when the call of the store began that runs; 0: none does
+        self._reading_since = 0.0  # when the current store call began; 0: no call is running
         self.num_put = self.num_left_out = self.num_spoiled = 0
         self._tell: Callable[[ev.Event], None] = lambda event: None
         self._news = threading.Event()
@@ -95,11 +97,11 @@ class StoreClient:
             thread.start()
 
     def connect(self, tell: Callable[[ev.Event], None]) -> None:
-        """`tell` hears what comes; any thread may call it."""
+        """Set the function that receives events; any thread may call it."""
         self._tell = tell
 
     def wait(self, seconds: float) -> None:
-        """Until something was told, at most so long."""
+        """Wait until an event is reported, at most `seconds`."""
         if self._news.wait(seconds):
             self._news.clear()
 
@@ -107,7 +109,7 @@ class StoreClient:
         self._tell(event)
         self._news.set()
 
-    # The port: the loop's thread
+    # Port methods, called by the engine loop's thread.
 
     def ask(self, request: Request, tokens: np.ndarray) -> None:
         if self._is_stuck():
@@ -142,7 +144,7 @@ class StoreClient:
             self._features.forget(request_id)
 
     def take(self, request_id: str, count: int) -> Tensor:
-        """The next rows that were accepted, [count, layers, 2, block_size, num_kv_heads, head_dim]."""
+        """Return the next accepted rows, [count, layers, 2, block_size, num_kv_heads, head_dim]."""
         with self._lock:
             rows = self._accepted.pop(request_id)
             self._fetched_bytes -= rows.nbytes
@@ -173,7 +175,7 @@ class StoreClient:
             self._known.popitem(last=False)
 
     def _unknow(self, keys: Iterable[bytes]) -> None:
-        """They are not in the store, or not whole: who computes them again may put them again."""
+        """Forget names that are missing or damaged in the store, so that they may be written again."""
         for key in keys:
             self._known.pop(key[NAMESPACE_BYTES:], None)
 
@@ -186,7 +188,7 @@ class StoreClient:
             return True
 
     def encoded(self, key: bytes, features: Tensor) -> None:
-        """Keep the features of an item, [embeddings, width], under its encoder key."""
+        """Write an item's features, [embeddings, width], to the store under its encoder key."""
         if self._features is not None and self._features.came(key) is None:
             name = self._features.name(key)
             if name not in self._known and self._may_wait(features.nbytes, 1):
@@ -195,10 +197,10 @@ class StoreClient:
                 self._writes.put(lambda: self._put([self._feature_names + name], rows, size))
 
     def came(self, key: bytes) -> Tensor | None:
-        """Features of the store for an item that is to be encoded."""
+        """Return features from the store for an item that is about to be encoded, or None."""
         return None if self._features is None else self._features.came(key)
 
-    # The reader's thread
+    # Methods of the reader's thread.
 
     def _is_given_up(self, request_id: str, digests: list[bytes]) -> bool:
         with self._lock:
@@ -218,14 +220,14 @@ class StoreClient:
         if not self._is_given_up(name, digests):
             self._say(ev.Offered(name, count, tuple(items)))
         elif self._features is not None:
-            # `forget` may have run before they were kept. Who has the name now has none yet: this thread,
-            # which keeps them, did not come to it.
+            # `forget` may have run before the rows were stored. A new request with the same id has no rows
+            # yet, because only this thread stores rows.
             self._features.forget(name)
 
     def _fetch_items(
         self, request: Request, num_computed: int, digests: list[bytes]
     ) -> list[tuple[int, bytes]]:
-        """Features of items that are read behind the tokens which a fetch covers."""
+        """Read features of items that lie after the tokens of a fetch."""
         found: list[tuple[int, bytes]] = []
         if self._features is None:
             return found
@@ -272,7 +274,7 @@ class StoreClient:
             self._say(ev.Lost(request_id, f"{count - len(came)} of {count} blocks are gone, or do not hold"))
 
     def _get(self, key: bytes, row: Tensor) -> bytes | None:
-        """The digest of what was read into a row, uint8, if it holds."""
+        """Read a value into a row, uint8, and return its digest if the seal is valid."""
         value = row.numpy().data
         if not self._call(lambda: bool(self._store.get([key], [value])[0])):
             self._unknow([key])
@@ -285,17 +287,18 @@ class StoreClient:
         return digest
 
     def _call(self, call: Callable[[], Given]) -> Given | None:
-        """What a call of the store gives; None where it raises, whatever the port says. What it gives is
-        taken apart within the call: that may raise as well."""
+        """Return the result of a store call, or None if the call raises. The result is also unpacked inside
+        the call, because unpacking may raise.
+        """
         self._reading_since = time.monotonic()
         try:
             return call()
-        except BaseException:  # what panics in Rust raises no Exception, and this thread is to live on
+        except BaseException:  # a Rust panic is not an Exception, and this thread must survive
             return None
         finally:
             self._reading_since = 0.0
 
-    # The writer's thread
+    # Methods of the writer's thread.
 
     def _put(self, keys: list[bytes], rows: list[Tensor], size: int) -> None:
         try:
@@ -303,7 +306,7 @@ class StoreClient:
                 payload = row.cpu().flatten().view(torch.uint8).numpy().data
                 self._store.put([key], [[seal(key, payload), payload]])
                 self.num_put += 1
-        except BaseException:  # a stranger's store may raise anything at all: it keeps nothing then
+        except BaseException:  # a third-party store may raise anything; it then keeps nothing
             self.num_left_out += 1
             self._unknow(keys)
         finally:
@@ -311,7 +314,7 @@ class StoreClient:
                 self._waiting_bytes -= size
 
     def close(self) -> None:
-        """What was computed is written, if that does not take too long."""
+        """Write the remaining computed rows, within CLOSE_S, and stop the threads."""
         until = time.monotonic() + CLOSE_S
         self._reads.put(None)
         self._writes.put(None)
@@ -324,5 +327,5 @@ def _work(tasks: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
     while (task := tasks.get()) is not None:
         try:
             task()
-        except Exception:  # costs the one whom it was for the deadline, and not everybody after it
+        except Exception:  # the affected request waits for its deadline; later requests are not affected
             traceback.print_exc()

@@ -1,11 +1,11 @@
-"""KV blocks in host memory, and the way there and back beside the computation.
+"""Keep KV blocks in host memory, and copy them out and back in parallel with the computation.
 
     out:  blocks ──gather──► staged on the device ──side stream──► host     the computation goes on at once
     in:   host ──side stream──► staged on the device ──scatter──► blocks    the computation waits, the CPU not
 
-What leaves is gathered where the layers run, so its blocks may be written to again by the same step. Both
-directions share one stream and keep their order there: what comes back was stored before, and a host block is
-not written to before it was read. Blocks that are neighbours in host memory are one copy.
+Outgoing blocks are gathered on the layers' stream, so the same step may overwrite them. Both directions share
+one stream and keep their order: a block is stored before it is fetched, and a host block is read before it is
+overwritten. Neighbouring blocks in host memory are one copy.
 """
 
 from collections.abc import Iterator
@@ -20,13 +20,16 @@ from mmengine.runtime.device.cpu import InlineCopies
 from mmengine.runtime.device.port import CopyStream, Device
 from mmengine.runtime.device.upload import upload
 
-# Of a piece of host memory at most: torch rounds what is pinned up to a power of two.
+# Largest piece of host memory: torch rounds pinned allocations up to a power of two.
 SLAB_BYTES = 256 * 2**20
 
 
 class HostBlocks:
-    """Blocks of all layers in host memory, pinned beside a GPU: slabs [block, layer, 2, ...], so that a block
-    is one piece. `copy_stream`: where copies run, if not as the device has it."""
+    """Blocks of all layers in host memory, pinned if the device is a GPU.
+
+    The memory is divided into slabs [block, layer, 2, ...], so that a block is contiguous. `copy_stream`
+    replaces the device's stream for copies.
+    """
 
     def __init__(
         self,
@@ -36,7 +39,9 @@ class HostBlocks:
         device: Device,
         copy_stream: CopyStream | None = None,
     ) -> None:
-        """`block_shape`: [layers, 2, block_size, num_kv_heads, head_dim]. Raises ConfigError."""
+        """Allocate `count` blocks of `block_shape`, [layers, 2, block_size, num_kv_heads, head_dim]. Raises
+        ConfigError.
+        """
         block_bytes = torch.Size(block_shape).numel() * dtype.itemsize
         self._per_slab = max(1, SLAB_BYTES // block_bytes)
         firsts = range(0, count, self._per_slab)
@@ -59,13 +64,15 @@ class HostBlocks:
         self._copy_stream = copy_stream or (device.copy_stream() if count else InlineCopies())
 
     def store(self, blocks: Tensor, pairs: np.ndarray) -> None:
-        """Copy blocks [layers, n, 2, ...] of the device out; int32 [m, 2] (device block, host block)."""
+        """Copy device blocks [layers, n, 2, ...] to the host; `pairs` int32 [m, 2] (device block, host
+        block).
+        """
         for slab, there, here in self._by_slab(pairs[:, ::-1]):
             staged = blocks.index_select(1, self._index(there)).transpose(0, 1).contiguous()
             self._copy_stream.run(partial(_copy_out, slab, staged, here), staged)
 
     def fetch(self, blocks: Tensor, pairs: np.ndarray) -> None:
-        """Copy host blocks back; int32 [m, 2] (host block, device block)."""
+        """Copy host blocks to the device; `pairs` int32 [m, 2] (host block, device block)."""
         for slab, there, here in self._by_slab(pairs):
             shape = (len(here), *slab.shape[1:])
             staged = torch.empty(shape, dtype=blocks.dtype, device=blocks.device)
@@ -74,7 +81,9 @@ class HostBlocks:
             blocks.index_copy_(1, self._index(there), staged.transpose(0, 1))
 
     def _by_slab(self, pairs: np.ndarray) -> Iterator[tuple[Tensor, np.ndarray, np.ndarray]]:
-        """Of int32 [m, 2] (host block, device block) by slab: device blocks, and ascending places in it."""
+        """Split int32 [m, 2] (host block, device block) by slab: device blocks, and ascending places in the
+        slab.
+        """
         pairs = pairs[np.argsort(pairs[:, 0])]
         slabs, firsts = np.unique(pairs[:, 0] // self._per_slab, return_index=True)
         for number, own in zip(slabs.tolist(), np.split(pairs, firsts[1:]), strict=True):
@@ -95,7 +104,7 @@ def _copy_in(slab: Tensor, staged: Tensor, places: np.ndarray) -> None:
 
 
 def runs(blocks: np.ndarray) -> list[tuple[int, int, int]]:
-    """Ascending block numbers as runs of neighbours: places [begin, end), and the block at `begin`."""
+    """Return ascending block numbers as runs of neighbours: places [begin, end), and the block at `begin`."""
     begins = np.flatnonzero(np.diff(blocks, prepend=blocks[:1] - 2) != 1)
     ends = np.append(begins[1:], len(blocks))
     return list(zip(begins.tolist(), ends.tolist(), blocks[begins].tolist(), strict=True))

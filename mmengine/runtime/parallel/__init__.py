@@ -1,1 +1,1 @@
-"""A model cut over several ranks (docs/how-to/gpu.md)."""
+"""Shard a model over several ranks (docs/how-to/gpu.md)."""

@@ -1,7 +1,7 @@
-"""Messages between the rank that decides and one that follows: a Unix socket pair, inherited.
+"""Send messages between rank 0 and a following rank over an inherited Unix socket pair.
 
-A message is its kind (one byte), its length (8 bytes, little endian) and its bytes. The end of either
-process closes the channel, so nobody waits for one that is gone.
+A message is its kind (one byte), its length (8 bytes, little endian) and its body. When either process ends,
+the channel closes, so no process waits for a dead peer.
 """
 
 import socket
@@ -9,14 +9,17 @@ import struct
 from enum import IntEnum
 
 _HEADER = struct.Struct("<BQ")
-MAX_BYTES = 2**33  # a snapshot of the largest state that settings allow is below it
+MAX_BYTES = 2**33  # larger than a snapshot of the largest state that settings allow
 
 
 class Kind(IntEnum):
-    """JOB, START and STEP go to a follower, the others come back. STEP: frames of the log, and the step that
-    they decide is to be run. READY: the weights are there, or all that steps need. FAILED: a sentence
-    on a step. ENDS: a sentence, the last one of a rank that cannot go on. WORD: what a rank says while steps
-    are captured, and back whether all say the same."""
+    """Kinds of messages: JOB, START and STEP go to a follower, the others come back.
+
+    STEP: log frames; the follower runs the step that they decide. READY: the weights are loaded, or
+    everything that steps need. FAILED: a sentence about a step. ENDS: a sentence, the last message of a rank
+    that cannot continue. WORD: a rank's word while steps are captured, and the answer whether all words
+    agree.
+    """
 
     JOB = 1
     START = 2
@@ -28,17 +31,17 @@ class Kind(IntEnum):
 
 
 class Closed(Exception):
-    """The other side is gone."""
+    """The peer is gone."""
 
 
 class Channel:
-    """`send_timeout_s`: how long the other side may take to read a message; None: for ever."""
+    """One end of the socket pair. `send_timeout_s`: time for the peer to read a message; None: unlimited."""
 
     def __init__(self, end: socket.socket, send_timeout_s: float | None = None) -> None:
         self._end, self._send_timeout_s = end, send_timeout_s
 
     def send(self, kind: Kind, body: bytes = b"") -> None:
-        """Raises Closed, after which nothing more can be sent."""
+        """Send a message. Raises Closed, after which nothing more can be sent."""
         try:
             self._end.settimeout(self._send_timeout_s)
             self._end.sendall(_HEADER.pack(kind, len(body)) + body)
@@ -47,7 +50,7 @@ class Channel:
             raise Closed(str(error)) from None
 
     def receive(self, timeout_s: float | None = None) -> tuple[Kind, bytes] | None:
-        """The next message; None when none begins within `timeout_s` (None: wait). Raises Closed."""
+        """Return the next message, or None if none begins within `timeout_s` (None: wait). Raises Closed."""
         self._end.settimeout(timeout_s)
         try:
             first = self._end.recv(1)

@@ -1,7 +1,7 @@
-"""A rank that follows: a process that folds the log of rank 0 and computes its part of each step.
+"""A following rank: a process that folds rank 0's log and computes its part of each step.
 
-It decides nothing, samples nothing, and writes no log. Started by parallel/followers.py, it ends when its
-channel does.
+The process decides nothing, samples nothing and writes no log. parallel/followers.py starts the process,
+which ends with its channel.
 """
 
 import os
@@ -34,16 +34,15 @@ from mmengine.runtime.parallel.mirror import Mirror
 from mmengine.runtime.runner import ModelRunner
 from mmengine.runtime.sampling.runs import runs_of
 
-LOOK_S = 1.0  # after which it is looked whether rank 0 is still there
+LOOK_S = 1.0  # interval for checking that rank 0 is alive
 
 
 class RankModel:
-    """The part of a model on this rank, whose tokens and features come from rank 0 where it cannot know
-    them."""
+    """This rank's part of a model. Rank 0 sends the token ids and features that this rank cannot know."""
 
     def __init__(self, model: VisionLanguageModel, group: StepGroup) -> None:
         self._embed, self._group = model.embed, group
-        self.spec, self.batch_invariant = model.spec, False  # it is refused where a model is cut
+        self.spec, self.batch_invariant = model.spec, False  # sharded models do not support batch invariance
         self.encode, self.forward, self.logits = model.encode, model.forward, model.logits
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
@@ -51,7 +50,7 @@ class RankModel:
 
 
 class FollowingRunner(ModelRunner):
-    """Runs a plan up to the hidden states, which rank 0 samples from."""
+    """Runs a plan up to the hidden states, from which rank 0 samples."""
 
     def follow(self, plan: StepPlan, group: StepGroup, dtype: torch.dtype) -> None:
         with torch.inference_mode():
@@ -75,8 +74,10 @@ class FollowingRunner(ModelRunner):
 
 
 def follow(channel: Channel) -> NoReturn:
-    """Do the job that the channel brings, until it closes. Raises Closed then, and what goes wrong before the
-    first step."""
+    """Do the job that arrives on the channel, until the channel closes.
+
+    Raises Closed then, and any error before the first step.
+    """
     job = decode_job(_expect(channel, Kind.JOB))
     placement = Placement(open_device(job.device), DTYPES[job.dtype], job.attention)
     placement.device.set_current()
@@ -121,14 +122,14 @@ def _expect(channel: Channel, wanted: Kind) -> bytes:
 
 
 def _end_with(parent: int) -> None:
-    """This rank may wait on the device for one that is gone, and hear of nothing."""
+    """Exit when rank 0 ends: this process may wait on the device for a dead rank and read no messages."""
     while os.getppid() == parent:
         time.sleep(LOOK_S)
     os._exit(1)
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all of a terminal; rank 0 decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; rank 0 decides
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     try:
@@ -146,4 +147,4 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # without the group's own farewell, which may wait for ranks that are gone
+    os._exit(code)  # skips the group's own shutdown, which may wait for dead ranks

@@ -1,4 +1,4 @@
-"""The processes of the ranks that follow, as rank 0 sees them."""
+"""Start and supervise the processes of the following ranks, for rank 0."""
 
 import os
 import socket
@@ -15,13 +15,16 @@ from mmengine.runtime.parallel.job import Job, encode
 
 _COMMAND = (sys.executable, "-m", "mmengine.runtime.parallel.follower")
 POLL_S = 0.2
-LAST_WORDS_S = 0.5  # that a rank's own words are waited for when its part of an exchange is missing
+LAST_WORDS_S = 0.5  # wait for a rank's last message when its part of an exchange is missing
 END_S = 2.0
 
 
 class Followers:
-    """One process a rank, from 1 on. They end with their channels, or with this process. One that
-    does not read a message within `timeout_s` counts as gone."""
+    """One process per rank, from rank 1 on.
+
+    The processes end with their channels, or with this process. A rank that does not read a message within
+    `timeout_s` counts as gone.
+    """
 
     def __init__(self, size: int, timeout_s: float) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="mmengine-ranks-")
@@ -44,7 +47,7 @@ class Followers:
                 command,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                # It finds the same modules as this process, however that was started.
+                # The child must find the same modules as this process, however this process was started.
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
             )
         except OSError as error:
@@ -57,35 +60,39 @@ class Followers:
 
     @property
     def store(self) -> Path:
-        """A file for the ranks to meet at."""
+        """Return a file through which the ranks connect."""
         return Path(self._folder.name) / "store"
 
     def assign(self, jobs: list[Job]) -> None:
         for channel, job in zip(self._channels, jobs, strict=True):
-            with suppress(Closed):  # `await_ready` says why
+            with suppress(Closed):  # `await_ready` reports the reason
                 channel.send(Kind.JOB, encode(job))
 
     def start(self, snapshot: bytes) -> None:
-        """Where their folds begin."""
+        """Send the initial state of the folds."""
         for channel in self._channels:
             with suppress(Closed):
                 channel.send(Kind.START, snapshot)
 
     def await_ready(self, timeout_s: float) -> None:
-        """Wait until each said READY once more. Raises ConfigError with the words of one that did not."""
+        """Wait until each rank says READY once more. Raises ConfigError with the message of a rank that did
+        not.
+        """
         self._await(Kind.READY, timeout_s)
 
     def agree(self, word: str, timeout_s: float) -> bool:
-        """Whether each rank says this word now, and none of them nothing, which all are told. Raises
-        ConfigError as `await_ready`."""
+        """Return whether all ranks now say this `word`, not an empty one, and tell them the answer.
+
+        Raises ConfigError as `await_ready` does.
+        """
         agreed = {*self._await(Kind.WORD, timeout_s), word.encode()} == {word.encode() or None}
         for channel in self._channels:
-            with suppress(Closed):  # whoever waits for it next says so
+            with suppress(Closed):  # the next wait for this rank reports it
                 channel.send(Kind.WORD, b"yes" if agreed else b"")
         return agreed
 
     def _await(self, wanted: Kind, timeout_s: float) -> list[bytes]:
-        """The next message of each, which is of this kind."""
+        """Return the next message of each rank; all must have this kind."""
         deadline, bodies = time.monotonic() + timeout_s, []
         for rank, channel in enumerate(self._channels, 1):
             message = None
@@ -103,9 +110,11 @@ class Followers:
         return bodies
 
     def step(self, frames: bytes) -> None:
-        """Have all of them fold `frames` and run the step at their end. Raises ExecutorLost when one is
-        gone. What they say of steps is for `check`: one may have failed this step already, which rank 0 is to
-        take part in all the same."""
+        """Let all ranks fold `frames` and run the step at their end. Raises ExecutorLost when a rank is gone.
+
+        `check` reads what the ranks report on steps: a rank may already have failed this step, in which rank
+        0 must take part all the same.
+        """
         if not self._lost:
             for channel in self._channels:
                 try:
@@ -117,7 +126,9 @@ class Followers:
             raise ExecutorLost(self._lost)
 
     def check(self) -> None:
-        """Raise ExecutorFailed with what a rank says of the steps so far, ExecutorLost where one is gone."""
+        """Raise ExecutorFailed with a rank's report on the steps so far, or ExecutorLost if a rank is
+        gone.
+        """
         said = self._hear(0.0)
         if self._lost:
             raise ExecutorLost(self._lost)
@@ -125,14 +136,19 @@ class Followers:
             raise ExecutorFailed("; ".join(said))
 
     def lose(self, reason: str) -> None:
-        """The ranks are out of step for ever; `check` says so from now on, and which of them is gone."""
+        """Mark the ranks as permanently out of step; `check` reports that from now on, with the rank that is
+        gone.
+        """
         said = self._hear(LAST_WORDS_S)
         out_of_step = f"the ranks lost one another ({reason}); start the engine again"
         self._lost = self._lost or "; ".join([*said, out_of_step])
 
     def _hear(self, wait_s: float) -> list[str]:
-        """What the ranks say of the steps so far. When one ends, or is gone, they are lost, whichever of
-        its last words and its end is noticed first. `wait_s`: for words on their way."""
+        """Return the ranks' reports on the steps so far.
+
+        When a rank sends ENDS or is gone, all ranks are lost, whichever of the two is noticed first.
+        `wait_s`: wait for messages in transit.
+        """
         said: list[str] = []
         if self._lost:
             return said
@@ -161,7 +177,7 @@ class Followers:
         return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
     def close(self) -> None:
-        """Let all of them end; one that does not is killed."""
+        """End all processes, and kill those that do not end."""
         for channel in self._channels:
             channel.close()
         for process in self._processes:

@@ -1,9 +1,9 @@
-"""CUDA graphs over several ranks: captured by all of them or by none, one after the other in the same order.
+"""Capture CUDA graphs over several ranks: all ranks capture, or none, in the same order.
 
-To NCCL a captured exchange is another than a launched one, and a replay is one of all ranks: each must replay
-the graph that it captured together with the others. So every rank decides from the plan alone whether a step
-is replayed, and one that cannot go on replays the step without rows (group.py). While capturing, which may
-fail on one rank only, the ranks say a word to one another before each pass. Not yet run on a GPU.
+NCCL treats a captured exchange differently from a launched one, and all ranks replay together: each rank must
+replay the graph that it captured with the others. So each rank decides from the plan alone whether a step is
+replayed, and a rank that cannot continue replays the step without rows (group.py). A capture may fail on one
+rank only, so the ranks exchange a word before each pass. Not yet run on a GPU.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,14 +18,17 @@ from mmengine.runtime.graphs.capture import Replays, tell
 from mmengine.runtime.parallel.group import GroupLost, StepGroup
 from mmengine.runtime.runner import ModelRunner
 
-Agree = Callable[[str], bool]  # whether all ranks say this word; a rank says none where it cannot go on
+# whether all ranks say the same word; a rank that cannot continue says the empty word
+Agree = Callable[[str], bool]
 DONE = "done"
 log = structlog.get_logger("mmengine.operators")
 
 
 def capture_steps(runner: ModelRunner, recorder: Recorder | None, group: StepGroup, agree: Agree) -> None:
-    """On all ranks at once: steps that only decode are replayed from now on, where all can. `recorder`: None
-    where this rank is not to."""
+    """Capture decode-only steps on all ranks at once, and replay them from now on if all ranks succeeded.
+
+    `recorder`: None if this rank must not capture.
+    """
     word = runner.captures if recorder is not None else ""
     if agree(word) and recorder is not None:
         runner.capture(recorder, SharedCapture(group, agree))
@@ -35,11 +38,11 @@ def capture_steps(runner: ModelRunner, recorder: Recorder | None, group: StepGro
 
 
 class OtherRank(Exception):
-    """One of the others cannot go on."""
+    """Another rank cannot continue."""
 
 
 class SharedCapture:
-    """See Capture; on each rank with its own group and way to the others."""
+    """Captures on several ranks; see Capture. Each rank has its own group and channel."""
 
     def __init__(self, group: StepGroup, agree: Agree) -> None:
         self._group, self._agree = group, agree
@@ -72,7 +75,7 @@ class SharedCapture:
         return replays
 
     def _pass(self, compute: Callable[[Bucket], None], bucket: Bucket) -> None:
-        if self._group.replays:  # a function in a graph's place
+        if self._group.replays:  # in tests a function replaces the graph
             compute(bucket)
             return
         self._all_say(f"{bucket.num_rows} rows of {bucket.query_len}")

@@ -1,14 +1,14 @@
-"""What the ranks of a model exchange within a step, always the same calls in the same order.
+"""The exchanges between a model's ranks within a step, always the same calls in the same order.
 
     features of encoded items, from rank 0    when the plan encodes any: pixels are on rank 0 alone
     token ids, from rank 0                    when a token may be sampled by a step that still runs
-    2 sums a layer                            behind attention and behind the MLP
+    2 sums a layer                            after attention and after the MLP
 
-Where a step is replayed, the last two are within the graph, and the replay counts as one call.
+In a replayed step the last two are inside the graph, and the replay counts as one call.
 
-A rank that cannot go on within a step makes the calls that are left with zeros, and the replay that is left
-without rows, so that the others never wait for it and the next step begins with all of them in the same
-place; what the step gave is thrown away.
+A rank that cannot continue within a step makes the remaining calls with zeros, and the remaining replay
+without rows. So the other ranks never wait for it, and all ranks begin the next step together. The failed
+step's result is discarded.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,31 +39,37 @@ class Replay(NamedTuple):
     bucket: Bucket
 
 
-Exchange = tuple[Callable[[Tensor], None], tuple[int, ...], torch.dtype]  # how, and of what
+# the call, and the shape and dtype of its tensor
+Exchange = tuple[Callable[[Tensor], None], tuple[int, ...], torch.dtype]
 
 
 class GroupLost(ExecutorLost):
-    """A rank is gone, or did not come to an exchange in time. The group cannot be used any more."""
+    """A rank is gone or missed an exchange's timeout. The group cannot be used any more."""
 
 
 class StepGroup:
-    """One rank's side. `join` first, `prepare` when the model is there. `graphs`: those that steps are
-    replayed from, on all ranks. `replays`: whether that is being done."""
+    """One rank's side of the exchanges. Call `join` first, and `prepare` once the model is loaded.
+
+    `graphs`: captured steps, on all ranks. `replays`: whether a graph is being replayed.
+    """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self.lost = self.replays = False
         self.graphs: DecodeGraphs | None = None
         self.timeout_s = 0.0
-        self._group: Any = None  # of torch's stubs, no backend has exchanges
-        self._expected: list[Exchange | Replay] = []  # the next one last
+        self._group: Any = None  # torch's stubs declare no exchanges for a backend
+        self._expected: list[Exchange | Replay] = []  # in reverse order
 
     def shard(self) -> Shard:
         return Shard(self.rank, self.size, self.all_reduce)
 
     def join(self, store: Path, device: Device, timeout_s: float) -> None:
-        """Meet the other ranks, which name the same file `store`, new for each group. Blocks until all are
-        there. Raises GroupLost. NCCL between GPUs (not yet run on a GPU), gloo between processes on a CPU."""
+        """Connect to the other ranks through the file `store`, which is new for each group. Blocks until all
+        ranks are there.
+
+        Uses NCCL between GPUs (not yet run on a GPU), gloo between processes on a CPU. Raises GroupLost.
+        """
         self.timeout_s, timeout = timeout_s, timedelta(seconds=timeout_s)
         try:
             meeting = dist.FileStore(str(store), self.size)
@@ -73,14 +79,17 @@ class StepGroup:
             raise GroupLost(f"the ranks of tensor_parallel {self.size} could not meet: {error}") from error
 
     def prepare(self, spec: ModelSpec, placement: Placement, *, may_wait: bool) -> None:
-        """`spec`: that of the model. `may_wait`: whether a plan may hold PENDING tokens."""
+        """Prepare exchanges for the model's `spec`. `may_wait`: whether a plan may hold PENDING tokens."""
         self._spec, self._dtype, self._device = spec, placement.dtype, placement.device
         self._may_wait = may_wait
 
     @contextmanager
     def step(self, plan: StepPlan, report: Callable[[Exception], None] | None = None) -> Iterator[None]:
-        """Around all exchanges of a step. `report` hears of what went wrong within, before the others can
-        know of it, and it is not raised then. Raises GroupLost."""
+        """Return a context for all exchanges of a step. Raises GroupLost.
+
+        `report` gets an error inside the context before the other ranks can notice it; the error is then not
+        raised.
+        """
         self._expected = self._exchanges(plan)
         try:
             yield
@@ -97,19 +106,22 @@ class StepGroup:
 
     @contextmanager
     def recording(self, bucket: Bucket) -> Iterator[None]:
-        """Around one pass of a step of this size while it is captured, or launched before that. One that
-        fails leaves the others in step."""
+        """Return a context for one pass that is captured, or launched before the capture.
+
+        A failing pass leaves the other ranks in step.
+        """
         self._expected = self._of_layers(bucket.num_tokens)[::-1]
         try:
             yield
         finally:
             if self._device.is_capturing():
-                self._expected = []  # nothing of it is exchanged now
+                self._expected = []  # no exchange takes place now
             self._make_the_rest()
 
     def replay(self, bucket: Bucket, launch: Callable[[], None]) -> None:
-        """`launch` what was captured for this size. Raises GroupLost where that fails: what the others wait
-        for is in it."""
+        """Launch the captured step of this size. Raises GroupLost if the launch fails, because the others
+        wait for its exchanges.
+        """
         if not self._expected or self._expected[-1] != (self.graphs, bucket):
             raise ExecutorFailed(f"rank {self.rank} wants to replay {bucket}, which no rank expects")
         self._expected.pop()
@@ -126,7 +138,7 @@ class StepGroup:
         if plan.encode:
             shape = (num_embeds(plan), (1 + self._spec.num_deepstack) * self._spec.hidden_size)
             expected.append((self._broadcast, shape, self._dtype))
-        if not len(plan.input_ids):  # a part of an item alone
+        if not len(plan.input_ids):  # the step only encodes part of an item
             return expected
         graphs = self.graphs
         frame = graphs.find(plan) if graphs is not None else None
@@ -137,7 +149,7 @@ class StepGroup:
         return expected[::-1]
 
     def _of_layers(self, num_tokens: int) -> list[Exchange | Replay]:
-        """What the network exchanges over so many tokens, in order."""
+        """Return the network's exchanges for `num_tokens` tokens, in order."""
         expected: list[Exchange | Replay] = []
         if self._may_wait:
             expected.append((self._broadcast, (num_tokens,), torch.int64))
@@ -159,25 +171,25 @@ class StepGroup:
             replay.graphs.run_empty(replay.bucket)
         except GroupLost:
             raise
-        except Exception as error:  # it could not be prepared
+        except Exception as error:  # the replay could not be prepared
             self._lose(f"rank {self.rank} could not replay a step: {error}", error)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of all ranks' x [t, hidden], in place where x has no gaps."""
+        """Return the sum of all ranks' x [t, hidden], in place if x is contiguous."""
         return self._exchange(self._add_up, x)
 
     def features(self, features: Tensor) -> Tensor:
-        """Rank 0's features of the items that the step encodes; elsewhere what is given is written to."""
+        """Return rank 0's features for the step's items; on other ranks the argument is overwritten."""
         return self._exchange(self._broadcast, features)
 
     def token_ids(self, input_ids: Tensor) -> Tensor:
-        """Rank 0's token ids int64 [t], where others may not know them yet."""
+        """Return rank 0's token ids, int64 [t], if other ranks may not know them yet."""
         return self._exchange(self._broadcast, input_ids) if self._may_wait else input_ids
 
     def _exchange(self, call: Callable[[Tensor], None], x: Tensor) -> Tensor:
-        if self._group is None:  # before the ranks meet: a rank measures its memory alone
+        if self._group is None:  # before the ranks connect, a rank measures its memory alone
             return x
-        if self.replays:  # a function in a graph's place
+        if self.replays:  # in tests a function replaces the graph
             self._call(call, x)
             return x
         if not self._expected or self._expected[-1] != (call, tuple(x.shape), x.dtype):
@@ -204,7 +216,9 @@ class StepGroup:
         _in_order(self._group.broadcast, x, dist.BroadcastOptions())
 
     def abort(self) -> None:
-        """What waits on the device for a rank that is gone does not any more. The group is of no use then."""
+        """Release everything on the device that waits for a dead rank. The group cannot be used
+        afterwards.
+        """
         self.lost = True
         if self._group is not None:
             self._device.abort_group(self._group)
@@ -214,8 +228,10 @@ class StepGroup:
 
 
 def _in_order(call: Callable[[list[Tensor], Any], Any], x: Tensor, options: Any) -> None:
-    """On a GPU launched on the stream of the kernels around it, as torch launches what is not asked for as
-    async: a graph needs no branches for it. There is nothing to wait for then."""
+    """Run an exchange on the current stream, so that a graph needs no branches, and without waiting on a GPU.
+
+    torch does the same for calls that are not async.
+    """
     options.asyncOp = False
     work = call([x], options)
     if work is not None:
@@ -223,5 +239,5 @@ def _in_order(call: Callable[[list[Tensor], Any], Any], x: Tensor, options: Any)
 
 
 def num_embeds(plan: StepPlan) -> int:
-    """Embeddings that the step's encoder work gives."""
+    """Return the number of embeddings that the step's encoder work gives."""
     return sum(item.request.media[item.index].num_embeds for item in plan.encode)

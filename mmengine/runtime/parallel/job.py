@@ -1,4 +1,4 @@
-"""What a rank that follows is told before the first record of the log."""
+"""The first message to a following rank, before the log's first record."""
 
 import msgspec
 
@@ -6,8 +6,11 @@ from mmengine.errors import MMEngineError, in_one_line
 
 
 class Job(msgspec.Struct, frozen=True):
-    """`store`: the file at which the ranks meet. `timeout_s`: after which a rank that does not come to an
-    exchange counts as gone. `num_threads`: the setting."""
+    """The job of a following rank.
+
+    `store`: the file through which the ranks connect. `timeout_s`: time after which a rank that misses an
+    exchange counts as gone. `num_threads`: the setting.
+    """
 
     rank: int
     size: int
@@ -25,5 +28,5 @@ decode_job = msgspec.msgpack.Decoder(Job).decode
 
 
 def sentence(error: BaseException) -> str:
-    """An error of one rank for the others, in one line."""
+    """Return a rank's error in one line for the other ranks."""
     return str(error).partition("\n")[0] if isinstance(error, MMEngineError) else in_one_line(error)

@@ -1,4 +1,4 @@
-"""Rank 0: the executor that decides with, and hands each step to the ranks that follow."""
+"""Rank 0's executor, which decides each step's tokens and sends each step to the following ranks."""
 
 import time
 from functools import partial
@@ -22,16 +22,17 @@ from mmengine.runtime.parallel.group import GroupLost, StepGroup
 from mmengine.runtime.reading import Computed
 from mmengine.runtime.rows import PositionsOf
 
-POLL_S, LOOK_S = 5e-5, 0.2  # while a step is waited for: between looks at the device, and at the others
+# intervals while waiting for a step: between checks of the device, and of the other ranks
+POLL_S, LOOK_S = 5e-5, 0.2
 
 
 class LeadingModel:
-    """The part of a model on rank 0. What it alone knows goes to the others on its way."""
+    """Rank 0's part of a model. Data that only rank 0 knows is sent to the other ranks on the way."""
 
     def __init__(self, model: VisionLanguageModel, group: StepGroup) -> None:
         self._model, self._group = model, group
         self.spec: ModelSpec = model.spec
-        self.batch_invariant = False  # it is refused where a model is cut
+        self.batch_invariant = False  # sharded models do not support batch invariance
         self.encode, self.forward, self.logits = model.encode, model.forward, model.logits
         self.capturable_encoder = getattr(model, "capturable_encoder", lambda largest: None)
         if hasattr(model, "encode_in_parts"):
@@ -42,8 +43,11 @@ class LeadingModel:
 
 
 class LeadingExecutor(TorchExecutor):
-    """A TorchExecutor whose model is cut over ranks. `frames`, set before the first step, holds what was
-    committed to the log since the last one; the others fold that and run the same step."""
+    """A TorchExecutor for a sharded model.
+
+    `frames`, set before the first step, holds the records committed to the log since the last step; the other
+    ranks fold these and run the same step.
+    """
 
     frames: Tee
 
@@ -57,7 +61,7 @@ class LeadingExecutor(TorchExecutor):
         group: StepGroup,
         followers: Followers,
     ) -> None:
-        later = msgspec.structs.replace(config, cuda_graphs=False)  # by `capture`
+        later = msgspec.structs.replace(config, cuda_graphs=False)  # `capture` captures later
         super().__init__(LeadingModel(model, group), positions_of, later, placement, *args)
         self._runner.share_features = group.features
         self._recorder = recorder_for(config, placement.device)
@@ -65,7 +69,7 @@ class LeadingExecutor(TorchExecutor):
         self._group, self._followers = group, followers
 
     def capture(self, timeout_s: float) -> None:
-        """Capture steps, which the others do at the same time. Raises ConfigError."""
+        """Capture steps at the same time as the other ranks. Raises ConfigError."""
         capture_steps(
             self._runner, self._recorder, self._group, partial(self._followers.agree, timeout_s=timeout_s)
         )
@@ -91,8 +95,11 @@ class LeadingExecutor(TorchExecutor):
         return result
 
     def _await(self, end: Event) -> None:
-        """Looks at the others meanwhile: for one that is gone the device waits for ever, in a graph, of which
-        NCCL's timeout knows nothing. Raises ExecutorLost, and ExecutorFailed with what a rank says."""
+        """Wait for the step and watch the other ranks meanwhile.
+
+        Without a dead rank's part, the device would wait for ever in a graph, which NCCL's timeout does not
+        cover. Raises ExecutorLost, or ExecutorFailed with a rank's report.
+        """
         begin = looked = time.monotonic()
         while not end.query():
             time.sleep(POLL_S)
@@ -104,14 +111,14 @@ class LeadingExecutor(TorchExecutor):
                     raise GroupLost(f"a step took more than {self._group.timeout_s:g} seconds")
 
     def discard(self) -> None:
-        """Steps that did not begin here have begun elsewhere: they are run without this rank's part."""
+        """Drop the steps in flight. Steps that began only on other ranks run without this rank's part."""
         begun = [(step.computed or step.launched or step.error) is not None for step in self._in_flight]
         waiting = [step for step, has_begun in zip(self._in_flight, begun, strict=True) if not has_begun]
         super().discard()
         try:
             for step in waiting:
                 with self._group.step(step.plan):
-                    pass  # leaves what the others wait for
+                    pass  # completes the exchanges that the others wait for
         except GroupLost as error:
             self._followers.lose(str(error))
 

@@ -1,7 +1,7 @@
-"""The state of an engine in another process, which sees nothing of it but its log.
+"""Rebuild an engine's state in another process from its log alone.
 
-A rank of a model that is cut over several devices folds the same records as the one that decides, and gets
-the plan of each step from its own fold: there is no second way of saying what a step computes.
+A rank of a sharded model folds the same records as rank 0, and derives each step's plan from its own fold. So
+there is no second encoding of a step.
 """
 
 from mmengine.core.batch import BlockTables, batch
@@ -16,23 +16,23 @@ from mmengine.events.codec import Record, frame_at, records_in
 
 
 class Mirror:
-    """`state`: where the fold begins; nobody else writes to it from then on."""
+    """A folded copy of an engine's state. `state`: the initial state, owned by the mirror from then on."""
 
     def __init__(self, state: State) -> None:
         self.state, self._view = state, View(state)
         self._tables = BlockTables(keeps=state.config.max_in_flight <= 1)
 
     def fold(self, frames: bytes) -> StepPlan | None:
-        """Apply whole frames, as many as end with at most one step that was decided: its plan, or None.
+        """Apply whole frames, which end with at most one decided step; return the step's plan, or None.
 
-        Raises CorruptLog for bytes that are no frames, Diverged where a digest says that the fold is not
-        the state it is meant to be.
+        Raises CorruptLog for bytes that are no frames, and Diverged if a digest shows that the fold differs
+        from rank 0's state.
         """
         decisions: list[ev.Event] = []
         plan: StepPlan | None = None
         for record in _records(frames):
             event = record.event
-            if isinstance(event, ev.Dispatched):  # closes the step, so its plan comes first
+            if isinstance(event, ev.Dispatched):  # closes the step, so its plan is built first
                 plan = batch(self._view, decisions, self._tables)
             self._apply(record)
             if isinstance(event, (ev.Scheduled, ev.Admitted, ev.Encoded)):

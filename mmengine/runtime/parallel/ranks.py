@@ -1,4 +1,4 @@
-"""The ranks of an engine whose model is cut, put together by rank 0."""
+"""Start the ranks of an engine with a sharded model, from rank 0."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from mmengine.runtime.parallel.job import Job
 from mmengine.runtime.parallel.leader import LeadingExecutor
 
 LOAD_TIMEOUT_S = 1800.0
-EXCHANGE_TIMEOUT_S = 600.0  # where step_timeout_s is 0; and of a message, which may be a large snapshot
+EXCHANGE_TIMEOUT_S = 600.0  # used where step_timeout_s is 0, and for messages, which may be large snapshots
 
 
 @dataclass(slots=True)
@@ -37,7 +37,9 @@ class Ranks:
         step_timeout_s: int,
         num_threads: int,
     ) -> "Ranks":
-        """Start the other ranks, which read their weights while this one does. Raises ConfigError."""
+        """Start the other ranks, which read their weights while this rank reads its own. Raises
+        ConfigError.
+        """
         devices = [placement.device.of_rank(rank, size) for rank in range(size)]
         dtype, attention = name_of(placement.dtype), placement.attention
         timeout_s = float(step_timeout_s or EXCHANGE_TIMEOUT_S)
@@ -56,20 +58,23 @@ class Ranks:
         return self.group.shard()
 
     def meet(self) -> None:
-        """When this rank has its weights, wait for the others. Raises ConfigError, ExecutorFailed."""
+        """Wait for the other ranks once this rank has its weights. Raises ConfigError or ExecutorFailed."""
         self.followers.await_ready(LOAD_TIMEOUT_S)
         self.group.join(self.followers.store, self.placement.device, self.timeout_s)
 
     def executor(self, model: VisionLanguageModel, *args: Any) -> LeadingExecutor:
-        """A TorchExecutor of this rank's part of the model; `args` are those of one."""
+        """Return an executor for this rank's part of the model; `args` as for TorchExecutor."""
         leading = LeadingExecutor(model, *args, group=self.group, followers=self.followers)
         self._executor = leading
         return leading
 
     def start(self, core: EngineCore) -> None:
-        """Let the others fold from where `core` stands, which has not run a step, get their memory, and
-        capture steps. Raises ConfigError."""
-        assert self._executor is not None  # the engine was made of it
+        """Let the other ranks fold from the state of `core`, which has not run a step, allocate memory and
+        capture steps.
+
+        Raises ConfigError.
+        """
+        assert self._executor is not None  # the engine was built with this executor
         self._executor.frames = core.sink = Tee(core.sink)
         self.followers.start(core.snapshot(0))
         self.followers.await_ready(LOAD_TIMEOUT_S)

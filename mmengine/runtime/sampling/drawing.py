@@ -1,5 +1,6 @@
-"""Tokens drawn at random: by a kernel where there is one, else by filters and noise one after the other. That
-is the reference."""
+"""Draw tokens at random: with a kernel if available, else with filters and noise in steps, which is the
+reference.
+"""
 
 from types import ModuleType
 
@@ -20,8 +21,10 @@ from mmengine.runtime.sampling.topk import topk_tokens
 def draw(
     logits: torch.Tensor, options: np.ndarray, batch: SampleRows, kernels: ModuleType | None
 ) -> torch.Tensor:
-    """A token (int64 [r]) for each row of float32 logits [r, vocab_size], the rows of `batch`; each has a
-    temperature. `options` [r] are theirs; `kernels`: gpu.sampling_kernels, where they can be used."""
+    """Return a token (int64 [r]) for each row of float32 logits [r, vocab_size], the rows of `batch`.
+
+    Each row has a temperature. `options` [r]: the rows' options. `kernels`: gpu.sampling_kernels, or None.
+    """
     is_typical = (options & TYPICAL) != 0
     if is_typical.any():
         return _draw_typical(logits, options, batch, kernels, is_typical)
@@ -45,7 +48,7 @@ def _draw_typical(
     kernels: ModuleType | None,
     is_typical: np.ndarray,
 ) -> torch.Tensor:
-    """As `draw`, where the rows `is_typical` (bool [r]) ask for a filter that no kernel has."""
+    """Draw like `draw` if the rows `is_typical` (bool [r]) use typical-p, which no kernel supports."""
     token_ids = torch.empty(len(options), dtype=torch.int64, device=logits.device)
     others, typical = np.flatnonzero(~is_typical), np.flatnonzero(is_typical)
     if len(others):
@@ -59,7 +62,7 @@ def _draw_typical(
 def _draw_by_steps(logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
     columns, device = batch.columns, logits.device
     logits = apply_temperature(logits, upload_columns(columns["temperature"], device=device)[0])
-    # A row without top-k needs its whole vocabulary sorted: it must not slow the others down.
+    # Rows without top-k sort their whole vocabulary, so they are handled apart from rows with top-k.
     for selected in (
         np.flatnonzero(options & TOP_K),
         np.flatnonzero((options & (TOP_K | TOP_P)) == TOP_P),

@@ -1,4 +1,6 @@
-"""Tokens drawn by the CPU kernel: those of filters.py and gumbel.py, in one pass or two over a row."""
+"""Draw tokens with the CPU kernel, which implements filters.py and gumbel.py in one or two passes over a
+row.
+"""
 
 import ctypes
 
@@ -7,11 +9,11 @@ import torch
 
 from mmengine.native import library
 
-UNSURE = -1  # the two best scores are closer than logarithms of two libraries agree
+UNSURE = -1  # the two best scores are closer than the precision of logarithms in two libraries
 
 
 class _Draw(ctypes.Structure):
-    """mm_draw of native/src/sampling/sampling.h."""
+    """The C structure mm_draw of native/src/sampling/sampling.h."""
 
     _fields_ = [
         ("rows", ctypes.c_int32),
@@ -27,14 +29,17 @@ class _Draw(ctypes.Structure):
 
 
 def draw_on_cpu(logits: torch.Tensor, columns: np.ndarray, output_index: np.ndarray) -> np.ndarray | None:
-    """A token for each row of float32 logits [r, vocab], int32 [r], UNSURE where the caller has to find it
-    another way; `columns` [r] are the rows' records, each with a temperature. None without kernels."""
+    """Return a token for each row of float32 logits [r, vocab], int32 [r], or None without kernels.
+
+    UNSURE marks rows that the caller must draw in another way. `columns` [r]: the rows' records, each with a
+    temperature.
+    """
     kernels = library.load()
     if kernels is None:
         return None
     if logits.stride(1) != 1:
         logits = logits.contiguous()
-    log_min_p = torch.from_numpy(columns["min_p"].copy()).log().numpy()  # -inf: off
+    log_min_p = torch.from_numpy(columns["min_p"].copy()).log().numpy()  # -inf turns min-p off
     tokens = np.empty(len(columns), dtype=np.int32)
     arrays = (
         columns["temperature"].copy(),

@@ -1,7 +1,8 @@
-"""Tokens drawn on a GPU: those of filters.py and gumbel.py, with the filters as a bound on a row's logits.
+"""Draw tokens on a GPU, equal to filters.py and gumbel.py, with the filters as a bound on a row's logits.
 
-A row's token is the same in any company, for which sums over its likelihoods are ours: torch's cumsum goes by
-the number of rows, and a softmax by the largest top_k. Not yet run on a GPU; nothing waits for the device.
+A row's token is the same in any batch, so the kernels compute their own sums of probabilities: torch's cumsum
+depends on the number of rows, and a softmax on the largest top_k. Not yet run on a GPU; nothing waits for the
+device.
 """
 
 from types import ModuleType
@@ -21,13 +22,16 @@ def draw_on_gpu(
     columns: np.ndarray,
     output_index: np.ndarray,
 ) -> torch.Tensor:
-    """A token (int64 [r]) for each row of float32 logits [r, vocab_size]; `columns` [r] are the rows'
-    records, each with a temperature, `options` theirs; `kernels`: gpu.sampling_kernels."""
+    """Return a token (int64 [r]) for each row of float32 logits [r, vocab_size].
+
+    `columns` [r]: the rows' records, each with a temperature. `options`: the rows' options. `kernels`:
+    gpu.sampling_kernels.
+    """
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     device = logits.device
     with np.errstate(divide="ignore"):
-        log_min_p = np.log(columns["min_p"])  # -inf: off
+        log_min_p = np.log(columns["min_p"])  # -inf turns min-p off
     heat = np.maximum(columns["temperature"], np.float32(MIN_TEMPERATURE))
     temperature, top_p, least = upload(np.stack((heat, columns["top_p"], log_min_p)), device)
     largest = logits.amax(-1)

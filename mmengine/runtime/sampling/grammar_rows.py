@@ -1,4 +1,4 @@
-"""Tokens of a step in which some rows have a grammar."""
+"""Sample the tokens of a step in which some rows have a grammar."""
 
 import numpy as np
 import torch
@@ -21,8 +21,10 @@ def sample_grammar_rows(
     runs: Runs | None,
     due: Due = NOTHING_DUE,
 ) -> tuple[Sampled, LazyMasked]:
-    """As `Sampler.sample`, float32 logits [s, vocab_size]: by masks, or on a CPU by following. Without
-    `matchers` rows with a grammar are in error."""
+    """Sample float32 logits [s, vocab_size] like `Sampler.sample`, with masks or, on a CPU, by lazy masking.
+
+    Without `matchers`, rows with a grammar fail.
+    """
     options = batch.columns["options"]
     row_options = options if runs is None else options[runs.first]
     if matchers is None:
@@ -46,8 +48,11 @@ def sample_grammar_rows(
 def _masks(
     matchers: RowMatchers, batch: SampleRows, runs: Runs | None, selected: np.ndarray
 ) -> tuple[Masks | None, dict[int, str]]:
-    """What may be said at positions `selected`, those of whole rows; and why some rows (of those that sample)
-    can say nothing. On a device, while it computes."""
+    """Return the masks at positions `selected`, which cover whole rows, and why some sampling rows have no
+    allowed token.
+
+    On an asynchronous device the masks are computed while the device runs.
+    """
     if not len(selected):
         return None, {}
     heads, drafts = selected, None

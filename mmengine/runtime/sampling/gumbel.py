@@ -1,15 +1,16 @@
-"""Gumbel noise keyed by place, so that a sampled token depends on its logits and its key alone.
+"""Gumbel noise from a counter-based generator, so that a sampled token depends only on its logits and its
+key.
 
-The token is argmax(logits + noise), which draws from softmax(logits) (the Gumbel-max trick). The
-noise of token v is made from 32 bits of Philox4x32-10, a counter-based generator (Salmon, Moraes,
-Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3; SC 2011), of which one call gives four words:
+The token is argmax(logits + noise), which draws from softmax(logits) (the Gumbel-max trick). The noise of
+token v is made from 32 bits of Philox4x32-10, a counter-based generator (Salmon, Moraes, Dror, Shaw: Parallel
+Random Numbers: As Easy as 1, 2, 3; SC 2011), which gives four words per call:
 
     key      low and high 32 bits of the request's seed
     counter  v // 4, output index, sample index, 0
     word     v % 4
 
-Nothing else enters: no state, no batch, no row, no device. The integer part is exact everywhere; the
-two logarithms are fp32 of the device at hand.
+Nothing else enters: no state, no batch, no row, no device. The integer part is exact everywhere; the two
+logarithms are computed in the device's fp32.
 """
 
 import numpy as np
@@ -26,15 +27,15 @@ _BELOW_ONE = 1 - 2**-24  # the largest fp32 below 1
 
 
 def philox4x32(counter: tuple, key: tuple, rounds: int = ROUNDS) -> tuple:
-    """Four words of the generator; every operand and result is an int64 tensor of 32-bit values.
+    """Return four words of the generator; every operand and result is an int64 tensor with 32-bit values.
 
-    The operands need only broadcast with one another. A product of two 32-bit values wraps in int64,
-    which keeps all 64 bits of it; its high word is the shifted value masked to 32 bits.
+    The operands must broadcast with one another. A product of two 32-bit values wraps in int64, which keeps
+    all 64 bits; the high word is the shifted product masked to 32 bits.
     """
     x0, x1, x2, x3 = counter
     k0, k1 = key
     for _ in range(rounds):
-        # Words 1 and 3 carry unmasked high bits until they are next masked as words 0 and 2.
+        # Words 1 and 3 hold unmasked high bits until they are masked as words 0 and 2 of the next round.
         p0, p1 = x0 * _MULTIPLIERS[0], x2 * _MULTIPLIERS[1]
         x0, x2 = ((p1 >> 32) ^ x1 ^ k0) & _LOW, ((p0 >> 32) ^ x3 ^ k1) & _LOW
         x1, x3 = p1, p0
@@ -49,7 +50,7 @@ def token_bits(
     vocab_size: int,
     device: torch.device,
 ) -> torch.Tensor:
-    """32 random bits for each token id: int64 [r, vocab_size]; the keys are integers [r]."""
+    """Return 32 random bits for each token id: int64 [r, vocab_size]. The keys are integers [r]."""
     seeds = seeds.astype(np.int64)
     keys = np.stack((seeds & _LOW, (seeds >> 32) & _LOW, output_index, sample_index)).astype(np.int64)
     low, high, output, sample = upload(keys, device)[:, :, None].unbind(0)
@@ -65,10 +66,10 @@ def gumbel_noise(
     vocab_size: int,
     device: torch.device,
 ) -> torch.Tensor:
-    """Standard Gumbel noise, float32 [r, vocab_size], in about -2.8 to 22.9.
+    """Return standard Gumbel noise, float32 [r, vocab_size], between about -2.8 and 22.9.
 
-    u = (bits + 1/2) / 2^32, noise = -log(-log(1 - u)): the large values, which decide, come from small
-    u, where fp32 is fine-grained.
+    u = (bits + 1/2) / 2^32, noise = -log(-log(1 - u)): the large values, which decide, come from small u,
+    where fp32 is fine-grained.
     """
     bits = token_bits(seeds, sample_index, output_index, vocab_size, device)
     uniform = bits.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)

@@ -1,5 +1,7 @@
-"""Rules about the tokens before: n-grams that are not to be repeated, and sequences whose last token is made
-more or less likely, or excluded, where the others stand before it."""
+"""Apply rules about earlier tokens: no-repeat n-grams, and biased or excluded sequences.
+
+A sequence's last token becomes more or less likely, or excluded, when the sequence's other tokens precede.
+"""
 
 import numpy as np
 import torch
@@ -11,30 +13,29 @@ from mmengine.runtime.sampling.filters import NEVER
 from mmengine.runtime.sampling.row_places import RowPlaces
 from mmengine.runtime.sampling.sample_rows import SampleRows
 
-_ANY = -1  # a place of a sequence that is longer than this one
+_ANY = -1  # padding for sequences shorter than the longest
 _NOTHING = -2  # before the first token
 
 
 class TokenHistory:
-    """For the rows with such rules: the tokens of prompt and answer, and the sequences, on the device.
+    """Tokens of prompt and answer, and the sequences, for rows with such rules, on the device.
 
-    Memory for each such row at the same time is 8 bytes for a token of the longest of them, and
-    8 * c * (k - 1) + 20 * c bytes for c sequences of k tokens where the row with the most and the longest has
-    so many.
+    Memory per such row is 8 bytes per token of the longest row, plus 8 * c * (k - 1) + 20 * c bytes, where c
+    is the largest number of sequences of any row and k the longest sequence.
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
         self._device = device
         self._places = RowPlaces(max_rows, lambda count: self._grow(places=count))
         self._tokens = torch.zeros(0, 0, dtype=torch.int64, device=device)
-        # Of a sequence: what stands before its last token, to the right; that token; what is added; its size.
+        # Per sequence: the tokens before the last one, right-aligned; the last token; the bias; the length.
         self._before = torch.zeros(0, 0, 0, dtype=torch.int64, device=device)
         self._last = torch.zeros(0, 0, dtype=torch.int64, device=device)
         self._added = torch.zeros(0, 0, dtype=torch.float32, device=device)
         self._length = torch.zeros(0, 0, dtype=torch.int64, device=device)
 
     def admit(self, admission: Admission, rows: RowColumns) -> None:
-        """Start from all tokens known so far; without such rules the row only gives its place back."""
+        """Store all tokens known so far; a row without such rules only releases its place."""
         row = admission.row
         if not rows.columns["options"][row] & HISTORY:
             self._places.leave(row)
@@ -62,15 +63,16 @@ class TokenHistory:
         self._added[place, : len(found)] = upload(added, self._device)
 
     def count(self, batch: SampleRows, selected: np.ndarray, token_ids: torch.Tensor) -> None:
-        """The rows at `selected` of the batch said `token_ids` (int64 [r]; a negative one is none)."""
+        """Append `token_ids` (int64 [r]; negative: no token) to the rows at `selected` of the batch."""
         index = self._known(batch, selected)
         self._grow(width=int(index.max()) + 1)
         places, index = upload(np.stack((self._places.of[batch.rows[selected]], index)), self._device)
         self._tokens[places, index] = token_ids.clamp(min=0)
 
     def apply(self, logits: torch.Tensor, batch: SampleRows, selected: np.ndarray) -> None:
-        """Change rows `selected` [r] of float32 logits [n, vocab_size], in place. For what samples behind
-        them, drafts stand for tokens that were said."""
+        """Change rows `selected` [r] of float32 logits [n, vocab_size] in place. Positions after drafts treat
+        the drafts as earlier tokens.
+        """
         known = self._known(batch, selected)
         self._grow(width=int(known.max()) + 1)
         rows = self._places.of[batch.rows[selected]]
@@ -89,7 +91,7 @@ class TokenHistory:
         return (batch.columns["num_prompt"][selected] + batch.output_index[selected]).astype(np.int64)
 
     def _write_drafts(self, follows: np.ndarray, places: np.ndarray, known: np.ndarray) -> None:
-        """What is said in place of a draft is written over it."""
+        """Write the drafts; sampled tokens later overwrite them."""
         is_draft = follows >= 0
         if is_draft.any():
             columns = np.stack((places[is_draft], known[is_draft], follows[is_draft].astype(np.int64)))
@@ -97,7 +99,7 @@ class TokenHistory:
             self._tokens[place, index] = token
 
     def _tail(self, tokens: torch.Tensor, lengths: torch.Tensor, width: int) -> torch.Tensor:
-        """The last `width` tokens of each row [r, width], to the right."""
+        """Return the last `width` tokens of each row [r, width], right-aligned."""
         index = lengths[:, None] - torch.arange(width, 0, -1, device=self._device)
         return tokens.gather(1, index.clamp(min=0)).masked_fill_(index < 0, _NOTHING)
 
@@ -117,7 +119,9 @@ class TokenHistory:
         logits.index_put_((index, self._last[places]), added, accumulate=True)
 
     def _grow(self, *, places: int = 0, width: int = 0, count: int = 0, longest: int = 0) -> None:
-        """Make room for so many rows, tokens of a row, sequences of a row, and tokens before the last one."""
+        """Grow the tables to the given number of rows, tokens per row, sequences per row, and tokens before a
+        sequence's last.
+        """
         held, room = self._tokens.shape
         places, width = max(places, held), room if width <= room else max(width, 2 * room, 64)
         if (places, width) != (held, room):
@@ -143,8 +147,11 @@ def _padded(tensor: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
 def _repeats(
     tokens: torch.Tensor, lengths: torch.Tensor, sizes: torch.Tensor, largest: int, vocab_size: int
 ) -> torch.Tensor:
-    """bool [r, vocab_size]: what would complete an n-gram of `sizes` [r] tokens (0: none is looked for) that
-    stands among the first `lengths` [r] of `tokens` [r, t] already."""
+    """Return which tokens would complete a repeated n-gram, bool [r, vocab_size].
+
+    An n-gram has `sizes` [r] tokens (0: no rule), and counts as repeated if it occurs among the first
+    `lengths` [r] of `tokens` [r, t].
+    """
     place = torch.arange(tokens.shape[1], device=tokens.device)
     ends = (place >= sizes[:, None] - 1) & (place < lengths[:, None]) & (sizes > 0)[:, None]
     for back in range(1, min(largest, tokens.shape[1] + 1)):

@@ -1,9 +1,9 @@
-"""On a CPU a mask is worked out only where a row chose what it may not say.
+"""On a CPU, compute a grammar mask only for rows that chose a disallowed token.
 
-The token that is the best of all is the best of those allowed too, if it is one of them: also with noise,
-penalties and biases, which treat each token alone. It is not so with top-k, top-p, min-p and typical-p,
-whose choice depends on what else there is; for them, and on a device that would have to be waited for, masks
-come first.
+If the best token is allowed, it is also the best allowed token; the same holds with noise, penalties and
+biases, which change each token independently. With top-k, top-p, min-p and typical-p it does not hold,
+because they depend on the other tokens. For those filters, and on a device that would have to wait, masks are
+computed first.
 """
 
 from collections.abc import Sequence
@@ -22,15 +22,16 @@ NEEDS_MASK = TOP_K | TOP_P | MIN_P | TYPICAL
 
 
 class LazyMasked(NamedTuple):
-    """Rows (indices into those that sample) whose grammar is complete, with so many of their tokens; and
-    those that have no token, and why."""
+    """`complete`: rows (indices into the sampling rows) whose grammar is complete, with the number of tokens
+    used. `errors`: rows without a token, and why.
+    """
 
     complete: dict[int, int]
     errors: dict[int, str]
 
 
 def lazily_masked(options: np.ndarray) -> np.ndarray:
-    """Which of the rows with these `options` [s] go by a grammar without masks: bool [s]."""
+    """Return which rows with these `options` [s] use lazy masks, bool [s]."""
     return (options & (GRAMMAR | CLOSES | NEEDS_MASK)) == GRAMMAR
 
 
@@ -42,9 +43,12 @@ def mask_lazily(
     runs: Runs | None,
     going: Sequence[int],
 ) -> LazyMasked:
-    """Let rows `going` (ascending indices into those that sample) say what they have chosen, as far as they
-    agree with their drafts. What a row may not say is `chosen` anew, in place."""
-    if not going:  # on a GPU always: looking at what was chosen would wait for it
+    """Advance the rows `going` (ascending indices into the sampling rows) by their chosen tokens, as far as
+    those match the drafts.
+
+    Where a row chose a disallowed token, `chosen` gets another choice in place.
+    """
+    if not going:  # always on a GPU, where reading the choice would wait for the device
         return LazyMasked({}, {})
     walk = _Walk(sampler, matchers, chosen, batch, runs)
     refused = [row for row in going if not walk.go(row)]
@@ -67,12 +71,12 @@ class _Walk:
         self._numbers = batch.rows.tolist()
         self._first = range(len(self._tokens)) if runs is None else runs.first.tolist()
         self._follows = None if runs is None else runs.follows.tolist()
-        self._at: dict[int, int] = {}  # positions at which rows stand that may not say what they chose
+        self._at: dict[int, int] = {}  # positions of rows whose choice is not allowed
         self._corrected: set[int] = set()
         self.found = LazyMasked({}, {})
 
     def go(self, row: int) -> bool:
-        """The row says what it chose; False where it comes to something that it may not say."""
+        """Advance the row by its choices; return False at a disallowed token."""
         first = self._first[row]
         number, position = self._numbers[first], self._at.get(row, first)
         run = self._run_at(position)
@@ -89,7 +93,7 @@ class _Walk:
         return True
 
     def _run_at(self, position: int) -> list[int]:
-        """What a row chose from there on, as far as it agrees with its drafts."""
+        """Return the row's choices from `position` on, as far as they match its drafts."""
         end, tokens, largest, follows = position, self._tokens, self._largest, self._follows
         while isfinite(largest[end]):
             end += 1
@@ -98,7 +102,9 @@ class _Walk:
         return tokens[position:end]
 
     def correct(self, rows: list[int]) -> list[int]:
-        """Choose anew where `rows` stand, from what they may say; gives those that have a choice."""
+        """Choose again at the current positions of `rows` among the allowed tokens; return the rows that have
+        a choice.
+        """
         for row in rows:
             if self._at[row] in self._corrected:
                 why = self._matchers.error_of(int(self._batch.rows[self._at[row]]))

@@ -1,4 +1,4 @@
-"""Packed masks of allowed tokens, applied to logits."""
+"""Apply packed masks of allowed tokens to logits."""
 
 import ctypes
 
@@ -13,7 +13,7 @@ from mmengine.structured_output.rows.rows import Masks
 
 
 class _Masks(ctypes.Structure):
-    """mm_masks of native/src/sampling/masking.h."""
+    """The C structure mm_masks of native/src/sampling/masking.h."""
 
     _fields_ = [
         ("rows", ctypes.c_int32),
@@ -30,11 +30,11 @@ class _Masks(ctypes.Structure):
 def keep_allowed(
     logits: torch.Tensor, masks: Masks, is_read: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest allowed logit of each masked row [m] and its token (int64), of equals the lowest; -inf
-    where there is none.
+    """Return the largest allowed logit of each masked row [m] and its token (int64), ties to the lowest id;
+    -inf if no token is allowed.
 
-    In rows that are read later (bool [m]) the others of float32 logits [s, vocab_size] become -inf; the
-    other rows may stay as they are. A row that holds NaN gives anything.
+    In rows that are read later (`is_read`, bool [m]) the disallowed logits of float32 [s, vocab_size] become
+    -inf; other rows may stay unchanged. The result for a row with NaN is arbitrary.
     """
     if logits.device.type != "cpu":
         return keep_allowed_on_gpu(logits, masks)
@@ -68,7 +68,7 @@ def _keep_in_numpy(logits: np.ndarray, masks: Masks) -> tuple[torch.Tensor, torc
 
 
 def keep_allowed_on_gpu(logits: torch.Tensor, masks: Masks) -> tuple[torch.Tensor, torch.Tensor]:
-    """On another device, without waiting for it (not yet run on a GPU)."""
+    """Apply masks on another device without waiting (not yet run on a GPU)."""
     places, bits = upload(masks.selected, logits.device), upload(masks.bits.view(np.int32), logits.device)
     kernels = sampling_kernels(logits.device)
     if kernels is not None and logits.stride(1) == 1:

@@ -1,4 +1,4 @@
-"""Repetition, presence and frequency penalties, and the token counts they need, on the device."""
+"""Apply repetition, presence and frequency penalties, with token counts on the device."""
 
 from typing import NamedTuple
 
@@ -12,17 +12,18 @@ from mmengine.runtime.sampling.row_places import RowPlaces
 
 
 class Drafted(NamedTuple):
-    """Tokens that stand, as drafts, between a row's known tokens and a position that samples: m pairs."""
+    """Drafts between a row's known tokens and a sampling position: m pairs of position and token."""
 
     rows: np.ndarray  # intp [m], the pair's row
-    pairs: tuple[np.ndarray, np.ndarray, np.ndarray]  # int64 [m]: position, token, how often it stands there
+    pairs: tuple[np.ndarray, np.ndarray, np.ndarray]  # int64 [m]: position, token, count of the token there
 
 
 class TokenCounts:
-    """For the rows with penalties: which tokens prompt and output hold, and how often the output does.
+    """Which tokens the prompt and output of a row contain, and how often the output does, for rows with
+    penalties.
 
-    Memory is vocab_size * 5 bytes for each such row at the same time, on a CPU up to 9, and grows with their
-    number; a row's place is given back when another request takes the row.
+    Memory is vocab_size * 5 bytes per such row, on a CPU up to 9, and grows with the number of these rows. A
+    row's place is released when another request takes the row.
     """
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -30,12 +31,12 @@ class TokenCounts:
         self._places = RowPlaces(max_rows, self._grow)
         self._seen = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
         self._counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
-        # On a CPU: which tokens a row holds, one after the other, and how many.
+        # On a CPU: each row's distinct tokens as a list, and the list's length.
         self._distinct = np.zeros((0, 64), dtype=np.int32)
         self._num_distinct = np.zeros(0, dtype=np.int64)
 
     def admit(self, admission: Admission, rows: RowColumns) -> None:
-        """Start from all tokens known so far; without penalties the row only gives its place back."""
+        """Count all tokens known so far; a row without penalties only releases its place."""
         row = admission.row
         if not rows.columns["options"][row] & PENALTIES:
             self._places.leave(row)
@@ -54,7 +55,7 @@ class TokenCounts:
             self._num_distinct[place] = len(distinct)
 
     def count(self, rows: np.ndarray, token_ids: torch.Tensor) -> None:
-        """Add the sampled `token_ids` (int64 [r] on the device, negative ones are none) of `rows`."""
+        """Count the sampled `token_ids` (int64 [r] on the device; negative: no token) of `rows`."""
         places = upload(self._places.of[rows], self._device)
         tokens = token_ids.clamp(min=0)
         if self._device.type == "cpu":
@@ -65,8 +66,10 @@ class TokenCounts:
     def penalise_on_cpu(
         self, logits: np.ndarray, selected: np.ndarray, rows: np.ndarray, penalties: np.ndarray
     ) -> None:
-        """What `penalise` gives, in place and on a CPU: float32 logits [n, vocab_size], of which rows
-        `selected` [r] are those of `rows`. Only tokens that a row holds are looked at."""
+        """Penalise float32 logits [n, vocab_size] in place on a CPU, like `penalise`.
+
+        `selected` [r]: the logits' rows that belong to `rows`. Only tokens that a row contains are touched.
+        """
         places = self._places.of[rows]
         held = np.arange(self._distinct.shape[1]) < self._num_distinct[places][:, None]
         index, tokens = held.nonzero()[0], self._distinct[places][held]
@@ -82,9 +85,11 @@ class TokenCounts:
     def penalise_drafted(
         self, logits: torch.Tensor, before: torch.Tensor, drafted: Drafted, penalties: torch.Tensor
     ) -> None:
-        """What a draft of the same row stands before counts too. Set the m logits [n, vocab_size] of
-        `drafted` anew, in place, from what they were `before` they were penalised; `penalties` as in
-        `penalise`, [3, m, 1]."""
+        """Penalise again in place, so that drafts of the same row before a position count too.
+
+        Sets the m logits [n, vocab_size] of `drafted` from their values `before` the penalties. `penalties`
+        as in `penalise`, [3, m, 1].
+        """
         places = upload(self._places.of[drafted.rows], self._device)
         positions, tokens, further = (upload(each, self._device) for each in drafted.pairs)
         repetition, presence, frequency = penalties[:, :, 0]
@@ -93,11 +98,12 @@ class TokenCounts:
         logits[positions, tokens] = values - presence
 
     def penalise(self, logits: torch.Tensor, rows: np.ndarray, penalties: torch.Tensor) -> torch.Tensor:
-        """float32 logits [r, vocab_size] of `rows`, and repetition, presence, frequency [3, r, 1].
+        """Return the penalised float32 logits [r, vocab_size] of `rows`.
 
-        Repetition (Keskar et al., CTRL, 2019): a positive logit of a token that prompt or output hold
-        is divided, a negative one multiplied. Then, as OpenAI defines them, the frequency penalty times
-        the token's count in the output and the presence penalty once, if it is there, are subtracted.
+        `penalties`: repetition, presence, frequency [3, r, 1]. Repetition (Keskar et al., CTRL, 2019): a
+        positive logit of a token in prompt or output is divided, a negative one multiplied. Then, as OpenAI
+        defines them, the frequency penalty times the token's count in the output, and the presence penalty if
+        the token occurs, are subtracted.
         """
         repetition, presence, frequency = penalties
         places = upload(self._places.of[rows], self._device)
@@ -122,7 +128,7 @@ class TokenCounts:
 
     def _grow(self, count: int) -> None:
         more = count - len(self._counts)
-        # Made before one of them is kept: where memory ends, all of them are as they were.
+        # All tensors are allocated before any is assigned: if memory runs out, the object stays unchanged.
         seen = torch.cat((self._seen, self._seen.new_zeros(more, self._vocab_size)))
         counts = torch.cat((self._counts, self._counts.new_zeros(more, self._vocab_size)))
         self._distinct = np.pad(self._distinct, ((0, more), (0, 0)))

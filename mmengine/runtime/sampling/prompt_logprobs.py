@@ -1,7 +1,7 @@
-"""Logprobs of prompts' own tokens, gathered while their chunks are computed.
+"""Gather logprobs of prompt tokens while the prompt's chunks are computed.
 
-A token's logprob comes from the position before it, so the first one has none. A prompt that loses its row
-half way comes back without its KV (core/decide), and all of it is computed again.
+A token's logprob comes from the position before it, so the first token has none. A prompt that is preempted
+half way loses its KV (core/decide), and is computed again from the start.
 """
 
 from collections.abc import Callable
@@ -14,18 +14,18 @@ from mmengine.core.executor import Admission, PromptLogprobs, StepPlan
 from mmengine.runtime.device.upload import upload
 from mmengine.runtime.sampling.topk import topk_tokens_of
 
-POSITIONS_AT_ONCE = 64  # whose logits, float32 [64, vocab_size], are there at the same time
+POSITIONS_AT_ONCE = 64  # positions whose logits, float32 [64, vocab_size], are in memory at the same time
 
 
 @dataclass(slots=True)
 class _Prompt:
     token_ids: np.ndarray  # int32 [n]
-    ids: np.ndarray  # int32 [n, 1 + k]: the token that stands there, then the k likeliest
+    ids: np.ndarray  # int32 [n, 1 + k]: the prompt's token, then the k likeliest
     logprobs: np.ndarray  # float32 [n, 1 + k]
 
 
 class PromptLogprobsGatherer:
-    """Costs nothing while nobody asks."""
+    """Gathers logprobs of the requests that want prompt logprobs; free of cost otherwise."""
 
     def __init__(self) -> None:
         self._by_row: dict[int, _Prompt] = {}
@@ -49,8 +49,11 @@ class PromptLogprobsGatherer:
         places: np.ndarray | None,
         logits_of: Callable[[torch.Tensor], torch.Tensor],
     ) -> tuple[PromptLogprobs, ...]:
-        """`hidden`: of the batch, in which the plan's tokens stand at `places` (intp [n]; None: in their
-        order). Gives those of the prompts that end in this step. Waits for the device where somebody asks."""
+        """Return the logprobs of prompts that end in this step. Waits for the device if any prompt wants
+        logprobs.
+
+        `hidden`: of the batch, which has the plan's tokens at `places` (intp [n]; None: in order).
+        """
         asking = np.flatnonzero(np.isin(plan.rows, list(self._by_row))).tolist() if self._by_row else ()
         if not asking:
             return ()
@@ -62,7 +65,7 @@ class PromptLogprobsGatherer:
             row = int(plan.rows[place])
             prompt = self._by_row[row]
             begin, count = int(plan.num_computed[place]), int(plan.num_scheduled[place])
-            behind = int(ends[place]) - count - begin  # from a place in the prompt to one in the step
+            behind = int(ends[place]) - count - begin  # offset from a position in the prompt to the step
             last = min(begin + count, len(prompt.token_ids) - 1)
             for start in range(begin, last, POSITIONS_AT_ONCE):
                 stop = min(start + POSITIONS_AT_ONCE, last)
@@ -75,7 +78,7 @@ class PromptLogprobsGatherer:
 
 
 def _take(prompt: _Prompt, start: int, stop: int, logits: torch.Tensor) -> None:
-    """`logits` of the places from `start` to `stop`: those of the tokens behind them."""
+    """Store the logprobs that `logits` of positions `start` to `stop` give, for the tokens after them."""
     logprobs = logits.log_softmax(dim=-1)
     start, stop = start + 1, stop + 1
     said = prompt.token_ids[start:stop].astype(np.int64)

@@ -1,4 +1,4 @@
-"""Places of rows in tables that only some rows need."""
+"""Assign places in tables that only some rows need."""
 
 from collections.abc import Callable
 
@@ -8,8 +8,10 @@ from mmengine.ragged import NO_PLACE
 
 
 class RowPlaces:
-    """`of`: int64 [max_rows], the place of each row, or NO_PLACE. `grow` makes room in the tables for so many
-    places; what it raises leaves the places as they are."""
+    """Places of rows. `of`: int64 [max_rows], each row's place, or NO_PLACE.
+
+    `grow` enlarges the tables to a number of places; if `grow` raises, the places stay unchanged.
+    """
 
     def __init__(self, max_rows: int, grow: Callable[[int], None]) -> None:
         self.of = np.full(max_rows, NO_PLACE, np.int64)
@@ -18,7 +20,7 @@ class RowPlaces:
         self._count = 0
 
     def take(self, row: int) -> int:
-        """The row's place: its own, or one that is free."""
+        """Return the row's place, and assign a free one if necessary."""
         if self.of[row] == NO_PLACE:
             if not self._free:
                 count = max(4, 2 * self._count)
@@ -29,7 +31,7 @@ class RowPlaces:
         return int(self.of[row])
 
     def leave(self, row: int) -> None:
-        """Give the place of a row back, if it has one."""
+        """Release the row's place, if it has one."""
         if self.of[row] != NO_PLACE:
             self._free.append(int(self.of[row]))
             self.of[row] = NO_PLACE

@@ -1,4 +1,4 @@
-"""Some rows of a tensor, selected on the host."""
+"""Select some rows of a tensor by host indices."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,9 @@ from mmengine.runtime.device.upload import upload
 
 
 def take(tensor: torch.Tensor, selected: np.ndarray) -> torch.Tensor:
-    """Rows `selected` (ascending indices) of `tensor`: itself when that is all of them, else a copy."""
+    """Return rows `selected` (ascending indices) of `tensor`: the tensor itself if these are all rows, else a
+    copy.
+    """
     if len(selected) == len(tensor):
         return tensor
     return tensor.index_select(0, upload(selected, tensor.device))
@@ -18,7 +20,7 @@ def take(tensor: torch.Tensor, selected: np.ndarray) -> torch.Tensor:
 def on_rows(
     logits: torch.Tensor, selected: np.ndarray, change: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
-    """`logits`, changed in rows `selected` (ascending indices) alone."""
+    """Return `logits` with `change` applied to the rows `selected` (ascending indices) only."""
     if len(selected) == len(logits):
         return change(logits)
     index = upload(selected, logits.device)

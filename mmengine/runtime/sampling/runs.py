@@ -1,4 +1,4 @@
-"""The positions at which a step with drafts samples, and how much of each row's drafts it keeps."""
+"""Find the positions that sample in a step with drafts, and how many of a row's drafts are accepted."""
 
 from typing import NamedTuple
 
@@ -6,25 +6,27 @@ import numpy as np
 
 from mmengine.core.executor import StepPlan
 
-NOTHING = -2  # no token, and no sign for the lack of one
+NOTHING = -2  # neither a token nor an error marker
 
 
 class Runs(NamedTuple):
-    """s rows sample at p positions: each at its last known token and at each draft behind it."""
+    """s rows that sample at p positions: each at its last known token and at each of the following drafts."""
 
     places: np.ndarray  # intp [p], in the batch
-    first: np.ndarray  # intp [s], where a row's positions begin among the p
+    first: np.ndarray  # intp [s], index of the row's first position among the p
     row_of: np.ndarray  # intp [p], index of the position's row among the s
-    follows: np.ndarray  # int32 [p], the draft behind the position; NOTHING at a row's last one
+    follows: np.ndarray  # int32 [p], the draft after the position; NOTHING at a row's last position
 
     def counts(self, token_ids: np.ndarray) -> np.ndarray:
-        """Tokens that each row gives when int32 [p] are sampled: as long as the draft behind is the one that
-        was sampled, and one more. int64 [s]."""
+        """Return how many tokens each row gives, int64 [s], if `token_ids` int32 [p] are sampled.
+
+        A row gives its sampled tokens up to the first that differs from the draft after it, inclusive.
+        """
         ends = np.flatnonzero(token_ids != self.follows)
         return ends[np.searchsorted(ends, self.first)] - self.first + 1
 
     def drafts_at(self, selected: np.ndarray) -> tuple[np.ndarray, list[list[int]]]:
-        """Of whole runs, given by their positions `selected`: their first positions, and their drafts."""
+        """Return the first positions and the drafts of whole runs, given by their positions `selected`."""
         heads = selected[selected == self.first[self.row_of[selected]]]
         sizes = np.diff(np.append(self.first, len(self.places)))[self.row_of[heads]]
         ends = (heads + sizes - 1).tolist()
@@ -32,8 +34,9 @@ class Runs(NamedTuple):
 
 
 def runs_of(plan: StepPlan) -> Runs | None:
-    """None where no row that samples has drafts."""
-    if plan.num_drafts is None or len(plan.input_ids) == len(plan.rows):  # one token each, which is known
+    """Return the plan's runs, or None if no sampling row has drafts."""
+    # each row has one token, which is known
+    if plan.num_drafts is None or len(plan.input_ids) == len(plan.rows):
         return None
     num_drafts = plan.num_drafts[plan.sample]
     if not num_drafts.any():

@@ -1,4 +1,4 @@
-"""What samples in a step: rows, or with drafts the positions of rows."""
+"""The rows that sample in a step, or with drafts the rows' positions."""
 
 import msgspec
 import numpy as np
@@ -10,10 +10,13 @@ from mmengine.runtime.sampling.runs import Runs
 
 
 class SampleRows(msgspec.Struct, frozen=True, eq=False):
-    """s row numbers, their columns (rows.COLUMNS), their output indices from 0, and all bits of their
-    `options` together. With drafts, `in_runs`, a row samples at several positions, and stands here as often;
-    `drafted` says what stands before those of rows with penalties, and `follows` (int32 [s]), where rows have
-    rules about the tokens before, which draft stands behind each."""
+    """s row numbers, their columns (rows.COLUMNS), their output indices from 0, and the union of their
+    `options`.
+
+    With drafts (`in_runs`) a row samples at several positions and appears once per position. `drafted`:
+    drafts before each position, for rows with penalties. `follows` (int32 [s]): the draft after each
+    position, for rows with rules about earlier tokens.
+    """
 
     rows: np.ndarray
     columns: np.ndarray
@@ -27,7 +30,7 @@ class SampleRows(msgspec.Struct, frozen=True, eq=False):
     def of(
         cls, columns: RowColumns, rows: np.ndarray, num_known: np.ndarray, runs: Runs | None = None
     ) -> "SampleRows":
-        """`num_known` [s]: tokens that each of `rows` has when it samples."""
+        """Return the entries for `rows`, which have `num_known` [s] tokens when they sample."""
         records = columns.of(rows)
         wanted = int(np.bitwise_or.reduce(records["options"]))
         drafted = None
@@ -38,7 +41,7 @@ class SampleRows(msgspec.Struct, frozen=True, eq=False):
         return cls(rows, records, output_index, wanted, runs is not None, drafted, follows)
 
     def take(self, selected: np.ndarray) -> "SampleRows":
-        """Those `selected`, ascending."""
+        """Return the entries `selected`, ascending."""
         drafted = self.drafted
         if drafted is not None:
             position, *others = drafted.pairs
@@ -57,7 +60,7 @@ class SampleRows(msgspec.Struct, frozen=True, eq=False):
 
 
 def _drafted(runs: Runs, rows: np.ndarray, selected: np.ndarray) -> Drafted | None:
-    """The drafts before each of the positions `selected`; None when there are none."""
+    """Return the drafts before each of the positions `selected`, or None if there are none."""
     depths = selected - runs.first[runs.row_of[selected]]
     if not depths.any():
         return None

@@ -1,18 +1,18 @@
-"""From logits to tokens, for all rows of a step at once.
+"""Sample tokens from logits, for all rows of a step at once.
 
-Order of operations for a row, each only where it is asked for:
+Order of operations for a row, each only if the row uses it:
 
-    1. logprobs are those of the model's own distribution, before anything below;
+    1. logprobs are taken from the model's own distribution, before anything below;
        tokens that the row's grammar does not allow are excluded;
-    2. logit bias and what is excluded always; rules about the tokens before; repetition, then frequency and
-       presence penalty; before min_tokens, end-of-sequence and stop tokens are excluded;
-    3. temperature 0: the most likely token, of equals the lowest id;
+    2. logit bias and tokens that are always excluded; rules about earlier tokens; repetition, then frequency
+       and presence penalty; before min_tokens, end-of-sequence and stop tokens are excluded;
+    3. temperature 0: the most likely token, ties to the lowest id;
     4. else temperature, top-k, top-p, min-p, typical-p, then Gumbel noise, and the largest sum;
-    5. in a row whose text is to be completed within its budget: what completes it, where that token would
-       lead too far (`close`).
+    5. in a row whose text must be completed within its budget: a completing token, if the sampled token
+       would lead too far (`close`).
 
-2 and 4 are the order of transformers' logits processors. A row with NaN, with +inf, or with nothing
-finite gets no token; -inf alone excludes a token. The logits are not written to, but for rows with a mask.
+2 and 4 follow the order of transformers' logits processors. A row with NaN, with +inf, or without a finite
+logit gets no token; -inf alone excludes a token. The logits stay unchanged, except in rows with a mask.
 """
 
 from collections.abc import Sequence
@@ -52,8 +52,11 @@ COUNTED = HISTORY | PENALTIES
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Of `indices` (host, into the sampling rows): the chosen token's logprob [m] and the k best
-    tokens [m, k], best first; k is the most that a row asks for."""
+    """Logprobs for `indices` (host, into the sampling rows): the chosen token's logprob [m] and the k best
+    tokens [m, k], best first.
+
+    k is the largest number that a row asks for.
+    """
 
     indices: np.ndarray
     chosen: torch.Tensor
@@ -62,11 +65,11 @@ class Logprobs:
 
 
 class Sampled(msgspec.Struct, frozen=True, eq=False):
-    token_ids: torch.Tensor  # int64 [s]; ERROR_TOKEN where a row has no finite distribution
+    token_ids: torch.Tensor  # int64 [s]; ERROR_TOKEN for a row without a finite distribution
     logprobs: Logprobs | None
 
     def to_host(self) -> "Sampled":
-        """Start the copies; on CUDA they land in pinned memory and are not waited for."""
+        """Start copying to the host; on CUDA into pinned memory, without waiting."""
         if self.token_ids.device.type == "cpu":
             return self
         token_ids, lists = self.token_ids.to("cpu", non_blocking=True), self.logprobs
@@ -80,8 +83,10 @@ class Sampled(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Tokens, int64 [s], and the largest logit that could be chosen [s]; not finite: the row is broken.
-    `logits` are the model's own where likelihoods are asked for."""
+    """Chosen tokens, int64 [s], and the largest allowed logit [s], which is not finite if the row has failed.
+
+    `logits` are the model's own if logprobs are wanted.
+    """
 
     token_ids: torch.Tensor
     largest: torch.Tensor
@@ -89,7 +94,7 @@ class Chosen:
 
 
 class Due(NamedTuple):
-    """What is to be said at places among all that sample."""
+    """Forced tokens, and their positions among all sampling positions."""
 
     places: Sequence[int] = ()
     token_ids: Sequence[int] = ()
@@ -108,26 +113,28 @@ class Sampler:
             compile_all(self._kernels, vocab_size, device)
 
     def admit(self, admission: Admission) -> None:
-        """Take over a row, after RowColumns.admit."""
+        """Set up a row, after RowColumns.admit."""
         self._counts.admit(admission, self._rows)
         self._history.admit(admission, self._rows)
 
     def sample(
         self, logits: torch.Tensor, batch: SampleRows, masks: Masks | None = None, due: Due = NOTHING_DUE
     ) -> Sampled:
-        """float32 logits [s, vocab_size], one row each of `batch`. Does not wait for the device."""
+        """Sample float32 logits [s, vocab_size], one row per entry of `batch`, without waiting for the
+        device.
+        """
         chosen = self.choose(logits, batch, masks)
         self.put(chosen, due)
         return self.conclude(chosen, batch)
 
     def put(self, chosen: Chosen, due: Due) -> None:
-        """What rows are to say whatever the model does, in place."""
+        """Write the forced tokens `due` in place."""
         if due.places:
             places = upload(np.array(due.places, np.int64), self.device)
             chosen.token_ids[places] = upload(np.array(due.token_ids, np.int64), self.device)
 
     def choose(self, logits: torch.Tensor, batch: SampleRows, masks: Masks | None = None) -> Chosen:
-        """What `sample` gives, to be changed or not, and then to be said by `conclude`."""
+        """Choose tokens as `sample` does; the caller may change the choice before `conclude`."""
         largest, token_ids = topk_tokens(logits)
         options, wanted = batch.columns["options"], batch.wanted
         own_logits = logits
@@ -147,15 +154,17 @@ class Sampler:
         return Chosen(token_ids, largest, own_logits)
 
     def choose_again(self, chosen: Chosen, batch: SampleRows, masks: Masks) -> None:
-        """Choose anew, in place, for the rows that `masks` are of, from what these allow (on a CPU)."""
+        """Choose again in place, on a CPU, for the rows of `masks`, among the allowed tokens."""
         selected = torch.from_numpy(masks.selected)
         narrow = Masks(np.arange(len(masks.selected)), masks.bits)
         again = self.choose(chosen.logits.index_select(0, selected), batch.take(masks.selected), narrow)
         chosen.token_ids[selected], chosen.largest[selected] = again.token_ids, again.largest
 
     def close(self, chosen: Chosen, closing: Closing) -> None:
-        """Put, in place, what rows are to say that complete their texts where they chose something else. The
-        counts and the next step need that token, so this waits for the device; for such rows alone."""
+        """Replace choices in place by tokens that complete the rows' texts.
+
+        The counts and the next step need these tokens, so this waits for the device, but only for such rows.
+        """
         places = upload(closing.places, self.device)
         sampled = chosen.token_ids[places].tolist()
         kept = closing.keep(sampled)
@@ -163,7 +172,7 @@ class Sampler:
             chosen.token_ids[places] = upload(np.array(kept, np.int64), self.device)
 
     def conclude(self, chosen: Chosen, batch: SampleRows) -> Sampled:
-        """The tokens are said."""
+        """Make the choice final and return the sampled tokens."""
         token_ids = chosen.token_ids
         _refuse_broken(token_ids, chosen.largest)
         if batch.wanted & COUNTED and not batch.in_runs:
@@ -175,8 +184,11 @@ class Sampler:
         )
 
     def count(self, batch: SampleRows, token_ids: torch.Tensor) -> None:
-        """The rows said `token_ids` [s]. `sample` sees to it itself where `batch` is not in runs; in runs
-        only who reads the tokens knows which of them are said."""
+        """Count `token_ids` [s] for their rows.
+
+        `sample` does this itself unless `batch` is in runs; in runs the accepted tokens are known only when
+        they are read.
+        """
         options = batch.columns["options"]
         if len(selected := np.flatnonzero(options & PENALTIES)):
             self._counts.count(batch.rows[selected], take(token_ids, selected))
@@ -191,8 +203,10 @@ class Sampler:
         largest: torch.Tensor,
         token_ids: torch.Tensor,
     ) -> None:
-        """Exclude what masks exclude, in place, and choose `token_ids` anew. `largest` of a row becomes that
-        of what is left, unless the row was broken already."""
+        """Exclude masked tokens in place and choose `token_ids` again.
+
+        `largest` of a row becomes the largest remaining logit, unless the row has already failed.
+        """
         is_read = (options[masks.selected] & (ADJUSTED | RANDOM)) != 0
         left, chosen = keep_allowed(logits, masks, is_read)
         if logits.device.type == "cpu":
@@ -207,9 +221,13 @@ class Sampler:
     def _before_min_tokens(
         self, logits: torch.Tensor, token_ids: torch.Tensor, batch: SampleRows
     ) -> tuple[np.ndarray, int]:
-        """The rows' options [s], with MIN_TOKENS where it still has to be seen to, and all of them together:
-        not in rows that have so many tokens, and on a CPU not in greedy rows that ask for nothing else.
-        Those are done here, in `token_ids`; most of them chose a token that ends nothing anyway."""
+        """Return the rows' options [s], with MIN_TOKENS where the rule still has to be applied, and the union
+        of all options.
+
+        The rule is dropped for rows that have enough tokens, and on a CPU for greedy rows without other
+        options. Those rows are handled here in `token_ids`; most of them chose a token that ends nothing
+        anyway.
+        """
         options = batch.columns["options"]
         is_early = ((options & MIN_TOKENS) != 0) & (batch.output_index < batch.columns["min_tokens"])
         if logits.device.type == "cpu":
@@ -229,7 +247,7 @@ class Sampler:
     def _next_topk(
         self, logits: np.ndarray, tokens: np.ndarray, selected: np.ndarray, rows: np.ndarray
     ) -> None:
-        """Put the most likely tokens that do not end a text into `tokens` [s], at places `selected`."""
+        """Write the most likely tokens that do not end a text to `tokens` [s] at places `selected`."""
         if not len(selected):
             return
         places = selected[:, None], self._rows.blocked[rows[selected]]
@@ -239,7 +257,7 @@ class Sampler:
         logits[places] = kept
 
     def _choose(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
-        """Tokens of rows that ask for more than the most likely; rows that are ADJUSTED are written to."""
+        """Return the tokens of rows that are not plainly greedy; logits of ADJUSTED rows are overwritten."""
         if int(np.bitwise_or.reduce(options)) & ADJUSTED:
             logits = self._adjust(logits, options, batch)
         selected = np.flatnonzero(options & RANDOM)
@@ -252,7 +270,7 @@ class Sampler:
         return token_ids
 
     def _adjust(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
-        """Step 2, in place."""
+        """Apply step 2 in place."""
         selected = np.flatnonzero(options & BIAS)
         if len(selected):
             pairs = [self._rows.bias[row] for row in batch.rows[selected].tolist()]
@@ -302,7 +320,7 @@ class Sampler:
 
 
 def _refuse_broken(token_ids: torch.Tensor, largest: torch.Tensor) -> None:
-    """ERROR_TOKEN for the rows without a finite `largest` logit, in place."""
+    """Write ERROR_TOKEN for the rows without a finite `largest` logit, in place."""
     if token_ids.device.type != "cpu":
         token_ids.masked_fill_(~largest.isfinite(), ERROR_TOKEN)
         return
@@ -314,7 +332,7 @@ def _refuse_broken(token_ids: torch.Tensor, largest: torch.Tensor) -> None:
 def _scatter_index(
     selected: np.ndarray, ids: list[np.ndarray], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(row, token) for every token id of every selected row."""
+    """Return (row, token) for every token id of every selected row."""
     rows = np.repeat(selected, [len(some) for some in ids])
     both = upload(np.stack((rows, np.concatenate(ids))), device)
     return both[0], both[1]

@@ -1,4 +1,4 @@
-"""Where a sampled token ends its row's text."""
+"""Find sampled tokens that end their row's text."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -12,31 +12,34 @@ from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.structured_output.rows.rows import Cut
 
 EOS, TOKEN, STRING = "eos", "token", "string"
-CLOSED = "closed"  # its text was completed because its budget ends
-GRAMMAR_END = "grammar"  # its grammar allows nothing more
-STRING_ENDS = {True: STRING, False: CUT}  # by whether the form is complete before the stop string
+CLOSED = "closed"  # the text was completed because its budget ends
+GRAMMAR_END = "grammar"  # the grammar allows no further token
+STRING_ENDS = {True: STRING, False: CUT}  # by whether the grammar is complete before the stop string
 
 
 class StopWatcher(Protocol):
-    """Finds stop strings in the text of rows. It is asked about rows whose request has some, only."""
+    """Finds stop strings in rows' texts. Called only for rows whose request has stop strings."""
 
     def admit(self, row: int, request: Request, token_ids: np.ndarray) -> None:
-        """`row` now belongs to `request`, which has stop strings; forget who held it before.
+        """Assign `row` to `request`, which has stop strings, and forget the row's previous request.
 
-        `token_ids` int32: prompt and outputs known so far (a preempted request comes back with them);
-        the prompt's length is that of request.prompt_token_ids.
+        `token_ids` int32: prompt and outputs known so far (a preempted request returns with its outputs). The
+        prompt's length is the length of request.prompt_token_ids.
         """
 
     def feed(self, rows: np.ndarray, token_ids: np.ndarray) -> Sequence[int]:
-        """One new token of each row, both int32 [s]: the indices, ascending, into them where a stop
-        string is now complete. Of a row that it named it finds none any more."""
+        """Append one token to each row, both int32 [s]; return the ascending indices of rows in which a stop
+        string is now complete.
+
+        After a stop string, later calls find nothing in that row.
+        """
 
     def cut(self, row: int) -> Cut | None:
-        """Where a stop string ended the text of a row that has a form; None where none did."""
+        """Return where a stop string ended the text of a row with a grammar, or None."""
 
 
 def may_stop(token_ids: np.ndarray, batch: SampleRows, columns: RowColumns) -> bool:
-    """Whether `find_stops` could find any; in almost no step of rows that decode."""
+    """Return whether `find_stops` could find a stop, which is rare in decode steps."""
     return bool(batch.wanted & (STOP_IDS | STOP_STRINGS) or np.count_nonzero(columns.is_eos(token_ids)))
 
 
@@ -46,15 +49,15 @@ def find_stops(
     columns: RowColumns,
     watcher: StopWatcher | None,
 ) -> tuple[tuple[int, str], ...]:
-    """(index, kind) for every sampling row that its token (int32 [s], negative: none) ends.
+    """Return (index, kind) for every sampling row whose token (int32 [s]; negative: no token) ends its text.
 
-    A row stops at nothing before min_tokens tokens have been given, at a stop string before
-    min_stop_tokens. End of sequence comes before a stop token, a stop token before a stop string.
+    A row does not stop before min_tokens tokens, nor at a stop string before min_stop_tokens. End of sequence
+    takes precedence over a stop token, and a stop token over a stop string.
     """
     options, wanted = batch.columns["options"], batch.wanted
     at_eos = columns.is_eos(token_ids)
     if not wanted & (STOP_IDS | STOP_STRINGS) and not np.count_nonzero(at_eos):
-        return ()  # almost every step of rows that decode
+        return ()  # almost every decode step
     may_stop = (batch.output_index >= batch.columns["min_tokens"]) & (token_ids >= 0)
     at_eos &= may_stop & ~batch.columns["ignore_eos"]
     kinds = dict.fromkeys(np.flatnonzero(at_eos).tolist(), EOS)

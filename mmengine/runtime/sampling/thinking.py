@@ -1,7 +1,7 @@
-"""Rows whose reasoning is ended when its budget is used up: what they are to say then.
+"""End the reasoning of rows whose reasoning budget is used up, by forcing tokens.
 
-It follows from the tokens before alone, drafts among them, and not from what the model says there: so
-neither drafts, nor a preemption, nor a crash change where reasoning ends.
+The forced tokens depend only on earlier tokens, including drafts, and not on the model's choice. So neither
+drafts nor a preemption nor a crash change where reasoning ends.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,11 @@ from mmengine.runtime.sampling.sampler import Due
 
 
 class Reasoned(NamedTuple):
-    """Where a text is in its reasoning: `opened` tokens of the start marker, then `said` tokens behind it,
-    the last `closed` of which may be the beginning of the end marker. `is_over`: there is none, or none any
-    more."""
+    """A text's position in its reasoning.
+
+    `opened`: tokens of the start marker so far. `said`: tokens after the start marker, of which the last
+    `closed` may begin the end marker. `is_over`: there is no reasoning, or it has ended.
+    """
 
     opened: int = 0
     said: int = 0
@@ -27,7 +29,7 @@ class Reasoned(NamedTuple):
 
     @classmethod
     def begin(cls, budget: ThinkingBudget) -> "Reasoned":
-        """Of a text that has said nothing."""
+        """Return the position of an empty text."""
         if budget.is_open:
             return cls(len(budget.start))
         return cls(is_over=not budget.start)
@@ -43,27 +45,29 @@ class Reasoned(NamedTuple):
         return self._replace(said=self.said + 1, closed=closed, is_over=closed == len(budget.end))
 
     def next(self, budget: ThinkingBudget) -> int | None:
-        """What has to be said now; None where that is free."""
+        """Return the token that must come next, or None if any may."""
         if self.is_over or self.opened < len(budget.start) or self.said < budget.tokens:
             return None
         return budget.end[self.closed]
 
 
 class ThinkingRows:
-    """Only rows that reason, and whose request says how long at most, cost anything."""
+    """Positions of rows that reason with a budget. Other rows cost nothing."""
 
     def __init__(self) -> None:
         self._rows: dict[int, tuple[ThinkingBudget, Reasoned]] = {}
 
     def admit(self, row: int, request: Request, token_ids: np.ndarray) -> None:
-        """`row` now belongs to `request`. `token_ids`: int32, its prompt and all that it said."""
+        """Assign `row` to `request`. `token_ids`: int32, the prompt and all output tokens."""
         self._rows.pop(row, None)
         if request.thinking is not None:
             self._rows[row] = request.thinking, Reasoned.begin(request.thinking)
             self._say(row, token_ids[len(request.prompt_token_ids) :].tolist())
 
     def due(self, batch: SampleRows, runs: Runs | None) -> Due:
-        """Places among all that sample, ascending, and what is to be said there."""
+        """Return the positions, ascending among all sampling positions, where a token is forced, and these
+        tokens.
+        """
         places: list[int] = []
         tokens: list[int] = []
         for place in self._reasoning(batch.rows):
@@ -78,14 +82,16 @@ class ThinkingRows:
         return Due(places, tokens)
 
     def said(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
-        """Rows (int32 [s]) said tokens (int32): `counts` of them each, one behind the other, or one each."""
+        """Append tokens (int32) to rows (int32 [s]): `counts` tokens each, one row after the other, or one
+        each.
+        """
         ends = np.arange(1, len(rows) + 1) if counts is None else np.cumsum(counts)
         for index in self._reasoning(rows):
             start = int(ends[index - 1]) if index else 0
             self._say(int(rows[index]), token_ids[start : int(ends[index])].tolist())
 
     def _reasoning(self, rows: np.ndarray) -> list[int]:
-        """Indices, ascending, of those among `rows` that may still reason."""
+        """Return the ascending indices of those `rows` that may still reason."""
         return np.flatnonzero(np.isin(rows, list(self._rows))).tolist() if self._rows else []
 
     def _say(self, row: int, token_ids: Sequence[int]) -> None:

@@ -1,5 +1,7 @@
-"""What of this machine the engine can use, and why not, in sentences. But for our kernels nothing is loaded
-or compiled for that, and nothing is run on a GPU."""
+"""Describe in sentences what the engine can use on this machine, and why not.
+
+Apart from the native kernels nothing is loaded or compiled, and nothing runs on a GPU.
+"""
 
 import torch.distributed as dist
 
@@ -9,17 +11,17 @@ from mmengine.runtime.device.cuda import CudaDevice
 
 
 def no_gpu() -> str | None:
-    """Why no GPU can be used, with what to do; None where one can."""
+    """Return why no GPU can be used and what to do about it, or None."""
     return CudaDevice.problem(None)
 
 
 def gpus() -> list[str]:
-    """A line a GPU: name, compute capability, memory."""
+    """Return a line per GPU: name, compute capability, memory."""
     return CudaDevice.describe() if no_gpu() is None else []
 
 
 def attention() -> dict[str, str]:
-    """By attention backend: "usable" and where, or what is missing and how to get it."""
+    """Return for each attention backend "usable" and where, or what is missing and how to install it."""
     found = {}
     for name, its in (("flashinfer", flashinfer_capability), ("triton", triton_capability)):
         missing = its.package_problem() or no_gpu() or its.missing(CudaDevice(0))
@@ -29,7 +31,7 @@ def attention() -> dict[str, str]:
 
 
 def chosen() -> str:
-    """What `attention="auto"` takes."""
+    """Return the backend that `attention="auto"` chooses."""
     usable = {name for name, text in attention().items() if text.startswith("usable")}
     on_cpu = "native" if "native" in usable else "torch"
     if no_gpu() is not None:
@@ -39,7 +41,7 @@ def chosen() -> str:
 
 
 def tensor_parallel() -> str:
-    """Over how many devices a model can be cut."""
+    """Return over how many devices a model can be sharded."""
     if not dist.is_available():
         return "not usable: this torch is built without torch.distributed"
     count = 0 if no_gpu() is not None else CudaDevice.count()

@@ -1,4 +1,4 @@
-"""How much of the encoder a step may take on: from how fast it is here."""
+"""Choose how much encoder work a step may take, from the encoder's measured speed."""
 
 import msgspec
 import torch
@@ -7,15 +7,18 @@ from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError
 from mmengine.models.plugin import VisionLanguageModel
 
-# What a part of an item takes, beside which others decode one token: not longer than somebody who reads along
-# waits for one, and long enough that what a step costs by itself does not count.
+# Time for one part of an item, during which other rows decode one token: no longer than a reader waits for a
+# token, and long enough to hide the fixed cost of a step.
 PIECE_NS = 10**9
 
 
 def with_encoder_pace(config: EngineConfig, model: VisionLanguageModel, num_threads: int) -> EngineConfig:
-    """`config` with what it leaves open of encoder_piece, encoder_even_patches and encoder_work_ns, measured
-    on so many threads. All stay as they are where the encoder cannot stop within an item, and with vLLM's
-    decisions. Raises ConfigError where a piece is asked for there."""
+    """Return `config` with unset encoder_piece, encoder_even_patches and encoder_work_ns filled in by
+    measurement.
+
+    They stay unset if the encoder cannot pause within an item, and with vLLM's decisions. Raises ConfigError
+    if a piece is set in these cases.
+    """
     measure = getattr(model, "measure_encoder", None)
     if config.compat or measure is None:
         return _whole(config)

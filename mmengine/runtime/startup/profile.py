@@ -1,4 +1,6 @@
-"""How much memory the largest step needs beside the weights: it is run once, before the KV pool is there."""
+"""Measure how much memory the largest step needs besides the weights, by running it before the KV pool
+exists.
+"""
 
 import math
 from collections.abc import Callable
@@ -13,22 +15,22 @@ from mmengine.models.plugin import AuxHiddenStates, ModelSpec, VisionLanguageMod
 from mmengine.runtime.device.port import Meter
 from mmengine.runtime.graphs.encoder_sizes import MOST_EMBEDS
 
-# Of float32 logits: scaled ones, sorted ones with their ids (int64), and sums of them, for filters.
+# Copies of float32 logits that filters need: scaled, sorted with ids (int64), and cumulative sums.
 SAMPLING_COPIES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    layers: int  # bytes: all layers, logits and sampling over token_budget tokens
-    encoder: int  # bytes: the encoder over encoder_budget embeddings
-    graphs: int = 0  # bytes: the layers of the largest captured step, and the largest captured encoding
+    layers: int  # bytes for all layers, logits and sampling over token_budget tokens
+    encoder: int  # bytes for the encoder over encoder_budget embeddings
+    graphs: int = 0  # bytes for the layers of the largest captured step, and the largest captured encoding
 
 
 class _NoCache:
-    """An attention port without a cache: shapes and memory of the layers, no attention."""
+    """An attention port without a cache: gives the layers' shapes and memory, but no attention."""
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Nothing is kept."""
+        """Store nothing."""
 
     def run(self, layer: int, q: Tensor) -> Tensor:
         return torch.zeros_like(q, memory_format=torch.contiguous_format)
@@ -43,9 +45,11 @@ def measure(
     aux_hidden_states: tuple[int, ...] = (),
     captures: bool = False,
 ) -> Peaks:
-    """Run both passes of the largest step, and those of the largest graphs where it `captures`.
-    `aux_hidden_states`: the layers that a draft head reads. Raises ConfigError where one does not fit by
-    itself."""
+    """Run both passes of the largest step, and those of the largest graphs if it `captures`; return their
+    peaks.
+
+    `aux_hidden_states`: the layers that a draft head reads. Raises ConfigError if a pass alone does not fit.
+    """
     budget, rows = config.token_budget, config.max_num_seqs * (1 + config.num_draft_tokens)
     sampled, graphs, encoder = min(rows, budget), 0, 0
     with torch.inference_mode():
@@ -85,7 +89,7 @@ def _layers(
     device: torch.device,
     aux_hidden_states: tuple[int, ...],
 ) -> None:
-    """All layers over `count` tokens, of which `rows` are sampled from."""
+    """Run all layers over `count` tokens, and sample `rows` of them."""
     spec = model.spec
     embeds = model.embed(torch.zeros(count, dtype=torch.int64, device=device))
     deepstack = embeds.new_zeros(spec.num_deepstack, count, spec.hidden_size) if spec.num_deepstack else None
@@ -112,8 +116,11 @@ def _encode(model: VisionLanguageModel, config: EngineConfig, num_embeds: int, d
 
 
 def grids_of(num_embeds: int, largest: int, spec: ModelSpec) -> list[tuple[int, int, int]]:
-    """Patches (t, h, w) of the fewest images that make nearly `num_embeds` embeddings, none more than
-    `largest`: an encoder needs the most for few large ones."""
+    """Return the patch grids (t, h, w) of the fewest images that give nearly `num_embeds` embeddings, at most
+    `largest` each.
+
+    An encoder needs the most memory for few large images.
+    """
     grids, left = [], num_embeds
     while left > 0:
         high = math.isqrt(min(left, largest))

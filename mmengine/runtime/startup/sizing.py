@@ -1,4 +1,4 @@
-"""The sizes that a config leaves open, from the model and from what memory is there."""
+"""Fill in the sizes that a config leaves open, from the model and the available memory."""
 
 import dataclasses
 import math
@@ -18,12 +18,12 @@ from mmengine.runtime.kv.states import slots_for, state_bytes
 from mmengine.runtime.startup.profile import measure
 from mmengine.spec_decode.eagle3.loading import HeadFolder
 
-RESERVE_SHARE = 0.1  # of a GPU's memory
+RESERVE_SHARE = 0.1  # share of a GPU's memory
 CPU_MEMORY_SHARE = 0.25
-CPU_FULL_REQUESTS = 4  # requests of full length that the CPU's pool is sized for, at least 256 MiB
+CPU_FULL_REQUESTS = 4  # full-length requests in the CPU's default pool, which has at least 256 MiB
 CPU_MIN_BYTES = 256 * 2**20
-STATE_SHARE = 0.125  # of what the weights leave, at most, where nobody says how many state slots there are
-GROWTH = 1.5  # on a CPU the encoder cache is copied when it doubles: the old half beside the new whole
+STATE_SHARE = 0.125  # largest share of the memory after weights for the default number of state slots
+GROWTH = 1.5  # on a CPU the encoder cache is copied when it doubles, with both copies in memory
 
 
 def resolve(
@@ -33,8 +33,10 @@ def resolve(
     placement: Placement,
     eos_token_ids: tuple[int, ...],
 ) -> EngineConfig:
-    """Fill in what is 0: the pool from memory, the length from the model and the pool. Blocks hold the KV of
-    the model and of the draft head. Raises ConfigError for what does not fit."""
+    """Return `config` with zeros replaced: the pool size from memory, the length from the model and the pool.
+
+    Blocks hold the KV of the model and of the draft head. Raises ConfigError for sizes that do not fit.
+    """
     spec, size, dtype = model.spec, config.block_size, placement.dtype
     if config.max_model_len > spec.max_model_len:
         raise ConfigError(
@@ -45,7 +47,7 @@ def resolve(
     wanted_len = config.max_model_len or spec.max_model_len
     blocks_each = -(-wanted_len // size)
     block_bytes = block_bytes_of(config, spec, head, dtype)
-    needed = -(-config.max_model_len // size) + 1  # for one request, where a length was asked for
+    needed = -(-config.max_model_len // size) + 1  # blocks for one request, if a length was set
     embed_bytes = (1 + spec.num_deepstack) * spec.hidden_size * dtype.itemsize if spec.has_encoder else 0
     meter = placement.device.meter()
     if meter is not None:
@@ -86,7 +88,7 @@ def resolve(
 
 
 def _check_states(config: EngineConfig) -> None:
-    """Raise ConfigError for what does not go with recurrent states."""
+    """Raise ConfigError for settings that are incompatible with recurrent states."""
     if config.compat:
         raise ConfigError(f"compat {config.compat} knows no recurrent states, and this model has some")
     if config.swap_blocks:
@@ -99,7 +101,7 @@ def _check_states(config: EngineConfig) -> None:
 def _with_slots(
     config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, memory: Memory
 ) -> tuple[EngineConfig, Memory]:
-    """How many state slots there are, and the memory with all of them in it."""
+    """Return the config with the number of state slots, and the memory including their pool."""
     if spec.state is None:
         return msgspec.structs.replace(config, num_state_slots=0), memory
     slots = config.num_state_slots or slots_for(spec, config, dtype, int(max(0, memory.left) * STATE_SHARE))
@@ -112,13 +114,13 @@ def _with_adapters(config: EngineConfig, memory: Memory) -> Memory:
 
 
 def block_bytes_of(config: EngineConfig, spec: ModelSpec, head: HeadFolder | None, dtype: torch.dtype) -> int:
-    """Bytes of a KV block of the model and of its draft head."""
+    """Return the bytes of a KV block for the model and its draft head."""
     specs = [spec] if head is None else [spec, kv_spec(head.config)]
     return bytes_per_block(specs, FP8 if config.kv_dtype == "fp8" else dtype, config.block_size)
 
 
 def steps_in_flight(config: EngineConfig, device: Device) -> int:
-    """What `max_in_flight` is where it is left open: a CPU computes a step where its result is awaited."""
+    """Return the default of `max_in_flight`. A CPU computes a step only while its result is awaited."""
     return 2 if device.is_async and not config.compat else 1
 
 
@@ -129,8 +131,10 @@ def _measured(
     placement: Placement,
     meter: Meter,
 ) -> Memory:
-    """Of a device with memory of its own: with the weights of the model loaded, and those of the draft head
-    not; without the encoder cache (not yet run on a GPU)."""
+    """Return the memory of a device that has its own, measured with the model's weights loaded.
+
+    The draft head's weights and the encoder cache are not included (not yet run on a GPU).
+    """
     device = placement.device
     aux_hidden_states = () if head is None else head.config.aux_layers
     peaks = measure(
@@ -157,9 +161,11 @@ def _measured(
 def _with_cache(
     config: EngineConfig, memory: Memory, embed_bytes: int, kv_bytes: int, longest: int
 ) -> tuple[int, Memory]:
-    """How many embeddings a GPU keeps, and the memory with them in it. Where nobody says it, as many as all
-    that a step encodes beside the largest item, which another row reads in chunks, or more. Without an
-    encoder (`embed_bytes` 0) it is a number that nothing is set aside for."""
+    """Return the size of a GPU's encoder cache in embeddings, and the memory including the cache.
+
+    The default holds at least all items that a step encodes besides the largest item, which another row reads
+    in chunks. Without an encoder (`embed_bytes` 0) no memory is reserved.
+    """
     cached = config.encoder_cache_size or (0 if embed_bytes else ENCODER_CACHE)
     if cached:
         return cached, dataclasses.replace(memory, features=cached * embed_bytes)
@@ -171,7 +177,10 @@ def _with_cache(
 
 
 def _kv_bytes_of_cpu(left: int, full_request: int) -> int:
-    """For the pool of a CPU: what some requests need, and no more than a share of what the weights and a full
-    encoder cache leave; the rest is for steps, and for who else is there."""
+    """Return the bytes for a CPU's KV pool: enough for a few full requests, limited to a share of the memory
+    left by weights and a full encoder cache.
+
+    The rest is for steps and for other programs.
+    """
     wanted = max(CPU_MIN_BYTES, CPU_FULL_REQUESTS * full_request)
     return min(wanted, int(max(0, left) * CPU_MEMORY_SHARE))

@@ -1,7 +1,7 @@
-"""Which layers' inputs a head is fed. The same number means two things in the wild.
+"""Find the layers whose inputs feed a draft head. The same number has two meanings in published files.
 
-Here auxiliary layer i is L_in(i): the residual stream that enters layer i of the target, 0-based, and the
-number of layers for what enters its final norm. The rules, in order:
+Here auxiliary layer i is L_in(i): the residual stream that enters layer i of the target, 0-based; the number
+of layers stands for the input of the final norm. The rules, in order:
 
 * ids at the top of config.json (vLLM, speculators) are L_in(i);
 * ids in `eagle_config` that begin with 1 (ModelOpt, AngelSlim and SGLang: "the output of layer i") are
@@ -23,9 +23,11 @@ _COUNTS = ("num_aux_hidden_states", "num_aux_layers")
 def aux_layers(
     family: Family, num_aux_layers: int, num_layers: int, chosen: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """The auxiliary layers of a head whose fc reads `num_aux_layers` states, for a target of `num_layers`
-    layers; `chosen` in place of what the file says. Ascending. ModelError names the field that does not
-    fit."""
+    """Return the auxiliary layers, ascending, for a head whose fc reads `num_aux_layers` states and a target
+    of `num_layers` layers.
+
+    `chosen` overrides the file. Raises ModelError, which names the field that does not fit.
+    """
     if not 1 <= num_aux_layers <= MAX_AUX_LAYERS:
         family.root.fail(
             f"fc.weight reads {num_aux_layers} hidden states of the target; 1 to {MAX_AUX_LAYERS} are taken"
@@ -52,11 +54,11 @@ def aux_layers(
 def _ids(
     family: Family, num_aux_layers: int, num_layers: int, chosen: Sequence[int] | None
 ) -> tuple[tuple[int, ...], str]:
-    """The auxiliary layers, and the name of what says so."""
+    """Return the auxiliary layers, and the name of the field they come from."""
     if chosen is not None:
         return tuple(chosen), "tap_layers"
     for fields in (family.root, family.nested):
-        if fields.values.get(FIELD):  # null and the empty list say nothing
+        if fields.values.get(FIELD):  # null and the empty list count as missing
             ids = fields.integers(FIELD, None, 0, 2**16, MAX_AUX_LAYERS)
             shift = 1 if fields is family.nested and ids[0] == 1 else 0
             return tuple(i + shift for i in ids), f"{fields.prefix}{FIELD}"

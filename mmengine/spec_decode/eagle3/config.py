@@ -1,4 +1,4 @@
-"""What is known of a head once its folder has been read: one description for all families."""
+"""The description of a draft head whose folder has been read, the same for all families."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -19,12 +19,12 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    """A head. Its layers follow the target's in the KV cache, and may have other sizes."""
+    """A draft head. Its layers follow the target's in the KV cache, and may have other sizes."""
 
     family: str  # the architecture, or "speculators"
     hidden_size: int  # h
     target_hidden_size: int  # H
-    embed_size: int  # of a token's embedding
+    embed_size: int  # size of a token's embedding
     intermediate_size: int
     num_layers: int
     num_heads: int
@@ -36,11 +36,12 @@ class HeadConfig:
     rms_norm_eps: float
     rope: RopeConfig
     norm_before_fc: bool  # one norm over all auxiliary states
-    fc_norm: bool  # one norm for each
-    norm_before_residual: bool  # the first layer's residual is normed
-    norm_output: bool  # the next step is fed what the head reads, not what enters the final norm
+    fc_norm: bool  # one norm per auxiliary state
+    norm_before_residual: bool  # whether the first layer's residual is normed
+    # whether the next step gets the input of the output head, rather than of the final norm
+    norm_output: bool
     qk_norm: bool
     attention_bias: bool
-    own_embedding: bool  # else the target's
-    head: Literal["own", "embedding", "target"]  # where logits come from: its own matrix, or another's
+    own_embedding: bool  # otherwise the target's
+    head: Literal["own", "embedding", "target"]  # source of the output matrix
     num_drafts: int  # K of a chain

@@ -1,4 +1,6 @@
-"""What the tensors of a head show, held against what its config.json says. ModelError names the field."""
+"""Derive a head's settings from its tensors, and compare them with config.json. ModelError names the
+field.
+"""
 
 from typing import Literal
 
@@ -12,7 +14,7 @@ from mmengine.spec_decode.eagle3.tensors import EMBEDDING, FC, HEAD, INPUT_NORM,
 def count_aux_layers(
     family: Family, entries: dict[str, TensorEntry], target: Target, hidden_size: int
 ) -> int:
-    """How many hidden states of the target fc reads."""
+    """Return how many hidden states of the target fc reads."""
     if family.value("target_hidden_size") is not None:
         fields = family.root if family.root.values.get("target_hidden_size") is not None else family.nested
         named = fields.integer("target_hidden_size", 1, 2**17)
@@ -44,7 +46,7 @@ def _shape(family: Family, entries: dict[str, TensorEntry], name: str) -> tuple[
 def query_shape(
     family: Family, entries: dict[str, TensorEntry], num_heads: int, num_kv_heads: int
 ) -> tuple[int, int]:
-    """Rows of q's matrix, and how many values it reads."""
+    """Return the number of rows in q's matrix, and the number of its inputs."""
     fused = "layers.0.self_attn.qkv_proj.weight"
     if fused in entries:
         rows, inputs = _shape(family, entries, fused)
@@ -63,7 +65,7 @@ def find_head_dim(layer: Fields, num_heads: int, q_rows: int) -> int:
 
 
 def find_embed_size(family: Family, q_inputs: int, hidden_size: int, shared: int | None) -> int:
-    """`shared`: the target's hidden size where its embeddings are to be used."""
+    """Return the embedding size. `shared`: the target's hidden size if the target's embedding is used."""
     embed_size = q_inputs - hidden_size
     if embed_size <= 0:
         family.root.fail(
@@ -79,7 +81,7 @@ def find_embed_size(family: Family, q_inputs: int, hidden_size: int, shared: int
 
 
 def find_fc_norms(family: Family, entries: dict[str, TensorEntry]) -> tuple[bool, bool]:
-    """norm_before_fc and fc_norm."""
+    """Return norm_before_fc and fc_norm."""
     found = []
     for name, tensor in (("norm_before_fc", INPUT_NORM), ("fc_norm", fc_norm(0))):
         said, stored = family.flag(name), tensor in entries
@@ -105,7 +107,9 @@ def find_head(
     target: Target,
     whole_vocabulary: bool,
 ) -> Literal["own", "embedding", "target"]:
-    """A stored lm_head is the head, whatever tie_word_embeddings says: files with both are common."""
+    """Return the source of the output matrix. A stored lm_head wins over tie_word_embeddings: files with both
+    are common.
+    """
     if HEAD in entries:
         return "own"
     if not whole_vocabulary:

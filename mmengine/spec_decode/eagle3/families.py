@@ -1,7 +1,7 @@
-"""Where a head's settings stand in its config.json, for each of the families that are written in the wild.
+"""Locate a head's settings in config.json, for each family of published files.
 
-Two shapes of file: one flat object (EAGLE, SpecForge, SGLang, AngelSlim, NVIDIA's ModelOpt with an
-`eagle_config` inside), and that of speculators, whose layer is described in `transformer_layer_config`.
+There are two file shapes: one flat object (EAGLE, SpecForge, SGLang, AngelSlim, and NVIDIA's ModelOpt with an
+inner `eagle_config`), and the shape of speculators, whose layer is described in `transformer_layer_config`.
 """
 
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from typing import Any
 from mmengine.checkpoint.fields import Fields
 from mmengine.errors import shown
 
-# The last of each are what EAGLE's own files say: the name of the layer's architecture alone. That a folder
-# with such a name is a head at all, its tensors show.
+# The last name of each family is the one in EAGLE's own files: the plain architecture of the layer. That such
+# a folder holds a head is known from its tensors only.
 LLAMA_ARCHITECTURES = (
     "LlamaForCausalLMEagle3",
     "Eagle3LlamaForCausalLM",
@@ -19,11 +19,11 @@ LLAMA_ARCHITECTURES = (
     "Eagle3Qwen3vlForCausalLM",
     "LlamaForCausalLM",
 )
-QWEN3_ARCHITECTURES = ("Eagle3Qwen3ForCausalLM", "Qwen3ForCausalLM")  # each head of q and k has a norm
+QWEN3_ARCHITECTURES = ("Eagle3Qwen3ForCausalLM", "Qwen3ForCausalLM")  # q and k heads have norms
 KNOWN = (*LLAMA_ARCHITECTURES, *QWEN3_ARCHITECTURES)
 SPECULATORS = "speculators"
 
-# ModelOpt's switches for networks that are something else; the value of an EAGLE-3 head.
+# ModelOpt's switches for other networks, with the value for an EAGLE-3 head.
 _FIXED = {
     "use_aux_hidden_state": True,
     "use_input_layernorm_in_first_layer": True,
@@ -35,23 +35,26 @@ _FIXED = {
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`layer`: sizes of the decoder layer. `nested`: `eagle_config`, empty where there is none. A setting
-    of the head stands in `root`, or else there."""
+    """A family and its parts of config.json.
+
+    `layer`: sizes of the decoder layer. `nested`: `eagle_config`, empty if missing. A head setting is in
+    `root`, or else in `nested`.
+    """
 
     name: str
     root: Fields
     layer: Fields
     nested: Fields
     qk_norm: bool
-    norm_before_residual: bool  # where the file does not say it
+    norm_before_residual: bool  # if the file does not set it
 
     def value(self, name: str) -> Any:
-        """Of a setting of the head; None where it is missing or null."""
+        """Return a head setting; None if it is missing or null."""
         value = self.root.values.get(name)
         return self.nested.values.get(name) if value is None else value
 
     def flag(self, name: str) -> bool | None:
-        """None where the file does not say it. ModelError."""
+        """Return a boolean head setting, or None if the file does not set it. Raises ModelError."""
         for fields in (self.root, self.nested):
             if fields.values.get(name) is not None:
                 return fields.flag(name, False)
@@ -59,7 +62,7 @@ class Family:
 
 
 def recognise(root: Fields) -> Family:
-    """The family that the object of config.json belongs to. ModelError for any other, which is named."""
+    """Return the family of a config.json. Raises ModelError for any other architecture, which is named."""
     if root.values.get("quantization_config") is not None:
         root.fail("quantization_config: quantized heads are not supported; use the bfloat16 version")
     kind = root.values.get("speculators_model_type")
@@ -68,7 +71,7 @@ def recognise(root: Fields) -> Family:
             root.fail(f"speculators_model_type is {shown(kind)}; only 'eagle3' is served")
         layer = root.child("transformer_layer_config")
         qwen3 = layer.values.get("model_type") == "qwen3"
-        # Where old files leave it out, the engine that they were served by takes it as set.
+        # The engine for which old files were written assumes True if the field is missing.
         return Family(SPECULATORS, root, layer, root.child("eagle_config", optional=True), qwen3, True)
     architecture = _architecture(root)
     nested = root.child("eagle_config", optional=True)

@@ -1,6 +1,6 @@
-"""From a head folder to one description and checked tensors, without reading the weights.
+"""Read a head folder into one description and checked tensor entries, without reading the weights.
 
-What the file says and what the tensors show must agree; where the file is silent the tensors decide.
+The file and the tensors must agree; where the file is silent the tensors decide.
 """
 
 from collections.abc import Sequence
@@ -35,14 +35,14 @@ from mmengine.spec_decode.eagle3.tensors import (
     target_ids,
 )
 
-MAX_CONFIG_BYTES = 2**20  # of a head's config.json
+MAX_CONFIG_BYTES = 2**20  # limit for a head's config.json
 MAX_LAYERS = 8
 DEFAULT_DRAFTS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class HeadFolder:
-    """A head, and where its tensors lie. `target_ids` int64 [draft_vocab_size]; None: they are the same."""
+    """A head, and the location of its tensors. `target_ids`: int64 [draft_vocab_size]; None: the same ids."""
 
     config: HeadConfig
     entries: dict[str, TensorEntry]
@@ -52,11 +52,11 @@ class HeadFolder:
 def open_head(
     folder: Path, target: Target, *, aux_layers: Sequence[int] | None = None, num_drafts: int | None = None
 ) -> HeadFolder:
-    """Read and check a head without reading its weights. `aux_layers`: L_in(i) in place of what the folder
-    says, for a file that numbers them in a way of its own.
+    """Read and check a head without reading its weights.
 
-    ModelError names what is wrong with the folder, or with it and this target together; ConfigError a
-    `num_drafts` out of 0 to 7.
+    `aux_layers`: L_in(i), overrides a file with a numbering of its own. Raises ModelError, which names the
+    problem of the folder, or of the folder with this target, and ConfigError for a `num_drafts` outside 0 to
+    7.
     """
     path = folder / "config.json"
     family = recognise(Fields(read_json(path, max_bytes=MAX_CONFIG_BYTES), path, ""))
@@ -144,7 +144,7 @@ def _match(family: Family, fields: Fields, name: str, wanted: int) -> int:
 
 
 def _num_drafts(family: Family, asked: int | None) -> int:
-    """What is asked for, else what the file proposes as far as it is allowed."""
+    """Return the requested number of drafts, else the file's proposal within the limit."""
     if asked is not None:
         if isinstance(asked, bool) or not isinstance(asked, int) or not 0 <= asked <= MAX_DRAFTS:
             raise ConfigError(f"num_drafts is {shown(asked)}; a chain has 0 to {MAX_DRAFTS} drafts")

@@ -1,4 +1,6 @@
-"""The tensors of a head: their names in the wild, the shapes they must have, and its vocabulary's map."""
+"""The tensors of a draft head: their names in published files, their required shapes, and the vocabulary
+map.
+"""
 
 import re
 from pathlib import Path
@@ -20,7 +22,7 @@ EMBEDDING, HEAD, FC, FC_BIAS, NORM = (
 INPUT_NORM = "input_norm.weight"  # over all auxiliary states
 TO_TARGET, TO_DRAFT = "d2t", "t2d"
 QKV = ("q_proj", "k_proj", "v_proj")
-DTYPE_BYTES = {**FLOAT_BYTES, "I64": 8, "I32": 4, "BOOL": 1, "U8": 1}  # the last four for vocabularies' maps
+DTYPE_BYTES = {**FLOAT_BYTES, "I64": 8, "I32": 4, "BOOL": 1, "U8": 1}  # the last four for vocabulary maps
 _MAP_DTYPES: dict[str, np.dtype] = {
     "I64": np.dtype("<i8"),
     "I32": np.dtype("<i4"),
@@ -41,8 +43,10 @@ _NAMES = (
 
 
 def open_head_tensors(folder: Path) -> dict[str, TensorEntry]:
-    """Every tensor of a head by one name for all families. ModelError for weights that are missing,
-    damaged, or a pickle."""
+    """Return every tensor of a head, under the same names for all families.
+
+    Raises ModelError for weights that are missing, damaged, or pickled.
+    """
     if not any((folder / name).is_file() for name in (SINGLE_FILE, INDEX_FILE)):
         pickles = sorted(path.name for path in folder.glob("*.bin"))[:1]
         if pickles:
@@ -55,7 +59,7 @@ def open_head_tensors(folder: Path) -> dict[str, TensorEntry]:
 
 
 def canonical_name(stored: str) -> str | None:
-    """The name used here for a stored tensor; None for what is not read."""
+    """Return the canonical name of a stored tensor, or None for tensors that are not read."""
     name = stored.removeprefix("model.")
     if _DERIVED.search(name):
         return None
@@ -65,8 +69,10 @@ def canonical_name(stored: str) -> str | None:
 
 
 def expected_tensors(config: HeadConfig, stored: dict[str, TensorEntry]) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor of the head, [out, in] for linears. Biases, and q, k and v or gate and up in
-    one, are expected where they are stored."""
+    """Return the shape of every tensor of the head, [out, in] for linear layers.
+
+    Biases, and joined tensors for q, k and v or gate and up, are expected if they are stored.
+    """
     c, h = config, config.hidden_size
     aux_hidden_states = len(c.aux_layers)
     shapes: dict[str, tuple[int, ...]] = {FC: (h, aux_hidden_states * c.target_hidden_size), NORM: (h,)}
@@ -92,7 +98,7 @@ def fc_norm(aux_layer: int) -> str:
 def _layer(c: HeadConfig, layer: int, stored: dict[str, TensorEntry]) -> dict[str, tuple[int, ...]]:
     h, prefix = c.hidden_size, f"layers.{layer}."
     norms = {"input_layernorm": c.embed_size if layer == 0 else h, "post_attention_layernorm": h}
-    # Layers behind the first have no use for the norm of the fused states; some files hold one all the same.
+    # Layers after the first do not use the norm of the fused states; some files contain it anyway.
     if layer == 0 or f"{prefix}hidden_norm.weight" in stored:
         norms["hidden_norm"] = h
     if c.qk_norm:
@@ -122,15 +128,16 @@ def _layer(c: HeadConfig, layer: int, stored: dict[str, TensorEntry]) -> dict[st
 
 
 def joined(fused: str, parts: dict[str, int], prefix: str, stored: dict[str, TensorEntry]) -> dict[str, int]:
-    """`parts` with their rows, or the one tensor that holds them all where that is what is stored."""
+    """Return `parts` with their row counts, or the one joined tensor if the file stores that."""
     return {fused: sum(parts.values())} if f"{prefix}{fused}.weight" in stored else parts
 
 
 def target_ids(stored: dict[str, TensorEntry], draft_vocab_size: int, vocab_size: int) -> np.ndarray | None:
-    """int64 [draft_vocab_size], the target's token of each of the head's; None where they are the same.
+    """Return each head token's id in the target, int64 [draft_vocab_size], or None if the vocabularies are
+    the same.
 
-    d2t holds offsets: token j of the head is j + d2t[j] of the target. t2d, which says of each token of the
-    target whether the head has it, must agree. ModelError.
+    d2t holds offsets: token j of the head is j + d2t[j] of the target. t2d, which says for each target token
+    whether the head has it, must agree. Raises ModelError.
     """
     entry = stored.get(TO_TARGET)
     if entry is None:

@@ -1,4 +1,4 @@
-"""A chain of greedy drafts: each is fed to the head's next pass."""
+"""Draft a chain of greedy tokens, each fed to the head's next pass."""
 
 import numpy as np
 from torch import Tensor
@@ -21,11 +21,11 @@ def draft(
     block_size: int,
     graphs: ChainGraphs | None = None,
 ) -> np.ndarray:
-    """Drafts of n rows, int64 [n, max(most)], ids of the target, NO_DRAFT behind a row's last.
+    """Return drafts for n rows, int64 [n, max(most)], as target token ids, padded with NO_DRAFT.
 
-    z and carry [n, h]: what `DraftHead.forward` gave for the last token of each row. `first_layer`: the
-    head's first one in the pool of `attention`, whose step is another one afterwards. `graphs`: of the same
-    head and pool.
+    `z`, `carry`: [n, h], results of `DraftHead.forward` for the last token of each row. `first_layer`: the
+    head's first layer in the pool of `attention`; afterwards `attention` holds a different step. `graphs`:
+    captured for the same head and pool.
     """
 
     def chain(z: Tensor, carry: Tensor, rows: ChainRows) -> np.ndarray:
@@ -36,7 +36,7 @@ def draft(
 
     rows.check(block_size)
     longest = int(rows.most.max(initial=0))
-    if longest and longest == rows.most.min():  # all alike, as they mostly are
+    if longest and longest == rows.most.min():  # all rows have the same number of drafts, as usual
         return chain(z, carry, rows).T
     drafts = np.full((len(rows.most), longest), NO_DRAFT, np.int64)
     going, order = rows.longest_first()

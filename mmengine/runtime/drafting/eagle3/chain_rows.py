@@ -1,4 +1,4 @@
-"""The rows that a chain of drafts goes on with, and where their drafts stand in the cache."""
+"""The rows of a draft chain, and the cache positions of their drafts."""
 
 import msgspec
 import numpy as np
@@ -8,20 +8,23 @@ from mmengine.runtime.attention.base import AttentionMeta
 
 
 class ChainRows(msgspec.Struct, frozen=True, eq=False):
-    """Rows whose last token has passed the head. What drafts leave in the cache behind `kv_lens` is
-    provisional: the same slots are written again when the target has decided."""
+    """Rows whose last token has passed the head.
 
-    most: np.ndarray  # int32 [n], drafts that a row may have, 0 or more
+    Keys and values that drafts write after `kv_lens` are provisional: the same slots are overwritten after
+    the target's decision.
+    """
+
+    most: np.ndarray  # int32 [n], drafts per row, 0 or more
     kv_lens: np.ndarray  # int32 [n], tokens of each row in the head's cache
-    positions: np.ndarray  # int32 [n], where the first token behind them stands, in all three rows
-    # int32 [n, b], with the blocks of kv_lens + most - 1 tokens; rows may lie further apart than b.
+    positions: np.ndarray  # int32 [n], position of the first token after kv_lens, on all three axes
+    # int32 [n, b], with blocks for kv_lens + most - 1 tokens; the row stride may exceed b.
     table: np.ndarray
-    # int64 [n, max(most) or more], tokens of others that stand first among a row's drafts, NO_DRAFT
-    # behind them, where the head chooses; None: of no row.
+    # int64 [n, max(most) or more], other drafters' tokens that come first among a row's drafts, NO_DRAFT
+    # where the head chooses; None: no given tokens.
     given: np.ndarray | None = None
 
     def check(self, block_size: int) -> None:
-        """ValueError where a draft would be written to a block that the row does not have."""
+        """Raise ValueError if a draft would be written to a block that the row does not have."""
         room = self.table.shape[1] * block_size
         if not len(self.most) or int(self.kv_lens.max()) + int(self.most.max()) - 1 <= room:
             return
@@ -32,21 +35,23 @@ class ChainRows(msgspec.Struct, frozen=True, eq=False):
             )
 
     def meta(self, ahead: int, active: int, block_size: int) -> AttentionMeta:
-        """Of the pass that puts one token of each of the first `active` rows behind `ahead` others."""
+        """Return the metadata of the pass that adds one token to each of the first `active` rows, after
+        `ahead` others.
+        """
         at = self.kv_lens[:active] + np.int32(ahead)
         blocks = self.table[np.arange(active), at // block_size].astype(np.int64)
         slots = blocks * block_size + at % block_size
         return AttentionMeta(np.ones(active, np.int32), at + np.int32(1), slots, self.table[:active])
 
     def longest_first(self) -> tuple["ChainRows", np.ndarray]:
-        """The rows that draft, those that may draft most first, and their indices here."""
+        """Return the drafting rows, sorted by descending `most`, and their indices in this object."""
         order = np.argsort(-self.most, kind="stable")
         order = order[: int(np.count_nonzero(self.most))]
         columns = (self.most[order], self.kv_lens[order], self.positions[order], self.table[order])
         return ChainRows(*columns, None if self.given is None else self.given[order]), order
 
     def drafts(self) -> np.ndarray:
-        """int64 [max(most), n]: those that are given, NO_DRAFT where the head chooses."""
+        """Return the given drafts, int64 [max(most), n], with NO_DRAFT where the head chooses."""
         longest = int(self.most.max())
         if self.given is None:
             return np.full((longest, len(self.most)), NO_DRAFT, np.int64)

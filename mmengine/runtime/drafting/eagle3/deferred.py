@@ -1,8 +1,8 @@
-"""Tokens that a head reads later: while nobody drafts, they can wait.
+"""Hold tokens that a draft head reads later, while no row may be drafted.
 
-A step is kept as it is, which costs a decode step next to nothing. Only when somebody is to be drafted for
-is looked up whose tokens these are, and which of them stand: drafts that were not kept are left out. Those of
-a request that is gone are nobody's, but may be lent to one that begins with the same blocks.
+A step is stored unchanged, which costs a decode step almost nothing. Only before the next drafts are the
+owners looked up, and rejected drafts removed. Tokens of finished requests have no owner, but can be lent to a
+request that begins with the same blocks.
 """
 
 import msgspec
@@ -14,16 +14,17 @@ from mmengine.runtime.device.upload import upload
 from mmengine.runtime.drafting.eagle3.target_states import HeadBatch, TargetStates
 from mmengine.spec_decode.texts import Texts
 
-MOST_TOKENS = 2048  # that wait; of the embedded checkpoint 6 MiB
-LEFT, NOBODY = -1, -1  # in place of a step's number, for what is left of those looked through
-AT_ONCE = 1024  # tokens of them that are read in one step, so that none takes long
+MOST_TOKENS = 2048  # most tokens that may wait; 6 MiB for the embedded checkpoint
+# placeholders for a step number and a row, for tokens whose steps were already resolved
+LEFT, NOBODY = -1, -1
+AT_ONCE = 1024  # tokens to read in one step, so that no step takes long
 
 
 class Tokens(msgspec.Struct, frozen=True, eq=False):
     """t tokens in the order in which they were computed."""
 
-    rows: np.ndarray  # intp [t], NOBODY's for those of requests that are gone
-    index: np.ndarray  # int32 [t], place of each in its request
+    rows: np.ndarray  # intp [t], NOBODY for tokens of finished requests
+    index: np.ndarray  # int32 [t], each token's position in its request
     slots: np.ndarray  # int64 [t]
     positions: torch.Tensor  # int64 [3, t]
     aux_hidden_states: torch.Tensor  # [t, aux_layers * target_hidden_size]
@@ -40,42 +41,47 @@ class Tokens(msgspec.Struct, frozen=True, eq=False):
 
 
 class Deferred:
-    """`num_tokens`: how many are held. Rows are those of the engine."""
+    """The waiting tokens of all rows. `num_tokens`: how many are stored. Rows are the engine's rows."""
 
     def __init__(self, num_rows: int) -> None:
         self.num_tokens = 0
-        self._left: Tokens | None = None  # of steps that were looked through already
+        self._left: Tokens | None = None  # of steps that were already resolved
         self._steps: list[tuple[TargetStates, np.ndarray | None]] = []
-        self._num_noted = 0  # steps of which `_has_any` knows
+        self._num_noted = 0  # number of steps that `_has_any` covers
         self._has_any = np.zeros(num_rows, bool)
-        self._since = np.full(num_rows, LEFT)  # number of the first step that counts of each row
+        self._since = np.full(num_rows, LEFT)  # for each row, the number of the first step that counts
 
     def add(self, states: TargetStates, late: np.ndarray | None = None) -> None:
-        """A step whose next tokens are known, or will be: all of it, or its rows `late` (bool [n])."""
+        """Add a step whose next tokens are known, or will be: all rows, or only the rows `late` (bool
+        [n]).
+        """
         self._steps.append((states, late))
         self.num_tokens += len(states.plan.input_ids)
 
     def is_late(self, rows: np.ndarray) -> np.ndarray:
-        """bool [n]: of which `rows` [n] tokens wait."""
+        """Return for which of `rows` [n] tokens are waiting, bool [n]."""
         for states, late in self._steps[self._num_noted :]:
             self._has_any[states.plan.rows if late is None else states.plan.rows[late]] = True
         self._num_noted = len(self._steps)
         return self._has_any[rows]
 
     def forget(self, rows: np.ndarray) -> None:
-        """What waits of `rows` [n] is void."""
+        """Discard the waiting tokens of `rows` [n]."""
         if self.is_late(rows).any():
             self._since[rows] = len(self._steps)
             self._has_any[rows] = False
 
     def owners(self, blocks: np.ndarray, block_size: int) -> np.ndarray:
-        """Rows of which something waits in `blocks`, NOBODY among them for those that are gone."""
+        """Return the rows with waiting tokens in `blocks`; NOBODY stands for finished requests."""
         tokens = self._merged()
         return np.unique(tokens.rows[np.isin(tokens.slots // block_size, blocks)])
 
     def lend(self, row: int, table: np.ndarray, blocks: np.ndarray, block_size: int) -> bool:
-        """What waits of others in `blocks`, with which the request of `row` begins, waits of it too; its own
-        blocks are `table` (int32 [b]). False where not all of it waits, up to the row's own tokens."""
+        """Copy other rows' waiting tokens in `blocks`, with which the request of `row` begins, to `row`.
+
+        `table`: the row's own blocks, int32 [b]. Returns False unless all tokens before the row's own ones
+        are waiting.
+        """
         tokens = self._merged()
         at = tokens.index // block_size
         there = (at < len(table)) & (tokens.rows != row) & np.isin(tokens.slots // block_size, blocks)
@@ -90,24 +96,27 @@ class Deferred:
         return True
 
     def clear(self) -> np.ndarray:
-        """Nothing waits any more. Rows of which something did, intp."""
+        """Discard all waiting tokens and return the rows that had any, intp."""
         rows = np.flatnonzero(self.is_late(np.arange(len(self._has_any))))
         self._steps, self._left, self.num_tokens, self._num_noted = [], None, 0, 0
         self._has_any[:], self._since[:] = False, LEFT
         return rows
 
     def take(self, rows: np.ndarray, table: np.ndarray, texts: Texts) -> HeadBatch | None:
-        """What waits of `rows` (intp [n]; `table` int32 [n, b]): up to AT_ONCE, from the first row on. That
-        waits no more. None where it is nothing."""
+        """Remove and return waiting tokens of `rows`, at most AT_ONCE, starting with the first row; None if
+        there are none.
+
+        `rows`: intp [n]. `table`: int32 [n, b].
+        """
         tokens = self._merged()
         stands = (tokens.index < texts.lengths[tokens.rows] - 1) | (tokens.rows == NOBODY)
-        place = np.full(len(self._has_any) + 1, NOBODY)  # the last is nobody's
+        place = np.full(len(self._has_any) + 1, NOBODY)  # the last entry stands for NOBODY
         place[rows] = np.arange(len(rows))
         owner = np.where(stands, place[tokens.rows], NOBODY)
         others = np.flatnonzero(stands & (owner == NOBODY))
         order = np.lexsort((tokens.index, owner))[np.count_nonzero(owner == NOBODY) :]
         key = np.stack((owner[order], tokens.index[order]))
-        # A place that was computed twice held a draft the first time.
+        # If a position was computed twice, the first token was a draft.
         order = order[np.append((key[:, 1:] != key[:, :-1]).any(axis=0), True)] if len(order) else order
         counts = np.bincount(owner[order], minlength=len(rows))
         given = np.clip(AT_ONCE - (np.cumsum(counts) - counts), 0, counts)
@@ -122,14 +131,14 @@ class Deferred:
         return HeadBatch(rows[selected], given, starts, table[selected], *parts, is_all=given == counts)
 
     def _keep(self, tokens: Tokens) -> None:
-        """Nothing else waits."""
+        """Replace all waiting tokens by `tokens`."""
         self.clear()
         if len(tokens.rows):
             self._left, self.num_tokens = tokens, len(tokens.rows)
             self._has_any[tokens.rows[tokens.rows != NOBODY]] = True
 
     def _merged(self) -> Tokens:
-        """All that waits, in one; something does."""
+        """Return all waiting tokens as one group. At least one token must be waiting."""
         parts = []
         if self._left is not None:
             self._left.rows[self._since[self._left.rows] > LEFT] = NOBODY
@@ -138,11 +147,11 @@ class Deferred:
             parts.append(self._waiting())
         if self._steps:
             self._keep(_joined(parts))
-        assert self._left is not None  # who asks knows that something waits
+        assert self._left is not None  # callers know that tokens are waiting
         return self._left
 
     def _waiting(self) -> Tokens:
-        """What waits of the steps."""
+        """Return the waiting tokens of the stored steps."""
         plans = [states.plan for states, _ in self._steps]
         rows = np.concatenate([plan.rows for plan in plans]).astype(np.intp)
         counts = np.concatenate([plan.num_scheduled for plan in plans])

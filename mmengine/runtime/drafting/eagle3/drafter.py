@@ -1,13 +1,13 @@
-"""An EAGLE-3 head that drafts for the running rows, one token behind another.
+"""Draft for running rows with an EAGLE-3 head, one token after the other.
 
-Its keys and values lie in layers of their own behind the same block table: the slot of x[p] holds what the
-head made of the target's states at p and of x[p + 1]. After each step all rows catch up: what the target
-computed in it, as far as it stands, takes the place of what the head had guessed there. Rows that may draft
-go on from there by the head's own output, into slots that the next step takes back or catches up.
+The head's keys and values are layers of their own in the same block table. The slot of x[p] holds the head's
+KV for the target's states at p and the token x[p + 1]. After each step all rows catch up: the target's
+accepted states replace the head's guesses. Then rows that may draft continue from the head's own output, in
+slots that the next step frees or overwrites.
 
-Behind steps for which it may draft for nobody it reads nothing. What it would have read waits (deferred.py);
-where that becomes too much, or takes too long, it sleeps: the target runs as if there were no head. It wakes
-when it may draft again, for rows of which it has all keys (keys.py): mostly those that come from then on.
+After steps without drafts the head reads nothing; the states wait (deferred.py). If too many states wait, or
+for too long, the drafter sleeps, and the target runs as without a head. The drafter wakes when it may draft
+again, for rows whose keys are complete (keys.py), mostly new rows.
 """
 
 from typing import NamedTuple
@@ -38,25 +38,27 @@ from mmengine.spec_decode.base import Proposed
 from mmengine.spec_decode.eagle3.config import MAX_DRAFTS
 from mmengine.spec_decode.texts import Texts
 
-MOST_STEPS = 256  # in which it drafts for nobody and keeps what it will read; then it sleeps
+MOST_STEPS = 256  # most steps without drafts whose states are kept; then the drafter sleeps
 
 
 class Given(NamedTuple):
-    """Drafts of rows [s]: int32 [s, m], and how many of these each has, intp [s]."""
+    """Other drafters' tokens for rows [s]: int32 [s, m], and the number per row, intp [s]."""
 
     token_ids: np.ndarray
     counts: np.ndarray
 
     def first(self, rows: np.ndarray, count: int) -> np.ndarray:
-        """The first `count` of `rows` (indices), int64 [n, count], NO_DRAFT where there are less."""
+        """Return the first `count` tokens of `rows` (indices), int64 [n, count], padded with NO_DRAFT."""
         there = np.arange(count) < self.counts[rows, None]
         return np.where(there, self.token_ids[rows, :count], NO_DRAFT).astype(np.int64)
 
 
 class Eagle3Drafter:
-    """`rows` are the runner's columns, `number` that of this drafter. Raises ConfigError where the pool of
-    its KV cannot be had. `is_asked`: whether it may draft behind the step that is prepared. `graphs`: of its
-    passes, once they are captured."""
+    """A drafter with an EAGLE-3 head. Raises ConfigError if memory for its KV pool cannot be allocated.
+
+    `rows`: the runner's columns. `number`: this drafter's number. `is_asked`: whether the drafter may draft
+    after the step that is being prepared. `graphs`: its captured passes, once captured.
+    """
 
     name = "eagle3"
 
@@ -70,13 +72,13 @@ class Eagle3Drafter:
         self.deferred = Deferred(config.max_num_seqs)
         self.keys = Keys(config.max_num_seqs, config.num_blocks, config.swap_blocks, config.block_size)
         self.is_asked, self._is_awake, self._num_idle = False, True, 0
-        self._plan: StepPlan | None = None  # the step that was read last
-        self._place = np.zeros(config.max_num_seqs, np.intp)  # of a row in that step
-        self._z = self._carry = torch.empty(0)  # of the rows that were read in it, at their last states
-        self._z_place = np.full(config.max_num_seqs, NO_PLACE, np.intp)  # of a row among these
+        self._plan: StepPlan | None = None  # the last step that was read
+        self._place = np.zeros(config.max_num_seqs, np.intp)  # each row's index in that step
+        self._z = self._carry = torch.empty(0)  # for the rows read in that step, at their last states
+        self._z_place = np.full(config.max_num_seqs, NO_PLACE, np.intp)  # each row's index in `_z`
 
     def capture(self, recorder: Recorder, config: EngineConfig) -> None:
-        """Passes are replayed from now on, where attention can be captured."""
+        """Replay passes from now on, if attention can be captured."""
         if self._attention.captures:
             self.graphs = ChainGraphs(
                 self._head,
@@ -91,8 +93,10 @@ class Eagle3Drafter:
         self._kv.close()
 
     def prepare(self, plan: StepPlan) -> AuxHiddenStates | None:
-        """Before the forward of `plan`: its copies of blocks are this pool's too. Room for what that leaves
-        for the head; None where it reads nothing of it, now or later."""
+        """Prepare for the forward of `plan`: apply its block copies to the head's pool.
+
+        Returns tensors for the auxiliary states, or None if the head will never read this step's states.
+        """
         if plan.admitted or plan.swap_out is not None or plan.copy is not None or plan.swap_in is not None:
             self._enter(plan)
         room = self._room(plan)
@@ -116,21 +120,21 @@ class Eagle3Drafter:
         return self.aux_hidden_states(len(plan.input_ids))
 
     def aux_hidden_states(self, num_tokens: int) -> AuxHiddenStates:
-        """Room for what the forward of so many tokens leaves for the head."""
+        """Return tensors for the auxiliary states of `num_tokens` tokens."""
         config = self._head.config
         width = len(config.aux_layers) * config.target_hidden_size
         rows = torch.empty(num_tokens, width, dtype=self._head.dtype, device=self._head.device)
         return AuxHiddenStates(config.aux_layers, rows)
 
     def _enter(self, plan: StepPlan) -> None:
-        """Blocks are copied, and rows become others'."""
+        """Copy blocks and reassign rows."""
         self._kv.copy(plan)
         if plan.admitted:
             self.deferred.forget(np.array([admission.row for admission in plan.admitted]))
         self.keys.prepare(plan)
 
     def _room(self, plan: StepPlan) -> np.ndarray | None:
-        """How much it may draft for each row of the step, as `draft_room` of StepPlan."""
+        """Return how many drafts each row of the step may have, as in StepPlan's `draft_room`."""
         room = plan.draft_room
         return room[min(self._number, len(room) - 1)] if room is not None and len(room) else room
 
@@ -138,16 +142,19 @@ class Eagle3Drafter:
         return True
 
     def leave(self, row: int, texts: Texts) -> None:
-        """What it holds of a row lies in blocks, and goes with them."""
+        """Do nothing: the row's keys are in blocks, and are freed with them."""
 
     def wait(self, states: TargetStates) -> None:
-        """The step is read when somebody is to be drafted for."""
+        """Store the step until the next drafts are made."""
         self.keys.defer(states.plan)
         self.deferred.add(states)
 
     def catch_up(self, states: TargetStates | None, texts: Texts) -> None:
-        """Write the KV of all states of a step behind which the next token is known, and of what waited of
-        rows that may have drafts. None: there are keys of none of its rows."""
+        """Write the KV for a step's states with known next tokens, and for waiting states of rows that may
+        draft.
+
+        `states` None: the head has keys of none of the step's rows.
+        """
         self._z_place[:] = NO_PLACE
         self._z = self._carry = torch.empty(0)
         if states is None:
@@ -174,8 +181,11 @@ class Eagle3Drafter:
     def _read_late(
         self, states: TargetStates, rows: np.ndarray, late: np.ndarray, lacks: np.ndarray, texts: Texts
     ) -> None:
-        """The step is added to what waits of rows[late], and some of that is read where they may have drafts;
-        of those that lack blocks what others have in these, first. Where too much waits then, all goes."""
+        """Add the step to the waiting states of rows[late], and read states of rows that may have drafts.
+
+        Rows that lack blocks first borrow other rows' states in these blocks. If too many states wait then,
+        all are discarded.
+        """
         plan, room = states.plan, self._room(states.plan)
         self.keys.defer(plan)
         self.deferred.add(states, late)
@@ -190,8 +200,12 @@ class Eagle3Drafter:
             self.keys.lose(self.deferred.clear())
 
     def _lend(self, plan: StepPlan, rows: np.ndarray, selected: np.ndarray, lacks: np.ndarray) -> np.ndarray:
-        """bool [n]: which of the rows that lack blocks, and are to have drafts, can go on with what waits of
-        others in these. Where another row reads them now, they can in the next step."""
+        """Return which rows that lack blocks can continue with other rows' waiting states in these blocks,
+        bool [n].
+
+        Only rows that may have drafts count. If another row reads the states now, the row can continue in the
+        next step.
+        """
         can, readers = np.zeros(len(rows), bool), rows[selected & ~lacks]
         claimed: set[int] = set()
         for place in np.flatnonzero(selected & lacks).tolist():
@@ -238,7 +252,7 @@ class Eagle3Drafter:
     def propose(
         self, rows: np.ndarray, texts: Texts, most: np.ndarray, given: Given | None = None
     ) -> Proposed | None:
-        """See Drafter. `given`: drafts of others, behind which the head goes on."""
+        """Propose drafts; see Drafter. `given`: other drafters' tokens, after which the head continues."""
         counts = np.where(self._z_place[rows] == NO_PLACE, 0, np.minimum(most, MAX_DRAFTS))
         selected = np.flatnonzero(counts)
         if not len(selected) or self._plan is None:
@@ -266,5 +280,5 @@ class Eagle3Drafter:
 
 
 def _slots_of(plan: StepPlan, selected: np.ndarray) -> np.ndarray:
-    """Those of rows `selected`, bool [n]."""
+    """Return the slots of rows `selected`, bool [n]."""
     return plan.slot_mapping[np.repeat(selected, plan.num_scheduled)]

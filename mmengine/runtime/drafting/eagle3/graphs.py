@@ -1,9 +1,9 @@
-"""A head's passes, captured once for each number of rows and replayed: a pass is one layer, which launching
-takes longer than computing.
+"""Capture a head's passes once per number of rows, and replay them: a pass is one layer, whose launch takes
+longer than its computation.
 
-What is captured is a pass over inputs that stay where they are, not a chain: rows have different numbers of
-drafts, and attention is planned on the host for each length. So a pass of fewer rows follows one of more, and
-while the device computes one, the next is planned.
+The captured unit is a pass over inputs with fixed addresses, not a chain: rows have different numbers of
+drafts, and attention is planned on the host for each length. So a pass with fewer rows can follow, and the
+next pass is planned while the device computes.
 """
 
 from collections.abc import Callable
@@ -23,8 +23,11 @@ from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, Replays, c
 
 
 class ChainGraphs:
-    """`most`: drafts of one row, with those that are given. Captured at once: the dummy block of the head's
-    pool is written to. `num_chains`: how many were replayed, and how many were not, by why."""
+    """Captured passes of a head. Capturing writes to the dummy block of the head's pool.
+
+    `most`: drafts per row, including given ones. `num_chains`: number of replayed chains, and of others by
+    reason.
+    """
 
     def __init__(
         self,
@@ -38,10 +41,10 @@ class ChainGraphs:
     ) -> None:
         self._head, self._attention, self._block_size = head, attention, block_size
         self._sizes, self._max_rows = row_sizes(max_rows), max_rows
-        # In one piece, because they are uploaded together.
+        # One tensor, because its parts are uploaded together.
         self._inputs = torch.zeros(1 + max_rows * (1 + most), dtype=torch.int64, device=head.device)
-        self._at = self._inputs[:1]  # how many drafts of each row there are
-        self._positions = self._inputs[1 : 1 + max_rows]  # of the first pass
+        self._at = self._inputs[:1]  # index of the current draft
+        self._positions = self._inputs[1 : 1 + max_rows]  # in the first pass
         self._drafts = self._inputs[1 + max_rows :].view(most, max_rows)
         width = head.config.hidden_size
         self._z, self._carry = (
@@ -61,7 +64,9 @@ class ChainGraphs:
         return firsts, all_of(self._pass) if firsts else {}
 
     def chain(self, z: Tensor, carry: Tensor, rows: ChainRows) -> Tensor | None:
-        """See DraftHead.chain; good until the next chain. None where nothing is captured."""
+        """Draft a chain; see DraftHead.chain. The result is valid until the next chain. Returns None if
+        nothing is captured.
+        """
         if not self._passes:
             self.num_chains[CAPTURE_FAILED] += 1
             return None
@@ -82,7 +87,9 @@ class ChainGraphs:
         return Frame(Bucket(size_for(count, self._sizes), 1), slice(0, count))
 
     def _packed(self, rows: ChainRows, longest: int) -> np.ndarray:
-        """The beginning of `_inputs`: no draft, positions, and of `longest` drafts those that are given."""
+        """Return the beginning of `_inputs`: the draft index, positions, and the given ones among `longest`
+        drafts.
+        """
         count, first = len(rows.positions), 1 + self._max_rows
         packed = np.zeros(first + longest * self._max_rows, np.int64)
         packed[1 : 1 + count] = rows.positions
@@ -91,18 +98,18 @@ class ChainGraphs:
         return packed
 
     def _first(self, bucket: Bucket) -> None:
-        """Is captured: the first draft of each row."""
+        """Compute the first draft of each row (captured)."""
         self._choose(self._z[: bucket.num_rows])
 
     def _pass(self, bucket: Bucket) -> None:
-        """Is captured: the draft behind the last one."""
+        """Compute the next draft of each row (captured)."""
         size = bucket.num_rows
         tokens = self._drafts.index_select(0, self._at)[0, :size]
         positions = (self._positions[:size] + self._at).expand(3, -1)
         embeds = self._head.embed(tokens)
         z, carry = self._head.forward(self._carry[:size], embeds, positions, self._attention, 0)
         self._carry[:size].copy_(carry)
-        self._at.add_(1).clamp_(max=len(self._drafts) - 1)  # recording makes passes that no chain has
+        self._at.add_(1).clamp_(max=len(self._drafts) - 1)  # capturing runs passes that no chain has
         self._choose(z)
 
     def _choose(self, z: Tensor) -> None:

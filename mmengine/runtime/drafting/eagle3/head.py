@@ -1,8 +1,8 @@
 """The network of an EAGLE-3 head over a ragged batch: t tokens of any rows, one after the other.
 
-A token at position p brings what the target made of x[p], its tapped states or the head's own last output,
-and the embedding of the token that follows, x[p + 1]; what comes out predicts x[p + 2]. Its keys and values
-stand at p. The paper: arXiv 2503.01840; the flags of 3.1 are those of the heads that set them.
+A token at position p contributes the target's auxiliary states for x[p], or the head's own last output, and
+the embedding of the next token x[p + 1]; the result predicts x[p + 2]. Keys and values are stored at p. The
+paper is arXiv 2503.01840; the 3.1 flags are those in heads that set them.
 """
 
 from collections.abc import Callable
@@ -31,9 +31,13 @@ HeadLayer = LayerWeights[Linear, Dense[Linear]]
 
 @dataclass(slots=True)
 class HeadWeights:
-    """`fc_norms`: none, one over all auxiliary states, or one for each. `layers`: the first reads embeddings
-    too, and its `qkv` takes embed_size + h, its `input_norm` has embed_size. `hidden_norm`: the first layer's
-    of what else it reads. `target_ids` int64 [draft_vocab_size], or None where both have the same tokens."""
+    """Weights of a head.
+
+    `fc_norms`: empty, one norm over all auxiliary states, or one per state. `layers`: the first layer also
+    reads embeddings, so its `qkv` takes embed_size + h and its `input_norm` has embed_size. `hidden_norm`:
+    the first layer's norm for its other input. `target_ids`: int64 [draft_vocab_size], or None if both models
+    have the same tokens.
+    """
 
     fc: Linear
     fc_norms: tuple[Tensor, ...]
@@ -41,13 +45,13 @@ class HeadWeights:
     layers: list[HeadLayer]
     norm: Tensor  # [h]
     scores: Linear  # h to float32 [draft_vocab_size]
-    packed_scores: PackedLinear | None  # the same matrix, where it is the head's own and packed
+    packed_scores: PackedLinear | None  # the same matrix, if the head owns and packs it
     embed: Callable[[Tensor], Tensor]  # int64 [t] to [t, embed_size]
     target_ids: Tensor | None
 
 
 def kv_spec(config: HeadConfig, max_model_len: int = 0) -> ModelSpec:
-    """The sizes of a head's KV, as those of a model. `max_model_len`: of one request; 0: not known."""
+    """Return the sizes of a head's KV as a ModelSpec. `max_model_len`: tokens per request; 0 if unknown."""
     return ModelSpec(
         num_layers=config.num_layers,
         num_heads=config.num_heads,
@@ -62,7 +66,7 @@ def kv_spec(config: HeadConfig, max_model_len: int = 0) -> ModelSpec:
 
 
 class DraftHead:
-    """Keeps no state between calls. `device` and `dtype` are those of weights and hidden states."""
+    """The network without any state between calls. `device` and `dtype`: of weights and hidden states."""
 
     def __init__(self, config: HeadConfig, weights: HeadWeights, placement: Placement) -> None:
         self.config, self.placement = config, placement
@@ -84,7 +88,9 @@ class DraftHead:
         return self._weights.fc(aux_hidden_states)
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """int64 [t], ids of the target, to [t, embed_size]: the head's own embedding, or the target's."""
+        """Return the embeddings, [t, embed_size], of target token ids, int64 [t]: the head's own embedding or
+        the target's.
+        """
         return self._weights.embed(input_ids)
 
     def forward(
@@ -95,11 +101,11 @@ class DraftHead:
         attention: AttentionPort,
         first_layer: int,
     ) -> tuple[Tensor, Tensor]:
-        """One pass. hidden [t, h]: `fuse`d states, or the `carry` of the pass before; next_embeds
-        [t, embed_size], of the tokens one further on; positions int64 [3, t], those of the hidden states.
-        `first_layer`: the port's number of the head's first layer.
+        """Run one pass. Returns z [t, h] for `logits`, and carry [t, h] for the next pass.
 
-        Gives z [t, h] for `logits`, and carry [t, h] for the next pass.
+        `hidden` [t, h]: `fuse`d states, or the previous pass's `carry`. `next_embeds` [t, embed_size]:
+        embeddings of the next tokens. `positions`: int64 [3, t], of the hidden states. `first_layer`: the
+        port's number for the head's first layer.
         """
         c, eps = self.config, self.config.rms_norm_eps
         cos, sin = self._rotary.rows(positions, hidden.dtype)
@@ -143,9 +149,11 @@ class DraftHead:
         first_layer: int,
         block_size: int,
     ) -> Tensor:
-        """Greedy drafts of n rows behind those that are given, the rows that may have most first: int64
-        [max(most), n], of which a row's own `most` mean anything. z and carry [n, h], of the last token of
-        each row."""
+        """Return greedy drafts of n rows, int64 [max(most), n], after the given drafts; entries beyond a
+        row's `most` are undefined.
+
+        Rows that may have most drafts come first. `z`, `carry`: [n, h], for the last token of each row.
+        """
         drafts = upload(rows.drafts(), z.device)
         for ahead in range(len(drafts)):
             tokens = drafts[ahead, : len(z)]
@@ -160,18 +168,19 @@ class DraftHead:
         return drafts
 
     def logits(self, z: Tensor) -> Tensor:
-        """[s, h] to float32 [s, draft_vocab_size]."""
+        """Return float32 [s, draft_vocab_size] for z [s, h]."""
         return self._weights.scores(z)
 
     def tokens(self, logits: Tensor) -> Tensor:
-        """The best of each row of `logits`, int64 [s], as ids of the target."""
+        """Return the best token of each row of `logits`, int64 [s], as target ids."""
         best = logits.argmax(-1)
         ids = self._weights.target_ids
         return best if ids is None else ids[best]
 
     def scatter(self, logits: Tensor) -> Tensor:
-        """`logits` over the target's vocabulary, float32 [s, vocab_size]: minus infinity for tokens that the
-        head does not have."""
+        """Return `logits` over the target's vocabulary, float32 [s, vocab_size]; tokens unknown to the head
+        get minus infinity.
+        """
         ids = self._weights.target_ids
         if ids is None:
             return logits

@@ -1,8 +1,8 @@
-"""Of which rows and blocks a head has all keys and values.
+"""Track for which rows and blocks a head has all keys and values.
 
-Where it reads nothing for a while, there are gaps. Drafts behind a gap would be poor, so a row with one has
-none. Blocks with which a row begins, found by their content or swapped in, may have gaps too, or be another
-row's to be read: it waits for these.
+Steps that the head does not read leave gaps. Drafts after a gap would be poor, so a row with a gap gets none.
+Blocks at a request's beginning, from a prefix cache hit or swapped in, may have gaps too, or wait to be read
+for another row; the row waits for these blocks.
 """
 
 import numpy as np
@@ -11,36 +11,38 @@ from mmengine.core.executor import StepPlan
 from mmengine.ragged import counting
 from mmengine.runtime.drafting.eagle3.target_states import HeadBatch
 
-KEPT = 64  # steps that are looked at together
+KEPT = 64  # steps to process together
 
 
 class Keys:
-    """`whole` bool [max_rows]: rows without a gap, but for tokens that wait to be read. `lacking`, by row:
-    the blocks with which it began that were not known then, int32 [m]."""
+    """`whole`: bool [max_rows], rows without a gap apart from waiting tokens. `lacking`: by row, unread
+    blocks at the request's beginning, int32 [m].
+    """
 
     def __init__(self, num_rows: int, num_blocks: int, num_host_blocks: int, block_size: int) -> None:
         self.whole = np.zeros(num_rows, bool)
         self.lacking: dict[int, np.ndarray] = {}
         self._size = block_size
-        # Blocks of which every token that was computed was read too.
+        # Blocks whose computed tokens have all been read.
         self._known, self._known_on_host = np.zeros(num_blocks, bool), np.zeros(num_host_blocks, bool)
-        self._waiting: list[np.ndarray] = []  # slots of steps that were not read yet
-        self._skipped: list[tuple[np.ndarray, np.ndarray]] = []  # rows and slots of those that never will be
+        self._waiting: list[np.ndarray] = []  # slots of steps that have not been read yet
+        # rows and slots of steps that will never be read
+        self._skipped: list[tuple[np.ndarray, np.ndarray]] = []
 
     def defer(self, plan: StepPlan) -> None:
-        """The step is not read, at least not now."""
+        """Note that the step is not read now."""
         self._waiting.append(plan.slot_mapping)
         if len(self._waiting) >= KEPT:
             self.settle()
 
     def skip(self, plan: StepPlan) -> None:
-        """The step is never read."""
+        """Note that the step is never read."""
         self._skipped.append((plan.rows, plan.slot_mapping))
         if len(self._skipped) >= KEPT:
             self.settle()
 
     def settle(self) -> None:
-        """Bring up to date what is known."""
+        """Process all noted steps."""
         if self._waiting:
             self._known[np.concatenate(self._waiting) // self._size] = False
             self._waiting = []
@@ -51,7 +53,7 @@ class Keys:
             self._skipped = []
 
     def prepare(self, plan: StepPlan) -> None:
-        """Blocks are copied, and rows become others', before the forward of `plan`."""
+        """Copy blocks and reassign rows before the forward of `plan`."""
         self.settle()
         for sources, targets, pairs in (
             (self._known, self._known_on_host, plan.swap_out),
@@ -70,8 +72,9 @@ class Keys:
                 self.lacking[admission.row] = lacking
 
     def lacks(self, rows: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """bool [n]: which of `rows` [n] wait for blocks of others, but for those with `slots`, about to be
-        read."""
+        """Return which of `rows` [n] wait for other rows' blocks, bool [n], apart from `slots`, which are
+        about to be read.
+        """
         self.settle()
         found = np.zeros(len(rows), bool)
         read_now = np.unique(slots // self._size)
@@ -86,10 +89,10 @@ class Keys:
         return found
 
     def wrote(self, read: HeadBatch) -> None:
-        """The head has keys of these tokens, of whole rows, now."""
+        """Note that the head now has the keys of these tokens."""
         self.settle()
         blocks = read.slots // self._size
-        if read.is_all is not None:  # the block in which a row has more to be read is not known yet
+        if read.is_all is not None:  # the block with a row's remaining tokens is not complete yet
             ends = read.starts + read.counts
             index = counting(read.counts) + np.repeat(read.starts, read.counts)
             is_done = np.repeat(read.is_all, read.counts)

@@ -1,4 +1,4 @@
-"""Linear layers of a draft head: our kernels where they fit, else torch."""
+"""Linear layers of a draft head: native kernels where they fit, else torch."""
 
 import ctypes
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Linear = Callable[[Tensor], Tensor]
 
 
 def linear_of(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """x [t, k] to x weight^T + bias, [t, n], weight [n, k]."""
+    """Return the layer x weight^T + bias, from [t, k] to [t, n], for weight [n, k]."""
     library = kernels_for(weight)
     if library is None:
         return lambda x: F.linear(x, weight, bias)
@@ -22,7 +22,7 @@ def linear_of(weight: Tensor, bias: Tensor | None = None) -> Linear:
 
 
 def scores_of(weight: Tensor) -> tuple[Linear, PackedLinear | None]:
-    """The same in float32; and the packed matrix, where it is packed."""
+    """Return the layer with a float32 result, and the packed matrix or None."""
     library = kernels_for(weight)
     if library is None:
         return lambda x: F.linear(x, weight).float(), None
@@ -31,7 +31,7 @@ def scores_of(weight: Tensor) -> tuple[Linear, PackedLinear | None]:
 
 
 def gated(weight: Tensor) -> Linear:
-    """weight [2n, k], gate's rows and then up's: x [t, k] to silu(x gate^T) * (x up^T), [t, n]."""
+    """Return silu(x gate^T) * (x up^T), from [t, k] to [t, n]; weight [2n, k] has gate's rows, then up's."""
     library = kernels_for(weight)
     if library is not None:
         return PackedLinear(library, weight, gate_up=True)
@@ -44,7 +44,7 @@ def gated(weight: Tensor) -> Linear:
 
 
 def kernels_for(weight: Tensor) -> ctypes.CDLL | None:
-    """The kernels, where they multiply with this matrix."""
+    """Return the kernels if they can multiply with this matrix, else None."""
     if weight.device.type != "cpu" or weight.dtype not in DTYPES:
         return None
     return native.load()

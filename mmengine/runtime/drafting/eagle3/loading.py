@@ -1,4 +1,4 @@
-"""A head's weights onto the device of its target."""
+"""Load a head's weights onto its target's device."""
 
 from collections.abc import Callable
 
@@ -20,12 +20,15 @@ from mmengine.spec_decode.eagle3.config import HeadConfig
 from mmengine.spec_decode.eagle3.loading import HeadFolder
 from mmengine.spec_decode.eagle3.tensors import EMBEDDING, FC, FC_BIAS, HEAD, INPUT_NORM, NORM, QKV, fc_norm
 
-_COMPARED_ROWS = 4096  # of two embeddings at a time
+_COMPARED_ROWS = 4096  # rows of two embeddings to compare at a time
 
 
 def load_head(folder: HeadFolder, model: VisionLanguageModel, placement: Placement) -> DraftHead:
-    """The head of a checked folder, weights cast as `placement` says, beside the `model` that it drafts for.
-    ModelError where it cannot be read or does not fit the memory."""
+    """Return the head in a checked folder, for the `model` that it drafts for. Weights are cast as
+    `placement` says.
+
+    Raises ModelError if the head cannot be read or does not fit into memory.
+    """
     device = placement.device.torch_device
     try:
         with torch.inference_mode(), open_reader(folder.entries, device, placement.dtype) as weights:
@@ -66,7 +69,7 @@ def _read(
 def _embedding(
     config: HeadConfig, weights: WeightReader, model: VisionLanguageModel, device: torch.device
 ) -> Tensor | None:
-    """The head's own embedding; None where the target's is the same."""
+    """Return the head's own embedding, or None if it equals the target's."""
     if not config.own_embedding:
         return None
     own = weights.read(EMBEDDING)

@@ -1,4 +1,4 @@
-"""A draft head on a CPU through compiled kernels: a pass is one call, and so is a chain of them."""
+"""Run a draft head on a CPU with native kernels: one call per pass, or one call per chain."""
 
 import ctypes
 from typing import Any
@@ -19,13 +19,13 @@ from mmengine.runtime.drafting.eagle3.head import DraftHead, HeadLayer, HeadWeig
 from mmengine.runtime.drafting.eagle3.linears import Linear
 from mmengine.spec_decode.eagle3.config import HeadConfig
 
-# An embedding up to this size is kept once more for chains in one call; with a larger one, a pass takes so
-# long that it does not matter who asks for the next.
+# Embeddings up to this size are copied, so that one call can draft a chain. With a larger embedding a pass
+# takes so long that calling each pass from Python does not matter.
 MAX_EMBEDDING_BYTES = 64 * 2**20
 
 
 class NativeDraftHead(DraftHead):
-    """See DraftHead. Serves one step at a time."""
+    """A DraftHead in native kernels that runs one step at a time."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ def _packed(column: np.ndarray) -> np.ndarray:
 
 
 def _rows_packed(table: np.ndarray) -> np.ndarray:
-    """`table` with contiguous rows, which may lie apart."""
+    """Return `table` with contiguous rows."""
     return table if table.dtype == np.int32 and table.strides[1] == 4 else _packed(table)
 
 
@@ -114,7 +114,7 @@ def _layer(layer: HeadLayer) -> NativeLayer:
 
 
 def _in_kernels(linear: Linear) -> PackedLinear:
-    """What eagle3/linears.py gives where the kernels compute the head."""
+    """Return the packed layer that eagle3/linears.py made; the kernels must support the head."""
     assert isinstance(linear, PackedLinear)
     return linear
 

@@ -1,4 +1,4 @@
-"""The hidden states of the target model that a draft head reads."""
+"""Data classes for the target model's hidden states that a draft head reads."""
 
 import msgspec
 import numpy as np
@@ -11,7 +11,7 @@ from mmengine.spec_decode.texts import Texts
 
 
 class TargetStates(msgspec.Struct, frozen=True, eq=False):
-    """What a step of the target model left for the head: t tokens of n rows."""
+    """Hidden states from one step of the target model: t tokens of n rows."""
 
     plan: StepPlan
     positions: torch.Tensor  # int64 [3, t]
@@ -19,22 +19,26 @@ class TargetStates(msgspec.Struct, frozen=True, eq=False):
 
 
 class HeadBatch(msgspec.Struct, frozen=True, eq=False):
-    """Tokens for one pass of the head: t in all, of n rows one after the other, those of a row without gaps.
-    Of each of them the token that follows is known."""
+    """Tokens for one pass of the head: t in all, of n rows one after the other, contiguous within a row.
+
+    The next token is known for each of these tokens.
+    """
 
     rows: np.ndarray  # intp [n]
     counts: np.ndarray  # int [n], tokens of each row, at least 1
-    starts: np.ndarray  # int [n], place of the first of them in its request
+    starts: np.ndarray  # int [n], position of each row's first token in its request
     table: np.ndarray  # int32 [n, b], blocks of each row
     slots: np.ndarray  # int64 [t]
     positions: torch.Tensor  # int64 [3, t]
     aux_hidden_states: torch.Tensor  # [t, aux_layers * target_hidden_size]
-    is_all: np.ndarray | None = None  # bool [n], rows of which nothing more waits; None: all
+    is_all: np.ndarray | None = None  # bool [n], rows with no more waiting tokens; None: all rows
 
 
 def accepted_tokens(states: TargetStates, rows: np.ndarray, selected: np.ndarray, texts: Texts) -> HeadBatch:
-    """The tokens of `rows[selected]` (intp [n], bool [n]) that the step computed, without drafts that were
-    rejected, and without a last one whose next token is not known."""
+    """Return the step's tokens of `rows[selected]` (intp [n], bool [n]) for the head.
+
+    Rejected drafts are left out, and so is a last token whose next token is not known.
+    """
     plan = states.plan
     aux_hidden_states, positions, slots = states.aux_hidden_states, states.positions, plan.slot_mapping
     starts, table, scheduled = plan.num_computed, plan.block_table, plan.num_scheduled
@@ -43,7 +47,7 @@ def accepted_tokens(states: TargetStates, rows: np.ndarray, selected: np.ndarray
         rows, starts, table = rows[selected], starts[selected], table[selected]
         scheduled, firsts = scheduled[selected], firsts[selected]
     counts = np.minimum(scheduled, texts.lengths[rows] - 1 - starts)
-    if len(plan.rows) == 1:  # the accepted tokens of one row come first in the step
+    if len(plan.rows) == 1:  # with one row, the accepted tokens come first in the step
         count = int(counts[0])
         return HeadBatch(
             rows, counts, starts, table, slots[:count], positions[:, :count], aux_hidden_states[:count]
