@@ -11,7 +11,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from mmengine.extras import engine_hint
-from mmengine.moved import find_moved_modules
 from mmengine.version import __version__
 
 if TYPE_CHECKING:
@@ -53,8 +52,6 @@ _HOMES = {
     "check_schema": "mmengine.structured_output.report.report",
     "pipeline": "mmengine.serve.pipeline.pipeline",
 }
-
-find_moved_modules()
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mmengine.config import EngineConfig
-from mmengine.core.decide.schedule import decides, decision_version
+from mmengine.core.decide.schedule import DECISION_VERSION
 from mmengine.core.engine import EngineCore
 from mmengine.core.executor import Executor
 from mmengine.core.remote_blocks import RemoteBlocks
@@ -103,12 +103,12 @@ def open_log(folder: Path, resume: Resume | None, config: EngineConfig, **option
 
 def _resume_state_of(opened: OpenLog, resume: Resume, config: EngineConfig) -> ResumeState:
     resumed = read_resume_state(opened.folder, resume)
-    version, logged = resumed.started.decision_version, resumed.state.config
-    if not decides(logged, version):
+    version = resumed.started.decision_version
+    if version != DECISION_VERSION:
         raise LogError(
-            f"the log in {opened.folder} was written under rules {version} of the scheduler, and this build "
-            f"has {decision_version(logged)}; finish it with mmengine {resumed.started.engine_version}, or "
-            "name another folder"
+            f"the log in {opened.folder} was written under decision rules {version}, and this build has "
+            f"rules {DECISION_VERSION}; finish it with mmengine {resumed.started.engine_version}, or name "
+            "another folder"
         )
     opened.sink.expect(resumed.unreceived.undelivered.copy())
     resumed.tell(opened.sink.recovery.cuts if opened.sink.recovery is not None else [])

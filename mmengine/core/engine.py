@@ -21,8 +21,8 @@ from mmengine.config import EngineConfig
 from mmengine.core.batch import BlockTables, batch
 from mmengine.core.decide.admit import admit, check_request
 from mmengine.core.decide.complete import complete
+from mmengine.core.decide.deciders import scheduler_of
 from mmengine.core.decide.leases import next_lease
-from mmengine.core.decide.schedule import schedule, why_it_waits
 from mmengine.core.decide.stall import NO_PROGRESS, find_stalls
 from mmengine.core.dispatched import DispatchedSteps
 from mmengine.core.executed import writable
@@ -78,6 +78,7 @@ class EngineCore:
         if started is None:
             config.check_resolved()
         self.config = config
+        self._scheduler = scheduler_of(config)
         self.executor = executor
         self.state = state if state is not None else State(config)
         self.view = View(self.state)
@@ -248,8 +249,8 @@ class EngineCore:
             if self._decide() or not self._dispatched:
                 return
             self._collect_first = True  # an interrupt leaves it to the next call
-            self._waited_for = why_it_waits(self.view)
-        if self.config.compat:
+            self._waited_for = self._scheduler.why_it_waits(self.view)
+        if self._scheduler.ends_leavers_first:
             self._let_go()
         self._collect()
         self._collect_first = False
@@ -284,7 +285,7 @@ class EngineCore:
     def _decide(self) -> bool:
         """Plan the next step; False when nothing can run now."""
         decisions: list[ev.Scheduled | ev.Admitted | ev.Encoded] = []
-        while (event := schedule(self.view)) is not None:
+        while (event := self._scheduler.schedule(self.view)) is not None:
             self._emit(event)
             if isinstance(event, (ev.Scheduled, ev.Admitted, ev.Encoded)):
                 decisions.append(event)

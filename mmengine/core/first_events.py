@@ -1,7 +1,8 @@
 """What an engine writes of its settings, and of a request, as the log will have them."""
 
 from mmengine.config import EngineConfig
-from mmengine.core.decide.schedule import decision_version
+from mmengine.core.decide.deciders import scheduler_of
+from mmengine.core.decide.schedule import DECISION_VERSION
 from mmengine.core.state.request_state import queued_of
 from mmengine.errors import InvalidRequest
 from mmengine.events import vocabulary as ev
@@ -20,10 +21,11 @@ def settled_queued(request: Request) -> ev.Queued:
 
 def started_of(config: EngineConfig, fingerprints: dict[str, str]) -> ev.Started:
     return ev.Started(
-        schema=ev.SCHEMA_VERSION if config.block_store else ev.SCHEMA_WITHOUT_STORE,
+        schema=ev.SCHEMA_VERSION,
         engine_version=__version__,
-        decision_version=decision_version(config),
+        decision_version=DECISION_VERSION,
         config=config.as_dict(),
         fingerprints=fingerprints,
         num_blocks=config.num_blocks,
+        constants=scheduler_of(config).constants(config.lookahead_tokens),
     )

@@ -1,8 +1,8 @@
-"""Format 2: what one commit appends is one frame, checked by one CRC-32 before it is believed.
+"""Frames: the records that one commit appends, checked by one CRC-32 before they are believed.
 
-Frame, little endian: a header of 40 bytes and a msgpack body.
+A frame is a header of 40 bytes, little endian, and a msgpack body.
 
-    magic "MMFR" | crc32 u32 | body length u32 | records u32 | first sequence u64 | step u64 | mono ns u64
+    magic "mmfr" | crc32 u32 | body length u32 | records u32 | first sequence u64 | step u64 | mono ns u64
 
 The CRC covers everything behind it. The body is an array of (type number, step, mono ns, event), where
 step and time count from the header's. Sequences of records are dense, so a record needs none of its own.
@@ -17,12 +17,10 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from mmengine.errors import CorruptLog
-from mmengine.events.upcast import in_todays_words
 from mmengine.events.values import MAX_VALUES, holds_too_many
 from mmengine.events.vocabulary import NUMBERS, TYPES, Event
 
-FORMAT = 2
-MAGIC = b"MMFR"
+MAGIC = b"mmfr"
 HEADER = struct.Struct("<4sIIIQQQ")
 _CHECKED = struct.Struct("<IIQQQ")  # the header's part that the checksum covers
 _CRC_FROM = HEADER.size - _CHECKED.size
@@ -30,7 +28,6 @@ MAX_BODY = 256 * 2**20  # the longest prompt that settings allow, with a run of 
 MAX_RECORDS = 2**14  # of one frame
 MAX_COUNTER = 2**64
 E = TypeVar("E", bound=Event)
-TYPES_INSIDE = -1  # each record of the frame says its type
 Data = bytes | memoryview | mmap.mmap  # of a segment
 
 _encoder = msgspec.msgpack.Encoder()
@@ -54,8 +51,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
     """Where records stand in a segment, whole by their checksum: bytes [offset, end), the body from
-    `start` on. `step` and `mono_ns` are those of the first record. `number`: in format 1, the type of
-    the one record."""
+    `start` on. `step` and `mono_ns` are those of the first record."""
 
     offset: int
     start: int
@@ -65,7 +61,6 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
     count: int
     step: int
     mono_ns: int
-    number: int = TYPES_INSIDE
 
 
 class TornRecord(Exception):
@@ -156,19 +151,19 @@ def records_in(data: Data, frame: Frame) -> list[Record]:
     for number, steps, ns, body in outline:
         if not (0 <= step + steps < MAX_COUNTER and 0 <= mono_ns + ns < MAX_COUNTER):
             raise UnknownRecord(offset, "a record's step or time is out of range")
-        event = decode_event(FORMAT, number, body, offset)
+        event = decode_event(number, body, offset)
         records.append(Record(sequence, step + steps, mono_ns + ns, event, offset))
         sequence += 1
     return records
 
 
-def decode_event(fmt: int, number: int, body: bytes | memoryview | msgspec.Raw, offset: int) -> Event:
-    """An event of any format that there was, in today's words. Raises UnknownRecord."""
+def decode_event(number: int, body: bytes | memoryview | msgspec.Raw, offset: int) -> Event:
+    """Decode the body of an event of type `number`. Raises UnknownRecord."""
     decoder = _decoders.get(number)
     if decoder is None:
-        raise UnknownRecord(offset, f"format {fmt} type {number} is newer than this build knows")
+        raise UnknownRecord(offset, f"event type {number} is newer than this build knows")
     try:
-        event: Event = decoder.decode(in_todays_words(fmt, number, body))
+        event: Event = decoder.decode(body)
         return event
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # bad UTF-8 is a ValueError
         raise UnknownRecord(offset, f"its body is no {TYPES[number].__name__}: {_said(error)}") from None

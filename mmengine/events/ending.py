@@ -87,10 +87,6 @@ def _how_it_ends(walk: Walk) -> LogEnd:
             return CLOSED
         case Follows.REPAIRED:
             return LogEnd("", "closed by a repair, because its writer was gone")
-        case Follows.UNKNOWN:
-            return LogEnd("", "format 2 does not tell whether its last segment is the last one")
-    if walk.scan.header is None:
-        return LogEnd("", "format 1 does not tell whether its writer closed it")
     last = walk.recovery.next_sequence - 1
     where = f"behind record {last}" if last >= 0 else "before its first record"
     return LogEnd(

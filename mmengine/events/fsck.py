@@ -45,7 +45,7 @@ class Finding:
 @dataclass(slots=True)
 class SegmentIndex:
     """What stands in a segment. Sequences, steps and times are those of its first and last record;
-    `wall_ns`: the time of day at its first record, 0 in format 1."""
+    `wall_ns`: the time of day at its first record."""
 
     name: str
     format: int

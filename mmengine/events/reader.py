@@ -1,4 +1,4 @@
-"""Reading a log: the records of a folder in order, from any format that there was."""
+"""Reading a log: the records of a folder, in order."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -6,8 +6,7 @@ from mmap import mmap
 from pathlib import Path
 
 from mmengine.errors import CorruptLog, LogError
-from mmengine.events import codec, format_1
-from mmengine.events.codec import Frame, Record, UnknownRecord
+from mmengine.events.codec import Frame, Record, UnknownRecord, records_in
 from mmengine.events.recovery import Cut, Mode, Recovery, Walk, check_mode
 from mmengine.events.segment import SUFFIX, first_sequence_of, opened, segment_paths, snapshot_sequences
 
@@ -83,6 +82,6 @@ class LogReader:
 def records_of(path: Path, data: bytes | mmap, frame: Frame) -> list[Record]:
     """The records of a whole frame. Raises CorruptLog for what a newer build wrote."""
     try:
-        return (codec if frame.number == codec.TYPES_INSIDE else format_1).records_in(data, frame)
+        return records_in(data, frame)
     except UnknownRecord as error:
         raise CorruptLog(f"{path.name}: {error}", error.kind) from None

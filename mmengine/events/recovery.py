@@ -191,7 +191,6 @@ def repair_tail(folder: Path, mode: Mode, check: Callable[[Walk], None] | None =
     begun = part_of(folder, recovery.next_sequence)  # that the footer promises, and no more
     is_open = not walk.scan.is_closed or walk.scan.follows is Follows.SEGMENT and begun.exists()
     closes = header is not None and is_open and len(recovery.cuts) <= bool(torn)
-    follows = Follows.REPAIRED if header is not None and header.format > 2 else Follows.UNKNOWN
     try:
         if torn:
             with suppress(OSError):  # a full disk must not keep the log from being repaired
@@ -199,9 +198,10 @@ def repair_tail(folder: Path, mode: Mode, check: Callable[[Walk], None] | None =
         if header is None and not walk.scan.footer.frames:
             path.unlink()
         elif torn or closes:
-            _write_end(path, walk.end or HEADER_SIZE, walk.scan.footer.pack(follows) if closes else b"")
+            footer = walk.scan.footer.pack(Follows.REPAIRED) if closes else b""
+            _write_end(path, walk.end or HEADER_SIZE, footer)
             if closes:
-                walk.scan.follows = follows  # what `say_goes_on` finds
+                walk.scan.follows = Follows.REPAIRED  # what `say_goes_on` finds
     except OSError as error:
         raise LogError(f"{path} cannot be repaired: {error.strerror}") from None
     recovery.tail = walk
@@ -210,14 +210,14 @@ def repair_tail(folder: Path, mode: Mode, check: Callable[[Walk], None] | None =
 
 def say_goes_on(path: Path, tail: Walk | None) -> None:
     """Let the footer of a segment that another process wrote say that another one follows; write one where
-    there is none. `tail`: of the repair, so that one that it walked over is not read again. Segments of older
-    formats cannot say it, and packed ones said it before they were packed. Raises OSError, CorruptLog."""
+    there is none. `tail`: of the repair, so that one that it walked over is not read again. Packed
+    segments said it before they were packed. Raises OSError, CorruptLog."""
     if path.name.endswith(PACKED_SUFFIX):
         return
     walk = tail if tail is not None and tail.path == path else walked(path)
     header, scan = walk.scan.header, walk.scan
     is_whole = len(walk.recovery.cuts) <= (walk.recovery.torn is not None)  # what was torn is cut off
-    if is_whole and header is not None and header.format > 2 and scan.follows is not Follows.SEGMENT:
+    if is_whole and header is not None and scan.follows is not Follows.SEGMENT:
         _write_end(path, walk.end or HEADER_SIZE, scan.footer.pack(Follows.SEGMENT))
 
 

@@ -4,18 +4,17 @@
     00000000000000000000.mmlog.zst    the same, packed when it was full
     snapshot-00000000000000012345.mmsnap   the state behind that record; with it earlier segments may go
 
-Header and footer have 64 bytes each, little endian, with a CRC-32 of what stands before it. Segments of
-format 1 have neither, and begin with their first record.
+Header and footer have 64 bytes each, little endian, with a CRC-32 of what stands before it.
 
-    magic "MMELOG\\r\\n" | format u16 | header size u16 | reserved u32 | first sequence u64
+    magic "mmlog\\r\\n\\x1a" | format u16 | header size u16 | reserved u32 | first sequence u64
     wall clock ns u64 | mono ns u64 | engine version, 20 bytes of ASCII | crc32 u32
 
-    magic "MMELOGEN" | records u64 | last sequence u64 | first step u64 | last step u64 | last mono ns u64
+    magic "mmlogend" | records u64 | last sequence u64 | first step u64 | last step u64 | last mono ns u64
     frames u32 | chain u32 | what follows u32 | crc32 u32
 
 The chain is a CRC-32 over the header's CRC and those of all frames, in order: with it a segment is known
 to be whole. Steps and times are those of the first record of the first and of the last frame. What
-follows is said since format 3 (`Follows`); in format 2 it is 0, and frames are the same in both.
+follows is a value of `Follows`.
 """
 
 import mmap
@@ -27,34 +26,34 @@ from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any
 
 import msgspec
 import zstandard
 
 from mmengine.errors import CorruptLog, LogError
-from mmengine.events import codec, format_1
-from mmengine.events.codec import DamagedRecord, Frame, TornRecord, UnknownRecord
+from mmengine.events.codec import HEADER as FRAME_HEADER
+from mmengine.events.codec import MAGIC as FRAME_MAGIC
+from mmengine.events.codec import DamagedRecord, Frame, TornRecord, UnknownRecord, frame_at
 from mmengine.events.files import NO_WAIT, open_file
 
 SUFFIX = ".mmlog"
 PACKED_SUFFIX = ".mmlog.zst"
-FORMAT = 3  # that is written; formats 2 and 1 are read
+FORMAT = 1
 MAX_SEGMENTS = 100_000
 MAX_SEGMENT_BYTES = 2**32  # a reader refuses more; a writer begins a new segment long before
 MAX_UNPACKED_BYTES = 128 * 2**20  # a packed segment is unpacked in memory; larger ones are never packed
-_HEADER_MAGIC = b"MMELOG\r\n"
+_HEADER_MAGIC = b"mmlog\r\n\x1a"
+_OLD_MAGICS = (b"MMELOG\r\n", b"MMEV")  # builds before 0.1.0 began segments with these
 _HEADER = struct.Struct("<8sHHIQQQ20s")
-_FOOTER_MAGIC = b"MMELOGEN"
+_FOOTER_MAGIC = b"mmlogend"
 _FOOTER = struct.Struct("<8sQQQQQIII")
 HEADER_SIZE = FOOTER_SIZE = 64
 
 
 class Follows(IntEnum):
-    """What a footer says of what comes behind its segment. UNKNOWN: it is of format 2. REPAIRED: the segment
-    was closed by a repair, as its writer was gone."""
+    """States in a footer what comes after its segment. REPAIRED: a repair closed the segment, because its
+    writer was gone."""
 
-    UNKNOWN = 0
     SEGMENT = 1
     NOTHING = 2
     REPAIRED = 3
@@ -103,7 +102,7 @@ def _with_crc(block: bytes) -> bytes:
 
 
 class Scan:
-    """The frames of one segment in order. `header`: None in format 1. `footer`: what was seen so far;
+    """The frames of one segment in order. `header`: None until it was read. `footer`: what was seen so far;
     `follows`: what the segment's own footer says, once it stood at the end and agreed."""
 
     def __init__(self, data: bytes | mmap.mmap):
@@ -122,13 +121,12 @@ class Scan:
         compared."""
         data, size = self.data, len(self.data)
         offset = 0 if jump_to is None else jump_to
-        is_first = data[offset : offset + 4] == format_1.MAGIC
-        if not is_first and jump_to is None and size:
+        if jump_to is None and size:
             self.header, offset = _header(data), HEADER_SIZE
             self.footer.chain = zlib.crc32(data[HEADER_SIZE - 4 : HEADER_SIZE])
-        frame_at, add = (format_1 if is_first else codec).frame_at, self.footer.add
+        add = self.footer.add
         while offset < size:
-            if not is_first and data[offset : offset + 8] == _FOOTER_MAGIC:
+            if data[offset : offset + 8] == _FOOTER_MAGIC:
                 self._end(offset, compare=jump_to is None)
                 return
             frame = frame_at(data, offset)
@@ -154,6 +152,8 @@ class Scan:
 
 def _header(data: bytes | mmap.mmap) -> Header:
     block = data[:HEADER_SIZE]
+    if block.startswith(_OLD_MAGICS):
+        raise CorruptLog("this log was written before 0.1.0; read it with the build that wrote it", "version")
     if len(block) < HEADER_SIZE:
         raise TornRecord(0, "the header")
     if block[:8] != _HEADER_MAGIC:
@@ -161,7 +161,7 @@ def _header(data: bytes | mmap.mmap) -> Header:
     if block[-4:] != zlib.crc32(block[:-4]).to_bytes(4, "little"):
         raise DamagedRecord(0, "the header's checksum does not match")
     _, fmt, _, _, first, wall_ns, mono_ns, version = _HEADER.unpack(block[:-4])
-    if not codec.FORMAT <= fmt <= FORMAT:
+    if fmt != FORMAT:
         raise UnknownRecord(0, f"format {fmt} is newer than this build knows")
     return Header(first, wall_ns, mono_ns, version.rstrip(b"\0").decode("ascii", "replace"), fmt)
 
@@ -172,7 +172,7 @@ def find_whole(data: bytes | mmap.mmap, offset: int) -> int | None:
     Bytes that only begin like frames cost a checksum each. A write cut short has few of them: where
     they add up to several times the segment, someone made them, and CorruptLog is raised.
     """
-    patience = 4 * len(data) + codec.HEADER.size
+    patience = 4 * len(data) + FRAME_HEADER.size
     for place in _likely_places(data, offset):
         if data[place : place + 8] == _FOOTER_MAGIC:
             block = data[place : place + FOOTER_SIZE]
@@ -180,30 +180,22 @@ def find_whole(data: bytes | mmap.mmap, offset: int) -> int | None:
             if len(block) == FOOTER_SIZE and block[-4:] == zlib.crc32(block[:-4]).to_bytes(4, "little"):
                 return place
         else:
-            framing = codec if data[place : place + 4] == codec.MAGIC else format_1
             try:
-                framing.frame_at(data, place)
-                return place
-            except UnknownRecord:
+                frame_at(data, place)
                 return place
             except TornRecord:
-                patience -= framing.HEADER.size
+                patience -= FRAME_HEADER.size
             except DamagedRecord as error:
-                whole = error.kind == "checksum"
-                patience -= framing.HEADER.size + (_claimed(data, place, framing) if whole else 0)
+                length = FRAME_HEADER.unpack_from(data, place)[2] if error.kind == "checksum" else 0
+                patience -= FRAME_HEADER.size + length
         if patience <= 0:
             raise CorruptLog(f"behind byte {offset} stands what was made to look like records", "length")
     return None
 
 
-def _claimed(data: bytes | mmap.mmap, place: int, framing: Any) -> int:
-    fields = framing.HEADER.unpack_from(data, place)
-    return fields[2] if framing is codec else fields[4]
-
-
 def _likely_places(data: bytes | mmap.mmap, offset: int) -> Iterator[int]:
-    """Places that begin like a frame of any format or like a footer, in order."""
-    magics = (codec.MAGIC, format_1.MAGIC, _FOOTER_MAGIC)
+    """Places that begin like a frame or like a footer, in order."""
+    magics = (FRAME_MAGIC, _FOOTER_MAGIC)
     found = {magic: data.find(magic, offset) for magic in magics}
     while any(place >= 0 for place in found.values()):
         magic = min((m for m in magics if found[m] >= 0), key=found.__getitem__)

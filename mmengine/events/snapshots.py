@@ -14,7 +14,7 @@ from mmengine.events.files import open_file, write_whole
 from mmengine.events.segment import first_sequence_of, segment_paths, snapshot_sequences
 
 SUFFIX = ".mmsnap"
-MAGIC = b"MMSN"
+MAGIC = b"mmsn"
 HEADER = struct.Struct("<4sHHQI")  # magic, version, reserved, length of the body, its CRC-32
 EVERY_RECORDS = 2**13  # so many are folded in a quarter of a second
 NUM_NEWEST = 3  # one that is damaged has others behind it

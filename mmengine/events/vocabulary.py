@@ -7,6 +7,8 @@ Fields are only ever added, at the end and with a default; a type number is neve
 
 from typing import TypeAlias
 
+import msgspec
+
 from mmengine.errors import ErrorCode
 from mmengine.events.event_base import EventBase
 from mmengine.events.of_adapters import AdapterLoaded as AdapterLoaded
@@ -22,15 +24,29 @@ from mmengine.events.of_stores import Lost as Lost
 from mmengine.events.of_stores import Offered as Offered
 from mmengine.request import Adapter, GrammarRequest, MediaItem, SamplingParams, ThinkingBudget
 
-# 2: digests are trees, see core/state/digest.py. 3: a grammar is a struct, which the log may keep in a slot.
-# 4: blocks are fetched from a store; a log whose engine has none is written as 3.
-SCHEMA_VERSION = 4
-SCHEMA_WITHOUT_STORE = 3
+SCHEMA_VERSION = 1
 NO_SLOT = -1  # in place of a slot: a grammar that the log keeps nowhere
 FOR_ALL = -1  # in place of a row: room is made for whoever needs it
 AS_CACHED = -1  # in place of a number of tokens: as many as the cached blocks hold
 DEADLINE = "deadline"  # the reason of a Cancelled by the request's own deadline
 NO_STATE = -1  # in place of a state slot
+
+
+class FoldConstants(msgspec.Struct, array_like=True, frozen=True):
+    """How the fold applies decisions of the scheduler that wrote the log. vLLM's scheduler changes all of
+    them.
+
+    `isolates_failures`: requests of a failed step become suspects. `keeps_broken_blocks`: blocks of a row
+    whose logits were broken stay prefix hits. `frees_at_once`: a request that ends while its step runs frees
+    its blocks at once. `fills_in_row_order`: of equal blocks that one step fills, the first row's block is
+    hit. `media_ahead`: how many tokens after a block belong to the block's hash with their media.
+    """
+
+    isolates_failures: bool = True
+    keeps_broken_blocks: bool = False
+    frees_at_once: bool = False
+    fills_in_row_order: bool = False
+    media_ahead: int = 0
 
 
 class Started(EventBase, frozen=True):
@@ -42,6 +58,7 @@ class Started(EventBase, frozen=True):
     config: dict  # EngineConfig, resolved
     fingerprints: dict[str, str]  # weights, processor, dtype, backend
     num_blocks: int
+    constants: FoldConstants = FoldConstants()
 
 
 class Queued(EventBase, frozen=True):
@@ -113,6 +130,7 @@ class Scheduled(EventBase, frozen=True):
 
     `num_drafts`: how many of a row's tokens are drafts, at their end; None: no row has any.
     `drafters`: who made them, by number; None: drafter 0 all of them.
+    `num_decided`: running rows up to here are decided for this step; 0: all are.
     """
 
     rows: bytes | None
@@ -122,6 +140,7 @@ class Scheduled(EventBase, frozen=True):
     evict: tuple[bytes, ...] = ()
     num_drafts: bytes | None = None
     drafters: bytes | None = None
+    num_decided: int = 0
 
 
 class Admitted(EventBase, frozen=True):
@@ -261,8 +280,7 @@ class CacheReset(EventBase, frozen=True):
 class Checkpoint(EventBase, frozen=True):
     """Decision: digest of the whole state at this point.
 
-    `columns`, `requests`: 4 bytes of it for each column of the state, and for each live request; empty in
-    logs of schema 1."""
+    `columns`, `requests`: 4 bytes of it for each column of the state, and for each live request."""
 
     digest: bytes
     columns: bytes = b""

@@ -13,6 +13,8 @@ import numpy as np
 
 from mmengine.config import EngineConfig
 from mmengine.core.decide.admit import check_content
+from mmengine.core.decide.deciders import scheduler_of
+from mmengine.core.decide.schedule import DECISION_VERSION
 from mmengine.core.executed import prompt_logprobs
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.snapshot.snapshot import filled, newest_before, oldest_after
@@ -140,9 +142,11 @@ class CheckedLog:
 def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
     """The settings of the log, refused when a replay could not hold them in memory, or does not know the
     schema under which they stand."""
-    if not 1 <= started.schema <= ev.SCHEMA_VERSION:
-        known = f"this build knows 1 to {ev.SCHEMA_VERSION}"
-        raise CorruptLog(f"STARTED in {folder} says schema {started.schema}; {known}", "version")
+    if started.schema != ev.SCHEMA_VERSION:
+        raise CorruptLog(
+            f"STARTED in {folder} says schema {started.schema}; this build reads schema {ev.SCHEMA_VERSION}",
+            "version",
+        )
     try:
         config = EngineConfig.from_dict(started.config)
         config.check_foldable()
@@ -151,6 +155,9 @@ def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
         raise CorruptLog(f"STARTED in {folder} holds settings that no engine could have: {error}") from None
     if max(config.max_num_seqs * config.max_model_len, config.num_blocks * config.block_size) > MAX_CELLS:
         raise CorruptLog(f"STARTED in {folder} claims more rows or blocks than a replay may hold")
+    constants = scheduler_of(config).constants(config.lookahead_tokens)
+    if started.decision_version == DECISION_VERSION and started.constants != constants:
+        raise CorruptLog(f"STARTED in {folder} contradicts itself: its constants do not fit its settings")
     if started.num_blocks != config.num_blocks:
         raise CorruptLog(
             f"STARTED in {folder} contradicts itself: {started.num_blocks} blocks, and its settings say "

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from mmengine.core.decide.deciders import scheduler_of
 from mmengine.core.decide.leases import NO_FREE_BLOCKS
-from mmengine.core.decide.schedule import schedule
 from mmengine.core.state.columns import CRASHED, LEFT, LOST
 from mmengine.core.state.state import State
 from mmengine.core.state.view import View
@@ -130,6 +130,7 @@ class Step:
     ):
         self.number = record.step
         self.state, self.view = state, View(state)
+        self._scheduler = scheduler_of(state.config)
         self.record, self.logged = record, logged
         self.is_whole = bool(behind) and not isinstance(behind[0].event, ev.Recovered)
         self._log_goes_on = bool(behind)
@@ -141,7 +142,7 @@ class Step:
         """Ask the scheduler of this build for the next event of the step, and apply it; None when the
         step is complete."""
         with self._log.naming(self.record):
-            event = schedule(self.view)
+            event = self._scheduler.schedule(self.view)
             if event is None:
                 self._is_complete = True
                 return None

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mmengine.core.decide.schedule import decides, decision_version
+from mmengine.core.decide.schedule import DECISION_VERSION
 from mmengine.core.engine import EngineCore
 from mmengine.core.executed import prompt_logprobs
 from mmengine.core.executor import StepPlan, StepResult
@@ -275,9 +275,9 @@ def verify(
         begins_after=log.begins_after,
         logged_version=log.started.decision_version,
         logged_engine=log.started.engine_version,
-        version=decision_version(log.config),
+        version=DECISION_VERSION,
     )
-    report.rederived = decides(log.config, log.started.decision_version)
+    report.rederived = log.started.decision_version == DECISION_VERSION
     tape = _Tape(iter(log), report, progress)
     state = _derive(tape, log, invariants) if report.rederived else _fold(tape, log, invariants)
     if not isinstance(state, Divergence):

@@ -8,7 +8,7 @@ hands over the arrivals and events of the step to come.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mmengine.core.decide.admission import asked_in_step
+from mmengine.core.decide.deciders import scheduler_of
 from mmengine.core.engine import EngineCore
 from mmengine.core.inbox import Inbox
 from mmengine.core.outputs import Stats
@@ -131,7 +131,8 @@ class Driver:
             if self._recorder is not None:
                 self._recorder.decided(state)
             if self._failed:
-                self._failed |= dict.fromkeys(self._failed.keys() & asked_in_step(core.view), True)
+                examined = scheduler_of(core.config).admission.examined_in_step(core.view)
+                self._failed |= dict.fromkeys(self._failed.keys() & examined, True)
             self._step += 1
             if self._step % 64 == 0:
                 self._progress(self._num_ended)

@@ -21,7 +21,7 @@ from mmengine.extras import ENGINE_MODULES
 from tests.cli.cli_process import call_cli
 
 ROOT = Path(__file__).parents[2]
-GOLDEN = ROOT / "tests" / "golden" / "rules_3_format_2"
+GOLDEN = ROOT / "tests" / "golden" / "mixed"
 COMMANDS = (
     "simulate examples/evening.json --log LOG --decisions LOG.jsonl",
     "log verify LOG GOLDEN",

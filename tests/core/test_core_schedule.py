@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mmengine.core.decide.schedule import schedule
+from mmengine.core.decide.schedule import SCHEDULER
 from mmengine.core.state.digest import state_digest
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
@@ -381,7 +381,7 @@ def test_schedule_changes_nothing():
     bench.step()
     before = state_digest(bench.state)
     view = View(bench.state)
-    assert schedule(view) == schedule(view)
+    assert SCHEDULER.schedule(view) == SCHEDULER.schedule(view)
     assert state_digest(bench.state) == before
 
 

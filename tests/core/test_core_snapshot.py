@@ -167,12 +167,6 @@ def packed(body):
     return snapshot.HEADER.pack(snapshot.MAGIC, snapshot.VERSION, 0, len(data), zlib.crc32(data)) + data
 
 
-def test_an_old_log_has_none():
-    config, events = random_run(0)
-    state = State(config)
-    old = ev.Started(
-        **{**{n: getattr(events[0], n) for n in events[0].__struct_fields__}, "decision_version": 1}
-    )
-    evolve(state, old)
-    with pytest.raises(ValueError, match="version 1"):
-        snapshot.take(state, old, 0)
+def test_a_snapshot_of_a_build_before_the_first_release_is_refused():
+    with pytest.raises(CorruptLog, match="written before 0.1.0"):
+        snapshot.restore(b"MMSN" + bytes(100))

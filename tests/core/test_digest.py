@@ -6,9 +6,8 @@ import pytest
 from mmengine.config import EngineConfig
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.state.columns import COLUMNS
-from mmengine.core.state.digest import COLUMN_NAMES, checkpoint, state_digest, where_apart
+from mmengine.core.state.digest import COLUMN_NAMES, checkpoint, where_apart
 from mmengine.core.state.state import State
-from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from tests.replay.runs import busy_run
 
@@ -20,7 +19,7 @@ def records(tmp_path_factory):
     return list(LogReader(folder))
 
 
-def folded(records, schema=ev.SCHEMA_VERSION):
+def folded(records):
     """The state in the middle of a step: rows run, requests wait, media are held."""
     state = State(EngineConfig.from_dict(records[0].event.config))
     for record in records:
@@ -28,7 +27,6 @@ def folded(records, schema=ev.SCHEMA_VERSION):
         held = any(each.held_media for each in state.requests.values())
         if len(state.running) > 2 and state.waiting and state.is_open and held:
             break
-    state.schema = schema
     return state
 
 
@@ -81,24 +79,14 @@ def test_other_live_requests_are_a_column(records):
     assert columns == ["requests", "waiting"] and requests == []
 
 
-def test_a_log_of_schema_1_has_one_hash_and_names_nothing(records):
-    state = folded(records, schema=1)
-    before = checkpoint(state)
-    assert before == ev.Checkpoint(state_digest(state)) and len(before.digest) == 16
-    state.num_computed[state.running[0]] += 1
-    assert where_apart(state, before) == ([], []) and state_digest(state) != before.digest
-
-
 def test_it_is_small(records):
     state = folded(records)
     assert len(checkpoint(state).columns) == 4 * len(COLUMN_NAMES)
     assert len(checkpoint(state).requests) == 4 * len(state.requests)
 
 
-def test_what_a_log_keeps_of_grammars_is_a_column_since_schema_3(records):
-    for schema in (2, 3):
-        state = folded(records, schema=schema)
-        before = checkpoint(state)
-        assert len(before.columns) == 4 * (len(COLUMN_NAMES) - (schema == 2))
-        state.kept_grammars.restore(((5, "regex", "a"),))
-        assert where_apart(state, before) == (["kept grammars"] if schema == 3 else [], [])
+def test_kept_grammars_are_a_column(records):
+    state = folded(records)
+    before = checkpoint(state)
+    state.kept_grammars.restore(((5, "regex", "a"),))
+    assert where_apart(state, before) == (["kept grammars"], [])

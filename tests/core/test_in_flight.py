@@ -3,10 +3,6 @@
 import numpy as np
 import pytest
 
-from mmengine.config import EngineConfig
-from mmengine.core.continuation import open_log
-from mmengine.core.engine import EngineCore
-from mmengine.core.resume import Resume
 from mmengine.errors import ConfigError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
@@ -135,12 +131,6 @@ def test_a_form_keeps_no_step_back_but_where_it_is_completed_within_its_budget(c
     assert run_with_form(bench, grammar) == [2] * 4 + [1] * 4
     how = {"ahead": ahead, "drafts": 0, "forms": forms, "blocks": 0, "alone": 1}
     assert bench.core.stats().overlap == how
-
-
-def test_under_the_rules_before_only_its_row_waits():
-    bench = Overlapping()
-    bench.state.decision_version = 2
-    assert run_with_form(bench) == [2, 1, 2, 1, 2, 1, 2, 1]
 
 
 DEAR, CHEAP = (CostModel(step_ns=100_000, token_ns=ns, context_ns=0) for ns in (90_000, 1_000))
@@ -316,29 +306,3 @@ def test_its_log_verifies(tmp_path):
 def test_what_cannot_overlap_is_refused():
     with pytest.raises(ConfigError, match="max_in_flight"):
         settings_of(max_in_flight=2, compat="vllm").check_resolved()
-
-
-def test_a_log_of_the_rules_before_is_continued_and_derived_by_them(tmp_path):
-    config = settings_of(max_in_flight=2, snapshot_bytes=0)
-    started = ev.Started(ev.SCHEMA_VERSION, "0.1.0", 2, config.as_dict(), {}, config.num_blocks)
-    core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(tmp_path), started=started)
-    for name, fields in (("plain", {}), ("bound", {"grammar": FORM})):
-        core.submit(request(name, 5, max_tokens=30, **fields))
-    core.grammar_ready("bound")
-    for _ in range(9):
-        core.step()
-    core.sink.close()
-    opened = open_log(tmp_path, Resume(), EngineConfig())
-    core = opened.core(opened.resumed.config_for(EngineConfig()), SimulatedExecutor(config), {})
-    core.recover(opened.resumed.recovered(()))
-    for name, req_state in core.state.requests.items():
-        if req_state.waits_for_grammar:
-            core.grammar_ready(name)
-    apart = 0
-    while core.has_work:
-        core.step()
-        apart += len({len(flight.rows) for flight in core.state.flights}) == 2
-    core.close()
-    report = verify(tmp_path)
-    assert report.ok and report.rederived and report.logged_version == 2 and not report.unfinished
-    assert apart > 10, "the row with a form is left out of every other step"

@@ -138,15 +138,3 @@ def test_what_no_build_wrote_is_refused(event, tmp_path):
 def run_one(folder):
     run(folder, [GrammarRequest("regex", "a" * SHORTEST)]).close()
     return folder
-
-
-@pytest.mark.parametrize("schema", [2, 3])
-def test_a_log_that_began_before_schema_3_gets_no_slots(tmp_path, schema):
-    core = EngineCore(CONFIG, SimulatedExecutor(CONFIG), sink=LogWriter(tmp_path / "log"))
-    core.state.schema = schema  # as of a log that is continued
-    prompt = np.array([1, 2, 3], np.int32)
-    core.submit(Request("a", prompt, SamplingParams(seed=0), grammar=GrammarRequest("json_schema", SCHEMA)))
-    core.step()
-    core.close()
-    (written,) = (each.event for each in LogReader(tmp_path / "log") if isinstance(each.event, ev.Queued))
-    assert written.grammar.source == SCHEMA and (written.grammar_slot == ev.NO_SLOT) == (schema == 2)

@@ -16,7 +16,7 @@ import msgspec
 
 with atheris.instrument_imports(include=["mmengine.events", "mmengine.request"]):
     from mmengine.errors import CorruptLog
-    from mmengine.events import codec, format_1
+    from mmengine.events.codec import HEADER, MAGIC
     from mmengine.events.reader import records_of
     from mmengine.events.recovery import Recovery, Walk
     from mmengine.events.segment import FOOTER_SIZE, HEADER_SIZE
@@ -54,21 +54,16 @@ def check(data: bytes) -> None:
 
 def with_checksums(data: bytearray) -> bytearray:
     """Checksums, and lengths that reach past the end, made right."""
-    if len(data) >= HEADER_SIZE and data[:4] != format_1.MAGIC:
+    if len(data) >= HEADER_SIZE:
         data[HEADER_SIZE - 4 : HEADER_SIZE] = _crc(data[: HEADER_SIZE - 4])
-    for framing, length_at, crc_at in ((codec, 8, 4), (format_1, 8, 12)):
-        place = data.find(framing.MAGIC)
-        while 0 <= place <= len(data) - framing.HEADER.size:
-            end = data.find(framing.MAGIC, place + framing.HEADER.size)
-            end = len(data) if end < 0 else end
-            struct.pack_into("<I", data, place + length_at, end - place - framing.HEADER.size)
-            if framing is codec:
-                data[place + crc_at : place + 8] = _crc(data[place + 8 : end])
-            else:
-                data[place + crc_at : place + crc_at + 4] = bytes(4)
-                data[place + crc_at : place + crc_at + 4] = _crc(data[place:end])
-            place = data.find(framing.MAGIC, end)
-    place = data.find(b"MMELOGEN")
+    place = data.find(MAGIC)
+    while 0 <= place <= len(data) - HEADER.size:
+        end = data.find(MAGIC, place + HEADER.size)
+        end = len(data) if end < 0 else end
+        struct.pack_into("<I", data, place + 8, end - place - HEADER.size)
+        data[place + 4 : place + 8] = _crc(data[place + 8 : end])
+        place = data.find(MAGIC, end)
+    place = data.find(b"mmlogend")
     if 0 <= place <= len(data) - FOOTER_SIZE:
         data[place + FOOTER_SIZE - 4 : place + FOOTER_SIZE] = _crc(data[place : place + FOOTER_SIZE - 4])
     return data
@@ -88,7 +83,7 @@ def write_corpus(folder: Path) -> None:
     from tests.events.logs import one_of_each, segments, write_log
 
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("format_1", "format_2"):
+    for name in ("mixed", "sessions"):
         (path,) = (HERE.parent / "golden" / name).glob("*.mmlog")
         (folder / name).write_bytes(path.read_bytes()[:4000])
     (path,) = segments(write_log(folder / "log", one_of_each()))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmengine.errors import CorruptLog
-from mmengine.events import codec, format_1, values
+from mmengine.events import codec, values
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import (
     MAX_BODY,
@@ -63,6 +63,7 @@ FIELDS = {
         st.dictionaries(TEXT, SETTINGS, max_size=3),
         st.dictionaries(TEXT, TEXT),
         INTS,
+        st.builds(ev.FoldConstants, *(st.booleans() for _ in range(4)), INTS),
     ),
     ev.Queued: (
         *(TEXT, BYTES, SAMPLING, st.lists(MEDIA, max_size=2).map(tuple), INTS, INTS, TEXT, INTS),
@@ -77,7 +78,7 @@ FIELDS = {
     ev.Preempted: (TEXT, INTS, TEXT, TEXT, BYTES, INTS, INTS),
     ev.Scheduled: (
         *(st.none() | BYTES, st.none() | BYTES, BYTES, WORK, KEYS),
-        *(st.none() | BYTES, st.none() | BYTES),
+        *(st.none() | BYTES, st.none() | BYTES, INTS),
     ),
     ev.Admitted: (
         *(TEXT, INTS, INTS, BYTES, BYTES, WORK, KEYS, INTS),
@@ -116,7 +117,7 @@ HUGE = 2**32 - 1
 def framed(body: bytes, *, count: int = 1, length: int | None = None, start=(0, 0, 0)) -> bytes:
     """A frame with a right checksum, whatever it says."""
     checked = struct.pack("<IIQQQ", len(body) if length is None else length, count, *start) + body
-    return b"MMFR" + struct.pack("<I", zlib.crc32(checked)) + checked
+    return codec.MAGIC + struct.pack("<I", zlib.crc32(checked)) + checked
 
 
 def record_of(body: bytes, *, number: int = 8, **fields) -> bytes:
@@ -124,16 +125,9 @@ def record_of(body: bytes, *, number: int = 8, **fields) -> bytes:
     return framed(b"\x91\x94" + msgspec.msgpack.encode(number) + b"\0\0" + body, **fields)
 
 
-def old_record(body: bytes, *, fmt: int = 1, number: int = 8) -> bytes:
-    """A record of format 1 with a right checksum, whatever it says."""
-    head = (b"MMEV", fmt, number, 0, len(body))
-    crc = zlib.crc32(body, zlib.crc32(format_1.HEADER.pack(*head, 0, 0, 0, 0)))
-    return format_1.HEADER.pack(*head, crc, 0, 0, 0) + body
-
-
-def read(data: bytes, offset: int = 0, framing=codec) -> list:
+def read(data: bytes, offset: int = 0) -> list:
     """The records of the frame at a place."""
-    return framing.records_in(data, framing.frame_at(data, offset))
+    return codec.records_in(data, frame_at(data, offset))
 
 
 def one_record(event: ev.Event, sequence: int = 0, step: int = 0, mono_ns: int = 0) -> bytes:
@@ -200,12 +194,8 @@ def test_logprobs_need_not_be_numbers():
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.sampled_from(sorted(ev.TYPES)), st.binary(max_size=60))
 def test_a_body_of_anything_is_read_or_refused(number, body):
-    for data, framing in (
-        (record_of(body, number=number), codec),
-        (old_record(body, number=number), format_1),
-    ):
-        with suppress(UnknownRecord):
-            read(data, framing=framing)
+    with suppress(UnknownRecord):
+        read(record_of(body, number=number))
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -254,23 +244,8 @@ def test_fields_of_a_later_build_are_skipped_and_missing_ones_filled():
 
 @pytest.mark.parametrize("number", [0, 100, 255, -1, 2**40])
 def test_a_type_that_is_newer_is_said_to_be(number):
-    with pytest.raises(UnknownRecord, match=f"format 2 type {number} is newer"):
+    with pytest.raises(UnknownRecord, match=f"event type {number} is newer"):
         read(record_of(b"\x91\xa0", number=number))
-
-
-@pytest.mark.parametrize("fmt, number", [(3, 8), (0, 8), (1, 0), (1, 255)])
-def test_what_format_1_never_had_is_newer(fmt, number):
-    with pytest.raises(UnknownRecord, match=f"format {fmt} type {number} is newer"):
-        read(old_record(b"\x91\xa0", fmt=fmt, number=number), framing=format_1)
-
-
-def test_format_1_reads_as_it_was_written():
-    for event in one_of_each():
-        data = old_record(msgspec.msgpack.encode(event), number=ev.NUMBERS[type(event)])
-        (record,) = read(b"before" + data, 6, format_1)
-        if isinstance(event, ev.Started):
-            event = msgspec.structs.replace(event, config={"max_in_flight": 1, **event.config})
-        assert record.event == event and record.offset == 6
 
 
 def test_wrong_magic():
@@ -320,17 +295,14 @@ LIES = {
 @pytest.mark.parametrize("name", LIES)
 def test_a_lying_body_is_refused_without_memory(name):
     number, body = LIES[name]
-    for data, framing in (
-        (record_of(body, number=number), codec),
-        (old_record(body, number=number), format_1),
-    ):
-        tracemalloc.start()
-        try:
-            with pytest.raises(UnknownRecord):
-                read(data, framing=framing)
-            assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
-        finally:
-            tracemalloc.stop()
+    data = record_of(body, number=number)
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnknownRecord):
+            read(data)
+        assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_an_outline_that_lies_is_refused_without_memory():
@@ -392,17 +364,14 @@ def test_a_body_of_very_many_tiny_values_is_refused_without_memory(field, monkey
         body, number = b"\x94\xa1a\xc4\0\x80" + item, 2
     else:
         body, number = b"\x92\xc4\0" + many, 7
-    for data, framing in (
-        (record_of(body, number=number), codec),
-        (old_record(body, number=number), format_1),
-    ):
-        tracemalloc.start()
-        try:
-            with pytest.raises(UnknownRecord, match="it holds more than"):
-                read(data, framing=framing)
-            assert tracemalloc.get_traced_memory()[1] < 2 * len(data)
-        finally:
-            tracemalloc.stop()
+    data = record_of(body, number=number)
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnknownRecord, match="it holds more than"):
+            read(data)
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(data)
+    finally:
+        tracemalloc.stop()
 
 
 def test_values_are_counted_as_msgpack_lays_them_out(monkeypatch):

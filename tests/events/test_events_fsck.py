@@ -51,7 +51,7 @@ def lie(folder):
 
 
 def claim_gigabytes(folder):
-    claim = HEADER.pack(b"MMFR", 0, 3 * 10**9, 1, COUNT, 0, 0)
+    claim = HEADER.pack(b"mmfr", 0, 3 * 10**9, 1, COUNT, 0, 0)
     edit(segments(folder)[-1], lambda data: data[:-FOOTER_SIZE] + claim)
 
 
@@ -100,7 +100,7 @@ def empty_the_only_one(folder):
 
 def keep_a_state_from_behind(folder):
     """A whole one, as far as fsck can tell."""
-    head = snapshots.HEADER.pack(snapshots.MAGIC, 2, 0, 0, 0)
+    head = snapshots.HEADER.pack(snapshots.MAGIC, 1, 0, 0, 0)
     snapshots.snapshot_path(folder, COUNT + 7).write_bytes(head)
 
 
@@ -191,13 +191,13 @@ def test_the_index_says_what_stands_where(log):
 def test_a_repair_cuts_the_tail_keeps_its_bytes_and_closes_the_log(log):
     kill(log)
     whole = segments(log)[-1].read_bytes()
-    edit(segments(log)[-1], lambda data: data + b"MMFR and no more")
+    edit(segments(log)[-1], lambda data: data + b"mmfr and no more")
     report = fsck(log, repair=True)
     assert report.exit_code == 0 and report.is_closed and "closed by a repair" in report.end.text
     (cut,) = report.repaired.cuts
     assert (cut.offset, cut.num_bytes, cut.kind) == (len(whole), 16, "truncated")
     (kept,) = log.glob("*.cut")
-    assert kept.read_bytes() == b"MMFR and no more" and kept.stat().st_mode & 0o777 == 0o600
+    assert kept.read_bytes() == b"mmfr and no more" and kept.stat().st_mode & 0o777 == 0o600
     assert segments(log)[-1].read_bytes()[:-FOOTER_SIZE] == whole
     assert read_events(log) == one_of_each() * 3
     again = fsck(log, repair=True)

@@ -3,17 +3,17 @@
 import os
 import zlib
 
-import msgspec
 import pytest
 
 from mmengine.errors import CorruptLog, LogError
-from mmengine.events import codec, format_1, segment
+from mmengine.events import codec, segment
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import HEADER
+from mmengine.events.fsck import fsck
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.segment import FOOTER_SIZE, HEADER_SIZE
 from tests.events.logs import one_of_each, read_events, segments, write_log
-from tests.events.test_events_codec import old_record, one_record, record_of
+from tests.events.test_events_codec import one_record, record_of
 
 
 @pytest.fixture
@@ -232,9 +232,20 @@ def test_a_log_of_a_newer_format_says_so(single, mode):
     with pytest.raises(CorruptLog, match="format 7 is newer") as error:
         list(LogReader(path.parent, mode))
     assert error.value.kind == "version"
-    path.write_bytes(old_record(b"\x90", fmt=2) * 5)
-    with pytest.raises(CorruptLog, match="format 2 type 8 is newer"):
-        list(LogReader(path.parent, mode))
+
+
+@pytest.mark.parametrize("magic", [b"MMELOG\r\n", b"MMEV"])
+@pytest.mark.parametrize("mode", ["strict", "tail", "salvage"])
+def test_a_log_of_a_build_before_the_first_release_is_refused_in_one_sentence(single, mode, magic):
+    path, data, _ = single
+    path.write_bytes(magic + data[len(magic) :])
+    sentence = "this log was written before 0.1.0; read it with the build that wrote it"
+    for read in (lambda: list(LogReader(path.parent, mode)), lambda: LogWriter(path.parent, reopen=mode)):
+        with pytest.raises(CorruptLog) as error:
+            read()
+        assert str(error.value) == sentence and error.value.kind == "version"
+    assert [finding.text for finding in fsck(path.parent).findings] == [sentence]
+    assert fsck(path.parent).exit_code == 8
 
 
 def test_a_segment_of_absurd_size_is_refused_before_it_is_read(single):
@@ -253,21 +264,18 @@ def test_too_many_segments_are_refused(single, monkeypatch):
         LogReader(single[0].parent)
 
 
-@pytest.mark.parametrize("framing", [codec, format_1])
-def test_false_beginnings_of_records_cost_no_quadratic_time(single, monkeypatch, framing):
+def test_false_beginnings_of_records_cost_no_quadratic_time(single, monkeypatch):
     """Many bytes that look like headers, each with a long body to check."""
     path, data, _ = single
     fakes, size = 2000, HEADER.size
 
     def fake(number):
         length = (fakes - number) * size - size
-        if framing is codec:
-            return HEADER.pack(codec.MAGIC, 0, length, 1, 0, 0, 0)
-        return format_1.HEADER.pack(format_1.MAGIC, 1, 8, 0, length, 0, 0, 0, 0)
+        return HEADER.pack(codec.MAGIC, 0, length, 1, 0, 0, 0)
 
     path.write_bytes(data + b"".join(map(fake, range(fakes))))
-    tries, real = [], framing.frame_at
-    monkeypatch.setattr(framing, "frame_at", lambda *given: tries.append(1) or real(*given))
+    tries, real = [], segment.frame_at
+    monkeypatch.setattr(segment, "frame_at", lambda *given: tries.append(1) or real(*given))
     with pytest.raises(CorruptLog, match=f"{path.name}: .*made to look like records"):
         list(LogReader(path.parent))
     assert len(tries) < 50
@@ -299,14 +307,3 @@ def test_a_log_may_begin_behind_a_snapshot(tmp_path, held, reads):
     reader = LogReader(folder)
     assert reader.first_sequence == 4
     assert [record.sequence for record in reader] == list(range(4, 12))
-
-
-def test_segments_of_both_formats_in_one_log(tmp_path):
-    folder = tmp_path / "log"
-    folder.mkdir()
-    body = msgspec.msgpack.encode(ev.Failed("old"))
-    (folder / f"{0:020d}.mmlog").write_bytes(old_record(body))
-    writer = LogWriter(folder, reopen="tail")
-    writer.append(ev.Failed("new"), 0, 0)
-    writer.close()
-    assert [(r.sequence, r.event.error) for r in LogReader(folder)] == [(0, "old"), (1, "new")]

@@ -336,7 +336,7 @@ def test_who_goes_on_reads_the_last_segment_once(tmp_path, monkeypatch, is_kille
     write_log(folder, [ev.Failed(f"number {n}") for n in range(35)], segment_bytes=600)
     *_, last = segments(folder)
     if is_killed:
-        last.write_bytes(last.read_bytes()[:-FOOTER_SIZE] + b"MMFR")
+        last.write_bytes(last.read_bytes()[:-FOOTER_SIZE] + b"mmfr")
     read = recovery_module.opened
     monkeypatch.setattr(recovery_module, "opened", lambda path: opened.append(path) or read(path))
     writer = LogWriter(folder, reopen="tail")

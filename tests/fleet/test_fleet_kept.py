@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from mmengine.core.decide.schedule import decision_version
+from mmengine.core.decide.schedule import DECISION_VERSION
 from mmengine.errors import KeepFailed, LogError, QueueFull
 from mmengine.events import lock as locks
 from mmengine.events import vocabulary as ev
@@ -117,7 +117,7 @@ def test_logs_that_cannot_be_read_keep_nobody_from_going_on(tmp_path):
     """One of another version, one that is a link, and one that has an answer."""
     settings = CONFIG.as_dict()
     for name, config in (("a", {"of_another_version": 1}), ("b", settings), ("c", settings)):
-        started = ev.Started(1, "9.0", decision_version(CONFIG), config, {}, CONFIG.num_blocks)
+        started = ev.Started(1, "9.0", DECISION_VERSION, config, {}, CONFIG.num_blocks)
         queued = ev.Queued("r", column(1, 2), SamplingParams(seed=1))
         write_log(tmp_path / name, [started, queued])
     segment = tmp_path / "b" / segment_name(0)

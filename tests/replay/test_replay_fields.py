@@ -28,10 +28,11 @@ TRIES = 5
 replace = msgspec.structs.replace
 # Other values of fields for which the next value that fits the type says too little.
 OTHERS = {
-    "Started.schema": lambda old: [1, ev.SCHEMA_VERSION + 1],
+    "Started.schema": lambda old: [ev.SCHEMA_VERSION + 1],
     "Started.decision_version": lambda old: [99],
     "Started.config": lambda old: [{**old, "token_budget": old["token_budget"] - 1}],
     "Started.fingerprints": lambda old: [{**old, "weights": "others"}],
+    "Started.constants": lambda old: [replace(old, frees_at_once=not old.frees_at_once)],
     "Queued.sampling": lambda old: [replace(old, max_tokens=max(1, old.max_tokens - 1))],
     "Queued.priority": lambda old: [old + 1000],
     "Queued.grammar": lambda old: [GrammarRequest("regex", "a")] if old is None else [None],

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from mmengine.core.decide.schedule import schedule
+from mmengine.core.decide.schedule import SCHEDULER
 from mmengine.core.state.digest import state_digest
 from mmengine.errors import CorruptLog, Diverged, LogError
 from mmengine.events import vocabulary as ev
@@ -64,7 +64,7 @@ def test_a_step_stays_good(folder):
     for other in log.steps():
         other.decide()
     assert state_digest(step.state) == before
-    assert schedule(step.view) == step.logged[0], "the view is that of the scheduler"
+    assert SCHEDULER.schedule(step.view) == step.logged[0], "the view is that of the scheduler"
     with pytest.raises(ValueError, match="read-only"):
         step.view.num_tokens[0] = 3
     assert step.decide() == step.logged

@@ -169,18 +169,6 @@ def test_a_log_with_those_who_left_verifies(tmp_path, drafts):
     assert report.ok and not report.unfinished, report.divergence
 
 
-def test_logs_of_older_rules_are_folded_and_not_derived(tmp_path, monkeypatch):
-    """Up to rules 3 a block's content had no picture of the next token; digests of that stay as they are."""
-    path = THEIRS[[path.stem for path in THEIRS].index("picture_behind_a_block")]
-    run(path, compat="vllm", log=LogWriter(tmp_path / "now"))
-    monkeypatch.setattr("mmengine.core.first_events.decision_version", lambda config: 3)
-    _, records, _ = run(path, compat="vllm", log=LogWriter(tmp_path / "old"))
-    assert [record["admit"] for record in records if "admit" in record][1] == {"b": 16}
-    now, old = verify(tmp_path / "now"), verify(tmp_path / "old")
-    assert (now.ok, now.rederived, now.logged_version, now.version) == (True, True, 5, 5)
-    assert (old.ok, old.rederived, old.logged_version, old.version) == (True, False, 3, 5)
-
-
 @pytest.fixture
 def equal_blocks(tmp_path):
     """A step fills the same block of `a`, with a picture behind it, and of `b`, which ends; `c` hits it."""
@@ -199,17 +187,6 @@ def test_of_equal_blocks_that_of_the_row_served_first_is_hit(tmp_path, equal_blo
     assert [records[1]["sched"] for records in (theirs, ours)] == [[["a", 5], ["b", 3]]] * 2
     assert [records[4]["admit"] for records in (theirs, ours)] == [{"c": 8}] * 2
     assert (theirs[4]["free"], ours[4]["free"]) == (60, 59)  # `a` holds its block, that of `b` was free
-
-
-def test_logs_with_equal_blocks_are_derived_by_their_own_rules(tmp_path, monkeypatch, equal_blocks):
-    requests, config = equal_blocks
-    path = write_scenario(tmp_path, requests, config=config)
-    for version, free in ((5, 60), (4, 59)):
-        monkeypatch.setattr("mmengine.core.first_events.decision_version", lambda config, now=version: now)
-        _, records, _ = run(path, compat="vllm", log=LogWriter(tmp_path / str(version)))
-        report = verify(tmp_path / str(version))
-        assert (records[4]["free"], report.ok, report.rederived) == (free, True, True), report.divergence
-        assert (report.logged_version, report.version) == (version, 5)
 
 
 def test_who_has_no_grammar_waits_until_the_step_beside_is_back(tmp_path):

@@ -1,12 +1,12 @@
 """A request with images lets those without go first."""
 
-from mmengine.core.decide import schedule
+from mmengine.core.decide.admission import Admission
 
-_admit_next = schedule.admit_next
-
-
-def admit_next(view):
-    return _admit_next(view, lambda req_state: not req_state.request.media) or _admit_next(view)
+_admit_next = Admission.admit_next
 
 
-schedule.admit_next = admit_next
+def admit_next(self, view):
+    return _admit_next(self, view, lambda req_state: not req_state.request.media) or _admit_next(self, view)
+
+
+Admission.admit_next = admit_next

@@ -1,14 +1,14 @@
 """A request that starts may use the whole token budget, not what running rows left of it."""
 
-from mmengine.core.decide import admission
+from mmengine.core.decide.admission import Admission
 
-_first_chunk = admission.first_chunk
+_first_chunk = Admission.first_chunk
 
 
-def first_chunk(view, req_state, start):
-    length = _first_chunk(view, req_state, start)
+def first_chunk(self, view, req_state, start):
+    length = _first_chunk(self, view, req_state, start)
     left = len(req_state.tokens) - start.num_computed
     return length and min(left, view.config.token_budget)
 
 
-admission.first_chunk = first_chunk
+Admission.first_chunk = first_chunk

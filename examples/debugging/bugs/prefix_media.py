@@ -1,6 +1,6 @@
 """A cached block is hit by its tokens alone: which image its placeholders stand for is not looked at."""
 
-from mmengine.core.decide import admission
+from mmengine.core.decide import start
 from mmengine.core.fold import rows
 
 
@@ -8,4 +8,4 @@ def block_extras(*arguments):
     return {}
 
 
-admission.block_extras = rows.block_extras = block_extras
+start.block_extras = rows.block_extras = block_extras

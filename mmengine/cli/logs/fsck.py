@@ -72,7 +72,7 @@ def _table(report: "FsckReport") -> "Table":
     )
     for each in report.segments:
         begun = datetime.fromtimestamp(each.wall_ns / 1e9, UTC).strftime("%F %T") if each.wall_ns else ""
-        end = "closed" if each.is_closed else "open" if each.format > 1 else "format 1"
+        end = "closed" if each.is_closed else "open"
         table.add_row(
             clean(each.name.split(".")[0].lstrip("0") or "0")
             + (" zst" if each.name.endswith(".zst") else ""),

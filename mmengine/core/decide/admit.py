@@ -6,7 +6,6 @@ import msgspec
 import numpy as np
 
 from mmengine.config import EngineConfig
-from mmengine.core.state.kept_grammars import SINCE_SCHEMA
 from mmengine.core.state.request_state import ASKED, SETTLED
 from mmengine.core.state.sessions import IDLE
 from mmengine.core.state.view import View
@@ -45,7 +44,7 @@ def admit(view: View, asked: ev.Event) -> list[ev.Event]:
                         ErrorCode.QUEUE_FULL,
                     )
                 ]
-            return [_written(view, asked)]
+            return [view.kept_grammars.written(asked)]
         case ev.GrammarReady(request_id=name) | ev.GrammarFailed(request_id=name):
             req_state = view.requests.get(name)
             waits = req_state is not None and req_state.waits_for_grammar and name not in view.grammar_failed
@@ -79,13 +78,6 @@ def _is_awaited(view: View, told: ev.Offered | ev.Arrived | ev.Lost) -> bool:
         case ev.Arrived(digests=digests):
             return 0 < len(digests) <= 8 * req_state.num_fetching and len(digests) % 8 == 0
     return req_state.store != SETTLED
-
-
-def _written(view: View, asked: ev.Queued) -> ev.Queued:
-    """With its grammar as the log is to have it."""
-    if asked.grammar is None or view.schema < SINCE_SCHEMA:
-        return asked
-    return view.kept_grammars.written(asked)
 
 
 def check_request(request: Request, config: EngineConfig, *, max_media: int | None = None) -> None:

@@ -1,5 +1,4 @@
-"""Encoder work that one decision adds, tried in order: what is encoded, what leaves the cache, where a
-chunk is cut."""
+"""Drafts the encoder work of one decision: items to encode, outputs to evict, and where a chunk is cut."""
 
 from typing import NamedTuple
 
@@ -10,8 +9,11 @@ from mmengine.request import num_before
 
 
 class Shortage(NamedTuple):
-    """Why an item does not fit: `what` is "encoder budget" or "encoder cache", in embeddings; "encoder work",
-    in units of it, or "encoder pieces", where that is more than a step may take."""
+    """The reason why an item does not fit.
+
+    `what`: "encoder budget" or "encoder cache", in embeddings; "encoder work", in units of work; or "encoder
+    pieces" if the item takes more work than a step may.
+    """
 
     what: str
     needed: int
@@ -19,32 +21,26 @@ class Shortage(NamedTuple):
 
 
 class EncoderDraft:
-    """Encoder work that this decision adds: budget, cache room and evictions, tried in order.
+    """Encoder work that one decision adds. The draft tries items in order against the budget, the cache and
+    its evictions. A subclass may replace the methods that a comment below names as rules."""
 
-    `patient`: with vLLM's decisions a row waits for the item that its drafter would read next.
-    """
-
-    def __init__(self, view: View, *, patient: bool = True):
+    def __init__(self, view: View):
         self._cache = view.encoder
         self._split_media = view.config.split_media
         self._ahead = int(bool(view.config.lookahead_tokens))  # a drafter reads one token ahead
-        self._compat = view.config.compat == "vllm"
-        self._waits = patient and self._compat and len(view.running) > 1
-        # vLLM cuts right before the item, and drafts for its last token without what comes next.
-        self._cut_ahead = 0 if self._compat else self._ahead
         self._left = view.encoder_left
         self._piece, self._work_left = view.config.encoder_piece, view.work_left
         self._added: dict[bytes, int] = {}
         self._keep: set[bytes] = set()
-        self._looked_at: list[bytes] = []  # cached items, in the order of their first use
+        self._looked_up: list[bytes] = []  # cached items, in the order of their first use
         self.encode: list[tuple[bytes, int, int]] = []
         self.evict: list[bytes] = []
-        self.refused: dict[str, Shortage] = {}  # by request: the item that cut its chunk
-        self.large: tuple[RequestView, int] | None = None  # the first of these that goes in pieces
+        self.refused: dict[str, Shortage] = {}  # by request: why its chunk was cut
+        self.large: tuple[RequestView, int] | None = None  # the first refused item that needs several steps
 
     def cut(self, req_state: RequestView, row: int, start: int, length: int) -> int:
-        """The chunk [start, start + length) of a request, cut before the first item that does not
-        fit; what fits is added to the draft. Gives the length that is left."""
+        """Return the length of the chunk [start, start + length) after cuts before the first item that
+        does not fit. Items that fit join the draft."""
         if not length:
             return 0
         media, end = req_state.request.media, start + length + self._ahead
@@ -56,17 +52,24 @@ class EncoderDraft:
                 return item.start - start - self._ahead
             first = next((at for at, size in item.runs if at + size > start and at < end), None)
             if first is None:
-                continue  # only the text between a video's runs
+                continue  # the chunk has only text between the item's runs
             if not self._take(req_state, row, index, item.num_embeds):
-                return self._cut_before(first - start)
+                return self.cut_before(first - start)
         return length
 
-    def _cut_before(self, room: int) -> int:
-        """Tokens of a chunk that ends before an item `room` tokens away. A drafter reads one token
-        ahead; it goes without where waiting for that could last for ever."""
-        if room > self._ahead:
-            return room - self._cut_ahead
-        return 0 if self._waits else max(0, room)
+    # Rules that a subclass replaces
+
+    def cut_before(self, distance: int) -> int:
+        """Return the length of a chunk that ends before an item `distance` tokens away.
+
+        A drafter reads one token ahead. Close to the item it drafts without that token, because waiting
+        for the item could last for ever.
+        """
+        return distance - self._ahead if distance > self._ahead else max(0, distance)
+
+    def left_behind(self, given_up: bool) -> ev.Evicted | None:
+        """Return the event for changes that stay although the chunk does not run; None: nothing stays."""
+        return None
 
     def _take(self, req_state: RequestView, row: int, index: int, size: int) -> bool:
         key = req_state.media_keys[index]
@@ -75,7 +78,7 @@ class EncoderDraft:
         if self._cache.has(key) and key not in self.evict:
             if key not in self._keep:
                 self._keep.add(key)
-                self._looked_at.append(key)
+                self._looked_up.append(key)
             return True
         if self._piece and not self._fits_step(req_state, index):
             return False
@@ -106,14 +109,3 @@ class EncoderDraft:
         else:
             return True
         return False
-
-    def left_behind(self, given_up: bool) -> ev.Evicted | None:
-        """What asking changed though nothing of it runs: vLLM lets evictions stand, and what a request
-        looked at before it was `given_up` counts as used."""
-        if not self._compat:
-            return None
-        used = [key for key in self._looked_at if key in self._cache.idle] if given_up else []
-        idle = [key for key in self._cache.idle if key not in self.evict]
-        if used == idle[len(idle) - len(used) :]:
-            used = []
-        return ev.Evicted(tuple(self.evict), tuple(used)) if self.evict or used else None

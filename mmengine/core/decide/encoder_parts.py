@@ -1,34 +1,30 @@
-"""Items that take more encoder work than a step may: one at a time, a part in each step.
+"""Decides the encoder work for items that take more work than a step may: one item at a time, a part in each
+step.
 
-A part is the last decision of its step, beside whoever computes tokens there, and opens one where nobody
-does. It is computed for whoever stands at the item and cannot go on without: a row, or a request whose first
-chunk would begin with it. With the last part the features are in the encoder cache, and the next step goes
-on.
+A part is the last decision of its step, after the rows that compute tokens; without such rows the part opens
+the step. A part is computed for a request that cannot continue without the item: a running row at the item,
+or a waiting request whose first chunk would begin with the item. The last part puts the features into the
+encoder cache, and the request continues in the next step.
 """
 
-from collections.abc import Callable
-
-from mmengine.core.decide.admission import large_item_of_first
-from mmengine.core.decide.encoder_draft import EncoderDraft
+from mmengine.core.decide.admission import Admission, MayStart
 from mmengine.core.state.flight import work_done
 from mmengine.core.state.reading import RequestView
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
-_May = Callable[[RequestView], bool]
 
-
-def next_part(view: View) -> ev.Encoded | None:
-    """What the open step computes of an item, once all else is decided; None where nothing is in pieces, or
-    there is no room for the features."""
+def next_part(view: View, admission: Admission) -> ev.Encoded | None:
+    """Return the part that the open step computes after all its other decisions. None: no item needs
+    parts, or the encoder cache has no space for the features."""
     part = view.part
     found: tuple[RequestView, int] | None = None
     if part is not None:
         found = view.requests[part.request_id], part.item
     if view.suspects and not (found and found[0].isolation_rows):
-        found = _first_large(view, lambda req_state: req_state.isolation_rows > 0) or found
+        found = _first_large(view, admission, lambda req_state: req_state.isolation_rows > 0) or found
     if found is None:
-        found = _first_large(view, lambda req_state: True)
+        found = _first_large(view, admission, lambda req_state: True)
     if found is None or not _may_join(view, found[0]):
         return None
     req_state, index = found
@@ -43,22 +39,24 @@ def next_part(view: View) -> ev.Encoded | None:
 
 
 def _may_join(view: View, req_state: RequestView) -> bool:
-    """A suspect is alone with its part; nobody joins a step in which suspects are tried."""
+    """Return whether the request's part may join the open step: a suspect is alone with its part, and no part
+    joins a step of suspects."""
     if not view.suspects or not view.is_open:
         return True
     return not (req_state.isolation_rows or view.requests_by_row[int(view.step_rows[0])].isolation_rows)
 
 
-def _first_large(view: View, may: _May) -> tuple[RequestView, int] | None:
-    """The first item in pieces that a request which `may` stands at: rows in order, then who waits."""
+def _first_large(view: View, admission: Admission, may_start: MayStart) -> tuple[RequestView, int] | None:
+    """Return the first request that stands at a large item, and the item's index: running rows in order, then
+    waiting requests. `may_start` limits the candidates."""
     running = view.running
     ahead = bool(view.config.lookahead_tokens)
     at_media = running[view.next_media[running] <= view.num_computed[running] + ahead]
     for row in at_media.tolist():
         req_state = view.requests_by_row[row]
-        if may(req_state):
-            draft = EncoderDraft(view)
+        if may_start(req_state):
+            draft = admission.draft(view)
             draft.cut(req_state, row, int(view.num_computed[row]), 1)
             if draft.large is not None:
                 return draft.large
-    return large_item_of_first(view, may)
+    return admission.first_large_item(view, may_start)

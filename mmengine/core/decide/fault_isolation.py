@@ -1,53 +1,57 @@
-"""Who brought a step down: its requests are tried again in halves, apart from all others.
+"""Finds the request that makes steps fail: the requests of a failed step run again in halves, apart from
+others.
 
-A step that fails takes no blame to its requests unless one was alone in it. They become suspects: each
-may run only in steps of at most half as many rows, suspects all of them, until it gained a token in
-one; then it runs with everybody again. So a request that kills its steps is found in as many failures
-as it takes to halve the batch, and the others lose time and nothing else.
+A failed step puts no blame on its requests unless a request was alone in it. The requests become suspects. A
+suspect runs only in steps of suspects, with at most half as many rows as before, until it gains a token; then
+it runs with all other requests again. The number of failures that find a faulty request is the number of
+times that the batch can be halved, and the other requests lose only time.
 """
 
 import numpy as np
 
-from mmengine.core.decide.admission import admit_next
+from mmengine.core.decide.admission import Admission
 from mmengine.core.decide.encoder_parts import next_part
-from mmengine.core.decide.running import schedule_running
+from mmengine.core.decide.running import RunningRows
 from mmengine.core.state.columns import ReadOnlyArray
 from mmengine.core.state.reading import RequestView
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
 
-def try_suspects(view: View) -> ev.StepDecision | None:
-    """The next decision of a step while there are suspects. Where none of them can run, for want of what
-    others hold, those others run in its place."""
+def next_trial(view: View, admission: Admission, running_rows: RunningRows) -> ev.StepDecision | None:
+    """Return the next decision of a step while there are suspects.
+
+    If no suspect can run because other requests hold the rows or blocks that it needs, those requests run
+    instead.
+    """
     running = view.running
     suspect = np.array([view.requests_by_row[row].isolation_rows > 0 for row in running.tolist()], bool)
     if view.is_open and not view.requests_by_row[view.step_rows[0]].isolation_rows:
-        return None  # the others' step; nobody new starts in it
+        return None  # no new request starts in a step without suspects
     group = running[suspect]
     if len(group) and not view.is_open:
-        event = schedule_running(view, group)
+        event = running_rows.schedule(view, group)
         if event is not None:
             return event
     size = len(group)
-    admission = None
+    admitted = None
     if all(view.requests_by_row[row].isolation_rows > size for row in group.tolist()):
-        admission = admit_next(view, lambda req_state: req_state.isolation_rows > size)
-    waits = view.is_open or any(_holds_suspect(view, flight.rows) for flight in view.flights)
-    if admission is not None or waits:
-        return admission
-    part = next_part(view) if view.num_large else None
+        admitted = admission.admit_next(view, lambda req_state: req_state.isolation_rows > size)
+    waits = view.is_open or any(_has_suspect(view, flight.rows) for flight in view.flights)
+    if admitted is not None or waits:
+        return admitted
+    part = next_part(view, admission) if view.num_large else None
     if part is not None and view.requests[part.request_id].isolation_rows:
         return part
     others = running[~suspect]
     if len(others):
-        return schedule_running(view, others)
-    return admit_next(view, _is_unsuspected)
+        return running_rows.schedule(view, others)
+    return admission.admit_next(view, _is_unsuspected)
 
 
-def _holds_suspect(view: View, rows: ReadOnlyArray) -> bool:
-    held = (view.requests_by_row[row] for row in rows.tolist())
-    return any(req_state is not None and req_state.isolation_rows for req_state in held)
+def _has_suspect(view: View, rows: ReadOnlyArray) -> bool:
+    requests = (view.requests_by_row[row] for row in rows.tolist())
+    return any(req_state is not None and req_state.isolation_rows for req_state in requests)
 
 
 def _is_unsuspected(req_state: RequestView) -> bool:

@@ -92,17 +92,10 @@ def evolve(state: State, event: ev.Event) -> None:
         case ev.Recovered():
             _recovered(state, event)
         case ev.Started():
-            _started(state, event)
+            state.constants = event.constants
         case _:
             assert_never(event)
     state.due_places = None
-
-
-def _started(state: State, event: ev.Started) -> None:
-    """The state was made from its settings; what is left are the rules that the log keeps to."""
-    state.schema = event.schema
-    state.keep_to(event.decision_version)
-    state.history.begin(event.decision_version)
 
 
 def _queued(state: State, event: ev.Queued) -> None:
@@ -140,8 +133,8 @@ def _scheduled(state: State, event: ev.Scheduled) -> None:
         encode(state, event.encode, event.evict)
     if event.new_blocks:
         deal_blocks(state, rows, num_tokens, np.frombuffer(event.new_blocks, np.int32))
-    if state.config.compat and len(rows):
-        state.num_decided = 1 + int(np.argmax(state.running == rows[-1]))
+    if event.num_decided:
+        state.num_decided = event.num_decided
     state.step_rows = frozen(np.concatenate((state.step_rows, rows))) if len(state.step_rows) else rows
     if event.num_drafts is not None:
         state.scheduled_drafts[rows] = np.frombuffer(event.num_drafts, np.int32)
@@ -228,8 +221,8 @@ def _finished(state: State, event: ev.Finished) -> None:
     if req_state.row == NO_ROW:
         state.waiting.remove(req_state)
     else:
-        # The KV of a broken row may hold NaN: nobody shall hit it. vLLM keeps it.
-        if state.ended[req_state.row] == BROKEN and state.config.compat != "vllm":
+        # The KV of a broken row may hold NaN, so its blocks must not become prefix hits.
+        if state.ended[req_state.row] == BROKEN and not state.constants.keeps_broken_blocks:
             state.blocks.index.forget(state.block_table[req_state.row, : state.num_blocks[req_state.row]])
         leave_row(state, req_state)
     for names in (state.cancelled, state.grammar_failed, state.thrashing):

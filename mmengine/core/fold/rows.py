@@ -7,10 +7,10 @@ import numpy as np
 from mmengine.core.executor import PADDING
 from mmengine.core.fold.media import next_media, reference_media
 from mmengine.core.fold.states import release_state
-from mmengine.core.state.blocks import ROWS_IN_ORDER_SINCE, block_extras, further_blocks, media_ahead
+from mmengine.core.state.blocks import block_extras, further_blocks
 from mmengine.core.state.columns import BROKEN, LEFT, NEVER, RUNS_ON, frozen
-from mmengine.core.state.draft_arbiter import DraftArbiter
 from mmengine.core.state.flight import Flight
+from mmengine.core.state.goodput import Goodput
 from mmengine.core.state.overlap import runs_ahead_to
 from mmengine.core.state.prefix_index import NO_CONTENT, ROOT
 from mmengine.core.state.request_state import NEVER_RAN, NO_ROW, RequestState
@@ -104,8 +104,8 @@ def _fill_blocks(state: State, rows: np.ndarray, full: np.ndarray) -> None:
         rows, first, full = rows[some], first[some], full[some]
     state.num_filled[rows] = full
     plain = (full - first == 1) & (first * size >= state.plain_from[rows])
-    if config.compat and state.decision_version >= ROWS_IN_ORDER_SINCE:
-        plain &= plain.all()  # of equal blocks vLLM hits the one of the row that is served first
+    if state.constants.fills_in_row_order:
+        plain &= plain.all()
     others: Iterable[tuple[int, int, int]] = ()
     if np.count_nonzero(plain) < len(rows):
         slow = ~plain
@@ -123,8 +123,8 @@ def _fill_blocks(state: State, rows: np.ndarray, full: np.ndarray) -> None:
 def _fill_row_blocks(state: State, row: int, first: int, last: int) -> None:
     content, blocks = int(state.content[row]), state.block_table[row, first:last].copy()
     if content != NO_CONTENT:
-        request, ahead = state.requests_by_row[row].request, media_ahead(state.config, state.decision_version)
-        extras = block_extras(request, first, last, state.block_size, ahead)
+        request = state.requests_by_row[row].request
+        extras = block_extras(request, first, last, state.block_size, state.constants.media_ahead)
         extras = {number - first: extra for number, extra in extras.items()}
         tokens = state.block_tokens[row, first:last]
         state.content[row] = state.blocks.index.insert_chain(blocks, content, tokens, extras)
@@ -159,7 +159,7 @@ def take_drafts(state: State, rows: np.ndarray, sampled: np.ndarray, event: ev.E
     state.drafter[sampled] = 0 if event.drafters is None else np.frombuffer(event.drafters, np.int32)
 
 
-def weigh_drafts(state: State, goodput: DraftArbiter, flight: Flight, event: ev.Executed) -> None:
+def weigh_drafts(state: State, goodput: Goodput, flight: Flight, event: ev.Executed) -> None:
     """See what a step cost, and how many of its drafts were kept; before they are taken."""
     rows, sampled = flight.rows, flight.sampled
     asked = flight.asked if state.config.max_in_flight > 1 else None
@@ -205,7 +205,7 @@ def leave_row(state: State, req_state: RequestState) -> None:
         _free_row(state, row, keys)
         return
     state.ended[row] = LEFT
-    if state.config.compat:  # vLLM lets go at once
+    if state.constants.frees_at_once:
         _let_go(state, row, keys)
         keys = []
     state.leaving[row] = keys

@@ -12,8 +12,6 @@ from mmengine.core.state.request_state import RequestState
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 
-ISOLATION_SINCE = 2  # decision version
-
 
 def close_step(state: State) -> Flight:
     """The open step is whole."""
@@ -131,7 +129,7 @@ def _blame_for_part(state: State, owner: RequestState, num_requests: int, error:
 
 def _blame(state: State, req_state: RequestState, num_rows: int) -> None:
     """The request was in a step of `num_rows` that failed."""
-    if state.decision_version < ISOLATION_SINCE or state.config.compat:
+    if not state.constants.isolates_failures:
         req_state.failures += 1
         return
     req_state.failures = req_state.failures + 1 if num_rows == 1 else max(req_state.failures, 1)

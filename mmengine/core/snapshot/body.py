@@ -19,7 +19,6 @@ from mmengine.request import MediaItem
 # Plain values, restored as they are.
 PLAIN = (
     *("num_with_media", "num_arrived", "num_preempted", "resetting", "step", "checkpointed_step"),
-    "decision_version",
     *("is_open", "preempted_in_step", "tokens_left", "encoder_left", "scan_from", "num_decided"),
 )
 NAMES = ("cancelled", "grammar_failed", "thrashing")  # lists of request ids

@@ -17,7 +17,6 @@ from mmengine.request import Request
 def fill(state: State, body: Body) -> None:
     for name in PLAIN:
         setattr(state, name, body.plain[name])
-    state.keep_to(state.decision_version)
     for name in NAMES:
         getattr(state, name).extend(body.names[name])
     state.suspects.update(dict.fromkeys(body.suspects))

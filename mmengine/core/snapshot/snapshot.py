@@ -1,6 +1,6 @@
 """The whole state as bytes, and back: a fold can begin at a snapshot in place of the first record.
 
-    magic "MMSN" u32 | version u16 | reserved u16 | body length u64 | crc32 u32, little endian
+    magic "mmsn" u32 | version u16 | reserved u16 | body length u64 | crc32 u32, little endian
     body: msgpack, integer columns as their raw bytes
 
 Nothing is unpickled. Columns are kept for all rows, token ids and block tables as far as they are
@@ -10,7 +10,7 @@ digest of the state is stored with it and must come out again; so is that of the
 
 import hashlib
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -22,13 +22,12 @@ from mmengine.core.snapshot.take import body_of
 from mmengine.core.state.digest import state_digest
 from mmengine.core.state.state import State
 from mmengine.errors import ConfigError, CorruptLog, LogError
-from mmengine.events import codec
 from mmengine.events import vocabulary as ev
 from mmengine.events.segment import snapshot_sequences
 from mmengine.events.snapshots import HEADER, MAGIC, read_snapshot
-from mmengine.events.upcast import in_todays_words
 
-VERSION = 2
+VERSION = 1
+_OLD_MAGIC = b"MMSN"  # of builds before 0.1.0
 MAX_CELLS = 2**31  # rows x tokens, or KV slots, that settings may ask a fold to hold
 
 _encoder = msgspec.msgpack.Encoder()
@@ -36,10 +35,7 @@ _decoder = msgspec.msgpack.Decoder(Body)
 
 
 def take(state: State, started: ev.Started, sequence: int) -> bytes:
-    """The state after record `sequence` of the log that `started` begins.
-
-    Raises ValueError for a log of decision version 1.
-    """
+    """The state after record `sequence` of the log that `started` begins."""
     return bytes(packed(body_of(state, started, sequence)))
 
 
@@ -66,8 +62,8 @@ def filled(body: Body) -> State:
     """The state that a body tells of. Raises CorruptLog as `restore` does."""
     try:
         state = State(_config_of(body.started))
+        state.constants = body.started.constants
         fill(state, body)
-        state.schema = body.started.schema
         digest = state_digest(state)
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, ConfigError) as error:
         raise CorruptLog(f"the snapshot contradicts itself: {type(error).__name__}: {error}") from None
@@ -106,37 +102,20 @@ def digest_of(unreceived: bytes) -> bytes:
 
 
 def _read(data: bytes) -> Body:
+    if data[:4] == _OLD_MAGIC:
+        raise CorruptLog("this snapshot was written before 0.1.0; read it with the build that wrote it")
     if len(data) < HEADER.size or data[:4] != MAGIC:
         raise CorruptLog("this is no snapshot: it does not begin as one does")
     _, version, _, length, crc = HEADER.unpack_from(data)
-    if version not in _READERS:
-        raise CorruptLog(f"the snapshot has format {version}; this build reads those up to {VERSION}")
+    if version != VERSION:
+        raise CorruptLog(f"the snapshot has format {version}; this build reads format {VERSION}")
     body = memoryview(data)[HEADER.size :]
     if length != len(body) or zlib.crc32(body) != crc:
         raise CorruptLog("the snapshot is cut short or damaged: its checksum does not match")
     try:
-        return _READERS[version](body)
+        return _decoder.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError, LookupError) as error:
         raise CorruptLog(f"the snapshot cannot be read: {error}") from None
-
-
-def _read_1(data: memoryview) -> Body:
-    """Format 1 has QUEUED as logs up to schema 2 do."""
-    parts = msgspec.msgpack.decode(data, type=dict[str, msgspec.Raw])
-    requests = msgspec.msgpack.decode(parts["requests"], type=list[list[msgspec.Raw]])
-    for known in requests:
-        known[0] = _queued_1(known[0])
-    gone = msgspec.msgpack.decode(parts["gone"], type=list[msgspec.Raw])
-    parts["requests"] = msgspec.Raw(_encoder.encode(requests))
-    parts["gone"] = msgspec.Raw(_encoder.encode([_queued_1(queued) for queued in gone]))
-    return _decoder.decode(_encoder.encode(parts))
-
-
-def _queued_1(queued: msgspec.Raw) -> msgspec.Raw:
-    return msgspec.Raw(in_todays_words(codec.FORMAT, ev.NUMBERS[ev.Queued], queued))
-
-
-_READERS: dict[int, Callable[[memoryview], Body]] = {1: _read_1, VERSION: _decoder.decode}
 
 
 def _config_of(started: ev.Started) -> EngineConfig:

@@ -18,7 +18,7 @@ from mmengine.request import Request
 
 
 def body_of(state: State, started: ev.Started, sequence: int) -> Body:
-    """Raises ValueError for a log of decision version 1."""
+    """Copy the state after record `sequence` of the log that `started` begins."""
     places = {id(req_state.request): place for place, req_state in enumerate(state.requests.values())}
     gone: list[ev.Queued] = []
     kept = state.kept_grammars
@@ -53,7 +53,7 @@ def body_of(state: State, started: ev.Started, sequence: int) -> Body:
         idle=tuple(state.encoder.idle),
         dropped=tuple(state.encoder.dropped),
         free_host_blocks=ints(state.free_host_blocks),
-        history=state.history.saved(),
+        history=state.history.digest(),
         copies={name: tuple(map(ints, parts)) for name, parts in state.step_copies.items()},
         made_room_for=state.made_room_for,
         leaving=tuple((row, tuple(keys)) for row, keys in state.leaving.items()),

@@ -11,9 +11,6 @@ from mmengine.core.state.free_list import FreeList
 from mmengine.core.state.prefix_index import NO_CONTENT, PrefixIndex
 from mmengine.request import Request, num_before
 
-COMPAT_VERSION = 5  # the decision version of logs with vLLM's decisions
-MEDIA_AHEAD_SINCE = 4  # of those: before, a block's hash had no media ahead
-ROWS_IN_ORDER_SINCE = 5  # of those: before, blocks of several rows were recorded as ours are
 OF_SALT = -1  # in place of an embedding: the hash is a tenant's salt
 OF_ADAPTER = -2  # likewise: the hash is the digest of a LoRA adapter
 _PART = struct.Struct("<Iqq")  # length of the hash before it, place, first embedding or OF_SALT
@@ -109,13 +106,6 @@ def block_extras(
         digest = request.adapter.digest
         extras[0] = extras.get(0, b"") + digest + _PART.pack(len(digest), 0, OF_ADAPTER)
     return extras
-
-
-def media_ahead(config: EngineConfig, decision_version: int) -> int:
-    """How many tokens behind a block say by their media what it holds. With a drafter that keeps KV vLLM has
-    the next token in a block's hash, and its picture. We compare its id: the wrong picture there spoils a
-    draft, and never an answer."""
-    return int(bool(config.compat and config.lookahead_tokens and decision_version >= MEDIA_AHEAD_SINCE))
 
 
 def threshold_of(config: EngineConfig, num_requests: int) -> int:

@@ -13,22 +13,20 @@ import msgspec
 import numpy as np
 
 from mmengine.core.state.columns import COLUMNS, STATE_COLUMNS
-from mmengine.core.state.digest_1 import digest_1
-from mmengine.core.state.kept_grammars import SINCE_SCHEMA
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 
 SHOWN_BYTES = 4  # of a column's hash
-# In the order of a checkpoint. Another list needs another schema: up to schema 2 it ends with goodput.
+# In the order of a checkpoint. Another list needs another schema.
 COLUMN_NAMES = (
     *(*COLUMNS, "token_ids", "block_table", "running"),
     *("requests", "waiting", "block references", "free blocks", "block content", "encoder cache"),
     *("counters", "free rows", "host blocks", "last rows", "history", "flights", "leaving", "goodput"),
     "kept grammars",
 )
-STATE_SLOTS = "state slots"  # behind them, where rows have recurrent states: no log of before has any
-ADAPTERS = "adapters"  # behind both, where rows may have some: likewise
-SESSIONS = "sessions"  # last, while any is open: likewise
+STATE_SLOTS = "state slots"  # behind them, where rows have recurrent states
+ADAPTERS = "adapters"  # behind both, where rows may have some
+SESSIONS = "sessions"  # last, while any is open
 _FACTS = 10  # of a request
 # Odd factors of the sums: a state is no adversary, but small numbers must not cancel each other out.
 _FACTORS = np.frombuffer(hashlib.shake_128(b"mmengine").digest(8 * 64), np.uint64) | np.uint64(1)
@@ -40,11 +38,9 @@ def state_digest(state: State) -> bytes:
 
 
 def checkpoint(state: State) -> ev.Checkpoint:
-    """The digest with what tells where two states differ, as far as the log's schema has that."""
-    if state.schema < 2:
-        return ev.Checkpoint(digest_1(state))
+    """The digest with what tells where two states differ."""
     sums = _Sums(state)
-    kept = [state.kept_grammars.digest()] if state.schema >= SINCE_SCHEMA else []
+    kept = [state.kept_grammars.digest()]
     kept += [_state_slots(state)] if state.config.num_state_slots else []
     kept += [_adapters(state)] if state.config.max_loras else []
     kept += [state.sessions.digest_parts()] if len(state.sessions) else []
@@ -56,7 +52,7 @@ def checkpoint(state: State) -> ev.Checkpoint:
 
 def where_apart(state: State, logged: ev.Checkpoint) -> tuple[list[str], list[tuple[str, int]]]:
     """The columns in which a checkpoint is of another state than this one, and the requests, each with its
-    row or NO_ROW. Neither is known of a log of schema 1, and no request where others are live."""
+    row or NO_ROW. No request is known where others are live."""
     here = checkpoint(state)
     every = [
         *COLUMN_NAMES,
@@ -65,8 +61,8 @@ def where_apart(state: State, logged: ev.Checkpoint) -> tuple[list[str], list[tu
         SESSIONS,
     ]
     names = [every[place] for place in apart(here.columns, logged.columns) if place < len(every)]
-    if len(here.requests) != len(logged.requests) or not logged.columns:
-        return (names if logged.columns else []), []
+    if len(here.requests) != len(logged.requests):
+        return names, []
     live = list(state.requests.items())
     return names, [(live[place][0], live[place][1].row) for place in apart(here.requests, logged.requests)]
 

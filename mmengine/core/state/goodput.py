@@ -19,8 +19,6 @@ none, with fewer rows too.
 
 To change the way costs time: a head that was not asked must first read what it missed. So it is looked at
 when requests come, then every few steps; and a batch that drains goes on as it was.
-
-Logs of decision version 3 and before keep to an earlier arbiter (goodput_3.py).
 """
 
 from collections.abc import Iterator
@@ -33,7 +31,6 @@ from mmengine.core.state.draft_trials import DraftTrials
 from mmengine.core.state.prompt_cost import PromptCost
 from mmengine.core.state.step_cost import ONE, StepCosts, rows_of
 
-DRAFTS_TRIED_SINCE = 4  # decision version
 FEW = 8  # rows, for which all are asked where nothing is known
 AT_FIRST = 3  # steps between looks while it is not known what drafts give
 REST = 8  # steps without drafts, so that their time is known; the first still verifies some

@@ -2,37 +2,22 @@
 
 import hashlib
 
-CHAINED_SINCE = 2  # decision version
-
 
 class History:
-    """Logs of decision version 1 are one long stream to BLAKE2b, whose inner state nobody can write
-    down. In later ones each piece makes a new digest of 16 bytes from the one before, so that it fits
-    into a snapshot."""
+    """A chained BLAKE2b digest of 16 bytes: each piece is hashed together with the digest before it, so
+    that a snapshot can hold it."""
 
     def __init__(self) -> None:
-        self._stream = hashlib.blake2b(digest_size=16)
-        self._chain: bytes | None = None
-
-    def begin(self, decision_version: int) -> None:
-        """The log's rules are known; nothing was added yet."""
-        if decision_version >= CHAINED_SINCE:
-            self._chain = bytes(16)
+        self._digest = bytes(16)
 
     def update(self, piece: bytes) -> None:
-        if self._chain is None:
-            self._stream.update(piece)
-        else:
-            self._chain = hashlib.blake2b(self._chain + piece, digest_size=16).digest()
+        """Add a piece, such as the bytes of token ids."""
+        self._digest = hashlib.blake2b(self._digest + piece, digest_size=16).digest()
 
     def digest(self) -> bytes:
-        return self._stream.digest() if self._chain is None else self._chain
+        """Return the digest over all pieces so far."""
+        return self._digest
 
-    def saved(self) -> bytes:
-        """What `restore` takes. Raises ValueError for a stream."""
-        if self._chain is None:
-            raise ValueError("the history of a log of decision version 1 cannot be saved")
-        return self._chain
-
-    def restore(self, saved: bytes) -> None:
-        self._chain = saved
+    def restore(self, digest: bytes) -> None:
+        """Continue from the digest in a snapshot."""
+        self._digest = digest

@@ -14,7 +14,6 @@ from mmengine.events.vocabulary import NO_SLOT, Queued
 MAX_SLOTS = 32
 SHORTEST = 256  # characters; a slot would be no gain
 LONGEST = 2**20  # characters; so all slots together have a bound
-SINCE_SCHEMA = 3  # of the log
 
 
 class KeptGrammars:

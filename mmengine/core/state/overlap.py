@@ -19,8 +19,6 @@ from mmengine.core.state.state import State
 from mmengine.core.state.view import View
 from mmengine.request import Request
 
-WHOLE_STEPS_SINCE = 3  # decision version; before, each row with a grammar was left out of every other step
-
 AHEAD = "ahead"  # the step was decided while another one ran
 # Why it was not, as the metric names it.
 DRAFTS = "drafts"  # the step before verified drafts, or brought some
@@ -54,7 +52,7 @@ def waits_for(view: View) -> str:
         return DRAFTS
     if view.has_drafts and view.num_drafts[view.running].any():
         return DRAFTS  # a step that verifies some is a whole one, too
-    if view.decision_version >= WHOLE_STEPS_SINCE and not view.runs_ahead_to[flight.sampled].all():
+    if not view.runs_ahead_to[flight.sampled].all():
         return GRAMMAR_ROWS
     return ""
 
@@ -64,7 +62,7 @@ def runs_ahead_to(state: State, row: int, request: Request) -> int:
     end = int(state.max_total[row])
     if request.grammar is None:
         return end
-    return 0 if request.closes or state.decision_version < WHOLE_STEPS_SINCE else -end
+    return 0 if request.closes else -end
 
 
 def _has_grammar_rows(state: State | View, rows: ReadOnlyArray) -> bool:

@@ -14,10 +14,8 @@ from mmengine.config import EngineConfig
 from mmengine.core.state.adapters import AdapterPool
 from mmengine.core.state.blocks import BlockPool
 from mmengine.core.state.columns import NEVER, Columns, frozen, make_columns
-from mmengine.core.state.draft_arbiter import DraftArbiter
 from mmengine.core.state.flight import Flight, Part
-from mmengine.core.state.goodput import DRAFTS_TRIED_SINCE, Goodput
-from mmengine.core.state.goodput_3 import Goodput3
+from mmengine.core.state.goodput import Goodput
 from mmengine.core.state.history import History
 from mmengine.core.state.kept_grammars import KeptGrammars
 from mmengine.core.state.policy import Policy, policy_of
@@ -37,6 +35,7 @@ class State(Columns[np.ndarray]):
 
     def __init__(self, config: EngineConfig):
         self.config = config
+        self.constants = ev.FoldConstants()  # of the log
         self.policy: Policy = policy_of(config)
         rows, self.block_size = config.max_num_seqs, config.block_size
         longest = config.max_model_len + config.num_draft_tokens
@@ -69,7 +68,9 @@ class State(Columns[np.ndarray]):
         self.free_host_blocks = np.arange(config.swap_blocks, dtype=np.int32)[::-1]  # the last goes next
         # Whether any row has drafts behind its known tokens, and any step verifies some; if in doubt, True.
         self.has_drafts = self.verifies = False
-        self.goodput: DraftArbiter | None = None  # where it says how many drafts are verified
+        self.goodput: Goodput | None = None  # where it says how many drafts are verified
+        if config.draft_policy == "goodput" and config.num_draft_tokens:
+            self.goodput = Goodput(rows, config.num_draft_tokens, overlaps=config.max_in_flight > 1)
         self.cancelled: list[str] = []
         self.grammar_failed: list[str] = []
         self.kept_grammars = KeptGrammars()
@@ -85,19 +86,8 @@ class State(Columns[np.ndarray]):
         self.last_rows = _NO_ROWS  # what "the rows of the step before" stands for
         self.due_places: np.ndarray | None = None  # what `due` found since the last event
         self.history = History()
-        self.schema = 1  # of the log
-        self.keep_to(decision_version=1)
         self.checkpointed_step = 0  # the step of the last CHECKPOINT
         self.reset_step()
-
-    def keep_to(self, decision_version: int) -> None:
-        """The rules of the log are known; nothing happened yet."""
-        self.decision_version, config = decision_version, self.config
-        if config.draft_policy == "goodput" and config.num_draft_tokens:
-            arbiter = Goodput if decision_version >= DRAFTS_TRIED_SINCE else Goodput3
-            self.goodput = arbiter(
-                config.max_num_seqs, config.num_draft_tokens, overlaps=config.max_in_flight > 1
-            )
 
     def reset_step(self) -> None:
         """Budgets and lists of the open step, as they are before it opens."""

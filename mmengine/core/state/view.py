@@ -33,6 +33,7 @@ from mmengine.core.state.reading import (
     read_only,
 )
 from mmengine.core.state.state import State
+from mmengine.events.vocabulary import FoldConstants
 from mmengine.request import Request
 
 
@@ -40,6 +41,7 @@ from mmengine.request import Request
 class _Replaced:
     """What a state replaces as it goes: a view reads it of the state each time."""
 
+    constants: FoldConstants
     num_with_media: int
     num_prefills: int
     num_large: int
@@ -54,8 +56,6 @@ class _Replaced:
     last_rows: ReadOnlyArray
     free_host_blocks: ReadOnlyArray
     goodput: GoodputView | None
-    decision_version: int
-    schema: int
     is_open: bool
     preempted_in_step: bool
     tokens_left: int

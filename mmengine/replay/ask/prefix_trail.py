@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mmengine.core.state.blocks import block_extras, content_windows, media_ahead
+from mmengine.core.state.blocks import block_extras, content_windows
 from mmengine.core.state.prefix_index import ROOT
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
@@ -27,15 +27,14 @@ class Loss(msgspec.Struct, frozen=True):
 class PrefixTrail:
     """Follows the blocks that the beginning of a request would hit, from the log's first record on: feed
     it every record, `before` and `after` it was applied. `tokens`: int32 [n], those the request is
-    admitted with. `version`: the log's decision version. `by`: who computed what is there when the trail
+    admitted with. `ahead`: the log's constant `media_ahead`. `by`: who computed what is there when the trail
     begins."""
 
-    def __init__(self, state: State, request: Request, tokens: np.ndarray, version: int, by: str = ""):
+    def __init__(self, state: State, request: Request, tokens: np.ndarray, ahead: int, by: str = ""):
         size, width = state.block_size, state.content_width
         self.num_blocks = (len(tokens) - 1) // size
         self._windows = content_windows(tokens, 0, self.num_blocks, size, width)
         self._parts = state.blocks.index.token_parts(self._windows).tolist()
-        ahead = media_ahead(state.config, version)
         self._extras = block_extras(request, 0, self.num_blocks, size, ahead)
         self._by = by
         self._blocks: list[int] = []  # that hold the prefix now

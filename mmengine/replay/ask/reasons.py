@@ -9,9 +9,11 @@ import msgspec
 import numpy as np
 
 from mmengine.core.decide.adapter_places import AdapterPlaces
-from mmengine.core.decide.admission import blocks_wanted, first_chunk, start_of
-from mmengine.core.decide.encoder_draft import EncoderDraft, Shortage
-from mmengine.core.decide.running import Wanted, wanted_by
+from mmengine.core.decide.deciders import scheduler_of
+from mmengine.core.decide.encoder_draft import Shortage
+from mmengine.core.decide.running import Wanted
+from mmengine.core.decide.start import start_of
+from mmengine.core.decide.vllm.scheduler import VllmScheduler
 from mmengine.core.state.adapters import digest_of
 from mmengine.core.state.blocks import further_blocks
 from mmengine.core.state.columns import ReadOnlyArray
@@ -85,6 +87,7 @@ class Reasons:
 
     def __init__(self, view: View):
         self._view = view
+        self._scheduler = scheduler_of(view.config)
         self._found: dict[str, Reason] = {}
 
     def before(self, event: ev.Event) -> None:
@@ -121,7 +124,7 @@ class Reasons:
         rows = self._undecided(None)
         if not len(rows):
             return 0, self._view.blocks.num_free
-        wanted = wanted_by(self._view, rows)
+        wanted = self._scheduler.running.wanted_by(self._view, rows)
         return self._needed(wanted), self._view.blocks.num_free
 
     def _needed(self, wanted: Wanted) -> int:
@@ -143,14 +146,13 @@ class Reasons:
 
     def _ask_running(self, event: ev.Scheduled | None) -> None:
         """Rows that are asked here and get nothing. `event`: what came of it, if anything."""
-        view = self._view
-        if view.is_open and not view.config.compat:
-            return
+        view, scheduler = self._view, self._scheduler
         rows = self._undecided(event)
-        wanted = wanted_by(view, rows) if len(rows) else None
+        wanted = scheduler.running.wanted_by(view, rows) if len(rows) else None
         if event is not None and (wanted is None or not len(wanted.rows)):
             rows = view.running
-            wanted = wanted_by(view, rows, patient=False) if len(rows) else None
+            running = scheduler.impatient if isinstance(scheduler, VllmScheduler) else scheduler.running
+            wanted = running.wanted_by(view, rows) if len(rows) else None
         if wanted is None:
             return
         needed = self._needed(wanted)
@@ -165,16 +167,11 @@ class Reasons:
 
     def _undecided(self, event: ev.Scheduled | None) -> ReadOnlyArray:
         """The rows that the scheduler asks on this state before any others."""
-        view, running = self._view, self._view.running
-        if view.config.compat:
-            rows = running[view.num_decided :]
-            if event is None:
-                return rows
-            last = _last_row(view, event)  # those behind it are asked later
-            return rows[: 1 + rows.tolist().index(last)] if last in rows else rows[:0]
-        if not view.policy.prefill_first:
-            return running
-        return running[view.num_tokens[running] + view.num_pending[running] - view.num_computed[running] > 1]
+        rows = self._scheduler.undecided_rows(self._view)
+        if event is None or not isinstance(self._scheduler, VllmScheduler):
+            return rows
+        last = _last_row(self._view, event)  # those behind it are asked later
+        return rows[: 1 + rows.tolist().index(last)] if last in rows else rows[:0]
 
     def _without_tokens(self, name: str, row: int, refused: Shortage | None) -> Reason:
         if refused is not None:
@@ -217,12 +214,13 @@ class Reasons:
         self._found.setdefault(reason.request_id, reason)
 
     def _places(self) -> AdapterPlaces | None:
-        return AdapterPlaces(self._view) if self._view.config.max_loras else None
+        return self._scheduler.admission.places(self._view)
 
     def _try(self, req_state: RequestView, places: AdapterPlaces | None) -> Reason:
         """What keeps the request from starting on this state, which has a row and tokens for it."""
         view, name = self._view, req_state.request.request_id
-        if places is not None and not places.has_one(req_state):
+        admission = self._scheduler.admission
+        if places is not None and not places.has_place(req_state):
             if view.adapters.is_held(digest_of(req_state.request.adapter)):
                 first = places.waits_longest
                 return Reason(name, ADAPTER_LEAVES, other=first.request.request_id if first else "")
@@ -234,17 +232,17 @@ class Reasons:
         start = start_of(view, req_state)
         if start is None:
             return Reason(name, GROUP, other=req_state.request.group)
-        length = first_chunk(view, req_state, start)
+        length = admission.first_chunk(view, req_state, start)
         if not length:
             return Reason(name, TOKENS, 1 + view.config.num_draft_tokens, view.tokens_left)
-        draft = EncoderDraft(view)
+        draft = admission.draft(view)
         length = draft.cut(req_state, view.free_rows[-1], start.num_computed, length)
         if not length:
             if places is not None:
                 places.pass_over(req_state)
             refused = draft.refused[name]
             return Reason(name, refused.what, refused.needed, refused.free)
-        needed = blocks_wanted(view, req_state, start, length)
+        needed = admission.blocks_wanted(view, req_state, start, length)
         if needed > view.blocks.num_free:
             return Reason(name, BLOCKS, needed, view.blocks.num_free)
         return Reason(name, OTHER)

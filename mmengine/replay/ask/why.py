@@ -84,8 +84,8 @@ class _Inquiry:
         self.view = View(self.state)
         with log.naming(queued):
             self._request = request_of(request)
-            version = log.started.decision_version
-            self._prefix = PrefixTrail(self.state, self._request, self._request.prompt_token_ids, version)
+            ahead = log.started.constants.media_ahead
+            self._prefix = PrefixTrail(self.state, self._request, self._request.prompt_token_ids, ahead)
             self._media = MediaTrail(self.state, self._request)
         self._reasons: Reasons | None = None
         self._found: list[Claim] = []
@@ -325,7 +325,8 @@ class _Inquiry:
         tokens = int(state.num_computed[event.row])
         self._claim(record, "preemption", f"{text}. {tokens} computed tokens {kept}.", tokens=tokens, **facts)
         req_state = state.token_ids[event.row, : state.num_tokens[event.row]].copy()
-        self._prefix = PrefixTrail(state, self._request, req_state, state.decision_version, self._name)
+        ahead = state.constants.media_ahead
+        self._prefix = PrefixTrail(state, self._request, req_state, ahead, self._name)
 
     def _ended(self, record: Record, event: ev.Finished) -> None:
         req_state = self.state.requests[self._name]

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from mmengine.config import EngineConfig
-from mmengine.core.decide.schedule import decision_version
+from mmengine.core.decide.schedule import DECISION_VERSION
 from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
@@ -33,8 +33,6 @@ NEVER_A_DIGEST = 2**20  # steps; states may differ where decisions do not
 FIRST_STEPS = 512
 START_SECONDS, ANSWER_SECONDS = 60.0, 600.0
 
-Rules = tuple[int, int]  # by which a build decides: its own, and vLLM's
-_OUR_RULES: Rules = decision_version(EngineConfig()), decision_version(EngineConfig(compat="vllm"))
 _BODY = """    found = verify(log.with_name("log_of_other")).divergence
     assert found is None, found"""
 
@@ -119,7 +117,7 @@ class Other:
             path, log = Path(scratch) / "script", Path(scratch) / "log"
             path.write_bytes(_as_bytes(_without_digests(script)))
             self._ask({"serve": str(path), "into": str(log)})
-            _copy(log, LogWriter(folder), _OUR_RULES)
+            _copy(log, LogWriter(folder), DECISION_VERSION)
 
     def _introduce(self, script: Script) -> None:
         """Raises LogError when the other build cannot read a log of these settings, or not serve."""
@@ -172,7 +170,7 @@ class _Answer(msgspec.Struct):
     log has so many `steps`), or an `error`."""
 
     version: str = ""
-    rules: Rules = (0, 0)
+    rules: int = 0
     place: str = ""
     step: int = -1
     steps: int = 0
@@ -197,7 +195,7 @@ class _Translated(SinkBefore):
     """A log that says to be of other rules, and of its settings only those that differ from their defaults:
     a build reads it that does not know them all."""
 
-    def __init__(self, inner: LogWriter, rules: Rules):
+    def __init__(self, inner: LogWriter, rules: int):
         super().__init__(inner)
         self._rules = rules
 
@@ -205,16 +203,15 @@ class _Translated(SinkBefore):
         super().append(_as_of(event, self._rules), step, mono_ns)
 
 
-def _as_of(event: ev.Event, rules: Rules) -> ev.Event:
+def _as_of(event: ev.Event, rules: int) -> ev.Event:
     if not isinstance(event, ev.Started):
         return event
     known = EngineConfig().as_dict()
     config = {name: value for name, value in event.config.items() if known.get(name, value) != value}
-    version = rules[bool(config.get("compat"))]
-    return msgspec.structs.replace(event, decision_version=version, config=config)
+    return msgspec.structs.replace(event, decision_version=rules, config=config)
 
 
-def _copy(source: Path, target: LogWriter, rules: Rules) -> None:
+def _copy(source: Path, target: LogWriter, rules: int) -> None:
     try:
         for record in LogReader(source):
             target.append(_as_of(record.event, rules), record.step, record.mono_ns)

@@ -18,14 +18,10 @@ Answer = dict[str, object]
 
 def who() -> Answer:
     from mmengine import version
-    from mmengine.config import EngineConfig
     from mmengine.core.decide import schedule
 
-    rules = compat_rules = schedule.DECISION_VERSION
-    if hasattr(schedule, "decision_version"):  # since vLLM's decisions have numbers of their own
-        compat_rules = schedule.decision_version(EngineConfig(compat="vllm"))
     place = str(Path(version.__file__).parent)
-    return {"version": version.__version__, "rules": [rules, compat_rules], "place": place}
+    return {"version": version.__version__, "rules": schedule.DECISION_VERSION, "place": place}
 
 
 def parting(log: str) -> Answer:

@@ -15,7 +15,7 @@ import numpy as np
 
 from mmengine.config import EngineConfig
 from mmengine.core.decide.admit import check_request
-from mmengine.core.decide.schedule import decision_version
+from mmengine.core.decide.schedule import DECISION_VERSION
 from mmengine.core.state.request_state import request_of
 from mmengine.errors import ConfigError, InvalidRequest, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
@@ -75,10 +75,10 @@ def rerun(
     cost, error = _fit(measured, folder)
     acceptance = _acceptance(measured, timeline.config, config)
     script, notes = _whole(script)
-    if timeline.started.decision_version != (version := decision_version(timeline.config)):
+    if timeline.started.decision_version != DECISION_VERSION:
         notes.append(
             f"logged under decision version {timeline.started.decision_version}; both simulations decide by "
-            f"version {version}"
+            f"version {DECISION_VERSION}"
         )
     progress("simulating the log's own settings")
     again = _simulate(script, cost, acceptance)

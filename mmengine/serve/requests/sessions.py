@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from mmengine.core.decide.admission import num_found
+from mmengine.core.decide.start import num_found
 from mmengine.core.engine import EngineCore
 from mmengine.core.state.sessions import SessionState
 from mmengine.encoder_cache.cache import encoder_key

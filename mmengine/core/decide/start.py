@@ -1,0 +1,124 @@
+"""Finds where a waiting request can start: prefix hits, a shared prompt, or blocks that come back from the
+host."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from mmengine.core.state.adapters import digest_of
+from mmengine.core.state.blocks import block_extras, content_windows
+from mmengine.core.state.prefix_index import NO_BLOCK
+from mmengine.core.state.reading import RequestView
+from mmengine.core.state.request_state import NO_ROW, SETTLED, RequestState
+from mmengine.core.state.view import View
+from mmengine.events import vocabulary as ev
+from mmengine.request import Request
+
+
+class Start(NamedTuple):
+    """A place in the prompt where a request can start.
+
+    `cached`: shared blocks, int32. `num_computed`: tokens whose KV exists or comes with a copy. `copy_from`:
+    the block to copy from, or NO_BLOCK. `swap_in`: whether the request's own blocks come back from the host.
+    Where rows have recurrent states, `state_from` is the slot with the state after the shared blocks, and
+    `num_shared` counts the tokens that the request could share if every block had a state.
+    """
+
+    cached: np.ndarray
+    num_computed: int
+    copy_from: int = NO_BLOCK
+    swap_in: bool = False
+    state_from: int = ev.NO_STATE
+    num_shared: int = 0
+
+
+_NOTHING_SHARED = Start(np.zeros(0, np.int32), 0)
+
+
+def start_of(view: View, req_state: RequestView) -> Start | None:
+    """Return where the request can start, or None while the request waits for its grammar, for a store, or
+    for the prefill of its group."""
+    if req_state.waits_for_grammar or req_state.store != SETTLED:
+        return None
+    shared = _shared_prompt(view, req_state)
+    if shared is not _NOTHING_SHARED:
+        return shared
+    cached = _cached_prefix(view, req_state)
+    start = Start(cached, len(cached) * view.block_size)
+    if view.config.num_state_slots:
+        start = _from_state(view, cached)
+    if req_state.num_swapped > start.num_computed:
+        return Start(cached[:0], req_state.num_swapped, swap_in=True)
+    return start
+
+
+def num_found(view: View, request: Request) -> int:
+    """Return how many tokens of a request have KV in the prefix cache now. The request is not in the
+    engine yet."""
+    start = start_of(view, RequestState(request, 0, request.prompt_token_ids, ()))
+    return 0 if start is None else start.num_computed
+
+
+def _from_state(view: View, cached: np.ndarray) -> Start:
+    """Cut the prefix hits at the last kept state; the model computes the tokens after that state again."""
+    shared = len(cached) * view.block_size
+    for count in range(len(cached), 0, -1):
+        slot = view.states.find(int(view.blocks.content[cached[count - 1]]))
+        if slot != ev.NO_STATE:
+            return Start(cached[:count], count * view.block_size, state_from=slot, num_shared=shared)
+    return Start(cached[:0], 0, num_shared=shared)
+
+
+def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
+    """Return a start on the blocks of the request's group, once the prompt of the group's leader is computed.
+
+    The request shares all blocks except the block with the last prompt token, which is copied. None: the
+    request waits for the leader. `_NOTHING_SHARED`: there is nothing to share.
+    """
+    leader = view.requests.get(req_state.request.group)
+    if leader is None or leader is req_state or len(req_state.tokens) > req_state.num_prompt:
+        return _NOTHING_SHARED
+    if not _same_prompt(leader, req_state):
+        return _NOTHING_SHARED
+    if leader.row == NO_ROW:
+        comes_first = leader.arrival < req_state.arrival and not leader.waits_for_grammar
+        return None if comes_first and not leader.cancelled else _NOTHING_SHARED
+    before = view.num_computed[leader.row] - view.scheduled[leader.row]
+    if before < req_state.num_prompt or leader.admitted_step == view.step:
+        return None  # copies run before the KV and the swaps of the same step
+    if view.config.num_state_slots:
+        return _NOTHING_SHARED  # the request starts from the state kept before the prompt's last token
+    last = req_state.num_prompt - 1
+    table, number = view.block_table[leader.row], last // view.block_size
+    copied = last % view.block_size > 0
+    return Start(table[:number].copy(), last, int(table[number]) if copied else NO_BLOCK)
+
+
+def _same_prompt(one: RequestView, other: RequestView) -> bool:
+    """Return whether both requests fill their prompts' blocks with the same KV, for the same tenant."""
+    return (
+        one.media_keys == other.media_keys
+        and one.request.media == other.request.media
+        and one.request.cache_salt == other.request.cache_salt
+        and digest_of(one.request.adapter) == digest_of(other.request.adapter)
+        and np.array_equal(one.request.prompt_token_ids, other.request.prompt_token_ids)
+    )
+
+
+def _scores_prompt(req_state: RequestView) -> bool:
+    """Return whether the model must compute the whole prompt, because the request wants logprobs of each
+    prompt token."""
+    is_wanted = req_state.request.sampling.prompt_logprobs is not None
+    return is_wanted and len(req_state.tokens) == req_state.num_prompt
+
+
+def _cached_prefix(view: View, req_state: RequestView) -> np.ndarray:
+    """Return the blocks, int32, that hold the request's first tokens. At least one token is left to compute,
+    for its logits."""
+    size = view.block_size
+    count = (len(req_state.tokens) - 1) // size
+    if not view.config.enable_prefix_caching or not count or _scores_prompt(req_state):
+        return np.zeros(0, np.int32)
+    tokens = content_windows(req_state.tokens, 0, count, size, view.content_width)
+    extras = block_extras(req_state.request, 0, count, size, view.constants.media_ahead)
+    return view.blocks.find_first(tokens, extras)

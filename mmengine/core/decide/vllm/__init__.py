@@ -1,0 +1,1 @@
+"""vLLM's decisions, for comparisons: the scheduler of the setting `compat` "vllm"."""
