@@ -31,7 +31,7 @@ PARTS = {
     *(
         *("has_drafts", "verifies"),  # as the columns say
         "num_large",  # as the requests do
-        *("made_room_for", "schema"),
+        *("made_room_for", "constants"),
         "config",
         "policy",
         "block_size",

@@ -178,7 +178,7 @@ def test_the_index_says_what_stands_where(log):
     assert sum(each.records for each in report.segments) == len(records) == COUNT
     for each in report.segments:
         inside = records[each.first_sequence : each.last_sequence + 1]
-        assert each.records == len(inside) and each.format == 3
+        assert each.records == len(inside) and each.format == 1
         assert (each.first_step, each.last_step) == (inside[0].step, inside[-1].step)
         assert (each.first_mono_ns, each.last_mono_ns) == (inside[0].mono_ns, inside[-1].mono_ns)
         assert each.queued == sum(isinstance(record.event, ev.Queued) for record in inside)
