@@ -85,7 +85,7 @@ def test_each_flag_is_a_variable_and_a_line_of_a_file_too(started, tmp_path, mon
     monkeypatch.setattr(
         "mmengine.server.lifecycle.listening_socket.listen", lambda settings: listen(somewhere(settings))
     )
-    for name in ("server.tls.check_tls", "cli.serve.check_template", "cli.serve.check_supervised"):
+    for name in ("server.lifecycle.tls.check_tls", "cli.serve.check_template", "cli.serve.check_supervised"):
         monkeypatch.setattr(f"mmengine.{name}", lambda *given: None)
     for name in ("keys", "template"):
         (tmp_path / name).write_text("a")

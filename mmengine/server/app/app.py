@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,11 +16,21 @@ from mmengine.errors import in_one_line
 from mmengine.processing.fetch.door import MediaDoor
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.requests.operator_log import operator_log
+from mmengine.server.answers.route_table import ANSWER_ROUTES, MESSAGES
 from mmengine.server.answers.routes import ID_HEADER, MESSAGE_ID_HEADER, REQUEST_ID, AnswerRoutes
 from mmengine.server.app.adapter_routes import LOAD, UNLOAD, AdapterRoutes
-from mmengine.server.app.service_routes import OtherRoutes
+from mmengine.server.app.openapi import serve_document
+from mmengine.server.app.route_table import (
+    ADAPTER_ROUTES,
+    COUNT_ROUTES,
+    HEALTH_ROUTES,
+    SERVICE_ROUTES,
+    STORED_ROUTES,
+)
+from mmengine.server.app.service_routes import ServiceRoutes
 from mmengine.server.batches.file_routes import FileRoutes
 from mmengine.server.batches.recovered_rows import RowsLeft
+from mmengine.server.batches.route_table import BATCH_ROUTES, FILE_ROUTES
 from mmengine.server.batches.routes import BatchRoutes
 from mmengine.server.batches.runner import BatchRunner
 from mmengine.server.chat.media_fetch import FetchMetrics
@@ -31,10 +40,13 @@ from mmengine.server.http.auth import ApiKeys
 from mmengine.server.http.errors import ApiError, ClientLeft, api_error
 from mmengine.server.http.metrics import HttpMetrics
 from mmengine.server.http.model_names import ModelNames
+from mmengine.server.http.route_records import Endpoints, answer_all, bind
 from mmengine.server.live.routes import LIVE, LiveRoutes
 from mmengine.server.messages.counting import MessageCounts
 from mmengine.server.messages.errors import error_json, kind_of
+from mmengine.server.responses.route_table import RESPONSE_ROUTES
 from mmengine.server.sessions.registry import OpenSessions
+from mmengine.server.sessions.route_table import SESSION_ROUTES
 from mmengine.server.sessions.routes import SessionRoutes
 from mmengine.server.settings import ServerSettings, is_loopback
 from mmengine.server.storage.storage import Keep
@@ -44,9 +56,6 @@ if TYPE_CHECKING:  # OpenTelemetry is an extra
 
 LAG_EVERY_S = 0.5
 LEFT_STATUS = 499  # nginx's, in logs and metrics, for a client that left before it had an answer
-MESSAGES = "/v1/messages"
-_MODEL = "/v1/models/{name:path}"
-_OPEN = ("/health", "/health/live", "/health/ready")
 _ELSEWHERE = {
     "/v1/embeddings": "embeddings are not computed by this engine",
     "/v1/rerank": "nothing is ranked by this engine",
@@ -59,34 +68,8 @@ _ELSEWHERE = {
     "/v1/moderations": "nothing is moderated by this engine",
     "/v1/messages/batches": "batches of messages are not done; use /v1/files and /v1/batches",
 }
-_RESPONSES = (
-    ("GET", "/v1/responses/{response_id}"),
-    ("DELETE", "/v1/responses/{response_id}"),
-    ("POST", "/v1/responses/{response_id}/cancel"),
-    ("GET", "/v1/responses/{response_id}/input_items"),
-)
-_KEPT = (
-    ("POST", "/v1/files"),
-    ("GET", "/v1/files"),
-    ("GET", "/v1/files/{file_id}"),
-    ("DELETE", "/v1/files/{file_id}"),
-    ("GET", "/v1/files/{file_id}/content"),
-    ("POST", "/v1/batches"),
-    ("GET", "/v1/batches"),
-    ("GET", "/v1/batches/{batch_id}"),
-    ("POST", "/v1/batches/{batch_id}/cancel"),
-)
-_SESSIONS = (
-    ("POST", "/v1/sessions"),
-    ("GET", "/v1/sessions"),
-    ("GET", "/v1/sessions/{session_id}"),
-    ("DELETE", "/v1/sessions/{session_id}"),
-    ("POST", "/v1/sessions/{session_id}/append"),
-    ("POST", "/v1/sessions/{session_id}/frame"),
-    ("POST", "/v1/sessions/{session_id}/ask"),
-)
 _METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")  # that metrics tell apart
-_Endpoint = Callable[[Request], Awaitable[ASGIApp]]
+_OPEN = {record.path for record in HEALTH_ROUTES}
 
 
 class App:
@@ -117,25 +100,14 @@ class App:
         answers = AnswerRoutes(*given, door, keep, tracing)
         self.calls = answers.calls
         self._adapters = AdapterRoutes(engine, served, self.admission, root, admin_keys)
-        others = OtherRoutes(*given, fetches, answers.reader)
-        endpoints: dict[tuple[str, str], _Endpoint] = {
-            ("POST", "/v1/chat/completions"): answers.chat,
-            ("POST", "/v1/completions"): answers.completions,
-            ("POST", "/v1/responses"): answers.responses,
-            ("POST", MESSAGES): answers.messages,
-            ("POST", f"{MESSAGES}/count_tokens"): MessageCounts(engine, self.admission, answers).count,
-            ("POST", "/tokenize"): others.tokenize,
-            ("POST", "/detokenize"): others.detokenize,
-            ("GET", "/v1/models"): others.models,
-            ("POST", LOAD): self._adapters.load,
-            ("POST", UNLOAD): self._adapters.unload,
-            ("GET", _MODEL): others.model,
-            ("GET", "/health"): others.ready,
-            ("GET", "/health/ready"): others.ready,
-            ("GET", "/health/live"): others.live,
-            ("GET", "/metrics"): others.metrics,
-            ("GET", "/version"): others.version,
-            ("GET", "/openapi.json"): others.openapi,
+        others = ServiceRoutes(*given, fetches, answers.reader)
+        counts = MessageCounts(engine, self.admission, answers)
+        endpoints: Endpoints = {
+            **bind(ANSWER_ROUTES, answers),
+            **bind(COUNT_ROUTES, counts),
+            **bind(ADAPTER_ROUTES, self._adapters),
+            **bind(SERVICE_ROUTES, others),
+            ("GET", "/openapi.json"): serve_document,
         }
         self._sessions = OpenSessions.of_engine(engine, settings, self.admission, answers.reader.opened)
         endpoints |= _session_endpoints(self._sessions, settings, served, self.admission, answers)
@@ -147,15 +119,14 @@ class App:
             self._show_kept(keep)
             endpoints |= _kept_endpoints(keep, self._runner, self.admission, settings)
         else:
-            endpoints |= dict.fromkeys((*_RESPONSES, *_KEPT), _nothing_kept)
+            endpoints |= answer_all(STORED_ROUTES, _nothing_kept)
         self._open, self._live = set(_OPEN), None
         if live is not None:
             self._live = LiveRoutes(live, settings, self.metrics)
             self._open.add(LIVE)  # its page holds nothing, and asks with the key
             endpoints |= self._live.endpoints()
         if (responses := answers.kept_responses) is not None:
-            ways = (responses.get, responses.delete, responses.cancel, responses.input_items)
-            endpoints |= dict(zip(_RESPONSES, ways, strict=True))
+            endpoints |= bind(RESPONSE_ROUTES, responses)
         routes = [Route(path, endpoint, methods=[method]) for (method, path), endpoint in endpoints.items()]
         self._known = {route.path for route in routes}
         self._patterns = [route for route in routes if "{" in route.path]
@@ -294,21 +265,19 @@ def _session_endpoints(
     names: ModelNames,
     admission: Admission,
     answers: AnswerRoutes,
-) -> dict[tuple[str, str], _Endpoint]:
+) -> Endpoints:
     if sessions is None:
-        return dict.fromkeys(_SESSIONS, _no_sessions)
+        return answer_all(SESSION_ROUTES, _no_sessions)
     routes = SessionRoutes(sessions, settings, names, admission, answers)
-    made = (routes.create, routes.listed, routes.get, routes.delete)
-    return dict(zip(_SESSIONS, (*made, routes.append, routes.frame, routes.ask), strict=True))
+    return bind(SESSION_ROUTES, routes)
 
 
 def _kept_endpoints(
     keep: Keep, runner: BatchRunner, admission: Admission, settings: ServerSettings
-) -> dict[tuple[str, str], _Endpoint]:
+) -> Endpoints:
     files = FileRoutes(keep, admission, settings.body_timeout_s)
     batches = BatchRoutes(keep, runner, admission, settings.reattach_s)
-    made = (files.create, files.listed, files.get, files.delete, files.content)
-    return dict(zip(_KEPT, (*made, batches.create, batches.listed, batches.get, batches.cancel), strict=True))
+    return {**bind(FILE_ROUTES, files), **bind(BATCH_ROUTES, batches)}
 
 
 async def _nothing_kept(request: Request) -> ASGIApp:

@@ -14,7 +14,6 @@ from starlette.types import ASGIApp
 from mmengine.errors import MMEngineError
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.requests.vllm_metrics import VllmMetrics
-from mmengine.server.app.openapi import document
 from mmengine.server.chat.chat_reader import ChatReader
 from mmengine.server.chat.media_fetch import FetchMetrics
 from mmengine.server.chat.parsed_request import Json
@@ -39,7 +38,7 @@ MAX_TOKENIZED = 2  # prompts that are tokenized at once for /tokenize
 MAX_DETOKENIZED = 2**20  # tokens of one call of /detokenize
 
 
-class OtherRoutes:
+class ServiceRoutes:
     """`reader`: of conversations, which are tokenized as they are answered."""
 
     def __init__(
@@ -133,9 +132,6 @@ class OtherRoutes:
     async def metrics(self, request: Request) -> ASGIApp:
         text = await asyncio.to_thread(generate_latest, self._exposed)
         return Response(text, media_type="text/plain; version=0.0.4")
-
-    async def openapi(self, request: Request) -> ASGIApp:
-        return Response(await asyncio.to_thread(document), media_type="application/json")
 
     async def version(self, request: Request) -> ASGIApp:
         return _json({"version": __version__})

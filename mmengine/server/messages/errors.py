@@ -3,8 +3,8 @@
 import msgspec
 
 from mmengine.server.http.errors import ApiError
+from mmengine.server.http.route_records import OVERLOADED
 
-OVERLOADED = 529  # Anthropic's status for a server that has no room; clients try again
 _OVERLOADED = ("queue_full", "bodies_full", "not_ready", "shutting_down")  # codes of what passes
 _TYPES = {
     401: "authentication_error",

@@ -1,0 +1,45 @@
+"""The routes that create answers, as records."""
+
+from mmengine.server.answers.routes import AnswerRoutes
+from mmengine.server.chat.chat_reader import ChatBody
+from mmengine.server.chat.completion_reader import CompletionBody
+from mmengine.server.chat.response_schemas import ChatAnswer, ChatEvent, TextAnswer, TextEvent
+from mmengine.server.http.route_records import RouteRecord, Stream, answer_operation
+from mmengine.server.messages.body import MessagesBody
+from mmengine.server.messages.shapes import MESSAGE_EVENTS, MessageAnswer, MessageRefusal
+from mmengine.server.responses.body import ResponsesBody
+from mmengine.server.responses.shapes import EVENTS, Response
+
+MESSAGES = "/v1/messages"
+ANSWER_ROUTES = (
+    RouteRecord(
+        "POST",
+        "/v1/chat/completions",
+        AnswerRoutes.chat,
+        answer_operation("Answer a conversation", ChatBody, ChatAnswer, Stream((ChatEvent,), "[DONE]")),
+    ),
+    RouteRecord(
+        "POST",
+        "/v1/completions",
+        AnswerRoutes.completions,
+        answer_operation("Go on with texts", CompletionBody, TextAnswer, Stream((TextEvent,), "[DONE]")),
+    ),
+    RouteRecord(
+        "POST",
+        "/v1/responses",
+        AnswerRoutes.responses,
+        answer_operation("Answer a conversation, in items", ResponsesBody, Response, Stream(EVENTS)),
+    ),
+    RouteRecord(
+        "POST",
+        MESSAGES,
+        AnswerRoutes.messages,
+        answer_operation(
+            "Answer a conversation, as Anthropic's API does",
+            MessagesBody,
+            MessageAnswer,
+            Stream(MESSAGE_EVENTS),
+            MessageRefusal,
+        ),
+    ),
+)

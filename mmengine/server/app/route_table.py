@@ -1,0 +1,95 @@
+"""Every route of the application, as records: service routes, adapters, and the routes of other packages."""
+
+from mmengine.server.answers.route_table import ANSWER_ROUTES, MESSAGES
+from mmengine.server.app.adapter_routes import LOAD, UNLOAD, AdapterDone, AdapterRoutes, LoadBody, UnloadBody
+from mmengine.server.app.service_routes import ServiceRoutes
+from mmengine.server.batches.route_table import BATCH_ROUTES, FILE_ROUTES
+from mmengine.server.chat.response_schemas import Alive, Health, ModelCard, Models, Text, Tokens, Version
+from mmengine.server.chat.token_requests import DetokenizeBody, TokenizeBody
+from mmengine.server.http.route_records import NO_BODY, OVERLOADED, READS, Operation, RouteRecord
+from mmengine.server.messages.body import CountBody
+from mmengine.server.messages.counting import MessageCounts
+from mmengine.server.messages.shapes import InputTokenCount, MessageRefusal
+from mmengine.server.responses.route_table import RESPONSE_ROUTES
+from mmengine.server.sessions.route_table import SESSION_ROUTES
+
+_READY = Operation("Ready, or why not", Health, "Ready", (405, 431, 500), not_ready=Health, is_public=True)
+COUNT_ROUTES = (
+    RouteRecord(
+        "POST",
+        f"{MESSAGES}/count_tokens",
+        MessageCounts.count,
+        Operation(
+            "Tokens that its conversation has",
+            InputTokenCount,
+            "The number",
+            (400, 404, OVERLOADED, *READS),
+            CountBody,
+            refusal=MessageRefusal,
+        ),
+    ),
+)
+ADAPTER_ROUTES = (
+    RouteRecord(
+        "POST",
+        LOAD,
+        AdapterRoutes.load,
+        Operation("Load a LoRA adapter", AdapterDone, "It is done", (400, 403, *READS), LoadBody),
+    ),
+    RouteRecord(
+        "POST",
+        UNLOAD,
+        AdapterRoutes.unload,
+        Operation("Unload one", AdapterDone, "It is done", (400, 403, 404, *READS), UnloadBody),
+    ),
+)
+HEALTH_ROUTES = (
+    RouteRecord("GET", "/health", ServiceRoutes.ready, _READY),
+    RouteRecord("GET", "/health/ready", ServiceRoutes.ready, _READY),
+    RouteRecord(
+        "GET",
+        "/health/live",
+        ServiceRoutes.live,
+        Operation("The event loop answers", Alive, "It does", (405, 431, 500), is_public=True),
+    ),
+)
+SERVICE_ROUTES = (
+    *HEALTH_ROUTES,
+    RouteRecord(
+        "POST",
+        "/tokenize",
+        ServiceRoutes.tokenize,
+        Operation("Tokens of a prompt, or of messages", Tokens, "Tokens", (400, 404, *READS), TokenizeBody),
+    ),
+    RouteRecord(
+        "POST",
+        "/detokenize",
+        ServiceRoutes.detokenize,
+        Operation("The text of tokens", Text, "The text", (400, 404, *READS), DetokenizeBody),
+    ),
+    RouteRecord(
+        "GET", "/v1/models", ServiceRoutes.models, Operation("The served names", Models, "Models", NO_BODY)
+    ),
+    RouteRecord(
+        "GET",
+        "/v1/models/{name:path}",
+        ServiceRoutes.model,
+        Operation("One of them", ModelCard, "A model", NO_BODY),
+    ),
+    RouteRecord(
+        "GET",
+        "/metrics",
+        ServiceRoutes.metrics,
+        Operation("Prometheus' text format", "text/plain", "Metrics", NO_BODY),
+    ),
+    RouteRecord("GET", "/version", ServiceRoutes.version, Operation("The version", Version, "It", NO_BODY)),
+)
+STORED_ROUTES = (*RESPONSE_ROUTES, *FILE_ROUTES, *BATCH_ROUTES)  # answered only beside a log
+ALL_ROUTES = (
+    *ANSWER_ROUTES,
+    *COUNT_ROUTES,
+    *ADAPTER_ROUTES,
+    *SERVICE_ROUTES,
+    *SESSION_ROUTES,
+    *STORED_ROUTES,
+)
