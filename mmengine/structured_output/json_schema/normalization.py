@@ -3,7 +3,7 @@
     text or dict ──► reading/    read with limits, translate to draft 2020-12, resolve references
                  ──► rewriting/  expand $ref, allOf, anyOf, oneOf … into shapes (constraints/)
                  ──► rewriting/satisfiability.py  refuse a schema without values, or recursion without a base
-                 ──► emission/   write the part of JSON Schema that is enforced exactly, within the bounds
+                 ──► emission/   write the JSON Schema subset that is enforced exactly, within the bounds
 
 No keyword is dropped silently. A keyword is enforced, refused with its name and JSON pointer, or an
 annotation. The notes list unknown keywords and formats, which are annotations by the specification.
@@ -47,7 +47,7 @@ def normalize_schema(
     `schema` is a JSON Schema as a dict (or true, false) or as JSON text. `schemas` maps URIs to documents
     that references may lead to; nothing is ever fetched. With `strict_keywords` unknown keywords are refused;
     otherwise they are annotations, and the notes name them. Raises SchemaRefused (an InvalidRequest) with the
-    keyword and the JSON pointer of a part that is invalid, contradictory, or cannot be enforced exactly.
+    keyword and the JSON pointer for a part that is invalid, contradictory, or cannot be enforced exactly.
     """
     with paused_collection():
         return _normalize(schema, bounds, schemas, strict_keywords)
@@ -97,8 +97,8 @@ def paused_collection() -> Iterator[None]:
     """Pause Python's cyclic garbage collector, which all threads share, until the last caller is done.
 
     A large schema becomes a hundred thousand objects that live until its normalization ends. The collector
-    would traverse them and every other object in the process again and again. Each traversal takes a tenth of
-    a second, during which no other thread runs, an event loop's thread included.
+    would traverse them and every other object in the process again and again. Each traversal takes 0.1 s,
+    during which no other thread runs, an event loop's thread included.
     """
     global _num_pauses, _was_enabled
     with _collector_lock:

@@ -158,7 +158,7 @@ def _is_of(name: object, value: object) -> bool:
 
 
 def _same(one: object, other: object) -> bool:
-    """Compare by the rules of JSON: true is not a number, and 1.0 equals 1."""
+    """Compare by JSON's rules: true is not a number, and 1.0 equals 1."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, dict) and isinstance(other, dict):

@@ -1,1 +1,1 @@
-"""The constraints on values of one JSON type, and what follows from them."""
+"""The constraints on values with a single JSON type, and the conclusions from them."""

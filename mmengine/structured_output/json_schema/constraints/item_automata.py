@@ -1,8 +1,8 @@
 """Arrays with `contains` or `uniqueItems`, as automata over items.
 
-A state holds the number of items, how many of them each `contains` matched and, for uniqueItems, the values
-that occurred. An edge is the schema of the next item. If there are too many sets of values, a `DistinctItems`
-states the same in one rule with a bit for each value.
+A state counts the items and the matches for each `contains`, and records the values that occurred for
+uniqueItems. An edge is the next item's schema. If the values form too many sets, a `DistinctItems` states the
+same in a single rule with a bit for each value.
 """
 
 from collections.abc import Callable
@@ -63,7 +63,7 @@ class ItemAutomaton:
 
 @dataclass(slots=True)
 class DistinctItems:
-    """An array of different values. At least `least` and at most `most` of its items are among the first
+    """An array whose values all differ. At least `least` and at most `most` items are among the first
     `matching` values.
     """
 
@@ -88,7 +88,7 @@ Sequence = ItemAutomaton | DistinctItems
 
 
 def build_sequence(constraint: Array, shapes_of: ShapesOf, make: Make, complement: Complement) -> Sequence:
-    """Return the automaton or the distinct items of an array with `contains` or `unique`."""
+    """Return the automaton or the distinct items for an array with `contains` or `unique`."""
     if len(constraint.contains) > MAX_CONTAINS:
         refuse(
             "contains",
@@ -131,7 +131,7 @@ class _Slots:
             self._fill()
 
     def at(self, place: int) -> list[tuple[Conjunction, int | None]]:
-        """Return each schema that the item at a place may have, with the number of its value."""
+        """Return each schema that the item at a place may have, with its value's number."""
         values = self.values[min(place, self.places)] if self.values else None
         if values is None:
             return [(self.constraint.item(place), None)]
@@ -222,8 +222,8 @@ def _build_automaton(constraint: Array, slots: _Slots, complement: Complement, m
 def _count_contains(
     contains: tuple[Contains, ...], held: tuple[int, ...], item: Conjunction, complement: Complement
 ) -> list[tuple[Conjunction, tuple[int, ...]]]:
-    """Return the item's schema for each choice of `contains` that it matches, with the resulting number of
-    matches.
+    """Return the item's schema for each choice of `contains` that it matches, with the resulting match
+    counts.
 
     Without maxContains an uncounted match does no harm: another path counts it.
     """

@@ -1,6 +1,6 @@
-"""The constraints on values of one JSON type, as the conjunction of all schemas that apply.
+"""The constraints on values with a single JSON type, as the conjunction of all schemas that apply.
 
-A `Conjunction` names the schema of a part (an item, a property): a tuple of places in the document that must
+A `Conjunction` names a part's schema (for an item or a property): a tuple with the document places that must
 all hold. () is the schema true. Intersecting two constraints only joins tuples. shapes.py expands a part's
 conjunction later, so recursion costs nothing here.
 """
@@ -60,9 +60,7 @@ class Number(msgspec.Struct, frozen=True):
         return self.multiple is None or (value / self.multiple).denominator == 1
 
     def step(self) -> Fraction | None:
-        """Return the step that every allowed number is a multiple of. A whole multiple of 3/10 is a multiple
-        of 3.
-        """
+        """Return the step between allowed numbers. A whole multiple of 3/10 is a multiple of 3."""
         return Fraction((self.multiple or Fraction(1)).numerator) if self.integer else self.multiple
 
 
@@ -101,7 +99,7 @@ class Array(msgspec.Struct, frozen=True):
 
 
 class Object(msgspec.Struct, frozen=True, eq=False):
-    """`patterns` are keyed by the pattern's text. A named property's conjunction includes the schemas of the
+    """`patterns` are keyed by the pattern's text. A named property's conjunction includes the schemas from
     patterns that match its name.
     """
 
@@ -124,7 +122,7 @@ class Object(msgspec.Struct, frozen=True, eq=False):
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
     def property(self, name: str) -> Conjunction:
-        """Return the schemas that the value of a key must satisfy."""
+        """Return the schemas that a key's value must satisfy."""
         if name in self.properties:
             return self.properties[name]
         found = [conj for pattern, conj in self.patterns.values() if pattern.matches(name)]
@@ -147,7 +145,8 @@ UNCONSTRAINED: Shape = {
 
 
 def intersect(a: Constraint, b: Constraint) -> Constraint | None:
-    """Return the constraint that both allow, or None if it is obviously empty. Both must be of one type."""
+    """Return the constraint that both allow, or None if it is obviously empty. Both must have the same type.
+    """
     match a, b:
         case Null(), Null():
             return a
@@ -260,7 +259,7 @@ def _arrays(a: Array, b: Array) -> Array | None:
 
 
 def _exclusive_pattern(pattern: Pattern, others: list[Pattern]) -> Pattern | None:
-    """Return a pattern for keys matching `pattern` and none of `others`, or None if there is no such key."""
+    """Return a pattern for keys that match `pattern` but not `others`, or None if there is no such key."""
     budget = pattern.budget or MatchBudget()
     parts = build_languages([pattern.regex, *(other.regex for other in others)], budget)
     left = combine(parts, lambda has: has[0] and not any(has[1:]))

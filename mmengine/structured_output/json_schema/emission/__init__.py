@@ -1,1 +1,1 @@
-"""Write shapes as the part of JSON Schema that grammar engines enforce exactly."""
+"""Write shapes as the JSON Schema subset that grammar engines enforce exactly."""

@@ -21,7 +21,7 @@ MAX_PATHS = 16  # Maximum number of paths through an automaton that are written 
 
 
 def array_schemas(constraint: Array, conj: Conjunction, satisfiable: Satisfiable, part: Part) -> list[Json]:
-    """Return alternatives, usually one. `part` writes the schema of an item."""
+    """Return alternatives, usually a single array schema. `part` writes an item's schema."""
     if not constraint.counts_together():
         return [_array(constraint, conj, satisfiable, part)]
     found = satisfiable.sequences[constraint].restrict_to(satisfiable.satisfied)

@@ -1,4 +1,4 @@
-"""Write expanded shapes as the small part of JSON Schema that the grammar engine enforces exactly."""
+"""Write expanded shapes as the small JSON Schema subset that the grammar engine enforces exactly."""
 
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -86,7 +86,7 @@ class Emitter:
 
     def _is_unrestricted(self, conj: Conjunction) -> bool:
         """Return whether the part allows everything and is written as `true`. Its numbers are then not
-        bounded, because bounded numbers would enlarge the grammar of almost every schema with an open object.
+        bounded, because bounded numbers would enlarge almost every grammar for a schema with an open object.
         """
         return not conj and not (self.bounds.string or self.bounds.key)
 
@@ -146,9 +146,7 @@ class Emitter:
         raise TypeError(f"{constraint} is not a constraint")
 
     def _numbers(self, constraint: Number, pointer: str) -> list[Json]:
-        """Return the schemas of a number. Numbers without limits share one definition, which is compiled
-        once.
-        """
+        """Return a number's schemas. Numbers without limits share a definition, which is compiled once."""
         name = "integer" if constraint.integer else "number"
         notes = self.satisfiable.shapes.document.narrowings
         if constraint != Number(constraint.integer):
@@ -186,8 +184,7 @@ class Emitter:
         return out
 
     def _objects(self, constraint: Object, conj: Conjunction) -> list[Json]:
-        """Return the object's schemas: usually one, several if its keys may come in some orders but not in
-        any.
+        """Return the object's schemas. There are several if its keys may come in some orders but not in any.
         """
         pointer = self.satisfiable.shapes.pointer(conj)
         names = dict.fromkeys((*constraint.properties, *constraint.required))
@@ -211,8 +208,8 @@ class Emitter:
     def _in_order(
         self, constraint: Object, conj: Conjunction, there: frozenset[str], is_open: bool
     ) -> list[Json]:
-        """Return the object's schemas in one order: usually one, several if minProperties or maxProperties
-        leave a choice of named properties.
+        """Return the object's schemas in a fixed order. There are several if minProperties or maxProperties
+        leave a choice between named properties.
         """
         pointer = self.satisfiable.shapes.pointer(conj)
         can = [
@@ -254,8 +251,8 @@ class Emitter:
     def _object(
         self, constraint: Object, conj: Conjunction, names: list[str], required: tuple[str, ...]
     ) -> Json:
-        """Return the schema of an object. `names` are the properties that may be present; no other named
-        property may.
+        """Return an object's schema. `names` are the properties that may be present; no other named property
+        may.
         """
         yes = self.satisfiable.satisfied
         out: Json = {"type": "object"}
@@ -367,7 +364,7 @@ def whole_pattern(pattern: Pattern) -> str:
 
 
 def merge_values(shapes: list[Shape]) -> list[Shape]:
-    """Merge alternatives that are lists of values of one type into one list."""
+    """Merge alternatives that list values with the same type into a single list."""
     if len(shapes) == 1:
         return shapes
     out: list[Shape] = []

@@ -176,7 +176,7 @@ def _exclude_start(
     near: Limit | None, far: Limit | None, sign: int, multiple: Fraction | None
 ) -> Limit | None:
     """Return the range's start, corrected. For more than 2 and at most 2.5 the engine's range includes 2
-    itself. The corrected range starts at the next step: the next multiple, or the next number of 15 digits.
+    itself. The corrected range starts at the next step: the next multiple, or the next number with 15 digits.
     """
     if not (near and far and near[1] and near[0].denominator == 1 and sign * near[0] >= 0):
         return near
@@ -189,9 +189,9 @@ def _exclude_start(
 
 def _missing_points(constraint: Number) -> list[Json]:
     """Return the numbers that the engine's range lacks. Below a bound such as 10.75 the range lacks 10.7 and
-    every shorter spelling of the bound; below 0 it lacks 0.0.
+    every shorter spelling; below 0 it lacks 0.0.
 
-    Each is written as the single multiple of 0.1 (0.01, …) from 10.7 to below 10.8, which also allows 10.0.
+    Each is written as the only multiple of 0.1 (0.01, …) from 10.7 to below 10.8, which also allows 10.0.
     """
     out = []
     for limit in (constraint.low, constraint.high):

@@ -1,4 +1,4 @@
-"""Write sets of characters so that the grammar engine and Python read them alike."""
+"""Write character sets so that the grammar engine and Python read them alike."""
 
 import re
 from functools import lru_cache
@@ -23,7 +23,7 @@ _CATEGORY = re.compile(r"\\[pP]\{\w+\}")
 
 
 class PatternError(ValueError):
-    """Says what is wrong with a pattern, for the author of the schema."""
+    """Says what is wrong with a pattern, for the schema's author."""
 
 
 def escape_character(point: int) -> str:
@@ -41,8 +41,8 @@ def without_nul(ranges: Ranges) -> Ranges:
     r"""Return the set without U+0000 if the grammar engine would otherwise enlarge the set.
 
     If a set contains all control characters (except those with a short escape such as \\n), llguidance 1.9
-    adds the quote and the backslash. A set that lacks either of these two characters therefore gives up
-    U+0000. `restore_nul` recognises from its text that the set still stands for U+0000.
+    adds the quote and the backslash. A set without both characters therefore gives up U+0000. `restore_nul`
+    recognises from its text that the set still stands for U+0000.
     """
     if _holds(ranges, 0x22) and _holds(ranges, 0x5C) or not _holds_controls(ranges):
         return ranges
@@ -73,8 +73,8 @@ def drops_nul(regex: str) -> bool:
 
 
 def check_alternatives(sets: list[Ranges]) -> None:
-    """Raise PatternError if the union of the sets would need `without_nul`. The grammar engine merges sets
-    that are alternatives into one set.
+    """Raise PatternError if the sets' union would need `without_nul`. The grammar engine merges alternative
+    sets.
     """
     for mark in (0x22, 0x5C):
         without = [each for ranges in sets if not _holds(ranges, mark) for each in ranges]

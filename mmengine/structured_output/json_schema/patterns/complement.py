@@ -1,4 +1,4 @@
-"""Build patterns for the strings that another pattern, or a list of values, does not match."""
+"""Build patterns for the strings that another pattern, or a value list, does not match."""
 
 from functools import lru_cache
 

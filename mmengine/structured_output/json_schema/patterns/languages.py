@@ -26,10 +26,10 @@ MAX_CHARS = 20_000  # Maximum number of characters in a pattern that is written.
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """A deterministic automaton over ranges of characters.
+    """A deterministic automaton over character ranges.
 
-    `cuts` are ranges of code points without surrogates. `steps[state][cut]` is the state that a character of
-    the cut leads to. State 0 is the start state.
+    `cuts` are code point ranges without surrogates. `steps[state][cut]` is the state that the cut's
+    characters lead to. State 0 is the start state.
     """
 
     cuts: tuple[tuple[int, int], ...]
@@ -58,8 +58,8 @@ def _cuts(machines: list[States]) -> tuple[tuple[int, int], ...]:
 
 
 def has_overlap(a: str, b: str, budget: MatchBudget) -> bool:
-    """Return whether a text matches both patterns. Both sets of states are followed together, which ends soon
-    if the patterns begin differently.
+    """Return whether a text matches both patterns. Both state sets are followed together, which ends soon if
+    the patterns begin differently.
     """
     machines = [budget.machine(a), budget.machine(b)]
     cuts = _cuts(machines)
@@ -76,7 +76,7 @@ def has_overlap(a: str, b: str, budget: MatchBudget) -> bool:
 
 
 def membership_patterns(parts: list[Language]) -> list[tuple[bool, ...]]:
-    """Return every combination of memberships that some text has: for each language, whether it contains the
+    """Return every membership combination that some text has: for each language, whether it contains the
     text. The combination without any membership is left out.
     """
     states = {tuple(0 for _ in parts): 0}
@@ -89,8 +89,8 @@ def membership_patterns(parts: list[Language]) -> list[tuple[bool, ...]]:
 
 
 def combine(parts: list[Language], holds: Callable[[list[bool]], bool]) -> Language:
-    """Return the language of the texts for which `holds` is true; `holds` receives each language's membership
-    of the text.
+    """Return the language with the texts for which `holds` is true. For each language, `holds` receives
+    whether the language contains the text.
     """
     states = {tuple(0 for _ in parts): 0}
     steps: list[tuple[int, ...]] = []
@@ -107,7 +107,7 @@ def combine(parts: list[Language], holds: Callable[[list[bool]], bool]) -> Langu
 
 
 def _iterate_growing(states: dict) -> Iterator:
-    """Iterate over the keys of a dict, including keys that are added meanwhile. Raises PatternError beyond
+    """Iterate over a dict's keys, including keys that are added meanwhile. Raises PatternError beyond
     MAX_STATES keys.
     """
     done = 0
@@ -154,7 +154,7 @@ def _minimize(language: Language) -> Language:
 
 
 def write_pattern(language: Language) -> str:
-    """Return a pattern for whole texts of the language. The language must not be empty."""
+    """Return a pattern for the language's whole texts. The language must not be empty."""
     edges = _edges(language)
     first, last = -1, -2
     edges[first] = {0: ""}
@@ -182,7 +182,7 @@ def write_pattern(language: Language) -> str:
 
 
 def _costs(edges: dict[int, dict[int, str]], inner: list[int]) -> dict[int, int]:
-    """Return the number of characters that eliminating a state would write once more: each path into the
+    """Return, for each state, how many characters its elimination would write once more: each path into the
     state is joined to each path out.
     """
     ways, sizes = dict.fromkeys(inner, 0), dict.fromkeys(inner, 0)  # Paths into a state.
@@ -208,7 +208,7 @@ def _in_group(regex: str) -> str:
 
 
 def _edges(language: Language) -> dict[int, dict[int, str]]:
-    """Return the sets of characters between states from which an accepting state can be reached."""
+    """Return the character sets between states from which an accepting state can be reached."""
     useful = set(language.ends)
     while more := {
         state for state, row in enumerate(language.steps) if state not in useful and useful & set(row)

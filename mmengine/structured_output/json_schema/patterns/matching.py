@@ -1,8 +1,8 @@
 """Match names and values against patterns in bounded time.
 
 Python's own matcher backtracks. Some patterns would block the process for longer than a client waits. The
-matcher here therefore follows all states that a pattern can be in at once, so that the number of states and
-characters bounds the time (K. Thompson, Regular Expression Search Algorithm, CACM 1968).
+matcher here therefore follows all states that a pattern can be in at once, so that states and characters
+bound the time (K. Thompson, Regular Expression Search Algorithm, CACM 1968).
 """
 
 from mmengine.structured_output.json_schema.patterns.character_sets import PatternError, restore_nul
@@ -20,7 +20,7 @@ MAX_PROBE_CHARACTERS = 8  # Maximum number of different characters to try.
 
 
 class MatchBudget:
-    """Limits the steps that one schema may spend on matching, for all its patterns and names together."""
+    """Limits the steps that a schema may spend on matching, for all its patterns and names together."""
 
     def __init__(self, steps: int = MAX_STEPS) -> None:
         self.left = steps
@@ -32,8 +32,8 @@ class MatchBudget:
             raise PatternError("it takes too long to compare it with names and values; use fewer of both")
 
     def matches(self, regex: str, text: str) -> bool:
-        r"""Return whether `regex` matches all of `text`. `regex` must be written by pattern.py and contain no
-        \\p. Raises PatternError if the schema exceeds the budget.
+        r"""Return whether `regex` matches the whole `text`. `regex` must be written by pattern.py and contain
+        no \\p. Raises PatternError if the schema exceeds the budget.
         """
         machine = self.machine(regex)
         now = machine.first()
@@ -54,8 +54,8 @@ class MatchBudget:
 
 def check_active_states(regex: str, points: list[int]) -> None:
     """Raise PatternError if some text would put the pattern into too many states at once. Nested counted
-    repetitions do so if the end of one repetition cannot be recognised. `points` holds a character of each
-    set of the pattern.
+    repetitions do so if a repetition's end cannot be recognised. `points` holds a character from each set in
+    the pattern.
     """
     machine = MatchBudget().machine(regex)
     chars = [chr(point) for point in dict.fromkeys(points)][:MAX_PROBE_CHARACTERS]

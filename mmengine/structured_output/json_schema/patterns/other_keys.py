@@ -1,12 +1,12 @@
-r"""Write the keys that a schema does not name, and the schema of their values, for the grammar engine.
+r"""Write the keys that a schema does not name, and their values' schema, for the grammar engine.
 
 The other keys are written as a pattern, because `additionalProperties` treats `"\\u0061"` and `"a"` as
-different keys. If a key is in `properties` and matches a pattern of patternProperties, the engine does two
-things. First, it excludes the key's spelling from the pattern. That is exact, since a pattern has one
-spelling for every character except control characters. It is also fast: a pattern that is a tree of all names
-makes masks thirty times slower. Second, it joins both schemas of the key, as JSON Schema demands. The pattern
-here stands for other keys only, so its own schema is `true`. The schema of the values is in a part of `allOf`
-without patterns, which allows any value for the named keys.
+different keys. If a key is in `properties` and matches a pattern in patternProperties, the engine does two
+things. First, it excludes the key's spelling from the pattern. That is exact, since a pattern spells every
+character in a single way, except control characters. It is also fast: a pattern that spells out all names
+makes masks thirty times slower. Second, the engine joins both schemas for the key, as JSON Schema demands.
+The pattern here stands for other keys only, so its own schema is `true`. The values' schema is in an `allOf`
+branch without patterns, which allows any value for the named keys.
 """
 
 import re
@@ -22,7 +22,7 @@ MARK = "other keys"  # First element of an object's $comment, which describes it
 
 @dataclass(frozen=True, slots=True)
 class OtherKeys:
-    """The keys that are not in `names` and start with none of `prefixes`.
+    """The keys that are not in `names` and do not start with any prefix in `prefixes`.
 
     `limit` is the maximum number of characters, counted from the first that differs from every name; 0 means
     no limit.
@@ -33,7 +33,7 @@ class OtherKeys:
     limit: int
 
     def pattern(self, spelled_out: bool = False) -> str:
-        """Return the pattern of these keys. `spelled_out` excludes the names too, for readers that do not
+        """Return a pattern for these keys. `spelled_out` excludes the names too, for readers that do not
         exclude them.
         """
         left_out = [name for name in self.names if spelled_out or _RESPELLED.search(name)]
@@ -44,7 +44,7 @@ class OtherKeys:
         return f"^(?:{pattern_excluding(left_out, self.prefixes, tail)})$"
 
     def apply_to(self, schema: Json, patterns: Mapping[str, Json | bool], value: Json | bool) -> Json:
-        """Return the object `schema` with `value` as the schema of its other keys."""
+        """Return the object `schema` with `value` as the schema for its other keys."""
         out: Json = {**schema, "patternProperties": {**patterns, self.pattern(): True}}
         out["$comment"] = [MARK, self.limit, *self.prefixes]
         if value is not True:
@@ -69,8 +69,8 @@ def expand_other_keys(schema: dict, spelled_out: bool = True) -> dict:
 
 
 def pattern_excluding(names: list[str], prefixes: tuple[str, ...] = (), tail: str = f"{ANY}*") -> str:
-    """Return a pattern for texts that are not in `names` and start with none of `prefixes`. `tail` is a
-    pattern for any characters.
+    """Return a pattern for texts that are not in `names` and do not start with any prefix in `prefixes`.
+    `tail` is a pattern for any characters.
     """
     tree: dict[str, dict] = {}
     for text, end in (*((name, "name") for name in names), *((prefix, "prefix") for prefix in prefixes)):
@@ -82,8 +82,8 @@ def pattern_excluding(names: list[str], prefixes: tuple[str, ...] = (), tail: st
 
 
 def _node(node: dict[str, dict], tail: str) -> str:
-    """Return alternatives for the text that may follow this node, or "" if nothing may. Keys of two letters
-    or more mark ends.
+    """Return alternatives for the text that may follow this node, or "" if nothing may. Node keys with
+    several letters mark ends.
     """
     if "prefix" in node:
         return ""

@@ -1,12 +1,12 @@
-r"""Rewrite the regular expressions of `pattern` and `patternProperties` from ECMA-262 into an equal, anchored
+r"""Rewrite the regular expressions in `pattern` and `patternProperties` from ECMA-262 into an equal, anchored
 dialect.
 
 The dialects of JSON Schema (ECMA-262), the grammar engine (Rust) and Python differ in the constructs that
-they support and in the meaning of `.`, `\\d`, `\\w`, `\\s` and `$`. The parser therefore writes each pattern
-again without anything ambiguous: sets of characters as explicit ranges, groups without names, explicit
+they support and in their meaning for `.`, `\\d`, `\\w`, `\\s` and `$`. The parser therefore writes each
+pattern again without anything ambiguous: character sets as explicit ranges, groups without names, explicit
 anchors. It refuses constructs that are not regular (lookaround, back references). Nested repetitions are
 allowed, since the grammar engine follows all paths at once. Counted repetitions are refused if their counts
-would need too many states in the middle of an answer.
+would need too many states in mid-answer.
 """
 
 from functools import lru_cache
@@ -34,7 +34,7 @@ ANYTHING = Part(f"{ANY}*", 0, None)
 class Pattern(NamedTuple):
     """A regular expression that is written again for whole strings.
 
-    `fewest` and `most` are the number of characters of a match (None: any number).
+    `fewest` and `most` count a match's characters (None: any number).
     """
 
     regex: str  # Matches a whole string in the grammar engine's dialect and, without \\p, in Python's.
@@ -54,8 +54,8 @@ class Pattern(NamedTuple):
     def with_length(self, low: int, high: int | None) -> "tuple[Pattern, int, int | None]":
         """Absorb a length limit into the pattern, and return the pattern with the limits that remain.
 
-        Two counts of one string are slow to compile and to follow, so the pattern's own repetition absorbs
-        the other count if it can.
+        Two counts on the same string are slow to compile and to follow, so the pattern's own repetition
+        absorbs the other count if it can.
         """
         if self.fewest >= low and (high is None or self.most is not None and self.most <= high):
             return self, 0, None

@@ -1,5 +1,5 @@
-"""Parse an ECMA-262 pattern and rewrite each part unambiguously: sets of characters as explicit ranges,
-groups without names. The parser refuses constructs that are not regular.
+"""Parse an ECMA-262 pattern and rewrite each part unambiguously: character sets as explicit ranges, groups
+without names. The parser refuses constructs that are not regular.
 """
 
 import re
@@ -24,11 +24,10 @@ CATEGORY_COST = 50  # A \\p counts as so many copies: it has hundreds of ranges 
 
 
 class Part(NamedTuple):
-    """A parsed part of a pattern.
+    """A parsed part in a pattern.
 
-    `fewest` and `most` are the number of characters that the part matches (None: any number). `copies` is the
-    number of copies that its counted repetitions make. `times` holds the repeated part and how often it
-    repeats.
+    `fewest` and `most` count the characters that the part matches (None: any number). `copies` counts the
+    copies that its counted repetitions make. `times` holds the repeated part and how often it repeats.
     """
 
     text: str
@@ -130,7 +129,7 @@ class Parser:
         return self.class_of(ranges)
 
     def escaped_set(self, in_class: bool = False) -> tuple[Ranges, str]:
-        r"""Return the ranges of code points that an escape stands for, or a \\p that stays as written."""
+        r"""Return the code point ranges that an escape stands for, or a \\p that stays as written."""
         char = self.peek()
         self.at += 1
         sets = {"d": DIGIT, "w": WORD, "s": SPACE}

@@ -1,4 +1,4 @@
-"""A schema as a list of numbered subschemas (places), with the targets of its references."""
+"""A schema as a list with numbered subschemas (places), and its references' targets."""
 
 from dataclasses import dataclass, field
 from urllib.parse import unquote
@@ -22,7 +22,7 @@ class Node(msgspec.Struct):
     """A subschema.
 
     `schema` holds the keywords that restrict values, in draft 2020-12 and with absolute URIs as references.
-    `pointer` is the place in the input. `children` maps names to the places of the subschemas.
+    `pointer` is the place in the input. `children` maps names to the subschemas' places.
     """
 
     schema: dict | bool
@@ -32,10 +32,10 @@ class Node(msgspec.Struct):
 
 @dataclass(slots=True)
 class Document:
-    """The subschemas of a schema, their identifiers and anchors.
+    """A schema's subschemas with their identifiers and anchors.
 
-    `dynamic` maps a $dynamicAnchor's name to the places that define it, each by the place of its resource.
-    The name "" is the $recursiveAnchor of draft 2019-09. `faults` holds the refusals of places that no schema
+    `dynamic` maps a $dynamicAnchor's name to the places that define it, each by its resource's place. The
+    name "" is the $recursiveAnchor in draft 2019-09. `faults` holds the refusals for places that no schema
     may refer to.
     """
 
@@ -62,15 +62,15 @@ class Document:
     narrowings: Notes = field(default_factory=Notes)
 
     def make(self, schema: dict | bool, pointer: str, key: object) -> int:
-        """Return the place of a schema that is not part of the input, one for each `key`."""
+        """Return the place for a schema outside the input; each `key` has its own place."""
         if key not in self.synthetic:
             self.synthetic[key] = len(self.nodes)
             self.nodes.append(Node(schema, pointer))
         return self.synthetic[key]
 
     def subschema(self, place: int, *names: str | int) -> int:
-        """Return the place of a subschema; `names` is the path within the node's schema. Subschemas of a
-        synthetic schema that are not in the document are added.
+        """Return a subschema's place; `names` is the path within the node's schema. Missing subschemas in a
+        synthetic schema are added to the document.
         """
         node = self.nodes[place]
         if names in node.children:
@@ -113,7 +113,7 @@ class Document:
         return place
 
     def target(self, place: int) -> int:
-        """Return the place that the $ref of a place leads to."""
+        """Return the place that a place's $ref leads to."""
         node = self.nodes[place]
         assert isinstance(node.schema, dict)
         return self.lookup(node.schema["$ref"], "$ref", node.pointer)
@@ -143,7 +143,7 @@ class Document:
 
 
 def scalar_type(schema: dict | bool) -> str | None:
-    """Return the type of a schema that is a scalar type alone, else None."""
+    """Return a schema's type if the schema is a scalar type alone, else None."""
     if isinstance(schema, bool) or len(schema) != 1:
         return None
     kind = schema.get("type")
@@ -157,5 +157,5 @@ def split_uri(uri: str) -> tuple[str, str]:
 
 
 def pointer_names(fragment: str) -> list[str]:
-    """Return the names of a JSON pointer in a URI's fragment."""
+    """Return the names in a JSON pointer from a URI's fragment."""
     return [unquote(name).replace("~1", "/").replace("~0", "~") for name in fragment[1:].split("/")]

@@ -14,7 +14,7 @@ Way = tuple[int, int | None]  # A place, and the outermost resource with the anc
 
 
 def dynamic_target(document: Document, place: int) -> int:
-    """Return the target of a place's $dynamicRef. Refuses the schema if the target depends on the evaluation
+    """Return the target for a place's $dynamicRef. Refuses the schema if the target depends on the evaluation
     path.
     """
     node = document.nodes[place]

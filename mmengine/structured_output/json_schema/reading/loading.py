@@ -17,8 +17,8 @@ _write: Callable[[object], str] = json.JSONEncoder(ensure_ascii=False, allow_nan
 def encode(value: object) -> str:
     """Return JSON text. Raises TypeError, ValueError and RecursionError.
 
-    No other thread runs while the encoder works: ten milliseconds for a megabyte of small objects. Large
-    values are therefore encoded in parts.
+    No other thread runs while the encoder works: 10 ms for 1 MB with small objects. Large values are
+    therefore encoded in parts.
     """
     if _has_many(value):
         if isinstance(value, list):
@@ -48,7 +48,7 @@ def dumps(schema: object) -> str:
 
 
 def parse_schema(schema: object) -> object:
-    """Return a private copy of a schema as Python values. The schema is JSON text or a value that JSON text
+    """Return a schema as a private copy in Python values. The schema is JSON text or a value that JSON text
     decodes to.
     """
     return loads(schema if isinstance(schema, str | bytes) else dumps(schema))

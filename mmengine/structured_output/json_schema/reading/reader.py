@@ -1,8 +1,8 @@
 """Read a schema into a document: each subschema once, in draft 2020-12, with absolute URIs as references.
 
-A `$ref` may lead to a place below an unknown keyword, or into one of the supplied documents. The reader reads
-such a target when it meets the reference. A fault in a schema that only references lead to ($defs) is an
-error only if a reference does.
+A `$ref` may lead to a place below an unknown keyword, or into a supplied document. The reader reads such a
+target when it meets the reference. A fault in a schema that only references lead to ($defs) is an error only
+if a reference does.
 """
 
 from collections.abc import Mapping
@@ -43,9 +43,7 @@ SchemaInput = dict | bool | str | bytes
 
 
 class Scope(NamedTuple):
-    """The context of a schema object: the base URI of its references, the place of its resource, and its
-    draft.
-    """
+    """A schema object's context: the base URI for its references, its resource's place, and its draft."""
 
     base: str
     resource: int
@@ -53,7 +51,7 @@ class Scope(NamedTuple):
 
 
 class _FinalRefusal(SchemaRefused):
-    """A refusal of the whole schema, wherever the fault is."""
+    """Refuses the whole schema, wherever the fault is."""
 
 
 @dataclass(slots=True)
@@ -210,8 +208,8 @@ class Reader:
             dynamic.setdefault("", {})[place] = place
 
     def _register(self, place: int, uri: str, anchor: str = "") -> None:
-        """Register an identifier or anchor of a place. Two different schemas with the same name make the name
-        ambiguous.
+        """Register an identifier or anchor for a place. Two different schemas with the same name make the
+        name ambiguous.
         """
         document = self.document
         if anchor:
@@ -233,7 +231,7 @@ class Reader:
         self.aliases.clear()
 
     def _walk_to(self, resource: int, names: list[str]) -> None:
-        """Read the target of a pointer that is at a place that no keyword defines as a schema."""
+        """Read a pointer's target if no keyword defines the target's place as a schema."""
         pointer = self.document.nodes[resource].pointer
         if join_pointer(pointer, *names) in self.document.places:
             return

@@ -1,8 +1,8 @@
-"""Translate one schema object of any draft into draft 2020-12, without annotations.
+"""Translate a schema object from any draft into draft 2020-12, without annotations.
 
-Constructs of older drafts are rewritten with the same meaning: arrays of `items`, `dependencies`, a boolean
-`exclusiveMinimum`, a `$ref` whose siblings are ignored. Without `$schema` the draft is 2020-12. A construct
-that is invalid or unknown in 2020-12 but had a single meaning in an older draft keeps that meaning.
+Constructs from older drafts are rewritten with the same meaning: `items` as an array, `dependencies`, a
+boolean `exclusiveMinimum`, a `$ref` whose siblings are ignored. Without `$schema` the draft is 2020-12. A
+construct that is invalid or unknown in 2020-12 but had a single meaning in an older draft keeps that meaning.
 Subschemas are not translated.
 """
 
@@ -42,12 +42,12 @@ Names = tuple[str | int, ...]
 
 
 class TranslatedSchema(msgspec.Struct):
-    """One schema object in the keywords of draft 2020-12.
+    """A schema object in draft 2020-12 keywords.
 
-    `schema` holds the keywords that restrict values. `origins` maps the path of a subschema in `schema` to
-    its path in the input, if these differ. `unused` holds subschemas that restrict nothing at their own
-    place. `unknown` lists keywords that the draft does not define. `remarks` pairs keywords with other notes
-    on them.
+    `schema` holds the keywords that restrict values. `origins` maps a subschema's path in `schema` to its
+    path in the input, if these differ. `unused` holds subschemas that restrict nothing at their own place.
+    `unknown` lists keywords that the draft does not define. `remarks` pairs keywords with other notes on
+    them.
     """
 
     schema: dict[str, object] = {}
@@ -99,7 +99,7 @@ def _drop_ref_siblings(out: TranslatedSchema) -> None:
 
 
 def subschemas(schema: dict[str, object]) -> list[tuple[Names, object]]:
-    """Return the subschemas of a translated schema object, with the names that lead to each."""
+    """Return a translated schema object's subschemas, with the names that lead to each."""
     out: list[tuple[Names, object]] = []
     for keyword, value in schema.items():
         if keyword in SUBSCHEMA:
@@ -198,7 +198,7 @@ def _required(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> 
 
 
 def _unique(names: object) -> object:
-    """Return each name once. A value that is not a list of names is returned unchanged."""
+    """Return each name once. A value that is not a name list is returned unchanged."""
     if isinstance(names, list) and all(isinstance(name, str) for name in names):
         return list(dict.fromkeys(names))
     return names

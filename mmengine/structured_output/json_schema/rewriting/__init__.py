@@ -1,1 +1,1 @@
-"""Rewrite the keywords of a schema into shapes: alternatives that hold a constraint for each JSON type."""
+"""Rewrite a schema's keywords into shapes: alternatives that hold a constraint for each JSON type."""

@@ -1,4 +1,4 @@
-"""Rewrite keywords that offer a choice into alternatives, one of which must hold."""
+"""Rewrite keywords that offer a choice into alternatives; a value must satisfy at least one."""
 
 from itertools import combinations
 
@@ -23,8 +23,8 @@ def branches_of(document: Document, place: int, keyword: str) -> Choice:
 
 
 def any_of(document: Document, place: int, together: bool) -> Choice:
-    """Return the branches of an anyOf. With `together`, return every set of branches, because it matters
-    which of them hold.
+    """Return an anyOf's branches. With `together`, return every set of branches, because it matters which
+    branches hold.
     """
     branches = branches_of(document, place, "anyOf")
     if not together:
@@ -37,7 +37,7 @@ def any_of(document: Document, place: int, together: bool) -> Choice:
 
 
 def one_of(document: Document, place: int, parts: Parts, shapes_of: ShapesOf) -> Choice:
-    """Return each branch of a oneOf without the other branches that may hold beside it."""
+    """Return each oneOf branch without the other branches that may hold beside it."""
     branches = branches_of(document, place, "oneOf")
     pointer = pointer_of(document, place, "oneOf")
     shapes = [shapes_of(branch) for branch in branches]

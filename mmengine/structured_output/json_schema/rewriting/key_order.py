@@ -1,12 +1,12 @@
-"""Decide whether an object's keys may come in any order, or only in the order of the schema's keywords.
+"""Decide whether an object's keys may come in any order, or only in the schema's order.
 
 In a fixed order, an optional property can no longer follow once a later property has started. Objects with
 optional properties therefore allow any order, unless they are small (Bounds.ordered). The grammar engine's
-JSON Schema knows one order. An object that is marked for any order is written in another form, which takes
-longer to compile.
+JSON Schema knows a single order. An object that is marked for any order is written in another form, which
+takes longer to compile.
 
-If several schemas of one place add properties, no schema says which properties come first. For small objects
-other orders of these groups are allowed too, as alternatives.
+If several schemas for the same value add properties, no schema says which properties come first. For small
+objects, other group orders are allowed too, as alternatives.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -41,7 +41,7 @@ def describe_order(names: Iterable[str], why: str) -> str:
 
 
 def order_properties(shape: Shape, groups: Groups) -> Shape:
-    """Return the shape with its properties in the order of the groups. A name counts in the first group that
+    """Return the shape with its properties in the groups' order. A name counts in the first group that
     contains it.
     """
     constraint = shape.get("object")
@@ -67,7 +67,9 @@ def order_properties(shape: Shape, groups: Groups) -> Shape:
 
 
 def list_orders(constraint: Object) -> list[Object]:
-    """Return the constraint once for each order of its groups. The first is in the documented order."""
+    """Return the constraint once for each order that its groups can have. The first is in the documented
+    order.
+    """
     count = len(constraint.groups)
     if not 1 < count <= MAX_GROUPS:
         return [constraint]
@@ -89,7 +91,7 @@ def list_orders(constraint: Object) -> list[Object]:
 
 @dataclass(slots=True)
 class KeyOrders:
-    """Decides which objects of a schema allow keys in any order, and collects notes on the other objects.
+    """Decides which objects in a schema allow keys in any order, and collects notes on the other objects.
 
     `ordered` is as in Bounds. `bound` holds notes on orders that only this bound excludes; `narrow` holds
     notes on orders that no setting allows.
@@ -106,7 +108,7 @@ class KeyOrders:
         """Return whether an object's keys may come in any order.
 
         `names` are the properties that may be present. `is_open` says whether other keys may be present.
-        `is_counted` says whether minProperties or maxProperties leave a choice of them.
+        `is_counted` says whether minProperties or maxProperties leave a choice between the properties.
         """
         if is_counted or len(names) > MAX_UNORDERED or len(names) + is_open < 2:
             return False
@@ -134,7 +136,7 @@ class KeyOrders:
             self.bound.add("properties", pointer, IN_ORDER)
 
     def drop_unsupported(self) -> None:
-        """Remove all marks if the writer of unordered objects could not tell keys apart."""
+        """Remove all marks if the writer for unordered objects could not tell keys apart."""
         for schema, pointer in self.patterned:
             if not self.marked:
                 return

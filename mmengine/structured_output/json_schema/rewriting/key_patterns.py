@@ -1,7 +1,7 @@
-"""Separate the key patterns of an object.
+"""Separate an object's key patterns.
 
 propertyNames is merged into the properties and patterns. Patterns that a key may match together are split, so
-that exactly one pattern allows each key.
+that each key matches a single pattern.
 """
 
 import re
@@ -41,8 +41,8 @@ KeyPatterns = dict[str, tuple[Pattern, Conjunction]]
 
 
 class UnnamedKeys(NamedTuple):
-    """Keys that an object does not name: keys that match `regex`, or any keys whose number of characters
-    `times` limits (as in a regular expression). `value` is the schema of their values.
+    """Keys that an object does not name: keys that match `regex`, or any keys whose length `times` limits (as
+    in a regular expression). `value` is their values' schema.
     """
 
     regex: str | None
@@ -51,7 +51,7 @@ class UnnamedKeys(NamedTuple):
 
 
 def unnamed_keys(schema: Json, budget: MatchBudget) -> list[UnnamedKeys]:
-    """Return the unnamed keys of an object whose patterns define all keys (other_keys.py). Raises
+    """Return the unnamed keys for an object whose patterns define all keys (other_keys.py). Raises
     PatternError if they cannot be distinguished from the named keys.
     """
     properties, required = schema.get("properties", {}), schema.get("required", [])
@@ -199,7 +199,7 @@ def _restrict_patterns(
 
 
 def literal_pattern(name: str) -> str:
-    """Return the pattern of one name."""
+    """Return a pattern that matches exactly this name."""
     return "".join(escape_character(ord(char)) for char in name)
 
 
@@ -216,8 +216,8 @@ def exclude_names(regex: str, names: list[str], budget: MatchBudget) -> str | No
 
 
 def exclude_patterns(regexes: list[str], budget: MatchBudget) -> str | None:
-    """Return a pattern for texts that match none of the patterns, or None if there are none. Raises
-    PatternError if that takes too long.
+    """Return a pattern for texts that match no pattern, or None if there are none. Raises PatternError if
+    that takes too long.
     """
     left = combine(build_languages(regexes, budget), lambda has: not any(has))
     return None if left.is_empty() else write_pattern(left)

@@ -1,4 +1,4 @@
-"""The shape that the keywords of one schema object describe, without keywords that refer to other schemas."""
+"""The shape that a schema object's keywords describe, without keywords that refer to other schemas."""
 
 from collections.abc import Callable
 
@@ -48,7 +48,7 @@ SCALARS: dict[str, Shape] = {  # Shapes of schemas that are a type alone.
 
 
 def keyword_shape(document: Document, place: int) -> KeywordShape:
-    """Return the shape, and the alternatives of an enum (or const) that holds arrays or objects."""
+    """Return the shape, and the alternatives for an enum (or const) that holds arrays or objects."""
     schema = document.nodes[place].schema
     assert isinstance(schema, dict)
     kinds = _kinds(schema)
@@ -76,7 +76,7 @@ def keyword_shape(document: Document, place: int) -> KeywordShape:
 
 
 def _kinds(schema: dict) -> dict[str, bool]:
-    """Return the allowed types; the value of "number" is True if only integers are allowed."""
+    """Return the allowed types; the value for "number" is True if only integers are allowed."""
     types = schema.get("type", list(UNCONSTRAINED))
     names = [types] if isinstance(types, str) else types
     kinds = {name: False for name in names if name != "integer"}
@@ -92,7 +92,7 @@ def _integer(constraint: Number) -> Number:
 def _values(
     document: Document, place: int, keyword: str, values: list
 ) -> tuple[Shape, list[Conjunction] | None]:
-    """Return the shape of an enum's scalars, or alternatives if the enum holds arrays or objects."""
+    """Return the shape for an enum's scalars, or alternatives if the enum holds arrays or objects."""
     pointer = join_pointer(document.nodes[place].pointer, keyword)
     unique = list({equality_key(value): value for value in values}.values())
     if not unique:
@@ -196,7 +196,7 @@ def _pattern(document: Document, text: str, keyword: str, pointer: str) -> Patte
 
 
 def key_pattern(document: Document, place: int, text: str) -> Pattern:
-    """Return a pattern from the patternProperties of a place."""
+    """Return a pattern from a place's patternProperties."""
     pointer = join_pointer(document.nodes[place].pointer, "patternProperties", text)
     return _pattern(document, text, "patternProperties", pointer)
 

@@ -1,10 +1,10 @@
 """Subtract shapes from shapes, for not, oneOf and if.
 
-`A and not B` is computed directly, not as an intersection with the complement of B, because the complement is
-often infinite. Keys that A forbids need no mention. A part that satisfies A's requirements may be unable to
-fail B. Two parts without a common value end a list. A remainder that cannot be expressed becomes a blocked
-constraint, which is refused where it is used. OMITTED_ALTERNATIVES describes alternatives that are left out:
-values that hardly any schema means.
+`A and not B` is computed directly, not as an intersection with B's complement, which is often infinite. Keys
+that A forbids need no mention. A part that satisfies A's requirements may be unable to fail B. Two parts
+without a common value end a list. A remainder that cannot be expressed becomes a blocked constraint, which is
+refused where it is used. OMITTED_ALTERNATIVES describes alternatives that are left out: values that hardly
+any schema means.
 """
 
 from dataclasses import dataclass, field
@@ -58,7 +58,7 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class Parts(Protocol):
-    """The operations on parts of arrays and objects that `Shapes` provides."""
+    """The operations on array items and object properties that `Shapes` provides."""
 
     def complement_of(self, conj: Conjunction, origin: Origin) -> Conjunction: ...
 
@@ -71,8 +71,8 @@ class Parts(Protocol):
 
 @dataclass(slots=True)
 class Exclusion:
-    """Computes `A and not B` for the shapes of one exclusion. `narrow` is True if the result lacks some of
-    the remainder; `stuck` is True if some of the remainder is blocked.
+    """Computes `A and not B` for the shapes in an exclusion. `narrow` is True if the result lacks remaining
+    values; `stuck` is True if the result contains blocked constraints.
     """
 
     parts: Parts
@@ -162,7 +162,7 @@ class Exclusion:
         self._add(settle_number(replace(a, low=low)))
 
     def _no_multiple(self, a: Number, step: Fraction) -> None:
-        """Add the numbers between the multiples if bounds leave few of them."""
+        """Add the numbers between the multiples if bounds leave only a few."""
         left = settle_number(replace(a, excluded=(*a.excluded, step)))
         if left is None:
             return
@@ -316,7 +316,7 @@ def _among(value: Fraction, values: tuple[Fraction, ...] | None) -> bool:
 
 
 def _required_parts(constraint: Constraint) -> list[Conjunction]:
-    """Return the parts that every value of the constraint contains."""
+    """Return the parts that every allowed value contains."""
     if isinstance(constraint, Array):
         return [constraint.item(at) for at in range(min(constraint.low, len(constraint.prefix) + 1))]
     return (

@@ -1,8 +1,8 @@
-"""Find the parts of a schema that some finite value satisfies, and explain why the others have no value.
+"""Find the schema parts that some finite value satisfies, and explain why the others have no value.
 
-The result is a least fixed point: a part is satisfiable once one of its shapes needs only satisfiable parts.
-A part that only recursion could fill is never reached, so "recursion without a base" needs no rule of its
-own.
+The result is a least fixed point: a part is satisfiable once any shape for the part needs only satisfiable
+parts. A part that only recursion could fill is never reached, so "recursion without a base" needs no separate
+rule.
 """
 
 from dataclasses import dataclass, field
@@ -77,7 +77,7 @@ class Satisfiable:
         return self.parts(constraint)
 
     def parts(self, constraint: Constraint) -> list[Conjunction]:
-        """Return the schemas of an array's items or an object's properties; each is a part in `order`."""
+        """Return the schemas for an array's items or an object's properties; each is a part in `order`."""
         if isinstance(constraint, Array) and constraint.counts_together():
             return self.sequences[constraint].parts()
         return parts_of(constraint)
@@ -142,7 +142,7 @@ class Satisfiable:
         refuse(keyword, pointer, "no array has items enough that satisfy it")
 
     def _explain_places(self, conj: Conjunction) -> None:
-        """Refuse the schema if two keywords of one schema object contradict each other."""
+        """Refuse the schema if two keywords in a schema object contradict each other."""
         for node in (self.shapes.document.nodes[place] for place in conj):
             found = find_contradiction(node.schema) if isinstance(node.schema, dict) else None
             if found:

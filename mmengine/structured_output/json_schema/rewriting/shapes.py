@@ -1,4 +1,4 @@
-"""Expand a conjunction of schemas into a list of shapes; every value has at least one of them.
+"""Expand a schema conjunction into shapes; every value has at least one shape.
 
 Every in-place keyword ($ref, allOf, anyOf, oneOf, dependentSchemas, …) is expanded exactly or refused. A
 shape then holds a constraint for each JSON type and nothing else. Each alternative records which schemas hold
@@ -67,7 +67,7 @@ class PendingSchema(NamedTuple):
 
 
 class OpenChoice(NamedTuple):
-    """A choice that is still open, with the path and position of its branches."""
+    """A choice that is still open, with its branches' path and position."""
 
     path: tuple[int, ...]
     where: tuple[int, ...]
@@ -75,7 +75,7 @@ class OpenChoice(NamedTuple):
 
 
 class Expansion(msgspec.Struct):
-    """The state of one expansion: the shapes so far, the schemas to add, and the open choices."""
+    """The state during an expansion: the shapes so far, the schemas to add, and the open choices."""
 
     shapes: list[Shape]  # A value must have one of these shapes.
     todo: list[PendingSchema]
@@ -137,7 +137,7 @@ class Shapes:
         return found
 
     def _expand_single(self, conj: Conjunction) -> list[Shape] | None:
-        """Return the shapes of a single schema without in-place keywords, as `_expand` would; None for any
+        """Return the shapes for a single schema without in-place keywords, as `_expand` would; None for any
         other conjunction.
         """
         if len(conj) != 1:
@@ -161,7 +161,7 @@ class Shapes:
         return self.own[place]
 
     def _separate_keys(self, shape: Shape, conj: Conjunction) -> Shape:
-        """Return the shape with separate patterns for the keys of its objects."""
+        """Return the shape with separate patterns for its objects' keys."""
         constraint = shape.get("object")
         if not isinstance(constraint, Object) or not constraint.names and len(constraint.patterns) < 2:
             return shape
@@ -174,7 +174,7 @@ class Shapes:
         return {**shape, "object": separated}
 
     def proven_shapes(self, conj: Conjunction) -> list[Shape]:
-        """Return shapes of which every value has at least one, for proofs from the absence of a shape."""
+        """Return shapes such that every value has at least one, for proofs that rely on a missing shape."""
         found = self.of(conj)
         return [UNCONSTRAINED] if conj in self.narrowed else found
 
@@ -195,7 +195,7 @@ class Shapes:
         )
 
     def allows_anything(self, place: int) -> bool:
-        """Return whether the schema of a place obviously allows everything."""
+        """Return whether a place's schema obviously allows everything."""
         schema = self.document.nodes[place].schema
         if place in self.negated or place in self.unions:
             return False
@@ -214,7 +214,7 @@ class Shapes:
         return conj in self.impossible and conj not in self.narrowed
 
     def complement_of(self, conj: Conjunction, origin: Origin) -> Conjunction:
-        """Return a conjunction for values that do not satisfy all of `conj`."""
+        """Return a conjunction for values that fail some schema in `conj`."""
         if len(conj) == 1:
             (place,) = conj
             schema = self.document.nodes[place].schema
@@ -227,7 +227,7 @@ class Shapes:
         return (made,)
 
     def union(self, choice: Choice) -> Conjunction:
-        """Return a conjunction for values that satisfy one alternative of `choice`. The alternatives then
+        """Return a conjunction for values that satisfy an alternative in `choice`. The alternatives then
         count as evaluating nothing (unevaluated.py).
         """
         made = self.document.make(True, self.pointer(choice[0]), ("union", tuple(choice)))
@@ -313,7 +313,7 @@ class Shapes:
         return any(self.document.nodes[place].schema is False for place in conj)
 
     def _groups(self, work: Expansion) -> list[tuple[str, ...]]:
-        """Return the names in `properties`, schema by schema, in the order of the schema's text."""
+        """Return the names in `properties`, schema by schema, in text order."""
         found: dict[int, tuple[tuple[int, ...], tuple[str, ...]]] = {}
         for place, _, where in work.held:
             schema = self.document.nodes[place].schema
@@ -413,7 +413,7 @@ def places_below(held: dict[int, list[int]], place: int) -> list[int]:
 
 
 def parts_of(constraint: object) -> list[Conjunction]:
-    """Return the schemas of an array's items or an object's properties."""
+    """Return the schemas for an array's items or an object's properties."""
     if isinstance(constraint, Array):
         return [*constraint.prefix, constraint.rest]
     if isinstance(constraint, Object):

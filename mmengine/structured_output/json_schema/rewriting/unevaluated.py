@@ -2,7 +2,7 @@
 
 The more schemas hold, the more keys and items are evaluated, and the less the keyword restricts. A value
 therefore satisfies the keyword if it does so for some set of schemas that hold. Each alternative stands for
-one such set.
+such a set.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,8 +45,8 @@ def unevaluated_shape(
     held: Mapping[int, list[int]],
     union: Callable[[list[Conjunction]], Conjunction],
 ) -> Shape:
-    """Return the shape that the keywords of a place require. `held` maps a place to the places that hold in
-    place below it.
+    """Return the shape that a place's keywords require. `held` maps a place to the places that hold in place
+    below it.
     """
     found = Evaluated()
     _evaluate(document, place, found, held, {place}, own=True)

@@ -1,1 +1,1 @@
-"""The words of JSON Schema: keywords, drafts, formats; and the refusals and notes that name them."""
+"""JSON Schema's vocabulary: keywords, drafts, formats; and the refusals and notes that name them."""

@@ -1,4 +1,4 @@
-"""The drafts of JSON Schema: the URIs of their metaschemas, and the keywords that each draft defines."""
+"""The JSON Schema drafts: their metaschemas' URIs, and the keywords that each draft defines."""
 
 import re
 

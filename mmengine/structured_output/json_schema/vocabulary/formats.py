@@ -1,8 +1,7 @@
-"""The values of `format` that are enforced, each as a pattern that allows nothing that its RFC forbids.
+"""The `format` values that are enforced, each as a pattern that allows nothing that its RFC forbids.
 
 A pattern is narrower than the RFC if no regular expression is both exact and small. Leap seconds, quoted
-local parts of an email, internationalised (xn--) host names, zones of an IPv6 address and IPvFuture in a URI
-are not allowed.
+local parts in an email, internationalised (xn--) host names, IPv6 zones and IPvFuture are not allowed.
 """
 
 YEAR = r"(?:000[1-9]|00[1-9]\d|0[1-9]\d\d|[1-9]\d{3})"

@@ -1,4 +1,4 @@
-"""The keywords of draft 2020-12, the values that each may have, and the limits that are enforced on them."""
+"""The keywords in draft 2020-12, the values that each may have, and the limits that are enforced on them."""
 
 import json
 from collections.abc import Callable
@@ -119,7 +119,7 @@ def to_number(value: Fraction) -> int | float:
 
 
 def count_decimals(value: Fraction) -> int:
-    """Return the number of decimal places that `value` needs. Its decimal expansion must be finite."""
+    """Return how many decimal places `value` needs. Its decimal expansion must be finite."""
     count = 0
     while value.denominator != 1:
         value *= 10
@@ -157,7 +157,7 @@ def show_value(value: object) -> str:
 
 
 def check_values(schema: dict, pointer: str) -> None:
-    """Refuse a schema object if the value of a keyword is invalid."""
+    """Refuse a schema object if a keyword's value is invalid."""
     for keyword, value in schema.items():
         check = _CHECK_OF.get(keyword)
         if check is not None and (not check[0](value) or keyword == "multipleOf" and value <= 0):
@@ -180,8 +180,8 @@ def check_values(schema: dict, pointer: str) -> None:
 
 
 def find_contradiction(schema: dict) -> tuple[tuple[str | int, ...], str] | None:
-    """Explain why two keywords of one schema object contradict each other: the names that lead to the
-    keyword, and the reason. None without a contradiction.
+    """Explain why two keywords in a schema object contradict each other: the names that lead to the keyword,
+    and the reason. None without a contradiction.
     """
     if schema.get("enum") == []:
         return ("enum",), "an enum of nothing allows nothing"

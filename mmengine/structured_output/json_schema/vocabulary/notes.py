@@ -10,10 +10,10 @@ MAX_NOTES = 100  # Maximum number of notes on one schema.
 
 
 class Note(msgspec.Struct, frozen=True):
-    """A remark on a keyword of a schema.
+    """A remark on a schema's keyword.
 
-    `pointer` is a JSON pointer (RFC 6901) to the first of `count` places that the note is about; "#" is the
-    root. `warning` is True if the schema may not mean what its author intended.
+    `pointer` is a JSON pointer (RFC 6901) to the first place that the note is about; `count` is their number;
+    "#" is the root. `warning` is True if the schema may not mean what its author intended.
     """
 
     keyword: str

@@ -1,4 +1,4 @@
-"""The refusal of a schema: which keyword is refused, where, and why."""
+"""Schema refusals: which keyword is refused, where, and why."""
 
 from typing import NoReturn
 
@@ -34,7 +34,7 @@ def format_pointer(pointer: str) -> str:
 
 
 def join_pointer(pointer: str, *names: str | int) -> str:
-    """Return the pointer to a member below `pointer`, escaped by the rules of RFC 6901."""
+    """Return the pointer to a member below `pointer`, escaped by RFC 6901."""
     for name in names:
         text = str(name)
         if "~" in text or "/" in text:
