@@ -1,1 +1,3 @@
-"""Structured output: which grammars may be asked for, how they are compiled, and which tokens they allow."""
+"""Structured output: the grammars that a request may ask for, their compilation, and the tokens that they
+allow.
+"""

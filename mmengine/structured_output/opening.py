@@ -1,11 +1,12 @@
-"""Where a grammar begins that waits for the end of something else, such as a model's reasoning."""
+"""Detect the start of a grammar that waits for other tokens, such as the end of a model's reasoning."""
 
 from collections.abc import Sequence
 
 
 def end_of(token_ids: Sequence[int], after: Sequence[int], start: int = 0) -> int | None:
-    """Where the first run of `after`, at least one token, that lies in `token_ids` from `start` on ends; None
-    where there is none."""
+    """Return the index after the first occurrence of `after` (at least one token) in `token_ids` from `start`
+    on; None if there is none.
+    """
     size, first = len(after), after[0]
     wanted = list(after)
     while True:
@@ -19,21 +20,25 @@ def end_of(token_ids: Sequence[int], after: Sequence[int], start: int = 0) -> in
 
 
 class Opening:
-    """Waits for the tokens `after`, at least one, one behind the other."""
+    """Waits for the tokens `after` (at least one), in this order and without gaps."""
 
     __slots__ = ("_after", "_last")
 
     def __init__(self, after: Sequence[int]):
         self._after = list(after)
-        self._last: list[int] = []  # said, fewer than there are in `after`
+        self._last: list[int] = []  # The last generated tokens, fewer than `after` has.
 
     def end_in(self, token_ids: Sequence[int]) -> int | None:
-        """If `token_ids` were said: how many of them until it opens, None when it stays closed."""
+        """Return how many of `token_ids` would be consumed until the grammar starts; None if it would not
+        start.
+        """
         end = end_of([*self._last, *token_ids], self._after)
         return None if end is None else end - len(self._last)
 
     def missing(self, token_ids: Sequence[int]) -> list[int]:
-        """If `token_ids` were said: what would have to follow until it opens, none of it if it did."""
+        """Return the tokens that would still be missing after `token_ids` until the grammar starts; [] if it
+        would start.
+        """
         if self.end_in(token_ids) is not None:
             return []
         text, size = [*self._last, *token_ids], len(self._after) - 1
@@ -42,7 +47,7 @@ class Opening:
         return self._after[size:]
 
     def take(self, token_ids: Sequence[int]) -> int | None:
-        """`end_in`, and they are said."""
+        """Consume the tokens and return the same value as `end_in`."""
         found = self.end_in(token_ids)
         text = [*self._last, *token_ids]
         self._last = text[max(0, len(text) - len(self._after) + 1) :]

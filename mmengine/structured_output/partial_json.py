@@ -1,14 +1,14 @@
-"""JSON text as a value while it arrives: what of it is known so far.
+"""Parse JSON text incrementally: the value known so far, while the text arrives.
 
-A value that grows and is never taken back: strings come as far as they are written (no half escape, no half
-surrogate pair), numbers and literals when they are whole, a key when its value has begun, arrays and objects
-from their first bracket on.
+The value only grows. Strings appear as far as they are written (without a partial escape or half a surrogate
+pair), numbers and literals once they are complete, a key once its value has begun, arrays and objects from
+their opening bracket on.
 """
 
 import re
 from typing import Any
 
-JsonValue = Any  # what json.loads gives
+JsonValue = Any  # A value that json.loads returns.
 _SPECIAL = re.compile(r'["\\]')
 _HIGH = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}")
 _LITERALS = {"true": True, "false": False, "null": None}
@@ -17,26 +17,27 @@ _SPACE = " \t\r\n"
 
 
 class PartialJson:
-    """`push` pieces of one JSON text, which is valid as far as it goes; `value` at any time."""
+    """Accepts pieces of one JSON text, which must be valid so far, and returns the value so far."""
 
     def __init__(self) -> None:
-        self._root: list[JsonValue] = []  # at most the one value
-        # Containers that are open, and where the last value of each is.
+        self._root: list[JsonValue] = []  # The value, once it has begun.
+        # Open containers, and the place of each container's last value.
         self._open: list[tuple[JsonValue, JsonValue]] = []
-        self._key: str | None = None  # was read, and waits for its value
-        self._string: list[str] | None = None  # what is read of one
-        self._is_key = False  # of that string
-        self._atom = ""  # a number or a literal, as far as it is read
-        self._held = ""  # of an escape that is not whole
+        self._key: str | None = None  # A key that waits for its value.
+        self._string: list[str] | None = None  # The parts of an unfinished string.
+        self._is_key = False  # Whether that string is a key.
+        self._atom = ""  # An unfinished number or literal.
+        self._held = ""  # The start of an unfinished escape.
 
     @property
     def has_value(self) -> bool:
-        """Whether anything is known."""
+        """Return whether any part of the value is known."""
         return bool(self._root)
 
     def value(self) -> JsonValue:
-        """What is known, as `json.loads` would give it. Parts that are complete are the same objects in later
-        values: whoever changes them, changes those."""
+        """Return the value so far, as `json.loads` would. Later values share the parts that are complete: a
+        change to such a part changes those values too.
+        """
         child: JsonValue = None
         for depth in range(len(self._open) - 1, -1, -1):
             container, place = self._open[depth]
@@ -47,7 +48,7 @@ class PartialJson:
         return child if self._open else self._root[0]
 
     def push(self, text: str) -> bool:
-        """Whether `text` made more known."""
+        """Append text, and return whether the value grew."""
         text, self._held = self._held + text, ""
         at, changed = 0, False
         while at < len(text):
@@ -61,7 +62,7 @@ class PartialJson:
         return changed
 
     def finish(self) -> bool:
-        """The text is whole. Whether that made a number known."""
+        """End the text, and return whether that completed a number."""
         return self._end_atom()
 
     def _read(self, character: str) -> bool:
@@ -112,7 +113,9 @@ class PartialJson:
         self._open[-1] = container, place
 
     def _read_string(self, text: str, at: int) -> tuple[int, bool]:
-        """Where to read on, -1 where that is not known yet, and whether more is known."""
+        """Return the position to continue from (-1: the rest must wait for more text), and whether the value
+        grew.
+        """
         assert self._string is not None
         special = _SPECIAL.search(text, at)
         end = special.start() if special is not None else len(text)
@@ -141,7 +144,7 @@ class PartialJson:
             self._replace(whole)
 
     def _replace(self, value: str) -> None:
-        """The string that was put last goes on."""
+        """Replace the last value with the longer string."""
         if self._open:
             container, place = self._open[-1]
             container[place] = value
@@ -150,7 +153,9 @@ class PartialJson:
 
 
 def _escape_size(text: str, at: int) -> int:
-    """Characters of the escape at `at`, with its second half where it may have one."""
+    """Return the length of the escape at `at`, including the second half of a surrogate pair if one may
+    follow.
+    """
     if text[at + 1 : at + 2] != "u":
         return 2
     if not _HIGH.match(text, at):

@@ -1,2 +1,3 @@
-"""xgrammar as a grammar backend (backend.py), the writers of the EBNF that it reads, of schemas, regular
-expressions, numbers and words, and what is said of it (notes.py). They never import xgrammar."""
+"""The xgrammar grammar backend (backend.py), with writers of its EBNF for schemas, regular expressions,
+numbers and words, and notes on its limits (notes.py). Only backend.py imports xgrammar.
+"""

@@ -1,7 +1,7 @@
-"""Grammars by xgrammar, an engine to choose (`grammar_backend`), for what it enforces exactly.
+"""The xgrammar grammar engine (`grammar_backend`), for grammars that it enforces exactly.
 
-A schema is written as EBNF by schema.py, a regex by regex.py: what xgrammar would drop or misread it is never
-given. This module is imported only where the engine is chosen: xgrammar brings transformers along.
+schema.py writes a schema as EBNF, and regex.py a regex: xgrammar never sees constructs that it would drop or
+misread. This module is imported only if the engine is chosen, because xgrammar imports transformers.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,9 +23,9 @@ from mmengine_xgrammar.regex import RegexRefused, read, write_regex
 from mmengine_xgrammar.rules import Rules
 from mmengine_xgrammar.schema import schema_ebnf
 
-MAX_FORCED = 64  # bytes that are looked ahead
-MAX_SPELLINGS = 64  # tokens that may begin what is forced
-SHARED_BYTES = 128 * 2**20  # of masks that grammars have in common
+MAX_FORCED = 64  # Maximum number of bytes to look ahead.
+MAX_SPELLINGS = 64  # Maximum number of tokens that may begin the forced text.
+SHARED_BYTES = 128 * 2**20  # Memory for masks that grammars share.
 
 
 class XGrammar(OfTokenizer):
@@ -75,7 +75,7 @@ class XGrammar(OfTokenizer):
     def _made_compiler(self) -> "tuple[xgrammar.GrammarCompiler, Words]":
         with self._lock:
             if self._made is None:
-                # Without bytes a token is special to xgrammar, and in no text.
+                # To xgrammar, a token without bytes is special and in no text.
                 texts = self._texts(self._tokens_in_vocabulary())
                 vocabulary = Words(texts, self._encode, self.eos_token_ids, self._vocab_size)
                 info = xgrammar.TokenizerInfo(
@@ -87,7 +87,9 @@ class XGrammar(OfTokenizer):
 
 
 class Words(NamedTuple):
-    """`texts`: the bytes of each token, b"" of one that is in no text; `encode`: text to tokens."""
+    """The tokenizer's vocabulary. `texts` holds the bytes of each token, b"" for a token outside all texts;
+    `encode` converts text to tokens.
+    """
 
     texts: list[bytes]
     encode: Callable[[str], list[int]]
@@ -95,7 +97,9 @@ class Words(NamedTuple):
     size: int
 
     def only(self, words: np.ndarray) -> bytes:
-        """Of a mask that allows but tokens which begin one another the longest one's bytes, else b""."""
+        """Return the longest token's bytes if the mask allows only tokens that are prefixes of one another,
+        else b"".
+        """
         found = np.flatnonzero(words)
         if len(found) > MAX_SPELLINGS:
             return b""
@@ -139,14 +143,18 @@ class XMatcher:
         return not self._error
 
     def try_consume_tokens(self, token_ids: list[int]) -> int:
-        """Go on by as many of these tokens as the grammar takes, and say how many; it stays sound."""
+        """Consume as many of these tokens as the grammar allows, and return their number. The matcher stays
+        valid.
+        """
         taken = 0
         while taken < len(token_ids) and self._may_follow() and self._accept(token_ids[taken]):
             taken += 1
         return taken
 
     def _accept(self, token_id: int) -> bool:
-        """xgrammar refuses tokens that no text holds too, but with a line on stderr for each."""
+        """Consume a token. xgrammar also refuses tokens outside all texts, but prints a line on stderr for
+        each.
+        """
         texts = self._vocabulary.texts
         in_text = token_id < len(texts) and texts[token_id]
         return bool(in_text or token_id in self._vocabulary.eos_token_ids) and self._inner.accept_token(
@@ -154,7 +162,7 @@ class XMatcher:
         )
 
     def validate_tokens(self, token_ids: list[int]) -> int:
-        """How many of these tokens `try_consume_tokens` would take."""
+        """Return how many of these tokens `try_consume_tokens` would consume."""
         taken = self.try_consume_tokens(token_ids)
         if taken:
             self._inner.rollback(taken)
@@ -164,8 +172,9 @@ class XMatcher:
         self._inner.rollback(num_tokens)
 
     def compute_ff_tokens(self) -> list[int]:
-        """The tokens with which the tokenizer spells what must come next, but for the last, whose spelling
-        what follows may change."""
+        """Return the tokens that must come next, as the tokenizer spells them, except the last, whose
+        spelling may depend on the following text.
+        """
         forced = self._forced()
         text = forced.decode(errors="ignore")
         tokens = self._vocabulary.encode(text)[:-1] if text else []
@@ -175,8 +184,9 @@ class XMatcher:
         return self._forced()
 
     def _forced(self) -> bytes:
-        """The bytes that must come next, about MAX_FORCED of them at most: xgrammar's own search for them
-        has no end where a grammar forces a text of exponential length."""
+        """Return the bytes that must come next, about MAX_FORCED at most. xgrammar's own search never ends if
+        a grammar forces a text of exponential length.
+        """
         forced, steps = b"", 0
         words = np.zeros((1, -(-self._vocabulary.size // 32)), np.int32)
         while len(forced) < MAX_FORCED:
@@ -190,8 +200,9 @@ class XMatcher:
         return forced
 
     def fill(self, words: np.ndarray, place: int, ahead: Sequence[int] = ()) -> None:
-        """Set `words[place]`, int32, to what may come next, nothing where the text is over; and those behind
-        it to what may come behind each token of `ahead`, until one that may not."""
+        """Set `words[place]` (int32) to the tokens that may come next, none if the text is over. Set the
+        following masks to the tokens after each token of `ahead`, until one is not allowed.
+        """
         self._fill(words, place)
         taken = 0
         for token in ahead:
@@ -207,15 +218,15 @@ class XMatcher:
             words[place] = 0
             return
         self._inner.fill_next_token_bitmask(words, place)
-        if beyond := self._vocabulary.size % 32:  # these bits may be set, but are no tokens
+        if beyond := self._vocabulary.size % 32:  # These bits may be set but are no tokens.
             words[place, -1] &= (1 << beyond) - 1
 
     def _may_follow(self) -> bool:
-        """Whether xgrammar may be asked what can follow."""
+        """Return whether xgrammar may be asked for the next tokens."""
         return not self._error and not self._inner.is_terminated()
 
     def compute_bitmask(self) -> bytes:
-        """What may come next: token t is bit t % 8 of byte t // 8."""
+        """Return the tokens that may come next: token t is bit t % 8 of byte t // 8."""
         words = np.zeros((1, -(-self._vocabulary.size // 32)), np.int32)
         self.fill(words, 0)
         return words.tobytes()
@@ -226,11 +237,13 @@ class XMatcher:
         return copy
 
     def is_accepting(self) -> bool:
-        """Whether the text may end here."""
+        """Return whether the text may end here."""
         return not self._error and self._inner.is_completed()
 
     def is_stopped(self) -> bool:
-        """xgrammar says only whether the text may end: that nothing else may follow is seen in a mask."""
+        """Return whether nothing can follow. xgrammar says only whether the text may end; a mask shows
+        whether anything else may follow.
+        """
         if not self._may_follow():
             return True
         if not self._inner.is_completed():
@@ -248,7 +261,9 @@ class XMatcher:
 
 
 def _ebnf_of(grammar: Grammar) -> str:
-    """The grammar in xgrammar's own form. Raises InvalidRequest for what it would not enforce exactly."""
+    """Return the grammar in xgrammar's own form. Raises InvalidRequest for constructs that it would not
+    enforce exactly.
+    """
     match grammar:
         case JsonSchema(schema=schema):
             return schema_ebnf(bytes(schema).decode())
@@ -279,5 +294,5 @@ def _ebnf_of(grammar: Grammar) -> str:
 
 
 def _short(error: str) -> str:
-    """xgrammar's words in one line, without the place in its own sources."""
+    """Return xgrammar's error in one line, without the location in its own sources."""
     return in_our_words(" ".join(error.split()).rpartition("error at ")[2] or error)

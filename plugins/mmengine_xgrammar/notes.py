@@ -1,4 +1,4 @@
-"""Where xgrammar's grammars allow less than what the gate left of a schema: objects in one order of keys."""
+"""Notes on schemas of which xgrammar allows less: objects with one order of keys."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ WHY = "grammar_backend xgrammar takes no other"
 
 @lru_cache(maxsize=64)
 def order_notes(text: str) -> tuple[Note, ...]:
-    """Of the objects in what `gate` made whose keys may come in any order."""
+    """Return notes on the objects of a normalized schema whose keys may come in any order."""
     notes, waiting = Notes(), [(json.loads(text), "")] if f'"{MARK}"' in text else []
     for schema, pointer in waiting:
         if MARK in schema:
@@ -25,7 +25,7 @@ def order_notes(text: str) -> tuple[Note, ...]:
 
 
 def _parts(schema: Json, pointer: str) -> Iterator[tuple[Json, str]]:
-    """The schemas inside one, and where they stand."""
+    """Return the schemas inside a schema, with their pointers."""
     for keyword in ("anyOf", "prefixItems", "$defs", "properties", "patternProperties"):
         inside = schema.get(keyword)
         listed = enumerate(inside) if isinstance(inside, list) else ()

@@ -1,7 +1,9 @@
-"""Ranges and multiples of numbers as EBNF, digit by digit: a finite automaton, one rule a state.
+"""Write ranges and multiples of numbers as EBNF, digit by digit: a finite automaton with one rule for each
+state.
 
-A state knows how many digits of the integer are still to come or how many there are behind the point,
-whether the digits so far are those of the lower and of the upper bound, and what they leave when divided.
+A state holds the number of digits still to come in the integer part, or already written after the decimal
+point. It also holds whether the digits so far equal those of the lower and of the upper bound, and their
+remainder.
 """
 
 from collections.abc import Callable
@@ -13,16 +15,16 @@ from mmengine_xgrammar.rules import EMPTY, Rules, char_set
 
 INTEGER = '"-"? ("0" | [1-9] [0-9]*)'
 NUMBER = f'{INTEGER} ("." [0-9]+)? ([eE] [+\\-]? [0-9]+)?'
-MAX_MODULUS = 100  # states for each digit
+MAX_MODULUS = 100  # Maximum number of states for each digit.
 
 
 class NumberRefused(ValueError):
-    """A multiple that takes too many states."""
+    """Raised for a multiple that needs too many states."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """`high` None: no bound. `multiple` 0: any number, with any digits behind the point."""
+    """A range of numbers. `high` None means no bound. `multiple` 0 means any number, with any decimal places."""
 
     low: Fraction | None
     low_exclusive: bool
@@ -32,7 +34,7 @@ class Range:
 
 
 def write_range(wanted: Range, rules: Rules) -> str | None:
-    """An expression for the numbers of a range without an exponent; None when there are none."""
+    """Return an expression for the numbers of a range without an exponent; None if there are none."""
     ways = []
     if wanted.high is None or wanted.high >= 0:
         low = (
@@ -60,7 +62,7 @@ def _digits(
 
 
 class _Bound:
-    """A bound that is not negative, as digits."""
+    """The digits of a bound that is not negative."""
 
     def __init__(self, value: Fraction, inclusive: bool):
         places = count_decimals(value)
@@ -72,7 +74,7 @@ class _Bound:
         return int(self.behind[depth]) if depth < len(self.behind) else 0
 
     def is_reached(self, depth: int) -> bool:
-        """Whether the bound itself has no digit but 0 from here on."""
+        """Return whether all remaining digits of the bound are 0."""
         return not self.behind[depth:].strip("0")
 
 
@@ -83,7 +85,7 @@ class _Automaton:
     multiple: Fraction
     rules: Rules
     known: dict[tuple, str | None] = field(default_factory=dict)
-    places: int | None = None  # most digits behind the point
+    places: int | None = None  # Maximum number of decimal places.
     modulus: int = 1
 
     def __post_init__(self) -> None:
@@ -124,7 +126,7 @@ class _Automaton:
         remainder: int,
         leads: bool,
     ) -> str | None:
-        """One digit of the integer part and what may follow it."""
+        """Return an expression for one digit of the integer part and the text that may follow."""
         at = -1 - rest
         ways: dict[str, list[int]] = {}
         for digit in range(1 if leads else 0, 10):
@@ -138,7 +140,7 @@ class _Automaton:
         return _joined(ways)
 
     def _integer(self, rest: int, tight_low: bool, tight_high: bool, remainder: int) -> str | None:
-        """`rest` digits of the integer part are still to come."""
+        """Return an expression for `rest` more digits of the integer part."""
         if not rest:
             return self._behind(0, tight_low, tight_high, remainder)
         if not tight_low and not tight_high and self.modulus == 1:
@@ -151,7 +153,7 @@ class _Automaton:
         )
 
     def _more(self, rest: int, remainder: int) -> str | None:
-        """At least `rest` digits of the integer part are still to come, and nothing bounds them."""
+        """Return an expression for at least `rest` more digits of the integer part, without bounds."""
         if self.modulus == 1:
             return self.rules.add(f"[0-9]{{{rest},}} {self._behind(0, False, False, 0)}")
         if rest:
@@ -169,7 +171,7 @@ class _Automaton:
         return self.known["more", 0, remainder]
 
     def _behind(self, depth: int, tight_low: bool, tight_high: bool, remainder: int) -> str | None:
-        """`depth` digits behind the point are there."""
+        """Return an expression for the text after `depth` decimal places."""
         return self._state(
             ("behind", depth, tight_low, tight_high, remainder),
             lambda: self._fraction(depth, tight_low, tight_high, remainder),
@@ -192,7 +194,7 @@ class _Automaton:
         return self.places is None or remainder * 10 ** (self.places - depth) % self.modulus == 0
 
     def _next(self, depth: int, tight_low: bool, tight_high: bool, remainder: int) -> str | None:
-        """One digit behind the point, and more."""
+        """Return an expression for one decimal place and the text that may follow."""
         if self.modulus == 1 and not tight_low and not tight_high:
             return f"[0-9]{{1,{self.places - depth}}}" if self.places else "[0-9]+"
         if self.places is None and self._is_past(depth):

@@ -1,6 +1,6 @@
-"""Regular expressions as EBNF: of a text as it stands, or of a JSON string as it is spelled.
+"""Write regular expressions as EBNF: for a text as is, or for a JSON string as it is spelled.
 
-What regex/read.py does not read is refused by name.
+Constructs that regex/read.py does not support are refused by name.
 """
 
 from dataclasses import replace
@@ -10,19 +10,21 @@ from mmengine.structured_output.regex.sets import Ranges, Set, complement
 from mmengine.structured_output.regex.tree import Alt, Chars, Node, Repeat, Seq
 from mmengine_xgrammar.rules import EMPTY, MAX_COUNTED, Rules, char_set, literal
 
-MAX_NESTING = 64  # groups within one another
-SHORT = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 34: '"', 92: "\\"}  # JSON's escapes of two characters
+MAX_NESTING = 64  # Maximum nesting depth of groups.
+SHORT = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 34: '"', 92: "\\"}  # JSON's escapes of two characters.
 CONTROLS: Ranges = [(0, 31)]
-PLAIN = complement([*CONTROLS, (34, 34), (92, 92)])  # characters that stand for themselves in JSON
+PLAIN = complement([*CONTROLS, (34, 34), (92, 92)])  # Characters that stand for themselves in JSON.
 ANY: Set = tuple(complement([]))
 
 
 class RegexRefused(ValueError):
-    """What of a regular expression cannot be enforced with xgrammar."""
+    """Raised for a construct that cannot be enforced with xgrammar."""
 
 
 def read(text: str) -> Node:
-    """Raises RegexRefused. `^(?:…)$`, as schemas have it, is the whole text, which is meant anyway."""
+    """Parse a regex. Raises RegexRefused. `^(?:…)$`, as schemas write it, means the whole text, which is the
+    default.
+    """
     if text.startswith("^(?:") and text.endswith(")$"):
         text = text[1:-1]
     try:
@@ -45,7 +47,7 @@ def _check_repetitions(node: Node) -> None:
 
 
 def loops(node: Node) -> bool:
-    """Whether it is an endless repetition, or may be nothing but one."""
+    """Return whether the node is an endless repetition, or may consist of one alone."""
     match node:
         case Repeat(part, _, high):
             return high is None or loops(part)
@@ -60,7 +62,7 @@ def loops(node: Node) -> bool:
 
 
 def width(node: Node) -> tuple[int, int | None]:
-    """Fewest and most characters that it matches; None for any number."""
+    """Return the fewest and most characters that the node matches; None for any number."""
     match node:
         case Chars():
             return 1, 1
@@ -79,7 +81,9 @@ def width(node: Node) -> tuple[int, int | None]:
 
 
 def of_width(node: Node, low: int, high: int | None) -> Node | None:
-    """What of `node` has `low` to `high` characters; None where that is no matter of one repetition."""
+    """Return the part of `node` with `low` to `high` characters; None if changing one repetition cannot
+    express it.
+    """
     fewest, most = width(node)
     if fewest >= low and (high is None or most is not None and most <= high):
         return node
@@ -104,8 +108,9 @@ def of_width(node: Node, low: int, high: int | None) -> Node | None:
 
 
 def write_regex(node: Node, rules: Rules, *, in_json: bool, end: str = EMPTY) -> str:
-    """An expression for `node` and then `end`; `in_json`: as it is spelled between the quotes of a JSON
-    string. Raises RegexRefused where too much had to be counted."""
+    """Return an expression for `node` followed by `end`; `in_json` spells it as between the quotes of a JSON
+    string. Raises RegexRefused if too much had to be counted.
+    """
     match node:
         case Chars(ranges):
             ways = _set_ways(ranges, in_json)
@@ -139,7 +144,7 @@ def _write_repeated(part: Node, low: int, high: int | None, rules: Rules, in_jso
 
 
 def _set_ways(ranges: Set, in_json: bool) -> list[str]:
-    """A set of characters, as alternatives."""
+    """Return a set of characters as alternatives."""
     if not ranges:
         raise RegexRefused("a set of no characters matches nothing")
     if not in_json:

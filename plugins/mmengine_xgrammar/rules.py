@@ -1,7 +1,7 @@
 """A grammar in EBNF (the GBNF that xgrammar reads), rule by rule.
 
-Every character that is no ASCII letter or digit is written as its code point, so no text can be taken for
-syntax.
+Every character except ASCII letters and digits is written as its code point, so that no text can be mistaken
+for syntax.
 """
 
 from os.path import commonprefix
@@ -10,32 +10,33 @@ from mmengine.errors import ErrorCode, InvalidRequest
 from mmengine.structured_output.regex.sets import Ranges
 
 MAX_RULES = 20_000
-MAX_COUNTED = 128  # repetitions that are counted: xgrammar takes 18 to 40 ms for each, with 150,000 tokens
+# Maximum number of counted repetitions: xgrammar takes 18 to 40 ms for each, with 150,000 tokens.
+MAX_COUNTED = 128
 FEW_WORDS = 8
-MAX_DEPTH = 200  # of words that begin alike
+MAX_DEPTH = 200  # Maximum length of a common beginning of words.
 EMPTY = '""'
 
 
 class Rules:
-    """Expressions with names of their own; equal ones have one name."""
+    """Named expressions; equal expressions share a name."""
 
     def __init__(self) -> None:
         self._bodies: dict[str, str] = {}
         self._names: dict[str, str] = {}
 
     def add(self, body: str) -> str:
-        """The name of a rule for `body`."""
+        """Return the name of a rule for `body`."""
         if body not in self._names:
             self._names[body] = self.reserve()
             self._bodies[self._names[body]] = body
         return self._names[body]
 
     def tail(self, end: str) -> str:
-        """`end` as one word, to be written behind several alternatives."""
+        """Return `end` as one word, to be written after several alternatives."""
         return end if " " not in end else self.add(end)
 
     def reserve(self) -> str:
-        """A name whose rule is given later, with `give`."""
+        """Return a name whose rule is defined later with `give`."""
         if len(self._bodies) >= MAX_RULES:
             raise InvalidRequest(
                 f"the grammar comes to more than {MAX_RULES:,} rules for xgrammar",
@@ -49,16 +50,17 @@ class Rules:
         self._bodies[name] = body
 
     def text(self, root: str) -> str:
-        """The whole grammar, which begins with the expression `root`."""
+        """Return the whole grammar, which begins with the expression `root`."""
         lines = [f"root ::= {root}", *(f"{name} ::= {body}" for name, body in self._bodies.items())]
         return "\n".join(lines) + "\n"
 
     def counted(self, ways: list[str], low: int, high: int | None, end: str = EMPTY) -> str:
-        """One of `ways` at least `low` and at most `high` times (None: any number), then `end`.
+        """Return an expression for any of `ways`, repeated `low` to `high` times (None: any number), then
+        `end`.
 
-        One rule for each that is counted, and one that calls itself for any number: of xgrammar's own
-        {low,high} and * the masks take milliseconds where the body is more than a set of characters or
-        several of them stand in a row, and so do those of groups within groups. No way may be empty.
+        Each count has its own rule, and any number is a rule that calls itself. With xgrammar's own
+        {low,high} and *, masks take milliseconds if the body is more than a set of characters, if several of
+        them follow one another, or if groups are nested. No way may be empty.
         """
         rule = self.add(end) if high is not None else self._endless(ways, end)
         high = low if high is None else high
@@ -75,7 +77,9 @@ class Rules:
         return self._names[body]
 
     def words(self, words: list[str], depth: int = 0) -> str:
-        """One of `words`. What begins alike is said once: xgrammar compares alternatives with each other."""
+        """Return an expression for one of `words`. Common beginnings are written once, because xgrammar
+        compares alternatives with each other.
+        """
         if len(words) <= FEW_WORDS or depth >= MAX_DEPTH:
             return self.add(" | ".join(map(literal, words)))
         groups: dict[str, list[str]] = {}
@@ -96,7 +100,7 @@ def literal(text: str) -> str:
 
 
 def char_set(ranges: Ranges) -> str:
-    """Of at least one range."""
+    """Return an expression for at least one range of characters."""
     inside = (
         _escaped(chr(low)) + (f"-{_escaped(chr(high))}" if high > low else "") for low, high in sorted(ranges)
     )

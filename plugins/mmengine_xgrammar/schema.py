@@ -1,9 +1,9 @@
-"""What the gate left of a schema (json_schema/gate.py) as EBNF for xgrammar, or a refusal: the allow-list of
-that engine.
+"""Write a normalized schema (json_schema/normalization.py) as EBNF for xgrammar, or refuse it: the allow-list
+of that engine.
 
-xgrammar reads JSON Schema itself, but drops many keywords in silence and misreads others. So it never sees
-a schema: each keyword that emit.py writes is either written out here, or refused with its JSON pointer in
-the schema as the gate left it.
+xgrammar reads JSON Schema itself, but silently drops many keywords and misreads others. It therefore never
+sees a schema. Each keyword that emitter.py writes is either written as EBNF here, or refused with its JSON
+pointer in the normalized schema.
 """
 
 import json
@@ -42,16 +42,16 @@ _KEYWORDS = {
     "array": ("prefixItems", "items", "minItems", "maxItems"),
     "object": (
         *("properties", "required", "additionalProperties", "patternProperties"),
-        *("minProperties", "maxProperties", "$comment", MARK),  # in one order, though more are asked for
+        *("minProperties", "maxProperties", "$comment", MARK),  # In one order, though more are allowed.
     ),
 }
 
 
 def schema_ebnf(text: str) -> str:
-    """`text`: what `gate` made. Raises SchemaRefused for what cannot be enforced exactly."""
+    """Write a normalized schema as EBNF. Raises SchemaRefused for parts that cannot be enforced exactly."""
     schema = json.loads(text)
     options = schema.pop("x-guidance", {})
-    options.pop("json_allow_general_unicode_escapes", None)  # other spellings of the same texts
+    options.pop("json_allow_general_unicode_escapes", None)  # Allows other spellings of the same texts.
     definitions = schema.pop("$defs", {})
     writer = _Writer(*_spacing(options))
     names = {name: writer.rules.reserve() for name in definitions}
@@ -59,14 +59,15 @@ def schema_ebnf(text: str) -> str:
     root = writer.value(schema, "")
     for name, definition in definitions.items():
         writer.rules.give(names[name], writer.value(definition, f"/$defs/{name}"))
-    for option in options:  # what needs one is refused above, by its own name
+    for option in options:  # A construct that needs such an option is refused above, by its own name.
         refuse(option, "/x-guidance", f"it cannot be enforced {ADVICE}")
     return writer.rules.text(root)
 
 
 def _spacing(options: dict[str, Any]) -> tuple[str, str, str]:
-    """White space inside of brackets, a comma and a colon, of those options of the gate or of a draft grammar
-    that say so, which are taken out."""
+    """Return the white space inside of brackets, a comma and a colon from the options of the schema or of a
+    draft grammar. The options are removed.
+    """
     pattern = options.pop("whitespace_pattern", None)
     if options.pop("whitespace_flexible", True) is False:
         comma, colon = (options.pop(f"{name}_separator") for name in ("item", "key"))
@@ -84,11 +85,11 @@ class _Writer:
     comma: str
     colon: str
     rules: Rules = field(default_factory=Rules)
-    names: dict[str, str] = field(default_factory=dict)  # of definitions, by reference
-    budget: MatchBudget = field(default_factory=MatchBudget)  # for comparing names with patterns
+    names: dict[str, str] = field(default_factory=dict)  # Names of definitions, by reference.
+    budget: MatchBudget = field(default_factory=MatchBudget)  # Limits the matching of names against patterns.
 
     def value(self, schema: Any, pointer: str) -> str:
-        """An expression for the values of a schema."""
+        """Return an expression for the values of a schema."""
         if schema is True or schema == {}:
             return self._anything()
         if "$ref" in schema:
@@ -126,7 +127,7 @@ class _Writer:
         return self.rules.words([json.dumps(value, ensure_ascii=False) for value in values])
 
     def _anything(self) -> str:
-        """Any JSON value."""
+        """Return an expression for any JSON value."""
         if "" not in self.names:
             name = self.names[""] = self.rules.reserve()
             parts = [{"type": "array"}, {"type": "object", "patternProperties": {"^(?:(?s:.)*)$": True}}]
@@ -160,7 +161,7 @@ class _Writer:
 
     def _string(self, schema: dict, pointer: str) -> str:
         low, high = schema.get("minLength", 0), schema.get("maxLength")
-        if "enum" in schema:  # the gate has seen to lengths
+        if "enum" in schema:  # Normalization has applied the lengths.
             self._only(schema, ("type", "enum"), pointer)
             return self._constants(schema["enum"])
         if "pattern" not in schema:
@@ -173,7 +174,7 @@ class _Writer:
         return self._quoted(schema["pattern"], "pattern", pointer, low, high)
 
     def _quoted(self, pattern: str, keyword: str, pointer: str, low: int = 0, high: int | None = None) -> str:
-        """The spellings of the strings that a pattern matches."""
+        """Return an expression for the spellings of the strings that a pattern matches."""
         try:
             node = of_width(read(pattern), low, high)
             if node is None:
@@ -200,7 +201,9 @@ class _Writer:
     def _listed(
         self, opens: str, items: list[str], rest: str | None, low: int, high: int | None, ends: str
     ) -> str:
-        """`items`, each where those before it are, then any number of `rest`; `low` to `high` in all."""
+        """Return an expression for a list: `items` in order, each requiring those before it, then any number
+        of `rest`; `low` to `high` items in all.
+        """
         tail = EMPTY
         if rest is not None:
             most = None if high is None else high - max(1, len(items))
@@ -240,11 +243,11 @@ class _Writer:
         return self.rules.add(f"{key} {self.colon} {value}")
 
     def _other_pairs(self, schema: dict, names: list[str], pointer: str) -> str | None:
-        """Keys that are not named, with their values; None where there can be none."""
+        """Return an expression for unnamed keys with their values; None if there can be none."""
         patterns = schema.get("patternProperties", {})
         if len(patterns) > 1:
             why = f"more than one pattern beside each other cannot be enforced {ADVICE}"
-            # The gate says here where they stand in the schema as it was given.
+            # Normalization has written the pointer of these keys in the original schema here.
             at = schema.get("$comment", f"#{join_pointer(pointer, 'patternProperties')}")
             raise SchemaRefused("patternProperties", at, why)
         for pattern, part in patterns.items():
@@ -263,7 +266,7 @@ class _Writer:
 
     def _check_name(self, name: str, pattern: str, pointer: str) -> None:
         try:
-            matches = self.budget.matches(pattern[1:-1], name)  # without ^ and $
+            matches = self.budget.matches(pattern[1:-1], name)  # Without ^ and $.
         except PatternError as error:
             self._refuse("patternProperties", pointer, f"{error}: it cannot be enforced")
         if matches:
@@ -271,8 +274,11 @@ class _Writer:
             self._refuse("patternProperties", pointer, why)
 
     def _members(self, pairs: list[tuple[str, bool]], other: str | None, least: int, most: int | None) -> str:
-        """Named members in their order, the optional ones left out or not, and others behind them."""
-        after = before = EMPTY  # what may come behind another member, and at the beginning
+        """Return an expression for named members in order, with the optional members left out or not, and
+        other members after them.
+        """
+        # The text that may follow another member, and the text that may begin the object.
+        after = before = EMPTY
         if other is not None and most != 0:
             after = _times(f"{self.comma} {other}", least, most)
             first = f"{other} {_times(f'{self.comma} {other}', max(0, least - 1), most and most - 1)}"
@@ -289,7 +295,7 @@ class _Writer:
 
 
 def _times(body: str, low: int, high: int | None) -> str:
-    """Rules of their own are long enough for xgrammar to count them."""
+    """Return a repetition. Rules of their own are long enough for xgrammar to count them."""
     if high == 0:
         return EMPTY
     return f"({body}){{{low},{'' if high is None else high}}}"

@@ -1,1 +1,1 @@
-"""How a text is completed within its budget: what is shortest, and where it may still end."""
+"""Complete a text within its token budget: find the shortest completion, and where the text may still end."""

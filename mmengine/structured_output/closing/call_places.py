@@ -1,4 +1,4 @@
-"""Where in a text with calls of tools its end is, and what ends their parts."""
+"""Track the position in a text with tool calls, and the strings that end its parts."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,15 +7,19 @@ from mmengine.structured_output.closing.json_place import MAX_KNOWN, Place
 from mmengine.structured_output.request.tool_calls import OPEN, VALUE_END, ToolCalls, head_of
 
 _OPEN = OPEN.encode()
-_VALUE = b">\n"  # behind which a parameter's value begins, in xml
-_TAIL = 16  # bytes
-MAX_HEADS = 16  # tools of which the shortest call is known before one is made
+_VALUE = b">\n"  # A parameter's value follows these bytes in xml.
+_TAIL = 16  # Number of bytes of the text that are kept.
+MAX_HEADS = 16  # Maximum number of tools whose shortest call is computed in advance.
 _XML_ENDS = VALUE_END.encode() + b"\n", b"</function>"
 
 
 class CallPlaces(NamedTuple):
-    """`has_answer`: an answer without calls is JSON, else it is free text. `is_xml`: how calls are written.
-    `think_end`: of reasoning that a text may begin with. `heads`: how the calls of tools begin."""
+    """The tool call syntax of a text.
+
+    `has_answer` says whether an answer without calls is JSON; otherwise it is free text. `is_xml` says how
+    calls are written. `think_end` ends the reasoning that a text may begin with. `heads` are the beginnings
+    of each tool's call.
+    """
 
     has_answer: bool
     is_xml: bool
@@ -29,7 +33,7 @@ class CallPlaces(NamedTuple):
         return cls(calls.has_form, calls.format == "xml", thinks, heads)
 
     def advance(self, place: Place, text: bytes) -> Place:
-        """The place behind `text`, which begins at `place`."""
+        """Return the position after `text`, which begins at `place`."""
         for at in range(len(text)):
             place = self._step(place, text[at : at + 1])
         return place
@@ -46,18 +50,19 @@ class CallPlaces(NamedTuple):
         return place.advance(byte)._replace(call=call, tail=tail)
 
     def is_free(self, place: Place) -> bool:
-        """Whether the text may end there wherever it likes: it has no form, and no call has begun."""
+        """Return whether the text may end anywhere here: it is free text, and no call has begun."""
         return place.call is None and not self.has_answer
 
     def ends(self, place: Place) -> Sequence[bytes]:
-        """What may end a part of the text there, whatever else might come."""
+        """Return the strings that may end a part of the text here."""
         if place.call is not None and self.is_xml:
-            between = place.tail.endswith(_XML_ENDS[0][1:]) or place.call.count(b"\n") == 2  # behind the head
+            # After the call's head.
+            between = place.tail.endswith(_XML_ENDS[0][1:]) or place.call.count(b"\n") == 2
             return _XML_ENDS if between and place.tail.endswith(b"\n") else _XML_ENDS[:1]
         if place.call is not None:
             return ()
         return self.think_end if place.string is None and not place.inside else ()
 
     def value_ends(self, place: Place) -> Sequence[bytes]:
-        """What may come behind a value of a parameter."""
+        """Return the strings that may follow a parameter's value."""
         return _XML_ENDS[:1] if self.is_xml and place.call is not None else ()

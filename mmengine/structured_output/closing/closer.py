@@ -1,4 +1,4 @@
-"""An answer that is completed where its budget ends."""
+"""Complete an answer before its token budget is used up."""
 
 from collections.abc import Sequence
 
@@ -8,30 +8,33 @@ from mmengine.structured_output.opening import Opening
 
 
 class Closer:
-    """Keeps one text such that it can still be completed within its budget.
+    """Keeps a text such that it can still be completed within its budget.
 
-    `path`: the tokens of a closing from where the text is now; None once none is known. It follows from the
-    tokens that were said alone, so a row that is computed again, after a preemption or a crash, closes alike.
-    `left`: tokens that may still be said. `has_closed`: whether a closing changed what the model said, or was
-    said where it took all that was left: who goes on with tokens of somebody else knows no more of them than
-    that. Behind a `cut` it says the closing, whatever the model does.
+    `path` holds the tokens of a completion from the current position; None once no completion is known. It
+    depends on the generated tokens alone, so a row that is computed again, after a preemption or a crash,
+    completes alike. `left` is the number of tokens that may still be generated. `has_closed` says whether a
+    completion changed the model's choice, or used the last tokens of the budget. A client that continues with
+    another request's tokens knows no more than that. After a `cut` the completion is generated whatever the
+    model chooses.
     """
 
     def __init__(
         self, closings: Closings, path: list[int], ends: Sequence[int], budget: int, reserve: int = 0
     ):
-        """At the beginning of a text of at most `budget` tokens, of which `reserve` are kept for what
-        completes it behind a `cut`. `ends`: those that are allowed exactly where it may end."""
+        """Start a text of at most `budget` tokens, of which `reserve` are kept for the completion after a
+        `cut`. `ends` are the tokens that are allowed exactly where the text may end.
+        """
         self.path: list[int] | None = path
         self.left, self._reserve = budget - reserve, reserve
         self.has_closed = self.is_cut = False
         self._closings, self._ends = closings, ends
-        self._place = closings.begin()  # where the text is now
-        self._next: tuple[int, list[int] | None] = (-1, None)  # a token, and the closing behind it
+        self._place = closings.begin()  # The current position of the text.
+        self._next: tuple[int, list[int] | None] = (-1, None)  # A token, and the completion after that token.
 
     def keep(self, matcher: Matcher, token: int) -> int:
-        """What to say where the model said `token`: that, or what the known closing says where none was
-        found behind it. The matcher stays where it is."""
+        """Return the token to generate if the model chose `token`: that token, or the known completion's next
+        token if no completion was found after it. The matcher does not advance.
+        """
         if self.is_cut and self.path:
             return self.path[0]
         if token in self._ends or self.path is None:
@@ -43,14 +46,14 @@ class Closer:
         return self.path[0] if self.path else self._ends[0]
 
     def keep_before(self, opening: Opening, token: int) -> int:
-        """What `keep` gives where the grammar has not begun, and waits for `opening`."""
+        """Return the same as `keep` while the grammar waits for `opening`."""
         if self.path is None or len(opening.missing([token])) + len(self.path) < self.left:
             return token
         self.has_closed = True
         return opening.missing([])[0]
 
     def said(self, matcher: Matcher, token: int) -> None:
-        """The text goes on by `token`, which the matcher is yet to consume."""
+        """Advance by `token`, which the matcher has not consumed yet."""
         if self.path is None:
             return
         if self.path and token == self.path[0] and len(self.path) >= self.left:
@@ -61,9 +64,10 @@ class Closer:
         self.left -= 1
 
     def cut(self, matcher: Matcher, token_ids: Sequence[int], behind: str) -> bool:
-        """The text is cut behind `token_ids`, where `matcher` is, and to be completed, though `behind` was
-        said as well: whether there is a closing for which enough is left. That of the text that was said has
-        to do where no other is found."""
+        """Cut the text after `token_ids`, where `matcher` is, and start its completion; `behind` was
+        generated as well. Return whether a completion fits into the budget. If no new completion is found,
+        the completion of the uncut text is tried.
+        """
         self.left, self._reserve = self.left + self._reserve, 0
         self._place, known = self._closings.begin(), self.path
         for token in token_ids:
@@ -79,7 +83,7 @@ class Closer:
         return self.is_cut
 
     def ends(self, matcher: Matcher) -> bool:
-        """Whether the text ends here because the budget does, or as it was cut, though more could follow."""
+        """Return whether the text ends here because of its budget or a cut, although more could follow."""
         is_full = self.left == 0 and not self._closings.is_free(self._place)
         is_full = is_full or (self.is_cut and not self.path)
         ends = is_full and matcher.is_accepting() and not matcher.is_stopped()
@@ -87,8 +91,9 @@ class Closer:
         return ends
 
     def _behind(self, path: list[int], matcher: Matcher, token: int) -> list[int] | None:
-        """A closing behind `token`, of no more tokens than are left then. `path`: that of where the text
-        stands."""
+        """Return a completion after `token` that fits into the remaining budget. `path` is the completion
+        before `token`.
+        """
         left = self.left - 1
         if path and token == path[0]:
             return path[1:]
@@ -96,7 +101,7 @@ class Closer:
         if not branch.consume_token(token):
             return None
         if len(path) > left:
-            return None  # only that path leads to an end in time, as far as is known
+            return None  # As far as is known, only this path ends in time.
         if path and branch.validate_tokens([*path, self._ends[0]]) > len(path):
             return path
         return self._closings.closing(branch, self._closings.advance(self._place, token), left)

@@ -1,19 +1,18 @@
-"""The shortest way found from a place in a grammar to the end of a text.
+"""Find the shortest completion from a position in a grammar to the end of a text.
 
-The search goes byte by byte and asks the matcher about each: that takes less than a microsecond, a mask
-of a large vocabulary up to a thousand times that. Every byte that is allowed leads to some end, so a walk
-that picks one after the other needs no way back, only good taste:
+The search proceeds byte by byte and asks the matcher about each byte. That takes less than a microsecond; a
+mask of a large vocabulary takes up to a thousand times longer. Every allowed byte leads to some end, so a
+greedy walk needs no backtracking, only good preferences:
 
-1. what is forced;
-2. in a string: its shortest rest of those that the grammar's text hints at (closing_hints.py) and that fit;
-3. where a value begins: the shortest that has no parts; a list or an object if it is shorter than that;
-4. closing brackets, then what opens least;
-5. else the byte that was picked least where the same was allowed: whatever a grammar is, its way out gets its
-   turn.
+1. forced bytes;
+2. in a string, its shortest matching rest from the hints in the grammar's text (closing_hints.py);
+3. at the start of a value, the shortest scalar; a list or an object if it is shorter;
+4. closing brackets, then the byte that opens the least;
+5. otherwise the byte that was chosen least often among the same allowed bytes: every way out of a grammar gets its turn.
 
-Where that comes to no end, values are picked by turns too, and at last all is taken for a text that is no
-JSON. The way that is found is said by the tokenizer's tokens. The same grammar, place and vocabulary give the
-same tokens on every machine: what is counted is what the matcher is asked, and not time.
+If that finds no end, values are chosen in turn too, and finally the text is treated as not JSON. The
+completion is written in the tokenizer's tokens. The same grammar, position and vocabulary give the same
+tokens on every machine, because the search counts questions to the matcher, not time.
 """
 
 from mmengine.structured_output.closing.closing_hints import Hints
@@ -22,28 +21,28 @@ from mmengine.structured_output.closing.json_place import Place
 from mmengine.structured_output.matcher import Matcher
 from mmengine.structured_output.request.tool_calls import OPEN
 
-MAX_CLOSING_TOKENS = 4096  # a longer way is not looked for
-MAX_CLOSING_BYTES = 4 * MAX_CLOSING_TOKENS  # nor one of more bytes
-# How much the matcher is asked, a microsecond or two each.
-MAX_EFFORT = 100_000  # for the shortest text of a grammar
-MAX_EFFORT_AT_ONCE = 4_000  # behind a token that was just sampled
+MAX_CLOSING_TOKENS = 4096  # Maximum number of tokens in a completion.
+MAX_CLOSING_BYTES = 4 * MAX_CLOSING_TOKENS  # Maximum number of bytes in a completion.
+# Maximum number of questions to the matcher, a microsecond or two each.
+MAX_EFFORT = 100_000  # For a grammar's shortest text.
+MAX_EFFORT_AT_ONCE = 4_000  # After a token that was just sampled.
 _NO_HINTS = Hints([], [], [], [], is_bare=True)
 
 
 class Closings:
-    """Of the texts of one grammar."""
+    """Completes the texts of one grammar."""
 
     def __init__(self, vocabulary: Vocabulary, hints: Hints):
         self._vocabulary, self._hints = vocabulary, hints
-        self._calls: list[tuple[bytes, bytes]] = []  # how calls begin, and the shortest rest of each
-        self._leaves: dict[int, list[tuple[bytes, list[int]]]] = {}  # by their first bytes
+        self._calls: list[tuple[bytes, bytes]] = []  # The beginning of each call, and its shortest rest.
+        self._leaves: dict[int, list[tuple[bytes, list[int]]]] = {}  # Scalars by their first byte.
         for leaf in hints.leaves:
             tokens = vocabulary.letters(leaf)
             if tokens is not None:
                 self._leaves.setdefault(leaf[0], []).append((leaf, tokens))
 
     def begin(self) -> Place:
-        """Where texts of the grammar begin."""
+        """Return the start position of the grammar's texts."""
         return Place(string=b"") if self._hints.is_bare else Place()
 
     def advance(self, place: Place, token: int) -> Place:
@@ -51,15 +50,17 @@ class Closings:
         return self._hints.advance(place, text)
 
     def is_free(self, place: Place) -> bool:
-        """Whether nothing that was begun is missing at a place where a text may end."""
+        """Return whether the text may end at this position without leaving a part unfinished."""
         return self._hints.is_free(place)
 
     def letters(self, text: str) -> list[int] | None:
-        """One token for each byte of a text; None where there are none."""
+        """Return a token for each byte of a text; None if there are none."""
         return self._vocabulary.letters(text.encode())
 
     def shortest(self, matcher: Matcher) -> list[int] | None:
-        """Of all texts, where `matcher` stands at their beginning. The shortest calls of tools are kept."""
+        """Return the grammar's shortest text; `matcher` must be at its beginning. The shortest tool calls are
+        kept for later.
+        """
         found = [self.closing(matcher, self.begin(), MAX_CLOSING_TOKENS, MAX_EFFORT)]
         heads = self._hints.calls.heads if self._hints.calls is not None else ()
         for head in heads:
@@ -76,10 +77,11 @@ class Closings:
     def closing(
         self, matcher: Matcher, place: Place, budget: int, effort: int = MAX_EFFORT_AT_ONCE
     ) -> list[int] | None:
-        """At most `budget` tokens after which the text is complete; None where none were found. `matcher`
-        stays where it is, which is at `place`."""
+        """Return at most `budget` tokens that complete the text, or None if none were found. `matcher` is at
+        `place` and does not advance.
+        """
         ways = [(self._hints, self._leaves, place, by_turns) for by_turns in (False, True)]
-        if not self._hints.is_bare:  # it may be no JSON at all
+        if not self._hints.is_bare:  # The text may not be JSON at all.
             ways.append((_NO_HINTS, {}, Place(string=b""), True))
         for hints, leaves, here, by_turns in ways:
             search = Search(self._vocabulary, hints, leaves, effort, by_turns)
@@ -93,7 +95,7 @@ class Closings:
         return self._known(matcher, place, budget)
 
     def _known(self, matcher: Matcher, place: Place, budget: int) -> list[int] | None:
-        """Of a call, its shortest end where it is what was said so far, and fits."""
+        """Return a tool call's shortest end if it matches the text so far and fits."""
         if place.call is None:
             return None
         for head, rest in self._calls:
@@ -110,11 +112,12 @@ class Closings:
         return self._vocabulary.letters(self._vocabulary.text(tokens)) or []
 
     def _spelled(self, matcher: Matcher, way: list[int]) -> list[int] | None:
-        """`way`, which is written in tokens of single bytes, in those that the tokenizer would take and masks
-        allow. `matcher` goes along."""
+        """Return `way`, which is written in single-byte tokens, in tokens that the tokenizer would choose and
+        masks allow. `matcher` advances.
+        """
         texts, out, at, planned = self._vocabulary.token_bytes, list[int](), 0, list[int]()
         while at < len(way):
-            if not texts[way[at]]:  # a special token
+            if not texts[way[at]]:  # A special token.
                 chosen, size, planned = way[at], 1, []
             else:
                 forced = matcher.compute_ff_tokens()
@@ -135,7 +138,7 @@ class Closings:
         return out
 
     def _planned(self, way: list[int], at: int) -> list[int]:
-        """Tokens of the text of `way` from `at` on, the first one last."""
+        """Return the tokens of `way` from `at` on, in reverse order."""
         texts, end = self._vocabulary.token_bytes, at
         while end < len(way) and texts[way[end]]:
             end += 1

@@ -1,7 +1,7 @@
-"""What a grammar's text says about the ends of its texts: values and keys that may well be said.
+"""Collect hints from a grammar's text about its texts: likely values and keys.
 
-Nothing here is sure: a hint is gathered wherever it stands in a grammar, and a closing (closing.py) asks the
-matcher which of them fit where it is.
+No hint is certain: hints are collected anywhere in a grammar, and the search (closing.py) asks the matcher
+which of them fit at a position.
 """
 
 import json
@@ -20,13 +20,13 @@ from mmengine.structured_output.json_schema.rewriting.key_order import MARK
 from mmengine.structured_output.json_schema.vocabulary.keywords import is_number
 from mmengine.structured_output.request.tool_calls import calls_of
 
-MAX_TEXTS = 200  # of patterns, of one grammar
-MAX_LEAVES = 4_000  # values, of one grammar
+MAX_TEXTS = 200  # Maximum number of patterns from one grammar.
+MAX_LEAVES = 4_000  # Maximum number of values from one grammar.
 _SIMPLE = (*(str(digit) for digit in range(10)), "-1", '""', "[]", "{}", "null", "true", "false")
 
 
 class Keys:
-    """Properties of one object, in the order in which they are said."""
+    """The properties of one object, in the order in which they are written."""
 
     def __init__(self, names: Iterable[str], required: Iterable[str]):
         self.places = {spelled(name): place for place, name in enumerate(names)}
@@ -35,10 +35,13 @@ class Keys:
 
 @dataclass
 class Hints:
-    """`leaves`: values without parts, the shortest first; `texts`: what strings are, or, if `is_bare`, the
-    whole answer; `literals`: strings as they are spelled, without the first quotation mark; `keys`: of each
-    object; `due`: those that must come in objects of any order, as they are spelled; `owners`: by a key as
-    it is spelled, those of `keys` that have it. `calls`: of a text that may hold calls of tools."""
+    """Hints for one grammar.
+
+    `leaves` are scalars, the shortest first. `texts` are patterns for strings or, if `is_bare`, for the whole
+    answer. `literals` are strings as they are spelled, without the first quotation mark. `keys` holds the
+    properties of each object. `due` are required keys of unordered objects, as they are spelled. `owners`
+    maps a spelled key to the objects that have it. `calls` describes a text that may contain tool calls.
+    """
 
     leaves: list[bytes]
     literals: list[bytes]
@@ -55,18 +58,19 @@ class Hints:
                 self.owners.setdefault(name, []).append(each)
 
     def advance(self, place: Place, text: bytes) -> Place:
-        """The place behind `text`, which begins at `place`."""
+        """Return the position after `text`, which begins at `place`."""
         if self.is_bare:
             return place.said_bare(text)
         return place.advance(text) if self.calls is None else self.calls.advance(place, text)
 
     def is_free(self, place: Place) -> bool:
-        """Whether nothing that was begun is missing there."""
+        """Return whether the text may end here without leaving a part unfinished."""
         return self.calls is not None and self.calls.is_free(place)
 
     def rests(self, string: bytes) -> list[bytes]:
-        """How a string, or a bare answer, of which `string` was said may go on to its end, the shortest
-        first; without its quotation mark."""
+        """Return possible rests of a string or bare answer that begins with `string`, the shortest first and
+        without a quotation mark.
+        """
         found = [each[len(string) :] for each in self.literals if each.startswith(string)]
         beginning = _unspelled(string, self.is_bare)
         if beginning is not None:
@@ -77,17 +81,18 @@ class Hints:
         return sorted(dict.fromkeys(found), key=len)
 
     def key_rests(self, string: bytes) -> list[bytes]:
-        """The same of a key."""
+        """Return possible rests of a key."""
         found = [name[len(string) :] for name in self.owners if name.startswith(string)]
         return sorted(found, key=len)
 
     def due_rests(self, string: bytes) -> list[bytes]:
-        """How a key may go on that must come, but before which any other may."""
+        """Return possible rests of a required key that other keys may precede."""
         return sorted((name[len(string) :] for name in self.due if name.startswith(string)), key=len)
 
     def best_keys(self, rests: Sequence[bytes], string: bytes) -> list[bytes]:
-        """Of keys that may be said next, all those of one object: the one that must come, if it is known, or
-        else those that should be tried, the best first."""
+        """Return the keys of one object that should be tried next: the required key if it is known, else the
+        best candidates first.
+        """
         for owner in self.owners.get(string + rests[0], ()):
             places = [owner.places.get(string + rest, -1) for rest in rests]
             if min(places) >= 0:
@@ -136,12 +141,12 @@ def hints_of(grammar: GrammarRequest) -> Hints:
 
 
 def spelled(text: str) -> bytes:
-    """As it is written within a JSON string."""
+    """Return a text as it is written within a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1].encode(errors="replace")
 
 
 def _unspelled(string: bytes, is_bare: bool) -> str | None:
-    """What a spelled beginning means; None where it ends within a character."""
+    """Return the meaning of a spelled beginning; None if it ends within a character."""
     try:
         text = string.decode()
         if is_bare or "\\" not in text:
@@ -164,7 +169,9 @@ def _objects(found: object) -> Iterator[dict[str, object]]:
 
 
 def _patterns(node: Mapping[str, object]) -> Iterator[Text]:
-    """What a string is by its pattern, those of its allOf, and its least length; and keys by theirs."""
+    """Return texts from a string's pattern, the patterns in its allOf and its minimum length, and from key
+    patterns.
+    """
     inner = node.get("allOf")
     parts = [node, *(part for part in inner if isinstance(part, dict))] if isinstance(inner, list) else [node]
     patterns = tuple(_bare(part["pattern"]) for part in parts if isinstance(part.get("pattern"), str))
@@ -177,7 +184,7 @@ def _patterns(node: Mapping[str, object]) -> Iterator[Text]:
 
 
 def _bare(pattern: object) -> str:
-    """A pattern as the gate writes it, of a whole text, without its anchors."""
+    """Return a whole-text pattern without its anchors."""
     return str(pattern).removeprefix("^").removesuffix("$")
 
 
@@ -189,12 +196,12 @@ def _values(node: Mapping[str, object]) -> Iterator[bytes]:
     multiple = node.get("multipleOf")
     for name, side in (("minimum", 1), ("exclusiveMinimum", 1), ("maximum", -1), ("exclusiveMaximum", -1)):
         value = node.get(name)
-        if is_number(value):  # which false is not: a property may be named so too
+        if is_number(value):  # The value may be a property's schema instead: a property may have this name.
             yield from _near(value, side, multiple if is_number(multiple) else 1)
 
 
 def _near(value: int | float, side: int, multiple: int | float) -> Iterator[bytes]:
-    """Numbers at a bound: it, the next round ones, the next multiples."""
+    """Return numbers near a bound: the bound, the next round numbers, the next multiples."""
     bound, one = Fraction(str(value)), Fraction(str(multiple)) or Fraction(1)
     yield json.dumps(value).encode()
     for step in dict.fromkeys((one, Fraction(1), Fraction(1, 10), Fraction(1, 100))):

@@ -1,4 +1,4 @@
-"""The search of closing.py: a text goes on byte by byte until it may end."""
+"""The search of closing.py: extend a text byte by byte until it may end."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -8,10 +8,10 @@ from mmengine.structured_output.closing.closing_hints import Hints
 from mmengine.structured_output.closing.json_place import Place
 from mmengine.structured_output.matcher import Matcher
 
-MAX_NUMBERS_TRIED = 300  # one after the other, where no bound hints at one
-MAX_OPTIONS = 4  # of keys and values, behind which is looked
-LOOKING_PART = 4  # at most one in so many questions is for looking ahead
-_SPECIAL = re.compile(rb"\xff\[(\d+)\]")  # a token of no text, among bytes that are forced
+MAX_NUMBERS_TRIED = 300  # Maximum number of candidates for a number without a bound nearby.
+MAX_OPTIONS = 4  # Maximum number of keys and values that are explored by lookahead.
+LOOKING_PART = 4  # At most this fraction (1/n) of the questions is for lookahead.
+_SPECIAL = re.compile(rb"\xff\[(\d+)\]")  # A token outside all texts, among forced bytes.
 _PLAIN = bytes((*b'a0"', *(byte for byte in range(0x21, 0x7F) if byte not in b'a0"\\'), *b" \\\n\t"))
 _ODD = bytes(byte for byte in range(256) if byte not in _PLAIN)
 _DIGITS = b"0123456789"
@@ -20,9 +20,12 @@ _LIMITS = (16, 64, 256, 1024, 4096)
 
 
 class Vocabulary:
-    """What a closing needs of a tokenizer. `token_bytes`: of every token, b"" for one that no text holds,
-    such as an end of sequence; `special_ids`: those that a grammar may ask for all the same; `encode`: text
-    to tokens."""
+    """The parts of a tokenizer that a completion needs.
+
+    `token_bytes` are the bytes of every token, b"" for a token outside all texts, such as an end of sequence.
+    `special_ids` are tokens outside all texts that a grammar may still ask for. `encode` converts text to
+    tokens.
+    """
 
     def __init__(
         self,
@@ -37,7 +40,7 @@ class Vocabulary:
         self.lacks_bytes = -1 in self.ids
 
     def letters(self, text: bytes) -> list[int] | None:
-        """One token for each byte; None where there are none."""
+        """Return a token for each byte; None if there are none."""
         found = [self.ids[byte] for byte in text]
         return None if self.lacks_bytes and -1 in found else found
 
@@ -46,7 +49,9 @@ class Vocabulary:
 
 
 class Way:
-    """A text that goes on: `said` since the search began, as tokens of single bytes or special ones."""
+    """A text that is being extended; `said` holds the tokens since the search began: single-byte tokens or
+    special tokens.
+    """
 
     __slots__ = ("matcher", "place", "said")
 
@@ -61,8 +66,11 @@ class Way:
 
 
 class Search:
-    """`leaves`: those of the hints by their first bytes, each with its tokens. `effort`: how often the
-    matcher may be asked. `by_turns`: what was picked least comes first, and not what is shortest."""
+    """Searches for a completion.
+
+    `leaves` are the hints' scalars by first byte, each with its tokens. `effort` is the maximum number of
+    questions to the matcher. With `by_turns` the least used choice comes first instead of the shortest.
+    """
 
     def __init__(
         self,
@@ -74,17 +82,19 @@ class Search:
     ):
         self._vocabulary, self._hints, self._leaves = vocabulary, hints, leaves
         self._left, self._by_turns = effort, by_turns
-        self._used: dict[bytes, int] = {}  # how often a value or rest was picked
-        self._turns: dict[bytes, dict[int, int]] = {}  # and a byte, where the same was allowed
+        self._used: dict[bytes, int] = {}  # How often each value or rest was chosen.
+        # How often each byte was chosen, by the set of allowed bytes.
+        self._turns: dict[bytes, dict[int, int]] = {}
         self._looks_ahead, self._to_look = False, effort // LOOKING_PART
 
     def to_end(self, way: Way, limit: int) -> list[int] | None:
-        """What is said behind which the text may end, at most `limit` bytes."""
+        """Return the tokens after which the text may end, at most `limit` bytes."""
         return way.said if self._go(way, limit, -1) else None
 
     def _go(self, way: Way, limit: int, depth: int) -> bool:
-        """Go on until the text may end; with a `depth` only until the value is whole within which no more
-        brackets than that are open. False where that takes more than `limit` bytes in all."""
+        """Extend until the text may end or, with a `depth`, until the value is complete and no more than
+        `depth` brackets are open. Returns False if that takes more than `limit` bytes in all.
+        """
         while not self._is_done(way, depth):
             if self._left <= 0 or len(way.said) >= limit or not self._step(way, limit):
                 return False
@@ -96,13 +106,13 @@ class Search:
         return way.place.string is None and len(way.place.inside) == depth and self._may_go_on(way)
 
     def _may_go_on(self, way: Way) -> bool:
-        """Whether the value that was said is whole."""
+        """Return whether the current value is complete."""
         if not way.place.inside:
             return way.matcher.is_accepting() or any(self._allows(way, end) for end in self._value_ends(way))
         return any(self._allows(way, bytes((end,))) for end in way.place.bracket + b",")
 
     def _step(self, way: Way, limit: int) -> bool:
-        """Say what comes next; False where nothing does."""
+        """Append the next bytes; False if there are none."""
         forced = way.matcher.compute_ff_bytes()
         if forced:
             return self._say_forced(way, forced)
@@ -137,7 +147,7 @@ class Search:
             return self._say_token(way, int(special[1]))
         forced = forced.partition(b"\xff[")[0]
         if way.place.string is None:
-            forced = forced[:1]  # a value may be whole behind it
+            forced = forced[:1]  # A value may be complete after this byte.
         elif b'"' in forced and not self._hints.is_bare:
             forced = forced[: forced.index(b'"') + 1]
         return self._say(way, forced)
@@ -153,11 +163,11 @@ class Search:
         return way.matcher.validate_tokens(tokens) == len(tokens)
 
     def _value_ends(self, way: Way) -> Sequence[bytes]:
-        """What may stand behind a value, where it is in no list or object."""
+        """Return the strings that may follow a value outside of lists and objects."""
         return () if self._hints.calls is None else self._hints.calls.value_ends(way.place)
 
     def _ends(self, way: Way, tokens: list[int] | None) -> bool:
-        """Whether these may come next and end what is being said: a key, a value, the bare text."""
+        """Return whether these tokens may come next and end the current key, value or bare text."""
         if tokens is None or self._left <= 0 or not self._allows_tokens(way, tokens):
             return False
         if way.place.inside:
@@ -171,7 +181,7 @@ class Search:
         return branch.consume_tokens(tokens) and branch.is_accepting()
 
     def _say_rest(self, way: Way, limit: int) -> bool:
-        """Of the string that the way is in."""
+        """Append the rest of the current string."""
         string, end = way.place.string or b"", b"" if self._hints.is_bare else b'"'
         letters = self._vocabulary.letters
         is_key = way.place.wants_key and not way.place.escaped
@@ -192,24 +202,25 @@ class Search:
         return bool(end) and self._allows(way, end) and self._say(way, end) or self._say_by_turns(way)
 
     def _say_due(self, way: Way, keys: list[bytes], limit: int) -> bool:
-        """Of keys that must come in some object, though perhaps not in this one, where they may come too."""
+        """Append a key that some object requires, though perhaps not the current one."""
         options = [*keys[: MAX_OPTIONS - 1], b'"']
         if self._say_best(way, options, limit):
             return True
-        option = min(keys, key=lambda each: self._used.get(each, 0))  # the same again and again would not end
+        option = min(keys, key=lambda each: self._used.get(each, 0))  # Repeating the same key would not end.
         self._used[option] = self._used.get(option, 0) + 1
         return self._say(way, option)
 
     def _say_key(self, way: Way, keys: list[bytes], limit: int) -> bool:
-        """That behind which the object ends soonest."""
+        """Append the key after which the object ends soonest."""
         ends = [key + b'"' for key in keys]
         if len(keys) > 1 and self._say_best(way, ends, limit):
             return True
         return self._say_least(way, ends)
 
     def _say_best(self, way: Way, options: list[bytes], limit: int) -> bool:
-        """Of what may be said next, that with which what is around it ends soonest, and all up to there;
-        False where that is not known, as looking ahead has taken long, or this is looking ahead."""
+        """Append the option with which the enclosing part ends soonest, and everything up to that end.
+        Returns False if that is unknown: the lookahead took too long, or this is a lookahead itself.
+        """
         if self._by_turns or self._looks_ahead or self._to_look <= 0 or not way.place.inside:
             return False
         self._looks_ahead, kept = True, self._left - self._to_look
@@ -231,13 +242,13 @@ class Search:
         return best is not None
 
     def _say_least(self, way: Way, options: list[bytes]) -> bool:
-        """The first, or that which was said least, if that is how it goes."""
+        """Append the first option, or the least used one with `by_turns`."""
         option = min(options, key=lambda each: self._used.get(each, 0)) if self._by_turns else options[0]
         self._used[option] = self._used.get(option, 0) + 1
         return self._say(way, option)
 
     def _say_value(self, way: Way, limit: int) -> bool:
-        """A whole one, or how it begins."""
+        """Append a whole value, or its beginning."""
         if way.place.last == ord("[") and self._allows(way, b"]"):
             return self._say(way, b"]")
         leaves = self._fitting(way)
@@ -259,7 +270,7 @@ class Search:
         return self._say(way, opening[0]) if len(opening) == 1 else self._say_by_turns(way)
 
     def _fitting(self, way: Way) -> list[bytes]:
-        """Values without parts that may be said here, the shortest first, and a few of each kind alone."""
+        """Return scalars that may come here, the shortest first, and only a few of each kind."""
         fitting: list[bytes] = []
         for leaves in self._leaves.values():
             if self._allows_tokens(way, leaves[0][1][:1]):
@@ -267,11 +278,11 @@ class Search:
         return sorted(fitting, key=len)
 
     def _some(self, found: Iterator[bytes]) -> list[bytes]:
-        """All where they take turns, or a few."""
+        """Return all candidates with `by_turns`, else a few."""
         return list(found if self._by_turns else islice(found, MAX_OPTIONS))
 
     def _say_opened(self, way: Way, opening: list[bytes], limit: int) -> bool:
-        """A list or an object, where one of both must come: what is tried first may have no end."""
+        """Append a list or an object where one of them must come; the first that is tried may have no end."""
         if self._looks_ahead:
             return self._say_whole(way, opening, limit)
         self._looks_ahead = True
@@ -281,7 +292,7 @@ class Search:
         return found
 
     def _say_whole(self, way: Way, opening: Iterable[bytes], limit: int) -> bool:
-        """The shortest list or object, where it takes no more than `limit` bytes in all."""
+        """Append the shortest list or object that takes no more than `limit` bytes in all."""
         best: Way | None = None
         for each in opening:
             branch = way.branch()
@@ -293,11 +304,11 @@ class Search:
         return best is not None
 
     def _say_number(self, way: Way) -> bool:
-        """The shortest number, or rest of one; False where none is found."""
+        """Append the shortest number, or rest of a number; False if none is found."""
         waiting = [b""]
         for number in waiting:
             last = number[-1] if number else way.place.last
-            following = _NUMBER if last in _DIGITS else _NUMBER[:-2]  # where words may stand, e is a letter
+            following = _NUMBER if last in _DIGITS else _NUMBER[:-2]  # Where words may stand, e is a letter.
             for byte in following if len(waiting) < MAX_NUMBERS_TRIED and self._left > 0 else b"":
                 longer = number + bytes((byte,))
                 if self._ends(way, self._vocabulary.letters(longer)):
@@ -307,7 +318,7 @@ class Search:
         return False
 
     def _say_by_turns(self, way: Way) -> bool:
-        """A byte, or a special token, the one that was picked least where the same was allowed."""
+        """Append a byte or a special token: the least used among the same allowed bytes."""
         ids = self._vocabulary.ids
         for kinds in (_PLAIN, _ODD):
             allowed = bytes(byte for byte in kinds if self._allows_tokens(way, [ids[byte]]))

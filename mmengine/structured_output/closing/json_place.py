@@ -1,34 +1,37 @@
-"""Where in a JSON text its end is: how deep, and within which string."""
+"""Track the position in a JSON text: its open brackets, and the current string."""
 
 from typing import NamedTuple
 
-NOTHING = 0  # what was said last, before anything was
-KEY = 1  # a key, up to its quotation mark
-MAX_KNOWN = 1024  # bytes of a string that are kept
-_UNKNOWN = b"\xff"  # in place of a longer one: the beginning of no text
+NOTHING = 0  # The value of `last` before any byte.
+KEY = 1  # A key, up to its quotation mark.
+MAX_KNOWN = 1024  # Maximum number of bytes of a string that are kept.
+_UNKNOWN = b"\xff"  # Replaces a longer string; no text begins with it.
 _SPACE = frozenset(b" \t\r\n")
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 
 
 class Place(NamedTuple):
-    """`inside`: the brackets that are open, the outermost first; `last`: the last byte outside of strings
-    that is no white space, or KEY, or a quotation mark behind another string; `string`: what was said of the
-    string that the end is in, as it is spelled; `escaped`: whether a lone backslash ends that. `call`: what
-    was said of the last call of a tool, None before the first; `tail`: the last bytes of the text.
+    """A position in a JSON text.
 
-    Of a text that is no JSON it says something, too, which means nothing."""
+    `inside` holds the open brackets, the outermost first. `last` is the last byte outside of strings that is
+    not white space, or KEY, or a quotation mark after another string. `string` is the current string so far,
+    as it is spelled. `escaped` says whether it ends with a lone backslash. `call` is the last tool call so
+    far, None before the first. `tail` holds the last bytes of the text.
+
+    The fields have no meaning for a text that is not JSON.
+    """
 
     inside: bytes = b""
     last: int = NOTHING
     string: bytes | None = None
     escaped: bool = False
-    # Of a text with calls of tools alone:
+    # Only for a text with tool calls:
     call: bytes | None = None
     tail: bytes = b""
 
     @property
     def wants_key(self) -> bool:
-        """Whether a key may begin, or is going on."""
+        """Return whether a key may begin or is being written."""
         return self.inside.endswith(b"{") and self.last in b"{,"
 
     @property
@@ -37,16 +40,16 @@ class Place(NamedTuple):
 
     @property
     def bracket(self) -> bytes:
-        """That which closes the innermost part; b"" outside of all."""
+        """Return the bracket that closes the innermost part; b"" outside of all parts."""
         return {b"{": b"}", b"[": b"]"}.get(self.inside[-1:], b"")
 
     def said_bare(self, text: bytes) -> "Place":
-        """The place behind `text` in one that is no JSON: all of it is `string`."""
+        """Return the position after `text` in a text that is not JSON, whose `string` is the whole text."""
         string = (self.string or b"") + text
         return Place(string=string if len(string) <= MAX_KNOWN else _UNKNOWN * (MAX_KNOWN + 1))
 
     def advance(self, text: bytes) -> "Place":
-        """The place behind `text`, which begins here."""
+        """Return the position after `text`, which begins here."""
         inside, last, string, escaped = self[:4]
         for byte in text:
             if string is not None:

@@ -1,10 +1,10 @@
-"""The shortest texts that a pattern allows, or behind a beginning of such a text.
+"""Find the shortest texts that a pattern allows, from the start or after a given beginning.
 
-A pattern is read into states, and each knows how many characters its nearest end is away. Several patterns
-and a least length together are searched with that as the estimate (A*).
+A pattern is parsed into states, and each state knows the number of characters to its nearest end. For several
+patterns and a minimum length together, A* search uses that number as its estimate.
 
-What is found here is only proposed: whoever uses it asks the grammar whether it is so. Nothing is found for a
-pattern with parts that are not read here.
+Results are only candidates: the caller asks the grammar whether they fit. Patterns with unsupported
+constructs have no result.
 """
 
 from functools import lru_cache
@@ -16,20 +16,20 @@ from mmengine.structured_output.regex.sets import DIGIT, SPACE, WORD, Set, holds
 from mmengine.structured_output.regex.states import States
 from mmengine.structured_output.regex.tree import Alt, Node, Repeat, Seq
 
-MAX_STATES = 5_000  # of one pattern
-MAX_OPTIONAL = 8  # repetitions that may be left out: more are taken for any number, which has fewer states
-MAX_LOOKED_AT = 4_000  # steps of a search for several patterns, or a least length
-MAX_TOLD_APART = 20_000  # sets times characters, whose characters are told apart
-MAX_BEGINNING = 256  # characters of a beginning behind which is searched
-MAX_LEAST = 8_192  # characters of a least length that is looked at
+MAX_STATES = 5_000  # Maximum number of states of a pattern.
+MAX_OPTIONAL = 8  # Maximum number of optional repetitions; more count as any number, which has fewer states.
+MAX_LOOKED_AT = 4_000  # Maximum number of steps in a search for several patterns, or a minimum length.
+MAX_TOLD_APART = 20_000  # Maximum number of sets times characters whose characters are distinguished.
+MAX_BEGINNING = 256  # Maximum number of characters in a given beginning.
+MAX_LEAST = 8_192  # Maximum supported minimum length, in characters.
 FAR = 1 << 30
-# One of each kind of character comes first; a class is looked at by those of them that it holds.
+# A character of each kind comes first; a class is represented by the characters here that it contains.
 _PLAIN = "a0A" + "".join(map(chr, range(0x20, 0x7F))) + "\t\n\r"
-_CLASSES = {"d": DIGIT, "w": WORD, "s": SPACE}  # the ASCII characters of them are enough
+_CLASSES = {"d": DIGIT, "w": WORD, "s": SPACE}  # Their ASCII characters are enough.
 
 
 class Words(States):
-    """Of one pattern, which matches whole texts. Raises Unread."""
+    """The automaton of a pattern for whole texts. Raises Unread."""
 
     def __init__(self, regex: str):
         super().__init__(_with_fewer_states(read_regex(regex, _CLASSES)), self._check)
@@ -41,7 +41,7 @@ class Words(States):
             raise Unread(f"it has more than {MAX_STATES:,} states")
 
     def closure(self, waiting: list[int]) -> frozenset[int]:
-        """Without those that only lead to others, so that fewer of what it gives differ."""
+        """Return the states without those that only lead to others, so that fewer results differ."""
         found = super().closure(waiting)
         return frozenset(place for place in found if not place or self.states[place][0] is not None)
 
@@ -49,7 +49,7 @@ class Words(States):
         return min((self.away[place] for place in now), default=FAR)
 
     def nearest(self, now: frozenset[int]) -> str:
-        """The shortest way to an end, where there is one."""
+        """Return the shortest text to an end, if there is one."""
         place, out = min(now, key=self.away.__getitem__), []
         while self.away[place]:
             chars, after = self.states[place]
@@ -61,12 +61,12 @@ class Words(States):
         return "".join(out)
 
     def options(self, now: frozenset[int]) -> dict[str, None]:
-        """Characters that may follow, one for each way at least."""
+        """Return characters that may follow, at least one for each path."""
         sets = dict.fromkeys(chars for chars, _ in (self.states[place] for place in now) if chars)
         return dict.fromkeys(char for chars in sets for char in _some(chars))
 
     def _distances(self) -> list[int]:
-        """Of each state to the end, in characters: from the end backwards, the nearest first."""
+        """Return each state's distance to the end, in characters, computed from the end backwards."""
         before: list[list[tuple[int, int]]] = [[] for _ in self.states]
         for place, (chars, after) in enumerate(self.states):
             for other in after if chars != () else ():
@@ -82,14 +82,14 @@ class Words(States):
 
 
 class Text(NamedTuple):
-    """What a text must be: all of `patterns`, of so many characters at least."""
+    """A text that must match all `patterns` and have at least `low` characters."""
 
     patterns: tuple[str, ...]
     low: int = 0
 
     @lru_cache(maxsize=1024)  # noqa: B019 (there is nothing of it but these fields)
     def rest(self, beginning: str) -> str | None:
-        """The shortest that makes a text of `beginning`; None where none is found."""
+        """Return the shortest rest that completes `beginning`; None if none is found."""
         if len(beginning) > MAX_BEGINNING or self.low > MAX_LEAST:
             return None
         try:
@@ -113,7 +113,7 @@ class Text(NamedTuple):
 
 
 def _searched(words: list[Words], now: tuple[frozenset[int], ...], low: int) -> str | None:
-    """A*: of what is equally near the end, what has more behind it is looked at first."""
+    """Search with A*; among equal estimates, longer texts come first."""
 
     def estimate(at: tuple[frozenset[int], ...], size: int) -> int:
         return max(low - size, *(each.distance(one) for each, one in zip(words, at)))
@@ -144,7 +144,7 @@ def _searched(words: list[Words], now: tuple[frozenset[int], ...], low: int) -> 
 
 
 def _alike(words: list[Words]) -> dict[str, str]:
-    """Of each character that is looked at, the first that no set of the patterns tells from it."""
+    """Map each relevant character to the first character that no set of the patterns distinguishes from it."""
     sets = list(dict.fromkeys(chars for each in words for chars, _ in each.states if chars))
     first: dict[tuple[bool, ...], str] = {}
     looked_at = dict.fromkeys(char for chars in sets for char in _some(chars))
@@ -157,7 +157,7 @@ def _alike(words: list[Words]) -> dict[str, str]:
 
 @lru_cache(maxsize=1024)
 def _some(chars: Set) -> str:
-    """Characters of a set, the best first."""
+    """Return characters of a set, the best first."""
     plain = "".join(char for char in _PLAIN if holds(chars, ord(char)))
     return plain or "".join(chr(low) for low, _ in chars)
 

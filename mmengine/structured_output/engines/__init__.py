@@ -1,1 +1,1 @@
-"""What a grammar engine brings (base.py), and which there are (backends.py)."""
+"""Grammar engines: their interface (base.py) and their registry (backends.py)."""

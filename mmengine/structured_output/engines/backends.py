@@ -1,7 +1,7 @@
-"""The grammar engines that can be chosen: llguidance is our own, every other one comes by an entry point.
+"""The registry of grammar engines: llguidance is built in, and other engines register an entry point.
 
-An entry point in the group `mmengine.grammar_backends` names a callable that takes what OfTokenizer (base.py)
-takes, and gives a Backend.
+An entry point in the group `mmengine.grammar_backends` names a callable that takes the arguments of
+OfTokenizer (base.py) and returns a Backend.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a grammar engine brings: one file like llguidance/backend.py implements this."""
+"""The interface that a grammar engine implements, as llguidance/backend.py does."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -14,21 +14,23 @@ from mmengine.structured_output.matcher import Matcher
 
 
 class Compiled(Protocol):
-    """A grammar, ready for any number of texts."""
+    """A compiled grammar for any number of texts."""
 
-    after: tuple[int, ...]  # the text begins behind these tokens; (): at once
-    shortest: int  # tokens that a text needs at least which is to be closed in its budget; 0 where it is not
+    after: tuple[int, ...]  # The text begins after these tokens; (): at once.
+    # Minimum number of tokens of a text that must be completed within its budget; 0 if completion is off.
+    shortest: int
 
     def matcher(self) -> Matcher:
-        """A new one, at the beginning."""
+        """Return a new matcher at the beginning."""
 
     def renewed(self, error: str) -> Matcher | None:
-        """The same behind a matcher's `error`, where the grammar engine keeps something that all matchers
-        before have used up; None for another error."""
+        """Return a new matcher after a matcher's `error` if the engine's matchers had used up a shared
+        resource; None for another error.
+        """
 
     def closer(self, budget: int, reserve: int = 0) -> Closer | None:
-        """For a text of at most `budget` tokens, at its beginning; None where it is not to be closed.
-        `reserve`: how many of them are kept for what completes it behind a stop string, if there are so many.
+        """Return a closer for a text of at most `budget` tokens, at its beginning; None if completion is off.
+        Up to `reserve` tokens of the budget are kept for the completion after a stop string.
         """
 
 
@@ -37,51 +39,57 @@ class Backend(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that masks have a bit for."""
+        """The number of tokens that masks have a bit for."""
 
     def compile(self, grammar: GrammarRequest) -> Compiled:
-        """`grammar`: one of spec.py. Called on worker threads, perhaps on several at once. Raises
-        InvalidRequest for one that it does not take."""
+        """Compile a grammar from spec.py. Worker threads call this, perhaps several at once. Raises
+        InvalidRequest for a grammar that the engine does not support.
+        """
 
     def notes(self, grammar: GrammarRequest) -> tuple[Note, ...]:
-        """Where it allows less than `grammar` says, for whoever asked for that."""
+        """Return notes for the client on places where the engine allows less than `grammar`."""
 
     def fill(
         self, matchers: Sequence[Matcher], bits: np.ndarray, drafts: Sequence[list[int]] | None = None
     ) -> None:
-        """Set `bits`, uint32 [m, ceil(vocab_size / 32)], to what each of m matchers allows next: token t is
-        bit t % 32 of word t // 32. An end of sequence is allowed exactly where the grammar accepts. What a
-        matcher that breaks meanwhile allows means nothing.
+        """Set `bits`, uint32 [m, ceil(vocab_size / 32)], to the next tokens that each of m matchers allows:
+        token t is bit t % 32 of word t // 32. An end of sequence is allowed exactly where the grammar
+        accepts. The mask of a matcher that breaks meanwhile has no meaning.
 
-        With `drafts`, each matcher has one mask more for each of its drafts, in order: what it allows
-        after that draft. After a draft that it does not allow the masks are left as they were. The matchers
-        themselves do not advance."""
+        With `drafts`, each matcher has one more mask for each of its drafts, in order: the tokens allowed
+        after that draft. After a draft that is not allowed, the masks keep their old contents. The matchers
+        themselves do not advance.
+        """
 
     def allows(self, matcher: Matcher, token_id: int) -> bool:
-        """Whether `fill` would set the token's bit, for far less."""
+        """Return whether `fill` would set the token's bit, at a much lower cost."""
 
     def take(self, matcher: Matcher, token_id: int, last: int) -> bool:
-        """Go on, behind the token `last` (-1: none), by a token that is no end of sequence if `fill` would
-        set its bit; else nothing happens."""
+        """Consume a token, which is not an end of sequence, if `fill` would set its bit; otherwise change
+        nothing. `last` is the token before it (-1: none).
+        """
 
     def forced(self, matcher: Matcher, last: int) -> list[int]:
-        """The matcher's `compute_ff_tokens`, behind the token `last` (-1: none). The tokenizer spells so what
-        is forced, but where a grammar leaves more than one spelling there may be more than
-        `compute_ff_tokens` would give."""
+        """Return the matcher's forced tokens (`compute_ff_tokens`) after the token `last` (-1: none). If a
+        grammar leaves several spellings, there may be more tokens than `compute_ff_tokens` returns.
+        """
 
     def advance(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> None:
-        """Each matcher goes on by its token; one that refuses it is broken."""
+        """Advance each matcher by its token; a matcher that refuses its token is broken."""
 
     def cut(self, token_ids: Sequence[int], behind: str) -> list[int] | None:
-        """Tokens of the text that `token_ids` say, up to where `behind` begins, which ends it but for half a
-        character. None where no tokens say that."""
+        """Return tokens of the text of `token_ids` up to the start of `behind`, which ends that text except
+        for a partial character. None if no tokens spell that text.
+        """
 
 
 class OfTokenizer:
-    """What a grammar engine is made of: a tokenizer. `token_bytes`: gives the bytes that each token stands
-    for, b"" for one that no text holds; called once, when the first grammar comes. `special_ids`: tokens that
-    are no text. `encode`: text to tokens. A token at or beyond the end of `token_bytes`, as a model's
-    vocabulary is often wider, is never allowed."""
+    """The base class of grammar engines, built from a tokenizer.
+
+    `token_bytes` returns the bytes of each token, b"" for a token outside all texts; it is called once, for
+    the first grammar. `encode` converts text to tokens. `special_ids` are tokens outside all texts. A token
+    at or beyond the end of `token_bytes` is never allowed; a model's vocabulary is often wider.
+    """
 
     def __init__(
         self,
@@ -95,18 +103,18 @@ class OfTokenizer:
         self._special_ids, self.eos_token_ids = special_ids, list(eos_token_ids)
         self._vocab_size = vocab_size
         self._vocabulary: Vocabulary | None = None
-        self._lock = threading.Lock()  # of what is made when the first grammar comes
+        self._lock = threading.Lock()  # Guards objects that are created for the first grammar.
 
     @property
     def vocab_size(self) -> int:
         return self._vocab_size
 
     def notes(self, grammar: GrammarRequest) -> tuple[Note, ...]:
-        """As Backend.notes: it allows all."""
+        """Return no notes: the engine allows everything."""
         return ()
 
     def cut(self, token_ids: Sequence[int], behind: str) -> list[int] | None:
-        """As Backend.cut: of a token in which `behind` begins the bytes before it, each as a token."""
+        """Implement Backend.cut: the bytes before `behind` within a token become one token each."""
         words = self._words()
         place = words.text(token_ids).rfind(behind.encode())
         if place < 0:
@@ -136,5 +144,5 @@ class OfTokenizer:
         return list(self._token_bytes())[: self._vocab_size]
 
     def _texts(self, tokens: Sequence[bytes]) -> list[bytes]:
-        """`tokens`, b"" in place of those that are special."""
+        """Return `tokens` with b"" in place of special tokens."""
         return [b"" if token in self._special_ids else text for token, text in enumerate(tokens)]

@@ -1,11 +1,11 @@
-"""What a grammar engine says of a grammar, for whoever asked for it: what is wrong, and what to do."""
+"""Rewrite a grammar engine's errors for clients: what is wrong, and what to do."""
 
 import re
 
 from mmengine.errors import shown
 
-PANIC = "panic"  # how what llguidance says begins where it fails itself
-MAX_ERROR_CHARS = 300  # of what is said of a grammar; the rest is left out
+PANIC = "panic"  # The beginning of an error that llguidance reports for its own failure.
+MAX_ERROR_CHARS = 300  # Maximum number of characters of an error; the rest is cut off.
 _KNOWN = tuple(
     (re.compile(found), said)
     for found, said in (
@@ -41,18 +41,20 @@ _KNOWN = tuple(
     )
 )
 _REGEX = re.compile(r'invalid regex "(.*?)" \(in regex\): (.*)', re.S)
-_PATTERN = re.compile(r"SearchRegex /\^\(\?:(.*?)\)\$/")  # as the gate writes those of a schema
-_SOURCE_LINE = re.compile(r"^ *(?:\d+ \| .*|\^)\n?", re.M)  # the grammar's own lines, quoted and underlined
+# The form in which normalization writes a schema's patterns.
+_PATTERN = re.compile(r"SearchRegex /\^\(\?:(.*?)\)\$/")
+_SOURCE_LINE = re.compile(r"^ *(?:\d+ \| .*|\^)\n?", re.M)  # The grammar's own lines, quoted and underlined.
 
 
 def is_panic(failure: BaseException) -> bool:
-    """Whether it is a panic of a library in Rust, which is no Exception. llguidance turns those of its
-    matchers into errors of theirs; what is left is named by whoever called it."""
+    """Return whether the failure is a panic of a Rust library, which is not an Exception. llguidance turns
+    panics in its matchers into errors; the caller reports other panics.
+    """
     return type(failure).__name__ == "PanicException"
 
 
 def in_our_words(error: str) -> str:
-    """One line of at most MAX_ERROR_CHARS."""
+    """Return the error as one line of at most MAX_ERROR_CHARS."""
     text = error.replace("<non-verbose/>", "")
     for pattern, said in _KNOWN:
         if pattern.search(text):

@@ -1,1 +1,1 @@
-"""Grammars as llama.cpp (GBNF) and xgrammar (EBNF) write them, as Lark or a regex for the grammar engine."""
+"""Translate llama.cpp's GBNF and xgrammar's EBNF into Lark or a regex for the grammar engine."""

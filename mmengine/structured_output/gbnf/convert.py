@@ -1,4 +1,4 @@
-"""Rules as the grammar engine takes them: a regex where they are not recursive, else Lark."""
+"""Convert the rules for the grammar engine: into a regex if they are not recursive, else into Lark."""
 
 from functools import lru_cache
 
@@ -9,13 +9,14 @@ from mmengine.structured_output.gbnf.lexemes import Comparison
 from mmengine.structured_output.gbnf.parse import parse
 from mmengine.structured_output.regex.tree import Ref, regex_of
 
-MAX_ROUNDS = 100  # of cutting what cannot be one lexeme
+MAX_ROUNDS = 100  # Maximum number of rounds that split lexemes.
 
 
 @lru_cache(maxsize=64)
 def convert(text: str) -> tuple[str, str]:
-    """("regex" or "lark", what the engine is given) for a grammar's text: for exactly its texts. Raises
-    InvalidRequest, with the line of what is wrong."""
+    """Convert a grammar into ("regex" or "lark", source) with exactly the same texts. Raises InvalidRequest
+    with the line of the fault.
+    """
     rules, root = Rules(parse(text)), Ref("root", 1)
     if rules.is_plain(root):
         return "regex", regex_of(rules.plain(root))

@@ -1,4 +1,4 @@
-"""A grammar cut into pieces that are lexemes: as large as they may be."""
+"""Split a grammar into lexemes that are as large as possible."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from mmengine.errors import ErrorCode, InvalidRequest
 from mmengine.structured_output.gbnf.lexemes import MAX_POSITIONS
 from mmengine.structured_output.regex.tree import Alt, Chars, Node, Ref, Repeat, Seq, regex_of
 
-MAX_REGEX_NODES = 20_000  # of rules that are put into one another
-MAX_EXPANDED = 1_000_000  # nodes that are looked at, of all pieces and rounds together
+MAX_REGEX_NODES = 20_000  # Maximum number of nodes in rules that are inlined into one another.
+MAX_EXPANDED = 1_000_000  # Maximum number of nodes that are visited for all pieces and rounds together.
 MAX_LEXEMES = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One lexeme: `node` without references, known by its regex."""
+    """One lexeme: `node` has no references, and its regex identifies the piece."""
 
     regex: str
     node: Node
@@ -24,7 +24,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Parts one behind the other, or alternatives (`between` "|"), so many times."""
+    """Parts in sequence, or alternatives if `between` is "|"; the whole group is repeated."""
 
     parts: "list[Part]"
     between: str = ""
@@ -36,16 +36,16 @@ Part = Piece | Ref | Group
 
 
 class Rules:
-    """A grammar's rules. `piece` raises InvalidRequest where putting them into one another is too much."""
+    """A grammar's rules. `piece` raises InvalidRequest if inlining them takes too long."""
 
     def __init__(self, rules: dict[str, Node]):
         self.nodes = rules
         self._left = MAX_EXPANDED
-        self._pieces: dict[str, Piece | None] = {}  # by rule
+        self._pieces: dict[str, Piece | None] = {}  # Pieces by rule.
 
     @cached_property
     def _sizes(self) -> "dict[str, _Size]":
-        """Of each rule that is not recursive, with the rules in it; others are left out."""
+        """Return the size of each rule that is not recursive, with the rules inside it."""
         sizes: dict[str, _Size] = {}
         refs = {name: list(_refs(node)) for name, node in self.nodes.items()}
         own = {name: _count(node) for name, node in self.nodes.items()}
@@ -68,11 +68,11 @@ class Rules:
         return sizes
 
     def is_plain(self, node: Node) -> bool:
-        """Whether no recursion is in it, and it is small with all rules put in."""
+        """Return whether the node contains no recursion and is small enough with all rules inlined."""
         return self._size(node) is not None
 
     def _size(self, node: Node) -> "_Size | None":
-        """With all rules put in; None where it is not plain."""
+        """Return the node's size with all rules inlined; None if it is not plain."""
         sizes, refs = self._sizes, list(_refs(node))
         own = _count(node)
         self._spend(own.nodes)
@@ -91,7 +91,7 @@ class Rules:
             )
 
     def piece(self, node: Node) -> Piece | None:
-        """`node` as one lexeme; None where it is not plain, or larger than a lexeme may be."""
+        """Return `node` as one lexeme; None if it is not plain, or too large for a lexeme."""
         if isinstance(node, Ref):
             if node.name not in self._pieces:
                 self._pieces[node.name] = self.piece(self.nodes[node.name])
@@ -104,7 +104,7 @@ class Rules:
         return Piece(regex_of(plain), plain)
 
     def plain(self, node: Node) -> Node:
-        """`node` with the rules put in."""
+        """Return `node` with all rules inlined."""
         match node:
             case Ref(name=name):
                 return self.plain(self.nodes[name])
@@ -147,7 +147,7 @@ def _count(node: Node) -> _Size:
 
 
 class Cutter:
-    """The rules that root leads to, cut into lexemes, none of which is in `unsafe`."""
+    """The rules that root leads to, split into lexemes, none of which is in `unsafe`."""
 
     def __init__(self, rules: Rules, unsafe: set[str]):
         self._rules, self._unsafe = rules, unsafe
@@ -178,7 +178,7 @@ class Cutter:
         raise AssertionError("a character is a lexeme")
 
     def _cut_items(self, items: tuple[Node, ...]) -> Iterator[Part]:
-        """Neighbours are one lexeme where that is safe."""
+        """Split a sequence; neighbours form one lexeme if that is safe."""
         run: list[Node] = []
         ended: tuple[Node | None, ...] = (*items, None)
         for item in ended:

@@ -1,4 +1,4 @@
-"""What may come behind what in a grammar that is cut into lexemes, and which of those cannot be lexemes."""
+"""Compute which lexemes may follow which, and find pieces that cannot be one lexeme."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from mmengine.structured_output.regex.tree import Ref
 
 
 def unsafe_pieces(cutter: Cutter, comparison: Comparison) -> set[str]:
-    """Regexes of pieces that have to be cut further."""
+    """Return the regexes of pieces that must be split further."""
     lexemes = {regex: comparison.lexeme(regex, piece.node) for regex, piece in cutter.pieces.items()}
     large = {regex for regex, lexeme in lexemes.items() if lexeme is None}
     if large:
@@ -19,27 +19,28 @@ def unsafe_pieces(cutter: Cutter, comparison: Comparison) -> set[str]:
 
 
 class _Follow:
-    """Sets of pieces are integers, in which a piece has one bit."""
+    """Computes FIRST and FOLLOW sets. A set of pieces is an integer with one bit for each piece."""
 
     def __init__(self, cutter: Cutter, lexemes: dict[str, Lexeme], comparison: Comparison):
         self._rules = cutter.rules
         self._lexemes = list(lexemes.values())
         self._regexes = list(lexemes)
         self._numbers = {regex: at for at, regex in enumerate(lexemes)}
-        self._first = dict.fromkeys(self._rules, (0, False))  # of rules; and whether each may be empty
+        # FIRST sets of rules, and whether each rule may be empty.
+        self._first = dict.fromkeys(self._rules, (0, False))
         self._behind_rule = dict.fromkeys(self._rules, 0)
         self._behind = [0] * len(self._lexemes)
         self._begin: dict[int, Set] = {}
         self._settle(comparison)
 
     def _settle(self, comparison: Comparison) -> None:
-        # One is looked at much sooner than two lexemes are compared.
+        # Visiting one part is much cheaper than comparing two lexemes.
         steps = len(self._rules) + sum(map(_parts, self._rules.values())) // 10
         changed = True
         while changed:
             comparison.spend(steps)
             changed = False
-            for name, part in reversed(self._rules.items()):  # rules mostly name those behind them
+            for name, part in reversed(self._rules.items()):  # Rules mostly refer to later rules.
                 found = self._first_of(part)
                 changed = changed or found != self._first[name]
                 self._first[name] = found
@@ -112,7 +113,7 @@ class _Follow:
         return found
 
     def _beginning(self, bits: int) -> Set:
-        """The characters with which one of the pieces begins."""
+        """Return the characters with which one of the pieces begins."""
         if bits not in self._begin:
             pairs = [
                 pair
@@ -125,7 +126,7 @@ class _Follow:
 
 
 def _parts(part: Part) -> int:
-    """How many there are, with those in it."""
+    """Return the number of parts, including nested parts."""
     return 1 + sum(map(_parts, part.parts)) if isinstance(part, Group) else 1
 
 

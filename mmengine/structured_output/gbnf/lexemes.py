@@ -1,8 +1,8 @@
-"""When pieces of a grammar may be read as one lexeme each.
+"""Decide when pieces of a grammar may be lexemes.
 
-The grammar engine reads the longest lexeme that may come next. What the grammar allows is kept if a text
-never goes on both ways: within a lexeme, or behind one that is whole. Whatever is not sure is cut into
-smaller ones; lexemes of one character are always right.
+The grammar engine reads the longest lexeme that may come next. The language is preserved if no text can
+continue both within a lexeme and after a complete lexeme. Pieces for which that is not certain are split
+further. Lexemes of one character are always safe.
 """
 
 from dataclasses import dataclass, field
@@ -11,13 +11,16 @@ from mmengine.errors import ErrorCode, InvalidRequest
 from mmengine.structured_output.regex.sets import Set, meet
 from mmengine.structured_output.regex.tree import Alt, Chars, Node, Ref, Repeat, Seq
 
-MAX_POSITIONS = 400  # of one lexeme: a larger one is cut
-MAX_STEPS = 150_000  # of comparing lexemes, and of looking for what follows what
+MAX_POSITIONS = 400  # Maximum number of positions in a lexeme; a larger piece is split.
+# Maximum number of steps to compare lexemes and to compute which lexemes may follow which.
+MAX_STEPS = 150_000
 
 
 @dataclass(slots=True)
 class Lexeme:
-    """A piece without references, by its positions: the sets of characters in it, in order."""
+    """A piece without references, by its positions: its sets of characters, in order (Glushkov's
+    construction).
+    """
 
     sets: list[Set] = field(default_factory=list)
     first: set[int] = field(default_factory=set)
@@ -27,8 +30,9 @@ class Lexeme:
 
 
 def lexeme_of(node: Node) -> Lexeme | None:
-    """None for one with too many positions. A counted repetition goes on for ever here: it is cut sooner than
-    it must be."""
+    """Return the lexeme of a node, or None if it has too many positions. A counted repetition counts as
+    endless here, so it is split sooner than necessary.
+    """
     lexeme = Lexeme()
     try:
         lexeme.first, lexeme.last, lexeme.nullable = _positions(node, lexeme)
@@ -38,7 +42,7 @@ def lexeme_of(node: Node) -> Lexeme | None:
 
 
 def _positions(node: Node, lexeme: Lexeme) -> tuple[set[int], set[int], bool]:
-    """Where `node` begins and ends, and whether it may be empty."""
+    """Return the positions where `node` begins and ends, and whether it may be empty."""
     match node:
         case Chars(ranges=ranges):
             at = len(lexeme.sets)
@@ -77,7 +81,7 @@ def _positions(node: Node, lexeme: Lexeme) -> tuple[set[int], set[int], bool]:
 
 
 class Comparison:
-    """Of the lexemes of one grammar; raises InvalidRequest where that would take too long."""
+    """Compares the lexemes of one grammar. Raises InvalidRequest if that takes too long."""
 
     def __init__(self) -> None:
         self._left = MAX_STEPS
@@ -85,7 +89,7 @@ class Comparison:
         self._known: dict[tuple[str, str], tuple[list[Set], bool]] = {}
 
     def spend(self, steps: int) -> None:
-        """Raise InvalidRequest when there were too many."""
+        """Count steps. Raises InvalidRequest if there were too many."""
         self._left -= steps
         if self._left < 0:
             raise InvalidRequest(
@@ -95,14 +99,15 @@ class Comparison:
             )
 
     def lexeme(self, regex: str, node: Node) -> Lexeme | None:
-        """`lexeme_of`, once for each regex."""
+        """Return `lexeme_of` a node, computed once for each regex."""
         if regex not in self._lexemes:
             self._lexemes[regex] = lexeme_of(node)
         return self._lexemes[regex]
 
     def beyond(self, one: str, other: str) -> tuple[list[Set], bool]:
-        """Of two lexemes that `lexeme` gave: the characters by which `other` may go on behind a whole `one`,
-        and whether one text is both."""
+        """Return the characters by which `other` may continue after a complete `one`, and whether a text
+        matches both. Both must be lexemes that `lexeme` returned.
+        """
         key = one, other
         if key not in self._known:
             first, second = self._lexemes[one], self._lexemes[other]
@@ -121,7 +126,7 @@ class Comparison:
                 ahead |= other.follow[q]
             for r in one.follow[p]:
                 for s in other.follow[q]:
-                    self._left -= 1  # looked at above
+                    self._left -= 1  # The loop's `spend` checks the limit.
                     if (r, s) not in seen and meet(one.sets[r], other.sets[s]):
                         seen.add((r, s))
                         pending.append((r, s))

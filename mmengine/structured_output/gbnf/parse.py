@@ -1,4 +1,4 @@
-"""The text of a grammar as rules: what llama.cpp takes, and rules over several lines as xgrammar does."""
+"""Parse the text of a grammar into rules: llama.cpp's syntax, and xgrammar's rules over several lines."""
 
 import re
 from typing import NoReturn
@@ -16,8 +16,8 @@ from mmengine.structured_output.regex.tree import (
 
 MAX_GBNF_CHARS = 64 * 1024
 MAX_GBNF_RULES = 2_000
-MAX_GROUPS = 64  # within one another
-MAX_REPEATS = 10_000  # counts in {m,n}
+MAX_GROUPS = 64  # Maximum nesting depth of groups.
+MAX_REPEATS = 10_000  # Maximum count in {m,n}.
 ANY = tuple(complement(()))
 _TOKEN = re.compile(
     r"(?P<space>[ \t\r]+|#[^\n]*)|(?P<line>\n)|(?P<head>[A-Za-z][\w-]*(?=[ \t]*::=))|(?P<name>[A-Za-z][\w-]*)"
@@ -30,8 +30,9 @@ _TIMES = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
 def parse(text: str) -> dict[str, Node]:
-    """Rules by name. Raises InvalidRequest, with the line, for a text that is no grammar, has no rule called
-    root, or names a rule that it does not have."""
+    """Return the rules by name. Raises InvalidRequest, with the line, for a text that is not a grammar, lacks
+    a rule called root, or refers to an unknown rule.
+    """
     if len(text) > MAX_GBNF_CHARS:
         raise InvalidRequest(
             f"the grammar has more than {MAX_GBNF_CHARS:,} characters", code=ErrorCode.INVALID_GRAMMAR
@@ -75,12 +76,12 @@ class _Parser:
             if len(found) >= MAX_GBNF_RULES:
                 _wrong(line, f"there are more than {MAX_GBNF_RULES:,} rules")
             self._next()
-            self._next()  # ::=
+            self._next()  # The ::= sign.
             found[name] = self._alternatives(0)
         return found
 
     def _next(self) -> None:
-        """The token behind this one; line ends and comments say nothing."""
+        """Advance to the next token; line ends and comments are skipped."""
         while self._at < len(self._text):
             found = _TOKEN.match(self._text, self._at)
             if found is None:
@@ -165,7 +166,7 @@ class _Parser:
         return Chars(ranges)
 
     def _characters(self, inner: str) -> list[tuple[int, bool]]:
-        """Code points, and whether each was escaped."""
+        """Return the code points, and whether each was escaped."""
         out = []
         for found in _ESCAPE.finditer(inner):
             digits = found[1] or found[2] or found[3]

@@ -1,1 +1,1 @@
-"""Regular expressions as trees and as states; grammars are made of the same trees."""
+"""Regular expressions as syntax trees and automata; grammars use the same trees."""

@@ -1,5 +1,9 @@
-"""Regular expressions read into trees: what means the same to pattern.py of the gate, which writes such, and
-to Rust's dialect: characters, sets, groups, alternatives, repetitions. A regex means a whole text."""
+"""Parse regular expressions into trees.
+
+The parser accepts the constructs that have one meaning in json_schema/patterns/pattern.py, which writes such
+patterns, and in Rust's dialect: characters, sets, groups, alternatives, repetitions. A regex must match a
+whole text.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -8,9 +12,9 @@ from typing import NoReturn
 from mmengine.structured_output.regex.sets import LAST, Ranges, Set, complement, set_of
 from mmengine.structured_output.regex.tree import Alt, Chars, Node, Repeat, Seq
 
-MAX_NESTING = 200  # of groups
+MAX_NESTING = 200  # Maximum nesting depth of groups.
 _ANY = tuple(complement([]))
-_LINE = tuple(complement([(10, 10)]))  # what . is, where it is not everything
+_LINE = tuple(complement([(10, 10)]))  # The characters that . matches outside of (?s:…).
 _ESCAPES = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11}
 _POINT = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|[xu]\{([0-9a-fA-F]{1,8})\}")
 _GROUP = re.compile(r"\((?:\?s?:|(?!\?))")
@@ -22,7 +26,7 @@ _TIMES = re.compile(r"\*|\+|\?|\{(\d{1,6})(?:(,)(\d{0,6}))?\}")
 
 
 class Unread(ValueError):
-    """What of a regular expression is not read here."""
+    """Raised for a construct that the parser does not support."""
 
 
 def _as_written(ranges: Ranges, negated: bool) -> Set:
@@ -36,9 +40,12 @@ def read_regex(
     meaning: Callable[[Ranges, bool], Set] = _as_written,
     engine: str = "",
 ) -> Node:
-    """Raises Unread. `classes`: by letter, sets that have an escape, as d for \\d and, what it does not hold,
-    \\D. `nesting`: groups within one another. `meaning`: what ranges in brackets stand for, negated or
-    not. `engine`: the grammar engine that errors name."""
+    r"""Parse a regex. Raises Unread.
+
+    `classes` maps letters to sets that have an escape: d for \\d and, as its complement, \\D. `nesting` is
+    the maximum nesting depth of groups. `meaning` returns the set that ranges in brackets stand for, negated
+    or not. `engine` is the grammar engine that errors name.
+    """
     return _Reader(text, classes or {}, nesting, meaning, engine).whole()
 
 
@@ -57,9 +64,11 @@ class _Reader:
         self._dot = _LINE
 
     def whole(self) -> Node:
-        """Not by recursion: the names that a schema excludes are as many groups within one another as they
-        have letters."""
-        outer: list[tuple[list[list[Node]], Set]] = []  # of the open groups: alternatives, and what . was
+        """Parse the whole text without recursion: a pattern that excludes names nests as many groups as the
+        names have letters.
+        """
+        # For each open group: the alternatives outside of it, and the meaning of . there.
+        outer: list[tuple[list[list[Node]], Set]] = []
         options: list[list[Node]] = [[]]
         while self._at < len(self._text):
             char = self._text[self._at]
@@ -162,7 +171,7 @@ class _Reader:
         found = self._take(_TIMES) if self._text[self._at : self._at + 1] in _REPEATS else None
         if not found:
             return node
-        self._has("?")  # lazy: the same language
+        self._has("?")  # A lazy quantifier matches the same language.
         if self._text[self._at : self._at + 1] in _REPEATS:
             self._fail("a repetition is repeated; put it in a group")
         if not found[1]:

@@ -1,12 +1,12 @@
-"""Sets of characters, as ranges of code points. Surrogates, which no text holds, are in none."""
+"""Sets of characters as ranges of code points. Surrogates, which no text contains, are in no set."""
 
 from bisect import bisect_right
 from collections.abc import Iterable
 
 LAST = 0x10FFFF
 
-Ranges = list[tuple[int, int]]  # inclusive, in any order
-Set = tuple[tuple[int, int], ...]  # sorted, and apart
+Ranges = list[tuple[int, int]]  # Inclusive, in any order.
+Set = tuple[tuple[int, int], ...]  # Sorted, without overlaps.
 DIGIT: Ranges = [(0x30, 0x39)]
 WORD: Ranges = [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]
 SPACE: Ranges = [
@@ -16,7 +16,7 @@ SPACE: Ranges = [
 
 
 def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Sorted, and apart."""
+    """Return the complement, sorted and without overlaps."""
     out, start = [], 0
     for low, high in sorted([*ranges, (0xD800, 0xDFFF)]):
         if low > start:
@@ -37,7 +37,7 @@ def holds(one: Set, point: int) -> bool:
 
 
 def meet(one: Set, other: Set) -> bool:
-    """Whether a character is in both."""
+    """Return whether the sets have a common character."""
     at = 0
     for low, high in one:
         while at < len(other) and other[at][1] < low:

@@ -1,18 +1,22 @@
-"""A regular expression as states with single characters between them (K. Thompson, Regular Expression Search
-Algorithm, CACM 1968)."""
+"""A nondeterministic automaton for a regular expression, with single characters between states (K. Thompson,
+Regular Expression Search Algorithm, CACM 1968).
+"""
 
 from collections.abc import Callable
 
 from mmengine.structured_output.regex.sets import Set, holds
 from mmengine.structured_output.regex.tree import Alt, Chars, Node, Repeat, Seq
 
-STATE_COST = 10  # steps that making a state counts for
+STATE_COST = 10  # Number of steps that creating a state costs.
 
 
 class States:
-    """A state has a set, and a character of that leads to the state behind it; or no set, and is all of the
-    states behind it at once. The first is the end. `spend` is told of steps before they are done, and may
-    raise."""
+    """The states of a regular expression.
+
+    A state with a set leads to its successor by any character of the set. A state without a set stands for
+    all its successors at once. State 0 accepts. `spend` is called with the number of steps before they are
+    done, and may raise.
+    """
 
     def __init__(self, node: Node, spend: Callable[[int], None]):
         self._spend = spend
@@ -23,16 +27,16 @@ class States:
         return {found for found, _ in self.states if found is not None}
 
     def first(self) -> frozenset[int]:
-        """All states that it is in before a text."""
+        """Return the states before any text."""
         return self.closure([self.start])
 
     def advance(self, now: frozenset[int], char: str) -> frozenset[int]:
-        """All states that it is in when a character has followed."""
+        """Return the states after one more character."""
         point, steps = ord(char), [self.states[place] for place in now]
         return self.closure([after[0] for found, after in steps if found is not None and holds(found, point)])
 
     def closure(self, waiting: list[int]) -> frozenset[int]:
-        """The states that these are all at once; takes from `waiting`."""
+        """Return the states that these states stand for. Empties `waiting`."""
         found: set[int] = set()
         while waiting:
             place = waiting.pop()
@@ -53,7 +57,7 @@ class States:
         return len(self.states) - 1
 
     def _build(self, node: Node, after: int) -> int:
-        """The state where a node begins behind which `after` stands."""
+        """Add the states of a node in front of the state `after`, and return the node's first state."""
         match node:
             case Chars(ranges=chars):
                 return self._state(chars, after)

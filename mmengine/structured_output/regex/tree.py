@@ -1,4 +1,4 @@
-"""What regular expressions and grammars are made of."""
+"""The nodes of regular expressions and grammars."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from mmengine.structured_output.regex.sets import Set
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """One character of a set; where that holds none, nothing matches."""
+    """One character of a set; an empty set matches nothing."""
 
     ranges: Set
 
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """What a rule allows. `line`: where it is named."""
+    """A reference to a rule. `line` is the line of the reference."""
 
     name: str
     line: int
@@ -32,7 +32,7 @@ class Alt:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """`high` None: any number of times."""
+    """Repeats an item; `high` None means any number of times."""
 
     item: "Node"
     low: int
@@ -43,7 +43,7 @@ Node = Chars | Ref | Seq | Alt | Repeat
 
 
 def regex_of(node: Node) -> str:
-    """A node without references as a regex of the grammar engine."""
+    """Return a node without references as a regex for the grammar engine."""
     match node:
         case Chars(ranges=ranges):
             if ranges and ranges[0][0] == ranges[-1][1]:

@@ -1,1 +1,1 @@
-"""What becomes of a schema: exact, approximated and how, or refused and why."""
+"""Report how a schema is enforced: exactly, approximately, or not at all."""

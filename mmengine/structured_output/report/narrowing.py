@@ -1,4 +1,4 @@
-"""Where answers are narrower than their schema: what masks leave out of it, by keyword and place."""
+"""Describe where answers are narrower than their schema, by keyword and place."""
 
 from collections.abc import Iterator
 
@@ -29,7 +29,7 @@ FORMATS = {
 
 
 def format_notes(document: Document) -> tuple[Note, ...]:
-    """Formats that are narrower than their RFC."""
+    """Return notes on formats that are narrower than their RFC."""
     return _some(
         Note(
             "format", f"#{join_pointer(node.pointer, 'format')}", f"{node.schema['format']}: {FORMATS[name]}"
@@ -40,7 +40,9 @@ def format_notes(document: Document) -> tuple[Note, ...]:
 
 
 def bound_notes(document: Document, bounds: Bounds) -> tuple[Note, ...]:
-    """What only the bounds leave out, but for the order of keys, which the gate says."""
+    """Return notes on values that only the bounds exclude, except for the order of keys, which normalization
+    notes.
+    """
     found: list[Note] = []
     if bounds.whitespace:
         found.append(Note("", "#", f"at most {bounds.whitespace} characters of white space in a row"))

@@ -1,4 +1,4 @@
-"""What becomes of a schema, asked before any model runs: `check_schema`."""
+"""Report how a schema would be enforced, before any model runs: `check_schema`."""
 
 import random
 import time
@@ -20,16 +20,16 @@ from mmengine.structured_output.report.narrowing import bound_notes, format_note
 from mmengine.structured_output.request.strict import strict_notes
 from mmengine.structured_output.types.types import schema_of
 
-if TYPE_CHECKING:  # a refusal needs none of it
+if TYPE_CHECKING:  # A refusal needs none of these imports.
     from mmengine.structured_output.engines.base import Backend
     from mmengine.structured_output.matcher import Matcher
 
-WALKS, WALK_TOKENS = 3, 48  # random beginnings of answers, over which masks are timed
-END = 256  # of the tokenizer whose other tokens are bytes
+WALKS, WALK_TOKENS = 3, 48  # Random beginnings of answers over which masks are timed, and their tokens.
+END = 256  # The end token of the tokenizer whose other tokens are bytes.
 
 
 class MaskCost(msgspec.Struct, frozen=True):
-    """Microseconds that the mask of one row takes, over `count` places of random answers."""
+    """The time that one row's mask takes, in microseconds, over `count` positions in random answers."""
 
     count: int
     mean_us: float
@@ -38,13 +38,13 @@ class MaskCost(msgspec.Struct, frozen=True):
 
 
 class SchemaReport(msgspec.Struct, frozen=True):
-    """What `check_schema` found.
+    """The result of `check_schema`.
 
-    `verdict`: "exact": within the `bounds`, answers are the values that the schema describes; "approximated":
-    they are some of those, and `approximations` says which not; "refused": `keyword`, `pointer` and `why` say
-    what cannot be enforced, and `reason` is `why` without the keyword and its place. No verdict lets an
-    answer be what the schema forbids. `bounds`: what Bounds leave out, the order of keys among it. `notes`:
-    annotations that look like assertions, and more to know.
+    `verdict` is "exact" (within the `bounds`, answers are the values that the schema describes),
+    "approximated" (answers are some of these values; `approximations` describe the others) or "refused"
+    (`keyword`, `pointer` and `why` say what cannot be enforced; `reason` is `why` without keyword and place).
+    No verdict allows an answer that the schema forbids. `bounds` list the values that Bounds exclude,
+    including orders of keys. `notes` list annotations that look like assertions, and other remarks.
     """
 
     verdict: Literal["exact", "approximated", "refused"]
@@ -55,7 +55,7 @@ class SchemaReport(msgspec.Struct, frozen=True):
     bounds: tuple[Note, ...] = ()
     notes: tuple[Note, ...] = ()
     gate_ms: float = 0.0
-    compile_ms: float = 0.0  # with one row of masks not filled yet
+    compile_ms: float = 0.0  # Before any mask is filled.
     grammar_bytes: int = 0
     masks: MaskCost | None = None
     reason: str = ""
@@ -69,13 +69,13 @@ def check_schema(
     strict_keywords: bool = False,
     backend: "Backend | str | None" = None,
 ) -> SchemaReport:
-    """Whether answers of `schema` can be enforced, and how exactly; no model is needed.
+    """Report whether answers of `schema` can be enforced, and how exactly; no model is needed.
 
-    `schema`: a JSON schema as a dict (or true, false) or as JSON text, or a type. `bounds`: None for the
-    default ones, `Bounds.off()` for none. `strict`: notes what OpenAI's strict mode refuses.
-    `strict_keywords`: refuses keywords that no draft knows. `backend`: compiles for its tokenizer, and masks
-    are timed; a grammar backend's name (None: llguidance's): for a tokenizer of bytes. Raises nothing for a
-    schema that is refused, and ConfigError for a name that no grammar backend has.
+    `schema` is a JSON schema as a dict (or true, false) or as JSON text, or a type. `bounds` None means the
+    defaults; `Bounds.off()` means no bounds. `strict` adds notes on constructs that OpenAI's strict mode
+    refuses. `strict_keywords` refuses keywords that no draft knows. `backend` is a backend, which compiles
+    for its tokenizer and times masks, or a grammar backend's name (None: llguidance), which compiles for a
+    tokenizer of bytes. A refused schema raises nothing. Raises ConfigError for an unknown backend name.
     """
     bounds = Bounds() if bounds is None else bounds
     backend = "llguidance" if backend is None else backend
@@ -108,7 +108,8 @@ def check_schema(
 
 
 def _byte_backend(name: str) -> "Backend":
-    from mmengine.structured_output.engines.backends import GRAMMAR_BACKENDS  # lazy
+    # Imported late because the engine is heavy.
+    from mmengine.structured_output.engines.backends import GRAMMAR_BACKENDS
 
     tokens = [*(bytes([byte]) for byte in range(END)), b""]
     make = GRAMMAR_BACKENDS.load(name)
@@ -116,7 +117,7 @@ def _byte_backend(name: str) -> "Backend":
 
 
 def _masks(backend: "Backend", matcher: "Callable[[], Matcher]") -> MaskCost | None:
-    """Of random answers: each token is any that its mask allows."""
+    """Time the masks of random answers: each token is any that its mask allows."""
     bits = np.zeros((1, -(-backend.vocab_size // 32)), np.uint32)
     source, times = random.Random(0), list[float]()
     for _ in range(WALKS):

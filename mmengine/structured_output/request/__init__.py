@@ -1,1 +1,3 @@
-"""What is asked for: the fields of `response_format` and `grammar`, tags, and what the log has of them."""
+"""Read the requested output form: the fields of `response_format` and `grammar`, tags, tool calls, and their
+form in the log.
+"""

@@ -1,5 +1,4 @@
-"""The fields of a response_format or a grammar, as a caller gives them: each is checked, and named where it
-is wrong."""
+"""Check the fields of a response_format or a grammar as the client sent them. Errors name the field at fault."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -15,13 +14,14 @@ from mmengine.request import check_unicode
 from mmengine.structured_output.json_schema.normalization import Bounds, NormalizedSchema, normalize_schema
 from mmengine.structured_output.json_schema.reading.loading import encode
 
-# JSON text of a schema, its bounds, JSON text of the documents of its references, whether unknown keywords
-# are refused.
+# JSON text of a schema, its bounds, JSON text of the documents that its references lead to, whether unknown
+# keywords are refused.
 WorkOut = Callable[[bytes, Bounds, bytes, bool], NormalizedSchema]
 _work_out: ContextVar[WorkOut | None] = ContextVar("work_out", default=None)
-LARGE = 32 * 2**10  # bytes of a schema and its documents; it takes tens of milliseconds from there on
+# Number of bytes of a schema and its documents from which normalization takes tens of milliseconds.
+LARGE = 32 * 2**10
 Truncation = Literal["length", "close"]
-MAX_URI = 2_000  # characters of the name of a document
+MAX_URI = 2_000  # Maximum number of characters of a document's name.
 
 
 def mapping(where: FieldPath, value: object) -> Mapping[str, Any]:
@@ -46,7 +46,7 @@ def string(where: FieldPath, value: object, max_chars: int) -> str:
 
 
 def truncation_of(where: FieldPath, given: Mapping[str, Any]) -> tuple[dict[str, Any], Truncation]:
-    """What else is `given`, and its on_truncation."""
+    """Return the other fields in `given`, and its on_truncation."""
     given = dict(mapping(where, given))
     match given.pop("on_truncation", None):
         case None | "length":
@@ -59,11 +59,13 @@ def truncation_of(where: FieldPath, given: Mapping[str, Any]) -> tuple[dict[str,
             )
 
 
-msgspec.json.Decoder(Bounds)  # one thread learns the type: two that are the first to use it crash
+msgspec.json.Decoder(Bounds)  # One thread learns the type: msgspec crashes if two threads use it first.
 
 
 def bounds_of(where: FieldPath, given: object) -> Bounds:
-    """None: the default ones; False: none; an object: those of bounds.py that it names."""
+    """Return the bounds: None means the defaults, False no bounds, an object the fields of bounds.py that it
+    names.
+    """
     if given is False:
         return Bounds.off()
     try:
@@ -73,7 +75,7 @@ def bounds_of(where: FieldPath, given: object) -> Bounds:
 
 
 def documents_of(where: FieldPath, given: object) -> Mapping[str, object]:
-    """The documents that a schema's references may lead to, by URI; None: none."""
+    """Return the documents that a schema's references may lead to, by URI; None means none."""
     documents = {} if given is None else mapping(where, given)
     for uri in documents:
         if not isinstance(uri, str) or len(uri) > MAX_URI:
@@ -83,7 +85,7 @@ def documents_of(where: FieldPath, given: object) -> Mapping[str, object]:
 
 
 def flag(where: FieldPath, value: object) -> bool:
-    """None is false."""
+    """Return a boolean field; None is false."""
     if value is not None and not isinstance(value, bool):
         raise InvalidRequest(f"{FIELD} must be true or false, not {shown(value)}", path=where)
     return bool(value)
@@ -91,8 +93,9 @@ def flag(where: FieldPath, value: object) -> bool:
 
 @contextmanager
 def large_schemas_by(work_out: WorkOut | None) -> Iterator[None]:
-    """In here, on this thread, schemas of more than LARGE bytes are worked out by `work_out`, which takes
-    what `_normalize_text` takes; None: here, as others are."""
+    """Normalize schemas of more than LARGE bytes by `work_out` within this context and thread. `work_out`
+    takes the arguments of `_normalize_text`; None normalizes every schema here.
+    """
     token = _work_out.set(work_out)
     try:
         yield
@@ -103,11 +106,11 @@ def large_schemas_by(work_out: WorkOut | None) -> Iterator[None]:
 def normalize_cached(
     schema: Any, bounds: Bounds, schemas: Mapping[str, object] | None = None, strict_keywords: bool = False
 ) -> NormalizedSchema:
-    """What the gate makes of a schema, once for the many lines of a batch that ask for the same."""
+    """Return the normalized schema, computed once for the many lines of a batch with the same schema."""
     try:
         text = schema if isinstance(schema, bytes) else encode(schema).encode()
         store = encode(schemas).encode() if schemas else b"{}"
-    except (TypeError, ValueError, RecursionError):  # the gate says what it is that is no JSON
+    except (TypeError, ValueError, RecursionError):  # Normalization reports the part that is not JSON.
         return normalize_schema(schema, bounds, schemas, strict_keywords)
     return _normalize_text(text, bounds, store, strict_keywords)
 

@@ -1,7 +1,7 @@
-"""What response_format and grammar may ask for, and the GrammarRequest (request.py) by which the engine and
-its log know it. By its kind, its source is:
+"""The forms that response_format and grammar may ask for, and the GrammarRequest (request.py) that the engine
+and its log store. The source of a GrammarRequest, by its kind:
 
-    json_schema      the schema as the gate left it, bounds included, as JSON
+    json_schema      the normalized schema, bounds included, as JSON
     regex            the regular expression
     choice           a JSON list of texts
     lark             the grammar
@@ -36,10 +36,13 @@ from mmengine.structured_output.request.strict import strict_notes
 from mmengine.structured_output.request.tags import StructuralTag, structural_tag
 from mmengine.structured_output.request.tool_calls import ToolCalls, read_tool_calls
 
-MAX_GRAMMAR_CHARS = 256 * 1024  # of a regex or a Lark grammar, and of all choices together
+# Maximum number of characters of a regex or a Lark grammar, and of all choices together.
+MAX_GRAMMAR_CHARS = 256 * 1024
 MAX_CHOICES = 10_000
-MAX_RULES = 2_000  # of a Lark grammar: rules that lead to one another are so deep, and deep ones need stack
-_RULE = re.compile(r"[\w\])}-]\s*:")  # where a rule's head ends: its name, or options or parameters
+# Maximum number of rules of a Lark grammar: rules may be nested as deep as that, and deep nesting needs
+# stack.
+MAX_RULES = 2_000
+_RULE = re.compile(r"[\w\])}-]\s*:")  # The end of a rule's head: its name, or options or parameters.
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 _SCHEMA_FIELDS = ("schema", "strict", "name", "description")
 _KINDS = ("regex", "choice", "lark", "gbnf", "ebnf", "structural_tag")
@@ -63,14 +66,15 @@ class Lark(msgspec.Struct, frozen=True):
 
 Grammar = JsonSchema | Regex | Choice | Lark | StructuralTag | ToolCalls
 
-# Between the items of JSON text and behind its keys: as little as possible, and as Python writes it.
+# White space between the items of JSON text and after its keys: the minimum, and Python's style.
 _SPACINGS = ((",", ":"), (", ", ": "))
 
 
 @lru_cache(maxsize=64)
 def draft_grammars_of(grammar: GrammarRequest) -> tuple[GrammarRequest, ...]:
-    """Grammars that allow some of what `grammar` does, those in which more is forced: of a schema those that
-    fix the white space."""
+    """Return grammars that allow a part of `grammar` and force more tokens: for a schema, grammars with fixed
+    white space.
+    """
     found = read_grammar(grammar)
     if not isinstance(found, JsonSchema):
         return ()
@@ -85,11 +89,11 @@ def draft_grammars_of(grammar: GrammarRequest) -> tuple[GrammarRequest, ...]:
     return tuple(made)
 
 
-_decode_tag = msgspec.json.Decoder(StructuralTag).decode  # by one thread, see tool_calls.py
+_decode_tag = msgspec.json.Decoder(StructuralTag).decode  # Created by one thread, see tool_calls.py.
 
 
 def read_grammar(grammar: GrammarRequest) -> Grammar:
-    """What a request's grammar says. Raises InvalidRequest for one that `grammar_of` did not make."""
+    """Return a request's grammar by kind. Raises InvalidRequest for a source that `grammar_of` did not write."""
     source = grammar.source
     try:
         match grammar.kind:
@@ -117,17 +121,17 @@ def grammar_of(
     response_format: Mapping[str, Any] | None = None,
     grammar: Mapping[str, Any] | None = None,
 ) -> GrammarRequest | None:
-    """What was asked for, None for free text. Equal sources are one object: the lines of a batch mostly ask
-    for the same grammar.
+    """Return the requested grammar; None for free text. Equal sources share one object, since the lines of a
+    batch mostly ask for the same grammar.
 
-    `response_format`: {"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema":
-    {"schema": {…}}}, whose `strict` adds notes at most: a schema is always enforced, or {"type":
-    "structural_tag", …} with the fields of tags.py. Beside "type" all but text may have "bounds", an object
-    of those of bounds.py, or false for none, and a json_schema "schemas", documents that its references lead
-    to, by URI, and "strict_keywords", true where unknown keywords shall be refused. `grammar`: {"regex": …},
-    {"choice": […]}, {"lark": …}, {"gbnf": …} ("ebnf" is the same) or {"structural_tag": {…}}. All but text
-    may have "on_truncation" beside these: "close", or "length", the default. What "reasoning" beside these
-    says, `reasoning_of` gives. Raises InvalidRequest, naming what cannot be enforced and where it stands.
+    `response_format` is {"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema":
+    {"schema": {…}}} or {"type": "structural_tag", …} with the fields of tags.py. A schema is always enforced;
+    its `strict` only adds notes. All types except text may have "bounds": an object with fields of bounds.py,
+    or false for no bounds. A json_schema may have "schemas", documents that its references lead to, by URI,
+    and "strict_keywords", true to refuse unknown keywords. `grammar` is {"regex": …}, {"choice": […]},
+    {"lark": …}, {"gbnf": …} ("ebnf" is the same) or {"structural_tag": {…}}. All forms except text may have
+    "on_truncation": "close", or "length" (the default). `reasoning_of` reads their "reasoning". Raises
+    InvalidRequest, naming the part that cannot be enforced and its place.
     """
     if response_format is not None and grammar is not None:
         raise InvalidRequest("give response_format or grammar, not both")
@@ -150,8 +154,9 @@ def grammar_of(
 def reasoning_of(
     response_format: Mapping[str, Any] | None = None, grammar: Mapping[str, Any] | None = None
 ) -> bool | None:
-    """Whether the grammar shall begin behind the model's reasoning; None where the caller leaves that to the
-    prompt. Takes what `grammar_of` took. Raises InvalidRequest."""
+    """Return whether the grammar begins after the model's reasoning; None if the prompt decides. Takes the
+    arguments of `grammar_of`. Raises InvalidRequest.
+    """
     where, given = FieldPath("grammar"), grammar
     if response_format is not None:
         where, given = FieldPath("response_format"), response_format
@@ -162,7 +167,7 @@ def reasoning_of(
 
 
 def _format_of(response_format: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Kind and source; None for free text."""
+    """Return kind and source; None for free text."""
     kind = mapping(FieldPath("response_format"), response_format).get("type")
     if kind not in _FORMATS:
         raise InvalidRequest(
@@ -176,7 +181,7 @@ def _format_of(response_format: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def _normalize(kind: str, response_format: Mapping[str, object]) -> NormalizedSchema | None:
-    """What the gate makes of the schema asked for; None for free text."""
+    """Return the requested schema, normalized; None for free text."""
     schema = _schema_of(kind, response_format)
     if schema is None:
         return None
@@ -187,8 +192,10 @@ def _normalize(kind: str, response_format: Mapping[str, object]) -> NormalizedSc
 
 
 def notes_of(response_format: Mapping[str, Any] | None) -> tuple[Note, ...]:
-    """What is to be said of a response_format that `grammar_of` took: keywords that restrict nothing, bounds
-    that are enforced narrower, and with `strict` what OpenAI would refuse. Raises InvalidRequest."""
+    """Return notes on a response_format that `grammar_of` accepted: keywords that restrict nothing, parts
+    that are enforced more narrowly and, with `strict`, constructs that OpenAI would refuse. Raises
+    InvalidRequest.
+    """
     if response_format is None:
         return ()
     asked, _ = truncation_of(FieldPath("response_format"), response_format)
@@ -202,7 +209,7 @@ def notes_of(response_format: Mapping[str, Any] | None) -> tuple[Note, ...]:
 
 
 def _schema_of(kind: str, response_format: Mapping[str, object]) -> Any:
-    """The schema asked for; None for free text."""
+    """Return the requested schema; None for free text."""
     common = ("bounds", "reasoning")
     known = {"text": (), "json_object": common, "json_schema": (kind, *common, "schemas", "strict_keywords")}
     refuse_others(FieldPath("response_format"), response_format, ("type", *known[kind]))
@@ -220,7 +227,7 @@ def _schema_of(kind: str, response_format: Mapping[str, object]) -> Any:
 
 
 def _grammar_of(grammar: Mapping[str, Any]) -> tuple[str, str]:
-    """Kind and source."""
+    """Return kind and source."""
     refuse_others(FieldPath("grammar"), mapping(FieldPath("grammar"), grammar), (*_KINDS, "reasoning"))
     kinds = _without_reasoning(grammar)
     if len(kinds) != 1:

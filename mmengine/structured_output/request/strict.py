@@ -1,4 +1,4 @@
-"""What OpenAI's `strict: true` would refuse of a schema that is taken here."""
+"""Notes on schemas that OpenAI's `strict: true` would refuse but that are supported here."""
 
 from collections import deque
 
@@ -6,10 +6,12 @@ from mmengine.structured_output.json_schema.reading.translation import subschema
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
 from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer
 
-MAX_PROPERTIES = 5_000  # of the whole schema, like the next three
-MAX_LEVELS = 10  # of objects and arrays within one another
-MAX_ENUM_VALUES = 1_000  # of all enums
-MAX_CHARS = 120_000  # of names of properties and definitions, values of enum and const together
+MAX_PROPERTIES = 5_000  # Limits on the whole schema, like the next three.
+MAX_LEVELS = 10  # Maximum nesting depth of objects and arrays.
+MAX_ENUM_VALUES = 1_000  # For all enums together.
+# Maximum number of characters in names of properties and definitions, and in values of enum and const
+# together.
+MAX_CHARS = 120_000
 MAX_STRICT_NOTES = 100
 UNSUPPORTED = frozenset(
     [
@@ -30,7 +32,9 @@ _WHY = "taken and enforced, but OpenAI's strict mode refuses it: "
 
 
 def strict_notes(schema: object) -> tuple[Note, ...]:
-    """Notes on what strict mode refuses, at most MAX_STRICT_NOTES. `schema`: one that the gate took."""
+    """Return notes on constructs that strict mode refuses, at most MAX_STRICT_NOTES. `schema` must have
+    passed normalization.
+    """
     notes: list[Note] = []
     if not isinstance(schema, dict):
         return (Note("", "#", _WHY + "the root must be an object with properties"),)

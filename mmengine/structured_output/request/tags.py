@@ -1,11 +1,11 @@
-"""Structural tags: free text in which a trigger begins a tag, and a tag holds JSON of a schema.
+"""Structural tags: free text in which a trigger begins a tag, and a tag contains JSON of a schema.
 
     text … <function=get_weather>{"city": "Oslo"}</function> … text
            ╰─trigger─╯          │                │
            ╰────────begin───────╯╰────schema────╯╰──end──╯
 
-Free text holds no trigger: one that is written begins a tag. So what a text says is never in doubt, for which
-no trigger may lie in another, and no begin may be the beginning of another.
+Free text contains no trigger: a trigger always begins a tag. So that a text is never ambiguous, no trigger
+may contain another, and no begin may be the beginning of another.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from mmengine.structured_output.request.fields import (
 
 MAX_STRUCTURES = 128
 MAX_TRIGGERS = 32
-MAX_TAG_CHARS = 1_000  # of a begin, an end or a trigger
+MAX_TAG_CHARS = 1_000  # Maximum number of characters of a begin, an end or a trigger.
 _FIELDS = ("type", "structures", "triggers", "at_least_one", "stop_after_first", "bounds")
 _STRUCTURE_FIELDS = ("begin", "schema", "end")
 _IN_NUMBERS = "0123456789.eE+-"
@@ -35,7 +35,7 @@ _ENCLOSED = ("object", "array", "string")
 
 
 class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`schema` as the gate left it."""
+    """A tag. `schema` is normalized."""
 
     begin: str
     schema: msgspec.Raw
@@ -45,14 +45,15 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class StructuralTag(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     structures: tuple[Structure, ...]
     triggers: tuple[str, ...]
-    at_least_one: bool = False  # tag; text may come before it
-    stop_after_first: bool = False  # the answer ends with its first tag
+    at_least_one: bool = False  # At least one tag is required; text may come before it.
+    stop_after_first: bool = False  # The answer ends with its first tag.
 
 
 def structural_tag(where: FieldPath, given: Any) -> str:
-    """The source of a form, as spec.py describes it. `given`: {"structures": [{"begin", "schema", "end"}, …],
-    "triggers": […]}, and where wanted "at_least_one", "stop_after_first", "bounds". Raises InvalidRequest,
-    naming the field, and of a schema the keyword and its place."""
+    """Return the source of a structural tag, as spec.py describes it. `given` is {"structures": [{"begin",
+    "schema", "end"}, …], "triggers": […]} with optional "at_least_one", "stop_after_first" and "bounds".
+    Raises InvalidRequest, naming the field and, for a schema, the keyword and its place.
+    """
     refuse_others(where, mapping(where, given), _FIELDS)
     if given.get("type", "structural_tag") != "structural_tag":
         raise InvalidRequest(
@@ -100,7 +101,7 @@ def _structure(where: FieldPath, begin: str, given: Mapping[str, Any], bounds: B
 
 
 def _is_enclosed(schema: Mapping[str, Any]) -> bool:
-    """Whether a value says itself where it ends, by its bracket or quote. `schema` is the gate's."""
+    """Return whether a value shows its own end, by its bracket or quote. `schema` is normalized."""
     return schema.get("type") in _ENCLOSED or ("anyOf" in schema and all(map(_is_enclosed, schema["anyOf"])))
 
 
@@ -127,7 +128,7 @@ def _check_triggers(where: FieldPath, triggers: list[str], begins: list[str]) ->
 
 def _check_begins(where: FieldPath, begins: list[str]) -> None:
     order = sorted(range(len(begins)), key=lambda n: begins[n])
-    for n, m in zip(order, order[1:]):  # a text that begins another sorts right before one that it begins
+    for n, m in zip(order, order[1:]):  # A text sorts right before the texts that it begins.
         if begins[m].startswith(begins[n]):
             raise InvalidRequest(
                 f"{FIELD}, {shown(begins[n])}, also begins structures[{m}]: which of "

@@ -1,10 +1,10 @@
-"""Calls of tools as the form of an answer, in the two spellings that chat templates teach models:
+r"""Tool calls as the form of an answer, in the two syntaxes that chat templates teach models:
 
     json   <tool_call>\\n{"name": "f", "arguments": {"a": 1}}\\n</tool_call>
     xml    <tool_call>\\n<function=f>\\n<parameter=a>\\n1\\n</parameter>\\n</function>\\n</tool_call>
 
-Calls stand one behind the other, with a line's end between them, and nothing comes behind them. In xml a
-parameter that can only be a string is written as it is, every other one as JSON.
+Calls follow one another, separated by a line break, and nothing follows the last. In xml a parameter that can
+only be a string is written as is; every other parameter is JSON.
 """
 
 import json
@@ -25,21 +25,24 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 VALUE_END = "\n</parameter>"
 Choice = Literal["auto", "required", "named"]
 NONE = msgspec.Raw(b"null")
-_ANY_KEY = "^(?:(?s:.)*)$"  # the gate's pattern of all keys
+_ANY_KEY = "^(?:(?s:.)*)$"  # The pattern that normalization writes for all keys.
 _WRITABLE = re.compile(r"[^<>\n\r]{1,256}")
 _ONE_BY_ONE = (
     "this model's calls name one parameter after the other, so that what one may be cannot depend on "
     "another, nor on its name"
 )
-MAX_SPACES = 2  # characters of white space in a row in arguments: templates show models one
-MAX_REFERENCES = 32  # of one property, one to another
+MAX_SPACES = 2  # Maximum number of white-space characters in a row in arguments: templates show models one.
+MAX_REFERENCES = 32  # Maximum number of references from one to another, for one property.
 
 Json = dict[str, Any]
 
 
 class CallableTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`schema`: of the arguments, as the gate left it. `given`: the schema that was asked for, where calls
-    are held to less than it says; null where they are held to all of it."""
+    """A tool that the model may call.
+
+    `schema` is the normalized schema of its arguments. `given` is the requested schema if calls are held to
+    less than it; null if they are held to all of it.
+    """
 
     name: str
     schema: msgspec.Raw
@@ -51,8 +54,11 @@ class CallableTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 
 class ToolCalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`choice` auto: text, or text and calls. `answer`: the schema of an answer that makes no calls, as the
-    gate left it; null: free text. `reasoning`: markers between which a model may reason first."""
+    """The tool calls that an answer may or must contain.
+
+    With `choice` auto the answer is text, or text and calls. `answer` is the normalized schema of an answer
+    without calls; null means free text. `reasoning` holds markers between which a model may reason first.
+    """
 
     format: CallFormat
     tools: tuple[CallableTool, ...]
@@ -63,23 +69,24 @@ class ToolCalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """Names of the tools whose calls are held to less than their schemas say."""
+        """Names of the tools whose calls are not held to their whole schemas."""
         return tuple(tool.name for tool in self.tools if not tool.is_enforced)
 
     @property
     def has_form(self) -> bool:
-        """Whether an answer without calls has a form too."""
+        """Whether an answer without calls has a schema too."""
         return bytes(self.answer) != b"null"
 
 
 def head_of(name: str, form: CallFormat) -> str:
-    """What a call of a tool says behind OPEN, before its arguments."""
+    """Return the text of a tool's call between OPEN and its arguments."""
     return f'\n{{"name": {json.dumps(name)}, "arguments": ' if form == "json" else f"\n<function={name}>\n"
 
 
 class AskedTool(NamedTuple):
-    """`parameters`: a JSON schema, as text. `place`: the field that it stands in. `is_strict`: it is refused
-    rather than held to less."""
+    """A tool as requested. `parameters` is a JSON schema as text. `place` is its field in the request.
+    `is_strict` refuses a schema that cannot be enforced instead of relaxing it.
+    """
 
     name: str
     parameters: bytes
@@ -90,8 +97,9 @@ class AskedTool(NamedTuple):
 def tool_calls(
     tools: Sequence[AskedTool], form: ToolCalls, on_truncation: Truncation = "length"
 ) -> GrammarRequest:
-    """The grammar of calls of these tools; `form` is what is asked for beside them. Raises InvalidRequest,
-    naming the tool's field, and of its schema the keyword and its place."""
+    """Return the grammar for calls of these tools; `form` holds the other fields. Raises InvalidRequest,
+    naming the tool's field and, for its schema, the keyword and its place.
+    """
     made = msgspec.structs.replace(form, tools=tuple(_tool(tool, form.format) for tool in tools))
     source = msgspec.json.encode(made).decode()
     if len(source) > MAX_OUTPUT:
@@ -128,7 +136,9 @@ def _gated(schema: Json, form: CallFormat) -> msgspec.Raw:
 
 
 def _looser(schema: Json, form: CallFormat) -> Json:
-    """An object; in xml one of the properties that are named, strings where they are said to be."""
+    """Return a relaxed schema: an object; in xml an object with the named properties, which are strings where
+    the schema says so.
+    """
     properties = schema.get("properties")
     if form == "json" or not isinstance(properties, Mapping):
         return {"type": "object"}
@@ -141,22 +151,27 @@ def _looser(schema: Json, form: CallFormat) -> Json:
 
 
 class Parameters(NamedTuple):
-    """Of a tool whose calls are written as xml: the schema of each as the gate left it, those that must come,
-    those whose values are written as they are, and the schema of others (None: there are none)."""
+    """The parameters of a tool whose calls are written as xml.
+
+    `schemas` are normalized, by name. `required` names the parameters that must be present. `raw` names the
+    parameters that are written without JSON. `others` is the schema of other parameters (None: there are
+    none).
+    """
 
     schemas: Json
     required: frozenset[str]
     raw: frozenset[str]
     others: object
     others_are_raw: bool
-    options: object  # of the grammar engine
+    options: object  # Options for the grammar engine.
     definitions: Json
 
 
 @lru_cache(maxsize=256)
 def parameters_of(schema: str) -> Parameters:
-    """`schema`: the gate's. Raises SchemaRefused where values that are written one by one cannot be held to
-    it."""
+    """Return the parameters of a normalized schema. Raises SchemaRefused if values that are written one by
+    one cannot be held to it.
+    """
     found = msgspec.json.decode(schema, type=dict)
     definitions = found.get("$defs", {})
     found = _resolved(found, definitions)
@@ -182,13 +197,15 @@ def parameters_of(schema: str) -> Parameters:
 
 
 def _others(schema: Json) -> object:
-    """The schema of properties that have no name in one of an object; None: there are none; False: they are
-    not of one schema."""
+    """Return the schema of an object's unnamed properties; None: there are none; False: they have several
+    schemas.
+    """
     patterns: Json = schema.get("patternProperties", {})
     if patterns and list(patterns) != [_ANY_KEY]:
         return False
     found = [patterns[_ANY_KEY]] if patterns else []
-    for each in schema.get("allOf", ()):  # what the gate writes of additionalProperties that is a schema
+    # Normalization writes additionalProperties with a schema in this form.
+    for each in schema.get("allOf", ()):
         if each.get("patternProperties") or any(
             one is not True for one in each.get("properties", {}).values()
         ):
@@ -198,7 +215,7 @@ def _others(schema: Json) -> object:
 
 
 def is_text(schema: object, definitions: Json, depth: int = 0) -> bool:
-    """Whether only strings are of a schema that the gate wrote."""
+    """Return whether a normalized schema allows only strings."""
     if not isinstance(schema, dict) or depth > MAX_REFERENCES:
         return False
     schema = _resolved(schema, definitions)
@@ -216,22 +233,22 @@ def _resolved(schema: Json, definitions: Json) -> Json:
     return schema
 
 
-# Made here: two threads that are the first to decode a type crash in msgspec, which learns it then.
+# Created here: msgspec learns a type at its first use, and crashes if two threads do so at once.
 _decode_calls = msgspec.json.Decoder(ToolCalls).decode
 
 
 @lru_cache(maxsize=64)
 def read_tool_calls(source: str) -> ToolCalls:
-    """What `tool_calls` wrote. Raises msgspec.MsgspecError."""
+    """Read a source that `tool_calls` wrote. Raises msgspec.MsgspecError."""
     return _decode_calls(source)
 
 
 def calls_of(grammar: GrammarRequest | None) -> ToolCalls | None:
-    """None for another form than calls."""
+    """Return the tool calls of a grammar; None for another kind."""
     is_calls = grammar is not None and grammar.kind == "tool_calls"
     return read_tool_calls(grammar.source) if grammar is not None and is_calls else None
 
 
 def as_json(text: str) -> str:
-    """A text as JSON has it between its quotation marks: of two pieces, the two put together."""
+    """Return a text as JSON writes it between quotation marks. The results for two parts can be concatenated."""
     return json.dumps(text, ensure_ascii=False)[1:-1]

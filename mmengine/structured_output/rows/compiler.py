@@ -1,9 +1,9 @@
-"""Grammars are compiled beside the engine: by a few threads, each grammar once, within a deadline.
+"""Compile grammars beside the engine: on a few threads, each grammar once, within a deadline.
 
-A thread cannot be stopped. One that is past the deadline is abandoned: its grammar has failed, another
-thread takes its place, and when it comes back after all it ends (and its grammar is known from then on).
-Once several are abandoned at the same time, no more are begun: who hangs a few compilers shall not have the
-whole machine.
+A thread cannot be stopped. A thread past its deadline is abandoned: its grammar has failed, and another
+thread takes its place. If it returns after all, it ends, and its grammar is known from then on. Once several
+threads are abandoned at the same time, no more are started: a client that hangs a few compilers must not
+occupy the whole machine.
 """
 
 import hashlib
@@ -19,17 +19,18 @@ from mmengine.request import GrammarRequest
 from mmengine.structured_output.engines.base import Compiled
 
 WORKERS = 2
-CACHE_SIZE = 384  # grammars that nobody uses now; a schema has two draft grammars beside its own
-MAX_ABANDONED = 4  # compilations that hang; then no new grammar is taken
-# The grammar engine recurses as deep as rules and references lead, and beyond the stack's end is the end of
-# the process. Twice what the deepest took that spec.py and the gate let through; only what is used is real.
+CACHE_SIZE = 384  # Maximum number of unused grammars; a schema has two draft grammars beside its own.
+MAX_ABANDONED = 4  # Maximum number of hanging compilations; then no new grammar is accepted.
+# The grammar engine recurses as deep as rules and references lead, and a stack overflow ends the process.
+# Twice the deepest use that spec.py and normalization allow; only the used part takes memory.
 STACK_BYTES = 256 * 2**20
 NOTHING = GrammarRequest("", "")
 
 
 class Compilation:
-    """A grammar on its way. `compiled` or `error` is there once `is_done`, and what was asked for no more;
-    only Compiler writes to it."""
+    """The compilation of a grammar. `compiled` or `error` is set once `is_done` is True, and `grammar` is
+    dropped. Only Compiler writes to it.
+    """
 
     __slots__ = ("grammar", "key", "compiled", "error", "is_done", "begun", "users")
 
@@ -38,7 +39,7 @@ class Compilation:
         self.compiled: Compiled | None = None
         self.error = ""
         self.is_done = False
-        self.begun = 0.0  # when a worker took it
+        self.begun = 0.0  # When a worker took it.
         self.users = 1
 
     def settle(self, compiled: Compiled | None, error: str) -> None:
@@ -47,8 +48,9 @@ class Compilation:
 
 
 class Compiler:
-    """`compile` gives what a grammar compiles to, or raises; `deadline_s`: how long it may take; `clock`
-    gives seconds. Threads are begun when they are needed."""
+    """Compiles grammars on threads, which are started when needed. `compile` compiles a grammar or raises;
+    `deadline_s` is the maximum time for one; `clock` returns seconds.
+    """
 
     def __init__(
         self,
@@ -63,16 +65,18 @@ class Compiler:
         self._compile, self._deadline_s = compile, deadline_s
         self._num_workers, self._cache_size, self._max_abandoned = workers, cache_size, max_abandoned
         self._clock = clock
-        self._changed = threading.Condition()  # guards all below
+        self._changed = threading.Condition()  # Guards all attributes below.
         self._known: OrderedDict[bytes, Compilation] = OrderedDict()
         self._queue: deque[Compilation] = deque()
-        self._running: dict[threading.Thread, Compilation | None] = {}  # None: it waits for one
+        # None: the thread waits for a compilation.
+        self._running: dict[threading.Thread, Compilation | None] = {}
         self._abandoned: set[threading.Thread] = set()
         self._closed = False
 
     def get(self, grammar: GrammarRequest) -> Compilation:
-        """The compilation of `grammar`, begun if it is not known, for one user until `let_go`. Raises
-        MMEngineError where no new one is taken."""
+        """Return the compilation of `grammar`, started if it is unknown, for one more user until `let_go`.
+        Raises MMEngineError if no new grammar is accepted.
+        """
         key = hashlib.sha256(msgspec.msgpack.encode(grammar)).digest()
         with self._changed:
             self._abandon_late()
@@ -90,7 +94,7 @@ class Compiler:
         return made
 
     def let_go(self, compilation: Compilation) -> None:
-        """One user less. What no worker has begun and nobody wants any more is not compiled."""
+        """Drop one user. A compilation that no worker has started and that has no user is removed."""
         with self._changed:
             compilation.users -= 1
             if not compilation.users and compilation in self._queue:
@@ -98,24 +102,24 @@ class Compiler:
                 del self._known[compilation.key]
 
     def check(self) -> None:
-        """Abandon what is past its deadline. To be called now and then while a compilation is awaited."""
+        """Abandon compilations past their deadline. Call this regularly while a compilation is awaited."""
         with self._changed:
             self._abandon_late()
 
     def wait(self, seconds: float) -> None:
-        """Until a compilation is done, at most so long."""
+        """Wait at most `seconds` until a compilation is done."""
         with self._changed:
             self._changed.wait(seconds)
             self._abandon_late()
 
     @property
     def reasons(self) -> list[str]:
-        """Why no new grammars are taken."""
+        """The reasons why no new grammars are accepted."""
         with self._changed:
             return [self._stuck_text] if self._is_stuck else []
 
     def close(self) -> None:
-        """Take no more; what runs is left to itself."""
+        """Accept no more grammars; running compilations are left alone."""
         with self._changed:
             self._closed = True
             self._queue.clear()
@@ -164,7 +168,8 @@ class Compiler:
                 compiled, error = self._compile(compilation.grammar), ""
             except MMEngineError as refusal:
                 compiled, error = None, str(refusal)
-            except BaseException as failure:  # a panic in Rust is no Exception; it costs its grammar alone
+            # A panic in Rust is not an Exception; it fails its grammar only.
+            except BaseException as failure:
                 compiled, error = None, f"the grammar was not compiled: {_failed(failure)}"
             with self._changed:
                 compilation.settle(compiled, error)
@@ -177,7 +182,7 @@ class Compiler:
                 self._changed.notify_all()
 
     def _take(self, thread: threading.Thread) -> Compilation | None:
-        """The next one for a worker; None when there is nothing more to do."""
+        """Return the next compilation for a worker; None when the compiler is closed."""
         with self._changed:
             while not self._queue and not self._closed:
                 self._changed.wait()
@@ -203,7 +208,7 @@ def _failed(failure: BaseException) -> str:
 
 
 def _start(thread: threading.Thread) -> None:
-    """With STACK_BYTES, which Python says once for all threads that begin."""
+    """Start the thread with STACK_BYTES of stack, a setting that Python applies to all threads that start."""
     before = threading.stack_size(STACK_BYTES)
     try:
         thread.start()

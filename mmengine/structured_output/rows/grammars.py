@@ -1,4 +1,6 @@
-"""The grammars of live requests, by request: the engine brings them, the executor finds them compiled."""
+"""The grammars of live requests, by request id. The engine adds them, and the executor reads them once
+compiled.
+"""
 
 from collections.abc import Callable
 
@@ -12,7 +14,9 @@ from mmengine.structured_output.rows.compiler import Compilation, Compiler
 
 
 class Grammars:
-    """Called by one thread. `compile` takes the place of the backend's own in tests."""
+    """The grammars of live requests. One thread calls all methods. Tests pass `compile` instead of the
+    backend's own.
+    """
 
     def __init__(
         self,
@@ -24,14 +28,15 @@ class Grammars:
         self.backend = backend
         self._compiler = Compiler(compile or backend.compile, deadline_s=deadline_s)
         self._held: dict[str, Compilation] = {}
-        self._awaited: dict[str, Compilation] = {}  # nobody was told yet what became of them
+        self._awaited: dict[str, Compilation] = {}  # Compilations whose result was not reported yet.
         self._draft_grammars: dict[str, list[Compilation]] = {}
-        self._budgets: dict[str, tuple[int, int]] = {}  # and what of it is kept
+        self._budgets: dict[str, tuple[int, int]] = {}  # Token budgets and reserves.
         self._closers: dict[str, Closer] = {}
 
     def hold(self, request_id: str, grammar: GrammarRequest, budget: int, reserve: int = 0) -> None:
-        """A request, whose answer may have `budget` tokens, `reserve` as of Compiled.closer, needs `grammar`,
-        until `release`. Raises MMEngineError where no new one is taken."""
+        """Hold `grammar` for a request until `release`. The answer may have `budget` tokens; `reserve` is as
+        in Compiled.closer. Raises MMEngineError if no new grammar is accepted.
+        """
         self._held[request_id] = self._awaited[request_id] = self._compiler.get(grammar)
         self._budgets[request_id] = budget, reserve
 
@@ -44,8 +49,9 @@ class Grammars:
         self._closers.pop(request_id, None)
 
     def settled(self) -> list[tuple[str, str]]:
-        """(request, why its grammar cannot be used) of those that are compiled, or will not be, since the
-        last call; the reason is empty where it can."""
+        """Return (request id, error) for grammars that finished since the last call; the error is empty if
+        the grammar can be used.
+        """
         if not self._awaited:
             return []
         self._compiler.check()
@@ -55,34 +61,36 @@ class Grammars:
         return [(name, self._error(name, each)) for name, each in done]
 
     def wait(self, seconds: float) -> None:
-        """Until a grammar is compiled, at most so long."""
+        """Wait at most `seconds` until a grammar is compiled."""
         self._compiler.wait(seconds)
 
     def error_of(self, request_id: str) -> str:
-        """Wait for one request's grammar; why it cannot be used, or empty."""
+        """Wait for one request's grammar; return why it cannot be used, or ""."""
         held = self._held[request_id]
         while not held.is_done:
             self._compiler.wait(0.05)
         return self._error(request_id, held)
 
     def compiled(self, request_id: str) -> Compiled | None:
-        """None for a request that holds none that can be used."""
+        """Return the request's compiled grammar; None if there is none that can be used."""
         held = self._held.get(request_id)
         return None if held is None else held.compiled
 
     def closer(self, request_id: str) -> Closer | None:
-        """For the beginning of a request's answer; None for one that is not to be closed."""
+        """Return a closer for the beginning of a request's answer; None if completion is off."""
         compiled = self.compiled(request_id)
         made = None if compiled is None else compiled.closer(*self._budgets[request_id])
         if made is not None:
-            before = self._closers.get(request_id, made)  # of a row that it had, and lost
+            # The closer of an earlier row that the request lost.
+            before = self._closers.get(request_id, made)
             made.has_closed = before.has_closed
             self._closers[request_id] = made
         return made
 
     def draft_grammars(self, request: Request) -> list[Callable[[], Matcher]] | None:
-        """What makes matchers of grammars that allow some of what a request's own does, but force more of it.
-        None while they are being compiled."""
+        """Return functions that make matchers of draft grammars: they allow a part of the request's grammar
+        but force more tokens. None while they are being compiled.
+        """
         request_id = request.request_id
         held = self._held.get(request_id)
         if request.grammar is None or held is None or held.compiled is None:
@@ -97,7 +105,7 @@ class Grammars:
     def _begin_draft_grammars(self, grammar: GrammarRequest) -> list[Compilation]:
         try:
             return [self._compiler.get(each) for each in draft_grammars_of(grammar)]
-        except MMEngineError:  # no new grammars are taken: so it goes without
+        except MMEngineError:  # No new grammars are accepted, so the request has no draft grammars.
             return []
 
     def _error(self, request_id: str, done: Compilation) -> str:
@@ -111,7 +119,7 @@ class Grammars:
 
     @property
     def reasons(self) -> list[str]:
-        """Why new grammars are refused."""
+        """The reasons why new grammars are refused."""
         return self._compiler.reasons
 
     def close(self) -> None:

@@ -1,11 +1,11 @@
-"""The grammar state of one row: the tokens it said, and which matcher has read how many of them.
+"""The grammar state of one row: its tokens, and how many of them each matcher has consumed.
 
-A draft grammar allows some of what a grammar does and forces more of it, so it knows drafts where the grammar
-does not. As long as a text fits one, the draft grammar's matcher alone goes on with it: what a draft grammar
-takes, its grammar takes. The grammar's own matcher lags behind, and reads on where a mask is wanted, where
-the text departs from the draft grammar, or to say whether it may end.
+A draft grammar allows a part of a grammar and forces more tokens, so it can propose drafts where the grammar
+cannot. As long as a text fits a draft grammar, only the draft grammar's matcher advances: a token that a
+draft grammar allows is allowed by its grammar. The grammar's own matcher lags behind. It catches up when a
+mask is needed, when the text leaves the draft grammar, or to decide whether the text may end.
 
-Drafts are read when they are proposed. Those that are said then need not be read again; the others are rolled
+Drafts are consumed when they are proposed. Accepted drafts need not be consumed again; the others are rolled
 back.
 """
 
@@ -15,12 +15,14 @@ from mmengine.structured_output.engines.base import Backend, Compiled
 from mmengine.structured_output.matcher import Matcher
 from mmengine.structured_output.opening import Opening
 
-DraftGrammars = Sequence[Callable[[], Matcher]]  # what makes a matcher at the beginning, the likeliest first
+# Functions that make a matcher at the beginning, the likeliest first.
+DraftGrammars = Sequence[Callable[[], Matcher]]
 
 
 class Follower:
-    """A matcher that has read the first `num_read` tokens of a text, and after these the draft tokens
-    `ahead`, which are not said yet."""
+    """A matcher that has consumed the first `num_read` tokens of a text, and then the draft tokens `ahead`,
+    which are not accepted yet.
+    """
 
     __slots__ = ("matcher", "num_read", "ahead")
 
@@ -30,16 +32,16 @@ class Follower:
         self.ahead: list[int] = []
 
     def catch_up(self, said: list[int]) -> bool:
-        """Read all of the tokens `said`, and no drafts; False, and the matcher is broken from then on, where
-        it refuses one."""
+        """Consume all of the tokens `said` and no drafts. Returns False, and the matcher is broken from then
+        on, if it refuses a token.
+        """
         self.keep(())
         behind = said[self.num_read :]
         self.num_read = len(said)
         return not behind or self.matcher.consume_tokens(behind)
 
     def keep(self, token_ids: Sequence[int]) -> int:
-        """Roll back the drafts that were read, but for those with which `token_ids` begin: how many are
-        left."""
+        """Roll back the drafts except the common prefix with `token_ids`; return the length of that prefix."""
         kept = 0
         for mine, theirs in zip(self.ahead, token_ids):
             if mine != theirs:
@@ -52,8 +54,11 @@ class Follower:
 
 
 class RowMatcher:
-    """`said`: the tokens that the grammar has allowed so far; none while `opening` waits for the tokens
-    behind which the grammar begins. `own`: the grammar's matcher, as `compiled` gives them."""
+    """The grammar state of one row.
+
+    `said` holds the tokens that the grammar has allowed so far; it is empty while `opening` waits for the
+    tokens that start the grammar. `own` is the grammar's matcher, made by `compiled`.
+    """
 
     __slots__ = (
         "said",
@@ -75,32 +80,34 @@ class RowMatcher:
         opening: Opening | None,
         draft_grammars: Callable[[], DraftGrammars | None] | None,
     ):
-        """`draft_grammars` gives None while they are being compiled."""
+        """Start a row. `draft_grammars` returns None while they are being compiled."""
         self.said: list[int] = []
         self.compiled = compiled
         self.own = self._leader = Follower(compiled.matcher())
         self.opening = opening
         self._backend, self._draft_grammars, self._num_tried = backend, draft_grammars, 0
-        self._guide: Follower | None = None  # of a draft grammar that the text fits, as far as it was read
-        self._asks = False  # whether the row chooses first and asks then, and has no masks
+        # The matcher of a draft grammar that the text fits, as far as it was consumed.
+        self._guide: Follower | None = None
+        self._asks = False  # Whether the row samples first and asks afterwards, without masks.
 
     def go_on_from(self, said: list[int], matcher: Matcher) -> None:
-        """All that was said is `said` now, which `matcher`, its grammar's, has read."""
+        """Continue from the tokens `said`, which `matcher`, a matcher of the grammar, has consumed."""
         self.said, self.opening = said, None
         self.own = self._leader = Follower(matcher)
         self.own.num_read = len(said)
         self._guide, self._draft_grammars = None, None
 
     def matcher(self) -> Matcher:
-        """The grammar's own matcher, after it has read all that was said."""
+        """Return the grammar's own matcher after it has consumed all tokens."""
         own = self.own
         if own.ahead or own.num_read < len(self.said):
             own.catch_up(self.said)
         return own.matcher
 
     def renewed(self) -> Matcher | None:
-        """Another matcher of the grammar, its own from now on, where that broke for what all texts of the
-        grammar have used up together."""
+        """Replace the own matcher if it broke because all texts of the grammar had used up a shared resource.
+        Returns the new matcher, or None.
+        """
         matcher = self.compiled.renewed(self.own.matcher.get_error())
         if matcher is None or self.said and not matcher.consume_tokens(self.said):
             return None
@@ -108,7 +115,7 @@ class RowMatcher:
         return matcher
 
     def open(self, token_ids: list[int]) -> list[int]:
-        """Of `token_ids`, which the row said, those that belong to the grammar: behind its opening."""
+        """Return those of the generated `token_ids` that belong to the grammar: the tokens after its opening."""
         if self.opening is None:
             return token_ids
         behind = self.opening.take(token_ids)
@@ -118,8 +125,9 @@ class RowMatcher:
         return token_ids[behind:]
 
     def say(self, token_ids: Sequence[int], ends: frozenset[int]) -> tuple[int, bool]:
-        """The text goes on by these tokens, until there is one that it may not say or it is complete: how
-        many, and whether it is."""
+        """Consume these tokens until one is not allowed or the text is complete; return their number, and
+        whether the text is complete.
+        """
         self._asks = True
         leader, said, take = self._up_to_date(), self.said, self._backend.take
         known = leader.keep(token_ids)
@@ -148,13 +156,13 @@ class RowMatcher:
         return len(token_ids), False
 
     def num_allowed(self, token_ids: list[int]) -> int:
-        """How many of these tokens, none of which is an end, it might say one behind the other."""
+        """Return how many of these tokens, none of which is an end, would be allowed in sequence."""
         if self.opening is not None:
             behind = self.opening.end_in(token_ids)
             if behind is None:
                 return len(token_ids)
             return behind + self.own.matcher.validate_tokens(token_ids[behind:])
-        if not self._asks:  # then masks will be asked for from here on
+        if not self._asks:  # Masks will be requested from here on.
             return self.matcher().validate_tokens(token_ids)
         leader = self._up_to_date()
         known = leader.keep(token_ids)
@@ -166,7 +174,7 @@ class RowMatcher:
         return len(ahead)
 
     def forced(self, most: int) -> Sequence[int]:
-        """At most `most` tokens that come next by the draft grammar which it follows, or by its grammar."""
+        """Return at most `most` tokens that must come next by the current draft grammar or by the grammar."""
         if self.opening is not None or not most:
             return ()
         leader = self._lead()
@@ -177,7 +185,7 @@ class RowMatcher:
         return tokens
 
     def forced_behind(self, most: int) -> Sequence[int]:
-        """At most `most` tokens that come next behind those that were just said to be allowed."""
+        """Return at most `most` tokens that must follow the drafts that were just found allowed."""
         leader = self._leader
         if not leader.ahead or most <= 0:
             return ()
@@ -200,7 +208,9 @@ class RowMatcher:
         return self.matcher()
 
     def _lead(self) -> Follower:
-        """The guide where the text fits it, or the next draft grammar that it fits; else its own."""
+        """Return the current draft grammar's matcher if the text fits it, or the next one that it fits; else
+        the own matcher.
+        """
         while (guide := self._guide or self._next_guide()) is not None:
             if guide.catch_up(self.said):
                 self._leader = self._guide = guide
@@ -210,7 +220,9 @@ class RowMatcher:
         return self.own
 
     def _next_guide(self) -> Follower | None:
-        """Of the next draft grammar, which has read nothing; None where none is left, or compiled yet."""
+        """Return a matcher of the next draft grammar, which has consumed nothing; None if none is left, or
+        compiled yet.
+        """
         draft_grammars = self._draft_grammars() if self._draft_grammars is not None else ()
         if draft_grammars is None:
             return None
@@ -228,10 +240,10 @@ class RowMatcher:
         return self._leader is not self.own and allows(self._without_guide(), end)
 
     def _is_over(self) -> bool:
-        """Whether the text is complete, or broken, where the matcher that leads has stopped.
+        """Return whether the text is complete or broken when the leading matcher has stopped.
 
-        Draft grammars differ from their grammar in the white space within a text: where nothing may follow
-        in one, nothing may in the grammar, if the text may end there.
+        Draft grammars differ from their grammar in the white space within a text. If nothing may follow in a
+        draft grammar, nothing may follow in the grammar, provided that the text may end there.
         """
         if self._leader is self.own:
             return True

@@ -1,11 +1,11 @@
 """The grammar state of each running row.
 
-It is a projection of the rows' tokens, not engine state: a row's matcher is advanced anew from all it has
-said whenever the row is given to a request (first, after a preemption, after a crash), and goes on by what is
-sampled.
+The state is a projection of the rows' tokens, not engine state. A row's matcher consumes all of the request's
+tokens again whenever the row is assigned to a request (at first, after a preemption, after a crash), and then
+advances by the sampled tokens.
 
-A grammar may begin only behind some tokens, the end of a model's reasoning. Until then a row may say
-anything, but not end.
+A grammar may begin only after certain tokens, such as the end of a model's reasoning. Until then a row may
+generate any token except an end.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,8 +28,9 @@ NOT_HERE = "its grammar is not compiled here"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Masks:
-    """What may be said next: `bits` uint32 [m, words], as Backend.fill sets them, of m places `selected`
-    (intp, ascending, into all that sample)."""
+    """The tokens that may come next: `bits` uint32 [m, words], as Backend.fill sets them, for m places
+    `selected` (intp, ascending, into all sampling places).
+    """
 
     selected: np.ndarray
     bits: np.ndarray
@@ -38,25 +39,30 @@ class Masks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Closing:
-    """Places (intp, ascending, into all that sample) whose texts are completed within their budgets: `keep`
-    gives, for the tokens that they sampled, what they are to say."""
+    """Places (intp, ascending, into all sampling places) whose texts are completed within their budgets.
+    `keep` maps the sampled tokens to the tokens to generate.
+    """
 
     places: np.ndarray
     keep: Callable[[list[int]], list[int]]
 
 
 class Cut(NamedTuple):
-    """Where a stop string ended a text: all tokens of the answer up to there, and the text from the stop
-    string on, which those tokens end with."""
+    """A text that a stop string ended: all tokens of the answer up to there, and the text from the stop
+    string on, which these tokens end with.
+    """
 
     token_ids: tuple[int, ...]
     behind: str
 
 
 class RowMatchers:
-    """`compiled_of`: a request's grammar by its id, None where it is not here. `closer_of`: at its beginning,
-    None for one that may be cut. `draft_grammars_of`: what a request's text may follow in place of its
-    grammar (row_matcher.py), None while that is being compiled."""
+    """The matchers of a batch's rows.
+
+    `compiled_of` returns a request's grammar by its id, None if it is unknown here. `closer_of` returns a
+    closer at the text's beginning, None for a text that may be cut. `draft_grammars_of` returns grammars that
+    a request's text may follow instead of its own (row_matcher.py), None while they are being compiled.
+    """
 
     def __init__(
         self,
@@ -69,14 +75,15 @@ class RowMatchers:
         self._backend, self._compiled_of, self._closer_of = backend, compiled_of, closer_of
         self._draft_grammars_of = draft_grammars_of
         self._num_words = -(-vocab_size // 32)
-        self._rows: dict[int, RowMatcher] = {}  # those whose grammars are here
+        self._rows: dict[int, RowMatcher] = {}  # Rows whose grammars are known here.
         self._ends = frozenset(backend.eos_token_ids)
         self.closers: dict[int, Closer] = {}
         self._no_end = _all_but(backend.eos_token_ids, self._num_words)
 
     def admit(self, row: int, request: Request, token_ids: np.ndarray, cut: Cut | None = None) -> None:
-        """`row` now belongs to `request`, which has a grammar. `token_ids`: int32, the request's prompt and
-        all that it said. `cut`: where a stop string ended its text."""
+        """Assign `row` to `request`, which has a grammar. `token_ids` (int32) are the request's prompt and
+        all generated tokens. `cut` says where a stop string ended its text.
+        """
         self._rows.pop(row, None)
         self.closers.pop(row, None)
         compiled = self._compiled_of(request.request_id)
@@ -106,8 +113,9 @@ class RowMatchers:
             row_matcher.said.append(token)
 
     def cut(self, row: int, cut: Cut) -> bool | None:
-        """A stop string ended the row's text with the tokens that it just said, of which nothing knows yet:
-        whether its form is complete there. None: the row goes on with what completes it."""
+        """Cut a row's text at a stop string in the tokens that it just generated, which no matcher has
+        consumed. Return whether the text is complete there; None if the row continues with a completion.
+        """
         if row not in self._rows:
             return False
         found = self._before(row, cut)
@@ -115,12 +123,13 @@ class RowMatchers:
             return True
         if found is None or row not in self.closers:
             return False
-        self._say_closing(row, cut.token_ids[-1:])  # one at most: such a row has no drafts
+        self._say_closing(row, cut.token_ids[-1:])  # One at most: such a row has no drafts.
         return None if self._close_cut(row, cut) else False
 
     def _close_cut(self, row: int, cut: Cut) -> bool:
-        """The row, whose closer knows how many tokens are left, goes on before the stop string: whether that
-        leads to an end."""
+        """Continue the row before the stop string; its closer knows how many tokens are left. Return whether
+        that leads to an end.
+        """
         found = self._before(row, cut)
         if found is None or not self.closers[row].cut(found[1], found[0], cut.behind):
             return False
@@ -128,7 +137,7 @@ class RowMatchers:
         return True
 
     def _before(self, row: int, cut: Cut) -> tuple[list[int], Matcher] | None:
-        """The text of a row's grammar up to the stop string, as tokens, and a matcher that read it."""
+        """Return the row's grammar text up to the stop string, as tokens, and a matcher that has consumed it."""
         compiled = self._rows[row].compiled
         start = end_of(cut.token_ids, compiled.after) if compiled.after else 0
         if start is None:
@@ -139,16 +148,17 @@ class RowMatchers:
         return said, matcher
 
     def said(self, row: int) -> list[int] | None:
-        """All that the row said in its grammar; None before that began."""
+        """Return all tokens of the row within its grammar; None before the grammar began."""
         row_matcher = self._rows[row]
         return None if row_matcher.opening is not None else row_matcher.said
 
     def masks(
         self, rows: Sequence[int], drafts: Sequence[list[int]] | None = None
     ) -> tuple[np.ndarray, dict[int, str]]:
-        """The token masks of `rows`, uint32 [m, words], one after the other: of each row what it may
-        say next, and with `drafts` after each of its drafts too (after one that is not allowed: nothing).
-        And why some of the rows (indices into `rows`) can say nothing any more."""
+        """Return the token masks of `rows`, uint32 [m, words], one after another: the tokens that each row
+        may generate next and, with `drafts`, after each of its drafts too (none after a draft that is not
+        allowed). Also return why some of the rows (indices into `rows`) cannot continue.
+        """
         if drafts is None:
             bits = np.empty((len(rows), self._num_words), np.uint32)
         else:
@@ -170,7 +180,9 @@ class RowMatchers:
         return bits, {index: error for index, error in errors.items() if error}
 
     def _filled_again(self, row_matcher: RowMatcher, bits: np.ndarray, ahead: list[int]) -> str:
-        """The masks of a row whose matcher broke, by another one where there is one: why there are none."""
+        """Fill the masks of a row whose matcher broke with a new matcher, if there is one. Return the error
+        if there is none.
+        """
         matcher = row_matcher.renewed()
         if matcher is None:
             return _error_of(row_matcher.own.matcher)
@@ -180,7 +192,9 @@ class RowMatchers:
     def _fill_some(
         self, rows: Sequence[int], bits: np.ndarray, drafts: Sequence[list[int]] | None
     ) -> dict[int, str]:
-        """`masks` row by row, where the grammars of some rows have not begun, or are not here: the errors."""
+        """Fill masks row by row, when the grammars of some rows have not begun or are unknown here; return
+        the errors.
+        """
         errors, start = {}, 0
         for index, row in enumerate(rows):
             row_matcher = self._rows.get(row)
@@ -205,26 +219,28 @@ class RowMatchers:
         return {index: error for index, error in errors.items() if error}
 
     def num_allowed(self, row: int, drafts: list[int]) -> int:
-        """How many of `drafts` the row might say in order, up to an end of sequence."""
+        """Return how many of `drafts` the row may generate in order, up to an end of sequence."""
         ends = [place for place, token in enumerate(drafts) if token in self._ends]
         drafts = drafts[: ends[0]] if ends else drafts
         row_matcher = self._rows.get(row)
         return len(drafts) if row_matcher is None else row_matcher.num_allowed(drafts)
 
     def forced(self, row: int, most: int) -> Sequence[int]:
-        """At most `most` tokens that must come next, as far as that is known: its draft grammar leaves no
-        choice."""
+        """Return at most `most` tokens that must come next, as far as is known: its draft grammar leaves no
+        choice.
+        """
         row_matcher = self._rows.get(row)
         return () if row_matcher is None else row_matcher.forced(most)
 
     def forced_behind(self, row: int, most: int) -> Sequence[int]:
-        """What `forced` gives behind the drafts that `num_allowed` was just asked for and found allowed."""
+        """Return the forced tokens after the drafts that `num_allowed` just found allowed."""
         row_matcher = self._rows.get(row)
         return () if row_matcher is None else row_matcher.forced_behind(most)
 
     def say_run(self, row: int, token_ids: Sequence[int]) -> tuple[int, bool]:
-        """The row says these tokens one after the other, until there is one that it may not say or its text
-        is complete: how many, and whether it is."""
+        """Consume these tokens until one is not allowed or the text is complete; return their number, and
+        whether the text is complete.
+        """
         row_matcher = self._rows.get(row)
         if row_matcher is None:
             return 0, False
@@ -237,8 +253,9 @@ class RowMatchers:
         return first + num_said, is_complete
 
     def _reason(self, row_matcher: RowMatcher, token_ids: Sequence[int]) -> int:
-        """The row says these tokens until its grammar begins, or until an end of sequence, which it may not
-        say before: how many."""
+        """Consume these tokens until the grammar begins, or until an end of sequence, which is not allowed
+        before; return their number.
+        """
         for index, token in enumerate(token_ids):
             if token in self._ends:
                 return index
@@ -248,18 +265,22 @@ class RowMatchers:
         return len(token_ids)
 
     def error_of(self, row: int) -> str:
-        """Why the row cannot go on in its grammar; empty where it can."""
+        """Return why the row cannot continue in its grammar; "" if it can."""
         return _error_of(self._rows[row].own.matcher)
 
     def closing(self, places: np.ndarray, rows: Sequence[int]) -> Closing | None:
-        """Of `rows`, which sample at `places`, those whose texts are completed; None where no one's is."""
+        """Return those of `rows`, which sample at `places`, whose texts are completed; None if there are
+        none.
+        """
         selected = [index for index, row in enumerate(rows) if row in self.closers]
         return (
             Closing(places[selected], partial(self._keep, [rows[n] for n in selected])) if selected else None
         )
 
     def _keep(self, rows: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """What the rows are to say where they sampled `tokens`; a negative token is none."""
+        """Return the tokens that the rows should generate if they sampled `tokens`; a negative token means
+        none.
+        """
         kept = list(tokens)
         for index, (row, token) in enumerate(zip(rows, tokens, strict=True)):
             closer, row_matcher = self.closers[row], self._rows[row]
@@ -272,13 +293,14 @@ class RowMatchers:
     def advance(
         self, rows: Sequence[int], said: Sequence[list[int]]
     ) -> tuple[dict[int, int], dict[int, str]]:
-        """Rows said tokens, each at least one that it might. Which of them (indices into `rows`) are
-        complete, and with how many of their tokens; which broke, and why."""
+        """Advance rows by their allowed tokens, at least one each. Return the rows (indices into `rows`) that
+        are complete, with the number of their tokens, and the rows that broke, with the reason.
+        """
         row_matchers = [self._rows[row] for row in rows]
         before = self._open(row_matchers, said)
         if before is not None:
             said = [tokens[first:] for first, tokens in zip(before, said, strict=True)]
-        matchers, alone = [], True  # whether each row said one token
+        matchers, alone = [], True  # Whether each row generated one token.
         for row_matcher, tokens in zip(row_matchers, said, strict=True):
             matchers.append(row_matcher.matcher())
             row_matcher.said += tokens
@@ -309,8 +331,9 @@ class RowMatchers:
         return complete, errors
 
     def _open(self, row_matchers: Sequence[RowMatcher], said: Sequence[list[int]]) -> list[int] | None:
-        """Of each row, how many of the tokens that it `said` come before its grammar begins. None where all
-        grammars have begun."""
+        """Return, for each row, how many of its tokens come before its grammar begins. None if all grammars
+        have begun.
+        """
         for row_matcher in row_matchers:
             if row_matcher.opening is not None:
                 return [len(all_of) - len(each.open(all_of)) for each, all_of in zip(row_matchers, said)]
@@ -326,7 +349,7 @@ class RowMatchers:
         for index, row in enumerate(rows):
             if row in self.closers:
                 self.closers[row].left -= 0 if before is None else before[index]
-                for token in said[index]:  # one at most: such a row has no drafts
+                for token in said[index]:  # One at most: such a row has no drafts.
                     self.closers[row].said(matchers[index], token)
 
     def _is_full(self, row: int, matcher: Matcher) -> bool:

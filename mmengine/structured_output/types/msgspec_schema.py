@@ -1,7 +1,8 @@
-"""Types that msgspec knows (a Struct, a dataclass, a TypedDict, list[int], …) as JSON Schemas whose every
-answer msgspec decodes as that type. msgspec's own are wider: of a datetime they say that it is a string.
+"""Write types that msgspec knows (a Struct, a dataclass, a TypedDict, list[int], …) as JSON Schemas whose
+every answer msgspec decodes as that type. msgspec's own schemas are wider: for a datetime they allow any
+string.
 
-pathlib's paths are known here as well: `paths` decodes them.
+pathlib's paths are supported as well: `paths` decodes them.
 """
 
 import re
@@ -22,14 +23,16 @@ _Fields = kinds.StructType | kinds.TypedDictType | kinds.DataclassType | kinds.N
 
 
 def schema_of(what: object) -> Schema:
-    """The JSON Schema of a type. Raises TypeError or InvalidRequest for one that msgspec cannot decode."""
+    """Return the JSON Schema of a type. Raises TypeError or InvalidRequest for a type that msgspec cannot
+    decode.
+    """
     writer = _Writer()
     schema = writer.write(kinds.type_info(what))
     return {**schema, "$defs": writer.definitions} if writer.definitions else schema
 
 
 def paths(kind: type, value: object) -> object:
-    """What msgspec.json.decode asks for types that it does not know (its dec_hook)."""
+    """Decode a type that msgspec.json.decode does not know (its dec_hook)."""
     if issubclass(kind, PurePath) and isinstance(value, str):
         return kind(value)
     raise NotImplementedError(f"{kind.__name__} cannot be decoded")
@@ -111,7 +114,7 @@ class _Writer:
     @write.register(kinds.ByteArrayType)
     @write.register(kinds.MemoryViewType)
     def _(self, kind: kinds.BytesType) -> Schema:
-        """Of base64 whole groups of 4 characters stand for 3 bytes."""
+        """Return the schema of base64: every 4 characters stand for 3 bytes."""
         found: Schema = {"type": "string", "pattern": patterns.BASE64}
         if kind.max_length is not None:
             found["maxLength"] = 4 * (kind.max_length // 3)
@@ -204,7 +207,7 @@ class _Writer:
         return {"type": "string"}
 
     def _defined(self, cls: object, make: Callable[[], Schema]) -> Schema:
-        """A reference to what has a name, written when it is first met."""
+        """Return a reference to a named type, whose definition is written at its first use."""
         name = self._names.get(cls)
         if name is None:
             plain = re.sub(r"\W", "_", getattr(cls, "__name__", str(cls)), flags=re.ASCII)
@@ -232,5 +235,5 @@ class _Writer:
 
 
 def _named(schema: Schema) -> str:
-    """The definition that a schema is a reference to; "" if it is none."""
+    """Return the name of the definition that a schema refers to; "" if it is not a reference."""
     return schema.get("$ref", "").removeprefix("#/$defs/")

@@ -1,8 +1,8 @@
-"""Types that pydantic knows as JSON Schemas whose every answer pydantic takes back. Imports pydantic.
+"""Write types that pydantic knows as JSON Schemas whose every answer pydantic validates. Imports pydantic.
 
-The schemas that pydantic writes describe its types loosely: the string of a Decimal may be any, and a URL
-of any scheme. Where its validation wants more than the schema says, the schema here says it too, or a
-narrower thing; where no schema can (a file that exists), the type is refused.
+pydantic's own schemas describe its types loosely: a Decimal may be any string, and a URL may have any scheme.
+If validation requires more than that schema, the schema here requires it too, or a narrower form. If no
+schema can express the rule (a file that exists), the type is refused.
 """
 
 from collections.abc import Mapping
@@ -18,13 +18,13 @@ from mmengine.errors import InvalidRequest
 from mmengine.structured_output.types import type_patterns as patterns
 from mmengine.structured_output.types.type_keys import dict_schema
 
-_OF_BYTES = {"contentMediaType": "application/octet-stream"}  # what a format of base64 is of
+_OF_BYTES = {"contentMediaType": "application/octet-stream"}  # Media type of base64 formats.
 _UNHASHABLE = frozenset({"list", "dict", "set", "typed-dict", "deque"})
-MAX_DECIMAL_DIGITS = 15  # so many a number is sure to keep on its way through a float
+MAX_DECIMAL_DIGITS = 15  # A float preserves this many decimal digits.
 
 
 def adapter_of(what: Any) -> TypeAdapter[Any]:
-    """What validates a type, or an adapter itself. Raises InvalidRequest for what it does not know."""
+    """Return the TypeAdapter of a type, or the given adapter. Raises InvalidRequest for an unknown type."""
     if isinstance(what, TypeAdapter):
         return what
     try:
@@ -34,7 +34,7 @@ def adapter_of(what: Any) -> TypeAdapter[Any]:
 
 
 def schema_of(what: object) -> JsonSchemaValue:
-    """The JSON Schema of a type: of what validation takes, not of what serialization gives."""
+    """Return the JSON Schema of a type in validation mode, not serialization mode."""
     try:
         return adapter_of(what).json_schema(schema_generator=_Narrow, mode="validation")
     except (PydanticUserError, PydanticInvalidForJsonSchema, RecursionError) as error:
@@ -54,16 +54,16 @@ def _string(pattern: str, **others: object) -> JsonSchemaValue:
 
 
 class _Narrow(GenerateJsonSchema):
-    """What pydantic would write, narrowed. The names of methods are those of pydantic's core schemas."""
+    """Writes pydantic's schemas, narrowed. pydantic's core schemas define the method names."""
 
     def emit_warning(self, kind: str, detail: str) -> None:
-        """Of a default that is no JSON, and the like: nothing that an answer would meet."""
+        """Ignore warnings, for example on a default that is not JSON: they do not concern answers."""
 
     def _refuse(self, what: str) -> JsonSchemaValue:
         raise InvalidRequest(f"{what} is checked by pydantic, and no schema says it; ask for a plainer type")
 
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
-        """A number: its string form has no use for an answer."""
+        """Write a number: answers have no use for its string form."""
         given = ("ge", "minimum"), ("le", "maximum"), ("gt", "exclusiveMinimum"), ("lt", "exclusiveMaximum")
         found: JsonSchemaValue = {"type": "number"}
         limits = dict(schema)
@@ -94,7 +94,7 @@ class _Narrow(GenerateJsonSchema):
         return super().enum_schema(schema)
 
     def _check_values(self, values: list[object]) -> None:
-        """Others are compared as they are in Python, with what JSON text gives."""
+        """Refuse values that Python would compare with the decoded JSON and find unequal."""
         if not all(each is None or isinstance(each, str | int | float) for each in values):
             self._refuse("a Literal or an Enum of other values than strings, numbers, booleans and None")
 
@@ -114,14 +114,14 @@ class _Narrow(GenerateJsonSchema):
         return super().typed_dict_field_schema(schema)
 
     def _check_alias(self, alias: object) -> None:
-        """One that leads into other values has no name that a schema could give."""
+        """Refuse an alias that leads into other values: no schema can name it."""
         if isinstance(alias, list):
             paths = [each if isinstance(each, list) else alias for each in alias]
             if not any(len(path) == 1 and isinstance(path[0], str) for path in paths):
                 self._refuse("an AliasPath into other values")
 
     def call_schema(self, schema: core_schema.CallSchema) -> JsonSchemaValue:
-        """To validate would be to call it."""
+        """Refuse a function: validation would call it."""
         return self._refuse("a function")
 
     def json_schema(self, schema: core_schema.JsonSchema) -> JsonSchemaValue:
@@ -138,7 +138,9 @@ class _Narrow(GenerateJsonSchema):
         return patterns.ascii_where_classes_differ(found)
 
     def bytes_schema(self, schema: core_schema.BytesSchema) -> JsonSchemaValue:
-        """A length is of bytes: it is kept with characters of one byte each, and not within an encoding."""
+        """Write bytes. A length counts bytes, so it is enforced with one-byte characters and refused within
+        an encoding.
+        """
         given = {"minLength": schema.get("min_length"), "maxLength": schema.get("max_length")}
         lengths = {keyword: length for keyword, length in given.items() if length is not None}
         encoding = self._config.val_json_bytes
@@ -159,7 +161,7 @@ class _Narrow(GenerateJsonSchema):
         try:
             first = max(first, schema["gt"] + a_day) if "gt" in schema else first
             last = min(last, schema["lt"] - a_day) if "lt" in schema else last
-            # The day of whoever asks may be another one; and an answer takes its time.
+            # The client's date may differ, and an answer takes time.
             first = max(first, today + 3 * a_day) if schema.get("now_op") == "future" else first
             last = min(last, today - 2 * a_day) if schema.get("now_op") == "past" else last
         except OverflowError:
@@ -202,7 +204,7 @@ class _Narrow(GenerateJsonSchema):
 
     def url_schema(self, schema: core_schema.UrlSchema | core_schema.MultiHostUrlSchema) -> JsonSchemaValue:
         limit = schema.get("max_length", 2083)
-        # one less, as an empty path becomes "/"
+        # One less, because an empty path becomes "/".
         return _string(patterns.url(schema.get("allowed_schemes")), maxLength=min(limit, 2083) - 1)
 
     multi_host_url_schema = url_schema
@@ -218,7 +220,7 @@ class _Narrow(GenerateJsonSchema):
         return self._hashable(schema.get("items_schema"), super().frozenset_schema(schema))
 
     def _hashable(self, items: Mapping[str, object] | None, found: JsonSchemaValue) -> JsonSchemaValue:
-        """The schema of a set, whose items must be hashable: any items are plain values."""
+        """Return the schema of a set, whose items must be hashable: arbitrary items become plain values."""
         if items is None or items["type"] == "any":
             return {**found, "items": {"type": patterns.PLAIN_TYPES}}
         self._check_items(items)
@@ -253,7 +255,7 @@ class _Narrow(GenerateJsonSchema):
         return dict_schema(keys, values, sizes)
 
     def tagged_union_schema(self, schema: core_schema.TaggedUnionSchema) -> JsonSchemaValue:
-        """The tag must be there, also where the model has a default for it."""
+        """Require the tag, even if the model has a default for it."""
         found = super().tagged_union_schema(schema)
         tag = found.get("discriminator", {}).get("propertyName")
         if tag is None:
@@ -262,7 +264,7 @@ class _Narrow(GenerateJsonSchema):
 
 
 def _with_digits(before: int, behind: int) -> JsonSchemaValue:
-    """Numbers with at most so many digits before and behind the point."""
+    """Return a schema of numbers with a limited number of digits before and after the decimal point."""
     limits = {"exclusiveMinimum": -(10**before), "exclusiveMaximum": 10**before}
     if not behind:
         return {"type": "integer", **limits}

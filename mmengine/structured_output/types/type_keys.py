@@ -1,4 +1,4 @@
-"""Dicts whose keys are of a type: JSON's keys are strings, which that type has to take."""
+"""Dicts with typed keys: JSON keys are strings, which the key type must accept."""
 
 from collections.abc import Mapping
 
@@ -12,8 +12,9 @@ _ANNOTATIONS = frozenset({"title", "description", "examples", "default"})
 
 
 def dict_schema(keys: Schema, values: Schema, sizes: Mapping[str, int]) -> Schema:
-    """The schema of objects whose values have the schema `values`. `keys`: the schema that a key has as a
-    value; `sizes`: minProperties and maxProperties. Raises InvalidRequest for keys without a pattern."""
+    """Return the schema of objects whose values have the schema `values`. `keys` is the schema of a key as a
+    value; `sizes` holds minProperties and maxProperties. Raises InvalidRequest for keys without a pattern.
+    """
     found: Schema = {"type": "object", **sizes}
     said = {keyword: value for keyword, value in keys.items() if keyword not in _ANNOTATIONS}
     kind, others = said.get("type"), said.keys() - {"type"}

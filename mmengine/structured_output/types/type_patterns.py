@@ -1,6 +1,6 @@
-"""Patterns for strings that Python's types read: narrower than what those take, and never wider.
+"""Patterns for strings that Python's types parse: narrower than the types accept, and never wider.
 
-Each stands alone between ^ and $, and goes beside a `format` where there is one.
+Each pattern is used alone between ^ and $, and beside a `format` if there is one.
 """
 
 import re
@@ -9,13 +9,13 @@ from typing import Any
 
 from mmengine.structured_output.json_schema.vocabulary.formats import FORMATS
 
-Schema = dict[str, Any]  # a JSON Schema
-PLAIN_TYPES = ["string", "number", "boolean", "null"]  # of values that a set can hold
+Schema = dict[str, Any]  # A JSON Schema.
+PLAIN_TYPES = ["string", "number", "boolean", "null"]  # Types of values that a set can hold.
 
 BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?$"
 BASE64URL = "^(?:[A-Za-z0-9_-]{4})*(?:[A-Za-z0-9_-][AQgw]==|[A-Za-z0-9_-]{2}[AEIMQUYcgkosw048]=)?$"
-# Groups that are three characters below 128: the highest bit of each is 0. Without the last two digits, in
-# which the two forms differ.
+# Groups of three characters below 128: the highest bit of each is 0. The last two characters, which differ
+# between the two forms, are left out.
 ASCII_IN_BASE64 = "^(?:[A-Za-f][A-HQ-Xg-nw-z0-3][ABEFIJMNQRUVYZcdghklopstwx014589][A-Za-z0-9])*$"
 HEX = "^(?:[0-9a-f]{2})*$"
 INTEGER_KEY = "^(?:0|-?[1-9][0-9]{0,17})$"
@@ -23,11 +23,11 @@ NUMBER_KEY = "^-?(?:0|[1-9][0-9]{0,9})(?:\\.[0-9]{1,5})?$"
 # datetime.timedelta ends at 999,999,999 days.
 SHORT_DURATION = "^P(?:[0-9]{1,6}[YMWD])*(?:T(?:[0-9]{1,6}[HMS])*)?$"
 BYTE_SIZE = "^[0-9]{1,9}(?:[kmgt]i?b)?$"
-CLOCK_DURATION = "^P(?:[0-9]{1,6}D)?(?:T(?:[0-9]{1,6}[HMS])*)?$"  # units that have one length
+CLOCK_DURATION = "^P(?:[0-9]{1,6}D)?(?:T(?:[0-9]{1,6}[HMS])*)?$"  # Units with a fixed length.
 NAIVE_TIME = "^(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,6})?$"
 NAIVE_DATETIME = f"^{FORMATS['date']}T{NAIVE_TIME.strip('^$')}$"
 
-# What every reader of URLs leaves as it is: no punycode, no last label that could be an IPv4 address.
+# Host names that every URL parser leaves unchanged: no punycode, no last label that could be an IPv4 address.
 _LABEL = "[a-z0-9]{1,20}(?:-[a-z0-9]{1,20})?"
 HOST = f"(?:{_LABEL}\\.){{0,3}}[a-z]{{2,20}}"
 _CHARACTERS = "[A-Za-z0-9._~-]"
@@ -39,10 +39,10 @@ _PORT = "(?::[1-9][0-9]{0,3})?"
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 IPV4 = f"(?:{_OCTET}\\.){{3}}{_OCTET}"
 IPV6 = "(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}"
-_LONG_DOMAIN = "(?:[a-z]{2,3}|[a-z]{6}|info|name)"  # none of those that stand for no host: test, local, …
+_LONG_DOMAIN = "(?:[a-z]{2,3}|[a-z]{6}|info|name)"  # None of the names that stand for no host: test, local, …
 EMAIL = f"[a-z0-9]{{1,20}}(?:[._+-][a-z0-9]{{1,20}}){{0,2}}@(?:{_LABEL}\\.){{1,3}}{_LONG_DOMAIN}"
 
-# By the formats that pydantic writes and JSON Schema does not know.
+# By formats that pydantic writes and JSON Schema does not define.
 FORMAT_PATTERNS = {
     "base64": BASE64,
     "base64url": BASE64URL,
@@ -71,16 +71,18 @@ ASCII = "^[ -~]*$"
 
 
 def ascii_where_classes_differ(schema: Schema) -> Schema:
-    """A string's schema beside one for ASCII, if its pattern has \\D, \\S or \\W: the libraries that validate
-    types count Unicode's digits and letters among \\d and \\w, JSON Schema does not."""
+    r"""Return a string's schema together with an ASCII restriction if its pattern has \\D, \\S or \\W:
+    validating libraries count Unicode digits and letters among \\d and \\w, JSON Schema does not.
+    """
     if not _WIDE_CLASS.search(str(schema.get("pattern", ""))):
         return schema
     return {"allOf": [schema, {"type": "string", "pattern": ASCII}]}
 
 
 def url(schemes: list[str] | None) -> str:
-    """Absolute URLs of these schemes, of https and http where there are none: spelled as pydantic spells
-    them, but for a "/" behind the host."""
+    """Return a pattern for absolute URLs of these schemes (https and http without any), in pydantic's
+    spelling except for a "/" after the host.
+    """
     names = "|".join(_plain(name) for name in schemes or ["https", "http"])
     port = "" if "file" in (schemes or ()) else _PORT
     return f"^(?:{names})://{HOST}{port}{_PATH}{_QUERY}{_FRAGMENT}$"
@@ -91,12 +93,14 @@ def _plain(scheme: str) -> str:
 
 
 def uuid(version: int) -> str:
-    """Lower case, of the RFC's variant."""
+    """Return a pattern for UUIDs of this version: lower case, of the RFC's variant."""
     return f"^[0-9a-f]{{8}}-[0-9a-f]{{4}}-{version:x}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}$"
 
 
 def dates(first: date, last: date) -> str:
-    """Days from `first` to `last`, as far as digits say (the 31st of each month among them)."""
+    """Return a pattern for days from `first` to `last`, as far as digits can express that (the 31st of each
+    month is included).
+    """
     return f"^(?:{'|'.join(_days(first, last))})$"
 
 
@@ -117,7 +121,7 @@ def _days(first: date, last: date) -> list[str]:
 
 
 def _counted(low: int, high: int, width: int) -> str:
-    """The numbers from `low` to `high`, written with `width` digits."""
+    """Return a pattern for the numbers from `low` to `high`, written with `width` digits."""
     if width == 1:
         return f"[{low}-{high}]"
     unit = 10 ** (width - 1)

@@ -1,7 +1,7 @@
-"""Python types as JSON Schemas, and answers back as those types.
+"""Convert Python types to JSON Schemas, and answers back to those types.
 
-What may be asked for: a schema (dict, true or false), anything msgspec knows (a Struct, a dataclass, a
-TypedDict, list[int], …), anything pydantic knows (a model, list[Model], a TypeAdapter, Annotated with a
+A caller may ask for a schema (dict, true or false), any type that msgspec knows (a Struct, a dataclass, a
+TypedDict, list[int], …), any type that pydantic knows (a model, list[Model], a TypeAdapter, Annotated with a
 Field), or a class with pydantic's two methods. pydantic is imported only for types that need it.
 """
 
@@ -30,20 +30,21 @@ from mmengine.structured_output.types.type_patterns import (
     Schema,
 )
 
-MAX_TYPES = 10_000  # that are looked at for pydantic's among them
+MAX_TYPES = 10_000  # Maximum number of nested types that are searched for pydantic types.
 _OTHERS = ("pydantic", "annotated_types")
 
 
 class _Reader(NamedTuple):
-    """How one type is asked for, and how an answer becomes one."""
+    """How the schema of one type is written, and how an answer is decoded."""
 
     schema: Callable[[], object]
     decode: Callable[[str], object]
 
 
 def schema_of(what: object) -> dict | bool:
-    """The JSON Schema of what is asked for; InvalidRequest says why there is none. An answer of it is what
-    `decode` takes, but for rules that the type states in code of its own (validators)."""
+    """Return the JSON Schema of a requested type. Raises InvalidRequest with the reason if there is none.
+    `decode` accepts every answer of that schema, except for rules in the type's own code (validators).
+    """
     if isinstance(what, dict | bool):
         return what
     schema = _reader(what).schema()
@@ -55,14 +56,14 @@ def schema_of(what: object) -> dict | bool:
 
 
 def decode(text: str, what: object) -> object:
-    """The answer as what was asked for: for a schema what `json.loads` gives, for a type a validated object.
+    """Decode an answer: for a schema return the value of `json.loads`, for a type a validated object.
 
-    RequestFailed when the text is not that: it was cut (finish_reason "length"), or the type has rules
-    of its own that no schema says.
+    Raises RequestFailed for a text that does not fit: the text was cut (finish_reason "length"), or the type
+    has rules that no schema expresses.
     """
     try:
         return json.loads(text) if isinstance(what, dict | bool) else _reader(what).decode(text)
-    except ValueError as error:  # all libraries' errors are ValueErrors
+    except ValueError as error:  # All libraries' errors are ValueErrors.
         why = " ".join(str(error).split())
         raise RequestFailed(f"the answer is no {_name(what)}: {why:.500}") from None
 
@@ -78,7 +79,7 @@ def _name(what: object) -> str:
 def _reader(what: object) -> _Reader:
     try:
         return _known_reader(what)
-    except TypeError:  # it cannot be a key
+    except TypeError:  # An unhashable type cannot be a key.
         return _new_reader(what)
 
 
@@ -107,9 +108,9 @@ def _new_reader(what: object) -> _Reader:
 
 
 def _pydantic_reader(what: object, why: BaseException | None = None) -> _Reader:
-    """`why`: msgspec's reason, where it was asked first."""
+    """Return pydantic's reader. `why` is msgspec's reason if msgspec was tried first."""
     try:
-        from mmengine.structured_output.types import pydantic_schema  # it may not be installed
+        from mmengine.structured_output.types import pydantic_schema  # pydantic may not be installed.
     except ImportError as error:
         reason = str(why or error).partition("\n")[0]
         raise InvalidRequest(f"{_name(what)} has no JSON Schema: {reason}") from None
@@ -118,7 +119,7 @@ def _pydantic_reader(what: object, why: BaseException | None = None) -> _Reader:
 
 
 def _is_pydantics(what: object) -> bool:
-    """Whether pydantic's classes or constraints are somewhere in a type: others would pass over them."""
+    """Return whether a type contains pydantic's classes or constraints, which other libraries would ignore."""
     pending, seen = [what], set[int]()
     while pending:
         each = pending.pop()
@@ -141,7 +142,7 @@ def _is_made_for_pydantic(each: object) -> bool:
 
 
 def _fields_of(each: object) -> list[object]:
-    """The types of the fields of a class that has some."""
+    """Return the types of a class's fields, if it has some."""
     has_fields = isinstance(each, type) and (
         is_dataclass(each) or typing.is_typeddict(each) or hasattr(each, "_fields")
     )
@@ -149,16 +150,16 @@ def _fields_of(each: object) -> list[object]:
         return []
     try:
         return list(typing.get_type_hints(each, include_extras=True).values())
-    except (NameError, TypeError, AttributeError):  # of a name that cannot be found: whoever reads it says so
+    except (NameError, TypeError, AttributeError):  # A name cannot be resolved; the caller reports that.
         return []
 
 
 def _narrowed(schema: object) -> object:
-    """The schema of a type with what its library leaves open closed.
+    """Return the schema of a type with the parts closed that its library leaves open.
 
-    An object has no keys but its fields, where the type does not say otherwise: nobody would get the others.
-    Bytes are base64, which is said only as an annotation, by a pattern; and so are formats that JSON Schema
-    does not know. Raises InvalidRequest for those that no pattern describes.
+    An object has no keys except its fields, unless the type says otherwise: no code would read the others.
+    Bytes are base64, which the schema states only as an annotation, and become a pattern; so do formats that
+    JSON Schema does not define. Raises InvalidRequest for formats that no pattern describes.
     """
     if not isinstance(schema, dict):
         return schema
@@ -178,8 +179,9 @@ def _narrowed(schema: object) -> object:
 
 
 def _without_idle_sets(schema: Schema, root: Schema) -> Schema:
-    """Of sets, `uniqueItems` only where it can be enforced, or where it decides: a set of no least size takes
-    what comes twice."""
+    """Keep `uniqueItems` of sets only if it can be enforced or matters: a set without a minimum size accepts
+    duplicates.
+    """
     out = _mapped(schema, lambda each: _without_idle_sets(each, root) if isinstance(each, dict) else each)
     if out.get("uniqueItems") is not True or out.get("minItems", 0) > 1:
         return out
@@ -191,7 +193,7 @@ def _without_idle_sets(schema: Schema, root: Schema) -> Schema:
 
 
 def _mapped(schema: Schema, change: Callable[[object], object]) -> Schema:
-    """A copy whose subschemas are changed."""
+    """Return a copy with changed subschemas."""
     out = dict(schema)
     for keyword, value in schema.items():
         if keyword in SUBSCHEMA:

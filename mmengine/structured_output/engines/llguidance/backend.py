@@ -1,4 +1,4 @@
-"""Grammars by llguidance, for any tokenizer that knows the bytes of its tokens."""
+"""The llguidance grammar engine, for any tokenizer with known token bytes."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -26,26 +26,29 @@ from mmengine.structured_output.request.spec import Choice, Grammar, JsonSchema,
 from mmengine.structured_output.request.tags import StructuralTag
 from mmengine.structured_output.request.tool_calls import ToolCalls
 
-MAX_KEPT_CHARS = 256  # of a text whose tokens are kept
-MAX_SPELLINGS = 8192  # of forced texts that are kept
-# What llguidance may use. Fuel is time: 50,000 are about a millisecond at the beginning, 14,000 in a step. By
-# its defaults patterns such as [a-z]{1,255} compile and break in the middle of an answer; those of schemas
-# have passed the gate, which bounds them. A lexer's state takes one or two kilobytes.
-MAX_ROW_ITEMS = 20_000  # of the parser's table: an object has four for each property that may come next
-MAX_STEP_ITEMS = 200_000  # in all rows that one mask looks at
+MAX_KEPT_CHARS = 256  # Maximum number of characters of a text whose tokens are cached.
+MAX_SPELLINGS = 8192  # Maximum number of forced texts that are cached.
+# Limits on llguidance. Fuel is time: 50,000 units are about a millisecond at the start, 14,000 in a step.
+# With llguidance's defaults, patterns such as [a-z]{1,255} compile and break in the middle of an answer.
+# Normalization bounds the patterns of schemas. A lexer state takes one or two kilobytes.
+# Maximum number of items in a row of the parser's table: an object has four for each property that may come
+# next.
+MAX_ROW_ITEMS = 20_000
+MAX_STEP_ITEMS = 200_000  # Maximum number of items in all rows that one mask visits.
 START_FUEL = 3_000_000
-STEP_FUEL = 2_000_000  # of a schema
-TEXT_STEP_FUEL = 200_000  # of a regex or a Lark grammar: its default
-MAX_LEXER_STATES = 250_000  # its default, of all texts of a grammar together (CompiledGrammar.renewed)
-Asked = tuple[LLMatcher, int, list[int]]  # a matcher, the index of its first mask, and its drafts
-# A method that the stubs of llguidance leave out: (matcher, address, bytes of a mask, drafts).
+STEP_FUEL = 2_000_000  # For a schema.
+TEXT_STEP_FUEL = 200_000  # For a regex or a Lark grammar: llguidance's default.
+# llguidance's default, for all texts of a grammar together (CompiledGrammar.renewed).
+MAX_LEXER_STATES = 250_000
+Asked = tuple[LLMatcher, int, list[int]]  # A matcher, the index of its first mask, and its drafts.
+# A method that llguidance's stubs lack: (matcher, address, bytes of a mask, drafts).
 _FILL_WITH_DRAFTS: Callable[[LLMatcher, int, int, list[int]], None] = vars(LLMatcher)[
     "unsafe_compute_mask_ptr_with_draft_token"
 ]
 
 
 class LLGuidance(OfTokenizer):
-    """`num_threads`: how many fill masks; by default four fifths of the CPUs."""
+    """The llguidance backend. `num_threads` threads fill masks; by default four fifths of the CPUs."""
 
     def __init__(
         self,
@@ -58,11 +61,11 @@ class LLGuidance(OfTokenizer):
     ):
         super().__init__(token_bytes, encode, special_ids, eos_token_ids, vocab_size)
         self._tokenizer: LLTokenizer | None = None
-        self._special_names: dict[str, int] = {}  # filled with it
+        self._special_names: dict[str, int] = {}  # Filled together with `_tokenizer`.
         self._spellings: dict[tuple[int, bytes], list[int]] = {}
         self._schema_limits, self._text_limits = _limits(STEP_FUEL), _limits(TEXT_STEP_FUEL)
         threads = num_threads or _num_threads()
-        self._executor = LLExecutor(threads) if threads > 1 else None  # one thread is slower than none
+        self._executor = LLExecutor(threads) if threads > 1 else None  # One extra thread is slower than none.
 
     def compile(self, grammar: GrammarRequest) -> "CompiledGrammar":
         try:
@@ -82,10 +85,11 @@ class LLGuidance(OfTokenizer):
         make = partial(LLMatcher, tokens, source, log_level=0, limits=limits)
         prototype = make()
         if len(source) > MAX_HELD and not prototype.is_error():
-            # The first mask, which needs no lock, so that no copy begins with what it needs under one.
+            # Computing the first mask needs no lock; copies then need not start under one.
             prototype.compute_bitmask()
         error = prototype.get_error() if prototype.is_error() else ""
-        if not error and not isinstance(found, JsonSchema):  # which the gate knows to have texts
+        # Normalization guarantees that a schema has texts.
+        if not error and not isinstance(found, JsonSchema):
             error = first_step_error(prototype)
         if error:
             refuse_overlap(grammar.source, error)
@@ -107,7 +111,7 @@ class LLGuidance(OfTokenizer):
         return CompiledGrammar(prototype, grammar.after, make, closing)
 
     def _source_of(self, grammar: Grammar) -> str:
-        """The grammar in llguidance's own form."""
+        """Return the grammar in llguidance's own form."""
         match grammar:
             case JsonSchema(schema=schema):
                 return schema_grammar(bytes(schema).decode())
@@ -115,7 +119,7 @@ class LLGuidance(OfTokenizer):
                 return LLMatcher.grammar_from_regex(regex)
             case Choice(choices=choices):
                 literals = (msgspec.json.encode(choice).decode() for choice in choices)
-                # one terminal: as alternatives of a rule they are all in the parser's table at once
+                # One terminal: as alternatives of a rule, all choices would be in the parser's table at once.
                 return LLMatcher.grammar_from_lark("start: ONE\nONE: " + " | ".join(literals))
             case Lark(lark=lark):
                 check_ends(lark, self._special_names, self.eos_token_ids)
@@ -135,8 +139,8 @@ class LLGuidance(OfTokenizer):
         if drafts is not None:
             places = accumulate((1 + len(ahead) for ahead in drafts), initial=0)
         asked = list(zip(matchers, places, drafts if drafts is not None else repeat([])))
-        # A matcher keeps its last mask, and gives it again where its lexer and the length of its table are
-        # the same, also behind a rollback, where the text is another. Copies have the masks behind drafts.
+        # A matcher caches its last mask and returns it if its lexer state and table length are unchanged,
+        # even after a rollback to another text. Copies therefore compute the masks after drafts.
         copied = ((each.deep_copy() if ahead else each, place, ahead) for each, place, ahead in asked)
         copies = asked if drafts is None else list(copied)
         is_filled = False
@@ -150,10 +154,10 @@ class LLGuidance(OfTokenizer):
             self._fill_alone(copies, (start, stride))
         if drafts is not None:
             broken = [each for each, (copy, _, ahead) in zip(asked, copies) if ahead and copy.is_error()]
-            self._fill_alone(broken, (start, stride))  # so that these matchers say why
+            self._fill_alone(broken, (start, stride))  # The matchers themselves then report the error.
 
     def _fill_alone(self, asked: Iterable[Asked], where: tuple[int, int]) -> None:
-        """Fill masks one after the other. `where`: the address of the first and the bytes of one."""
+        """Fill masks one after another. `where` holds the address of the first mask and the bytes of one."""
         start, stride = where
         for matcher, place, ahead in asked:
             try:
@@ -166,16 +170,16 @@ class LLGuidance(OfTokenizer):
                 self._break(matcher)
 
     def _break(self, matcher: LLMatcher) -> None:
-        """It costs its own text that llguidance fails at it, and no other."""
-        matcher.consume_token(self._vocab_size)  # which no grammar allows
+        """Break the matcher: a failure of llguidance costs only the text that caused it."""
+        matcher.consume_token(self._vocab_size)  # No grammar allows this token.
 
     def allows(self, matcher: LLMatcher, token_id: int) -> bool:
-        forced = matcher.compute_ff_tokens()  # where there are any, masks have but the first of them
+        forced = matcher.compute_ff_tokens()  # If tokens are forced, masks contain only the first of them.
         return token_id == forced[0] if forced else matcher.validate_tokens([token_id]) == 1
 
     def take(self, matcher: LLMatcher, token_id: int, last: int) -> bool:
         text = matcher.compute_ff_bytes()
-        # Where bytes are forced, masks have but the first of these tokens, if there are any.
+        # If bytes are forced, masks contain only the first of these tokens, if there are any.
         if text:
             known = self._spellings.get((last, text))
             if not known or known[0] != token_id:
@@ -192,8 +196,10 @@ class LLGuidance(OfTokenizer):
         return self._spell(matcher, text, last) if known is None else known
 
     def _spell(self, matcher: LLMatcher, text: bytes, last: int) -> list[int]:
-        """The tokens of what is forced: of the forced `text` those that a longer token cannot take up. So
-        they depend on what else the grammar allows behind it, but one of two lists begins the other."""
+        """Return the forced tokens: those tokens of the forced `text` that no longer token could replace.
+        They therefore depend on what else the grammar allows afterwards, but of two such lists one begins the
+        other.
+        """
         tokens = matcher.compute_ff_tokens()
         if len(text) <= MAX_KEPT_CHARS and len(self._spellings) < MAX_SPELLINGS:
             self._spellings[last, text] = tokens
@@ -232,13 +238,14 @@ class _Tokens(TokenizerWrapper):
         self._encode_again = lru_cache(maxsize=4096)(encode)
 
     def __call__(self, text: str) -> list[int]:
-        """Asked in every step where something is forced, mostly for the same keys."""
+        """Encode text. Called in every step with forced tokens, mostly for the same keys."""
         return self._encode_again(text) if len(text) <= MAX_KEPT_CHARS else self._encode(text)
 
 
 class CompiledGrammar:
-    """`make` gives another prototype; `closing`: what makes a Closer for a budget, and the least that this
-    must be."""
+    """A grammar compiled by llguidance. `make` returns another prototype. `closing` holds a function that
+    returns a Closer for a budget, and the minimum budget.
+    """
 
     def __init__(
         self,
@@ -255,7 +262,7 @@ class CompiledGrammar:
         return self._prototype.deep_copy()
 
     def renewed(self, error: str) -> LLMatcher | None:
-        """Copies share the states of their lexer, which are limited (MAX_LEXER_STATES)."""
+        """Return a new matcher if the shared lexer states are used up (MAX_LEXER_STATES)."""
         if "too many states" not in error:
             return None
         matcher = self._prototype.deep_copy()
@@ -271,8 +278,9 @@ class CompiledGrammar:
 
 
 def _fill_together(executor: LLExecutor, asked: Sequence[Asked], where: tuple[int, int, int]) -> None:
-    """Fill masks by several threads. `where`: the address of the masks, the bytes of one, and how many there
-    are."""
+    """Fill masks with several threads. `where` holds the address of the masks, the bytes of one, and their
+    number.
+    """
     ahead = [each for each in asked if each[2]]
     alone = [(matcher, place) for matcher, place, drafts in asked if not drafts]
     if ahead:

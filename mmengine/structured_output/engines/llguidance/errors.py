@@ -1,4 +1,4 @@
-"""What llguidance says against a grammar before a text has begun."""
+"""Errors that llguidance reports for a grammar before a text has begun."""
 
 import msgspec
 import numpy as np
@@ -9,8 +9,9 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefu
 
 
 def refuse_overlap(grammar: str, error: str) -> None:
-    """SchemaRefused where the error is that keys may match two of the patterns of an object: the gate wrote
-    beside them where they stand."""
+    """Raise SchemaRefused if the error says that keys may match two patterns of an object. Normalization has
+    written the object's pointer beside the patterns.
+    """
     if not error.startswith("patternProperty regexes"):
         return
     waiting: list[object] = [msgspec.json.decode(grammar)]
@@ -27,8 +28,9 @@ def refuse_overlap(grammar: str, error: str) -> None:
 
 
 def first_step_error(matcher: LLMatcher) -> str:
-    """Why no text can begin, so that it is known before the model runs: nothing is allowed, rules have no
-    end, or a first step is beyond the limits. Empty when one can."""
+    """Return why no text can begin, so that the error is known before the model runs: nothing is allowed,
+    rules have no end, or a first step exceeds the limits. Empty if a text can begin.
+    """
     bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     if matcher.is_error():
         return matcher.get_error()

@@ -1,8 +1,8 @@
-"""What the gate left of a schema as a grammar of llguidance: JSON Schema, or Lark where it holds automata.
+"""Write a normalized schema as a grammar for llguidance: as JSON Schema, or as Lark if it contains automata.
 
-An array whose items count together, and an object whose keys come in any order, are beyond llguidance's JSON
-Schema. Then everything that leads to one is written in Lark, and everything else stays JSON Schema, under
-`%json`. White space is the same in both, and skipped at once, so that llguidance reads them as one grammar.
+llguidance's JSON Schema does not support arrays with rules on several items, nor objects whose keys come in
+any order. Everything that leads to such a part is written in Lark. Everything else stays JSON Schema, under
+`%json`. Both treat white space alike and skip it at once, so llguidance reads them as one grammar.
 """
 
 from collections.abc import Mapping
@@ -19,21 +19,22 @@ from mmengine.structured_output.json_schema.reading.translation import subschema
 from mmengine.structured_output.json_schema.rewriting.key_order import MARK
 from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 
-WHITE_SPACE = r"[\x20\x0A\x0D\x09]+"  # what llguidance's JSON Schema skips
+WHITE_SPACE = r"[\x20\x0A\x0D\x09]+"  # The white space that llguidance's JSON Schema skips.
 MARKS = ("x-steps", "x-distinct", MARK)
 ONCE = '%llguidance {"ignore_once": true}'
-MAX_HELD = 64 * 2**10  # characters of JSON Schema that llguidance parses as such
+MAX_HELD = 64 * 2**10  # Maximum number of characters of JSON Schema that llguidance parses directly.
 
 
 class _Schema(msgspec.Struct):
     options: dict[str, str | bool] = msgspec.field(default_factory=dict, name="x-guidance")
 
 
-_decode_schema = msgspec.json.Decoder(_Schema).decode  # by one thread: two that are the first crash in it
+# Created by one thread: msgspec crashes if two threads decode a new type first.
+_decode_schema = msgspec.json.Decoder(_Schema).decode
 
 
 def schema_grammar(text: str) -> str:
-    """What `gate` made of a schema, in llguidance's own form."""
+    """Return a normalized schema in llguidance's own form."""
     lark = lark_of(text)
     if lark is None and len(text) > MAX_HELD:
         lark = _in_lark(text)
@@ -41,21 +42,23 @@ def schema_grammar(text: str) -> str:
 
 
 def _in_lark(text: str) -> str:
-    """JSON Schema as the one part of a Lark grammar, which llguidance reads without the interpreter's lock;
-    JSON Schema alone it parses with it, 18 ms a megabyte, in which no other thread runs."""
+    """Return JSON Schema as the only part of a Lark grammar, which llguidance parses without the
+    interpreter's lock. It parses plain JSON Schema with the lock: 18 ms per megabyte, during which no other
+    thread runs.
+    """
     head = _head(_decode_schema(text).options)
     return "\n".join([*head, f"start: %json {text}\n"])
 
 
 def _head(options: Mapping[str, object]) -> list[str]:
-    """Lines that say which white space is skipped: none where a draft grammar fixes it."""
+    """Return the lines that define skipped white space; none if a draft grammar fixes the white space."""
     if not options.get("whitespace_flexible", True):
         return [ONCE]
     return [ONCE, f"%ignore /{options.get('whitespace_pattern', WHITE_SPACE)}/"]
 
 
 def lark_of(text: str) -> str | None:
-    """The Lark grammar of what `gate` made of a schema; None where it is JSON Schema for llguidance."""
+    """Return the Lark grammar of a normalized schema; None if llguidance supports it as JSON Schema."""
     if not any(f'"{mark}"' in text for mark in MARKS):
         return None
     schema: Json = msgspec.json.decode(text, type=dict)
@@ -72,8 +75,8 @@ def lark_of(text: str) -> str | None:
 class _Writer:
     options: Json
     definitions: dict[str, Json]
-    needing: set[str] = field(default_factory=set)  # definitions that lead to an automaton
-    parts: dict[str, str] = field(default_factory=dict)  # rules of JSON Schema, by its text
+    needing: set[str] = field(default_factory=set)  # Definitions that lead to an automaton.
+    parts: dict[str, str] = field(default_factory=dict)  # Rules with JSON Schema, by its text.
     lines: list[str] = field(default_factory=list)
     size: int = 0
     rules: int = 0
@@ -95,7 +98,7 @@ class _Writer:
             grown = bool(more)
 
     def needs(self, schema: object) -> bool:
-        """Whether it leads to an automaton."""
+        """Return whether the schema leads to an automaton."""
         if not isinstance(schema, dict):
             return False
         if any(mark in schema for mark in MARKS):
@@ -113,7 +116,7 @@ class _Writer:
         return "\n".join(self.lines)
 
     def node(self, schema: object) -> str:
-        """What stands for a schema in a rule."""
+        """Return the expression for a schema."""
         if not isinstance(schema, dict) or not self.needs(schema):
             return self.json(schema)
         if "$ref" in schema:
@@ -121,7 +124,7 @@ class _Writer:
         if "anyOf" in schema:
             branches: list[object] = schema["anyOf"]
             parts = [self.node(branch) for branch in branches if self.needs(branch)]
-            # Together: a range in which the engine finds no number is an error of a rule alone.
+            # Together: a range without any number would be an error in a rule of its own.
             plain = [branch for branch in branches if not self.needs(branch)]
             return self.rule(" | ".join([*parts, *([self.json({"anyOf": plain})] if plain else [])]))
         if "x-steps" in schema:
@@ -134,7 +137,7 @@ class _Writer:
         return object_rule(expand_other_keys(schema, spelled_out=False), self)
 
     def json(self, schema: object) -> str:
-        """The rule of a part that stays JSON Schema, with the definitions that it leads to."""
+        """Return the rule for a part that stays JSON Schema, with the definitions that it leads to."""
         names: dict[str, None] = {}
         waiting = [schema]
         for each in waiting:
@@ -154,7 +157,7 @@ class _Writer:
         return self.parts[text]
 
     def name(self) -> str:
-        """A new one, which is the beginning of no other."""
+        """Return a new name that no other name begins with."""
         self.rules += 1
         return f"r_{self.rules}"
 
@@ -190,7 +193,7 @@ class _Writer:
         return self._steps(edges, set(range(low, len(places) + 1)))
 
     def _steps(self, edges: list[tuple[int, int, object]], ends: set[int]) -> str:
-        """An automaton over items: from a state, to a state, the schema of the item."""
+        """Write an automaton over items; an edge holds its start state, its end state and the item's schema."""
         self.rules += 1
         name = f"a_{self.rules}"
         ways: dict[tuple[int, int], list[str]] = {}
@@ -207,21 +210,21 @@ class _Writer:
             ]
             on += ['""'] if state in ends else []
             loop = self.rule(f"{self.comma} {again}") + "*" if again else ""
-            # What comes again and again is repeated, not recursive: of that the parser's table would grow.
+            # A loop is written as a repetition, not as recursion, which would grow the parser's table.
             self.line(f"{name}_{state}: {loop} {self.rule(' | '.join(on))}")
         first = [f"{item} {name}_{to}" for (start, to), item in joined.items() if start == 0]
         first += ['""'] if 0 in ends else []
         return self.rule(f'"[" {self.rule(" | ".join(first))} "]"')
 
     def _distinct(self, given: Json) -> str:
-        """Values each once: bit n of the rule's parameter says that value n was taken."""
+        """Write an array of different values: bit n of the rule's parameter says that value n occurred."""
         values = given["values"]
         assert isinstance(values, list)
         low, high, matching, least, most = (
             int(str(given[key])) for key in ("minItems", "maxItems", "matching", "minContains", "maxContains")
         )
         count = len(values)
-        others = min(count - matching, high - least)  # more would leave no place for what must come
+        others = min(count - matching, high - least)  # More would leave no place for required items.
         enough = [f"bit_count_ge(_, {low})"] + ([f"bit_count_ge([0:{matching}], {least})"] if least else [])
         self.rules += 1
         name = f"u_{self.rules}"
@@ -235,7 +238,7 @@ class _Writer:
             lines.append(f"{self.node(value)} {name}_on::set_bit({at}) %if {_all(conditions)}")
         self.line(f"{name}::_: " + "\n    | ".join(lines))
         most_of_all = min(high, min(most, matching) + others)
-        more = f"{self.comma} {name}::_ %if bit_count_lt(_, {most_of_all})"  # a comma needs a value behind it
+        more = f"{self.comma} {name}::_ %if bit_count_lt(_, {most_of_all})"  # A comma needs a value after it.
         self.line(f'{name}_on::_: "" %if {_all(enough)}\n    | {more}')
         empty = ' | ""' if not low and not least else ""
         return self.rule(f'"[" {self.rule(f"{name}::0x0{empty}")} "]"')
@@ -253,5 +256,5 @@ def _name(schema: Json) -> str:
 
 
 def _children(schema: Json) -> list[object]:
-    """The schemas inside one that the gate wrote."""
+    """Return the schemas inside a normalized schema."""
     return [child for _, child in subschemas(schema)]

@@ -1,4 +1,4 @@
-"""Lark grammars that name the end of an answer: the engine would end it there, whatever its rules say."""
+"""Refuse Lark grammars that name an end token: the engine would end the answer there whatever the rules say."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,9 @@ _AT_END = re.compile(r"""\bstop\s*=\s*("")""")
 
 
 def check_ends(lark: str, specials: Mapping[str, int], ends: Sequence[int]) -> None:
-    """Raises InvalidRequest where a rule may hold a token that ends answers: by its name, by its id or a
-    range of ids (<[3,7-9]>, <[^3]>, <[*]>), or by stop="". `specials`: ids of tokens by their names."""
+    """Raise InvalidRequest if a rule may contain a token that ends answers: by its name, by its id or a range
+    of ids (<[3,7-9]>, <[^3]>, <[*]>), or by stop="". `specials` maps token names to ids.
+    """
     found = [name for name, token in specials.items() if token in ends and name in lark]
     for each in _IDS.finditer(lark):
         covered = any(_holds(each[2], token) != bool(each[1]) for token in ends)
@@ -27,7 +28,7 @@ def check_ends(lark: str, specials: Mapping[str, int], ends: Sequence[int]) -> N
 
 
 def _holds(ids: str, token: int) -> bool:
-    """Whether a list of ids and ranges has one; what is no such list is the grammar engine's to refuse."""
+    """Return whether a list of ids and ranges contains the token. The grammar engine refuses malformed lists."""
     for one in ids.split(","):
         if one.strip() == "*":
             return True

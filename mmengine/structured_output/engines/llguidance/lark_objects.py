@@ -1,4 +1,6 @@
-"""Objects in Lark: keys in any order, or as JSON Schema has them in llguidance, named ones in order first."""
+"""Write objects in Lark: with keys in any order, or with the named keys first and in order, as llguidance's
+JSON Schema has them.
+"""
 
 from typing import Protocol
 
@@ -11,14 +13,16 @@ from mmengine.structured_output.json_schema.rewriting.key_order import MARK
 from mmengine.structured_output.json_schema.rewriting.key_patterns import UnnamedKeys, unnamed_keys
 from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 
-# Characters of a key in one spelling each, as names are told from it by how they are spelled.
+# Characters of a key with one spelling each, because names are told apart by spelling.
 _CHAR = r'(\\["\\bfnrt]|[^"\\\x00-\x1F])'
-_CONTROL = r"\\u00([01][0-9a-f]|7f)"  # where no name holds one
+_CONTROL = r"\\u00([01][0-9a-f]|7f)"  # Used if no name contains a control character.
 
 
 class Rules(Protocol):
-    """Where rules are added; each gives what stands for it in another rule. `budget`: of a schema, for
-    comparing keys with patterns. `comma` and `colon`: terminals, with the white space that must follow."""
+    """A writer of rules; each method returns the expression for the new rule. `budget` limits the matching of
+    keys against a schema's patterns. `comma` and `colon` are terminals, including the white space that must
+    follow.
+    """
 
     budget: MatchBudget
     comma: str
@@ -56,8 +60,10 @@ def object_rule(schema: Json, rules: Rules) -> str:
 
 
 def _in_any_order(items: dict[str, str], required: list[str], others: list[str], rules: Rules) -> str:
-    """Each of `items` once at most: bit n of the rule's parameter says that item n was said, the required
-    first. `others` come between them, repeated and not recursive: of that the parser's table would grow."""
+    """Write items that occur at most once each: bit n of the rule's parameter says that item n occurred; the
+    required items come first. `others` may come between them, written as a repetition, since recursion would
+    grow the parser's table.
+    """
     ordered = [*required, *(name for name in items if name not in required)]
     complete = f"is_ones([0:{len(required)}])" if required else "true"
     name, one = rules.name(), rules.rule(" | ".join(others)) if others else ""
@@ -75,7 +81,7 @@ def _in_any_order(items: dict[str, str], required: list[str], others: list[str],
 
 
 def _unnamed(schema: Json, others: list[str], fixed: int, rules: Rules) -> tuple[str, bool] | None:
-    """Keys without a name, with commas between them, and whether there must be one."""
+    """Return the rule for unnamed keys, separated by commas, and whether at least one is required."""
     low, high = schema.get("minProperties", 0), schema.get("maxProperties")
     assert isinstance(low, int) and isinstance(high, int | None)
     low, high = max(0, low - fixed), None if high is None else high - fixed
@@ -87,8 +93,8 @@ def _unnamed(schema: Json, others: list[str], fixed: int, rules: Rules) -> tuple
 
 
 def _sequence(items: list[tuple[str, bool]], rules: Rules) -> str:
-    """All in their order; those that are not required may be left out."""
-    behind, alone = '""', '""'  # what may follow a property, and what may stand where none came yet
+    """Write all items in order; those that are not required may be left out."""
+    behind, alone = '""', '""'  # What may follow a property, and what may stand where no property came yet.
     for item, needed in reversed(items):
         on, first = f"{rules.comma} {item} {behind}", f"{item} {behind}"
         behind = rules.rule(on if needed else f"{on} | {behind}")
@@ -101,7 +107,8 @@ def _spelled(name: str) -> str:
 
 
 def _text(text: str) -> str:
-    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")  # which no text in Lark holds
+    # A text in Lark cannot contain this character.
+    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")
 
 
 def _key(keys: UnnamedKeys, names: list[str], rules: Rules) -> str:
@@ -111,7 +118,7 @@ def _key(keys: UnnamedKeys, names: list[str], rules: Rules) -> str:
 
 
 def _but(names: list[str], times: str, rules: Rules) -> str:
-    """Any key but the names."""
+    """Return a terminal for any key except the names."""
     if not names and times == "*":
         return rules.json({"type": "string"})
     plain = all(char >= " " and char != "\x7f" for name in names for char in name)

@@ -1,7 +1,8 @@
-"""Structural tags as grammars of llguidance: a Lark grammar of the tags, and one of JSON for each schema.
+"""Write structural tags as grammars for llguidance: a Lark grammar for the tags, and a JSON grammar for each
+schema.
 
-A text trigger is a lazy lexeme: it ends where the trigger first does, and from there only a tag goes on. A
-special token is no text, so free text never holds one and it needs no such care.
+A text trigger is a lazy lexeme: it ends at the trigger's first occurrence, and only a tag may follow. A
+special token is not text, so free text never contains one.
 """
 
 import json
@@ -14,7 +15,7 @@ from mmengine.errors import ErrorCode, InvalidRequest, shown
 from mmengine.structured_output.engines.llguidance.json_schema_lark import lark_of
 from mmengine.structured_output.request.tags import StructuralTag
 
-_STARTS = {  # by at_least_one and stop_after_first
+_STARTS = {  # By at_least_one and stop_after_first.
     (False, False): "call* rest",
     (True, False): "call+ rest",
     (False, True): "call | rest",
@@ -23,8 +24,9 @@ _STARTS = {  # by at_least_one and stop_after_first
 
 
 def grammars_of(tag: StructuralTag, specials: Mapping[str, int], ends: Sequence[int]) -> str:
-    """The grammars, as JSON. `specials`: the ids of tokens that are no text, by name; `ends`: of those that
-    end an answer. Raises InvalidRequest where a tag holds one of these."""
+    """Return the grammars as JSON. `specials` maps the names of tokens outside all texts to their ids; `ends`
+    are the ids that end an answer. Raises InvalidRequest if a tag contains an end token.
+    """
     pieces = _Pieces(specials, ends)
     lines = [
         "start: " + _STARTS[tag.at_least_one, tag.stop_after_first],
@@ -49,7 +51,7 @@ def grammars_of(tag: StructuralTag, specials: Mapping[str, int], ends: Sequence[
 
 
 def schema_named(name: str, schema: str) -> dict[str, object]:
-    """One of several grammars: of what the gate made of a schema."""
+    """Return one of several grammars, for a normalized schema."""
     lark = lark_of(schema)
     inner = {"json_schema": msgspec.json.decode(schema)} if lark is None else {"lark_grammar": lark}
     return {"name": name, **inner}
@@ -62,11 +64,11 @@ class _Pieces:
         self._pattern = re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else None
 
     def of(self, text: str) -> str:
-        """A text in Lark, with the special tokens that it names."""
+        """Return a text in Lark, with the special tokens that it names."""
         return " ".join(self._special(one) if odd else quoted(one) for one, odd in self._split(text))
 
     def opening(self, n: int, trigger: str) -> list[str]:
-        """The rule of free text up to a trigger, and with it."""
+        """Return the rules for free text up to and including a trigger."""
         (first, is_special), *_ = parts = self._split(trigger)
         if len(parts) == 1 and not is_special:
             return [f"open_{n}[lazy]: TEXT {quoted(trigger)}"]
@@ -76,7 +78,7 @@ class _Pieces:
         return [f"{before}: TEXT {quoted(first)}", f"open_{n}: {before} {self.of(trigger[len(first) :])}"]
 
     def _split(self, text: str) -> list[tuple[str, bool]]:
-        """Runs of text, and names of special tokens, which are marked."""
+        """Split a text into runs, each with a flag that marks names of special tokens."""
         runs = self._pattern.split(text) if self._pattern else [text]
         return [(run, bool(place % 2)) for place, run in enumerate(runs) if run]
 

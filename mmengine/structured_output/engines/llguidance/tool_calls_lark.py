@@ -1,7 +1,7 @@
-"""Calls of tools as grammars of llguidance: a Lark grammar of what is between values, and one of JSON for the
-arguments of each tool, or for each parameter.
+"""Write tool calls as grammars for llguidance: a Lark grammar for the text around values, and a JSON grammar
+for each tool's arguments or for each parameter.
 
-Free text ends where it first says that a call begins: a lazy lexeme, as that of a structural tag.
+Free text ends where a call first begins: a lazy lexeme, as in a structural tag.
 """
 
 import json
@@ -19,14 +19,14 @@ from mmengine.structured_output.request.tool_calls import (
     parameters_of,
 )
 
-_SPACE = r"SPACE: /\n{1,2}/"  # what templates put behind reasoning, before a call
+_SPACE = r"SPACE: /\n{1,2}/"  # Templates write this white space after reasoning, before a call.
 _OTHER_NAME = r"OTHER_NAME: /[A-Za-z_][A-Za-z0-9_.\-]{0,63}/"
 _NOT_ENDED = r"~/(?s:.*)\n<\/parameter>(?s:.*)/"
 _REGEX_PIECE = re.compile(r"\\.|/", re.DOTALL)
 
 
 def call_grammars(form: ToolCalls) -> str:
-    """The grammars, as JSON."""
+    """Return the grammars as JSON."""
     writer = _Writer()
     lines = ["TEXT: /(?s:.*)/", _SPACE, _OTHER_NAME, *_start(form, writer)]
     for number, tool in enumerate(form.tools):
@@ -63,20 +63,20 @@ def _start(form: ToolCalls, writer: "_Writer") -> list[str]:
 
 
 class _Writer:
-    """Collects the grammars of JSON, and the rules of parameters."""
+    """Collects the JSON grammars and the rules of parameters."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.grammars: list[dict[str, object]] = []
 
     def value(self, schema: str) -> str:
-        """What stands in a rule for a value of what the gate made of a schema."""
+        """Return the expression for a value of a normalized schema."""
         name = f"json_{len(self.grammars)}"
         self.grammars.append(schema_named(name, schema))
         return f"@{name}"
 
     def parameters(self, prefix: str, found: Parameters) -> str:
-        """What stands for all parameters of a tool, in the order of its schema."""
+        """Return the expression for all parameters of a tool, in the order of its schema."""
         parts = []
         for place, (name, schema) in enumerate(found.schemas.items()):
             body = self._written(f"{prefix}_{place}", schema, name in found.raw, found)
@@ -92,7 +92,7 @@ class _Writer:
         return " ".join(parts)
 
     def _written(self, place: str, schema: object, is_raw: bool, found: Parameters) -> str:
-        """A value and what stands behind it."""
+        """Return the expression for a value and the text after it."""
         if is_raw:
             assert isinstance(schema, dict)
             self.lines.append(f"V_{place}: ({_text(schema, found.definitions)}) & {_NOT_ENDED}")
@@ -106,7 +106,7 @@ class _Writer:
 
 
 def _text(schema: Json, definitions: Json) -> str:
-    """A string's schema as what a terminal may be."""
+    """Return a string's schema as the body of a terminal."""
     if "$ref" in schema:
         return _text(definitions[schema["$ref"].removeprefix("#/$defs/")], definitions)
     if "anyOf" in schema:
