@@ -4,7 +4,7 @@ from typing import Protocol, Self
 
 
 class Matcher(Protocol):
-    """The grammar state of one text: the tokens consumed so far determine the tokens that may follow."""
+    """A text's grammar state: the tokens consumed so far determine the tokens that may follow."""
 
     def consume_token(self, token_id: int) -> bool:
         """Consume a token. Returns False, and the matcher is broken from then on, if the grammar refuses the
@@ -53,4 +53,4 @@ class Matcher(Protocol):
     def is_error(self) -> bool: ...
 
     def get_error(self) -> str:
-        """Return why the matcher is broken, or "" if it is not."""
+        """Return why the matcher is broken, or "" for a valid matcher."""

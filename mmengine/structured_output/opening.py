@@ -1,4 +1,4 @@
-"""Detect the start of a grammar that waits for other tokens, such as the end of a model's reasoning."""
+"""Detect the start of a grammar that waits for other tokens, such as a model's end-of-reasoning marker."""
 
 from collections.abc import Sequence
 
@@ -29,15 +29,15 @@ class Opening:
         self._last: list[int] = []  # The last generated tokens, fewer than `after` has.
 
     def end_in(self, token_ids: Sequence[int]) -> int | None:
-        """Return how many of `token_ids` would be consumed until the grammar starts; None if it would not
-        start.
+        """Return how many of `token_ids` would be consumed until the grammar starts; None if the grammar
+        would not start.
         """
         end = end_of([*self._last, *token_ids], self._after)
         return None if end is None else end - len(self._last)
 
     def missing(self, token_ids: Sequence[int]) -> list[int]:
-        """Return the tokens that would still be missing after `token_ids` until the grammar starts; [] if it
-        would start.
+        """Return the tokens that would still be missing after `token_ids` until the grammar starts; [] if the
+        grammar would start.
         """
         if self.end_in(token_ids) is not None:
             return []

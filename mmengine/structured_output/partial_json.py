@@ -17,7 +17,7 @@ _SPACE = " \t\r\n"
 
 
 class PartialJson:
-    """Accepts pieces of one JSON text, which must be valid so far, and returns the value so far."""
+    """Accepts pieces of a JSON text, which must be valid so far, and returns the value so far."""
 
     def __init__(self) -> None:
         self._root: list[JsonValue] = []  # The value, once it has begun.
@@ -36,7 +36,7 @@ class PartialJson:
 
     def value(self) -> JsonValue:
         """Return the value so far, as `json.loads` would. Later values share the parts that are complete: a
-        change to such a part changes those values too.
+        change to such a part changes all these values.
         """
         child: JsonValue = None
         for depth in range(len(self._open) - 1, -1, -1):
@@ -153,9 +153,7 @@ class PartialJson:
 
 
 def _escape_size(text: str, at: int) -> int:
-    """Return the length of the escape at `at`, including the second half of a surrogate pair if one may
-    follow.
-    """
+    """Return the length of the escape at `at`, including a possible second half of a surrogate pair."""
     if text[at + 1 : at + 2] != "u":
         return 2
     if not _HIGH.match(text, at):

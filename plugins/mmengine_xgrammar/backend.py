@@ -1,7 +1,7 @@
-"""The xgrammar grammar engine (`grammar_backend`), for grammars that it enforces exactly.
+"""The xgrammar grammar engine (`grammar_backend`), for grammars that xgrammar enforces exactly.
 
-schema.py writes a schema as EBNF, and regex.py a regex: xgrammar never sees constructs that it would drop or
-misread. This module is imported only if the engine is chosen, because xgrammar imports transformers.
+schema.py writes a schema as EBNF, and regex.py a regex: xgrammar never sees constructs that xgrammar would
+drop or misread. This module is imported only if the engine is chosen, because xgrammar imports transformers.
 """
 
 from collections.abc import Callable, Sequence
@@ -87,7 +87,7 @@ class XGrammar(OfTokenizer):
 
 
 class Words(NamedTuple):
-    """The tokenizer's vocabulary. `texts` holds the bytes of each token, b"" for a token outside all texts;
+    """The tokenizer's vocabulary. `texts` holds each token's bytes, b"" for a token outside all texts;
     `encode` converts text to tokens.
     """
 
@@ -97,9 +97,7 @@ class Words(NamedTuple):
     size: int
 
     def only(self, words: np.ndarray) -> bytes:
-        """Return the longest token's bytes if the mask allows only tokens that are prefixes of one another,
-        else b"".
-        """
+        """Return the longest token's bytes if the allowed tokens are prefixes of each other, else b""."""
         found = np.flatnonzero(words)
         if len(found) > MAX_SPELLINGS:
             return b""
@@ -128,7 +126,7 @@ class CompiledGrammar:
 
 
 class XMatcher:
-    """The grammar state of one text, as matcher.py describes it."""
+    """A text's grammar state, as matcher.py defines the interface."""
 
     def __init__(self, inner: xgrammar.GrammarMatcher, vocabulary: Words):
         self._inner, self._vocabulary = inner, vocabulary
@@ -201,7 +199,7 @@ class XMatcher:
 
     def fill(self, words: np.ndarray, place: int, ahead: Sequence[int] = ()) -> None:
         """Set `words[place]` (int32) to the tokens that may come next, none if the text is over. Set the
-        following masks to the tokens after each token of `ahead`, until one is not allowed.
+        following masks to the tokens after each token of `ahead`, until a token is not allowed.
         """
         self._fill(words, place)
         taken = 0
@@ -222,7 +220,7 @@ class XMatcher:
             words[place, -1] &= (1 << beyond) - 1
 
     def _may_follow(self) -> bool:
-        """Return whether xgrammar may be asked for the next tokens."""
+        """Return whether xgrammar can compute the next tokens."""
         return not self._error and not self._inner.is_terminated()
 
     def compute_bitmask(self) -> bytes:
@@ -261,7 +259,7 @@ class XMatcher:
 
 
 def _ebnf_of(grammar: Grammar) -> str:
-    """Return the grammar in xgrammar's own form. Raises InvalidRequest for constructs that it would not
+    """Return the grammar in xgrammar's own form. Raises InvalidRequest for constructs that xgrammar would not
     enforce exactly.
     """
     match grammar:
@@ -294,5 +292,5 @@ def _ebnf_of(grammar: Grammar) -> str:
 
 
 def _short(error: str) -> str:
-    """Return xgrammar's error in one line, without the location in its own sources."""
+    """Return xgrammar's error as a single line, without the location in its sources."""
     return in_our_words(" ".join(error.split()).rpartition("error at ")[2] or error)

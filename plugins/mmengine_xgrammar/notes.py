@@ -1,4 +1,4 @@
-"""Notes on schemas of which xgrammar allows less: objects with one order of keys."""
+"""Notes on schemas for which xgrammar allows less: objects whose keys come in a single order."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ WHY = "grammar_backend xgrammar takes no other"
 
 @lru_cache(maxsize=64)
 def order_notes(text: str) -> tuple[Note, ...]:
-    """Return notes on the objects of a normalized schema whose keys may come in any order."""
+    """Return notes on the objects in a normalized schema whose keys may come in any order."""
     notes, waiting = Notes(), [(json.loads(text), "")] if f'"{MARK}"' in text else []
     for schema, pointer in waiting:
         if MARK in schema:

@@ -1,9 +1,9 @@
-"""Write ranges and multiples of numbers as EBNF, digit by digit: a finite automaton with one rule for each
+"""Write ranges and multiples of numbers as EBNF, digit by digit: a finite automaton with a rule for each
 state.
 
 A state holds the number of digits still to come in the integer part, or already written after the decimal
-point. It also holds whether the digits so far equal those of the lower and of the upper bound, and their
-remainder.
+point. The state also holds whether the digits so far equal those of the lower and of the upper bound, and
+their remainder.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class NumberRefused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A range of numbers. `high` None means no bound. `multiple` 0 means any number, with any decimal places."""
+    """A number range. `high` None means no bound. `multiple` 0 means any number, with any decimal places."""
 
     low: Fraction | None
     low_exclusive: bool
@@ -34,7 +34,7 @@ class Range:
 
 
 def write_range(wanted: Range, rules: Rules) -> str | None:
-    """Return an expression for the numbers of a range without an exponent; None if there are none."""
+    """Return an expression for the numbers in a range, without exponents; None if there are none."""
     ways = []
     if wanted.high is None or wanted.high >= 0:
         low = (
@@ -62,7 +62,7 @@ def _digits(
 
 
 class _Bound:
-    """The digits of a bound that is not negative."""
+    """The digits in a non-negative bound."""
 
     def __init__(self, value: Fraction, inclusive: bool):
         places = count_decimals(value)
@@ -126,7 +126,7 @@ class _Automaton:
         remainder: int,
         leads: bool,
     ) -> str | None:
-        """Return an expression for one digit of the integer part and the text that may follow."""
+        """Return an expression for a digit in the integer part and the text that may follow."""
         at = -1 - rest
         ways: dict[str, list[int]] = {}
         for digit in range(1 if leads else 0, 10):
@@ -140,7 +140,7 @@ class _Automaton:
         return _joined(ways)
 
     def _integer(self, rest: int, tight_low: bool, tight_high: bool, remainder: int) -> str | None:
-        """Return an expression for `rest` more digits of the integer part."""
+        """Return an expression for `rest` more digits in the integer part."""
         if not rest:
             return self._behind(0, tight_low, tight_high, remainder)
         if not tight_low and not tight_high and self.modulus == 1:
@@ -153,7 +153,7 @@ class _Automaton:
         )
 
     def _more(self, rest: int, remainder: int) -> str | None:
-        """Return an expression for at least `rest` more digits of the integer part, without bounds."""
+        """Return an expression for at least `rest` more digits in the integer part, without bounds."""
         if self.modulus == 1:
             return self.rules.add(f"[0-9]{{{rest},}} {self._behind(0, False, False, 0)}")
         if rest:
@@ -194,7 +194,7 @@ class _Automaton:
         return self.places is None or remainder * 10 ** (self.places - depth) % self.modulus == 0
 
     def _next(self, depth: int, tight_low: bool, tight_high: bool, remainder: int) -> str | None:
-        """Return an expression for one decimal place and the text that may follow."""
+        """Return an expression for a decimal place and the text that may follow."""
         if self.modulus == 1 and not tight_low and not tight_high:
             return f"[0-9]{{1,{self.places - depth}}}" if self.places else "[0-9]+"
         if self.places is None and self._is_past(depth):

@@ -1,4 +1,4 @@
-"""Write regular expressions as EBNF: for a text as is, or for a JSON string as it is spelled.
+"""Write regular expressions as EBNF: for a text as is, or for a JSON string as spelled.
 
 Constructs that regex/read.py does not support are refused by name.
 """
@@ -47,7 +47,7 @@ def _check_repetitions(node: Node) -> None:
 
 
 def loops(node: Node) -> bool:
-    """Return whether the node is an endless repetition, or may consist of one alone."""
+    """Return whether the node is an endless repetition, or may consist only of such a repetition."""
     match node:
         case Repeat(part, _, high):
             return high is None or loops(part)
@@ -81,8 +81,8 @@ def width(node: Node) -> tuple[int, int | None]:
 
 
 def of_width(node: Node, low: int, high: int | None) -> Node | None:
-    """Return the part of `node` with `low` to `high` characters; None if changing one repetition cannot
-    express it.
+    """Return the part of `node` with `low` to `high` characters; None if a single repetition cannot express
+    that.
     """
     fewest, most = width(node)
     if fewest >= low and (high is None or most is not None and most <= high):
@@ -144,7 +144,7 @@ def _write_repeated(part: Node, low: int, high: int | None, rules: Rules, in_jso
 
 
 def _set_ways(ranges: Set, in_json: bool) -> list[str]:
-    """Return a set of characters as alternatives."""
+    """Return a character set as alternatives."""
     if not ranges:
         raise RegexRefused("a set of no characters matches nothing")
     if not in_json:

@@ -1,7 +1,7 @@
 """A grammar in EBNF (the GBNF that xgrammar reads), rule by rule.
 
-Every character except ASCII letters and digits is written as its code point, so that no text can be mistaken
-for syntax.
+Every character except ASCII letters and digits is written as its code point, so that no text is mistaken for
+syntax.
 """
 
 from os.path import commonprefix
@@ -25,14 +25,14 @@ class Rules:
         self._names: dict[str, str] = {}
 
     def add(self, body: str) -> str:
-        """Return the name of a rule for `body`."""
+        """Return the name for a rule with `body`."""
         if body not in self._names:
             self._names[body] = self.reserve()
             self._bodies[self._names[body]] = body
         return self._names[body]
 
     def tail(self, end: str) -> str:
-        """Return `end` as one word, to be written after several alternatives."""
+        """Return `end` as a single word, to be written after several alternatives."""
         return end if " " not in end else self.add(end)
 
     def reserve(self) -> str:
@@ -59,8 +59,8 @@ class Rules:
         `end`.
 
         Each count has its own rule, and any number is a rule that calls itself. With xgrammar's own
-        {low,high} and *, masks take milliseconds if the body is more than a set of characters, if several of
-        them follow one another, or if groups are nested. No way may be empty.
+        {low,high} and *, masks take milliseconds if the body is more than a character set, if several
+        repetitions are adjacent, or if groups are nested. No way may be empty.
         """
         rule = self.add(end) if high is not None else self._endless(ways, end)
         high = low if high is None else high
@@ -77,7 +77,7 @@ class Rules:
         return self._names[body]
 
     def words(self, words: list[str], depth: int = 0) -> str:
-        """Return an expression for one of `words`. Common beginnings are written once, because xgrammar
+        """Return an expression for any word in `words`. Common beginnings are written once, because xgrammar
         compares alternatives with each other.
         """
         if len(words) <= FEW_WORDS or depth >= MAX_DEPTH:
@@ -100,7 +100,7 @@ def literal(text: str) -> str:
 
 
 def char_set(ranges: Ranges) -> str:
-    """Return an expression for at least one range of characters."""
+    """Return an expression for one or more character ranges."""
     inside = (
         _escaped(chr(low)) + (f"-{_escaped(chr(high))}" if high > low else "") for low, high in sorted(ranges)
     )

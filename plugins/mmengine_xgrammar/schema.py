@@ -1,9 +1,9 @@
-"""Write a normalized schema (json_schema/normalization.py) as EBNF for xgrammar, or refuse it: the allow-list
-of that engine.
+"""Write a normalized schema (json_schema/normalization.py) as EBNF for xgrammar, or refuse the schema: the
+allow-list for xgrammar.
 
-xgrammar reads JSON Schema itself, but silently drops many keywords and misreads others. It therefore never
-sees a schema. Each keyword that emitter.py writes is either written as EBNF here, or refused with its JSON
-pointer in the normalized schema.
+xgrammar reads JSON Schema itself, but silently drops many keywords and misreads others. xgrammar therefore
+never sees a schema. Each keyword that emitter.py writes is either written as EBNF here, or refused with its
+JSON pointer in the normalized schema.
 """
 
 import json
@@ -65,7 +65,7 @@ def schema_ebnf(text: str) -> str:
 
 
 def _spacing(options: dict[str, Any]) -> tuple[str, str, str]:
-    """Return the white space inside of brackets, a comma and a colon from the options of the schema or of a
+    """Return the white space inside of brackets, a comma and a colon from the options in the schema or a
     draft grammar. The options are removed.
     """
     pattern = options.pop("whitespace_pattern", None)
@@ -89,7 +89,7 @@ class _Writer:
     budget: MatchBudget = field(default_factory=MatchBudget)  # Limits the matching of names against patterns.
 
     def value(self, schema: Any, pointer: str) -> str:
-        """Return an expression for the values of a schema."""
+        """Return an expression for a schema's values."""
         if schema is True or schema == {}:
             return self._anything()
         if "$ref" in schema:
@@ -174,7 +174,7 @@ class _Writer:
         return self._quoted(schema["pattern"], "pattern", pointer, low, high)
 
     def _quoted(self, pattern: str, keyword: str, pointer: str, low: int = 0, high: int | None = None) -> str:
-        """Return an expression for the spellings of the strings that a pattern matches."""
+        """Return an expression for all spellings of strings that a pattern matches."""
         try:
             node = of_width(read(pattern), low, high)
             if node is None:

@@ -14,7 +14,7 @@ _XML_ENDS = VALUE_END.encode() + b"\n", b"</function>"
 
 
 class CallPlaces(NamedTuple):
-    """The tool call syntax of a text.
+    """A text's tool call syntax.
 
     `has_answer` says whether an answer without calls is JSON; otherwise it is free text. `is_xml` says how
     calls are written. `think_end` ends the reasoning that a text may begin with. `heads` are the beginnings
@@ -50,7 +50,7 @@ class CallPlaces(NamedTuple):
         return place.advance(byte)._replace(call=call, tail=tail)
 
     def is_free(self, place: Place) -> bool:
-        """Return whether the text may end anywhere here: it is free text, and no call has begun."""
+        """Return whether free text may end anywhere here, because no call has begun."""
         return place.call is None and not self.has_answer
 
     def ends(self, place: Place) -> Sequence[bytes]:

@@ -8,14 +8,14 @@ from mmengine.structured_output.opening import Opening
 
 
 class Closer:
-    """Keeps a text such that it can still be completed within its budget.
+    """Keeps a text completable within its budget.
 
-    `path` holds the tokens of a completion from the current position; None once no completion is known. It
-    depends on the generated tokens alone, so a row that is computed again, after a preemption or a crash,
-    completes alike. `left` is the number of tokens that may still be generated. `has_closed` says whether a
-    completion changed the model's choice, or used the last tokens of the budget. A client that continues with
-    another request's tokens knows no more than that. After a `cut` the completion is generated whatever the
-    model chooses.
+    `path` holds the tokens of a completion from the current position; None once no completion is known. The
+    path depends on the generated tokens alone, so a row that is computed again, after a preemption or a
+    crash, completes alike. `left` is the number of tokens that may still be generated. `has_closed` says
+    whether a completion changed the model's choice, or used the budget's last tokens. A client that continues
+    with another request's tokens knows no more than that. After a `cut` the completion is generated whatever
+    the model chooses.
     """
 
     def __init__(
@@ -32,8 +32,8 @@ class Closer:
         self._next: tuple[int, list[int] | None] = (-1, None)  # A token, and the completion after that token.
 
     def keep(self, matcher: Matcher, token: int) -> int:
-        """Return the token to generate if the model chose `token`: that token, or the known completion's next
-        token if no completion was found after it. The matcher does not advance.
+        """Return the token to generate if the model chose `token`: `token` itself if a completion exists
+        after it, else the next token from the known completion. The matcher does not advance.
         """
         if self.is_cut and self.path:
             return self.path[0]

@@ -1,14 +1,14 @@
 """Find the shortest completion from a position in a grammar to the end of a text.
 
 The search proceeds byte by byte and asks the matcher about each byte. That takes less than a microsecond; a
-mask of a large vocabulary takes up to a thousand times longer. Every allowed byte leads to some end, so a
+mask for a large vocabulary takes up to a thousand times longer. Every allowed byte leads to some end, so a
 greedy walk needs no backtracking, only good preferences:
 
 1. forced bytes;
 2. in a string, its shortest matching rest from the hints in the grammar's text (closing_hints.py);
-3. at the start of a value, the shortest scalar; a list or an object if it is shorter;
+3. at the start of a value, the shortest scalar; or a shorter list or object;
 4. closing brackets, then the byte that opens the least;
-5. otherwise the byte that was chosen least often among the same allowed bytes: every way out of a grammar gets its turn.
+5. otherwise the byte that was chosen least often among the same allowed bytes: every way out gets its turn.
 
 If that finds no end, values are chosen in turn too, and finally the text is treated as not JSON. The
 completion is written in the tokenizer's tokens. The same grammar, position and vocabulary give the same
@@ -30,7 +30,7 @@ _NO_HINTS = Hints([], [], [], [], is_bare=True)
 
 
 class Closings:
-    """Completes the texts of one grammar."""
+    """Completes a grammar's texts."""
 
     def __init__(self, vocabulary: Vocabulary, hints: Hints):
         self._vocabulary, self._hints = vocabulary, hints
@@ -95,7 +95,7 @@ class Closings:
         return self._known(matcher, place, budget)
 
     def _known(self, matcher: Matcher, place: Place, budget: int) -> list[int] | None:
-        """Return a tool call's shortest end if it matches the text so far and fits."""
+        """Return a tool call's shortest end if that end matches the text so far and fits."""
         if place.call is None:
             return None
         for head, rest in self._calls:

@@ -26,7 +26,7 @@ _SIMPLE = (*(str(digit) for digit in range(10)), "-1", '""', "[]", "{}", "null",
 
 
 class Keys:
-    """The properties of one object, in the order in which they are written."""
+    """An object's properties, in the order in which they are written."""
 
     def __init__(self, names: Iterable[str], required: Iterable[str]):
         self.places = {spelled(name): place for place, name in enumerate(names)}
@@ -35,12 +35,12 @@ class Keys:
 
 @dataclass
 class Hints:
-    """Hints for one grammar.
+    """Hints for a grammar.
 
     `leaves` are scalars, the shortest first. `texts` are patterns for strings or, if `is_bare`, for the whole
-    answer. `literals` are strings as they are spelled, without the first quotation mark. `keys` holds the
-    properties of each object. `due` are required keys of unordered objects, as they are spelled. `owners`
-    maps a spelled key to the objects that have it. `calls` describes a text that may contain tool calls.
+    answer. `literals` are strings as they are spelled, without the first quotation mark. `keys` holds each
+    object's properties. `due` are required keys in unordered objects, as they are spelled. `owners` maps a
+    spelled key to the objects with that key. `calls` describes a text that may contain tool calls.
     """
 
     leaves: list[bytes]
@@ -90,8 +90,8 @@ class Hints:
         return sorted((name[len(string) :] for name in self.due if name.startswith(string)), key=len)
 
     def best_keys(self, rests: Sequence[bytes], string: bytes) -> list[bytes]:
-        """Return the keys of one object that should be tried next: the required key if it is known, else the
-        best candidates first.
+        """Return the keys to try next, all from a single object: the required key if known, else the best
+        candidates first.
         """
         for owner in self.owners.get(string + rests[0], ()):
             places = [owner.places.get(string + rest, -1) for rest in rests]
@@ -141,12 +141,12 @@ def hints_of(grammar: GrammarRequest) -> Hints:
 
 
 def spelled(text: str) -> bytes:
-    """Return a text as it is written within a JSON string."""
+    """Return a text as JSON spells it within a string."""
     return json.dumps(text, ensure_ascii=False)[1:-1].encode(errors="replace")
 
 
 def _unspelled(string: bytes, is_bare: bool) -> str | None:
-    """Return the meaning of a spelled beginning; None if it ends within a character."""
+    """Return the text that a spelled beginning stands for; None if the beginning ends within a character."""
     try:
         text = string.decode()
         if is_bare or "\\" not in text:
@@ -169,7 +169,7 @@ def _objects(found: object) -> Iterator[dict[str, object]]:
 
 
 def _patterns(node: Mapping[str, object]) -> Iterator[Text]:
-    """Return texts from a string's pattern, the patterns in its allOf and its minimum length, and from key
+    """Return texts from a string's pattern, the patterns in allOf and its minimum length, and from key
     patterns.
     """
     inner = node.get("allOf")

@@ -1,4 +1,4 @@
-"""The search of closing.py: extend a text byte by byte until it may end."""
+"""The search in closing.py: extend a text byte by byte up to a possible end."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,9 +20,9 @@ _LIMITS = (16, 64, 256, 1024, 4096)
 
 
 class Vocabulary:
-    """The parts of a tokenizer that a completion needs.
+    """The tokenizer parts that a completion needs.
 
-    `token_bytes` are the bytes of every token, b"" for a token outside all texts, such as an end of sequence.
+    `token_bytes` are the bytes of every token, b"" for a token outside all texts, such as end of sequence.
     `special_ids` are tokens outside all texts that a grammar may still ask for. `encode` converts text to
     tokens.
     """
@@ -242,7 +242,7 @@ class Search:
         return best is not None
 
     def _say_least(self, way: Way, options: list[bytes]) -> bool:
-        """Append the first option, or the least used one with `by_turns`."""
+        """Append the first option, or with `by_turns` the least used option."""
         option = min(options, key=lambda each: self._used.get(each, 0)) if self._by_turns else options[0]
         self._used[option] = self._used.get(option, 0) + 1
         return self._say(way, option)
@@ -270,7 +270,7 @@ class Search:
         return self._say(way, opening[0]) if len(opening) == 1 else self._say_by_turns(way)
 
     def _fitting(self, way: Way) -> list[bytes]:
-        """Return scalars that may come here, the shortest first, and only a few of each kind."""
+        """Return scalars that may come here, the shortest first, and only a few for each kind."""
         fitting: list[bytes] = []
         for leaves in self._leaves.values():
             if self._allows_tokens(way, leaves[0][1][:1]):
@@ -282,7 +282,7 @@ class Search:
         return list(found if self._by_turns else islice(found, MAX_OPTIONS))
 
     def _say_opened(self, way: Way, opening: list[bytes], limit: int) -> bool:
-        """Append a list or an object where one of them must come; the first that is tried may have no end."""
+        """Append a list or an object where either must come; the first attempt may have no end."""
         if self._looks_ahead:
             return self._say_whole(way, opening, limit)
         self._looks_ahead = True

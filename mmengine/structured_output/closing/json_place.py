@@ -15,8 +15,8 @@ class Place(NamedTuple):
 
     `inside` holds the open brackets, the outermost first. `last` is the last byte outside of strings that is
     not white space, or KEY, or a quotation mark after another string. `string` is the current string so far,
-    as it is spelled. `escaped` says whether it ends with a lone backslash. `call` is the last tool call so
-    far, None before the first. `tail` holds the last bytes of the text.
+    as spelled. `escaped` says whether that ends with a lone backslash. `call` is the last tool call so far,
+    None before the first. `tail` holds the last bytes of the text.
 
     The fields have no meaning for a text that is not JSON.
     """

@@ -49,7 +49,7 @@ class Words(States):
         return min((self.away[place] for place in now), default=FAR)
 
     def nearest(self, now: frozenset[int]) -> str:
-        """Return the shortest text to an end, if there is one."""
+        """Return the shortest text to an end, if an end can be reached."""
         place, out = min(now, key=self.away.__getitem__), []
         while self.away[place]:
             chars, after = self.states[place]
@@ -61,7 +61,7 @@ class Words(States):
         return "".join(out)
 
     def options(self, now: frozenset[int]) -> dict[str, None]:
-        """Return characters that may follow, at least one for each path."""
+        """Return characters that may follow, with a character for each path."""
         sets = dict.fromkeys(chars for chars, _ in (self.states[place] for place in now) if chars)
         return dict.fromkeys(char for chars in sets for char in _some(chars))
 
@@ -144,7 +144,7 @@ def _searched(words: list[Words], now: tuple[frozenset[int], ...], low: int) -> 
 
 
 def _alike(words: list[Words]) -> dict[str, str]:
-    """Map each relevant character to the first character that no set of the patterns distinguishes from it."""
+    """Map each relevant character to the first character that no pattern set distinguishes from it."""
     sets = list(dict.fromkeys(chars for each in words for chars, _ in each.states if chars))
     first: dict[tuple[bool, ...], str] = {}
     looked_at = dict.fromkeys(char for chars in sets for char in _some(chars))

@@ -54,11 +54,11 @@ class Backend(Protocol):
     ) -> None:
         """Set `bits`, uint32 [m, ceil(vocab_size / 32)], to the next tokens that each of m matchers allows:
         token t is bit t % 32 of word t // 32. An end of sequence is allowed exactly where the grammar
-        accepts. The mask of a matcher that breaks meanwhile has no meaning.
+        accepts. If a matcher breaks meanwhile, its mask has no meaning.
 
-        With `drafts`, each matcher has one more mask for each of its drafts, in order: the tokens allowed
-        after that draft. After a draft that is not allowed, the masks keep their old contents. The matchers
-        themselves do not advance.
+        With `drafts`, each matcher has an additional mask for each of its drafts, in order: the tokens
+        allowed after that draft. After a draft that is not allowed, the masks keep their old contents. The
+        matchers themselves do not advance.
         """
 
     def allows(self, matcher: Matcher, token_id: int) -> bool:
@@ -66,7 +66,7 @@ class Backend(Protocol):
 
     def take(self, matcher: Matcher, token_id: int, last: int) -> bool:
         """Consume a token, which is not an end of sequence, if `fill` would set its bit; otherwise change
-        nothing. `last` is the token before it (-1: none).
+        nothing. `last` is the previous token (-1: none).
         """
 
     def forced(self, matcher: Matcher, last: int) -> list[int]:
@@ -78,17 +78,17 @@ class Backend(Protocol):
         """Advance each matcher by its token; a matcher that refuses its token is broken."""
 
     def cut(self, token_ids: Sequence[int], behind: str) -> list[int] | None:
-        """Return tokens of the text of `token_ids` up to the start of `behind`, which ends that text except
-        for a partial character. None if no tokens spell that text.
+        """Return tokens for the text of `token_ids` before the final `behind`, which may be followed by a
+        partial character. None if no tokens spell that text.
         """
 
 
 class OfTokenizer:
-    """The base class of grammar engines, built from a tokenizer.
+    """The base class for grammar engines, built from a tokenizer.
 
-    `token_bytes` returns the bytes of each token, b"" for a token outside all texts; it is called once, for
-    the first grammar. `encode` converts text to tokens. `special_ids` are tokens outside all texts. A token
-    at or beyond the end of `token_bytes` is never allowed; a model's vocabulary is often wider.
+    `token_bytes` returns the bytes of each token, b"" for a token outside all texts; the function is called
+    once, for the first grammar. `encode` converts text to tokens. `special_ids` are tokens outside all texts.
+    A token at or beyond the end of `token_bytes` is never allowed; a model's vocabulary is often wider.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class OfTokenizer:
         return ()
 
     def cut(self, token_ids: Sequence[int], behind: str) -> list[int] | None:
-        """Implement Backend.cut: the bytes before `behind` within a token become one token each."""
+        """Implement Backend.cut: the bytes before `behind` within a token become single-byte tokens."""
         words = self._words()
         place = words.text(token_ids).rfind(behind.encode())
         if place < 0:

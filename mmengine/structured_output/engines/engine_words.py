@@ -1,4 +1,4 @@
-"""Rewrite a grammar engine's errors for clients: what is wrong, and what to do."""
+"""Rewrite a grammar engine's errors for clients: the fault, and the remedy."""
 
 import re
 
@@ -47,14 +47,14 @@ _SOURCE_LINE = re.compile(r"^ *(?:\d+ \| .*|\^)\n?", re.M)  # The grammar's own 
 
 
 def is_panic(failure: BaseException) -> bool:
-    """Return whether the failure is a panic of a Rust library, which is not an Exception. llguidance turns
+    """Return whether the failure is a panic in a Rust library, which is not an Exception. llguidance turns
     panics in its matchers into errors; the caller reports other panics.
     """
     return type(failure).__name__ == "PanicException"
 
 
 def in_our_words(error: str) -> str:
-    """Return the error as one line of at most MAX_ERROR_CHARS."""
+    """Return the error as a single line with at most MAX_ERROR_CHARS."""
     text = error.replace("<non-verbose/>", "")
     for pattern, said in _KNOWN:
         if pattern.search(text):

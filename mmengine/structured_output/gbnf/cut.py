@@ -45,7 +45,7 @@ class Rules:
 
     @cached_property
     def _sizes(self) -> "dict[str, _Size]":
-        """Return the size of each rule that is not recursive, with the rules inside it."""
+        """Return the size of each non-recursive rule, including the rules inside."""
         sizes: dict[str, _Size] = {}
         refs = {name: list(_refs(node)) for name, node in self.nodes.items()}
         own = {name: _count(node) for name, node in self.nodes.items()}
@@ -72,7 +72,7 @@ class Rules:
         return self._size(node) is not None
 
     def _size(self, node: Node) -> "_Size | None":
-        """Return the node's size with all rules inlined; None if it is not plain."""
+        """Return the node's size with all rules inlined; None for a node that is not plain."""
         sizes, refs = self._sizes, list(_refs(node))
         own = _count(node)
         self._spend(own.nodes)
@@ -91,7 +91,7 @@ class Rules:
             )
 
     def piece(self, node: Node) -> Piece | None:
-        """Return `node` as one lexeme; None if it is not plain, or too large for a lexeme."""
+        """Return `node` as a single lexeme; None if the node is not plain, or too large for a lexeme."""
         if isinstance(node, Ref):
             if node.name not in self._pieces:
                 self._pieces[node.name] = self.piece(self.nodes[node.name])
@@ -178,7 +178,7 @@ class Cutter:
         raise AssertionError("a character is a lexeme")
 
     def _cut_items(self, items: tuple[Node, ...]) -> Iterator[Part]:
-        """Split a sequence; neighbours form one lexeme if that is safe."""
+        """Split a sequence; neighbours form a single lexeme if that is safe."""
         run: list[Node] = []
         ended: tuple[Node | None, ...] = (*items, None)
         for item in ended:

@@ -1,4 +1,4 @@
-"""Compute which lexemes may follow which, and find pieces that cannot be one lexeme."""
+"""Compute which lexemes may follow each lexeme, and find pieces that must be split further."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ def unsafe_pieces(cutter: Cutter, comparison: Comparison) -> set[str]:
 
 
 class _Follow:
-    """Computes FIRST and FOLLOW sets. A set of pieces is an integer with one bit for each piece."""
+    """Computes FIRST and FOLLOW sets. A piece set is an integer with a bit for each piece."""
 
     def __init__(self, cutter: Cutter, lexemes: dict[str, Lexeme], comparison: Comparison):
         self._rules = cutter.rules
@@ -113,7 +113,7 @@ class _Follow:
         return found
 
     def _beginning(self, bits: int) -> Set:
-        """Return the characters with which one of the pieces begins."""
+        """Return the characters with which any piece in the set begins."""
         if bits not in self._begin:
             pairs = [
                 pair

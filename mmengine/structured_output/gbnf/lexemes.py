@@ -1,8 +1,8 @@
-"""Decide when pieces of a grammar may be lexemes.
+"""Decide when a grammar's pieces may be lexemes.
 
 The grammar engine reads the longest lexeme that may come next. The language is preserved if no text can
 continue both within a lexeme and after a complete lexeme. Pieces for which that is not certain are split
-further. Lexemes of one character are always safe.
+further. Single-character lexemes are always safe.
 """
 
 from dataclasses import dataclass, field
@@ -18,9 +18,7 @@ MAX_STEPS = 150_000
 
 @dataclass(slots=True)
 class Lexeme:
-    """A piece without references, by its positions: its sets of characters, in order (Glushkov's
-    construction).
-    """
+    """A piece without references, by its positions: its character sets, in order (Glushkov's construction)."""
 
     sets: list[Set] = field(default_factory=list)
     first: set[int] = field(default_factory=set)
@@ -30,8 +28,8 @@ class Lexeme:
 
 
 def lexeme_of(node: Node) -> Lexeme | None:
-    """Return the lexeme of a node, or None if it has too many positions. A counted repetition counts as
-    endless here, so it is split sooner than necessary.
+    """Return the lexeme for a node, or None for too many positions. A counted repetition counts as endless
+    here, so its lexeme may be split sooner than necessary.
     """
     lexeme = Lexeme()
     try:
@@ -42,7 +40,7 @@ def lexeme_of(node: Node) -> Lexeme | None:
 
 
 def _positions(node: Node, lexeme: Lexeme) -> tuple[set[int], set[int], bool]:
-    """Return the positions where `node` begins and ends, and whether it may be empty."""
+    """Return the positions where `node` begins and ends, and whether `node` may be empty."""
     match node:
         case Chars(ranges=ranges):
             at = len(lexeme.sets)
@@ -81,7 +79,7 @@ def _positions(node: Node, lexeme: Lexeme) -> tuple[set[int], set[int], bool]:
 
 
 class Comparison:
-    """Compares the lexemes of one grammar. Raises InvalidRequest if that takes too long."""
+    """Compares a grammar's lexemes. Raises InvalidRequest if that takes too long."""
 
     def __init__(self) -> None:
         self._left = MAX_STEPS

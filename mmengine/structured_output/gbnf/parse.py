@@ -1,4 +1,4 @@
-"""Parse the text of a grammar into rules: llama.cpp's syntax, and xgrammar's rules over several lines."""
+"""Parse a grammar's text into rules: llama.cpp's syntax, and xgrammar's rules over several lines."""
 
 import re
 from typing import NoReturn

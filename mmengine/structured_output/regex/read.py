@@ -42,7 +42,7 @@ def read_regex(
 ) -> Node:
     r"""Parse a regex. Raises Unread.
 
-    `classes` maps letters to sets that have an escape: d for \\d and, as its complement, \\D. `nesting` is
+    `classes` maps letters to sets that have an escape: d for \d and, as its complement, \D. `nesting` is
     the maximum nesting depth of groups. `meaning` returns the set that ranges in brackets stand for, negated
     or not. `engine` is the grammar engine that errors name.
     """

@@ -1,4 +1,4 @@
-"""Sets of characters as ranges of code points. Surrogates, which no text contains, are in no set."""
+"""Character sets as code point ranges. Surrogates, which no text contains, are in no set."""
 
 from bisect import bisect_right
 from collections.abc import Iterable

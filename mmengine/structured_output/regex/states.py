@@ -11,7 +11,7 @@ STATE_COST = 10  # Number of steps that creating a state costs.
 
 
 class States:
-    """The states of a regular expression.
+    """A regular expression's states.
 
     A state with a set leads to its successor by any character of the set. A state without a set stands for
     all its successors at once. State 0 accepts. `spend` is called with the number of steps before they are

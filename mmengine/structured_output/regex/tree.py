@@ -1,4 +1,4 @@
-"""The nodes of regular expressions and grammars."""
+"""The nodes in regular expressions and grammars."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Check the fields of a response_format or a grammar as the client sent them. Errors name the field at fault."""
+"""Check the fields in a client's response_format or grammar. Errors name the field at fault."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -106,7 +106,7 @@ def large_schemas_by(work_out: WorkOut | None) -> Iterator[None]:
 def normalize_cached(
     schema: Any, bounds: Bounds, schemas: Mapping[str, object] | None = None, strict_keywords: bool = False
 ) -> NormalizedSchema:
-    """Return the normalized schema, computed once for the many lines of a batch with the same schema."""
+    """Return the normalized schema, computed once for all batch lines with the same schema."""
     try:
         text = schema if isinstance(schema, bytes) else encode(schema).encode()
         store = encode(schemas).encode() if schemas else b"{}"

@@ -1,5 +1,5 @@
 """The forms that response_format and grammar may ask for, and the GrammarRequest (request.py) that the engine
-and its log store. The source of a GrammarRequest, by its kind:
+and its log store. A GrammarRequest's source, by kind:
 
     json_schema      the normalized schema, bounds included, as JSON
     regex            the regular expression
@@ -93,7 +93,7 @@ _decode_tag = msgspec.json.Decoder(StructuralTag).decode  # Created by one threa
 
 
 def read_grammar(grammar: GrammarRequest) -> Grammar:
-    """Return a request's grammar by kind. Raises InvalidRequest for a source that `grammar_of` did not write."""
+    """Return a request's grammar by kind. Raises InvalidRequest for a source not written by `grammar_of`."""
     source = grammar.source
     try:
         match grammar.kind:
@@ -121,17 +121,17 @@ def grammar_of(
     response_format: Mapping[str, Any] | None = None,
     grammar: Mapping[str, Any] | None = None,
 ) -> GrammarRequest | None:
-    """Return the requested grammar; None for free text. Equal sources share one object, since the lines of a
-    batch mostly ask for the same grammar.
+    """Return the requested grammar; None for free text. Equal sources share one object, since most lines in a
+    batch ask for the same grammar.
 
     `response_format` is {"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema":
-    {"schema": {…}}} or {"type": "structural_tag", …} with the fields of tags.py. A schema is always enforced;
-    its `strict` only adds notes. All types except text may have "bounds": an object with fields of bounds.py,
-    or false for no bounds. A json_schema may have "schemas", documents that its references lead to, by URI,
-    and "strict_keywords", true to refuse unknown keywords. `grammar` is {"regex": …}, {"choice": […]},
-    {"lark": …}, {"gbnf": …} ("ebnf" is the same) or {"structural_tag": {…}}. All forms except text may have
-    "on_truncation": "close", or "length" (the default). `reasoning_of` reads their "reasoning". Raises
-    InvalidRequest, naming the part that cannot be enforced and its place.
+    {"schema": {…}}} or {"type": "structural_tag", …} with the fields from tags.py. A schema is always
+    enforced; its `strict` only adds notes. All types except text may have "bounds": an object with fields
+    from bounds.py, or false for no bounds. A json_schema may have "schemas", documents that its references
+    lead to, by URI, and "strict_keywords", true to refuse unknown keywords. `grammar` is {"regex": …},
+    {"choice": […]}, {"lark": …}, {"gbnf": …} ("ebnf" is the same) or {"structural_tag": {…}}. All forms
+    except text may have "on_truncation": "close", or "length" (the default). `reasoning_of` reads their
+    "reasoning". Raises InvalidRequest, naming the part that cannot be enforced and its place.
     """
     if response_format is not None and grammar is not None:
         raise InvalidRequest("give response_format or grammar, not both")
@@ -155,7 +155,7 @@ def reasoning_of(
     response_format: Mapping[str, Any] | None = None, grammar: Mapping[str, Any] | None = None
 ) -> bool | None:
     """Return whether the grammar begins after the model's reasoning; None if the prompt decides. Takes the
-    arguments of `grammar_of`. Raises InvalidRequest.
+    same arguments as `grammar_of`. Raises InvalidRequest.
     """
     where, given = FieldPath("grammar"), grammar
     if response_format is not None:

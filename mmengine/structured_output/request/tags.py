@@ -1,11 +1,11 @@
-"""Structural tags: free text in which a trigger begins a tag, and a tag contains JSON of a schema.
+"""Structural tags: free text in which a trigger begins a tag, and a tag contains JSON for a schema.
 
     text … <function=get_weather>{"city": "Oslo"}</function> … text
            ╰─trigger─╯          │                │
            ╰────────begin───────╯╰────schema────╯╰──end──╯
 
 Free text contains no trigger: a trigger always begins a tag. So that a text is never ambiguous, no trigger
-may contain another, and no begin may be the beginning of another.
+may contain another, and no begin may start another.
 """
 
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ class StructuralTag(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
 
 def structural_tag(where: FieldPath, given: Any) -> str:
-    """Return the source of a structural tag, as spec.py describes it. `given` is {"structures": [{"begin",
+    """Return a structural tag's source, as spec.py describes it. `given` is {"structures": [{"begin",
     "schema", "end"}, …], "triggers": […]} with optional "at_least_one", "stop_after_first" and "bounds".
     Raises InvalidRequest, naming the field and, for a schema, the keyword and its place.
     """

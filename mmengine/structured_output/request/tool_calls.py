@@ -1,7 +1,7 @@
-r"""Tool calls as the form of an answer, in the two syntaxes that chat templates teach models:
+r"""Tool calls as an answer's form, in the two syntaxes that chat templates teach models:
 
-    json   <tool_call>\\n{"name": "f", "arguments": {"a": 1}}\\n</tool_call>
-    xml    <tool_call>\\n<function=f>\\n<parameter=a>\\n1\\n</parameter>\\n</function>\\n</tool_call>
+    json   <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>
+    xml    <tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>
 
 Calls follow one another, separated by a line break, and nothing follows the last. In xml a parameter that can
 only be a string is written as is; every other parameter is JSON.
@@ -40,8 +40,8 @@ Json = dict[str, Any]
 class CallableTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A tool that the model may call.
 
-    `schema` is the normalized schema of its arguments. `given` is the requested schema if calls are held to
-    less than it; null if they are held to all of it.
+    `schema` is its arguments' normalized schema. `given` is the requested schema if calls satisfy only a part
+    of that schema; otherwise null.
     """
 
     name: str
@@ -56,7 +56,7 @@ class CallableTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 class ToolCalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The tool calls that an answer may or must contain.
 
-    With `choice` auto the answer is text, or text and calls. `answer` is the normalized schema of an answer
+    With `choice` auto the answer is text, or text and calls. `answer` is the normalized schema for an answer
     without calls; null means free text. `reasoning` holds markers between which a model may reason first.
     """
 
@@ -79,13 +79,13 @@ class ToolCalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 def head_of(name: str, form: CallFormat) -> str:
-    """Return the text of a tool's call between OPEN and its arguments."""
+    """Return the text in a tool's call between OPEN and its arguments."""
     return f'\n{{"name": {json.dumps(name)}, "arguments": ' if form == "json" else f"\n<function={name}>\n"
 
 
 class AskedTool(NamedTuple):
     """A tool as requested. `parameters` is a JSON schema as text. `place` is its field in the request.
-    `is_strict` refuses a schema that cannot be enforced instead of relaxing it.
+    `is_strict` refuses a schema that cannot be enforced instead of relaxing that schema.
     """
 
     name: str
@@ -151,10 +151,10 @@ def _looser(schema: Json, form: CallFormat) -> Json:
 
 
 class Parameters(NamedTuple):
-    """The parameters of a tool whose calls are written as xml.
+    """A tool's parameters if its calls are written as xml.
 
     `schemas` are normalized, by name. `required` names the parameters that must be present. `raw` names the
-    parameters that are written without JSON. `others` is the schema of other parameters (None: there are
+    parameters that are written without JSON. `others` is the schema for other parameters (None: there are
     none).
     """
 
@@ -169,8 +169,8 @@ class Parameters(NamedTuple):
 
 @lru_cache(maxsize=256)
 def parameters_of(schema: str) -> Parameters:
-    """Return the parameters of a normalized schema. Raises SchemaRefused if values that are written one by
-    one cannot be held to it.
+    """Return the parameters in a normalized schema. Raises SchemaRefused if separately written values could
+    violate the schema.
     """
     found = msgspec.json.decode(schema, type=dict)
     definitions = found.get("$defs", {})
@@ -197,7 +197,7 @@ def parameters_of(schema: str) -> Parameters:
 
 
 def _others(schema: Json) -> object:
-    """Return the schema of an object's unnamed properties; None: there are none; False: they have several
+    """Return the schema for an object's unnamed properties; None: there are none; False: they have several
     schemas.
     """
     patterns: Json = schema.get("patternProperties", {})
@@ -244,11 +244,11 @@ def read_tool_calls(source: str) -> ToolCalls:
 
 
 def calls_of(grammar: GrammarRequest | None) -> ToolCalls | None:
-    """Return the tool calls of a grammar; None for another kind."""
+    """Return a grammar's tool calls; None for another kind."""
     is_calls = grammar is not None and grammar.kind == "tool_calls"
     return read_tool_calls(grammar.source) if grammar is not None and is_calls else None
 
 
 def as_json(text: str) -> str:
-    """Return a text as JSON writes it between quotation marks. The results for two parts can be concatenated."""
+    """Return a text as JSON spells it within a string. Results for two parts can be concatenated."""
     return json.dumps(text, ensure_ascii=False)[1:-1]

@@ -1,9 +1,9 @@
 """Compile grammars beside the engine: on a few threads, each grammar once, within a deadline.
 
 A thread cannot be stopped. A thread past its deadline is abandoned: its grammar has failed, and another
-thread takes its place. If it returns after all, it ends, and its grammar is known from then on. Once several
-threads are abandoned at the same time, no more are started: a client that hangs a few compilers must not
-occupy the whole machine.
+thread takes its place. If the thread returns after all, its grammar is known from then on, and the thread
+ends. Once several threads are abandoned at the same time, no more are started: a client that hangs a few
+compilers must not occupy the whole machine.
 """
 
 import hashlib
@@ -28,8 +28,8 @@ NOTHING = GrammarRequest("", "")
 
 
 class Compilation:
-    """The compilation of a grammar. `compiled` or `error` is set once `is_done` is True, and `grammar` is
-    dropped. Only Compiler writes to it.
+    """A grammar's compilation. `compiled` or `error` is set once `is_done` is True, and `grammar` is dropped.
+    Only Compiler writes to it.
     """
 
     __slots__ = ("grammar", "key", "compiled", "error", "is_done", "begun", "users")
@@ -49,7 +49,7 @@ class Compilation:
 
 class Compiler:
     """Compiles grammars on threads, which are started when needed. `compile` compiles a grammar or raises;
-    `deadline_s` is the maximum time for one; `clock` returns seconds.
+    `deadline_s` is the maximum time for a compilation; `clock` returns seconds.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class Compiler:
         self._closed = False
 
     def get(self, grammar: GrammarRequest) -> Compilation:
-        """Return the compilation of `grammar`, started if it is unknown, for one more user until `let_go`.
-        Raises MMEngineError if no new grammar is accepted.
+        """Return the compilation of `grammar`, started if it is unknown, for an additional user until
+        `let_go`. Raises MMEngineError if no new grammar is accepted.
         """
         key = hashlib.sha256(msgspec.msgpack.encode(grammar)).digest()
         with self._changed:
@@ -208,7 +208,7 @@ def _failed(failure: BaseException) -> str:
 
 
 def _start(thread: threading.Thread) -> None:
-    """Start the thread with STACK_BYTES of stack, a setting that Python applies to all threads that start."""
+    """Start the thread with a stack of STACK_BYTES, a setting that Python applies to all new threads."""
     before = threading.stack_size(STACK_BYTES)
     try:
         thread.start()

@@ -1,4 +1,4 @@
-"""The grammars of live requests, by request id. The engine adds them, and the executor reads them once
+"""The grammars that live requests use, by request id. The engine adds them, and the executor reads them once
 compiled.
 """
 
@@ -14,7 +14,7 @@ from mmengine.structured_output.rows.compiler import Compilation, Compiler
 
 
 class Grammars:
-    """The grammars of live requests. One thread calls all methods. Tests pass `compile` instead of the
+    """The grammars that live requests use. One thread calls all methods. Tests pass `compile` instead of the
     backend's own.
     """
 
@@ -72,7 +72,7 @@ class Grammars:
         return self._error(request_id, held)
 
     def compiled(self, request_id: str) -> Compiled | None:
-        """Return the request's compiled grammar; None if there is none that can be used."""
+        """Return the request's compiled grammar; None if no usable grammar exists."""
         held = self._held.get(request_id)
         return None if held is None else held.compiled
 
@@ -88,8 +88,8 @@ class Grammars:
         return made
 
     def draft_grammars(self, request: Request) -> list[Callable[[], Matcher]] | None:
-        """Return functions that make matchers of draft grammars: they allow a part of the request's grammar
-        but force more tokens. None while they are being compiled.
+        """Return functions that make matchers for draft grammars, which allow only some of the request's
+        texts but force more tokens. None while they are being compiled.
         """
         request_id = request.request_id
         held = self._held.get(request_id)

@@ -1,9 +1,10 @@
-"""The grammar state of one row: its tokens, and how many of them each matcher has consumed.
+"""A row's grammar state: its tokens, and how many tokens each matcher has consumed.
 
-A draft grammar allows a part of a grammar and forces more tokens, so it can propose drafts where the grammar
-cannot. As long as a text fits a draft grammar, only the draft grammar's matcher advances: a token that a
-draft grammar allows is allowed by its grammar. The grammar's own matcher lags behind. It catches up when a
-mask is needed, when the text leaves the draft grammar, or to decide whether the text may end.
+A draft grammar allows some texts from a grammar and forces more tokens, so it can propose drafts where the
+grammar cannot. As long as a text fits a draft grammar, only the draft grammar's matcher advances: a token
+that a draft grammar allows is allowed by its grammar. The grammar's own matcher lags behind. That matcher
+catches up when a mask is needed, when the text leaves the draft grammar, or to decide whether the text may
+end.
 
 Drafts are consumed when they are proposed. Accepted drafts need not be consumed again; the others are rolled
 back.
@@ -32,8 +33,8 @@ class Follower:
         self.ahead: list[int] = []
 
     def catch_up(self, said: list[int]) -> bool:
-        """Consume all of the tokens `said` and no drafts. Returns False, and the matcher is broken from then
-        on, if it refuses a token.
+        """Consume all tokens in `said` and no drafts. Returns False if the matcher refuses a token, and is
+        broken from then on.
         """
         self.keep(())
         behind = said[self.num_read :]
@@ -41,7 +42,7 @@ class Follower:
         return not behind or self.matcher.consume_tokens(behind)
 
     def keep(self, token_ids: Sequence[int]) -> int:
-        """Roll back the drafts except the common prefix with `token_ids`; return the length of that prefix."""
+        """Roll back the drafts except the common prefix with `token_ids`; return that prefix's length."""
         kept = 0
         for mine, theirs in zip(self.ahead, token_ids):
             if mine != theirs:
@@ -54,10 +55,9 @@ class Follower:
 
 
 class RowMatcher:
-    """The grammar state of one row.
-
-    `said` holds the tokens that the grammar has allowed so far; it is empty while `opening` waits for the
-    tokens that start the grammar. `own` is the grammar's matcher, made by `compiled`.
+    """A row's grammar state. `said` holds the tokens that the grammar has allowed so far; the list is empty
+    while `opening` waits for the tokens that start the grammar. `own` is the grammar's matcher, made by
+    `compiled`.
     """
 
     __slots__ = (
@@ -105,8 +105,8 @@ class RowMatcher:
         return own.matcher
 
     def renewed(self) -> Matcher | None:
-        """Replace the own matcher if it broke because all texts of the grammar had used up a shared resource.
-        Returns the new matcher, or None.
+        """Replace the own matcher if the grammar's texts had used up a shared resource, so that the matcher
+        broke. Returns the new matcher, or None.
         """
         matcher = self.compiled.renewed(self.own.matcher.get_error())
         if matcher is None or self.said and not matcher.consume_tokens(self.said):
@@ -115,7 +115,7 @@ class RowMatcher:
         return matcher
 
     def open(self, token_ids: list[int]) -> list[int]:
-        """Return those of the generated `token_ids` that belong to the grammar: the tokens after its opening."""
+        """Return the part of the generated `token_ids` that belongs to the grammar."""
         if self.opening is None:
             return token_ids
         behind = self.opening.take(token_ids)
@@ -156,7 +156,7 @@ class RowMatcher:
         return len(token_ids), False
 
     def num_allowed(self, token_ids: list[int]) -> int:
-        """Return how many of these tokens, none of which is an end, would be allowed in sequence."""
+        """Return how many of these tokens would be allowed in sequence. None may be an end token."""
         if self.opening is not None:
             behind = self.opening.end_in(token_ids)
             if behind is None:
@@ -208,8 +208,8 @@ class RowMatcher:
         return self.matcher()
 
     def _lead(self) -> Follower:
-        """Return the current draft grammar's matcher if the text fits it, or the next one that it fits; else
-        the own matcher.
+        """Return the current draft grammar's matcher if the text fits it, or the next draft grammar that
+        fits; else the own matcher.
         """
         while (guide := self._guide or self._next_guide()) is not None:
             if guide.catch_up(self.said):
@@ -220,7 +220,7 @@ class RowMatcher:
         return self.own
 
     def _next_guide(self) -> Follower | None:
-        """Return a matcher of the next draft grammar, which has consumed nothing; None if none is left, or
+        """Return a matcher for the next draft grammar, which has consumed nothing; None if none is left, or
         compiled yet.
         """
         draft_grammars = self._draft_grammars() if self._draft_grammars is not None else ()
@@ -240,7 +240,7 @@ class RowMatcher:
         return self._leader is not self.own and allows(self._without_guide(), end)
 
     def _is_over(self) -> bool:
-        """Return whether the text is complete or broken when the leading matcher has stopped.
+        """Return whether the text is complete or broken once the leading matcher has stopped.
 
         Draft grammars differ from their grammar in the white space within a text. If nothing may follow in a
         draft grammar, nothing may follow in the grammar, provided that the text may end there.

@@ -1,11 +1,11 @@
-"""The grammar state of each running row.
+"""Each running row's grammar state.
 
-The state is a projection of the rows' tokens, not engine state. A row's matcher consumes all of the request's
-tokens again whenever the row is assigned to a request (at first, after a preemption, after a crash), and then
+The state is a projection of the rows' tokens, not engine state. A row's matcher consumes all request tokens
+again whenever the row is assigned to a request (at first, after a preemption, after a crash), and then
 advances by the sampled tokens.
 
-A grammar may begin only after certain tokens, such as the end of a model's reasoning. Until then a row may
-generate any token except an end.
+A grammar may begin only after certain tokens, such as the end marker after a model's reasoning. Until then a
+row may generate any token except an end.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,8 +48,8 @@ class Closing:
 
 
 class Cut(NamedTuple):
-    """A text that a stop string ended: all tokens of the answer up to there, and the text from the stop
-    string on, which these tokens end with.
+    """A text that a stop string ended: all answer tokens up to there, and the text from the stop string on,
+    which these tokens end with.
     """
 
     token_ids: tuple[int, ...]
@@ -57,9 +57,9 @@ class Cut(NamedTuple):
 
 
 class RowMatchers:
-    """The matchers of a batch's rows.
+    """The matchers for a batch's rows.
 
-    `compiled_of` returns a request's grammar by its id, None if it is unknown here. `closer_of` returns a
+    `compiled_of` returns a request's grammar by its id, None for an unknown request. `closer_of` returns a
     closer at the text's beginning, None for a text that may be cut. `draft_grammars_of` returns grammars that
     a request's text may follow instead of its own (row_matcher.py), None while they are being compiled.
     """
@@ -137,7 +137,9 @@ class RowMatchers:
         return True
 
     def _before(self, row: int, cut: Cut) -> tuple[list[int], Matcher] | None:
-        """Return the row's grammar text up to the stop string, as tokens, and a matcher that has consumed it."""
+        """Return the row's grammar text before the stop string, as tokens, and a matcher that has consumed
+        them.
+        """
         compiled = self._rows[row].compiled
         start = end_of(cut.token_ids, compiled.after) if compiled.after else 0
         if start is None:
@@ -148,16 +150,16 @@ class RowMatchers:
         return said, matcher
 
     def said(self, row: int) -> list[int] | None:
-        """Return all tokens of the row within its grammar; None before the grammar began."""
+        """Return all tokens that the row generated within its grammar; None before the grammar began."""
         row_matcher = self._rows[row]
         return None if row_matcher.opening is not None else row_matcher.said
 
     def masks(
         self, rows: Sequence[int], drafts: Sequence[list[int]] | None = None
     ) -> tuple[np.ndarray, dict[int, str]]:
-        """Return the token masks of `rows`, uint32 [m, words], one after another: the tokens that each row
-        may generate next and, with `drafts`, after each of its drafts too (none after a draft that is not
-        allowed). Also return why some of the rows (indices into `rows`) cannot continue.
+        """Return the token masks of `rows`, uint32 [m, words], in order: the tokens that each row may
+        generate next and, with `drafts`, after each of its drafts too (none after a draft that is not
+        allowed). Also return why some rows (indices into `rows`) cannot continue.
         """
         if drafts is None:
             bits = np.empty((len(rows), self._num_words), np.uint32)
@@ -180,8 +182,8 @@ class RowMatchers:
         return bits, {index: error for index, error in errors.items() if error}
 
     def _filled_again(self, row_matcher: RowMatcher, bits: np.ndarray, ahead: list[int]) -> str:
-        """Fill the masks of a row whose matcher broke with a new matcher, if there is one. Return the error
-        if there is none.
+        """Fill the masks for a row whose matcher broke with a new matcher. Return the error if there is no
+        new matcher.
         """
         matcher = row_matcher.renewed()
         if matcher is None:
@@ -192,8 +194,8 @@ class RowMatchers:
     def _fill_some(
         self, rows: Sequence[int], bits: np.ndarray, drafts: Sequence[list[int]] | None
     ) -> dict[int, str]:
-        """Fill masks row by row, when the grammars of some rows have not begun or are unknown here; return
-        the errors.
+        """Fill masks row by row, when some rows' grammars have not begun or are unknown here; return the
+        errors.
         """
         errors, start = {}, 0
         for index, row in enumerate(rows):
@@ -265,11 +267,11 @@ class RowMatchers:
         return len(token_ids)
 
     def error_of(self, row: int) -> str:
-        """Return why the row cannot continue in its grammar; "" if it can."""
+        """Return why the row cannot continue in its grammar; "" for a valid row."""
         return _error_of(self._rows[row].own.matcher)
 
     def closing(self, places: np.ndarray, rows: Sequence[int]) -> Closing | None:
-        """Return those of `rows`, which sample at `places`, whose texts are completed; None if there are
+        """Return the places, among `places` where `rows` sample, whose texts are completed; None if there are
         none.
         """
         selected = [index for index, row in enumerate(rows) if row in self.closers]
@@ -293,8 +295,8 @@ class RowMatchers:
     def advance(
         self, rows: Sequence[int], said: Sequence[list[int]]
     ) -> tuple[dict[int, int], dict[int, str]]:
-        """Advance rows by their allowed tokens, at least one each. Return the rows (indices into `rows`) that
-        are complete, with the number of their tokens, and the rows that broke, with the reason.
+        """Advance each row by at least one allowed token. Return the complete rows (indices into `rows`) with
+        their token counts, and the rows that broke, with the reason.
         """
         row_matchers = [self._rows[row] for row in rows]
         before = self._open(row_matchers, said)

@@ -1,1 +1,1 @@
-"""Python types as JSON Schemas: types of pydantic, msgspec, dataclasses and plain annotations."""
+"""Python types as JSON Schemas: pydantic, msgspec, dataclasses and plain annotations."""

@@ -23,9 +23,7 @@ _Fields = kinds.StructType | kinds.TypedDictType | kinds.DataclassType | kinds.N
 
 
 def schema_of(what: object) -> Schema:
-    """Return the JSON Schema of a type. Raises TypeError or InvalidRequest for a type that msgspec cannot
-    decode.
-    """
+    """Return a type's JSON Schema. Raises TypeError or InvalidRequest if msgspec cannot decode the type."""
     writer = _Writer()
     schema = writer.write(kinds.type_info(what))
     return {**schema, "$defs": writer.definitions} if writer.definitions else schema
@@ -114,7 +112,7 @@ class _Writer:
     @write.register(kinds.ByteArrayType)
     @write.register(kinds.MemoryViewType)
     def _(self, kind: kinds.BytesType) -> Schema:
-        """Return the schema of base64: every 4 characters stand for 3 bytes."""
+        """Return a schema for base64: every 4 characters stand for 3 bytes."""
         found: Schema = {"type": "string", "pattern": patterns.BASE64}
         if kind.max_length is not None:
             found["maxLength"] = 4 * (kind.max_length // 3)
@@ -235,5 +233,5 @@ class _Writer:
 
 
 def _named(schema: Schema) -> str:
-    """Return the name of the definition that a schema refers to; "" if it is not a reference."""
+    """Return the definition name that a schema refers to; "" for any other schema."""
     return schema.get("$ref", "").removeprefix("#/$defs/")

@@ -1,8 +1,8 @@
 """Write types that pydantic knows as JSON Schemas whose every answer pydantic validates. Imports pydantic.
 
 pydantic's own schemas describe its types loosely: a Decimal may be any string, and a URL may have any scheme.
-If validation requires more than that schema, the schema here requires it too, or a narrower form. If no
-schema can express the rule (a file that exists), the type is refused.
+If validation requires more than that schema, the schema here also requires that, or more. If no schema can
+express the rule (a file that exists), the type is refused.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ MAX_DECIMAL_DIGITS = 15  # A float preserves this many decimal digits.
 
 
 def adapter_of(what: Any) -> TypeAdapter[Any]:
-    """Return the TypeAdapter of a type, or the given adapter. Raises InvalidRequest for an unknown type."""
+    """Return a type's TypeAdapter, or the given adapter. Raises InvalidRequest for an unknown type."""
     if isinstance(what, TypeAdapter):
         return what
     try:
@@ -34,7 +34,7 @@ def adapter_of(what: Any) -> TypeAdapter[Any]:
 
 
 def schema_of(what: object) -> JsonSchemaValue:
-    """Return the JSON Schema of a type in validation mode, not serialization mode."""
+    """Return a type's JSON Schema in validation mode, not serialization mode."""
     try:
         return adapter_of(what).json_schema(schema_generator=_Narrow, mode="validation")
     except (PydanticUserError, PydanticInvalidForJsonSchema, RecursionError) as error:
@@ -264,7 +264,7 @@ class _Narrow(GenerateJsonSchema):
 
 
 def _with_digits(before: int, behind: int) -> JsonSchemaValue:
-    """Return a schema of numbers with a limited number of digits before and after the decimal point."""
+    """Return a schema for numbers with limited digits before and after the decimal point."""
     limits = {"exclusiveMinimum": -(10**before), "exclusiveMaximum": 10**before}
     if not behind:
         return {"type": "integer", **limits}

@@ -12,7 +12,7 @@ _ANNOTATIONS = frozenset({"title", "description", "examples", "default"})
 
 
 def dict_schema(keys: Schema, values: Schema, sizes: Mapping[str, int]) -> Schema:
-    """Return the schema of objects whose values have the schema `values`. `keys` is the schema of a key as a
+    """Return the schema for objects whose values have the schema `values`. `keys` is a key's schema as a
     value; `sizes` holds minProperties and maxProperties. Raises InvalidRequest for keys without a pattern.
     """
     found: Schema = {"type": "object", **sizes}

@@ -71,8 +71,8 @@ ASCII = "^[ -~]*$"
 
 
 def ascii_where_classes_differ(schema: Schema) -> Schema:
-    r"""Return a string's schema together with an ASCII restriction if its pattern has \\D, \\S or \\W:
-    validating libraries count Unicode digits and letters among \\d and \\w, JSON Schema does not.
+    r"""Return a string's schema together with an ASCII restriction if its pattern has \D, \S or \W:
+    validating libraries count Unicode digits and letters among \d and \w, JSON Schema does not.
     """
     if not _WIDE_CLASS.search(str(schema.get("pattern", ""))):
         return schema

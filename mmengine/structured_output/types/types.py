@@ -35,7 +35,7 @@ _OTHERS = ("pydantic", "annotated_types")
 
 
 class _Reader(NamedTuple):
-    """How the schema of one type is written, and how an answer is decoded."""
+    """Writes a type's schema, and decodes answers to the type."""
 
     schema: Callable[[], object]
     decode: Callable[[str], object]
@@ -56,7 +56,7 @@ def schema_of(what: object) -> dict | bool:
 
 
 def decode(text: str, what: object) -> object:
-    """Decode an answer: for a schema return the value of `json.loads`, for a type a validated object.
+    """Decode an answer: for a schema return the value from `json.loads`, for a type a validated object.
 
     Raises RequestFailed for a text that does not fit: the text was cut (finish_reason "length"), or the type
     has rules that no schema expresses.
@@ -119,7 +119,7 @@ def _pydantic_reader(what: object, why: BaseException | None = None) -> _Reader:
 
 
 def _is_pydantics(what: object) -> bool:
-    """Return whether a type contains pydantic's classes or constraints, which other libraries would ignore."""
+    """Return whether a type contains pydantic classes or constraints, which other libraries would ignore."""
     pending, seen = [what], set[int]()
     while pending:
         each = pending.pop()
@@ -155,7 +155,7 @@ def _fields_of(each: object) -> list[object]:
 
 
 def _narrowed(schema: object) -> object:
-    """Return the schema of a type with the parts closed that its library leaves open.
+    """Close the parts of a type's schema that its library leaves open.
 
     An object has no keys except its fields, unless the type says otherwise: no code would read the others.
     Bytes are base64, which the schema states only as an annotation, and become a pattern; so do formats that
@@ -179,8 +179,8 @@ def _narrowed(schema: object) -> object:
 
 
 def _without_idle_sets(schema: Schema, root: Schema) -> Schema:
-    """Keep `uniqueItems` of sets only if it can be enforced or matters: a set without a minimum size accepts
-    duplicates.
+    """Keep a set's `uniqueItems` only if the keyword can be enforced or matters: a set without a minimum size
+    accepts duplicates.
     """
     out = _mapped(schema, lambda each: _without_idle_sets(each, root) if isinstance(each, dict) else each)
     if out.get("uniqueItems") is not True or out.get("minItems", 0) > 1:

@@ -48,7 +48,7 @@ _FILL_WITH_DRAFTS: Callable[[LLMatcher, int, int, list[int]], None] = vars(LLMat
 
 
 class LLGuidance(OfTokenizer):
-    """The llguidance backend. `num_threads` threads fill masks; by default four fifths of the CPUs."""
+    """The llguidance backend. `num_threads` threads fill masks; by default 80 % of the CPUs."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class LLGuidance(OfTokenizer):
             self._fill_alone(broken, (start, stride))  # The matchers themselves then report the error.
 
     def _fill_alone(self, asked: Iterable[Asked], where: tuple[int, int]) -> None:
-        """Fill masks one after another. `where` holds the address of the first mask and the bytes of one."""
+        """Fill masks in a single thread. `where` holds the first mask's address and the bytes per mask."""
         start, stride = where
         for matcher, place, ahead in asked:
             try:
@@ -170,7 +170,7 @@ class LLGuidance(OfTokenizer):
                 self._break(matcher)
 
     def _break(self, matcher: LLMatcher) -> None:
-        """Break the matcher: a failure of llguidance costs only the text that caused it."""
+        """Break the matcher, so that a failure in llguidance costs only the text that caused the failure."""
         matcher.consume_token(self._vocab_size)  # No grammar allows this token.
 
     def allows(self, matcher: LLMatcher, token_id: int) -> bool:
@@ -196,9 +196,9 @@ class LLGuidance(OfTokenizer):
         return self._spell(matcher, text, last) if known is None else known
 
     def _spell(self, matcher: LLMatcher, text: bytes, last: int) -> list[int]:
-        """Return the forced tokens: those tokens of the forced `text` that no longer token could replace.
-        They therefore depend on what else the grammar allows afterwards, but of two such lists one begins the
-        other.
+        """Return the forced tokens: the tokens from the forced `text` that no longer token could replace.
+        They therefore depend on the other texts that the grammar allows afterwards, but one of any two such
+        lists begins the other.
         """
         tokens = matcher.compute_ff_tokens()
         if len(text) <= MAX_KEPT_CHARS and len(self._spellings) < MAX_SPELLINGS:
@@ -278,7 +278,7 @@ class CompiledGrammar:
 
 
 def _fill_together(executor: LLExecutor, asked: Sequence[Asked], where: tuple[int, int, int]) -> None:
-    """Fill masks with several threads. `where` holds the address of the masks, the bytes of one, and their
+    """Fill masks with several threads. `where` holds the masks' address, the bytes per mask, and their
     number.
     """
     ahead = [each for each in asked if each[2]]

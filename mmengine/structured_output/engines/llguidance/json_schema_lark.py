@@ -2,7 +2,7 @@
 
 llguidance's JSON Schema does not support arrays with rules on several items, nor objects whose keys come in
 any order. Everything that leads to such a part is written in Lark. Everything else stays JSON Schema, under
-`%json`. Both treat white space alike and skip it at once, so llguidance reads them as one grammar.
+`%json`. Both treat white space alike and skip it at once, so llguidance reads them as a single grammar.
 """
 
 from collections.abc import Mapping
@@ -43,8 +43,8 @@ def schema_grammar(text: str) -> str:
 
 def _in_lark(text: str) -> str:
     """Return JSON Schema as the only part of a Lark grammar, which llguidance parses without the
-    interpreter's lock. It parses plain JSON Schema with the lock: 18 ms per megabyte, during which no other
-    thread runs.
+    interpreter's lock. llguidance parses plain JSON Schema with the lock: 18 ms per megabyte, during which no
+    other thread runs.
     """
     head = _head(_decode_schema(text).options)
     return "\n".join([*head, f"start: %json {text}\n"])
@@ -137,7 +137,7 @@ class _Writer:
         return object_rule(expand_other_keys(schema, spelled_out=False), self)
 
     def json(self, schema: object) -> str:
-        """Return the rule for a part that stays JSON Schema, with the definitions that it leads to."""
+        """Return the rule for a part that stays JSON Schema, with the definitions that the part refers to."""
         names: dict[str, None] = {}
         waiting = [schema]
         for each in waiting:
@@ -193,7 +193,7 @@ class _Writer:
         return self._steps(edges, set(range(low, len(places) + 1)))
 
     def _steps(self, edges: list[tuple[int, int, object]], ends: set[int]) -> str:
-        """Write an automaton over items; an edge holds its start state, its end state and the item's schema."""
+        """Write an automaton over items; an edge holds its two states and the item's schema."""
         self.rules += 1
         name = f"a_{self.rules}"
         ways: dict[tuple[int, int], list[str]] = {}

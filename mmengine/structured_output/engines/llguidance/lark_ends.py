@@ -1,4 +1,4 @@
-"""Refuse Lark grammars that name an end token: the engine would end the answer there whatever the rules say."""
+"""Refuse Lark grammars that name an end token: the engine would end the answer there in any case."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ def check_ends(lark: str, specials: Mapping[str, int], ends: Sequence[int]) -> N
 
 
 def _holds(ids: str, token: int) -> bool:
-    """Return whether a list of ids and ranges contains the token. The grammar engine refuses malformed lists."""
+    """Return whether an id list contains the token. The grammar engine refuses malformed lists."""
     for one in ids.split(","):
         if one.strip() == "*":
             return True

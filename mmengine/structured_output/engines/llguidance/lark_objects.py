@@ -81,7 +81,7 @@ def _in_any_order(items: dict[str, str], required: list[str], others: list[str],
 
 
 def _unnamed(schema: Json, others: list[str], fixed: int, rules: Rules) -> tuple[str, bool] | None:
-    """Return the rule for unnamed keys, separated by commas, and whether at least one is required."""
+    """Return the rule for unnamed keys, separated by commas, and whether the object requires such a key."""
     low, high = schema.get("minProperties", 0), schema.get("maxProperties")
     assert isinstance(low, int) and isinstance(high, int | None)
     low, high = max(0, low - fixed), None if high is None else high - fixed
@@ -93,7 +93,7 @@ def _unnamed(schema: Json, others: list[str], fixed: int, rules: Rules) -> tuple
 
 
 def _sequence(items: list[tuple[str, bool]], rules: Rules) -> str:
-    """Write all items in order; those that are not required may be left out."""
+    """Write all items in order; optional items may be left out."""
     behind, alone = '""', '""'  # What may follow a property, and what may stand where no property came yet.
     for item, needed in reversed(items):
         on, first = f"{rules.comma} {item} {behind}", f"{item} {behind}"

@@ -1,8 +1,8 @@
 """Write structural tags as grammars for llguidance: a Lark grammar for the tags, and a JSON grammar for each
 schema.
 
-A text trigger is a lazy lexeme: it ends at the trigger's first occurrence, and only a tag may follow. A
-special token is not text, so free text never contains one.
+A text trigger is a lazy lexeme: the lexeme ends at the trigger's first occurrence, and only a tag may follow.
+A special token is not text, so free text never contains special tokens.
 """
 
 import json
@@ -51,7 +51,7 @@ def grammars_of(tag: StructuralTag, specials: Mapping[str, int], ends: Sequence[
 
 
 def schema_named(name: str, schema: str) -> dict[str, object]:
-    """Return one of several grammars, for a normalized schema."""
+    """Return a named grammar for a normalized schema."""
     lark = lark_of(schema)
     inner = {"json_schema": msgspec.json.decode(schema)} if lark is None else {"lark_grammar": lark}
     return {"name": name, **inner}
@@ -64,7 +64,7 @@ class _Pieces:
         self._pattern = re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else None
 
     def of(self, text: str) -> str:
-        """Return a text in Lark, with the special tokens that it names."""
+        """Return a text in Lark, including the special tokens named in the text."""
         return " ".join(self._special(one) if odd else quoted(one) for one, odd in self._split(text))
 
     def opening(self, n: int, trigger: str) -> list[str]:

@@ -63,7 +63,7 @@ def _start(form: ToolCalls, writer: "_Writer") -> list[str]:
 
 
 class _Writer:
-    """Collects the JSON grammars and the rules of parameters."""
+    """Collects the JSON grammars and the rules for parameters."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -76,7 +76,7 @@ class _Writer:
         return f"@{name}"
 
     def parameters(self, prefix: str, found: Parameters) -> str:
-        """Return the expression for all parameters of a tool, in the order of its schema."""
+        """Return the expression for all parameters of a tool, in schema order."""
         parts = []
         for place, (name, schema) in enumerate(found.schemas.items()):
             body = self._written(f"{prefix}_{place}", schema, name in found.raw, found)
@@ -92,7 +92,7 @@ class _Writer:
         return " ".join(parts)
 
     def _written(self, place: str, schema: object, is_raw: bool, found: Parameters) -> str:
-        """Return the expression for a value and the text after it."""
+        """Return the expression for a value and the text that follows."""
         if is_raw:
             assert isinstance(schema, dict)
             self.lines.append(f"V_{place}: ({_text(schema, found.definitions)}) & {_NOT_ENDED}")

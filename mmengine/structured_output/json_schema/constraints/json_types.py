@@ -145,7 +145,7 @@ UNCONSTRAINED: Shape = {
 
 
 def intersect(a: Constraint, b: Constraint) -> Constraint | None:
-    """Return the constraint that both allow, or None if it is obviously empty. Both must have the same type."""
+    """Return the common constraint, or None if it is obviously empty. Both must have the same type."""
     match a, b:
         case Null(), Null():
             return a

@@ -184,7 +184,9 @@ class Emitter:
         return out
 
     def _objects(self, constraint: Object, conj: Conjunction) -> list[Json]:
-        """Return the object's schemas. There are several if its keys may come in some orders but not in any."""
+        """Return the object's schemas. Several schemas are needed if the keys may come in some orders but not
+        in any.
+        """
         pointer = self.satisfiable.shapes.pointer(conj)
         names = dict.fromkeys((*constraint.properties, *constraint.required))
         can = [name for name in names if constraint.property(name) in self.satisfiable.satisfied]

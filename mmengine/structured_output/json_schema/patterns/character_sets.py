@@ -40,7 +40,7 @@ def escape_character(point: int) -> str:
 def without_nul(ranges: Ranges) -> Ranges:
     r"""Return the set without U+0000 if the grammar engine would otherwise enlarge the set.
 
-    If a set contains all control characters (except those with a short escape such as \\n), llguidance 1.9
+    If a set contains all control characters (except those with a short escape such as \n), llguidance 1.9
     adds the quote and the backslash. A set without both characters therefore gives up U+0000. `restore_nul`
     recognises from its text that the set still stands for U+0000.
     """

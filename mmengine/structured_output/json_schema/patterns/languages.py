@@ -42,7 +42,7 @@ class Language:
 
 def build_languages(regexes: list[str], budget: MatchBudget) -> list[Language]:
     r"""Return an automaton for each pattern. All automata share the same cuts, so that they can be combined.
-    Raises PatternError if that takes too long or a pattern has \\p.
+    Raises PatternError if that takes too long or a pattern has \p.
     """
     machines = [budget.machine(regex) for regex in regexes]
     cuts = _cuts(machines)

@@ -33,7 +33,7 @@ class MatchBudget:
 
     def matches(self, regex: str, text: str) -> bool:
         r"""Return whether `regex` matches the whole `text`. `regex` must be written by pattern.py and contain
-        no \\p. Raises PatternError if the schema exceeds the budget.
+        no \p. Raises PatternError if the schema exceeds the budget.
         """
         machine = self.machine(regex)
         now = machine.first()

@@ -1,6 +1,6 @@
 r"""Write the keys that a schema does not name, and their values' schema, for the grammar engine.
 
-The other keys are written as a pattern, because `additionalProperties` treats `"\\u0061"` and `"a"` as
+The other keys are written as a pattern, because `additionalProperties` treats `"\u0061"` and `"a"` as
 different keys. If a key is in `properties` and matches a pattern in patternProperties, the engine does two
 things. First, it excludes the key's spelling from the pattern. That is exact, since a pattern spells every
 character in a single way, except control characters. It is also fast: a pattern that spells out all names

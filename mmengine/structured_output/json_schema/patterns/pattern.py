@@ -2,7 +2,7 @@ r"""Rewrite the regular expressions in `pattern` and `patternProperties` from EC
 dialect.
 
 The dialects of JSON Schema (ECMA-262), the grammar engine (Rust) and Python differ in the constructs that
-they support and in their meaning for `.`, `\\d`, `\\w`, `\\s` and `$`. The parser therefore writes each
+they support and in their meaning for `.`, `\d`, `\w`, `\s` and `$`. The parser therefore writes each
 pattern again without anything ambiguous: character sets as explicit ranges, groups without names, explicit
 anchors. It refuses constructs that are not regular (lookaround, back references). Nested repetitions are
 allowed, since the grammar engine follows all paths at once. Counted repetitions are refused if their counts

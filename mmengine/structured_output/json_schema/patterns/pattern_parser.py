@@ -129,7 +129,7 @@ class Parser:
         return self.class_of(ranges)
 
     def escaped_set(self, in_class: bool = False) -> tuple[Ranges, str]:
-        r"""Return the code point ranges that an escape stands for, or a \\p that stays as written."""
+        r"""Return the code point ranges that an escape stands for, or a \p that stays as written."""
         char = self.peek()
         self.at += 1
         sets = {"d": DIGIT, "w": WORD, "s": SPACE}
