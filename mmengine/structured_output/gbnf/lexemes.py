@@ -18,7 +18,7 @@ MAX_STEPS = 150_000
 
 @dataclass(slots=True)
 class Lexeme:
-    """A piece without references, by its positions: its character sets, in order (Glushkov's construction)."""
+    """A piece without references, as positions: its character sets in order (Glushkov's construction)."""
 
     sets: list[Set] = field(default_factory=list)
     first: set[int] = field(default_factory=set)
