@@ -1,4 +1,4 @@
-"""The interface of a block store: bytes by key.
+"""The block store interface: bytes by key.
 
 A store is not trusted. The engine seals each value (`sealed.py`), allocates the buffer before reading, and
 uses only values with a valid seal. So a store may forget, lie, hang or be full: that costs only time, which
@@ -13,7 +13,7 @@ MAX_KEY_BYTES = 64  # longest key
 
 
 class BlockStore(Protocol):
-    """Maps keys to values. Several threads and processes call it at once.
+    """Maps keys to values. Several threads and processes call it concurrently.
 
     No method raises for missing values, or for a store that is full or unreachable.
     """
@@ -29,7 +29,7 @@ class BlockStore(Protocol):
         """
 
     def get(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Fill each buffer with the value of its key; return False for a missing value, or one of another
+        """Fill each buffer with its key's value; return False if the value is missing, or has another
         size.
 
         A buffer that was not filled may hold anything.

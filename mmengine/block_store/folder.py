@@ -1,10 +1,10 @@
-"""A block store in a local or shared folder, with one file per key.
+"""A block store in a local or shared folder, with a file per key.
 
 A value is written to a temporary file, synced and renamed, so a file with a key's name is always whole. When
 the folder exceeds its limit, the values that were not read or written for longest are deleted. Several
 processes may use the folder at once; each may miss values that another deletes. A process scans the folder
-again after writing as much as one cleanup frees. Until then it does not see other processes' files, so the
-folder may exceed its limit by that much per process.
+again after writing as much as a cleanup frees. Until then the process does not see other processes' files, so
+the folder may exceed its limit by that much per process.
 """
 
 import os
@@ -24,7 +24,7 @@ ASIDE = ".part"
 
 
 class FolderStore:
-    """A folder of values. `path`: created if missing. `max_bytes`: limit for all values. Raises
+    """A folder with values. `path`: created if missing. `max_bytes`: limit for all values. Raises
     ConfigError.
     """
 
@@ -121,7 +121,7 @@ class FolderStore:
             self._room = self._max_bytes - max(held, kept)
 
     def _files(self) -> Iterator[tuple[int, int, str]]:
-        """Yield the last use (ns), size and name of each value, and delete abandoned values."""
+        """Yield each value's last use (ns), size and name, and delete abandoned values."""
         newest = 0
         aside: list[tuple[int, str]] = []
         for folder in _entries(self._root):

@@ -1,4 +1,4 @@
-"""The header of a stored value, from which a reader knows that the value is whole and belongs to the key.
+"""A stored value's header, from which a reader knows that the value is whole and belongs to the key.
 
     magic "MMBS" | version u32 | length of the payload u64 | digest, 16 bytes      (little endian, 32 bytes)
 
@@ -14,7 +14,7 @@ SEAL_BYTES = _HEADER.size
 
 
 def digest_of(key: bytes, payload: memoryview) -> bytes:
-    """Return a digest of 16 bytes over both."""
+    """Return a 16-byte digest over both."""
     hasher = hashlib.blake2b(len(key).to_bytes(8, "little") + key, digest_size=16)
     hasher.update(payload)
     return hasher.digest()
@@ -26,7 +26,7 @@ def seal(key: bytes, payload: memoryview) -> memoryview:
 
 
 def opened(key: bytes, value: memoryview) -> bytes | None:
-    """Return the digest of a value (header and payload, in the expected size), or None if the value is
+    """Return a value's digest (header and payload, in the expected size), or None if the value is
     invalid.
     """
     magic, version, length, digest = _HEADER.unpack(value[:SEAL_BYTES])

@@ -17,7 +17,7 @@ class Entry:
 
 
 def encoder_key(mm_hash: bytes, cache_salt: str, adapter: bytes = b"") -> bytes:
-    """Return an item's key for a tenant; tenants never share entries. `adapter`: digest of the adapter that
+    """Return an item's key for a tenant; tenants never share entries. `adapter`: digest for the adapter that
     the encoder uses.
     """
     key = hashlib.sha256(mm_hash + cache_salt.encode()).digest() if cache_salt else mm_hash
@@ -40,7 +40,7 @@ class EncoderCache:
         return entry is not None and entry.valid
 
     def size_of(self, key: bytes) -> int:
-        """Return the embeddings of an entry."""
+        """Return an entry's embeddings."""
         return self.entries[key].size
 
     def evictions_for(self, size: int, keep: set[bytes], extra: int) -> list[bytes] | None:
@@ -108,7 +108,9 @@ class EncoderCache:
                 self._drop(key)
 
     def invalidate(self, key: bytes) -> None:
-        """Mark an entry whose computation failed: it takes no new references, and goes with the last one."""
+        """Mark an entry whose computation failed: it takes no new references, and goes with the last
+        reference.
+        """
         entry = self.entries[key]
         entry.valid = False
         if entry.references == 0:

@@ -1,7 +1,7 @@
 """Paged attention for head sizes and machines that FlashInfer does not support. Not yet run on a GPU.
 
-A program processes tiles of a row's queries one after the other; the heads that share a KV head are side by
-side in a tile. Keys are read in tiles of KEYS, counted from position 0 of the row. SPAN keys form one
+A program processes a row's query tiles in order; the heads that share a KV head are side by
+side in a tile. Keys are read in tiles of KEYS, counted from the row's position 0. SPAN keys form one
 softmax, which is then joined with the previous spans' softmax. So several programs may also compute a row's
 spans, and their stored softmaxes are joined in the same order, with exactly the same bits.
 """
@@ -19,8 +19,8 @@ _WIDE_BYTES = 2**15  # bytes per query tile from which it uses twice as many war
 
 @triton.jit
 def _join(top, mass, total, other_top, other_mass, other_total):
-    """Join the softmaxes over two sets of keys: each query's highest score and sum of weights, and the
-    weighted sum of V.
+    """Join the softmaxes over two key sets: each query's highest score and weight sum, and the
+    weighted sum over V.
 
     Written with fma, so that every compilation rounds alike.
     """
@@ -72,7 +72,7 @@ def _attend_kernel(
     SPAN: tl.constexpr,
     IS_FP8: tl.constexpr,
 ):
-    """See `attend`. One program handles one KV head, with a stride over the tiles."""
+    """See `attend`. Each program handles a KV head, with a stride over the tiles."""
     kv_head = tl.program_id(1)
     dtype: tl.constexpr = q.dtype.element_ty
     rows, lanes = tl.arange(0, ROWS), tl.arange(0, LANES)
@@ -154,7 +154,7 @@ def _join_kernel(
     LANES: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Join the parts of tiles whose spans several programs computed, in the order in which one program
+    """Join the parts for tiles whose spans several programs computed, in the order in which a single program
     would.
     """
     kv_head = tl.program_id(1)
@@ -183,7 +183,7 @@ def _join_kernel(
 
 
 def shapes(num_heads: int, num_kv_heads: int, head_dim: int, rows: int, dtype: torch.dtype) -> dict[str, int]:
-    """Return the compile-time constants of both kernels, including warps, for q of `dtype`."""
+    """Return the compile-time constants for both kernels, including warps, if q has `dtype`."""
     lanes = max(16, triton.next_power_of_2(head_dim))
     return {
         "NUM_KV_HEADS": num_kv_heads,
@@ -196,7 +196,7 @@ def shapes(num_heads: int, num_kv_heads: int, head_dim: int, rows: int, dtype: t
 
 
 def tiling(lanes: int, dtype: torch.dtype) -> dict[str, int]:
-    """Return a tile's number of keys, and the number of tiles in flight, which registers and shared memory
+    """Return the keys per tile, and the tiles in flight that registers and shared memory
     can hold.
     """
     is_narrow = lanes * dtype.itemsize <= _KEY_BYTES
@@ -205,7 +205,7 @@ def tiling(lanes: int, dtype: torch.dtype) -> dict[str, int]:
 
 
 def attend(q: torch.Tensor, blocks: torch.Tensor, work: Work) -> torch.Tensor:
-    """Return causal attention of q [t, heads, d] over the rows of `work`, in the same shape, contiguous.
+    """Return causal attention from q [t, heads, d] over the rows in `work`, in the same shape, contiguous.
 
     A token's heads are contiguous in q. `blocks` [n, 2, block_size, kv_heads, d] have q's dtype, or are bytes
     of float8_e4m3fn. A query that sees no key gets zeros.

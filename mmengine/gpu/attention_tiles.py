@@ -1,8 +1,8 @@
-"""Plan which program of attention_kernels attends what, on the host, from the lengths of a step.
+"""Plan which program in attention_kernels attends which keys, on the host, from a step's lengths.
 
-A tile is some consecutive queries of a row, with the heads that share a KV head. Normally one program reads
-all keys that a tile sees. If there are fewer tiles than programs, each span of SPAN keys is a part for a
-program of its own, and the parts are joined. A result has the same bits either way.
+A tile is some consecutive queries in a row, with the heads that share a KV head. Normally a single program
+reads all keys that a tile sees. If there are fewer tiles than programs, each span (SPAN keys) is a part for
+its own program, and the parts are joined. A result has the same bits either way.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ ONE_TILE_ROWS = 32  # for any number of queries
 
 
 class Work(NamedTuple):
-    """One step on the device: n rows, in `programs` programs per KV head. int32 except `totals` and `sums`,
+    """A step on the device: n rows, in `programs` programs per KV head. int32 except `totals` and `sums`,
     which are float32.
     """
 
@@ -51,7 +51,7 @@ def _power_of_2(least: int) -> int:
 
 
 def num_tiles(query_lens: np.ndarray, queries: int) -> np.ndarray:
-    """Return each row's number of tiles, with `queries` per tile."""
+    """Return each row's tile count, with `queries` per tile."""
     return -(-query_lens // queries)
 
 

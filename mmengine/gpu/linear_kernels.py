@@ -1,9 +1,9 @@
-"""Linear layers that give a row the same bits for any number of rows and any position among them.
+"""Linear layers that give a row the same bits for any row count and any position among them.
 
-cuBLAS chooses a kernel, and the split of its sums, by the number of rows. Here one program computes a tile of
-the result, and sums over the whole depth in one order. Tiles depend on the dtype and the layer's width, never
-on the number of rows, and one binary handles any number of rows. Other rows in a tile have no influence:
-missing rows are zeros. Not yet run on a GPU.
+cuBLAS chooses a kernel, and the split of its sums, by the row count. Here a program computes a tile in the
+result, and sums over the whole depth in a fixed order. Tiles depend on the dtype and the layer's width, never
+on the row count, and the same binary handles any row count. Other rows in a tile have no influence: missing
+rows are zeros. Not yet run on a GPU.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ ALIGNED = 16  # bytes: Triton compiles another kernel for unaligned addresses
 
 
 class Tile(NamedTuple):
-    """The part of y that one program computes, [rows, columns]."""
+    """The part of y that a program computes, [rows, columns]."""
 
     rows: int
     columns: int
@@ -59,7 +59,7 @@ def _linear_kernel(
     STEP: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """One program per tile of y. x [num_rows, DEPTH], weight [WIDTH, DEPTH], y [num_rows, WIDTH], all
+    """A program per tile in y. x [num_rows, DEPTH], weight [WIDTH, DEPTH], y [num_rows, WIDTH], all
     contiguous.
     """
     program = tl.program_id(0)
@@ -93,8 +93,8 @@ def _linear_kernel(
 
 
 def fixed_linear(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-    """Return the layer x weight^T + bias, from [t, k] to [t, n], for weight [n, k]; one dtype throughout,
-    sums in float32.
+    """Return the layer x weight^T + bias, from [t, k] to [t, n], for weight [n, k]; the same dtype
+    throughout, sums in float32.
     """
     weight = weight.contiguous()
     width, depth = weight.shape

@@ -1,6 +1,6 @@
-"""The norms and the gate of a decoder layer. Not yet run on a GPU.
+"""Norms and gate for a decoder layer. Not yet run on a GPU.
 
-A program computes one row, in an order that depends only on the row's width, so a row has the same bits in
+A program computes a row, in an order that depends only on the row's width, so a row has the same bits in
 any batch.
 """
 
@@ -14,7 +14,7 @@ GATE_CHUNK = 1024  # values per program
 
 @triton.jit
 def _norm_kernel(x, residual, weight, out, eps, WIDTH: tl.constexpr, LANES: tl.constexpr, ADDS: tl.constexpr):
-    """One program per row of contiguous tensors [t, WIDTH]."""
+    """A program per row in contiguous tensors [t, WIDTH]."""
     row, lanes = tl.program_id(0).to(tl.int64) * WIDTH, tl.arange(0, LANES)
     inside = lanes < WIDTH
     values = tl.load(x + row + lanes, mask=inside, other=0.0).to(tl.float32)
@@ -40,13 +40,13 @@ def _gate_kernel(gate_up, out, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return the RMS norm of x; see text_ops.TextOps."""
+    """Return x's RMS norm; see text_ops.TextOps."""
     x = x.contiguous()
     return _normed(x, x, weight, eps, adds=False)
 
 
 def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Add x to `residual` and return the norm of the rounded sum; see text_ops.TextOps. `residual` is
+    """Add x to `residual` and return the rounded sum's norm; see text_ops.TextOps. `residual` is
     contiguous.
     """
     return _normed(x.contiguous(), residual, weight, eps, adds=True)

@@ -35,7 +35,7 @@ def compile_all(kernels: ModuleType, vocab_size: int, device: torch.device) -> N
 
 
 def describe(device: torch.device) -> str:
-    """Return what samples on `device`: Triton, or torch with the reason."""
+    """Return the library that samples on `device`: Triton, or torch with the reason."""
     if device.type == "cpu":
         return "the CPU's kernels"
     return _tried(device)[1] if device.type in DEVICE_TYPES else "torch"
@@ -58,7 +58,7 @@ def _tried(device: torch.device) -> tuple[ModuleType | None, str]:
 def gives_known_tokens(kernels: ModuleType, device: torch.device) -> bool:
     """Run each kernel once and return whether the tokens are right.
 
-    With equal logits the token is the argmax of the noise for seed 1, output 2 and sample 3
+    With equal logits the token is the argmax over the noise for seed 1, output 2 and sample 3
     (runtime/sampling/gumbel.py): token 15 of 70.
     """
     logits, zero = torch.zeros(1, _EXAMPLE, device=device), torch.zeros(1, device=device)

@@ -1,6 +1,6 @@
-"""Sample tokens from logits in one pass: filters.py and gumbel.py of runtime/sampling, and masks.
+"""Sample tokens from logits in a single pass: filters.py and gumbel.py in runtime/sampling, and masks.
 
-A row is divided into chunks, one program each, which store their best token; torch picks the best of these.
+A row is divided into chunks, a program each, which store their best token; torch picks the best among these.
 """
 
 import torch
@@ -71,9 +71,9 @@ def _draw_kernel(
 def _top_p_kernel(
     logits, stride, largest, temperature, top_p, least, VOCAB: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """One program per row. Kept tokens are those with less than `top_p` of the mass before them.
+    """A program per row. Kept tokens have less mass than `top_p` before them.
 
-    A token is ordered by its distance from the row's best; the bits of the distance order alike, so the bound
+    A token is ordered by its distance from the row's best; the distance's bits order alike, so the bound
     is found bit by bit, two at a time.
     """
     row = tl.program_id(0).to(tl.int64)
@@ -104,7 +104,7 @@ def _top_p_kernel(
 
 @triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["top_k"])
 def _top_k_kernel(best, width, top_k, top_p, least, CHUNK: tl.constexpr):
-    """One program per row of `best`, which is sorted. Other rows' top_k have no influence."""
+    """A program per row in `best`, which is sorted. Other rows' top_k have no influence."""
     row = tl.program_id(0).to(tl.int64)
     count, share = tl.load(top_k + row), tl.load(top_p + row)
     source = best + row * width
@@ -216,7 +216,7 @@ def top_k_bound(best: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) ->
 
 
 def log_softmax(logits: torch.Tensor) -> torch.Tensor:
-    """Return the log softmax of float32 [r, vocab]. torch's sums depend on a row's address; these depend on
+    """Return the log softmax over float32 [r, vocab]. torch's sums depend on a row's address; these depend on
     the row alone.
     """
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
@@ -236,7 +236,7 @@ def log_softmax(logits: torch.Tensor) -> torch.Tensor:
 def keep_allowed(
     logits: torch.Tensor, places: torch.Tensor, bits: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Exclude tokens that `bits` (int32 [m, words]) do not allow, in place, in rows `places` (int64 [m]) of
+    """Exclude tokens that `bits` (int32 [m, words]) do not allow, in place, in rows `places` (int64 [m]) in
     float32 logits [s, vocab].
 
     Returns each row's largest remaining logit and its token (int64), ties to the lowest id.
@@ -249,13 +249,13 @@ def keep_allowed(
 
 
 def _partial(rows: int, vocab: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate the best score and token of each row and chunk."""
+    """Allocate the best score and token for each row and chunk."""
     shape = rows, -(-vocab // CHUNK)
     return torch.empty(shape, device=device), torch.empty(shape, dtype=torch.int64, device=device)
 
 
 def _best(scores: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the best of all chunks; ties go to the first chunk."""
+    """Return the best among all chunks; ties go to the first chunk."""
     highest = scores.amax(-1, keepdim=True)
     behind = tokens.amax() + 1
     return highest[:, 0], torch.where(scores == highest, tokens, behind).amin(-1)

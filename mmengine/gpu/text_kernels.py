@@ -26,7 +26,7 @@ def _rotate_kernel(
     NORMS: tl.constexpr,
     APPENDS: tl.constexpr,
 ):
-    """One program per head of a token, in halves."""
+    """A program per head and token, in halves."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     HALF: tl.constexpr = HEAD_DIM // 2
     lanes = tl.arange(0, LANES)
@@ -91,7 +91,7 @@ def norm_rotate(
 
 
 def rotate(qk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Rotate every head of qk [p, heads, d] in place, with contiguous heads; cos and sin float32 [p, d / 2]
+    """Rotate every head in qk [p, heads, d] in place, with contiguous heads; cos and sin float32 [p, d / 2]
     with equal row strides.
     """
     num_patches, num_heads, head_dim = qk.shape

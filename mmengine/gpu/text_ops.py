@@ -1,7 +1,7 @@
 """The operations of a decoder layer, each from the best available kernel.
 
-FlashInfer provides the norms and the gate, and the Triton kernels replace it where it is missing. The
-rotation is always a Triton kernel, because no library combines M-RoPE, the norm of q and k and the store into
+FlashInfer provides the norms and the gate, and the Triton kernels replace FlashInfer where it is missing. The
+rotation is always a Triton kernel, because no library combines M-RoPE, the q and k norms and the store into
 KV blocks. torch provides the matmuls, the fallback for everything, and the reference: a kernel that does not
 build on this machine, or differs from torch on a small example, is not used. Batch invariance uses the Triton
 kernels for everything. Not yet run on a GPU.
@@ -27,23 +27,21 @@ Maker = Callable[[], tuple[str, dict[str, Any]]]
 class TextOps:
     """The operations of a decoder layer.
 
-        linear(weight [n, k], bias [n] or None): returns a function from x [t, k] to x weight^T + bias.
+    linear(weight [n, k], bias [n] or None): returns a function from x [t, k] to x weight^T + bias.
 
-        rms_norm(x [t, h], weight [h], eps): returns a new tensor.
+    rms_norm(x [t, h], weight [h], eps): returns a new tensor.
 
-        add_norm(x [t, h], residual [t, h], weight, eps): adds x to `residual` in place and returns the
-        norm of
-        the sum; may overwrite x.
+    add_norm(x [t, h], residual [t, h], weight, eps): adds x to `residual` in place and returns the sum's
+    norm; may overwrite x.
 
-        silu_mul(gate_up [t, 2 * i]): returns [t, i], silu of the first half times the second.
+    silu_mul(gate_up [t, 2 * i]): returns [t, i], silu(first half) times the second half.
 
-        norm_rotate(qkv [t, heads + 2 * kv_heads, d], weight [heads + kv_heads, d] or None, cos, sin, eps,
-        heads,
-        cache): norms each head of q and k, if there is a weight, and rotates it, in place; cos and sin are
-        contiguous float32 [t, d / 2]. `cache`: KV blocks [n, 2, block_size, kv_heads, d] and slots int64 [t],
-        where k and v are stored as well; or None.
+    norm_rotate(qkv [t, heads + 2 * kv_heads, d], weight [heads + kv_heads, d] or None, cos, sin, eps, heads,
+    cache): norms each head of q and k, if there is a weight, and rotates each head, in place; cos and sin
+    are contiguous float32 [t, d / 2]. `cache`: KV blocks [n, 2, block_size, kv_heads, d] and slots
+    int64 [t], where k and v are stored as well; or None.
 
-    `by`: the library behind each operation. `batch_invariant`: a row's bits depend on that row alone.
+    `by`: the library that provides each operation. `batch_invariant`: a row's bits depend on that row alone.
     """
 
     linear: Callable[[Tensor, Tensor | None], Linear]
@@ -143,7 +141,7 @@ def invariant_ops(ops: TextOps, device: torch.device, dtype: torch.dtype) -> Tex
 def choose(
     ops: TextOps, name: str, makers: Sequence[Maker], device: torch.device, dtype: torch.dtype
 ) -> TextOps:
-    """Return `ops` with the functions of the first of `makers` that runs here and agrees with torch.
+    """Return `ops` with the functions from the first maker that runs here and agrees with torch.
 
     A maker returns its name, and functions by field. `by` gets the reasons why earlier makers were not used.
     """
@@ -176,7 +174,7 @@ def _largest_gap(ops: TextOps, device: torch.device, dtype: torch.dtype) -> floa
 
 
 def _example(ops: TextOps, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-    """Return the results of `ops` on fixed numbers, float32: five tokens, four heads of 64, two of them for k
+    """Return results from `ops` on fixed numbers, float32: five tokens, four heads of 64, two of them for k
     and v.
     """
     ramp = torch.arange(5 * 256, device=device, dtype=torch.float32).view(5, 256)

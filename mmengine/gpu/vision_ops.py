@@ -1,4 +1,4 @@
-"""Attention of a vision tower on a GPU: all frames of a step in one call, whatever their lengths.
+"""Vision tower attention on a GPU: all the step's frames in a single call, whatever their lengths.
 
 Uses torch's varlen attention (flash attention, 16 bits) and a Triton kernel for the rotation. Both are tried
 on a small example, and used if they agree with attention frame by frame. Not yet run on a GPU.
@@ -53,7 +53,7 @@ def attend_at_once(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int
 
 
 def vision_ops(device: torch.device, dtype: torch.dtype, head_dim: int) -> VisionOps | None:
-    """Return the operations for `device`, or None; without them, frames of equal length are attended
+    """Return the operations for `device`, or None; without them, frames with equal lengths are attended
     together.
     """
     if device.type not in DEVICE_TYPES or dtype not in (torch.bfloat16, torch.float16):
@@ -69,7 +69,7 @@ def vision_ops(device: torch.device, dtype: torch.dtype, head_dim: int) -> Visio
 
 
 def gives_known_numbers(ops: VisionOps, device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Return whether `ops` run and agree with torch frame by frame, on three frames, one of them empty, and
+    """Return whether `ops` run and agree with torch frame by frame, on three frames (one empty) and
     two heads.
     """
     ramp = torch.arange(13 * 6 * head_dim, device=device, dtype=torch.float32).view(13, 6, head_dim)

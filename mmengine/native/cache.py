@@ -1,4 +1,4 @@
-"""Store compiled libraries in the user's cache folder, one per sources, flags and kind of CPU.
+"""Store compiled libraries in the user's cache folder, keyed by sources, flags and CPU kind.
 
 A cached library needs no compiler. A loaded library is executed code, so other users must not be able to
 write to the folder or the folders above (mmengine.strict_modes). Each library has a file with its digest, and
@@ -53,7 +53,9 @@ class CacheFolder:
 
 
 def cache_folder() -> CacheFolder:
-    """Open the cache folder and create it if needed. Raises NativeProblem when the folder cannot be used."""
+    """Open the cache folder, creating the folder if needed. Raises NativeProblem when the folder cannot be
+    used.
+    """
     base = os.environ.get(FOLDER) or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mmengine")
     path = Path(base) / "native"
     try:
@@ -76,7 +78,7 @@ def library_name(isa: str, openmp: Path | None) -> str:
 
 
 def built_name(isa: str) -> str:
-    """Return the file name of the library that a wheel contains for these sources."""
+    """Return the file name for the library that a wheel contains for these sources."""
     return _named(isa, [isa, wheel_flags(isa)])
 
 

@@ -59,8 +59,8 @@ def all_flags(isa: str, openmp: Path | None) -> list[str]:
 def openmp_library() -> Path | None:
     """Return the OpenMP runtime that torch contains.
 
-    Kernels link to the same runtime. A second one would add a second thread pool, and each pool spins while
-    the other works.
+    Kernels link to the same runtime. A second runtime would add a second thread pool, and each pool spins
+    while the other works.
     """
     import torch  # imported here: torch is slow to load, and callers that compile kernels need torch anyway
 

@@ -1,4 +1,4 @@
-"""Detect which of the supported instruction sets this CPU has."""
+"""Detect which supported instruction sets this CPU has."""
 
 import os
 import platform
@@ -20,7 +20,7 @@ CHOICE = "MMENGINE_NATIVE_ISA"
 
 
 def usable_isas() -> list[str]:
-    """Return the instruction sets of this CPU, best first, up to MMENGINE_NATIVE_ISA if that is set.
+    """Return this CPU's instruction sets, best first, up to MMENGINE_NATIVE_ISA if that is set.
 
     Raises NativeProblem if the CPU has none, or if MMENGINE_NATIVE_ISA has an unknown value.
     """

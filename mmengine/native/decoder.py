@@ -1,4 +1,4 @@
-"""Run all layers of a text decoder by CPU kernels (src/decoder/decoder.h)."""
+"""Run a text decoder's layers by CPU kernels (src/decoder/decoder.h)."""
 
 import ctypes
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class Decoder:
         `deepstack`: [n, t, hidden] or None. `cos`, `sin`: float32 [t, rotated / 2], where `rotated` values
         per head turn. `attention`: an AttentionPort; with a `step_address` the kernels read the port's KV
         cache themselves. `aux_rows`: n layer indices and a tensor [t, n * hidden] with contiguous rows; the
-        inputs of those layers are written there, and the index after the last layer stands for the final
+        the layers' inputs are written there, and the index after the last layer stands for the final
         norm's input. `states`: required by a decoder with delta nets, refused by all others. `lora`: adapter
         additions to the linear layers, DECODER_LINEARS per layer.
         """

@@ -1,4 +1,4 @@
-"""Describe a decoder to the CPU kernels: the structures of src/decoder/decoder.h and the arrays they point
+"""Describe a decoder to the CPU kernels: the structures in src/decoder/decoder.h and the arrays they point
 to.
 """
 
@@ -29,11 +29,11 @@ def fits(head_dim: int, device: torch.device, dtype: torch.dtype) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Dimensions of a decoder.
+    """A decoder's dimensions.
 
     `head_dim`: a multiple of 8, at most MAX_HEAD_DIM. `rotary_dim`: rotated values per head; 0 rotates all.
     `gated`: qkv also gives a gate per head after v, which multiplies attention's output. `norm_once`: a
-    bfloat16 norm rounds only after its weight. `delta`: dimensions of the gated delta nets, None for a
+    bfloat16 norm rounds only after its weight. `delta`: the gated delta nets' dimensions, None for a
     decoder without them.
     """
 
@@ -50,12 +50,12 @@ class Sizes:
 
     @property
     def num_rows(self) -> int:
-        """Number of heads in the output of qkv: q, k, v and the gates."""
+        """Number of heads in qkv's output: q, k, v and the gates."""
         return self.num_heads * (2 if self.gated else 1) + 2 * self.num_kv_heads
 
 
 class DeltaWeights(NamedTuple, Generic[L]):
-    """Weights of a gated delta net, apart from its input and output projections."""
+    """A gated delta net's weights, apart from its input and output projections."""
 
     ba: L  # hidden to 2 * heads: the inputs of beta and the decay
     conv: Tensor  # [taps, width]
@@ -65,7 +65,7 @@ class DeltaWeights(NamedTuple, Generic[L]):
 
 
 class LayerWeights(NamedTuple, Generic[L, F]):
-    """Weights of a layer with a feed-forward F, which is Dense or Mixture.
+    """Weights for a layer with a feed-forward F, which is Dense or Mixture.
 
     Norms may have any float dtype. With `delta`, a gated delta net replaces attention: `qkv` then gives the
     convolution's channels and the output gate, and `out` takes the net's values.
@@ -212,7 +212,7 @@ class Scratch:
         self._sizes, self._dtype, self._room = weights.sizes, weights.dtype, 0
 
     def point(self, step: StepStruct, num_tokens: int) -> None:
-        """Set the scratch fields of `step`, and grow the memory if `num_tokens` needs more."""
+        """Set the scratch fields in `step`, and grow the memory if `num_tokens` needs more."""
         if num_tokens > self._room:
             self._grow(max(num_tokens, 2 * self._room))
         step.qkv, step.mixed = self.qkv.data_ptr(), self._mixed.data_ptr()

@@ -1,4 +1,4 @@
-"""Describe gated delta nets to the CPU kernels: the structures of src/layers/delta.h and the arrays they
+"""Describe gated delta nets to the CPU kernels: the structures in src/layers/delta.h and the arrays they
 point to.
 """
 
@@ -24,7 +24,7 @@ STATE_ARRAYS = tuple(name for name in _ARRAYS if name != "work_starts")  # array
 
 @dataclass(frozen=True, slots=True)
 class DeltaSizes:
-    """Dimensions of a gated delta net. `num_heads` counts v's heads and is a multiple of `num_key_heads`."""
+    """A gated delta net's dimensions. `num_heads` counts v's heads; `num_key_heads` divides it."""
 
     num_key_heads: int
     num_heads: int
@@ -73,7 +73,7 @@ class StateStepStruct(ctypes.Structure):
 
 
 class StateStep:
-    """The states of a step as the C structure `c`, which is valid until the next `point`."""
+    """A step's states as the C structure `c`, which is valid until the next `point`."""
 
     def __init__(self, sizes: DeltaSizes, dtype: torch.dtype) -> None:
         self._sizes, self._dtype = sizes, dtype
@@ -86,7 +86,7 @@ class StateStep:
     ) -> "StateStep":
         """Fill `c` for a step and return self.
 
-        `tensors`: conv, recurrent and pending states. `arrays`: int32, the STATE_ARRAYS of a StepStates.
+        `tensors`: conv, recurrent and pending states. `arrays`: int32, the STATE_ARRAYS in a StepStates.
         """
         c, sizes = self.c, self._sizes
         starts = arrays["query_starts"]

@@ -21,7 +21,7 @@ class HeadParts:
     """Weights and sizes around the head's decoder layers.
 
     `scores` and `embedding` are None where the head shares the target's; then the kernels cannot draft a
-    whole chain in one call.
+    whole chain in a single call.
     """
 
     embed_size: int
@@ -39,7 +39,7 @@ class HeadParts:
 
 @dataclass(frozen=True, slots=True)
 class ChainPlaces:
-    """Cache positions of n rows, sorted by descending `most`. Columns are contiguous int32 [n]."""
+    """Cache positions for n rows, sorted by descending `most`. Columns are contiguous int32 [n]."""
 
     most: np.ndarray  # drafts to make for the row, at least 1
     kv_lens: np.ndarray  # tokens in the KV cache
@@ -82,7 +82,7 @@ class _Chain(ctypes.Structure):
 
 
 class _ChainRoom:
-    """Buffers for chains of up to `num_rows` rows."""
+    """Buffers for chains with up to `num_rows` rows."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class _ChainRoom:
 
 
 class NativeHead:
-    """An EAGLE-3 head that runs one pass or one chain at a time."""
+    """An EAGLE-3 head that runs passes and chains, one at a time."""
 
     def __init__(self, library: ctypes.CDLL, weights: DecoderWeights, parts: HeadParts) -> None:
         self._library, self._weights, self._parts = _declared(library), weights, parts
@@ -233,7 +233,7 @@ class NativeHead:
 
         `drafts`: contiguous int64 [max(most), n]; negative entries are filled in, up to each row's own
         `most`. `z`, `carry`: [n, hidden]. `tables`: cos and sin for all positions up to the largest in use.
-        `layers_address`: address of the array with the KV pool addresses of the head's layers.
+        `layers_address`: address for the array with KV pool addresses for the head's layers.
         """
         num_rows = len(z)
         room = self._chain_room(num_rows)
@@ -267,7 +267,7 @@ class NativeHead:
         return self._chains
 
     def _point(self, num_tokens: int) -> tuple[Tensor, Tensor]:
-        """Return z and stream for a pass of `num_tokens`, and point the pass at its scratch memory."""
+        """Return z and stream for a pass over `num_tokens`, and point the pass at its scratch memory."""
         step, parts = self._pass, self._parts
         if num_tokens > len(self._inputs):
             room = max(num_tokens, 2 * len(self._inputs))

@@ -1,4 +1,4 @@
-"""Run a mixture of experts by CPU kernels (src/layers/experts.h)."""
+"""Run a mixture-of-experts layer by CPU kernels (src/layers/experts.h)."""
 
 import ctypes
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class ExpertsStruct(ctypes.Structure):
 
 
 class PackedExperts:
-    """The same matrix of every expert, packed consecutively. `gate_up` has the meaning it has for
+    """The same matrix from every expert, packed consecutively. `gate_up` has the meaning it has for
     PackedLinear.
 
     Raises ValueError if the matrices differ in shape or form.
@@ -85,7 +85,7 @@ class Experts:
         """Return the experts' output [m, hidden] for x [m, hidden], which has contiguous rows and the
         weights' dtype.
 
-        `residual`, a contiguous tensor of the same shape and dtype, is added.
+        `residual`, a contiguous tensor with the same shape and dtype, is added.
         """
         if x.shape[1:] != (self._hidden,) or x.dtype != self._dtype or x.stride(-1) != 1:
             raise ValueError(f"x is {list(x.shape)} {x.dtype}, wanted {self._dtype} [m, {self._hidden}]")

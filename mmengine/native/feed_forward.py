@@ -1,4 +1,4 @@
-"""The weights of a layer's feed-forward network, independent of how they are multiplied."""
+"""Weights for a layer's feed-forward network, whatever code multiplies with them."""
 
 from typing import Generic, NamedTuple, TypeVar
 
@@ -14,7 +14,7 @@ class Dense(NamedTuple, Generic[L]):
 
 
 class Mixture(NamedTuple, Generic[L, E]):
-    """A mixture of experts; E holds the same matrix of all experts."""
+    """A mixture-of-experts layer; E holds the same matrix from all experts."""
 
     router: L  # hidden to the number of experts
     gate_up: E

@@ -1,4 +1,4 @@
-"""Load the kernels of this process, or keep them off with a reason."""
+"""Load this process's kernels, or keep them off with a reason."""
 
 import ctypes
 import logging
@@ -28,13 +28,13 @@ def load() -> ctypes.CDLL | None:
     """Return the library, or None where no library can be loaded.
 
     Without a library torch computes, and the logger `mmengine.native` has logged the reason in one line. Each
-    module declares the arguments of the functions that it calls.
+    module declares arguments for the functions that it calls.
     """
     return _found().library
 
 
 def describe() -> str:
-    """Return one line: which library is used, or why none is."""
+    """Return a line that says which library is used, or why none is."""
     return _found().text
 
 
@@ -81,7 +81,7 @@ def _built(isa: str, openmp: Path | None) -> ctypes.CDLL | None:
 
 
 def open_isa(isa: str) -> ctypes.CDLL:
-    """Load the library for one instruction set, which this CPU must support. Raises NativeProblem.
+    """Load the library for an instruction set, which this CPU must support. Raises NativeProblem.
 
     For "amx" the caller must first get 1 from `mm_allow_amx()`. A process may load several libraries.
     """

@@ -1,4 +1,4 @@
-"""Multiply by packed weights: the Python side of src/linear/linear.h."""
+"""Multiply by packed weights: the Python side for src/linear/linear.h."""
 
 import ctypes
 import enum
@@ -58,7 +58,7 @@ class Pieces:
     """A weight [n, k] delivered in chunks, so that the unpacked weight need not fit in memory beside the
     packed form.
 
-    Each chunk is the index of its first row and rows [m, k] of `dtype` on the CPU. The chunks can be consumed
+    Each chunk is its first row's index and rows [m, k], with `dtype`, on the CPU. The chunks can be consumed
     once.
     """
 
@@ -79,7 +79,7 @@ class Pieces:
 
 
 class Form(enum.IntEnum):
-    """Format of a weight's codes: e4m3, or integers with 8 or 4 bits. The values match the kernels' enum."""
+    """A weight's code format: e4m3, or integers with 8 or 4 bits. The values match the kernels' enum."""
 
     FP8 = 1
     INT8 = 2
@@ -87,7 +87,7 @@ class Form(enum.IntEnum):
 
 
 class Codes(NamedTuple):
-    """Rows of a weight as codes, one byte each.
+    """A weight's rows as codes, a byte each.
 
     `values` [m, k]: uint8 for FP8 (e4m3 without NaN), int8 from -127 for INT8, int8 from -8 to 7 for INT4.
     `scales`: float32 [m, ceil(k / group)]; for INT8 and INT4 each scale must be representable in float16.
@@ -104,7 +104,7 @@ class CodePieces:
     """A bfloat16 weight [n, k] stored as codes and delivered in chunks.
 
     `group` codes along k share a scale, and with `mins` a minimum; GROUPS lists the allowed sizes.
-    `int8_rows`: for INT8 and INT4, rows of x are rounded to int8 with a scale per 32 values, so that the
+    `int8_rows`: for INT8 and INT4, x's rows are rounded to int8 with a scale per 32 values, so that the
     kernels multiply integers.
     """
 
@@ -122,7 +122,7 @@ class CodePieces:
 
 
 def structure(weight: Pieces | CodePieces, bias: int | None = None) -> Linear:
-    """Return the C structure of a layer whose weight is not packed yet. `bias` is an address."""
+    """Return the C structure for a layer whose weight is not packed yet. `bias` is an address."""
     form, group, mins, x_form = 0, 0, False, 0
     if isinstance(weight, CodePieces):
         form, group, mins = int(weight.form), weight.group, weight.mins
@@ -131,7 +131,7 @@ def structure(weight: Pieces | CodePieces, bias: int | None = None) -> Linear:
 
 
 def pack_rows(library: ctypes.CDLL, c: Linear, weight: Pieces | CodePieces, half: int) -> None:
-    """Pack all chunks of `weight` into the zeroed memory at `c.packed`."""
+    """Pack all the weight's chunks into the zeroed memory at `c.packed`."""
     for first, rows in weight.pieces:
         of = rows if isinstance(rows, Codes) else (rows,)
         values, *shared = [None if each is None else each.contiguous() for each in of]
@@ -188,7 +188,7 @@ class PackedLinear:
         float32: bool = False,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Return y [m, n] for x [m, k] of the weight's dtype.
+        """Return y [m, n] for x [m, k], which has the weight's dtype.
 
         `float32`: y is float32. `out`: tensor to write y to. `residual`: added to y; must have y's shape,
         dtype and stride, and may be `out`. Rows are contiguous and may be strided.
@@ -222,7 +222,7 @@ class PackedLinear:
             raise ValueError(f"{name} is {_text(y)}, wanted {dtype} [{m}, {self._width}] with y's stride")
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Return the rows of w at `indices`, int64 [m], as [m, k]. An index out of range gives zeros."""
+        """Return w's rows at `indices`, int64 [m], as [m, k]. An index out of range gives zeros."""
         indices = indices.contiguous()
         if indices.dtype != torch.int64 or indices.dim() != 1:
             raise ValueError(f"indices are {_text(indices)}, wanted int64 [m]")

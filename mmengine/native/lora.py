@@ -1,4 +1,4 @@
-"""Add low-rank adapters to linear layers: the Python side of src/layers/lora.h."""
+"""Add low-rank adapters to linear layers: the Python side for src/layers/lora.h."""
 
 import ctypes
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ DECODER_LINEARS = ("qkv", "out", "gate_up", "down")  # the order of MM_LORA_LINE
 
 
 class LoraPart(NamedTuple):
-    """A low-rank addition to columns [offset, offset + n) of a linear layer's y: scale * (x a^T) b^T."""
+    """A low-rank addition to columns [offset, offset + n) in a linear layer's y: scale * (x a^T) b^T."""
 
     a: Tensor  # [rank, k]
     b: Tensor  # [n, rank]
@@ -56,8 +56,8 @@ class PackedAdapter:
     """An adapter's additions to a list of linear layers, with packed matrices in float32 or bfloat16 on the
     CPU.
 
-    A layer without parts gets no addition. All matrices share one dtype and one block of memory, in the order
-    in which layers read them, so that the processor prefetches ahead. A matrix that several parts of a layer
+    A layer without parts gets no addition. All matrices share a dtype and a memory block, in the order
+    in which layers read them, so that the processor prefetches ahead. A matrix that several parts in a layer
     share is stored once. Keeps no reference to the given matrices.
     """
 
@@ -101,19 +101,19 @@ class PackedAdapter:
 
 
 def _in_order(parts: Sequence[LoraPart]) -> list[Tensor]:
-    """Return each distinct matrix of one linear layer once: all a, then all b."""
+    """Return each distinct matrix in a linear layer once: all a, then all b."""
     every = [*(part.a for part in parts), *(part.b for part in parts)]
     return list({id(matrix): matrix for matrix in every}.values())
 
 
 def _packed_bytes(matrix: Tensor) -> int:
-    """Return the packed size of `matrix` in bytes, a multiple of a cache line."""
+    """Return the matrix's packed size in bytes, a multiple of a cache line."""
     m, k = matrix.shape
     return -(-m // LANES) * LANES * (k + k % 2) * matrix.dtype.itemsize
 
 
 class LoraStep:
-    """The adapters of a step as a C structure, valid while this object lives.
+    """A step's adapters as a C structure, valid while this object lives.
 
     `groups`: adapters for the same linear layers, each with the int32 row indices that use the adapter.
     """
@@ -131,7 +131,7 @@ class LoraStep:
 
 
 def add_all(library: ctypes.CDLL, packed: PackedAdapter, x: Tensor, y: Tensor) -> None:
-    """Add the adapter's first linear layer to y [m, n] for all rows of x [m, k]. Rows are contiguous. Raises
+    """Add the adapter's first linear layer to y [m, n] for all rows in x [m, k]. Rows are contiguous. Raises
     MemoryError.
     """
     step = LoraStep([(packed, np.arange(len(x), dtype=np.int32))])

@@ -11,7 +11,7 @@ _FIRST_LENGTH = 1024
 
 
 class RotaryTable:
-    """A table of cos and sin with exactly the numbers that `compute` gives."""
+    """A cos and sin table with exactly the numbers that `compute` gives."""
 
     def __init__(
         self,

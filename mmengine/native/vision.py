@@ -13,7 +13,7 @@ MAX_HEAD_DIM = 256  # limit of the kernels; torch computes larger heads
 
 
 class _Segments(ctypes.Structure):
-    """The C structure mm_segments of src/vision/vision.h."""
+    """The C structure mm_segments in src/vision/vision.h."""
 
     _fields_ = (
         ("num_segments", ctypes.c_int32),
@@ -27,7 +27,7 @@ class _Segments(ctypes.Structure):
 
 
 class VisionKernels:
-    """Kernels for a tower with `num_heads` of `head_dim`. Tensors are on the CPU and have contiguous rows."""
+    """Kernels for a tower's `num_heads` and `head_dim`. Tensors are on the CPU and have contiguous rows."""
 
     def __init__(self, library: ctypes.CDLL, num_heads: int, head_dim: int, dtype_code: int) -> None:
         self._num_heads, self._head_dim, self._code = num_heads, head_dim, dtype_code
@@ -79,8 +79,8 @@ class VisionKernels:
         self._gelu(x.data_ptr(), x.numel(), self._code)
 
     def normalise(self, pixels: Tensor, out: Tensor) -> None:
-        """Write (pixels / 255 - 0.5) / 0.5 to `out` of the same shape. Pixels are uint8; each operation
-        rounds to float32.
+        """Write (pixels / 255 - 0.5) / 0.5 to `out`, which has the same shape. Pixels are uint8; each
+        operation rounds to float32.
         """
         self._pixels(pixels.data_ptr(), pixels.numel(), self._code, out.data_ptr())
 

@@ -22,7 +22,9 @@ ReadAdapter = Callable[[], AdapterFiles]
 
 
 class AdapterStore:
-    """The adapters of one model and its rows. `know` and `forget` register where an adapter is read from."""
+    """A model's adapters, and the adapter that each row uses. `know` and `forget` register where an adapter
+    is read from.
+    """
 
     def __init__(self, model: VisionLanguageModel, max_rows: int) -> None:
         self._make: Callable[[AdapterFiles], LoadedAdapter] | None = getattr(model, "adapter", None)
@@ -51,7 +53,7 @@ class AdapterStore:
             del self._loaded[digest]
 
     def rows_of(self, plan: StepPlan) -> tuple[AdapterRows, ...]:
-        """Return the tokens of a step that use adapters, grouped by adapter.
+        """Return the step's tokens that use adapters, grouped by adapter.
 
         Raises ExecutorFailed for an adapter that can no longer be read.
         """

@@ -1,4 +1,4 @@
-"""Keep the state of the one media item that is encoded over several steps."""
+"""Keep the encoder state for a media item that is encoded over several steps."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -17,7 +17,7 @@ class _Encoding(Protocol):
 
 
 class EncoderParts:
-    """The encoder's intermediate state of one item, which may take a gigabyte, and the item's adapter.
+    """The encoder's intermediate state for an item, which may take a gigabyte, and the item's adapter.
 
     The state is kept until the item's last part or `drop`.
     """

@@ -76,7 +76,7 @@ class TorchExecutor:
     ) -> None:
         """Build an executor for `model`.
 
-        `config` has num_blocks and eos_token_ids filled in. The dtype of `placement` must match the model's
+        `config` has num_blocks and eos_token_ids filled in. The placement's dtype must match the model's
         dtype. `positions_of` is the plugin's `positions`. Without `matchers` a request with a grammar fails.
         `drafters`: indexed by the log's drafter numbers, preferred ones first; after them a draft `head`,
         whose KV shares the same blocks. `recorder`: captures decode-only steps and the encoder; by default
@@ -103,12 +103,12 @@ class TorchExecutor:
 
     @property
     def drafters(self) -> list[tuple[str, int]]:
-        """Name and failure count of each drafter, indexed by the log's drafter numbers."""
+        """Each drafter's name and failure count, indexed by the log's drafter numbers."""
         return self._runner.drafters
 
     @property
     def graph_counts(self) -> dict[str, dict[str, int]]:
-        """Number of replays from CUDA graphs, and of eager runs by reason (see ModelRunner)."""
+        """Count replays from CUDA graphs, and eager runs by reason (see ModelRunner)."""
         return self._runner.graph_counts
 
     def use_store(
@@ -129,14 +129,14 @@ class TorchExecutor:
         self._runner.adapters.forget(digest)
 
     def attach(self, request_id: str, media: Sequence[MediaInput]) -> None:
-        """Store the pixels of a request, one entry per media item, before a step encodes any of them.
+        """Store a request's pixels, one entry per media item, before a step encodes any of them.
 
         The pixels are kept until `release`.
         """
         self._runner.attach(request_id, media)
 
     def release(self, request_id: str) -> None:
-        """Release the pixels of a request. An unknown request is ignored."""
+        """Release a request's pixels. An unknown request is ignored."""
         self._runner.release(request_id)
 
     def dispatch(self, plan: StepPlan) -> None:
@@ -159,7 +159,7 @@ class TorchExecutor:
             step.error = error
 
     def _begin(self, step: InFlight) -> None:
-        """Launch as much as possible. Sampling of rows with grammars waits until the previous step's tokens
+        """Launch as much as possible. Sampling for rows with grammars waits until the previous step's tokens
         are known.
         """
         step.computed = self._run(step)
@@ -177,7 +177,7 @@ class TorchExecutor:
             step.end.record()
 
     def _sample_next(self) -> None:
-        """Sample the next step, whose sampling waited for the tokens of the step that was just read."""
+        """Sample the next step, whose sampling waited for tokens from the step that was just read."""
         step = self._in_flight[0] if self._in_flight else None
         if step is None or step.computed is None:
             return

@@ -18,18 +18,18 @@ class KeptFeatures(Protocol):
     """A store for encoder outputs that outlives this engine."""
 
     def came(self, key: bytes) -> torch.Tensor | None:
-        """Return the features of an item that is about to be encoded, [embeddings, width], or None if the
+        """Return the features for an item that is about to be encoded, [embeddings, width], or None if the
         store has none.
         """
 
     def encoded(self, key: bytes, features: torch.Tensor) -> None:
-        """Store the computed features of an item."""
+        """Store an item's computed features."""
 
 
 class FeatureStore:
-    """Features by key in one tensor, [places, (1 + num_deepstack) * hidden_size], one place per embedding.
+    """Features by key in one tensor, [places, (1 + num_deepstack) * hidden_size], with a place per embedding.
 
-    The first hidden_size values of an embedding replace the placeholder in the input. The other values are
+    An embedding's first hidden_size values replace the placeholder in the input. The other values are
     added after the first num_deepstack layers. The scheduler decides which features are kept and evicted, at
     most `capacity` embeddings; the store follows. The tensor doubles until the features fit, unless
     `hold_all` allocated everything. New features first overwrite dropped ones.
@@ -50,7 +50,7 @@ class FeatureStore:
     def hold_all(self, dtype: torch.dtype, device: torch.device) -> None:
         """Allocate all places now. Raises ConfigError if the memory cannot be allocated.
 
-        A share of a GPU's memory is reserved for the places, and growing would need half as much again.
+        Part of a GPU's memory is reserved for the places, and growing would need half as much again.
         """
         width = (1 + self._num_deepstack) * self._hidden_size
         try:
@@ -63,7 +63,7 @@ class FeatureStore:
             ) from error
 
     def put(self, keys: Sequence[bytes], sizes: Sequence[int], features: torch.Tensor) -> None:
-        """Store features [sum of sizes, (1 + num_deepstack) * hidden_size], one item after the other.
+        """Store features [sum of sizes, (1 + num_deepstack) * hidden_size], item after item.
 
         Raises ExecutorFailed if the features exceed the capacity.
         """
@@ -86,7 +86,7 @@ class FeatureStore:
             self._num_free += len(places)
 
     def held(self, key: bytes) -> torch.Tensor:
-        """Return a copy of a key's features, [embeddings, width]."""
+        """Copy and return a key's features, [embeddings, width]."""
         return self._cache.index_select(0, upload(self._places[key], self._cache.device))
 
     def clear(self) -> None:
@@ -119,7 +119,7 @@ class FeatureStore:
         self._free, self._num_free = free, size - held + self._num_free
 
     def place(self, spans: Sequence[MediaSpan], embeds: torch.Tensor) -> torch.Tensor | None:
-        """Write the spans into `embeds` [t, hidden_size] in place, all with one gather.
+        """Write the spans into `embeds` [t, hidden_size] in place, all in a single gather.
 
         Returns deepstack [num_deepstack, t, hidden_size], zero at text tokens, or None without spans. Raises
         ExecutorFailed for features that are not on the device.
@@ -143,7 +143,7 @@ class FeatureStore:
         return deepstack.index_copy_(1, tokens, layers)
 
     def _held(self, span: MediaSpan) -> np.ndarray:
-        """Return the places that hold the embeddings of `span`."""
+        """Return the places that hold `span`'s embeddings."""
         places = self._places.get(span.key)
         if places is None or span.item_start + span.length > len(places):
             raise ExecutorFailed(
@@ -167,15 +167,15 @@ def encode(
     kept: KeptFeatures | None = None,
     adapter: LoadedAdapter | None = None,
 ) -> None:
-    """Encode `items` in one packed call and put their features into `store`.
+    """Encode `items` in a single packed call and put their features into `store`.
 
-    `payloads`: the media of each request id. `graphs`: captured graphs of the encoder, used if they have the
+    `payloads`: each request id's media. `graphs`: captured encoder graphs, used if they have the
     call's size. `share`: applied to the features before they are stored. `alone`: encode one item per call,
     so that neither an item's features nor a graph replay depends on the other items. `last`: features of the
     last item, which was encoded in parts. `kept`: already holds some items' features, and stores the others'.
     `adapter`: the LoRA adapter for all items.
 
-    Raises ExecutorFailed if a payload is missing, or if the model returns another number of embeddings than
+    Raises ExecutorFailed if a payload is missing, or if the model returns a different embedding count than
     the items have placeholders.
     """
     if kept is not None:
@@ -228,7 +228,7 @@ def _without_kept(
 
 
 def payload_of(item: EncodeItem, payloads: Mapping[str, Sequence[MediaInput]]) -> MediaInput:
-    """Return the pixels of an item. Raises ExecutorFailed if they are missing."""
+    """Return an item's pixels. Raises ExecutorFailed if they are missing."""
     media = payloads.get(item.request.request_id, ())
     if item.index >= len(media):
         raise ExecutorFailed(

@@ -1,4 +1,4 @@
-"""Build the integer inputs of a step in one buffer, and copy that buffer to the device once."""
+"""Build a step's integer inputs in a single buffer, and copy that buffer to the device once."""
 
 import msgspec
 import numpy as np
@@ -15,10 +15,10 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 
 class StepInputs(msgspec.Struct, frozen=True, eq=False):
-    """The inputs of a step with t tokens, s sampling positions and p pending tokens; int64 tensors on the
+    """Inputs for a step with t tokens, s sampling positions and p pending tokens; int64 tensors on the
     device.
 
-    In a frame, t is the bucket's number of tokens, except for `attention`, which describes the step itself.
+    In a frame, t is the bucket's token count, except for `attention`, which describes the step itself.
     """
 
     input_ids: torch.Tensor  # [t]
@@ -41,7 +41,7 @@ def prepare(
 ) -> StepInputs:
     """Return the step's device inputs.
 
-    `runs`: the runs of the plan. `may_wait`: whether a token may be PENDING. `frame`: where the step is
+    `runs`: the plan's runs. `may_wait`: whether a token may be PENDING. `frame`: where the step is
     replayed from a graph; `into` is then the captured input buffer.
     """
     num_tokens = len(plan.input_ids) if frame is None else frame.bucket.num_tokens
@@ -76,7 +76,7 @@ def prepare(
 
 
 def _place(plan: StepPlan, rows: RowColumns, frame: Frame | None, out: np.ndarray) -> None:
-    """Write token ids and the three rows of positions to `out`, int64 [4, t]."""
+    """Write token ids and the three position rows to `out`, int64 [4, t]."""
     if frame is None:
         out[0] = plan.input_ids
         rows.positions(plan, out[1:])

@@ -39,7 +39,7 @@ Logprobs = tuple[tuple[int, list[tuple[int, float]]], ...]
 class Computed(msgspec.Struct, frozen=True, eq=False):
     """A step on the device up to its logits.
 
-    `logits`: float32 [s, vocab_size], one row per entry of `batch`; None if nothing samples. Other fields are
+    `logits`: float32 [s, vocab_size], a row per entry in `batch`; None if nothing samples. Other fields are
     as in Launched.
     """
 
@@ -60,8 +60,8 @@ class Launched(msgspec.Struct, frozen=True, eq=False):
     """A step on the device whose tokens are sampled.
 
     `sampled` holds host tensors, which may be read once the device has finished. `batch`: the positions that
-    sampled, with drafts the positions of `runs`, else one per row. `lazy_masked`: rows that have already
-    advanced in their grammars, and reasons for rows without a token. `target_states`: input of a draft head
+    sampled, with drafts the runs' positions, else one per row. `lazy_masked`: rows that have already
+    advanced in their grammars, and reasons for rows without a token. `target_states`: input for a draft head
     that drafts now. `draft_room`: the plan's draft room for rows that sampled.
     """
 
@@ -84,7 +84,7 @@ class Reader:
     thinking: ThinkingRows
 
     def read(self, launched: Launched) -> StepResult:
-        """Return the result of a launched step. The executor sets `device_ns`."""
+        """Return a launched step's result. The executor sets `device_ns`."""
         result = self._read(launched)
         if launched.batch.wanted & THINKING:
             rows = launched.batch.rows if launched.runs is None else launched.batch.rows[launched.runs.first]
@@ -190,7 +190,7 @@ class Reader:
         return tuple(sorted(stops.items()))
 
     def _count(self, token_ids: np.ndarray, batch: SampleRows, runs: Runs, counts: np.ndarray) -> None:
-        """Count the sampled tokens of rows with penalties, at most one token per row at a time."""
+        """Count the tokens sampled in rows with penalties, at most one token per row at a time."""
         for depth in range(int(counts.max())):
             positions = runs.first[counts > depth] + depth
             said = upload(token_ids[positions].astype(np.int64), self.sampler.device)
@@ -210,7 +210,7 @@ class Reader:
         """Find where a grammar ends the text before another stop does.
 
         Drafts may lead to the grammar's end and beyond, where only an end-of-sequence token is allowed.
-        `complete`: rows whose grammar is already complete, with the number of tokens used. Changes `counts`
+        `complete`: rows whose grammar is already complete, with the token count used. Changes `counts`
         and `errors`.
         """
         stopped = dict(stops)
@@ -229,7 +229,7 @@ class Reader:
         return self._named(heads, stopped.items())
 
     def _cut(self, batch: SampleRows, stops: dict[int, str]) -> None:
-        """Resolve stop strings of rows with grammars: `stops` gets whether the grammar is complete.
+        """Resolve stop strings in rows with grammars: `stops` gets whether the grammar is complete.
 
         Rows that continue with tokens that complete the grammar are removed from `stops`.
         """
@@ -260,9 +260,9 @@ class Reader:
     def _advance(
         self, batch: SampleRows, going: list[int], said: list[list[int]], errors: dict[int, str]
     ) -> dict[int, int]:
-        """Advance the grammars of the rows `going` (indices into `batch`) by the tokens in `said`.
+        """Advance the grammars for the rows `going` (indices into `batch`) by the tokens in `said`.
 
-        Returns the rows whose grammar is now complete, with the number of tokens used. Adds to `errors`.
+        Returns the rows whose grammar is now complete, with the token count used. Adds to `errors`.
         """
         if self.matchers is None or not going:
             return {}
@@ -271,7 +271,7 @@ class Reader:
         return {going[place]: count for place, count in complete.items()}
 
     def _masked(self, batch: SampleRows) -> list[int]:
-        """Return the indices of rows with masked grammars, which have not advanced in their grammar yet."""
+        """Return indices for rows with masked grammars, which have not advanced in their grammar yet."""
         options = batch.columns["options"]
         is_masked = (options & GRAMMAR) != 0
         if self.sampler.device.type == "cpu":

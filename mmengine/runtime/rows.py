@@ -77,7 +77,7 @@ class RowColumns:
         self._positions_of = positions_of
 
     def admit(self, admission: Admission) -> None:
-        """Set every column of the row, so that nothing of the row's previous request remains."""
+        """Set every column in the row, so that nothing from the row's previous request remains."""
         row, request = admission.row, admission.request
         sampling = request.sampling
         positions, delta = self._positions_of(request.prompt_token_ids, request.media)
@@ -153,7 +153,7 @@ class RowColumns:
         return found
 
     def of(self, rows: np.ndarray) -> np.ndarray:
-        """Return the records of `rows` [n], which must not be written to.
+        """Return the records for `rows` [n], which must not be written to.
 
         While the rows are unchanged and no request is admitted, as in decode, every call returns the same
         array.
@@ -164,7 +164,7 @@ class RowColumns:
         return self._last
 
     def positions(self, plan: StepPlan, out: np.ndarray) -> None:
-        """Write the rotary positions of a step's tokens to `out`, int64 [3, t].
+        """Write the rotary positions for a step's tokens to `out`, int64 [3, t].
 
         Decode-only rows need no loop; a row inside its prompt copies its stored positions.
         """
@@ -184,8 +184,8 @@ class RowColumns:
 
 
 def sequences_of(sampling: SamplingParams) -> list[tuple[tuple[int, ...], float]]:
-    """Return the biased sequences of several tokens, with the value added to the last token's logit when the
-    sequence's other tokens precede.
+    """Return the biased sequences that have several tokens, with the value added to the last token's logit
+    when the sequence's other tokens precede.
     """
     banned = [(sequence, NEVER) for sequence in sampling.bad_words_ids]
     return [each for each in (*sampling.sequence_bias, *banned) if len(each[0]) > 1]

@@ -1,4 +1,4 @@
-"""Run one step of the model, from a plan to tokens.
+"""Run a model step, from a plan to tokens.
 
 `launch` computes logits and `sample` chooses tokens; neither waits for the device. `finish` reads the tokens
 back and looks for stops. On a CPU the three simply follow one another. Rows with a grammar are sampled when
@@ -112,7 +112,7 @@ class ModelRunner:
 
     @property
     def captures(self) -> str:
-        """Describe of the captured steps, the same on all ranks of a model; empty if none are captured."""
+        """Describe the captured steps, the same on all ranks; empty if none are captured."""
         config, attention = self._config, self._attention
         sizes = f"{config.max_num_seqs} rows, {config.num_draft_tokens} drafts of each"
         # the host passes state positions, which a graph cannot capture
@@ -147,7 +147,7 @@ class ModelRunner:
 
     @property
     def graph_counts(self) -> dict[str, dict[str, int]]:
-        """Number of replays, and of eager runs by reason, for "steps", "chains" (of a draft head) and
+        """Count replays, and eager runs by reason, for "steps", "chains" (from a draft head) and
         "encodings" (encoder calls), each where capture is possible.
         """
         found = {}
@@ -162,7 +162,7 @@ class ModelRunner:
 
     @property
     def drafters(self) -> list[tuple[str, int]]:
-        """Name and failure count of each drafter, by number."""
+        """Each drafter's name and failure count, by number."""
         return [] if self._drafting is None else self._drafting.report
 
     def attach(self, request_id: str, media: Sequence[MediaInput]) -> None:
@@ -174,7 +174,7 @@ class ModelRunner:
             self._parts.clear()
 
     def pixels_of(self, plan: StepPlan) -> dict[str, Sequence[MediaInput]]:
-        """Return the attached media of the requests that the step encodes items of."""
+        """Return attached media for the requests whose items the step encodes."""
         if not plan.encode and plan.part is None:
             return {}
         names = {item.request.request_id for item in plan.encode}
@@ -205,7 +205,7 @@ class ModelRunner:
     ) -> Computed:
         """Launch a step up to its logits.
 
-        `pixels` and `fetched` are the results of `pixels_of` and `taken` at dispatch. `sample` must follow
+        `pixels` and `fetched` come from `pixels_of` and `taken` at dispatch. `sample` must follow
         before any other launch.
         """
         with torch.inference_mode():
@@ -254,7 +254,7 @@ class ModelRunner:
             )
 
     def _launch_nobody(self, plan: StepPlan) -> Computed:
-        """Launch a step that only encodes part of an item. KV of preempted rows is still copied first."""
+        """Launch a step that only encodes part of an item. KV from preempted rows is still copied first."""
         self._kv.copy(plan)
         return Computed(plan, SampleRows.of(self._rows, plan.rows, plan.num_computed, None), None, None, None)
 
@@ -278,7 +278,7 @@ class ModelRunner:
     def _forward(
         self, plan: StepPlan, runs: Runs | None, aux_hidden_states: AuxHiddenStates | None
     ) -> tuple[torch.Tensor, StepInputs, torch.Tensor]:
-        """Return hidden states in the order of `inputs`, the inputs and the positions of the tokens."""
+        """Return hidden states ordered as `inputs`, the inputs, and the tokens' positions."""
         graphs, may_wait = self.graphs, self._config.max_in_flight > 1
         adapters = self.adapters.rows_of(plan)
         frame = graphs.frame(plan, adapted=bool(adapters)) if graphs is not None else None
@@ -322,7 +322,7 @@ class ModelRunner:
         return batch, self._model.logits(hidden)
 
     def sample(self, computed: Computed) -> Launched:
-        """Choose the tokens of a launched step. With grammars, the previous step must have been read."""
+        """Choose a launched step's tokens. With grammars, the previous step must have been read."""
         with torch.inference_mode():
             return self._sample(computed)
 

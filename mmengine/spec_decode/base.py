@@ -1,4 +1,4 @@
-"""The interface of a drafter; a file like grammar.py or ngram.py implements it.
+"""The drafter interface; a file like grammar.py or ngram.py implements it.
 
 A draft is a token that may come next. The model computes the draft together with the known tokens, and
 accepts it only if the model samples the same token. So a drafter can make an answer faster or slower, but
@@ -14,7 +14,7 @@ from mmengine.spec_decode.texts import Texts
 
 
 class Proposed(NamedTuple):
-    """Drafts of s rows, one row after the other: int32 [counts.sum()], and the number per row, [s]."""
+    """Drafts for s rows, row after row: int32 [counts.sum()], and the number per row, [s]."""
 
     token_ids: np.ndarray
     counts: np.ndarray

@@ -1,11 +1,11 @@
-"""Draft tokens that a grammar forces: keys, punctuation, the rest of a word.
+"""Draft tokens that a grammar forces: keys, punctuation, a word's remaining tokens.
 
 A single legal token is rare, because a string can be tokenized in many ways, but the string itself is often
 forced. The drafts are the tokens as the tokenizer would encode that string, without the last token, which
 might merge with the following text.
 
-JSON leaves one choice nearly everywhere, that of white space. So drafts follow draft grammars, in which white
-space is fixed in one of the usual ways, until the row departs from them
+JSON leaves a choice nearly everywhere: white space. So drafts follow draft grammars, in which white
+space is fixed in a usual way, until the row departs from them
 (structured_output/rows/row_matcher.py).
 """
 

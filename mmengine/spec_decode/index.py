@@ -1,4 +1,4 @@
-"""Index where an n-gram last occurred: a hash table of fixed size that overwrites on collision.
+"""Index where an n-gram last occurred: a fixed-size hash table that overwrites on collision.
 
 Matches are verified before use, so a collision costs only a draft.
 """
@@ -20,7 +20,7 @@ class GramIndex:
         self._places = np.full((num_tables, 1 << bits), NOWHERE, np.int64)
 
     def hashes(self, grams: np.ndarray, salt: np.ndarray | np.uint64 = NO_SALT) -> np.ndarray:
-        """Return hashes, intp [m], of n-grams [m, size]. Another salt (uint64) gives other hashes."""
+        """Return hashes, intp [m], for n-grams [m, size]. Another salt (uint64) gives other hashes."""
         mixed = (grams.astype(np.uint64) @ self._factors ^ salt) * self._factors[0]
         return (mixed >> self._shift).astype(np.intp)
 

@@ -1,6 +1,7 @@
 """Draft from a row's own text: find where its last tokens occurred before, and propose the tokens after them.
 
-This is prompt lookup (Saxena, 2023). The longer of two n-gram lengths wins, and then the last occurrence.
+This is prompt lookup (Saxena, 2023). The longer n-gram length (out of two) wins, and then the last
+occurrence.
 """
 
 import numpy as np
@@ -68,9 +69,9 @@ def _look(
     last: np.ndarray,
     texts: Texts,
 ) -> np.ndarray:
-    """Return where the last tokens of each row occurred before: the position of their last token, or NOWHERE.
+    """Return where each row's last tokens occurred before: the position of the last token, or NOWHERE.
 
-    `grams` [m, n] end at `places` [m] of rows `owners`; all except the `last` of each row (indices) are added
+    `grams` [m, n] end at `places` [m] in rows `owners`; all except each row's `last` (indices) are added
     to the index.
     """
     size = index.size

@@ -1,6 +1,6 @@
 """Look up drafters that need only texts, by name; third-party drafters come from entry points.
 
-An entry point in the group `mmengine.drafters` names a callable that takes the number of rows and returns a
+An entry point in the group `mmengine.drafters` names a callable that takes the row count and returns a
 Drafter.
 """
 

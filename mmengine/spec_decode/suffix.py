@@ -1,9 +1,9 @@
 """Draft from other requests' answers: find where a row's last tokens occurred in an earlier answer, and
 propose the tokens after them.
 
-The idea is SuffixDecoding (Oliaro et al., 2024). Instead of trees there is one ring of earlier answers, with
-tables of where each n-gram of a few lengths last occurred. Only requests with the same cache_salt find an
-answer.
+The idea is SuffixDecoding (Oliaro et al., 2024). Instead of trees there is a ring with earlier answers, with
+tables that tell where each n-gram (a few lengths) last occurred. Only requests with the same cache_salt find
+an answer.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _WINDOW = np.arange(-max(SIZES), 0)
 
 
 class SuffixDrafter:
-    """Keeps the last 2^18 tokens of answers, in 10 MiB."""
+    """Keeps the last 2^18 answer tokens, in 10 MiB."""
 
     name = "suffix"
 

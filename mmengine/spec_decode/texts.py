@@ -1,4 +1,4 @@
-"""Hold the tokens of running rows, for drafters to read."""
+"""Hold the running rows' tokens, for drafters to read."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ TOGETHER = 64  # steps to settle together
 
 
 class Texts:
-    """Token ids of all rows, read-only for drafters.
+    """All rows' token ids, read-only for drafters.
 
     `tokens` int32 [max_rows, width]: each row's prompt and answer, `lengths` (int64 [max_rows]) tokens;
     `num_prompt` int64 [max_rows]. Pages that no row has reached take no memory. Tokens added by `later` are
@@ -24,12 +24,12 @@ class Texts:
         self.num_prompt = _to_be_read(self._num_prompt)
 
     def admit(self, row: int, token_ids: np.ndarray, num_prompt: int) -> None:
-        """Set the tokens of `row`."""
+        """Set `row`'s tokens."""
         self._tokens[row, : len(token_ids)] = token_ids
         self._lengths[row], self._num_prompt[row] = len(token_ids), num_prompt
 
     def say(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray) -> None:
-        """Append `token_ids` to rows [s], `counts` [s] tokens each, one row after the other."""
+        """Append `token_ids` to rows [s], `counts` [s] tokens each, row after row."""
         if len(rows) == 1:  # one row needs no index arithmetic
             row = int(rows[0])
             at = int(self._lengths[row])

@@ -1,4 +1,4 @@
-"""The interface of attention backends, and the metadata that they get once per step."""
+"""The interface for attention backends, and the metadata that they get once per step."""
 
 from typing import NamedTuple, Protocol
 
@@ -12,7 +12,7 @@ from mmengine.runtime.kv.pool import KVPool
 
 
 class AttentionMeta(msgspec.Struct, frozen=True, eq=False):
-    """Lengths and places of one step on the host: n rows, t tokens, rows one after the other.
+    """Lengths and places for a step on the host: n rows, t tokens, row after row.
 
     CPU kernels read these arrays in place; a backend that computes with tensors copies them to its device.
     """
@@ -27,7 +27,7 @@ class AttentionMeta(msgspec.Struct, frozen=True, eq=False):
     num_drafts: np.ndarray | None = None
 
     def on_device(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return slots [t], table [n, b] and kv_lens [n] as int64 tensors on `device`, with one copy."""
+        """Return slots [t], table [n, b] and kv_lens [n] as int64 tensors on `device`, with a single copy."""
         num_rows, num_tokens, places = len(self.kv_lens), len(self.slots), self.table.size
         packed = np.empty(num_tokens + places + num_rows, dtype=np.int64)
         packed[:num_tokens] = self.slots
@@ -38,7 +38,7 @@ class AttentionMeta(msgspec.Struct, frozen=True, eq=False):
 
 
 class Bucket(NamedTuple):
-    """The size of a captured step: `num_rows` rows with `query_len` tokens each."""
+    """A captured step's size: `num_rows` rows with `query_len` tokens each."""
 
     num_rows: int
     query_len: int
@@ -60,7 +60,7 @@ class AttentionBackend(Protocol):
     """Paged attention over a KVPool. Implements models.plugin.AttentionPort after `begin`.
 
     Scores are scaled by head_dim ** -0.5. A row's queries are its last `query_lens` tokens, and see every
-    earlier token of the row and themselves. All rows of a layer are appended before any row is attended, so a
+    earlier token of the row and themselves. All rows in a layer are appended before any row is attended, so a
     row may read blocks that another row fills in the same step.
     """
 

@@ -1,6 +1,6 @@
 """Hold the buffers into which FlashInfer's wrappers write their plans.
 
-A plan is made on the host in a pinned buffer of the wrapper, and copied to the device without waiting. With
+A plan is made on the host in the wrapper's pinned buffer, and copied to the device without waiting. With
 two steps in flight the next plan is made before that copy has run. So there are two buffers, used
 alternately, and a buffer is overwritten only after its last copy is done. Wrappers that share a host plan
 also share the plan's device buffer: a plan is valid for one wrapper until the next plan.
@@ -19,7 +19,7 @@ PINNED = "_pin_memory_int_workspace_buffer"  # a wrapper's attribute, because th
 
 
 class HostPlan:
-    """Two pinned plan buffers and one device buffer. `events`: one per pinned buffer, by default the
+    """Two pinned plan buffers and a device buffer. `events`: an event per pinned buffer, by default the
     device's.
     """
 

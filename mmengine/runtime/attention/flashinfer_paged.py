@@ -168,7 +168,7 @@ class FlashInferAttention:
     ) -> tuple[torch.Tensor, *tuple[tuple[slice | torch.Tensor, torch.Tensor], ...]]:
         """Copy a step's arrays to the device at once.
 
-        Returns slots and places for K and V, int64 [3, t], and for each part the positions of its tokens and
+        Returns slots and places for K and V, int64 [3, t], and for each part its tokens' positions and
         its pages, int32.
         """
         num_tokens = len(slots)

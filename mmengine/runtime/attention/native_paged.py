@@ -18,7 +18,7 @@ _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
 
 class Step(ctypes.Structure):
-    """The C structure mm_attention_step of src/attention/attention.h."""
+    """The C structure mm_attention_step in src/attention/attention.h."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("num_rows", "num_tokens", "table_stride", "block_size")),
@@ -101,11 +101,11 @@ class NativePagedAttention:
         return out
 
     def step_address(self) -> int:
-        """Return the address of the mm_attention_step that `begin` filled, valid until the next `begin`."""
+        """Return the address for the mm_attention_step that `begin` filled, valid until the next `begin`."""
         return ctypes.addressof(self._step)
 
     def layers_address(self) -> int:
-        """Return the address of an array with each layer's KV address, which mm_attention_append and
+        """Return the address for an array with each layer's KV address, which mm_attention_append and
         mm_attention_run take.
         """
         return ctypes.addressof(self._layers)
@@ -124,7 +124,7 @@ def unfit(spec: ModelSpec, kv: KVPool) -> str | None:
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """Return x [t, heads, head_dim] with the heads of a token contiguous."""
+    """Return x [t, heads, head_dim] with each token's heads contiguous."""
     if x.stride(2) == 1 and x.stride(1) == x.shape[2]:
         return x
     return x.contiguous()

@@ -1,8 +1,8 @@
-"""Convert a step's metadata to FlashInfer's format: rows one after the other, and their blocks (pages) in one
+"""Convert a step's metadata to FlashInfer's format: row after row, and their blocks (pages) in a single
 list.
 
-Row i has the queries query_starts[i] to query_starts[i + 1] of its call and the pages page_starts[i] to
-page_starts[i + 1] of the list. All of these pages are full except the last, which holds last_page_len[i]
+Row i has the queries query_starts[i] to query_starts[i + 1] in its call and the pages page_starts[i] to
+page_starts[i + 1] in the list. All these pages are full except the last, which holds last_page_len[i]
 tokens.
 """
 
@@ -19,7 +19,7 @@ Places = slice | np.ndarray
 
 
 class Part(NamedTuple):
-    """n rows of a step that one call attends. int32, on the host."""
+    """n rows that a single call attends. int32, on the host."""
 
     tokens: Places  # positions of the rows' tokens in the batch: a slice, or intp [query_starts[-1]]
     query_starts: np.ndarray  # [n + 1]
@@ -29,14 +29,14 @@ class Part(NamedTuple):
 
 
 def whole(meta: AttentionMeta, block_size: int) -> Part:
-    """Return all rows of a step as one part."""
+    """Return all the step's rows as a single part."""
     return Part(slice(0, len(meta.slots)), *_lists(meta.query_lens, meta.kv_lens, meta.table, block_size))
 
 
 def split(meta: AttentionMeta, block_size: int) -> tuple[Part | None, Part | None]:
     """Return the rows with one query, and the other rows; None for an empty part.
 
-    Decode kernels read a row's KV once for all heads of a group. Prompt kernels use tiles of queries, which a
+    Decode kernels read a row's KV once for all heads in a group. Prompt kernels use query tiles, which a
     single query would leave almost empty.
     """
     is_decode = meta.query_lens == 1
@@ -51,17 +51,17 @@ def split(meta: AttentionMeta, block_size: int) -> tuple[Part | None, Part | Non
 
 
 def row_pages(spec: ModelSpec, block_size: int, num_blocks: int) -> int:
-    """Return the largest possible number of pages per row.
+    """Return the largest possible page count per row.
 
-    The number covers the longest request that the model and a pool of `num_blocks` allow, plus the pages for
-    its drafts.
+    The number covers the longest request that the model and a pool with `num_blocks` allow, plus the pages
+    for its drafts.
     """
     longest = -(-spec.max_model_len // block_size) or num_blocks
     return min(longest, num_blocks) + -(-MAX_DRAFT_TOKENS // block_size)
 
 
 def _part(meta: AttentionMeta, rows: np.ndarray, starts: np.ndarray, block_size: int) -> Part:
-    """Return a part with `rows` (ascending) of a step. `starts` [n]: position of each row's first token in
+    """Return a part with a step's `rows` (ascending). `starts` [n]: each row's first token position in
     the batch.
     """
     counts = meta.query_lens[rows]
@@ -87,7 +87,7 @@ def _lists(
 
 
 def _starts(lengths: np.ndarray) -> np.ndarray:
-    """Return the start of each row, int32 [n + 1]."""
+    """Return each row's start, int32 [n + 1]."""
     starts = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=starts[1:])
     return starts

@@ -36,7 +36,7 @@ def make_backend(
 ) -> AttentionBackend:
     """Return the backend called `name`.
 
-    "auto" returns the first backend in the device's order of preference that works for the pool and the
+    "auto" returns the first backend in the device's preferred order that works for the pool and the
     model's shape, else torch. `batch_invariant`: return a backend whose result for a row has the same bits
     whatever else is in the step and however the row's tokens are spread over steps.
 

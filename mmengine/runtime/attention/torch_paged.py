@@ -3,8 +3,8 @@
 Rows with one query (decode) form one group, padded to the longest row and masked by length. If padding would
 cost more than MAX_PADDING times the rows themselves, the rows are first split by length. Other rows are
 grouped by equal query and KV length, so that such a group needs no padding. Not yet run on CUDA; there,
-chunks that do not start a prompt use SDPA's slow kernel (a mask with grouped heads), and the gathered KV of a
-step's longest group takes a buffer of its own.
+chunks that do not start a prompt use SDPA's slow kernel (a mask with grouped heads), and the gathered KV for
+a step's longest group takes its own buffer.
 """
 
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ class Group:
     """g rows with equal query length.
 
     `mask`: None means that query i sees KV 0 to i, or, in decode, that every row has kv_len tokens. Otherwise
-    0 or -inf, [g, 1, 1, kv_len] for decode, [query_len, kv_len] for other rows. `tokens`: positions of the
-    rows' g * query_len tokens in the batch. `pages`: int64 [2 * g * b], the K pages and then the V pages of
-    every row.
+    0 or -inf, [g, 1, 1, kv_len] for decode, [query_len, kv_len] for other rows. `tokens`: batch positions for
+    the rows' g * query_len tokens. `pages`: int64 [2 * g * b], the K pages and then the V pages for every
+    row.
     """
 
     tokens: Places
@@ -112,7 +112,7 @@ class TorchPagedAttention:
     def _gather(self, layer: int, group: Group) -> torch.Tensor:
         """Return the group's K and V, [2, g, num_kv_heads, kv_len, head_dim].
 
-        Without rounding, the result is a view of the workspace, valid until the next call.
+        Without rounding, the result is a workspace view, valid until the next call.
         """
         pages = group.pages
         gathered = self._workspace[: pages.numel() * self._page_values].view(-1, self._page_values)
@@ -123,7 +123,7 @@ class TorchPagedAttention:
         return gathered[:, :, : group.kv_len].transpose(2, 3)
 
     def _cut_by_length(self, rows: np.ndarray, kv_lens: np.ndarray) -> list[np.ndarray]:
-        """Return `rows` as one part, or as one part per power of two in the number of blocks."""
+        """Return `rows` as a single part, or split by powers of two in the block count."""
         blocks = -(-kv_lens[rows] // self._block_size)
         if int(blocks.max()) * len(rows) <= (1 + MAX_PADDING) * int(blocks.sum()):
             return [rows]
@@ -172,7 +172,7 @@ class TorchPagedAttention:
         return torch.stack((k_pages, k_pages + 1)).view(-1)
 
     def _causal_mask(self, query_len: int, kv_len: int) -> torch.Tensor:
-        """Return the causal mask in which query i is token kv_len - query_len + i of its row."""
+        """Return the causal mask in which query i is token kv_len - query_len + i in its row."""
         mask = torch.full((query_len, kv_len), float("-inf"), dtype=self._dtype, device=self._device)
         return mask.triu_(kv_len - query_len + 1)
 

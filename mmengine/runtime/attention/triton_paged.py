@@ -2,7 +2,7 @@
 float32, and where no CUDA compiler is installed. Not yet run on a GPU.
 
 Once per step the host plans what each program attends. After `begin(meta, bucket)` the kernels read the plan
-from one buffer with a fixed layout per bucket, and the number of launched programs is fixed. So a CUDA graph
+from a single buffer with a fixed layout per bucket, and the launched program count is fixed. So a CUDA graph
 captured there can be replayed.
 """
 
@@ -31,12 +31,12 @@ PROGRAMS_PER_PROCESSOR = 4
 
 
 def _aligned(size: int) -> int:
-    """Round up a size in units of four bytes: kernels are compiled for GPU reads at multiples of 16 bytes."""
+    """Round up a size in four-byte units: kernels are compiled for GPU reads aligned to 16 bytes."""
     return -(-size // 4) * 4
 
 
 class Layout(NamedTuple):
-    """Capacity for the lists of a step, one after the other; `pages` take the rest."""
+    """Capacity for a step's lists, one after the other; `pages` take the rest."""
 
     num_rows: int
     num_tokens: int
@@ -44,8 +44,8 @@ class Layout(NamedTuple):
     num_joins: int
 
     def places(self) -> list[slice]:
-        """The lists as slices in units of int32: slots and places for K and V (int64 [3, t]), and the integer
-        lists of a Work.
+        """The lists as slices in int32 units: slots and places for K and V (int64 [3, t]), and the integer
+        lists in a Work.
         """
         rows = self.num_rows
         sizes = (6 * self.num_tokens, 2, 4 * self.num_tiles, 4 * self.num_joins, rows + 1, rows, rows, rows)
@@ -129,14 +129,14 @@ class TritonPagedAttention:
         return min(MAX_PARTS, (self._parts.numel() - 4) // values)
 
     def _layout(self, bucket: Bucket, queries: int, width: int) -> Layout:
-        """Return a layout with capacity for every result of `cut` for this bucket."""
+        """Return a layout with capacity for every result that `cut` may give for this bucket."""
         tiles = bucket.num_rows * int(num_tiles(np.array(bucket.query_len), queries))
         if tiles >= self._programs:
             return Layout(bucket.num_rows, bucket.num_tokens, tiles, 0)
         return Layout(bucket.num_rows, bucket.num_tokens, tiles + self._max_parts(width), tiles)
 
     def _buffer_for(self, bucket: Bucket, layout: Layout) -> torch.Tensor:
-        """Return the buffer that all buckets share, because only one bucket is planned at a time.
+        """Return the buffer that all buckets share, because buckets are planned one at a time.
 
         The buffer is allocated for the first bucket, which is captured first and must be the largest.
         """
@@ -147,7 +147,7 @@ class TritonPagedAttention:
         return self._buffer
 
     def _pack(self, slots: np.ndarray, columns: tuple[np.ndarray, ...], layout: Layout) -> np.ndarray:
-        """Return the lists in one int32 array, up to the end of the pages."""
+        """Return the lists in one int32 array, including the pages."""
         tiles, joins, *_, pages = columns
         at, *places = layout.places()
         packed = np.zeros(places[-1].start + len(pages), np.int32)
@@ -158,7 +158,7 @@ class TritonPagedAttention:
         return packed
 
     def _views(self, there: torch.Tensor, layout: Layout, rows: int, width: int) -> tuple[torch.Tensor, Work]:
-        """Return views of the lists that `_pack` laid out, on the device."""
+        """Return views into the lists that `_pack` laid out, on the device."""
         places, counts, tiles, joins, *others = (there[place] for place in layout.places())
         shape = (self._max_parts(width), self._spec.num_kv_heads, width)
         num = prod(shape)
@@ -171,7 +171,7 @@ class TritonPagedAttention:
 
 
 def _programs(device: Device, num_kv_heads: int) -> int:
-    """Return the number of programs per KV head: a few in the interpreter, which runs programs
+    """Return the program count per KV head: a few in the interpreter, which runs programs
     sequentially.
     """
     processors = device.num_processors()
@@ -208,7 +208,7 @@ def _tried(spec: ModelSpec, kv: KVPool, one_tile: bool) -> ModuleType:
 def _gap(spec: ModelSpec, kv: KVPool, kernels: ModuleType, one_tile: bool, rows: int) -> float:
     """Return the largest difference from torch on a small example with its own pool.
 
-    The example has a row whose queries fill a tile of `rows` and whose keys take two spans, and a row with
+    The example has a row whose queries fill a tile with `rows` and whose keys take two spans, and a row with
     three tokens.
     """
     size, device = kv.block_size, kv.device.torch_device

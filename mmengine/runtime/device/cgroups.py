@@ -31,7 +31,7 @@ def least_of(controller: str, read_v2: Read, read_v1: Read, root: Path = ROOT) -
 
 
 def _upwards(mount: Path, name: str) -> list[Path]:
-    """Return the folder of a group and of its ancestors, as far as they are mounted on this machine."""
+    """Return the folders for a group and its ancestors, as far as they are mounted on this machine."""
     parts = [part for part in name.split("/") if part not in ("", "..")]
     return [mount.joinpath(*parts[:length]) for length in range(len(parts), -1, -1)]
 

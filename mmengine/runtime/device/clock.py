@@ -1,4 +1,4 @@
-"""Measure how long parts of a step take on a CPU."""
+"""Measure how long a step's parts take on a CPU."""
 
 from time import perf_counter_ns, process_time_ns
 
@@ -21,7 +21,7 @@ class LaunchClock:
         self._before_ns, self._since_ns = self._host.lap(), perf_counter_ns()
 
     def back(self) -> int:
-        """Return the duration of the oldest step, which was just read, in ns."""
+        """Return the oldest step's duration in ns; the step was just read."""
         now_ns = perf_counter_ns()
         passed = self._before_ns + now_ns - self._since_ns
         self._before_ns, self._since_ns = 0, now_ns

@@ -80,7 +80,7 @@ class CpuDevice:
         return _NO_CONTEXT
 
     def set_current(self) -> None:
-        """Do nothing: there is only one CPU device."""
+        """Do nothing: the CPU is the only such device."""
 
     def answers(self) -> bool:
         return True
@@ -114,7 +114,7 @@ class CpuDevice:
         return None
 
     def process_group(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
-        """Return a gloo group of processes on this machine."""
+        """Return a gloo group for processes on this machine."""
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # theirs: Options
         options._timeout = timeout
         # Only this machine may connect; by default gloo listens on the address of the host name.
@@ -128,7 +128,7 @@ class CpuDevice:
 def available_memory(root: Path = ROOT) -> int:
     """Return the bytes that can be allocated without swapping, limited by this process's cgroup.
 
-    Returns half of 4 GiB if the system does not report its memory. `root`: the folder that holds /proc and
+    Returns 2 GiB if the system does not report its memory. `root`: the folder that holds /proc and
     /sys.
     """
     try:
@@ -153,6 +153,6 @@ def _left_v1(folder: Path) -> float:
 
 
 def _cached(folder: Path, name: str) -> int:
-    """Return the bytes of a group's file cache that the kernel frees on demand."""
+    """Return how many bytes in a group's file cache the kernel frees on demand."""
     lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
     return int(dict(line.split() for line in lines)[name])

@@ -1,4 +1,4 @@
-"""An NVIDIA GPU as a device: the only file that names CUDA's parts of torch. Not yet run on a GPU."""
+"""An NVIDIA GPU as a device: the only file that names torch's CUDA parts. Not yet run on a GPU."""
 
 import os
 from collections import deque
@@ -20,7 +20,7 @@ MOST_STAGED = 512 * 2**20  # bytes being copied out at once; above, the computat
 
 
 class CudaDevice:
-    """One NVIDIA GPU. See Device."""
+    """An NVIDIA GPU. See Device."""
 
     kind = "cuda"
     is_async = has_own_memory = pins_memory = True
@@ -155,7 +155,7 @@ class CudaDevice:
 
 
 class CudaCopyStream:
-    """A CopyStream on a CUDA stream of its own. It keeps staged tensors until they have been copied."""
+    """A CopyStream on its own CUDA stream. Keeps staged tensors until they have been copied."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._side = device, torch.cuda.Stream(device)
@@ -195,7 +195,7 @@ class CudaMeter:
 
 
 class CudaRecorder:
-    """A Recorder of CUDA graphs that share one memory pool, so only one graph may run at a time."""
+    """A Recorder for CUDA graphs that share a memory pool, so graphs must run one at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)

@@ -9,7 +9,7 @@ from mmengine.runtime.device.port import Device
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`dtype`: of weights, hidden states and the KV pool. `attention`: a backend's name, or "auto"."""
+    """`dtype`: for weights, hidden states and the KV pool. `attention`: a backend's name, or "auto"."""
 
     device: Device
     dtype: torch.dtype

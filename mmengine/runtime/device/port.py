@@ -1,4 +1,4 @@
-"""The device interface of the runtime: memory, events, streams, captured graphs, ranks.
+"""The runtime's device interface: memory, events, streams, captured graphs, ranks.
 
 A device is an entry point in the group `mmengine.devices`, named after its kind ("npu"), that loads a class
 with the methods below. Its tensors are torch tensors. If `torch_device` is a CPU, sampling and attention use
@@ -32,7 +32,7 @@ class Event(Protocol):
 
 
 class CopyStream(Protocol):
-    """A queue of copies that run in order, in parallel with the computation."""
+    """A queue for copies that run in order, in parallel with the computation."""
 
     def run(self, copies: Callable[[], None], staged: Tensor) -> None:
         """Run `copies`, which read or write `staged`, after the computation launched so far."""
@@ -42,10 +42,10 @@ class CopyStream(Protocol):
 
 
 class Recorder(Protocol):
-    """Captures the launches of a function, to repeat them with one launch."""
+    """Captures a function's launches, to repeat them with a single launch."""
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that repeats the work of `compute` on the same tensors.
+        """Return a function that repeats `compute`'s work on the same tensors.
 
         `compute` may be called several times during the capture; its exceptions are raised.
         """
@@ -62,7 +62,9 @@ class Meter(Protocol):
 
 
 class Device(Protocol):
-    """One device of this process. Creating a Device does not touch the hardware; call `problem` first."""
+    """A device that this process uses. Creating a Device does not touch the hardware; call `problem`
+    first.
+    """
 
     kind: str
     """What a user types, before ":N"; names the entry point."""
@@ -96,26 +98,26 @@ class Device(Protocol):
 
     @classmethod
     def count(cls) -> int:
-        """Return the number of devices of this kind that torch sees."""
+        """Return how many such devices torch sees."""
 
     @classmethod
     def problem(cls, index: int | None) -> str | None:
-        """Return why device `index` of this kind cannot be used and what to do, in one sentence, or None."""
+        """Return why this kind's device `index` cannot be used and what to do, in a sentence, or None."""
 
     @classmethod
     def describe(cls) -> list[str]:
-        """Return one line with name and memory for each usable device."""
+        """Return a line with name and memory for each usable device."""
 
     def __init__(self, index: int | None = None) -> None: ...
 
     def of_rank(self, rank: int, size: int) -> "Device":
-        """Return the device for rank `rank` of `size` in a sharded model. Raises ConfigError."""
+        """Return the device for rank `rank` among `size` in a sharded model. Raises ConfigError."""
 
     def current(self) -> AbstractContextManager[object]:
         """Return a context in which kernels outside torch launch on this device from this thread."""
 
     def set_current(self) -> None:
-        """Make this the current device of the thread from now on."""
+        """Make this the thread's current device from now on."""
 
     def answers(self) -> bool:
         """Return whether the device still computes. Called after an error; False means the process must
@@ -137,7 +139,7 @@ class Device(Protocol):
         """Return a recorder, or None if the device cannot capture."""
 
     def is_capturing(self) -> bool:
-        """Return whether launches are being captured instead of run."""
+        """Return whether launches are being captured, not run."""
 
     def copy_stream(self) -> CopyStream:
         """Return a new stream for copies."""

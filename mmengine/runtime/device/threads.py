@@ -1,6 +1,6 @@
 """Choose how many threads compute.
 
-The default is the number of physical cores of this process: cores in its affinity, hyperthreads counted once,
+The default is this process's physical core count: cores in its affinity, hyperthreads counted once,
 limited by the cgroup's quota. A small model computes on one thread, because its threads would mostly wait for
 one another. The setting `num_threads`, or else OMP_NUM_THREADS, overrides the default.
 """
@@ -30,7 +30,7 @@ def choose_threads(
     root: Path = ROOT,
     ranks: int = 1,
 ) -> Threads:
-    """Return the number of threads and the reason.
+    """Return the thread count and the reason.
 
     `setting`: from the config, 0 for automatic. `hidden_size`: the model's, 0 if unknown. `ranks`: processes
     that share the machine's cores.
@@ -67,7 +67,7 @@ def _affinity() -> set[int]:
 
 
 def _siblings(cpu: int, root: Path) -> str:
-    """Return the name of a CPU's physical core; a CPU counts as a core if the system does not report
+    """Return a name for a CPU's physical core; a CPU counts as a core if the system does not report
     cores.
     """
     path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
@@ -77,7 +77,7 @@ def _siblings(cpu: int, root: Path) -> str:
 
 
 def _quota(root: Path) -> float:
-    """Return the number of cores that the cgroup and its ancestors allow; infinite without a limit."""
+    """Return the core count that the cgroup and its ancestors allow; infinite without a limit."""
     return least_of("cpu", _read_v2, _read_v1, root)
 
 

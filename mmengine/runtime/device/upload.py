@@ -19,12 +19,14 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def upload_columns(*columns: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Return columns [r] with one dtype as a tensor [len(columns), r, 1] on `device`, with one copy."""
+    """Return columns [r] with the same dtype as a tensor [len(columns), r, 1] on `device`, in a single
+    copy.
+    """
     return upload(np.stack(columns), device)[:, :, None]
 
 
 def upload_joined(arrays: Sequence[np.ndarray], device: torch.device) -> torch.Tensor:
-    """Return arrays with the same dtype and width as one joined tensor on `device`.
+    """Return arrays with the same dtype and width as a joined tensor on `device`.
 
     For CUDA the arrays are joined directly in pinned memory, because pixels are large (not yet run on a GPU).
     """
@@ -34,7 +36,7 @@ def upload_joined(arrays: Sequence[np.ndarray], device: torch.device) -> torch.T
 
 
 def upload_joined_into(arrays: Sequence[np.ndarray], target: torch.Tensor) -> None:
-    """Write arrays, joined as in `upload_joined`, to the beginning of `target`."""
+    """Write arrays, joined as in `upload_joined`, to the start of `target`."""
     if target.device.type != "cpu":
         joined = _joined_pinned(arrays)
         target[: len(joined)].copy_(joined, non_blocking=True)
@@ -51,7 +53,7 @@ def _joined_pinned(arrays: Sequence[np.ndarray]) -> torch.Tensor:
 
 
 def upload_into(array: np.ndarray, target: torch.Tensor) -> torch.Tensor:
-    """Write `array` to the beginning of `target`, which keeps its address. Returns that part of `target`."""
+    """Write `array` to the beginning of `target`, which keeps its address. Returns the written part."""
     tensor = torch.from_numpy(array)
     if target.device.type != "cpu":
         tensor = tensor.pin_memory()
@@ -59,7 +61,7 @@ def upload_into(array: np.ndarray, target: torch.Tensor) -> torch.Tensor:
 
 
 def fetch(tensor: torch.Tensor) -> np.ndarray:
-    """Wait for the device and return the values of `tensor`. On a CPU the array shares the tensor's
+    """Wait for the device and return `tensor`'s values. On a CPU the array shares the tensor's
     memory.
     """
     return tensor.cpu().numpy()

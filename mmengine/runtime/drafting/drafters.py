@@ -76,7 +76,7 @@ def _taken_head(config: EngineConfig, target: Target, model: Path, placement: Pl
 
 
 def with_drafts(config: EngineConfig, head: HeadFolder | None) -> EngineConfig:
-    """Return `config` with the number of drafts per row, and the number of slots that a head needs after a
+    """Return `config` with the draft count per row, and the slot count that a head needs after a
     row's tokens.
 
     Raises ConfigError for settings that contradict `spec`.
@@ -109,7 +109,7 @@ def with_drafts(config: EngineConfig, head: HeadFolder | None) -> EngineConfig:
 
 
 def head_for(config: EngineConfig, head: HeadFolder | None) -> HeadFolder | None:
-    """Return `head` if the settings in force reserve slots for it; those of a continued log may not.
+    """Return `head` if the settings in force reserve slots for it; a continued log's settings may not.
 
     Raises ConfigError if the user requested the head.
     """

@@ -1,4 +1,4 @@
-"""Choose the drafts of the next step: each row's first drafter that has any, followed by a head.
+"""Choose the next step's drafts: each row's first drafter that has any, followed by a head.
 
 A drafter may be third-party code. A drafter that raises, or returns invalid drafts, has no drafts in that
 step; the failure is counted, and logged once.
@@ -34,7 +34,7 @@ class Drafts(NamedTuple):
 
 
 class Drafting:
-    """All drafters of the engine, by number, preferred ones first.
+    """The engine's drafters, by number, preferred ones first.
 
     A row has at most `most` drafts, never more than its answer may still have tokens, and only drafts that
     its grammar allows.
@@ -62,7 +62,7 @@ class Drafting:
 
     @property
     def report(self) -> list[tuple[str, int]]:
-        """Name and failure count of each drafter, by number."""
+        """Each drafter's name and failure count, by number."""
         return list(zip(self.names, self.failures, strict=True))
 
     def admit(self, admission: Admission) -> None:
@@ -98,8 +98,8 @@ class Drafting:
         """Return drafts after a step in which rows [s] gave `token_ids`, `counts` tokens each; None if there
         are none.
 
-        `states`: of that step. `going` (intp, ascending indices): rows that continue and may have drafts, at
-        most `room` (as in StepPlan) from each drafter.
+        `states`: the step's states. `going` (intp, ascending indices): rows that continue and may have
+        drafts, at most `room` (as in StepPlan) from each drafter.
         """
         if not self.num_followed:
             return None
@@ -132,8 +132,8 @@ class Drafting:
         return Drafts(drafts[np.arange(self._most) < found[:, None]], found, drafters)
 
     def _catch_up(self, head: Eagle3Drafter, states: TargetStates | None) -> bool:
-        """Let the head read the step. Returns False if the head failed, so that its knowledge of the step is
-        unreliable.
+        """Let the head read the step. Returns False if the head failed, so that its knowledge about the step
+        is unreliable.
         """
         if not head.is_asked:
             if states is not None:
@@ -207,7 +207,7 @@ class Drafting:
     ) -> np.ndarray:
         """Put the proposal for rows[selected] into `out`, as far as grammars allow.
 
-        Returns the members of `selected` whose grammar forced further tokens within `limits`; the drafter may
+        Returns the selected rows whose grammar forced further tokens within `limits`; the drafter may
         continue there.
         """
         drafts, found, drafters = out

@@ -1,6 +1,6 @@
 """Decide which steps are replayed from graphs, and in which size, from a step's plan alone.
 
-A bucket is captured for each number of rows in `row_sizes`, with one token per row and, if rows may have
+A bucket is captured for each row count in `row_sizes`, with one token per row and, if rows may have
 drafts, with a token and all drafts per row. A smaller step is padded: with rows in the dummy block, and with
 tokens after a row's last one, whose results are not read.
 """
@@ -21,7 +21,7 @@ REASONS = (MEDIA, PROMPT)
 
 
 class Frame(NamedTuple):
-    """A step in a bucket: the bucket positions of its t tokens, a slice or intp [t]."""
+    """A step in a bucket: its t tokens' positions in the bucket, a slice or intp [t]."""
 
     bucket: Bucket
     places: slice | np.ndarray
@@ -36,18 +36,18 @@ def row_sizes(max_rows: int) -> tuple[int, ...]:
 
 
 def size_for(num_rows: int, sizes: tuple[int, ...]) -> int:
-    """Return the smallest of `sizes` that is at least `num_rows`."""
+    """Return the smallest size that is at least `num_rows`."""
     return sizes[bisect_left(sizes, num_rows)]
 
 
 def all_buckets(max_rows: int, num_drafts: int) -> list[Bucket]:
-    """Return all buckets, largest first, so that smaller buckets can reuse the largest one's memory."""
+    """Return all buckets, largest first, so that smaller buckets can reuse the largest bucket's memory."""
     lengths = sorted({1, 1 + num_drafts}, reverse=True)
     return [Bucket(rows, length) for length in lengths for rows in reversed(row_sizes(max_rows))]
 
 
 def frame_of(plan: StepPlan, sizes: tuple[int, ...], num_drafts: int) -> Frame | str:
-    """Return the frame in which `plan` is replayed, or the reason why not: one of REASONS."""
+    """Return the frame in which `plan` is replayed, or a reason from REASONS why it is not."""
     if plan.media:
         return MEDIA
     num_rows, num_tokens = len(plan.rows), len(plan.input_ids)

@@ -35,7 +35,7 @@ def capture(
     compute: Callable[[Size], None],
     recorder: Recorder,
 ) -> dict[Size, Callable[[], None]]:
-    """Capture what `compute` launches for each of `sizes`, and return functions that replay it.
+    """Capture what `compute` launches for each size, and return functions that replay it.
 
     `prepare` writes the inputs and is not captured. If any size fails, the failure is logged with the name
     `what`, and the result is empty.
@@ -70,7 +70,7 @@ def capture_steps(
     block_size: int,
     capture: Capture = capture,
 ) -> Replays:
-    """Capture work that attends to KV blocks, each time after beginning a step of one of `buckets`.
+    """Capture work that attends to KV blocks, each time after beginning a step in a bucket's size.
 
     Capturing writes to the pool's dummy block.
     """

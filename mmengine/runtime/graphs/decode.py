@@ -1,4 +1,4 @@
-"""Capture decode-only steps once per size and replay them: on a GPU, launching the kernels of a small step
+"""Capture decode-only steps once per size and replay them: on a GPU, launching a small step's kernels
 takes longer than running them.
 
 The captured part is embedding, layers and final norm, with fixed input addresses. The rest has shapes that
@@ -30,8 +30,8 @@ ADAPTED = "adapters"  # reason why a step is not replayed: rows have LoRA adapte
 class DecodeGraphs:
     """Captured decode steps. Capturing writes to the pool's dummy block.
 
-    `dtype`: of hidden states. `num_drafts`: most drafts per row. `aux_hidden_states`: the auxiliary states
-    that the model's draft head reads, for `max_rows` tokens; None without a head. `capture` does the
+    `dtype`: the hidden states' dtype. `num_drafts`: most drafts per row. `aux_hidden_states`: the auxiliary
+    states that the model's draft head reads, for `max_rows` tokens; None without a head. `capture` does the
     capturing.
     """
 
@@ -101,10 +101,10 @@ class DecodeGraphs:
             self._replays[bucket]()
 
     def give(self, frame: Frame, aux_hidden_states: AuxHiddenStates, positions: torch.Tensor) -> torch.Tensor:
-        """Copy the auxiliary states of the step's own tokens into `aux_hidden_states`, and return their
+        """Copy the auxiliary states for the step's own tokens into `aux_hidden_states`, and return their
         positions [3, t].
 
-        `positions`: of the bucket's tokens.
+        `positions`: the bucket tokens' positions.
         """
         assert self._aux_hidden_states is not None  # a head is present to read them
         rows = self._aux_hidden_states.rows

@@ -2,7 +2,7 @@
 longer than running them.
 
 The captured part leads from pixels to features, with fixed input and output addresses. Copies stay outside:
-pixels come through pinned memory, and features are copied into the encoder cache. Everything runs on one
+pixels come through pinned memory, and features are copied into the encoder cache. Everything runs on a single
 stream, so with two steps in flight the second step's pixels arrive after the first step's are encoded. Not
 yet run on a GPU.
 """
@@ -20,10 +20,10 @@ from mmengine.runtime.graphs.encoder_sizes import REASONS, encoder_sizes, size_o
 
 
 class EncoderGraphs:
-    """Captured graphs of an encoder, largest size first, so that smaller sizes can reuse the largest one's
+    """Captured encoder graphs, largest size first, so that smaller sizes can reuse the largest one's
     memory.
 
-    `encoder` was made for the last of `sizes`.
+    `encoder` was made for the last size.
     """
 
     def __init__(self, encoder: CapturableEncoder, sizes: Sequence[EncoderSize], recorder: Recorder) -> None:
@@ -36,7 +36,7 @@ class EncoderGraphs:
     def encode(
         self, patches: Sequence[np.ndarray], grids: Sequence[tuple[int, int, int]]
     ) -> torch.Tensor | None:
-        """Return the features of items with these patches and grids, valid until the next call.
+        """Return the features for items with these patches and grids, valid until the next call.
 
         Returns None, and counts the call, if no graph fits. Raises ValueError for patches that contradict
         their grids.

@@ -20,7 +20,7 @@ REASONS = (PATCHES, SEGMENTS)
 
 
 def embed_sizes(most: int) -> tuple[int, ...]:
-    """Return 16, 32, 48, 64, then four sizes per power of two, up to `most`, which comes last."""
+    """Return 16, 32, 48, 64, then four sizes per doubling, up to `most`, which comes last."""
     sizes, size = [], STEP
     while size < most:
         sizes.append(size)

@@ -1,4 +1,4 @@
-"""Hold encoder outputs from a block store until a step uses them instead of encoding."""
+"""Hold encoder outputs from a block store until a step uses them in place of encoding."""
 
 import hashlib
 import threading

@@ -3,8 +3,8 @@
     memory - what is taken (weights, other programs) - peak of a step - graphs - reserve = what is left
     what is left = encoder cache + KV blocks
 
-A step's peak is the larger of its two passes, because the encoder's memory is free again when the layers run.
-Graphs are captured last, and use memory of their own. The reserve covers everything that no pass shows:
+A step's peak is its larger pass, because the encoder's memory is free again when the layers run.
+Graphs are captured last, and use their own memory. The reserve covers everything that no pass shows:
 workspaces, penalty counts, the driver's memory for graphs, fragmentation.
 """
 
@@ -22,8 +22,8 @@ MOST_CACHED = 2**17  # most embeddings by default: 128 images of 1,024
 class Memory:
     """A device's memory in bytes.
 
-    `total`; `taken` with the weights loaded; `layers` and `encoder`: peaks of the two passes of the largest
-    step; `features`: the full encoder cache; `states`: the full pool of recurrent states; `adapters`: all
+    `total`; `taken` with the weights loaded; `layers` and `encoder`: peaks for the two passes in the largest
+    step; `features`: the full encoder cache; `states`: the full state pool; `adapters`: all
     LoRA adapters that may be resident; `reserve`; `graphs`. `cache_setting`: the setting that shrinks the
     encoder cache.
     """
@@ -97,10 +97,10 @@ class Memory:
 
 
 def cached_embeds(left: int, embed_bytes: int, kv_bytes: int, *, least: int, wanted: int) -> int:
-    """Return the default number of embeddings for the encoder cache, given `left` bytes for the cache and the
+    """Return the default embedding count for the encoder cache, given `left` bytes for the cache and the
     KV pool.
 
-    The cache gets one part in CACHE_PART, up to MOST_CACHED embeddings, or `wanted` if that is more. The KV
+    The cache gets 1 / CACHE_PART, up to MOST_CACHED embeddings, or `wanted` if that is more. The KV
     pool keeps at least half, and at least `kv_bytes`. The cache always has `least` embeddings, for the
     largest item, which could never be encoded otherwise.
     """

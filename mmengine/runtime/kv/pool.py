@@ -1,8 +1,8 @@
-"""The KV pool: one tensor for all layers, divided into blocks.
+"""The KV pool: a single tensor for all layers, divided into blocks.
 
-The layout is `[layer, block, 2, block_size, num_kv_heads, head_dim]`, K at 0 and V at 1 of the third axis, so
-a layer is one `[blocks, 2, ...]` tensor and a block of a layer is contiguous. Block 0 is the dummy block:
-block tables are padded with it and no request ever holds it.
+The layout is `[layer, block, 2, block_size, num_kv_heads, head_dim]`, K at 0 and V at 1 on the third axis, so
+a layer is a `[blocks, 2, ...]` tensor and each layer's block is contiguous. Block 0 is the dummy block:
+block tables are padded with it and never belongs to a request.
 """
 
 import math
@@ -27,7 +27,7 @@ MIN_BLOCKS = 2  # the dummy block and one usable block
 
 
 def bytes_per_block(specs: Sequence[ModelSpec], dtype: torch.dtype, block_size: int) -> int:
-    """Return the bytes per block over all layers of these models, K and V together."""
+    """Return the bytes per block over all layers in these models, K and V together."""
     values = (2 * spec.num_kv_layers * block_size * spec.num_kv_heads * spec.head_dim for spec in specs)
     return sum(values) * dtype.itemsize
 
@@ -47,7 +47,7 @@ def blocks_for_memory(block_bytes: int, block_size: int, memory_bytes: int) -> i
 
 
 class KVPool:
-    """K and V of every block. `layers[i]` is `[num_blocks, 2, block_size, num_kv_heads, head_dim]`.
+    """K and V for every block. `layers[i]` is `[num_blocks, 2, block_size, num_kv_heads, head_dim]`.
 
     Attention computes in `dtype`. With `is_fp8` the pool holds values rounded to float8_e4m3fn without
     scales; `blocks` then has the raw bytes, because fp8 tensors do not support indexing everywhere.
@@ -88,7 +88,7 @@ class KVPool:
         self.layers = tuple((self.blocks.view(FP8) if is_fp8 else self.blocks).unbind(0))
 
     def copy(self, plan: StepPlan) -> None:
-        """Run the copies of a step in order: out to the host, between blocks, back in."""
+        """Run a step's copies in order: out to the host, between blocks, back in."""
         if plan.swap_out is not None:
             self._host.store(self.blocks, plan.swap_out)
         if plan.copy is not None:
@@ -114,13 +114,13 @@ class KVPool:
     def clear(self, blocks: torch.Tensor) -> None:
         """Zero `blocks` (int64 [f]) in all layers.
 
-        A block is zeroed before its first slot is written: attention multiplies the masked, unwritten end of
+        A block is zeroed before its first slot is written: attention multiplies the masked, unwritten end in
         a block by 0, and 0 times NaN from an earlier request would be NaN.
         """
         self.blocks.index_fill_(1, blocks, 0)
 
     def close(self) -> None:
-        """Release a GPU's memory even while other objects hold views of the pool: the process's next engine
+        """Release a GPU's memory even while other objects hold views into the pool: the process's next engine
         needs the memory.
 
         On a CPU the memory stays, because a hanging step may still read it.
@@ -156,7 +156,7 @@ def pool_of(spec: ModelSpec, config: EngineConfig, placement: Placement) -> KVPo
 def kv_places(slots: np.ndarray, block_size: int, out: np.ndarray) -> None:
     """Write `slots` [t] and their K and V places, in a layer viewed as tokens, to `out`, int64 [3, t].
 
-    A block's V follows its K: the K of slot s is at s + block * block_size. Sizes are powers of 2.
+    A block's V follows its K: slot s has K at s + block * block_size. All sizes are powers of 2.
     """
     out[0] = slots
     np.add(slots, slots & -block_size, out=out[1])

@@ -1,4 +1,4 @@
-"""The pool of recurrent states, with a slot for each running row and for each kept state."""
+"""The pool for recurrent states, with a slot for each running row and for each kept state."""
 
 import numpy as np
 import torch
@@ -41,8 +41,8 @@ class StatePool:
         self._num_pending = np.zeros(config.max_num_seqs, np.int64)
 
     def begin(self, plan: StepPlan) -> StepStates:
-        """Return the state operations of this step. Raises ExecutorFailed if a row's state does not match its
-        number of tokens.
+        """Return this step's state operations. Raises ExecutorFailed if a row's state does not match its
+        token count.
         """
         states = plan.states
         assert states is not None
@@ -99,7 +99,7 @@ class StatePool:
 
 
 def state_bytes(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype) -> int:
-    """Return the bytes of the full pool for `config`; 0 for a model without recurrent states."""
+    """Return the full pool's bytes for `config`; 0 for a model without recurrent states."""
     if spec.state is None:
         return 0
     pending = config.max_num_seqs * config.num_draft_tokens * spec.state.input_bytes(dtype.itemsize)
@@ -107,9 +107,9 @@ def state_bytes(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype) -> in
 
 
 def slots_for(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype, memory_bytes: int) -> int:
-    """Return the default number of slots: one per row and as many for kept states, limited by `memory_bytes`.
+    """Return the default slot count: one per row and as many for kept states, limited by `memory_bytes`.
 
-    There is at least one slot of each kind.
+    Each kind has at least one slot.
     """
     if spec.state is None:
         return 0

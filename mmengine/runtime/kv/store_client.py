@@ -1,10 +1,10 @@
-"""Exchange KV blocks and encoder outputs with a block store, by one reader and one writer thread next to the
+"""Exchange KV blocks and encoder outputs with a block store, by a reader and a writer thread next to the
 engine loop.
 
     computed:  blocks ──gather──► rows in host memory ──writer──► sealed values in the store
     fetched:   store ──reader──► rows in host memory, opened ──a step's plan──► blocks
 
-A row is one block of all layers, as in `swap_out`. The engine loop never waits for the store. A slow store
+A row is a block over all layers, as in `swap_out`. The engine loop never waits for the store. A slow store
 receives less: rows beyond MAX_WAITING_BYTES are skipped, and while a store call hangs no other request waits
 for it. Values are used only if their seal is valid (block_store/sealed.py).
 """
@@ -55,7 +55,7 @@ def namespace(fingerprints: Mapping[str, str], config: EngineConfig, kind: str) 
 
 
 class StoreClient:
-    """Implements the port of core/remote_blocks.py for the blocks of `pool` and, with an encoder, for its
+    """Implements core/remote_blocks.py's port for the pool's blocks and, with an encoder, for its
     outputs (`features`).
     """
 
@@ -227,7 +227,7 @@ class StoreClient:
     def _fetch_items(
         self, request: Request, num_computed: int, digests: list[bytes]
     ) -> list[tuple[int, bytes]]:
-        """Read features of items that lie after the tokens of a fetch."""
+        """Read features for items that lie after a fetch's tokens."""
         found: list[tuple[int, bytes]] = []
         if self._features is None:
             return found
@@ -287,7 +287,7 @@ class StoreClient:
         return digest
 
     def _call(self, call: Callable[[], Given]) -> Given | None:
-        """Return the result of a store call, or None if the call raises. The result is also unpacked inside
+        """Return a store call's result, or None if the call raises. The result is also unpacked inside
         the call, because unpacking may raise.
         """
         self._reading_since = time.monotonic()

@@ -25,7 +25,7 @@ SLAB_BYTES = 256 * 2**20
 
 
 class HostBlocks:
-    """Blocks of all layers in host memory, pinned if the device is a GPU.
+    """KV blocks, over all layers, in host memory, pinned if the device is a GPU.
 
     The memory is divided into slabs [block, layer, 2, ...], so that a block is contiguous. `copy_stream`
     replaces the device's stream for copies.
@@ -39,7 +39,7 @@ class HostBlocks:
         device: Device,
         copy_stream: CopyStream | None = None,
     ) -> None:
-        """Allocate `count` blocks of `block_shape`, [layers, 2, block_size, num_kv_heads, head_dim]. Raises
+        """Allocate `count` blocks with `block_shape`, [layers, 2, block_size, num_kv_heads, head_dim]. Raises
         ConfigError.
         """
         block_bytes = torch.Size(block_shape).numel() * dtype.itemsize
@@ -104,7 +104,9 @@ def _copy_in(slab: Tensor, staged: Tensor, places: np.ndarray) -> None:
 
 
 def runs(blocks: np.ndarray) -> list[tuple[int, int, int]]:
-    """Return ascending block numbers as runs of neighbours: places [begin, end), and the block at `begin`."""
+    """Return ascending block numbers as runs with neighbours: places [begin, end), and the block at
+    `begin`.
+    """
     begins = np.flatnonzero(np.diff(blocks, prepend=blocks[:1] - 2) != 1)
     ends = np.append(begins[1:], len(blocks))
     return list(zip(begins.tolist(), ends.tolist(), blocks[begins].tolist(), strict=True))

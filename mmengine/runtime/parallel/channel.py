@@ -13,11 +13,11 @@ MAX_BYTES = 2**33  # larger than a snapshot of the largest state that settings a
 
 
 class Kind(IntEnum):
-    """Kinds of messages: JOB, START and STEP go to a follower, the others come back.
+    """Message kinds: JOB, START and STEP go to a follower, the others come back.
 
     STEP: log frames; the follower runs the step that they decide. READY: the weights are loaded, or
-    everything that steps need. FAILED: a sentence about a step. ENDS: a sentence, the last message of a rank
-    that cannot continue. WORD: a rank's word while steps are captured, and the answer whether all words
+    everything that steps need. FAILED: a sentence about a step. ENDS: a sentence, the last message from a
+    rank that cannot continue. WORD: a rank's word while steps are captured, and the answer whether all words
     agree.
     """
 
@@ -35,7 +35,7 @@ class Closed(Exception):
 
 
 class Channel:
-    """One end of the socket pair. `send_timeout_s`: time for the peer to read a message; None: unlimited."""
+    """An end of the socket pair. `send_timeout_s`: time for the peer to read a message; None: unlimited."""
 
     def __init__(self, end: socket.socket, send_timeout_s: float | None = None) -> None:
         self._end, self._send_timeout_s = end, send_timeout_s

@@ -1,4 +1,4 @@
-"""A following rank: a process that folds rank 0's log and computes its part of each step.
+"""A following rank: a process that folds rank 0's log and computes its part in each step.
 
 The process decides nothing, samples nothing and writes no log. parallel/followers.py starts the process,
 which ends with its channel.
@@ -38,7 +38,7 @@ LOOK_S = 1.0  # interval for checking that rank 0 is alive
 
 
 class RankModel:
-    """This rank's part of a model. Rank 0 sends the token ids and features that this rank cannot know."""
+    """This rank's model part. Rank 0 sends the token ids and features that this rank cannot know."""
 
     def __init__(self, model: VisionLanguageModel, group: StepGroup) -> None:
         self._embed, self._group = model.embed, group

@@ -1,4 +1,4 @@
-"""Start and supervise the processes of the following ranks, for rank 0."""
+"""Start and supervise the following ranks' processes, for rank 0."""
 
 import os
 import socket
@@ -69,13 +69,13 @@ class Followers:
                 channel.send(Kind.JOB, encode(job))
 
     def start(self, snapshot: bytes) -> None:
-        """Send the initial state of the folds."""
+        """Send the folds' initial state."""
         for channel in self._channels:
             with suppress(Closed):
                 channel.send(Kind.START, snapshot)
 
     def await_ready(self, timeout_s: float) -> None:
-        """Wait until each rank says READY once more. Raises ConfigError with the message of a rank that did
+        """Wait until each rank says READY once more. Raises ConfigError with the message from a rank that did
         not.
         """
         self._await(Kind.READY, timeout_s)
@@ -92,7 +92,7 @@ class Followers:
         return agreed
 
     def _await(self, wanted: Kind, timeout_s: float) -> list[bytes]:
-        """Return the next message of each rank; all must have this kind."""
+        """Return each rank's next message; all must have this kind."""
         deadline, bodies = time.monotonic() + timeout_s, []
         for rank, channel in enumerate(self._channels, 1):
             message = None
@@ -112,7 +112,7 @@ class Followers:
     def step(self, frames: bytes) -> None:
         """Let all ranks fold `frames` and run the step at their end. Raises ExecutorLost when a rank is gone.
 
-        `check` reads what the ranks report on steps: a rank may already have failed this step, in which rank
+        `check` reads the ranks' reports on steps: a rank may already have failed this step, in which rank
         0 must take part all the same.
         """
         if not self._lost:
@@ -146,7 +146,7 @@ class Followers:
     def _hear(self, wait_s: float) -> list[str]:
         """Return the ranks' reports on the steps so far.
 
-        When a rank sends ENDS or is gone, all ranks are lost, whichever of the two is noticed first.
+        When a rank sends ENDS or is gone, all ranks are lost, whichever is noticed first.
         `wait_s`: wait for messages in transit.
         """
         said: list[str] = []

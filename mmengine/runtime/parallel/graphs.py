@@ -1,9 +1,9 @@
 """Capture CUDA graphs over several ranks: all ranks capture, or none, in the same order.
 
-NCCL treats a captured exchange differently from a launched one, and all ranks replay together: each rank must
-replay the graph that it captured with the others. So each rank decides from the plan alone whether a step is
-replayed, and a rank that cannot continue replays the step without rows (group.py). A capture may fail on one
-rank only, so the ranks exchange a word before each pass. Not yet run on a GPU.
+NCCL treats a captured exchange differently from a launched exchange, and all ranks replay together: each rank
+must replay the graph that it captured with the others. So each rank decides from the plan alone whether a
+step is replayed, and a rank that cannot continue replays the step without rows (group.py). A capture may fail
+on one rank only, so the ranks exchange a word before each pass. Not yet run on a GPU.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,10 +1,10 @@
 """The exchanges between a model's ranks within a step, always the same calls in the same order.
 
-    features of encoded items, from rank 0    when the plan encodes any: pixels are on rank 0 alone
+    encoded items' features, from rank 0      when the plan encodes any: pixels are on rank 0 alone
     token ids, from rank 0                    when a token may be sampled by a step that still runs
     2 sums a layer                            after attention and after the MLP
 
-In a replayed step the last two are inside the graph, and the replay counts as one call.
+In a replayed step the last two are inside the graph, and the replay counts as a single call.
 
 A rank that cannot continue within a step makes the remaining calls with zeros, and the remaining replay
 without rows. So the other ranks never wait for it, and all ranks begin the next step together. The failed
@@ -48,7 +48,7 @@ class GroupLost(ExecutorLost):
 
 
 class StepGroup:
-    """One rank's side of the exchanges. Call `join` first, and `prepare` once the model is loaded.
+    """A rank's side in the exchanges. Call `join` first, and `prepare` once the model is loaded.
 
     `graphs`: captured steps, on all ranks. `replays`: whether a graph is being replayed.
     """
@@ -85,7 +85,7 @@ class StepGroup:
 
     @contextmanager
     def step(self, plan: StepPlan, report: Callable[[Exception], None] | None = None) -> Iterator[None]:
-        """Return a context for all exchanges of a step. Raises GroupLost.
+        """Return a context for all exchanges in a step. Raises GroupLost.
 
         `report` gets an error inside the context before the other ranks can notice it; the error is then not
         raised.
@@ -106,7 +106,7 @@ class StepGroup:
 
     @contextmanager
     def recording(self, bucket: Bucket) -> Iterator[None]:
-        """Return a context for one pass that is captured, or launched before the capture.
+        """Return a context for a pass that is captured, or launched before the capture.
 
         A failing pass leaves the other ranks in step.
         """
@@ -119,7 +119,7 @@ class StepGroup:
             self._make_the_rest()
 
     def replay(self, bucket: Bucket, launch: Callable[[], None]) -> None:
-        """Launch the captured step of this size. Raises GroupLost if the launch fails, because the others
+        """Launch the captured step with this size. Raises GroupLost if the launch fails, because the others
         wait for its exchanges.
         """
         if not self._expected or self._expected[-1] != (self.graphs, bucket):
@@ -175,7 +175,7 @@ class StepGroup:
             self._lose(f"rank {self.rank} could not replay a step: {error}", error)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Return the sum of all ranks' x [t, hidden], in place if x is contiguous."""
+        """Return x [t, hidden] summed over all ranks, in place if x is contiguous."""
         return self._exchange(self._add_up, x)
 
     def features(self, features: Tensor) -> Tensor:
@@ -239,5 +239,5 @@ def _in_order(call: Callable[[list[Tensor], Any], Any], x: Tensor, options: Any)
 
 
 def num_embeds(plan: StepPlan) -> int:
-    """Return the number of embeddings that the step's encoder work gives."""
+    """Return the embedding count that the step's encoder work gives."""
     return sum(item.request.media[item.index].num_embeds for item in plan.encode)

@@ -6,7 +6,7 @@ from mmengine.errors import MMEngineError, in_one_line
 
 
 class Job(msgspec.Struct, frozen=True):
-    """The job of a following rank.
+    """A following rank's job.
 
     `store`: the file through which the ranks connect. `timeout_s`: time after which a rank that misses an
     exchange counts as gone. `num_threads`: the setting.
@@ -28,5 +28,5 @@ decode_job = msgspec.msgpack.Decoder(Job).decode
 
 
 def sentence(error: BaseException) -> str:
-    """Return a rank's error in one line for the other ranks."""
+    """Return a rank's error as a single line for the other ranks."""
     return str(error).partition("\n")[0] if isinstance(error, MMEngineError) else in_one_line(error)

@@ -27,7 +27,7 @@ POLL_S, LOOK_S = 5e-5, 0.2
 
 
 class LeadingModel:
-    """Rank 0's part of a model. Data that only rank 0 knows is sent to the other ranks on the way."""
+    """Rank 0's model part. Data that only rank 0 knows is sent to the other ranks on the way."""
 
     def __init__(self, model: VisionLanguageModel, group: StepGroup) -> None:
         self._model, self._group = model, group

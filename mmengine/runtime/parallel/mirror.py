@@ -1,7 +1,7 @@
 """Rebuild an engine's state in another process from its log alone.
 
-A rank of a sharded model folds the same records as rank 0, and derives each step's plan from its own fold. So
-there is no second encoding of a step.
+A rank with a sharded model folds the same records as rank 0, and derives each step's plan from its own fold.
+So there is no second encoding of a step.
 """
 
 from mmengine.core.batch import BlockTables, batch
@@ -16,7 +16,9 @@ from mmengine.events.codec import Record, frame_at, records_in
 
 
 class Mirror:
-    """A folded copy of an engine's state. `state`: the initial state, owned by the mirror from then on."""
+    """An engine's state, folded from its log. `state`: the initial state, owned by the mirror from then
+    on.
+    """
 
     def __init__(self, state: State) -> None:
         self.state, self._view = state, View(state)

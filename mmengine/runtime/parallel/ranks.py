@@ -1,4 +1,4 @@
-"""Start the ranks of an engine with a sharded model, from rank 0."""
+"""Start the ranks for an engine with a sharded model, from rank 0."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,13 +63,13 @@ class Ranks:
         self.group.join(self.followers.store, self.placement.device, self.timeout_s)
 
     def executor(self, model: VisionLanguageModel, *args: Any) -> LeadingExecutor:
-        """Return an executor for this rank's part of the model; `args` as for TorchExecutor."""
+        """Return an executor for this rank's model part; `args` as for TorchExecutor."""
         leading = LeadingExecutor(model, *args, group=self.group, followers=self.followers)
         self._executor = leading
         return leading
 
     def start(self, core: EngineCore) -> None:
-        """Let the other ranks fold from the state of `core`, which has not run a step, allocate memory and
+        """Let the other ranks fold from `core`, which has not run a step, allocate memory and
         capture steps.
 
         Raises ConfigError.

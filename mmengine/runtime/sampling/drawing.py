@@ -21,7 +21,7 @@ from mmengine.runtime.sampling.topk import topk_tokens
 def draw(
     logits: torch.Tensor, options: np.ndarray, batch: SampleRows, kernels: ModuleType | None
 ) -> torch.Tensor:
-    """Return a token (int64 [r]) for each row of float32 logits [r, vocab_size], the rows of `batch`.
+    """Return a token (int64 [r]) for each row in float32 logits [r, vocab_size], the rows in `batch`.
 
     Each row has a temperature. `options` [r]: the rows' options. `kernels`: gpu.sampling_kernels, or None.
     """

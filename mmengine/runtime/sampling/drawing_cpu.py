@@ -13,7 +13,7 @@ UNSURE = -1  # the two best scores are closer than the precision of logarithms i
 
 
 class _Draw(ctypes.Structure):
-    """The C structure mm_draw of native/src/sampling/sampling.h."""
+    """The C structure mm_draw in native/src/sampling/sampling.h."""
 
     _fields_ = [
         ("rows", ctypes.c_int32),
@@ -29,7 +29,7 @@ class _Draw(ctypes.Structure):
 
 
 def draw_on_cpu(logits: torch.Tensor, columns: np.ndarray, output_index: np.ndarray) -> np.ndarray | None:
-    """Return a token for each row of float32 logits [r, vocab], int32 [r], or None without kernels.
+    """Return a token for each row in float32 logits [r, vocab], int32 [r], or None without kernels.
 
     UNSURE marks rows that the caller must draw in another way. `columns` [r]: the rows' records, each with a
     temperature.

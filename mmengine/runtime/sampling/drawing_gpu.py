@@ -1,7 +1,7 @@
 """Draw tokens on a GPU, equal to filters.py and gumbel.py, with the filters as a bound on a row's logits.
 
-A row's token is the same in any batch, so the kernels compute their own sums of probabilities: torch's cumsum
-depends on the number of rows, and a softmax on the largest top_k. Not yet run on a GPU; nothing waits for the
+A row's token is the same in any batch, so the kernels sum probabilities themselves: torch's cumsum
+depends on the row count, and a softmax on the largest top_k. Not yet run on a GPU; nothing waits for the
 device.
 """
 
@@ -22,7 +22,7 @@ def draw_on_gpu(
     columns: np.ndarray,
     output_index: np.ndarray,
 ) -> torch.Tensor:
-    """Return a token (int64 [r]) for each row of float32 logits [r, vocab_size].
+    """Return a token (int64 [r]) for each row in float32 logits [r, vocab_size].
 
     `columns` [r]: the rows' records, each with a temperature. `options`: the rows' options. `kernels`:
     gpu.sampling_kernels.

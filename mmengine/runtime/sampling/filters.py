@@ -3,7 +3,7 @@ result.
 
 All functions take and return float32 logits [r, vocab_size] and per-row parameters [r, 1]; a filtered token
 gets -inf. Tokens with equal logits are kept or filtered together, so a filter may keep more than k tokens or
-more than p of the mass: the result never depends on the order of a sort.
+more than p of the mass: the result never depends on a sort's order.
 """
 
 import torch
@@ -21,7 +21,7 @@ def apply_temperature(logits: torch.Tensor, temperature: torch.Tensor) -> torch.
 
 
 def keep_top(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, largest_k: int) -> torch.Tensor:
-    """Keep the `top_k` most likely tokens, and the fewest of these that reach mass `top_p`."""
+    """Keep the `top_k` most likely tokens, and among these the fewest that reach mass `top_p`."""
     return logits.masked_fill(logits < top_bound(logits, top_k, top_p, largest_k), NEVER)
 
 
@@ -43,7 +43,7 @@ def top_bound(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, la
 
 
 def keep_min_p(logits: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """Keep tokens at least `min_p` times as likely as the most likely one."""
+    """Keep tokens at least `min_p` times as likely as the most likely token."""
     return logits.masked_fill(logits < logits.amax(-1, keepdim=True) + min_p.log(), NEVER)
 
 

@@ -1,4 +1,4 @@
-"""Sample the tokens of a step in which some rows have a grammar."""
+"""Sample tokens in a step in which some rows have a grammar."""
 
 import numpy as np
 import torch

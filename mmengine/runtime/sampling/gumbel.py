@@ -1,8 +1,8 @@
 """Gumbel noise from a counter-based generator, so that a sampled token depends only on its logits and its
 key.
 
-The token is argmax(logits + noise), which draws from softmax(logits) (the Gumbel-max trick). The noise of
-token v is made from 32 bits of Philox4x32-10, a counter-based generator (Salmon, Moraes, Dror, Shaw: Parallel
+The token is argmax(logits + noise), which draws from softmax(logits) (the Gumbel-max trick). The noise for
+token v is made from 32 Philox4x32-10 bits, a counter-based generator (Salmon, Moraes, Dror, Shaw: Parallel
 Random Numbers: As Easy as 1, 2, 3; SC 2011), which gives four words per call:
 
     key      low and high 32 bits of the request's seed
@@ -27,7 +27,7 @@ _BELOW_ONE = 1 - 2**-24  # the largest fp32 below 1
 
 
 def philox4x32(counter: tuple, key: tuple, rounds: int = ROUNDS) -> tuple:
-    """Return four words of the generator; every operand and result is an int64 tensor with 32-bit values.
+    """Return four words from the generator; every operand and result is an int64 tensor with 32-bit values.
 
     The operands must broadcast with one another. A product of two 32-bit values wraps in int64, which keeps
     all 64 bits; the high word is the shifted product masked to 32 bits.

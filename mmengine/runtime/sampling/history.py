@@ -18,10 +18,10 @@ _NOTHING = -2  # before the first token
 
 
 class TokenHistory:
-    """Tokens of prompt and answer, and the sequences, for rows with such rules, on the device.
+    """Prompt and answer tokens, and the sequences, for rows with such rules, on the device.
 
-    Memory per such row is 8 bytes per token of the longest row, plus 8 * c * (k - 1) + 20 * c bytes, where c
-    is the largest number of sequences of any row and k the longest sequence.
+    Memory per such row is 8 bytes per token in the longest row, plus 8 * c * (k - 1) + 20 * c bytes, where c
+    is the most sequences in any row and k the longest sequence.
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
@@ -63,14 +63,14 @@ class TokenHistory:
         self._added[place, : len(found)] = upload(added, self._device)
 
     def count(self, batch: SampleRows, selected: np.ndarray, token_ids: torch.Tensor) -> None:
-        """Append `token_ids` (int64 [r]; negative: no token) to the rows at `selected` of the batch."""
+        """Append `token_ids` (int64 [r]; negative: no token) to the batch rows at `selected`."""
         index = self._known(batch, selected)
         self._grow(width=int(index.max()) + 1)
         places, index = upload(np.stack((self._places.of[batch.rows[selected]], index)), self._device)
         self._tokens[places, index] = token_ids.clamp(min=0)
 
     def apply(self, logits: torch.Tensor, batch: SampleRows, selected: np.ndarray) -> None:
-        """Change rows `selected` [r] of float32 logits [n, vocab_size] in place. Positions after drafts treat
+        """Change rows `selected` [r] in float32 logits [n, vocab_size] in place. Positions after drafts treat
         the drafts as earlier tokens.
         """
         known = self._known(batch, selected)
@@ -99,7 +99,7 @@ class TokenHistory:
             self._tokens[place, index] = token
 
     def _tail(self, tokens: torch.Tensor, lengths: torch.Tensor, width: int) -> torch.Tensor:
-        """Return the last `width` tokens of each row [r, width], right-aligned."""
+        """Return the last `width` tokens in each row [r, width], right-aligned."""
         index = lengths[:, None] - torch.arange(width, 0, -1, device=self._device)
         return tokens.gather(1, index.clamp(min=0)).masked_fill_(index < 0, _NOTHING)
 
@@ -119,7 +119,7 @@ class TokenHistory:
         logits.index_put_((index, self._last[places]), added, accumulate=True)
 
     def _grow(self, *, places: int = 0, width: int = 0, count: int = 0, longest: int = 0) -> None:
-        """Grow the tables to the given number of rows, tokens per row, sequences per row, and tokens before a
+        """Grow the tables to the given row count, tokens per row, sequences per row, and tokens before a
         sequence's last.
         """
         held, room = self._tokens.shape
@@ -150,7 +150,7 @@ def _repeats(
     """Return which tokens would complete a repeated n-gram, bool [r, vocab_size].
 
     An n-gram has `sizes` [r] tokens (0: no rule), and counts as repeated if it occurs among the first
-    `lengths` [r] of `tokens` [r, t].
+    `lengths` [r] entries in `tokens` [r, t].
     """
     place = torch.arange(tokens.shape[1], device=tokens.device)
     ends = (place >= sizes[:, None] - 1) & (place < lengths[:, None]) & (sizes > 0)[:, None]

@@ -1,7 +1,7 @@
 """On a CPU, compute a grammar mask only for rows that chose a disallowed token.
 
 If the best token is allowed, it is also the best allowed token; the same holds with noise, penalties and
-biases, which change each token independently. With top-k, top-p, min-p and typical-p it does not hold,
+biases, which change each token independently. With top-k, top-p, min-p and typical-p the rule does not hold,
 because they depend on the other tokens. For those filters, and on a device that would have to wait, masks are
 computed first.
 """
@@ -22,7 +22,7 @@ NEEDS_MASK = TOP_K | TOP_P | MIN_P | TYPICAL
 
 
 class LazyMasked(NamedTuple):
-    """`complete`: rows (indices into the sampling rows) whose grammar is complete, with the number of tokens
+    """`complete`: rows (indices into the sampling rows) whose grammar is complete, with the token count
     used. `errors`: rows without a token, and why.
     """
 
@@ -102,7 +102,7 @@ class _Walk:
         return tokens[position:end]
 
     def correct(self, rows: list[int]) -> list[int]:
-        """Choose again at the current positions of `rows` among the allowed tokens; return the rows that have
+        """Choose again at the rows' current positions, among the allowed tokens; return the rows that have
         a choice.
         """
         for row in rows:

@@ -1,4 +1,4 @@
-"""Apply packed masks of allowed tokens to logits."""
+"""Apply packed token masks to logits."""
 
 import ctypes
 
@@ -13,7 +13,7 @@ from mmengine.structured_output.rows.rows import Masks
 
 
 class _Masks(ctypes.Structure):
-    """The C structure mm_masks of native/src/sampling/masking.h."""
+    """The C structure mm_masks in native/src/sampling/masking.h."""
 
     _fields_ = [
         ("rows", ctypes.c_int32),
@@ -30,10 +30,10 @@ class _Masks(ctypes.Structure):
 def keep_allowed(
     logits: torch.Tensor, masks: Masks, is_read: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the largest allowed logit of each masked row [m] and its token (int64), ties to the lowest id;
+    """Return each masked row's largest allowed logit [m] and its token (int64), ties to the lowest id;
     -inf if no token is allowed.
 
-    In rows that are read later (`is_read`, bool [m]) the disallowed logits of float32 [s, vocab_size] become
+    In rows that are read later (`is_read`, bool [m]) the disallowed logits in float32 [s, vocab_size] become
     -inf; other rows may stay unchanged. The result for a row with NaN is arbitrary.
     """
     if logits.device.type != "cpu":

@@ -12,17 +12,17 @@ from mmengine.runtime.sampling.row_places import RowPlaces
 
 
 class Drafted(NamedTuple):
-    """Drafts between a row's known tokens and a sampling position: m pairs of position and token."""
+    """Drafts between a row's known tokens and a sampling position: m (position, token) pairs."""
 
     rows: np.ndarray  # intp [m], the pair's row
     pairs: tuple[np.ndarray, np.ndarray, np.ndarray]  # int64 [m]: position, token, count of the token there
 
 
 class TokenCounts:
-    """Which tokens the prompt and output of a row contain, and how often the output does, for rows with
+    """Which tokens a row's prompt and output contain, and how often the output does, for rows with
     penalties.
 
-    Memory is vocab_size * 5 bytes per such row, on a CPU up to 9, and grows with the number of these rows. A
+    Memory is vocab_size * 5 bytes per such row, on a CPU up to 9, and grows with their number. A
     row's place is released when another request takes the row.
     """
 
@@ -55,7 +55,7 @@ class TokenCounts:
             self._num_distinct[place] = len(distinct)
 
     def count(self, rows: np.ndarray, token_ids: torch.Tensor) -> None:
-        """Count the sampled `token_ids` (int64 [r] on the device; negative: no token) of `rows`."""
+        """Count the sampled `token_ids` (int64 [r] on the device; negative: no token) in `rows`."""
         places = upload(self._places.of[rows], self._device)
         tokens = token_ids.clamp(min=0)
         if self._device.type == "cpu":
@@ -85,9 +85,9 @@ class TokenCounts:
     def penalise_drafted(
         self, logits: torch.Tensor, before: torch.Tensor, drafted: Drafted, penalties: torch.Tensor
     ) -> None:
-        """Penalise again in place, so that drafts of the same row before a position count too.
+        """Penalise again in place, so that drafts in the same row before a position count too.
 
-        Sets the m logits [n, vocab_size] of `drafted` from their values `before` the penalties. `penalties`
+        Sets the m logits [n, vocab_size] in `drafted` from their values `before` the penalties. `penalties`
         as in `penalise`, [3, m, 1].
         """
         places = upload(self._places.of[drafted.rows], self._device)
@@ -98,12 +98,12 @@ class TokenCounts:
         logits[positions, tokens] = values - presence
 
     def penalise(self, logits: torch.Tensor, rows: np.ndarray, penalties: torch.Tensor) -> torch.Tensor:
-        """Return the penalised float32 logits [r, vocab_size] of `rows`.
+        """Return the penalised float32 logits [r, vocab_size] for `rows`.
 
         `penalties`: repetition, presence, frequency [3, r, 1]. Repetition (Keskar et al., CTRL, 2019): a
-        positive logit of a token in prompt or output is divided, a negative one multiplied. Then, as OpenAI
-        defines them, the frequency penalty times the token's count in the output, and the presence penalty if
-        the token occurs, are subtracted.
+        positive logit is divided, a negative logit multiplied, if prompt or output contain the token. Then,
+        as OpenAI defines them, the frequency penalty times the token's count in the output, and the presence
+        penalty if the token occurs, are subtracted.
         """
         repetition, presence, frequency = penalties
         places = upload(self._places.of[rows], self._device)

@@ -1,4 +1,4 @@
-"""Gather logprobs of prompt tokens while the prompt's chunks are computed.
+"""Gather logprobs for prompt tokens while the prompt's chunks are computed.
 
 A token's logprob comes from the position before it, so the first token has none. A prompt that is preempted
 half way loses its KV (core/decide), and is computed again from the start.
@@ -25,7 +25,7 @@ class _Prompt:
 
 
 class PromptLogprobsGatherer:
-    """Gathers logprobs of the requests that want prompt logprobs; free of cost otherwise."""
+    """Gathers logprobs for requests that want prompt logprobs; costs nothing otherwise."""
 
     def __init__(self) -> None:
         self._by_row: dict[int, _Prompt] = {}
@@ -49,10 +49,10 @@ class PromptLogprobsGatherer:
         places: np.ndarray | None,
         logits_of: Callable[[torch.Tensor], torch.Tensor],
     ) -> tuple[PromptLogprobs, ...]:
-        """Return the logprobs of prompts that end in this step. Waits for the device if any prompt wants
+        """Return the logprobs for prompts that end in this step. Waits for the device if any prompt wants
         logprobs.
 
-        `hidden`: of the batch, which has the plan's tokens at `places` (intp [n]; None: in order).
+        `hidden`: the batch's states, which have the plan's tokens at `places` (intp [n]; None: in order).
         """
         asking = np.flatnonzero(np.isin(plan.rows, list(self._by_row))).tolist() if self._by_row else ()
         if not asking:
@@ -78,7 +78,7 @@ class PromptLogprobsGatherer:
 
 
 def _take(prompt: _Prompt, start: int, stop: int, logits: torch.Tensor) -> None:
-    """Store the logprobs that `logits` of positions `start` to `stop` give, for the tokens after them."""
+    """Store the logprobs that `logits` at positions `start` to `stop` give, for the tokens after them."""
     logprobs = logits.log_softmax(dim=-1)
     start, stop = start + 1, stop + 1
     said = prompt.token_ids[start:stop].astype(np.int64)

@@ -8,9 +8,9 @@ from mmengine.ragged import NO_PLACE
 
 
 class RowPlaces:
-    """Places of rows. `of`: int64 [max_rows], each row's place, or NO_PLACE.
+    """Each row's place. `of`: int64 [max_rows], each row's place, or NO_PLACE.
 
-    `grow` enlarges the tables to a number of places; if `grow` raises, the places stay unchanged.
+    `grow` enlarges the tables to a given size; if `grow` raises, the places stay unchanged.
     """
 
     def __init__(self, max_rows: int, grow: Callable[[int], None]) -> None:
@@ -20,7 +20,7 @@ class RowPlaces:
         self._count = 0
 
     def take(self, row: int) -> int:
-        """Return the row's place, and assign a free one if necessary."""
+        """Return the row's place, and assign a free place if necessary."""
         if self.of[row] == NO_PLACE:
             if not self._free:
                 count = max(4, 2 * self._count)
@@ -31,7 +31,7 @@ class RowPlaces:
         return int(self.of[row])
 
     def leave(self, row: int) -> None:
-        """Release the row's place, if it has one."""
+        """Release the row's place, if any."""
         if self.of[row] != NO_PLACE:
             self._free.append(int(self.of[row]))
             self.of[row] = NO_PLACE

@@ -1,4 +1,4 @@
-"""Select some rows of a tensor by host indices."""
+"""Select rows from a tensor by host indices."""
 
 from collections.abc import Callable
 
@@ -9,8 +9,8 @@ from mmengine.runtime.device.upload import upload
 
 
 def take(tensor: torch.Tensor, selected: np.ndarray) -> torch.Tensor:
-    """Return rows `selected` (ascending indices) of `tensor`: the tensor itself if these are all rows, else a
-    copy.
+    """Return rows `selected` (ascending indices) from `tensor`: the tensor itself if these are all rows, else
+    a copy.
     """
     if len(selected) == len(tensor):
         return tensor

@@ -1,4 +1,4 @@
-"""Find the positions that sample in a step with drafts, and how many of a row's drafts are accepted."""
+"""Find the positions that sample in a step with drafts, and how many drafts are accepted per row."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ NOTHING = -2  # neither a token nor an error marker
 
 
 class Runs(NamedTuple):
-    """s rows that sample at p positions: each at its last known token and at each of the following drafts."""
+    """s rows that sample at p positions: each at its last known token and at each following draft."""
 
     places: np.ndarray  # intp [p], in the batch
     first: np.ndarray  # intp [s], index of the row's first position among the p
@@ -26,7 +26,7 @@ class Runs(NamedTuple):
         return ends[np.searchsorted(ends, self.first)] - self.first + 1
 
     def drafts_at(self, selected: np.ndarray) -> tuple[np.ndarray, list[list[int]]]:
-        """Return the first positions and the drafts of whole runs, given by their positions `selected`."""
+        """Return the first positions and the drafts for whole runs, given by their positions `selected`."""
         heads = selected[selected == self.first[self.row_of[selected]]]
         sizes = np.diff(np.append(self.first, len(self.places)))[self.row_of[heads]]
         ends = (heads + sizes - 1).tolist()

@@ -1,6 +1,6 @@
-"""Sample tokens from logits, for all rows of a step at once.
+"""Sample tokens from logits, for all rows in a step at once.
 
-Order of operations for a row, each only if the row uses it:
+The operations for a row in order, each only if the row uses it:
 
     1. logprobs are taken from the model's own distribution, before anything below;
        tokens that the row's grammar does not allow are excluded;
@@ -120,7 +120,7 @@ class Sampler:
     def sample(
         self, logits: torch.Tensor, batch: SampleRows, masks: Masks | None = None, due: Due = NOTHING_DUE
     ) -> Sampled:
-        """Sample float32 logits [s, vocab_size], one row per entry of `batch`, without waiting for the
+        """Sample float32 logits [s, vocab_size], a row per entry in `batch`, without waiting for the
         device.
         """
         chosen = self.choose(logits, batch, masks)
@@ -154,7 +154,7 @@ class Sampler:
         return Chosen(token_ids, largest, own_logits)
 
     def choose_again(self, chosen: Chosen, batch: SampleRows, masks: Masks) -> None:
-        """Choose again in place, on a CPU, for the rows of `masks`, among the allowed tokens."""
+        """Choose again in place, on a CPU, for the rows in `masks`, among the allowed tokens."""
         selected = torch.from_numpy(masks.selected)
         narrow = Masks(np.arange(len(masks.selected)), masks.bits)
         again = self.choose(chosen.logits.index_select(0, selected), batch.take(masks.selected), narrow)
@@ -205,7 +205,7 @@ class Sampler:
     ) -> None:
         """Exclude masked tokens in place and choose `token_ids` again.
 
-        `largest` of a row becomes the largest remaining logit, unless the row has already failed.
+        A row's `largest` becomes the largest remaining logit, unless the row has already failed.
         """
         is_read = (options[masks.selected] & (ADJUSTED | RANDOM)) != 0
         left, chosen = keep_allowed(logits, masks, is_read)
@@ -257,7 +257,7 @@ class Sampler:
         logits[places] = kept
 
     def _choose(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
-        """Return the tokens of rows that are not plainly greedy; logits of ADJUSTED rows are overwritten."""
+        """Return tokens for rows that are not plainly greedy; logits in ADJUSTED rows are overwritten."""
         if int(np.bitwise_or.reduce(options)) & ADJUSTED:
             logits = self._adjust(logits, options, batch)
         selected = np.flatnonzero(options & RANDOM)
@@ -332,7 +332,7 @@ def _refuse_broken(token_ids: torch.Tensor, largest: torch.Tensor) -> None:
 def _scatter_index(
     selected: np.ndarray, ids: list[np.ndarray], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (row, token) for every token id of every selected row."""
+    """Return (row, token) for every token id in every selected row."""
     rows = np.repeat(selected, [len(some) for some in ids])
     both = upload(np.stack((rows, np.concatenate(ids))), device)
     return both[0], both[1]

@@ -24,18 +24,18 @@ class StopWatcher(Protocol):
         """Assign `row` to `request`, which has stop strings, and forget the row's previous request.
 
         `token_ids` int32: prompt and outputs known so far (a preempted request returns with its outputs). The
-        prompt's length is the length of request.prompt_token_ids.
+        prompt's length is len(request.prompt_token_ids).
         """
 
     def feed(self, rows: np.ndarray, token_ids: np.ndarray) -> Sequence[int]:
-        """Append one token to each row, both int32 [s]; return the ascending indices of rows in which a stop
+        """Append one token to each row, both int32 [s]; return the ascending indices for rows in which a stop
         string is now complete.
 
         After a stop string, later calls find nothing in that row.
         """
 
     def cut(self, row: int) -> Cut | None:
-        """Return where a stop string ended the text of a row with a grammar, or None."""
+        """Return where a stop string ended the text in a row with a grammar, or None."""
 
 
 def may_stop(token_ids: np.ndarray, batch: SampleRows, columns: RowColumns) -> bool:

@@ -1,4 +1,4 @@
-"""End the reasoning of rows whose reasoning budget is used up, by forcing tokens.
+"""End the reasoning in rows whose reasoning budget is used up, by forcing tokens.
 
 The forced tokens depend only on earlier tokens, including drafts, and not on the model's choice. So neither
 drafts nor a preemption nor a crash change where reasoning ends.
@@ -18,8 +18,8 @@ from mmengine.runtime.sampling.sampler import Due
 class Reasoned(NamedTuple):
     """A text's position in its reasoning.
 
-    `opened`: tokens of the start marker so far. `said`: tokens after the start marker, of which the last
-    `closed` may begin the end marker. `is_over`: there is no reasoning, or it has ended.
+    `opened`: start marker tokens so far. `said`: tokens after the start marker, of which the last
+    `closed` may begin the end marker. `is_over`: there is no reasoning, or the reasoning has ended.
     """
 
     opened: int = 0
@@ -29,7 +29,7 @@ class Reasoned(NamedTuple):
 
     @classmethod
     def begin(cls, budget: ThinkingBudget) -> "Reasoned":
-        """Return the position of an empty text."""
+        """Return the position in an empty text."""
         if budget.is_open:
             return cls(len(budget.start))
         return cls(is_over=not budget.start)
@@ -52,7 +52,7 @@ class Reasoned(NamedTuple):
 
 
 class ThinkingRows:
-    """Positions of rows that reason with a budget. Other rows cost nothing."""
+    """Reasoning positions for rows with a budget. Other rows cost nothing."""
 
     def __init__(self) -> None:
         self._rows: dict[int, tuple[ThinkingBudget, Reasoned]] = {}
@@ -82,7 +82,7 @@ class ThinkingRows:
         return Due(places, tokens)
 
     def said(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
-        """Append tokens (int32) to rows (int32 [s]): `counts` tokens each, one row after the other, or one
+        """Append tokens (int32) to rows (int32 [s]): `counts` tokens each, row after row, or one
         each.
         """
         ends = np.arange(1, len(rows) + 1) if counts is None else np.cumsum(counts)
@@ -91,7 +91,7 @@ class ThinkingRows:
             self._say(int(rows[index]), token_ids[start : int(ends[index])].tolist())
 
     def _reasoning(self, rows: np.ndarray) -> list[int]:
-        """Return the ascending indices of those `rows` that may still reason."""
+        """Return ascending indices for the `rows` that may still reason."""
         return np.flatnonzero(np.isin(rows, list(self._rows))).tolist() if self._rows else []
 
     def _say(self, row: int, token_ids: Sequence[int]) -> None:

@@ -1,11 +1,11 @@
-"""Find the most likely tokens of rows; ties go to the lowest id."""
+"""Find the most likely tokens in rows; ties go to the lowest id."""
 
 import numpy as np
 import torch
 
 
 def topk_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the largest logit of each row [r] and its token; ties go to the lowest id, and NaN counts as the
+    """Return each row's largest logit [r] and its token; ties go to the lowest id, and NaN counts as the
     largest.
     """
     if logits.device.type != "cpu":
@@ -16,9 +16,9 @@ def topk_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def topk_tokens_of(logprobs: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the `most` largest values of each row of float32 [r, vocab_size] and their tokens, best first.
+    """Return the `most` largest values in each row, float32 [r, vocab_size], and their tokens, best first.
 
-    Ties go to the lowest id. In torch's topk the order of ties depends on `most` and the number of rows.
+    Ties go to the lowest id. In torch's topk the ties' order depends on `most` and the row count.
     """
     if logprobs.device.type == "cpu":  # on a CPU ties are rare, and the check is cheap
         values, token_ids = logprobs.topk(min(most + 1, logprobs.shape[1]), dim=-1)

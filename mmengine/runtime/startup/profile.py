@@ -45,7 +45,7 @@ def measure(
     aux_hidden_states: tuple[int, ...] = (),
     captures: bool = False,
 ) -> Peaks:
-    """Run both passes of the largest step, and those of the largest graphs if it `captures`; return their
+    """Run both passes for the largest step, and both for the largest graphs if it `captures`; return their
     peaks.
 
     `aux_hidden_states`: the layers that a draft head reads. Raises ConfigError if a pass alone does not fit.
@@ -89,7 +89,7 @@ def _layers(
     device: torch.device,
     aux_hidden_states: tuple[int, ...],
 ) -> None:
-    """Run all layers over `count` tokens, and sample `rows` of them."""
+    """Run all layers over `count` tokens, and sample `rows` tokens."""
     spec = model.spec
     embeds = model.embed(torch.zeros(count, dtype=torch.int64, device=device))
     deepstack = embeds.new_zeros(spec.num_deepstack, count, spec.hidden_size) if spec.num_deepstack else None
@@ -116,8 +116,8 @@ def _encode(model: VisionLanguageModel, config: EngineConfig, num_embeds: int, d
 
 
 def grids_of(num_embeds: int, largest: int, spec: ModelSpec) -> list[tuple[int, int, int]]:
-    """Return the patch grids (t, h, w) of the fewest images that give nearly `num_embeds` embeddings, at most
-    `largest` each.
+    """Return the patch grids (t, h, w) for the fewest images that give nearly `num_embeds` embeddings, at
+    most `largest` each.
 
     An encoder needs the most memory for few large images.
     """

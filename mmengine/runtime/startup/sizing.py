@@ -35,7 +35,7 @@ def resolve(
 ) -> EngineConfig:
     """Return `config` with zeros replaced: the pool size from memory, the length from the model and the pool.
 
-    Blocks hold the KV of the model and of the draft head. Raises ConfigError for sizes that do not fit.
+    Blocks hold the KV for model and draft head. Raises ConfigError for sizes that do not fit.
     """
     spec, size, dtype = model.spec, config.block_size, placement.dtype
     if config.max_model_len > spec.max_model_len:
@@ -101,7 +101,7 @@ def _check_states(config: EngineConfig) -> None:
 def _with_slots(
     config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, memory: Memory
 ) -> tuple[EngineConfig, Memory]:
-    """Return the config with the number of state slots, and the memory including their pool."""
+    """Return the config with its state slot count, and the memory including their pool."""
     if spec.state is None:
         return msgspec.structs.replace(config, num_state_slots=0), memory
     slots = config.num_state_slots or slots_for(spec, config, dtype, int(max(0, memory.left) * STATE_SHARE))
@@ -114,13 +114,13 @@ def _with_adapters(config: EngineConfig, memory: Memory) -> Memory:
 
 
 def block_bytes_of(config: EngineConfig, spec: ModelSpec, head: HeadFolder | None, dtype: torch.dtype) -> int:
-    """Return the bytes of a KV block for the model and its draft head."""
+    """Return the bytes per KV block, for the model and its draft head."""
     specs = [spec] if head is None else [spec, kv_spec(head.config)]
     return bytes_per_block(specs, FP8 if config.kv_dtype == "fp8" else dtype, config.block_size)
 
 
 def steps_in_flight(config: EngineConfig, device: Device) -> int:
-    """Return the default of `max_in_flight`. A CPU computes a step only while its result is awaited."""
+    """Return the default for `max_in_flight`. A CPU computes a step only while its result is awaited."""
     return 2 if device.is_async and not config.compat else 1
 
 
@@ -131,7 +131,7 @@ def _measured(
     placement: Placement,
     meter: Meter,
 ) -> Memory:
-    """Return the memory of a device that has its own, measured with the model's weights loaded.
+    """Return the memory for a device that has its own, measured with the model's weights loaded.
 
     The draft head's weights and the encoder cache are not included (not yet run on a GPU).
     """
@@ -161,7 +161,7 @@ def _measured(
 def _with_cache(
     config: EngineConfig, memory: Memory, embed_bytes: int, kv_bytes: int, longest: int
 ) -> tuple[int, Memory]:
-    """Return the size of a GPU's encoder cache in embeddings, and the memory including the cache.
+    """Return a GPU's encoder cache size in embeddings, and the memory including the cache.
 
     The default holds at least all items that a step encodes besides the largest item, which another row reads
     in chunks. Without an encoder (`embed_bytes` 0) no memory is reserved.
@@ -177,7 +177,7 @@ def _with_cache(
 
 
 def _kv_bytes_of_cpu(left: int, full_request: int) -> int:
-    """Return the bytes for a CPU's KV pool: enough for a few full requests, limited to a share of the memory
+    """Return the bytes for a CPU's KV pool: enough for a few full requests, limited to part of the memory
     left by weights and a full encoder cache.
 
     The rest is for steps and for other programs.

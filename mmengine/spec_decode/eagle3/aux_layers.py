@@ -1,7 +1,7 @@
 """Find the layers whose inputs feed a draft head. The same number has two meanings in published files.
 
-Here auxiliary layer i is L_in(i): the residual stream that enters layer i of the target, 0-based; the number
-of layers stands for the input of the final norm. The rules, in order:
+Here auxiliary layer i is L_in(i): the residual stream that enters the target's layer i, 0-based; the number
+of layers stands for the final norm's input. The rules, in order:
 
 * ids at the top of config.json (vLLM, speculators) are L_in(i);
 * ids in `eagle_config` that begin with 1 (ModelOpt, AngelSlim and SGLang: "the output of layer i") are

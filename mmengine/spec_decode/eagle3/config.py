@@ -1,4 +1,4 @@
-"""The description of a draft head whose folder has been read, the same for all families."""
+"""The description for a draft head whose folder has been read, the same for all families."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -14,7 +14,7 @@ from mmengine.spec_decode.eagle3.tensors import EMBEDDING, FC, HEAD, INPUT_NORM,
 def count_aux_layers(
     family: Family, entries: dict[str, TensorEntry], target: Target, hidden_size: int
 ) -> int:
-    """Return how many hidden states of the target fc reads."""
+    """Return how many hidden states fc reads from the target."""
     if family.value("target_hidden_size") is not None:
         fields = family.root if family.root.values.get("target_hidden_size") is not None else family.nested
         named = fields.integer("target_hidden_size", 1, 2**17)
@@ -46,7 +46,7 @@ def _shape(family: Family, entries: dict[str, TensorEntry], name: str) -> tuple[
 def query_shape(
     family: Family, entries: dict[str, TensorEntry], num_heads: int, num_kv_heads: int
 ) -> tuple[int, int]:
-    """Return the number of rows in q's matrix, and the number of its inputs."""
+    """Return the row and column counts in q's matrix."""
     fused = "layers.0.self_attn.qkv_proj.weight"
     if fused in entries:
         rows, inputs = _shape(family, entries, fused)
@@ -107,7 +107,7 @@ def find_head(
     target: Target,
     whole_vocabulary: bool,
 ) -> Literal["own", "embedding", "target"]:
-    """Return the source of the output matrix. A stored lm_head wins over tie_word_embeddings: files with both
+    """Return the output matrix's source. A stored lm_head wins over tie_word_embeddings: files with both
     are common.
     """
     if HEAD in entries:

@@ -1,7 +1,7 @@
-"""Locate a head's settings in config.json, for each family of published files.
+"""Locate a head's settings in config.json, for each published file family.
 
-There are two file shapes: one flat object (EAGLE, SpecForge, SGLang, AngelSlim, and NVIDIA's ModelOpt with an
-inner `eagle_config`), and the shape of speculators, whose layer is described in `transformer_layer_config`.
+There are two file shapes: a flat object (EAGLE, SpecForge, SGLang, AngelSlim, and NVIDIA's ModelOpt with an
+inner `eagle_config`), and speculators' shape, whose layer is described in `transformer_layer_config`.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ _FIXED = {
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family and its parts of config.json.
+    """A family and its parts in config.json.
 
     `layer`: sizes of the decoder layer. `nested`: `eagle_config`, empty if missing. A head setting is in
     `root`, or else in `nested`.
@@ -49,7 +49,7 @@ class Family:
     norm_before_residual: bool  # if the file does not set it
 
     def value(self, name: str) -> Any:
-        """Return a head setting; None if it is missing or null."""
+        """Return a head setting; None if missing or null."""
         value = self.root.values.get(name)
         return self.nested.values.get(name) if value is None else value
 
@@ -62,7 +62,9 @@ class Family:
 
 
 def recognise(root: Fields) -> Family:
-    """Return the family of a config.json. Raises ModelError for any other architecture, which is named."""
+    """Return the family that config.json belongs to. Raises ModelError for any other architecture, which is
+    named.
+    """
     if root.values.get("quantization_config") is not None:
         root.fail("quantization_config: quantized heads are not supported; use the bfloat16 version")
     kind = root.values.get("speculators_model_type")

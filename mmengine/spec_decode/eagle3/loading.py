@@ -1,4 +1,4 @@
-"""Read a head folder into one description and checked tensor entries, without reading the weights.
+"""Read a head folder into a description and checked tensor entries, without reading the weights.
 
 The file and the tensors must agree; where the file is silent the tensors decide.
 """
@@ -42,7 +42,7 @@ DEFAULT_DRAFTS = 4
 
 @dataclass(frozen=True, slots=True)
 class HeadFolder:
-    """A head, and the location of its tensors. `target_ids`: int64 [draft_vocab_size]; None: the same ids."""
+    """A head and its tensors' location. `target_ids`: int64 [draft_vocab_size]; None: the same ids."""
 
     config: HeadConfig
     entries: dict[str, TensorEntry]
@@ -54,8 +54,8 @@ def open_head(
 ) -> HeadFolder:
     """Read and check a head without reading its weights.
 
-    `aux_layers`: L_in(i), overrides a file with a numbering of its own. Raises ModelError, which names the
-    problem of the folder, or of the folder with this target, and ConfigError for a `num_drafts` outside 0 to
+    `aux_layers`: L_in(i), overrides a file with its own numbering. Raises ModelError, which names the
+    problem in the folder, or in the folder with this target, and ConfigError for a `num_drafts` outside 0 to
     7.
     """
     path = folder / "config.json"
@@ -144,7 +144,7 @@ def _match(family: Family, fields: Fields, name: str, wanted: int) -> int:
 
 
 def _num_drafts(family: Family, asked: int | None) -> int:
-    """Return the requested number of drafts, else the file's proposal within the limit."""
+    """Return the requested draft count, else the file's proposal within the limit."""
     if asked is not None:
         if isinstance(asked, bool) or not isinstance(asked, int) or not 0 <= asked <= MAX_DRAFTS:
             raise ConfigError(f"num_drafts is {shown(asked)}; a chain has 0 to {MAX_DRAFTS} drafts")

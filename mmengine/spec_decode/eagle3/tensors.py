@@ -1,4 +1,4 @@
-"""The tensors of a draft head: their names in published files, their required shapes, and the vocabulary
+"""A draft head's tensors: their names in published files, their required shapes, and the vocabulary
 map.
 """
 
@@ -43,7 +43,7 @@ _NAMES = (
 
 
 def open_head_tensors(folder: Path) -> dict[str, TensorEntry]:
-    """Return every tensor of a head, under the same names for all families.
+    """Return every tensor in a head, under the same names for all families.
 
     Raises ModelError for weights that are missing, damaged, or pickled.
     """
@@ -59,7 +59,7 @@ def open_head_tensors(folder: Path) -> dict[str, TensorEntry]:
 
 
 def canonical_name(stored: str) -> str | None:
-    """Return the canonical name of a stored tensor, or None for tensors that are not read."""
+    """Return a stored tensor's canonical name, or None for tensors that are not read."""
     name = stored.removeprefix("model.")
     if _DERIVED.search(name):
         return None
@@ -69,7 +69,7 @@ def canonical_name(stored: str) -> str | None:
 
 
 def expected_tensors(config: HeadConfig, stored: dict[str, TensorEntry]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor of the head, [out, in] for linear layers.
+    """Return every head tensor's shape, [out, in] for linear layers.
 
     Biases, and joined tensors for q, k and v or gate and up, are expected if they are stored.
     """
@@ -128,7 +128,7 @@ def _layer(c: HeadConfig, layer: int, stored: dict[str, TensorEntry]) -> dict[st
 
 
 def joined(fused: str, parts: dict[str, int], prefix: str, stored: dict[str, TensorEntry]) -> dict[str, int]:
-    """Return `parts` with their row counts, or the one joined tensor if the file stores that."""
+    """Return `parts` with their row counts, or the joined tensor if the file stores that."""
     return {fused: sum(parts.values())} if f"{prefix}{fused}.weight" in stored else parts
 
 
@@ -136,8 +136,8 @@ def target_ids(stored: dict[str, TensorEntry], draft_vocab_size: int, vocab_size
     """Return each head token's id in the target, int64 [draft_vocab_size], or None if the vocabularies are
     the same.
 
-    d2t holds offsets: token j of the head is j + d2t[j] of the target. t2d, which says for each target token
-    whether the head has it, must agree. Raises ModelError.
+    d2t holds offsets: the head's token j is the target's j + d2t[j]. t2d, which says for each target token
+    whether the head has that token, must agree. Raises ModelError.
     """
     entry = stored.get(TO_TARGET)
     if entry is None:

@@ -1,4 +1,4 @@
-"""Draft a chain of greedy tokens, each fed to the head's next pass."""
+"""Draft a chain with greedy tokens, each fed to the head's next pass."""
 
 import numpy as np
 from torch import Tensor
@@ -23,8 +23,8 @@ def draft(
 ) -> np.ndarray:
     """Return drafts for n rows, int64 [n, max(most)], as target token ids, padded with NO_DRAFT.
 
-    `z`, `carry`: [n, h], results of `DraftHead.forward` for the last token of each row. `first_layer`: the
-    head's first layer in the pool of `attention`; afterwards `attention` holds a different step. `graphs`:
+    `z`, `carry`: [n, h], results from `DraftHead.forward` for each row's last token. `first_layer`: the
+    head's first layer in `attention`'s pool; afterwards `attention` holds a different step. `graphs`:
     captured for the same head and pool.
     """
 

@@ -1,4 +1,4 @@
-"""The rows of a draft chain, and the cache positions of their drafts."""
+"""The rows in a draft chain, and the cache positions for their drafts."""
 
 import msgspec
 import numpy as np
@@ -35,8 +35,8 @@ class ChainRows(msgspec.Struct, frozen=True, eq=False):
             )
 
     def meta(self, ahead: int, active: int, block_size: int) -> AttentionMeta:
-        """Return the metadata of the pass that adds one token to each of the first `active` rows, after
-        `ahead` others.
+        """Return the metadata for the pass that adds a token to each active row (the first `active` rows),
+        after `ahead` others.
         """
         at = self.kv_lens[:active] + np.int32(ahead)
         blocks = self.table[np.arange(active), at // block_size].astype(np.int64)

@@ -1,8 +1,8 @@
 """Hold tokens that a draft head reads later, while no row may be drafted.
 
 A step is stored unchanged, which costs a decode step almost nothing. Only before the next drafts are the
-owners looked up, and rejected drafts removed. Tokens of finished requests have no owner, but can be lent to a
-request that begins with the same blocks.
+owners looked up, and rejected drafts removed. Tokens from finished requests have no owner, but can be lent to
+a request that begins with the same blocks.
 """
 
 import msgspec
@@ -41,7 +41,7 @@ class Tokens(msgspec.Struct, frozen=True, eq=False):
 
 
 class Deferred:
-    """The waiting tokens of all rows. `num_tokens`: how many are stored. Rows are the engine's rows."""
+    """All rows' waiting tokens. `num_tokens`: how many are stored. Rows are the engine's rows."""
 
     def __init__(self, num_rows: int) -> None:
         self.num_tokens = 0
@@ -66,7 +66,7 @@ class Deferred:
         return self._has_any[rows]
 
     def forget(self, rows: np.ndarray) -> None:
-        """Discard the waiting tokens of `rows` [n]."""
+        """Discard the waiting tokens for `rows` [n]."""
         if self.is_late(rows).any():
             self._since[rows] = len(self._steps)
             self._has_any[rows] = False
@@ -77,7 +77,7 @@ class Deferred:
         return np.unique(tokens.rows[np.isin(tokens.slots // block_size, blocks)])
 
     def lend(self, row: int, table: np.ndarray, blocks: np.ndarray, block_size: int) -> bool:
-        """Copy other rows' waiting tokens in `blocks`, with which the request of `row` begins, to `row`.
+        """Copy other rows' waiting tokens in `blocks`, with which the row's request begins, to `row`.
 
         `table`: the row's own blocks, int32 [b]. Returns False unless all tokens before the row's own ones
         are waiting.
@@ -103,7 +103,7 @@ class Deferred:
         return rows
 
     def take(self, rows: np.ndarray, table: np.ndarray, texts: Texts) -> HeadBatch | None:
-        """Remove and return waiting tokens of `rows`, at most AT_ONCE, starting with the first row; None if
+        """Remove and return waiting tokens for `rows`, at most AT_ONCE, starting with the first row; None if
         there are none.
 
         `rows`: intp [n]. `table`: int32 [n, b].
@@ -138,7 +138,7 @@ class Deferred:
             self._has_any[tokens.rows[tokens.rows != NOBODY]] = True
 
     def _merged(self) -> Tokens:
-        """Return all waiting tokens as one group. At least one token must be waiting."""
+        """Return all waiting tokens as a single group. At least one token must be waiting."""
         parts = []
         if self._left is not None:
             self._left.rows[self._since[self._left.rows] > LEFT] = NOBODY
@@ -151,7 +151,7 @@ class Deferred:
         return self._left
 
     def _waiting(self) -> Tokens:
-        """Return the waiting tokens of the stored steps."""
+        """Return the stored steps' waiting tokens."""
         plans = [states.plan for states, _ in self._steps]
         rows = np.concatenate([plan.rows for plan in plans]).astype(np.intp)
         counts = np.concatenate([plan.num_scheduled for plan in plans])

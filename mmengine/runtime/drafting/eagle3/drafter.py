@@ -1,6 +1,6 @@
-"""Draft for running rows with an EAGLE-3 head, one token after the other.
+"""Draft for running rows with an EAGLE-3 head, token after token.
 
-The head's keys and values are layers of their own in the same block table. The slot of x[p] holds the head's
+The head's keys and values are separate layers in the same block table. The slot of x[p] holds the head's
 KV for the target's states at p and the token x[p + 1]. After each step all rows catch up: the target's
 accepted states replace the head's guesses. Then rows that may draft continue from the head's own output, in
 slots that the next step frees or overwrites.
@@ -48,7 +48,7 @@ class Given(NamedTuple):
     counts: np.ndarray
 
     def first(self, rows: np.ndarray, count: int) -> np.ndarray:
-        """Return the first `count` tokens of `rows` (indices), int64 [n, count], padded with NO_DRAFT."""
+        """Return the first `count` tokens for `rows` (indices), int64 [n, count], padded with NO_DRAFT."""
         there = np.arange(count) < self.counts[rows, None]
         return np.where(there, self.token_ids[rows, :count], NO_DRAFT).astype(np.int64)
 
@@ -93,7 +93,7 @@ class Eagle3Drafter:
         self._kv.close()
 
     def prepare(self, plan: StepPlan) -> AuxHiddenStates | None:
-        """Prepare for the forward of `plan`: apply its block copies to the head's pool.
+        """Prepare for `plan`'s forward: apply its block copies to the head's pool.
 
         Returns tensors for the auxiliary states, or None if the head will never read this step's states.
         """
@@ -120,7 +120,7 @@ class Eagle3Drafter:
         return self.aux_hidden_states(len(plan.input_ids))
 
     def aux_hidden_states(self, num_tokens: int) -> AuxHiddenStates:
-        """Return tensors for the auxiliary states of `num_tokens` tokens."""
+        """Return tensors for `num_tokens` tokens' auxiliary states."""
         config = self._head.config
         width = len(config.aux_layers) * config.target_hidden_size
         rows = torch.empty(num_tokens, width, dtype=self._head.dtype, device=self._head.device)
@@ -134,7 +134,7 @@ class Eagle3Drafter:
         self.keys.prepare(plan)
 
     def _room(self, plan: StepPlan) -> np.ndarray | None:
-        """Return how many drafts each row of the step may have, as in StepPlan's `draft_room`."""
+        """Return how many drafts each row in the step may have, as in StepPlan's `draft_room`."""
         room = plan.draft_room
         return room[min(self._number, len(room) - 1)] if room is not None and len(room) else room
 
@@ -150,10 +150,10 @@ class Eagle3Drafter:
         self.deferred.add(states)
 
     def catch_up(self, states: TargetStates | None, texts: Texts) -> None:
-        """Write the KV for a step's states with known next tokens, and for waiting states of rows that may
+        """Write the KV for a step's states with known next tokens, and for waiting states in rows that may
         draft.
 
-        `states` None: the head has keys of none of the step's rows.
+        `states` None: the head has no keys for the step's rows.
         """
         self._z_place[:] = NO_PLACE
         self._z = self._carry = torch.empty(0)
@@ -181,7 +181,7 @@ class Eagle3Drafter:
     def _read_late(
         self, states: TargetStates, rows: np.ndarray, late: np.ndarray, lacks: np.ndarray, texts: Texts
     ) -> None:
-        """Add the step to the waiting states of rows[late], and read states of rows that may have drafts.
+        """Add the step to the waiting states for rows[late], and read states for rows that may have drafts.
 
         Rows that lack blocks first borrow other rows' states in these blocks. If too many states wait then,
         all are discarded.
@@ -280,5 +280,5 @@ class Eagle3Drafter:
 
 
 def _slots_of(plan: StepPlan, selected: np.ndarray) -> np.ndarray:
-    """Return the slots of rows `selected`, bool [n]."""
+    """Return the slots for rows `selected`, bool [n]."""
     return plan.slot_mapping[np.repeat(selected, plan.num_scheduled)]

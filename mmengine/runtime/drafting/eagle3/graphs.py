@@ -1,4 +1,4 @@
-"""Capture a head's passes once per number of rows, and replay them: a pass is one layer, whose launch takes
+"""Capture a head's passes once per row count, and replay them: a pass is a single layer, whose launch takes
 longer than its computation.
 
 The captured unit is a pass over inputs with fixed addresses, not a chain: rows have different numbers of
@@ -23,9 +23,9 @@ from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, Replays, c
 
 
 class ChainGraphs:
-    """Captured passes of a head. Capturing writes to the dummy block of the head's pool.
+    """A head's captured passes. Capturing writes to the dummy block in the head's pool.
 
-    `most`: drafts per row, including given ones. `num_chains`: number of replayed chains, and of others by
+    `most`: drafts per row, including given ones. `num_chains`: replayed chains, and other chains by
     reason.
     """
 
@@ -98,11 +98,11 @@ class ChainGraphs:
         return packed
 
     def _first(self, bucket: Bucket) -> None:
-        """Compute the first draft of each row (captured)."""
+        """Compute each row's first draft (captured)."""
         self._choose(self._z[: bucket.num_rows])
 
     def _pass(self, bucket: Bucket) -> None:
-        """Compute the next draft of each row (captured)."""
+        """Compute each row's next draft (captured)."""
         size = bucket.num_rows
         tokens = self._drafts.index_select(0, self._at)[0, :size]
         positions = (self._positions[:size] + self._at).expand(3, -1)

@@ -1,7 +1,7 @@
-"""The network of an EAGLE-3 head over a ragged batch: t tokens of any rows, one after the other.
+"""An EAGLE-3 head's network over a ragged batch: t tokens from any rows, token after token.
 
 A token at position p contributes the target's auxiliary states for x[p], or the head's own last output, and
-the embedding of the next token x[p + 1]; the result predicts x[p + 2]. Keys and values are stored at p. The
+the next token's embedding x[p + 1]; the result predicts x[p + 2]. Keys and values are stored at p. The
 paper is arXiv 2503.01840; the 3.1 flags are those in heads that set them.
 """
 
@@ -31,9 +31,9 @@ HeadLayer = LayerWeights[Linear, Dense[Linear]]
 
 @dataclass(slots=True)
 class HeadWeights:
-    """Weights of a head.
+    """A head's weights.
 
-    `fc_norms`: empty, one norm over all auxiliary states, or one per state. `layers`: the first layer also
+    `fc_norms`: empty, a norm over all auxiliary states, or a norm per state. `layers`: the first layer also
     reads embeddings, so its `qkv` takes embed_size + h and its `input_norm` has embed_size. `hidden_norm`:
     the first layer's norm for its other input. `target_ids`: int64 [draft_vocab_size], or None if both models
     have the same tokens.
@@ -51,7 +51,7 @@ class HeadWeights:
 
 
 def kv_spec(config: HeadConfig, max_model_len: int = 0) -> ModelSpec:
-    """Return the sizes of a head's KV as a ModelSpec. `max_model_len`: tokens per request; 0 if unknown."""
+    """Return a head's KV sizes as a ModelSpec. `max_model_len`: tokens per request; 0 if unknown."""
     return ModelSpec(
         num_layers=config.num_layers,
         num_heads=config.num_heads,
@@ -66,7 +66,7 @@ def kv_spec(config: HeadConfig, max_model_len: int = 0) -> ModelSpec:
 
 
 class DraftHead:
-    """The network without any state between calls. `device` and `dtype`: of weights and hidden states."""
+    """The network without any state between calls. `device` and `dtype`: for weights and hidden states."""
 
     def __init__(self, config: HeadConfig, weights: HeadWeights, placement: Placement) -> None:
         self.config, self.placement = config, placement
@@ -76,7 +76,9 @@ class DraftHead:
         self._rms_norm = rms_norm_of(self.dtype)
 
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
-        """The target's states, [t, aux_layers * target_hidden_size], to what `forward` takes, [t, h]."""
+        """Project the target's states, [t, aux_layers * target_hidden_size], to the input [t, h] for
+        `forward`.
+        """
         norms, eps = self._weights.fc_norms, self.config.rms_norm_eps
         if len(norms) == 1:
             aux_hidden_states = self._rms_norm(aux_hidden_states, norms[0], eps)
@@ -101,10 +103,10 @@ class DraftHead:
         attention: AttentionPort,
         first_layer: int,
     ) -> tuple[Tensor, Tensor]:
-        """Run one pass. Returns z [t, h] for `logits`, and carry [t, h] for the next pass.
+        """Run a pass. Returns z [t, h] for `logits`, and carry [t, h] for the next pass.
 
-        `hidden` [t, h]: `fuse`d states, or the previous pass's `carry`. `next_embeds` [t, embed_size]:
-        embeddings of the next tokens. `positions`: int64 [3, t], of the hidden states. `first_layer`: the
+        `hidden` [t, h]: `fuse`d states, or the previous pass's `carry`. `next_embeds` [t, embed_size]: the
+        next tokens' embeddings. `positions`: int64 [3, t], the hidden states' positions. `first_layer`: the
         port's number for the head's first layer.
         """
         c, eps = self.config, self.config.rms_norm_eps
@@ -149,10 +151,10 @@ class DraftHead:
         first_layer: int,
         block_size: int,
     ) -> Tensor:
-        """Return greedy drafts of n rows, int64 [max(most), n], after the given drafts; entries beyond a
+        """Return greedy drafts for n rows, int64 [max(most), n], after the given drafts; entries beyond a
         row's `most` are undefined.
 
-        Rows that may have most drafts come first. `z`, `carry`: [n, h], for the last token of each row.
+        Rows that may have most drafts come first. `z`, `carry`: [n, h], for each row's last token.
         """
         drafts = upload(rows.drafts(), z.device)
         for ahead in range(len(drafts)):
@@ -172,7 +174,7 @@ class DraftHead:
         return self._weights.scores(z)
 
     def tokens(self, logits: Tensor) -> Tensor:
-        """Return the best token of each row of `logits`, int64 [s], as target ids."""
+        """Return the best token per row in `logits`, int64 [s], as target ids."""
         best = logits.argmax(-1)
         ids = self._weights.target_ids
         return best if ids is None else ids[best]

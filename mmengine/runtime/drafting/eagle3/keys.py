@@ -53,7 +53,7 @@ class Keys:
             self._skipped = []
 
     def prepare(self, plan: StepPlan) -> None:
-        """Copy blocks and reassign rows before the forward of `plan`."""
+        """Copy blocks and reassign rows before `plan`'s forward."""
         self.settle()
         for sources, targets, pairs in (
             (self._known, self._known_on_host, plan.swap_out),
@@ -89,7 +89,7 @@ class Keys:
         return found
 
     def wrote(self, read: HeadBatch) -> None:
-        """Note that the head now has the keys of these tokens."""
+        """Note that the head now has these tokens' keys."""
         self.settle()
         blocks = read.slots // self._size
         if read.is_all is not None:  # the block with a row's remaining tokens is not complete yet

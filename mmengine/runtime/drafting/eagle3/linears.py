@@ -1,4 +1,4 @@
-"""Linear layers of a draft head: native kernels where they fit, else torch."""
+"""Linear layers for a draft head: native kernels where they fit, else torch."""
 
 import ctypes
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Run a draft head on a CPU with native kernels: one call per pass, or one call per chain."""
+"""Run a draft head on a CPU with native kernels: one call per pass or chain."""
 
 import ctypes
 from typing import Any

@@ -11,7 +11,7 @@ from mmengine.spec_decode.texts import Texts
 
 
 class TargetStates(msgspec.Struct, frozen=True, eq=False):
-    """Hidden states from one step of the target model: t tokens of n rows."""
+    """Hidden states from a target model step: t tokens in n rows."""
 
     plan: StepPlan
     positions: torch.Tensor  # int64 [3, t]
@@ -19,9 +19,9 @@ class TargetStates(msgspec.Struct, frozen=True, eq=False):
 
 
 class HeadBatch(msgspec.Struct, frozen=True, eq=False):
-    """Tokens for one pass of the head: t in all, of n rows one after the other, contiguous within a row.
+    """Tokens for a head pass: t in all, from n rows in order, contiguous within a row.
 
-    The next token is known for each of these tokens.
+    Each token's next token is known.
     """
 
     rows: np.ndarray  # intp [n]
@@ -35,7 +35,7 @@ class HeadBatch(msgspec.Struct, frozen=True, eq=False):
 
 
 def accepted_tokens(states: TargetStates, rows: np.ndarray, selected: np.ndarray, texts: Texts) -> HeadBatch:
-    """Return the step's tokens of `rows[selected]` (intp [n], bool [n]) for the head.
+    """Return the step's tokens for `rows[selected]` (intp [n], bool [n]) for the head.
 
     Rejected drafts are left out, and so is a last token whose next token is not known.
     """
