@@ -1,8 +1,8 @@
-"""A server is killed while it answers, and its clients have their answers whole.
+"""Kill a server while it answers, and check that every client gets its whole answer.
 
 Starts `mmengine serve --log`, opens streams of the Responses API with OpenAI's client, kills the engine with
-SIGKILL, and watches them finish. What a client needs for that is the loop of five lines in `events_of`.
-The package openai must be there, version 3 or newer.
+SIGKILL, and waits until the streams finish. A client needs only the loop of five lines in `events_of`.
+Requires the package openai, version 3 or newer.
 
 python examples/killed_server.py
 python examples/killed_server.py --streams 50 --kills 2 --model Qwen/Qwen3-VL-2B-Instruct
@@ -25,9 +25,9 @@ from pathlib import Path
 try:
     import openai
 except ModuleNotFoundError:
-    raise SystemExit("the package openai is not there: run it by .venv/bin/python, which has it") from None
+    raise SystemExit("the package openai is missing: run this with .venv/bin/python") from None
 
-ASKED = "Describe a picture of a red circle, a blue square and a green star, at length."
+QUESTION = "Describe a picture of a red circle, a blue square and a green star, at length."
 BROKEN = (openai.APIConnectionError, openai.InternalServerError)
 MAX_TOKENS = 1000
 ENDS = ("response.completed", "response.incomplete", "response.failed")
@@ -35,7 +35,7 @@ PATIENCE_S = 300.0  # for a server to load, and for all answers
 
 
 def events_of(client: openai.OpenAI, name: str) -> Iterator[object]:
-    """All events of one response, however often its connection breaks."""
+    """Yield all events of a response, and reconnect whenever the connection breaks."""
     last, after = None, -1
     while last is None or last.type not in ENDS:
         with suppress(*BROKEN):
@@ -45,12 +45,12 @@ def events_of(client: openai.OpenAI, name: str) -> Iterator[object]:
 
 
 class Reader(threading.Thread):
-    """Reads one response to its end."""
+    """A thread that reads one response to its end."""
 
     def __init__(self, client: openai.OpenAI, number: int, model: str):
         super().__init__(daemon=True)
         self._client, self.name = client, f"star-{number}"
-        self._asked = {"model": model, "input": f"{number}. {ASKED}", "max_output_tokens": MAX_TOKENS}
+        self._call = {"model": model, "input": f"{number}. {QUESTION}", "max_output_tokens": MAX_TOKENS}
         self.id = ""
         self.numbers: list[int] = []
         self.text = ""
@@ -58,31 +58,33 @@ class Reader(threading.Thread):
         self.error: Exception | None = None
 
     def run(self) -> None:
-        key = {"Idempotency-Key": self.name}  # asked again with it, a response is the same one
+        key = {"Idempotency-Key": self.name}  # a retry with this key returns the same response
         try:
-            self.id = self._client.responses.create(**self._asked, background=True, extra_headers=key).id
+            self.id = self._client.responses.create(**self._call, background=True, extra_headers=key).id
             for event in events_of(self._client, self.id):
                 self.numbers.append(event.sequence_number)
                 self.text += event.delta if event.type == "response.output_text.delta" else ""
-        except Exception as error:  # told at the end, by whoever waits
+        except Exception as error:  # reported at the end
             self.error = error
 
     def is_whole(self) -> bool:
-        """Whether each event came once, and they say what the server keeps."""
+        """Return whether each event arrived once and the events add up to the stored response."""
         if self.error is not None:
             return False
-        kept = self._client.responses.retrieve(self.id)
+        stored = self._client.responses.retrieve(self.id)
         is_numbered = self.numbers == list(range(len(self.numbers)))
-        return is_numbered and self.text == kept.output_text and kept.status in ("completed", "incomplete")
+        return (
+            is_numbered and self.text == stored.output_text and stored.status in ("completed", "incomplete")
+        )
 
 
 def engine_of(supervisor: subprocess.Popen) -> int:
-    """The process with the model: the child of the one that holds the socket."""
+    """Return the id of the process with the model, the supervisor's child; 0 while there is none."""
     found = subprocess.run(["pgrep", "-P", str(supervisor.pid)], capture_output=True, text=True, check=False)
     return int(found.stdout.split()[0]) if found.stdout.split() else 0
 
 
-def await_server(server: subprocess.Popen, port: int, said: Path) -> None:
+def await_server(server: subprocess.Popen, port: int, output: Path) -> None:
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end and server.poll() is None:
         try:
@@ -90,11 +92,11 @@ def await_server(server: subprocess.Popen, port: int, said: Path) -> None:
                 return
         except OSError:
             time.sleep(0.1)
-    raise SystemExit(f"the server does not start:\n{said.read_text().strip()[-2000:]}")
+    raise SystemExit(f"the server did not start:\n{output.read_text().strip()[-2000:]}")
 
 
 def watch(server: subprocess.Popen, readers: list[Reader], kills: int) -> None:
-    """Kill the engine whenever each stream has some events more, and wait for the ends."""
+    """Kill the engine each time the streams have received 20 more events on average, until all end."""
     end, share, killed = time.monotonic() + PATIENCE_S, 20 * len(readers), 0
     due = share
     while any(reader.is_alive() for reader in readers):
@@ -102,14 +104,12 @@ def watch(server: subprocess.Popen, readers: list[Reader], kills: int) -> None:
         if kills and count >= due and (engine := engine_of(server)) not in (0, killed):
             open_ones = [reader for reader in readers if reader.is_alive()]
             os.kill(engine, signal.SIGKILL)
-            print(
-                f"kill -9 {engine}: {len(open_ones)} streams were open, {count} events had come", flush=True
-            )
+            print(f"kill -9 {engine}: {len(open_ones)} streams open, {count} events received", flush=True)
             for reader in open_ones:
                 reader.was_broken = True
             kills, killed, due = kills - 1, engine, count + share
         if server.poll() is not None or time.monotonic() > end:
-            raise SystemExit("the server ended, or the answers do not come")
+            raise SystemExit("the server has ended, or the answers took too long")
         time.sleep(0.01)
 
 
@@ -118,24 +118,24 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
         port = free.getsockname()[1]
     model = ["--model", options.model] if options.model else []
     command = [str(Path(sys.executable).with_name("mmengine")), "serve", *model, "--log", str(folder / "log")]
-    said = folder / "server.txt"
-    with said.open("w") as file:
+    output = folder / "server.txt"
+    with output.open("w") as file:
         server = subprocess.Popen(
             [*command, "--port", str(port), "--no-request-log"],
             stdout=file,
             stderr=file,
         )
     try:
-        await_server(server, port, said)
+        await_server(server, port, output)
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
         (model, *_) = client.models.list()
         readers = [Reader(client, number, model.id) for number in range(options.streams)]
         begun = time.monotonic()
         for reader in readers:
             reader.start()
-        print(f"{len(readers)} responses are streamed from port {port}", flush=True)
+        print(f"{len(readers)} responses are streaming from port {port}", flush=True)
         watch(server, readers, options.kills)
-        return told(readers, time.monotonic() - begun)
+        return report(readers, time.monotonic() - begun)
     finally:
         server.terminate()
         try:
@@ -145,14 +145,15 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
             server.wait()
 
 
-def told(readers: list[Reader], seconds: float) -> bool:
+def report(readers: list[Reader], seconds: float) -> bool:
+    """Print the outcome and return whether all answers are complete."""
     for reader in readers:
         if reader.error is not None:
             print(f"{reader.name}: {reader.error}")
     whole = sum(reader.is_whole() for reader in readers)
     broken = sum(reader.was_broken for reader in readers)
     events = sum(len(reader.numbers) for reader in readers)
-    print(f"{broken} streams broke and went on; {whole} of {len(readers)} answers are whole, each event once")
+    print(f"{broken} streams broke and continued; {whole} of {len(readers)} answers are complete")
     print(f"{events} events in {seconds:.1f} s; the first answer: {readers[0].text[:60]!r} …")
     return whole == len(readers)
 
@@ -162,16 +163,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=about, epilog=usage, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--streams", type=int, default=20, help="responses at once (%(default)s)")
-    parser.add_argument("--kills", type=int, default=1, help="how often the engine is killed (%(default)s)")
-    parser.add_argument("--model", help="another one than the embedded checkpoint")
+    parser.add_argument(
+        "--streams", type=int, default=20, help="Number of concurrent responses (default %(default)s)."
+    )
+    parser.add_argument("--kills", type=int, default=1, help="Number of kills (default %(default)s).")
+    parser.add_argument("--model", help="Model id or folder (default: the included checkpoint).")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as folder:
         try:
             return 0 if run(options, Path(folder)) else 1
         except KeyboardInterrupt:
-            print("ended; the server too", file=sys.stderr)
+            print("stopped the script and the server", file=sys.stderr)
             return 130
 
 

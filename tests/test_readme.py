@@ -1,8 +1,9 @@
-"""What the README and the examples say is run as it stands there."""
+"""The commands and code of the README, the tutorials and the examples run."""
 
 import asyncio
 import json
 import random
+import re
 import runpy
 import shlex
 import shutil
@@ -12,21 +13,75 @@ import msgspec
 import pytest
 
 from mmengine.cli import main as cli
+from mmengine.cli import showcase
+from tests.cli import console_docs
 from tests.project.doc_blocks import blocks, commands
 
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_ten_lines_work(tmp_path, monkeypatch, capsys):
-    from mmengine_shapes.scenes import random_scene
+ANSWER = "At the top right is a large red square. At the left is a large orange circle."
 
-    (tmp_path / "demo").mkdir()
-    random_scene(random.Random(2)).draw().save(tmp_path / "demo" / "image1.png")
+
+@pytest.fixture
+def demo_folder(tmp_path, monkeypatch):
+    """Change to a folder with the examples and the images that `mmengine demo` draws."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.chdir(tmp_path)
-    for block in blocks("README.md", "python"):
+    (tmp_path / "demo").mkdir()
+    showcase.questions(tmp_path / "demo", 12)
+    return tmp_path
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().split()) <= 1200
+
+
+def test_the_readmes_image_is_the_demos(demo_folder):
+    assert (demo_folder / "demo" / "image1.png").read_bytes() == (
+        ROOT / "docs" / "images" / "shapes.png"
+    ).read_bytes()
+
+
+def test_the_readmes_pipeline_describes_the_image(demo_folder, capsys):
+    (block,) = blocks("README.md", "python")
+    exec(compile(block.text, block.name, "exec"), {})
+    assert capsys.readouterr().out.strip() == ANSWER and ANSWER in (ROOT / "README.md").read_text()
+    assert len([line for line in block.text.splitlines() if line]) <= 6
+
+
+def test_the_readmes_transcript_is_one(demo_folder):
+    """Steps and times differ from run to run; the sentences of `why` are those of the transcript."""
+    (run_batch, verify, why) = console_docs.commands((ROOT / "README.md").read_text())
+    printed = console_docs.run(run_batch[0], demo_folder)
+    assert printed[0].startswith("12 answers and 0 errors in answers.jsonl, 360 tokens in ")
+    assert run_batch[1][0].startswith("12 answers and 0 errors in answers.jsonl, 360 tokens in ")
+    shapes = [
+        [re.sub(r"\d+", "N", line) for line in lines]
+        for lines in (verify[1], printed_of(verify, demo_folder))
+    ]
+    assert shapes[0] == shapes[1]
+    known = " ".join(
+        " ".join(console_docs.run(f"mmengine log why busy.log json{n}", demo_folder)) for n in (1, 2, 3, 4)
+    )
+    starts = re.findall(r"^steps? \d+.*? ms  (\w+ \w+)", "\n".join(why[1]), flags=re.MULTILINE)
+    assert len(starts) > 4 and not [each for each in starts if each not in known and not each[0].isdigit()]
+
+
+def printed_of(shown, folder):
+    return console_docs.run(shown[0], folder)
+
+
+def test_the_tutorials_python_runs(demo_folder, capsys):
+    for block in blocks("docs/tutorials/first_answers.md", "python"):
         exec(compile(block.text, block.name, "exec"), {})
     described, *printed = capsys.readouterr().out.splitlines()
-    assert described.startswith("At the ") and len(printed) == 6 and json.loads(printed[0])["objects"]
+    assert described == ANSWER and len(printed) == 6 and json.loads(printed[0])["objects"]
+
+
+def test_the_tutorial_shows_the_examples_loop():
+    (block,) = blocks("docs/tutorials/a_killed_server.md", "python")
+    assert block.text in (ROOT / "examples" / "killed_server.py").read_text()
 
 
 def test_the_forms_of_answers_work(capsys):
@@ -56,18 +111,23 @@ def test_schemas_are_checked_as_shown(tmp_path, monkeypatch, capsys):
         assert not end.value.code and "exact" in capsys.readouterr().out
 
 
-def test_the_commands_work(tmp_path, monkeypatch, capsys):
-    """Beside a copy of the examples, whose requests name what `mmengine demo` leaves beside them."""
-    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.chdir(tmp_path)
-    shown = [command for block in blocks("README.md", "sh") for command in commands(block)]
+def test_the_commands_work(demo_folder, monkeypatch, capsys):
+    """Run each command of the README and the first tutorial."""
+    shown = [
+        command
+        for block in (*blocks("README.md", "sh"), *blocks("docs/tutorials/first_answers.md", "sh"))
+        for command in commands(block)
+    ]
     assert len(shown) == 10
     for command in shown:
         monkeypatch.setattr("sys.argv", shlex.split(command))
         with pytest.raises(SystemExit) as end:
             cli.main()
-        assert not end.value.code, (command, capsys.readouterr().err)
-    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+        printed = capsys.readouterr()
+        assert not end.value.code, (command, printed.err)
+        if "Describe the image." in command:
+            assert printed.out.strip() == ANSWER
+    answers = [json.loads(line) for line in (demo_folder / "answers.jsonl").read_text().splitlines()]
     assert {each["custom_id"] for each in answers} == {"described", "counted", "sampled"}
 
 

@@ -18,6 +18,10 @@ HERE = "tests/project/test_docs_run.py"
 RUN = {
     ("README.md", "python"): "tests/test_readme.py",
     ("README.md", "sh"): "tests/test_readme.py",
+    ("README.md", "bash"): "tests/server/test_server_command.py",
+    ("docs/tutorials/first_answers.md", "python"): "tests/test_readme.py",
+    ("docs/tutorials/first_answers.md", "sh"): "tests/test_readme.py",
+    ("docs/tutorials/a_killed_server.md", "python"): "tests/test_readme.py",
     ("docs/how-to/structured_output.md", "python"): "tests/test_readme.py",
     ("docs/how-to/structured_output.md", "sh"): "tests/test_readme.py",
     ("docs/how-to/structured_output.md", "indented"): HERE,
@@ -41,6 +45,7 @@ RUN = {
 }
 # Tests with readers of their own: console blocks with what they print, and what there is to install.
 RUN_ELSEWHERE = {
+    ("README.md", "console"): "tests/test_readme.py",
     ("docs/how-to/deploy.md", "yaml"): "tests/project/test_deploy_files.py",
     ("docs/how-to/deploy.md", "nginx"): "tests/project/test_deploy_files.py",
     ("docs/how-to/deploy.md", "sh"): "tests/project/test_deploy_files.py",
@@ -57,13 +62,12 @@ NOT_RUN = {
     ("CONTRIBUTING.md", "git clone …"): "the project is here already",
     ("CONTRIBUTING.md", "make check"): ITSELF,
     ("CONTRIBUTING.md", "make test"): ITSELF,
-    ("README.md", "make demo"): "tests/cli/test_cli_run.py runs `mmengine demo`; the target is tested",
-    ("README.md", "make test"): ITSELF,
-    ("README.md", "source .venv/bin/activate"): "it is for the shell that reads it",
-    ("README.md", "python examples/killed_server.py"): KILLS,
-    ("README.md", "mmengine serve"): SERVES,
-    ("README.md", "curl localhost"): "tests/server/test_server_command.py sends its body",
     ("README.md", "pip install '.[serve]'"): "it fetches a gigabyte; what it installs is what all tests use",
+    ("README.md", "mmengine demo"): "tests/cli/test_cli_run.py runs it",
+    ("docs/tutorials/first_answers.md", "make demo"): "tests/cli/test_cli_run.py runs `mmengine demo`",
+    ("docs/tutorials/first_answers.md", "source .venv/bin/activate"): "it changes the reader's shell",
+    ("docs/tutorials/a_killed_server.md", "python examples/killed_server.py"): KILLS,
+    ("docs/tutorials/a_killed_server.md", "20 responses"): "the output of the example",
     ("benchmarks/results/report_page.md", "102493 steps"): "what the benchmark above it printed",
     ("docs/explanation/architecture.md", "messages, images, video"): "a drawing",
     ("docs/explanation/architecture.md", "core/     decide/"): "a drawing",

@@ -1,5 +1,6 @@
 """`mmengine serve` as people start it: a process with the embedded model."""
 
+import base64
 import json
 import os
 import shutil
@@ -123,10 +124,13 @@ def test_the_model_answers_and_tokens_come_back(process):
 
 
 def test_the_readmes_request_is_answered(process):
-    (told,) = [block.text for block in blocks("README.md") if "curl localhost" in block.text]
-    body = json.loads(told.partition("-d '")[2].partition("'")[0])
+    (shown,) = blocks("README.md", "bash")
+    text = shown.text.partition("<<EOF\n")[2].removesuffix("EOF\n")
+    image = base64.b64encode((ROOT / "docs" / "images" / "shapes.png").read_bytes()).decode()
+    body = json.loads(text.replace("$(base64 -w0 demo/image1.png)", image))
     status, answer = call(process[2], "/v1/chat/completions", body)
-    assert status == 200 and answer["choices"][0]["message"]["content"]
+    content = answer["choices"][0]["message"]["content"]
+    assert status == 200 and content in (ROOT / "README.md").read_text()
 
 
 def test_the_examples_run(process, tmp_path):
