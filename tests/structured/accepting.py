@@ -1,4 +1,6 @@
-"""What a gated schema accepts, byte by byte through the grammar engine; and random texts that it allows."""
+"""The texts that a normalized schema accepts, byte by byte through the grammar engine; and random texts that
+it allows.
+"""
 
 import random
 
@@ -12,7 +14,7 @@ from mmengine.structured_output.matcher import Matcher
 TOKENIZER = LLTokenizer("byte")
 END = TOKENIZER.eos_token
 CLOSING = frozenset(b'"]}')
-# All but the order of keys, which has another form of grammar.
+# All bounds off except the order of keys, which uses another kind of grammar.
 UNBOUND = Bounds(whitespace=0, decimals=0, digits=0)
 
 
@@ -27,9 +29,9 @@ class Grammar:
         return accepts(self.matcher, text)
 
     def walk(self, source: random.Random, length: int) -> str | None:
-        """A text made of random allowed bytes, or None when it had not ended after `length` of them.
+        """Return a text made from random allowed bytes, or None without an end after `length` bytes.
 
-        What closes is preferred more and more, as a text would never end otherwise.
+        Closing bytes are preferred more and more, since otherwise a text would never end.
         """
         matcher = self.matcher.deep_copy()
         out = bytearray()
@@ -48,7 +50,7 @@ class Grammar:
 
 
 def accepts(matcher: Matcher, text: str, end: int = END) -> bool:
-    """Every byte's bit is set, one after the other, and that of the token `end` behind them."""
+    """Check that each byte's bit is set in turn, and then the bit for the token `end`."""
     matcher = matcher.deep_copy()
     for byte in text.encode():
         if byte not in allowed(matcher) or not matcher.consume_token(byte):
@@ -57,7 +59,7 @@ def accepts(matcher: Matcher, text: str, end: int = END) -> bool:
 
 
 def byte_backend(num_threads: int | None = 1, end: bytes = b"") -> LLGuidance:
-    """Of a token for each byte, and one that ends a text, whose own bytes are `end`."""
+    """Return a backend with a token for each byte, and an end token whose bytes are `end`."""
     tokens = [*(bytes([byte]) for byte in range(256)), end]
     return LLGuidance(
         lambda: tokens, lambda text: list(text.encode()), frozenset({256}), [256], 257, num_threads
@@ -65,6 +67,6 @@ def byte_backend(num_threads: int | None = 1, end: bytes = b"") -> LLGuidance:
 
 
 def allowed(matcher: Matcher, last: int = END) -> list[int]:
-    """The tokens up to `last`."""
+    """Return the allowed tokens up to `last`."""
     mask = matcher.compute_bitmask()
     return [token for token in range(last + 1) if mask[token >> 3] >> (token & 7) & 1]

@@ -1,4 +1,4 @@
-"""Random schemas of in-place keywords (not, oneOf, if, dependentSchemas, unevaluated…) over three names."""
+"""Random schemas with in-place keywords (not, oneOf, if, dependentSchemas, unevaluated…) over three names."""
 
 import json
 import random
@@ -98,12 +98,12 @@ class Source:
 
 
 def accepts_some_order(grammar: Grammar, value: object) -> bool:
-    """Whether some text of `value` is accepted, whatever the order of its keys."""
+    """Return whether some key order makes `value` acceptable."""
     return any(END in allowed(matcher) for matcher in _after(grammar.matcher.deep_copy(), value))
 
 
 def _after(matcher: LLMatcher, value: object) -> Iterator[LLMatcher]:
-    """The matchers behind the texts of `value` that are accepted."""
+    """Yield the matchers after each accepted text for `value`."""
     if isinstance(value, dict):
         yield from _members(matcher, value, list(value))
     elif isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Schemas that are a little wrong: parts of real ones dropped, doubled, or put in the place of others."""
+"""Slightly wrong schemas: parts from real schemas are dropped, doubled, or swapped."""
 
 import copy
 import random
@@ -22,7 +22,7 @@ ODD = (
     [{}],
     ["a"],
 )
-Place = tuple[Any, Any]  # a dict or list, and the key or index of a part of it
+Place = tuple[Any, Any]  # A dict or list, and the key or index of one of its parts.
 
 
 def places(schema: Any) -> list[Place]:
@@ -38,7 +38,7 @@ def places(schema: Any) -> list[Place]:
 
 
 def mutated(schema: Any, others: list[Any], source: random.Random) -> Any:
-    """`schema` with one to three changes; parts are taken from it and from `others`."""
+    """Return `schema` with one to three changes; new parts come from it and from `others`."""
     schema = copy.deepcopy(schema)
     for _ in range(source.randint(1, 3)):
         found = places(schema)

@@ -1,7 +1,7 @@
-"""Random schemas with instances that are valid, for tests of what comes out of a grammar.
+"""Random schemas with valid instances, for tests of generated texts.
 
-`cases()` draws a Case: a schema of what the gate enforces, and a strategy of valid instances whose keys are
-in the schema's order. Every schema can be satisfied by a short text.
+`cases()` draws a Case: a schema with supported keywords, and a strategy for valid instances whose keys are in
+the schema's order. A short text satisfies every schema.
 """
 
 from dataclasses import dataclass
@@ -130,7 +130,7 @@ def unions(draw: st.DrawFn, parts: SearchStrategy[Case]) -> Case:
 
 @st.composite
 def merged(draw: st.DrawFn, parts: SearchStrategy[Case]) -> Case:
-    """An object whose schema is said in two branches of an allOf."""
+    """An object whose schema is split into two allOf branches."""
     whole = draw(objects(parts))
     names = list(whole.schema["properties"])
     halves = [
@@ -143,7 +143,7 @@ def merged(draw: st.DrawFn, parts: SearchStrategy[Case]) -> Case:
 
 
 def _tree(items: Case) -> Case:
-    """A list made of a value and, perhaps, what follows: recursion through $ref."""
+    """A list with a value and, perhaps, a tail: recursion through $ref."""
     node = {
         "type": "object",
         "properties": {
@@ -165,7 +165,7 @@ def _tree(items: Case) -> Case:
 
 
 def cases(max_leaves: int = 8) -> SearchStrategy[Case]:
-    """Random schemas, none of them large."""
+    """Random small schemas."""
     nested = st.recursive(
         scalars(),
         lambda parts: arrays(parts) | objects(parts) | objects(parts) | unions(parts) | merged(parts),
@@ -175,8 +175,9 @@ def cases(max_leaves: int = 8) -> SearchStrategy[Case]:
 
 
 def random_schemas(count):
-    """The same ones at each call, as long as no further module is imported: Hypothesis draws from their
-    constants too."""
+    """Return the same schemas at each call, as long as no further module is imported: Hypothesis draws from
+    module constants too.
+    """
     found = []
 
     @settings(max_examples=count, derandomize=True, database=None, deadline=None, phases=[Phase.generate])

@@ -1,5 +1,6 @@
-"""Grammars that are wrong, hostile, or larger than they look: refused before a model runs where that can be
-known, and otherwise the end of one answer and of no other."""
+"""Test that wrong, hostile or oversized grammars are refused before a model runs if possible, and otherwise
+end only their own answer.
+"""
 
 import random
 import re
@@ -49,7 +50,7 @@ def accepts(backend, asked, text):
 
 
 UNUSABLE = [
-    # grammar, what is said
+    # grammar, expected message
     ({"regex": "(a"}, "unclosed group"),
     ({"regex": "a{2,1}"}, "invalid repetition count range"),
     ({"regex": "[b-a]"}, "invalid character class range"),
@@ -83,7 +84,7 @@ UNUSABLE = [
 
 
 @pytest.mark.parametrize(("grammar", "says"), UNUSABLE)
-def test_what_cannot_be_used_is_known_before_the_model_runs(backend, grammar, says):
+def test_unusable_grammars_are_refused_before_the_model_runs(backend, grammar, says):
     with pytest.raises(InvalidRequest) as refusal:
         backend.compile(grammar_of(grammar=grammar))
     text = str(refusal.value)
@@ -93,7 +94,7 @@ def test_what_cannot_be_used_is_known_before_the_model_runs(backend, grammar, sa
 
 @pytest.mark.parametrize("pattern", [r"\p{L}{1000}", r"(\p{L}{1,50}){50}", r"[^\p{Lu}]{9000}x"])
 def test_a_pattern_that_is_too_large_is_refused_with_its_place(pattern):
-    """Nothing is known of it when it is compiled: it ends an answer after some letters."""
+    """The fault is unknown at compile time: the pattern would end an answer after some letters."""
     with pytest.raises(SchemaRefused, match="copy more than 10,000 times") as refusal:
         grammar_of(form({"type": "string", "pattern": pattern}))
     assert refusal.value.pointer == "#/pattern"
@@ -101,7 +102,7 @@ def test_a_pattern_that_is_too_large_is_refused_with_its_place(pattern):
 
 RAW = re.compile(
     r"panic|backtrace|RecursionError|Exception|unwrap|assertion|\.rs\b|\.py\b|0x[0-9a-f]{6}|\n|<non-"
-    r"|\d+ \| start|regex parse error|\(in regex\)"  # the engine's frame, the grammar shown in it once more
+    r"|\d+ \| start|regex parse error|\(in regex\)"  # The engine's frame around the quoted grammar.
 )
 REGEX_PARTS = [
     *("a", "b", ".", r"\p{L}", r"\w", r"\b", "[a-z]", "[^x]", "[]", "(?i)", "(?=a)", "(?P<n>", "(", ")", "|"),
@@ -173,7 +174,7 @@ LARK_PARTS = [
 
 
 @pytest.mark.parametrize(("kind", "parts"), [("regex", REGEX_PARTS), ("lark", LARK_PARTS)])
-def test_whatever_is_wrong_is_said_in_our_words(backend, kind, parts):
+def test_engine_errors_are_rewritten(backend, kind, parts):
     source, refused = random.Random(16), 0
     for _ in range(400):
         text = "start: " * (kind == "lark") + "".join(source.choices(parts, k=source.randrange(1, 12)))
@@ -185,7 +186,7 @@ def test_whatever_is_wrong_is_said_in_our_words(backend, kind, parts):
     assert 50 < refused < 400
 
 
-def test_what_engines_say_is_translated():
+def test_known_engine_errors_are_translated():
     trace = (
         "panic: called `Option::unwrap()` on a `None` value\n<backtrace>\n   0: f\n  at x.rs:3\n</backtrace>"
     )
@@ -203,8 +204,8 @@ def test_what_engines_say_is_translated():
         'x\nx[stop=""]: /a+/',
     ],
 )
-def test_no_rule_holds_the_end_of_an_answer(backend, rule):
-    """Which would end it there, in the middle of its form."""
+def test_rules_must_not_contain_end_tokens(backend, rule):
+    """An end token would end the answer within its form."""
     with pytest.raises(InvalidRequest, match=r"^grammar.lark: .* may be the end of an answer"):
         backend.compile(grammar_of(grammar={"lark": f'start: "a" {rule}'}))
 
@@ -212,7 +213,7 @@ def test_no_rule_holds_the_end_of_an_answer(backend, rule):
 @pytest.mark.parametrize(
     "rule", ["<[7]>", "<[3,250-255]>", "<[^256]>", "<[^250-256]>", "/<.end.>/", "x\nx[lazy]: /a+b/"]
 )
-def test_other_tokens_are_in_rules(backend, rule):
+def test_rules_may_contain_other_special_tokens(backend, rule):
     assert not accepts(backend, grammar_of(grammar={"lark": f'start: "a" {rule}'}), "a")
 
 
@@ -240,7 +241,7 @@ for asked in deep_forms():
 
 
 def deep_forms():
-    """The deepest that are let through."""
+    """The deepest forms that are accepted."""
     left, right = "(" * 24, ")" * 24
     rules = "".join(f'r{n}: {left}"y" r{n + 1} | "x{n}"{right}\n' for n in range(1_900))
     yield grammar_of(grammar={"lark": f'start: r0\n{rules}r1900: "z"'})
@@ -250,8 +251,8 @@ def deep_forms():
     yield grammar_of(grammar={"lark": f'start: T0\n{terminals}T600: "z"'})
 
 
-def test_rules_that_lead_deep_do_not_end_the_process():
-    """The engine's own recursion would be beyond the usual stack of a thread."""
+def test_deep_rules_do_not_overflow_the_stack():
+    """The engine's own recursion would exceed a thread's usual stack."""
     result = subprocess.run([sys.executable, "-c", DEEP], capture_output=True, text=True, timeout=200)
     assert result.returncode == 0, (result.returncode, result.stderr[-300:])
     said = result.stdout.splitlines()
@@ -279,7 +280,7 @@ def test_ten_thousand_choices_and_properties(backend):
     assert not accepts(backend, grammar_of(wide), '{"p7":null,"p1999":1}')
 
 
-def test_sets_beside_a_nul_hold_what_they_say(backend):
+def test_sets_with_nul_contain_their_characters(backend):
     for regex in (r'[^"]|\x00', r'[^"\x00]|\x00', r'([^"]|\x00)'):
         for text in ("a", '"', "\x00", "é", "\\", "\x01"):
             assert accepts(backend, grammar_of(grammar={"regex": regex}), text) == (text != '"'), (
@@ -302,7 +303,7 @@ LATE = {
 
 
 @pytest.mark.parametrize("name", LATE)
-def test_a_limit_met_in_the_middle_ends_that_answer_alone(name):
+def test_a_limit_reached_mid_answer_ends_only_that_answer(name):
     grammar, says = LATE[name]
     forms = [{"choice": ["goes on"]}, grammar, {"choice": ["and on"]}]
     with Engine() as engine:
@@ -321,7 +322,7 @@ def test_a_limit_met_in_the_middle_ends_that_answer_alone(name):
         assert engine.generate_json("Say.", {"const": 1}) == 1
 
 
-def test_what_is_refused_by_the_engine_stops_nobody_else():
+def test_an_engine_refusal_fails_only_its_request():
     with Engine() as engine:
         for number, (grammar, says) in enumerate(
             [*UNUSABLE[::4], ({"lark": 'start: "a" start'}, "rules that never end")]

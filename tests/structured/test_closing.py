@@ -1,5 +1,6 @@
-"""Ways to the end of a text: they are valid, about as short as can be, and a text that keeps one in mind ends
-within its budget whatever the model says."""
+"""Test that completions are valid and about as short as possible, and that a text with a closer ends within
+its budget whatever the model generates.
+"""
 
 import json
 import random
@@ -27,7 +28,7 @@ BYTES = Vocabulary([bytes([byte]) for byte in range(256)] + [b""])
 
 
 def closings_of(schema_text: str) -> Closings:
-    """Of a schema that the gate wrote."""
+    """Return the closings for a normalized schema."""
     return Closings(BYTES, hints_of(GrammarRequest("json_schema", schema_text)))
 
 
@@ -58,7 +59,7 @@ LISTS = {
         {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
     ]
 }
-LINKED = {  # the shorter name leads on and on
+LINKED = {  # The shorter name leads to an endless chain.
     "$ref": "#/$defs/part",
     "$defs": {
         "part": {
@@ -79,7 +80,7 @@ MANY = {"type": "object", "properties": {f"key {n}": {"type": "integer"} for n i
 
 
 def close(closings, matcher, said=b"", budget=4096):
-    """The text that a closing behind `said` makes."""
+    """Return the completion's text after `said`."""
     matcher, place = matcher.deep_copy(), closings.begin()
     assert not said or matcher.consume_tokens(list(said))
     for token in said:
@@ -106,7 +107,7 @@ def close(closings, matcher, said=b"", budget=4096):
         (NODE, b'{"value":123,"parts":[{"va', 90),
         (LISTS, b"[[", 10),
         (LISTS, b"", 8),
-        (LINKED, b"", 24),  # by a key that may be left out, in one of its orders
+        (LINKED, b"", 24),  # By an optional key, in one of its orders.
         (
             {"anyOf": [{"$ref": "#/$defs/node"}, {"enum": ["a rather long word"]}], "$defs": NODE["$defs"]},
             b"",
@@ -133,7 +134,7 @@ def close(closings, matcher, said=b"", budget=4096):
         (MANY | {"required": list(MANY["properties"])}, b'{"key 0":1', 316),
     ],
 )
-def test_a_text_is_closed(schema, said, length):
+def test_a_text_is_completed(schema, said, length):
     grammar = Grammar(schema, Bounds())
     text = close(closings_of(grammar.text), grammar.matcher, said)
     validator(schema).validate(json.loads(text))
@@ -150,21 +151,21 @@ def test_a_text_is_closed(schema, said, length):
         (r"[a-z]{3}[.][^a]+a!?", b""),
     ],
 )
-def test_what_is_no_json_is_closed_too(pattern, said):
+def test_texts_that_are_not_json_are_completed(pattern, said):
     matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_regex(pattern), log_level=0)
     closings = Closings(BYTES, hints_of(GrammarRequest("regex", pattern)))
     assert len(close(closings, matcher, said)) < 20
 
 
-def test_a_property_may_be_named_as_a_keyword_of_numbers():
-    """It is no bound, whatever its schema is."""
+def test_a_property_may_have_the_name_of_a_number_keyword():
+    """The property's schema is not a bound."""
     schema = {"properties": {"minimum": False, "multipleOf": False, "a": {"minimum": 2}}, "required": ["a"]}
     grammar = Grammar({"type": "object", **schema})
     closings = closings_of(grammar.text)
     assert bytes(closings.shortest(grammar.matcher)) == b'{"a":2}'
 
 
-def test_a_vocabulary_without_some_bytes_closes_with_the_others():
+def test_completion_with_an_incomplete_byte_vocabulary():
     tokens = [b"" if byte in b"a0-:\xff" else bytes([byte]) for byte in range(256)] + [b"", b'":', b"true"]
     engine = LLGuidance(lambda: tokens, lambda text: [], frozenset([256]), [256], len(tokens), 1)
     schema = {
@@ -172,7 +173,7 @@ def test_a_vocabulary_without_some_bytes_closes_with_the_others():
         "required": ["b", "c"],
     }
     asked = {"type": "json_schema", "json_schema": {"schema": {"type": "object", **schema}}}
-    with pytest.raises(InvalidRequest, match="no answer of at most"):  # a colon alone is no token
+    with pytest.raises(InvalidRequest, match="no answer of at most"):  # A lone colon is not a token.
         engine.compile(grammar_of({**asked, "on_truncation": "close"}))
     tokens[ord(":")] = b":"
     engine = LLGuidance(lambda: tokens, lambda text: [], frozenset([256]), [256], len(tokens), 1)
@@ -191,8 +192,9 @@ def test_a_budget_is_kept():
 
 
 def reach(grammar: Grammar, case: Case, data: st.DataObject, source: random.Random) -> tuple[bytes, bytes]:
-    """A place that texts come by: the beginning of an instance, and perhaps what else is allowed behind it;
-    and how the instance goes on."""
+    """Return a reachable position: an instance's beginning, perhaps with further allowed bytes; and the
+    instance's rest.
+    """
     text = json.dumps(data.draw(case.instances), ensure_ascii=False, separators=(",", ":")).encode()
     cut = source.randrange(len(text))
     matcher, said = grammar.matcher.deep_copy(), bytearray(text[:cut])
@@ -207,29 +209,30 @@ def reach(grammar: Grammar, case: Case, data: st.DataObject, source: random.Rand
 
 
 def check_closing(case: Case, seed: int, data: st.DataObject) -> None:
-    """Half of the schemas take all keys in any order, where the shortest text is not always found; in the
-    others all of them come in order."""
+    """Half the schemas allow any key order, where the shortest text is not always found; the others fix the
+    order.
+    """
     in_order = seed % 2 == 0
     grammar = Grammar(case.schema, Bounds(ordered=64 if in_order else 0))
     source = random.Random(seed)
     said, rest = reach(grammar, case, data, source)
     text = close(closings_of(grammar.text), grammar.matcher, said)
     validator(case.schema).validate(json.loads(text))
-    whole = (said + rest).decode(errors="replace")  # a character that is cut in two is none
+    whole = (said + rest).decode(errors="replace")  # A character that is cut in two does not count.
     if in_order and grammar.accepts(whole):
         assert len(text.encode()) <= len(whole.encode())
 
 
 @RANDOM
 @given(cases(), st.integers(0, 2**32), st.data())
-def test_a_closing_is_valid_and_at_most_as_long_as_an_instance(case: Case, seed: int, data: st.DataObject):
+def test_a_completion_is_valid_and_at_most_as_long_as_an_instance(case: Case, seed: int, data: st.DataObject):
     check_closing(case, seed, data)
 
 
 @pytest.mark.soak
 @settings(RANDOM, max_examples=2_000, derandomize=False)
 @given(cases(), st.integers(0, 2**32), st.data())
-def test_closings_of_many_schemas_are_as_short(case: Case, seed: int, data: st.DataObject):
+def test_completions_of_many_schemas_are_short(case: Case, seed: int, data: st.DataObject):
     check_closing(case, seed, data)
 
 
@@ -243,8 +246,9 @@ def closer_of(grammar: Grammar, budget: int) -> Closer:
 
 
 def speak(grammar: Grammar, budget: int, source: random.Random, wanted: bytes) -> tuple[bytes, list[int]]:
-    """A text of at most `budget` tokens by a speaker who says `wanted` and then anything that is allowed;
-    and how long the known closing was at each token."""
+    """Return a text with at most `budget` tokens from a model that generates `wanted` and then any allowed
+    bytes, and the known completion's length at each token.
+    """
     matcher, said, known = grammar.matcher.deep_copy(), bytearray(), []
     closer = closer_of(grammar, budget)
     for at in range(budget):
@@ -266,11 +270,11 @@ def speak(grammar: Grammar, budget: int, source: random.Random, wanted: bytes) -
 
 @RANDOM
 @given(cases(), st.integers(0, 2**32), st.data())
-def test_a_text_ends_within_its_budget_whatever_is_said(case: Case, seed: int, data: st.DataObject) -> None:
+def test_a_text_ends_within_its_budget_for_any_model(case: Case, seed: int, data: st.DataObject) -> None:
     grammar = Grammar(case.schema, Bounds())
     least = shortest(grammar)
     for budget in (least, least + 1, least + random.Random(seed).randrange(60)):
-        # The longest one wants nothing, and goes whatever way is allowed.
+        # The longest budget has no wanted text and follows any allowed path.
         wanted = json.dumps(data.draw(case.instances), ensure_ascii=False).encode()
         text, known = speak(grammar, budget, random.Random(seed), wanted if budget <= least + 1 else b"")
         assert len(text) <= budget
@@ -279,7 +283,7 @@ def test_a_text_ends_within_its_budget_whatever_is_said(case: Case, seed: int, d
 
 
 def check_again(grammar: Grammar, budget: int, text: bytes, known: list[int]) -> None:
-    """Who goes through the tokens of a text again knows the same at each."""
+    """Check that consuming a text's tokens again gives the same completions."""
     matcher, closer = grammar.matcher.deep_copy(), closer_of(grammar, budget)
     for at, token in enumerate(text):
         assert closer.left == budget - at and len(closer.path) == known[at]
@@ -297,8 +301,8 @@ def test_a_long_text_of_a_wide_set_is_found_in_few_steps(monkeypatch):
     assert Text((".*x.{15}y.*", ".*y.{15}x.*"), 8_000).rest("") is None and len(steps) - few < 10_000
 
 
-def test_words_are_no_numbers_to_look_through(monkeypatch):
-    """An e, and a thousand more, are no number that begins."""
+def test_words_are_not_searched_as_numbers(monkeypatch):
+    """An e, and a thousand more, do not begin a number."""
     asked, allows = [], Search._allows_tokens
     monkeypatch.setattr(
         Search, "_allows_tokens", lambda self, way, tokens: asked.append(tokens) or allows(self, way, tokens)

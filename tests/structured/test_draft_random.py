@@ -1,4 +1,4 @@
-"""Random schemas of older drafts: what the masks accept, the draft's own validator accepts."""
+"""Test random schemas in older drafts: the draft's own validator accepts what the masks accept."""
 
 import json
 import random
@@ -19,7 +19,7 @@ NAMES = "abc"
 
 
 class Source:
-    """Schemas and values by chance, small enough to be likely to meet."""
+    """Random schemas and values, small enough to be likely to match."""
 
     def __init__(self, seed: int):
         self.random = random.Random(seed)
@@ -76,7 +76,7 @@ KEYWORDS = {
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
-def test_what_is_accepted_is_valid_in_its_draft(draft: str) -> None:
+def test_accepted_values_are_valid_in_their_draft(draft: str) -> None:
     source = Source(7)
     compared, accepted = {True: 0, False: 0}, 0
     for _ in range(120):
@@ -90,7 +90,7 @@ def test_what_is_accepted_is_valid_in_its_draft(draft: str) -> None:
             value = source.value(2)
             try:
                 valid = validator.is_valid(value)
-            except (Unresolvable, TypeError):  # not read before it is met
+            except (Unresolvable, TypeError):  # The validator reads references only when it meets them.
                 continue
             if grammar.accepts(json.dumps(value)):
                 assert valid, (schema, value)

@@ -1,4 +1,6 @@
-"""Where the grammar engine fails: in the middle of an answer that answer alone, at the door in our words."""
+"""Test grammar engine failures: during an answer only that answer fails, and at compile time the error is in
+our words.
+"""
 
 import random
 
@@ -24,10 +26,10 @@ def compiled(schema, by=None):
 
 
 class PanicException(BaseException):
-    """Of the same name as that of pyo3."""
+    """Has the same name as pyo3's exception."""
 
 
-def test_what_compiles_runs_to_the_end_of_a_long_key():
+def test_compiled_schemas_allow_long_keys():
     matcher = compiled({"patternProperties": {"[a-z]{1,255}": {"type": "string"}}}).matcher()
     for byte in b'{"' + b"a" * 60 + b'":"x"}':
         mask = matcher.compute_bitmask()
@@ -37,8 +39,8 @@ def test_what_compiles_runs_to_the_end_of_a_long_key():
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_an_answer_that_breaks_hurts_no_other(monkeypatch, num_threads):
-    monkeypatch.setattr(llguidance_backend, "STEP_FUEL", 1_000)  # so that it breaks soon
+def test_a_broken_answer_affects_no_other(monkeypatch, num_threads):
+    monkeypatch.setattr(llguidance_backend, "STEP_FUEL", 1_000)  # Makes the answer break soon.
     engine = byte_backend(num_threads)
     grammars = {
         "breaks": compiled({"type": "string", "pattern": "^(.*a.{14})$"}, engine),
@@ -59,7 +61,7 @@ def test_an_answer_that_breaks_hurts_no_other(monkeypatch, num_threads):
     assert not errors and bits[0, ord("z") // 32] >> (ord("z") % 32) & 1
 
 
-def test_a_panic_in_masks_breaks_its_own_text_alone(monkeypatch):
+def test_a_panic_in_masks_breaks_only_its_text(monkeypatch):
     engine = byte_backend(2)
     good, bad = compiled({"type": "string"}, engine).matcher(), compiled({"type": "null"}, engine).matcher()
 
@@ -111,13 +113,13 @@ def test_a_panic_while_a_grammar_is_compiled_is_a_refusal(monkeypatch):
         ("too many states: 250000 >= 250000", "more states"),
     ],
 )
-def test_errors_of_the_grammar_engine_are_in_our_words(error, said):
+def test_grammar_engine_errors_are_rewritten(error, said):
     text = in_our_words(error)
     assert said in text and "backtrace" not in text and "\n" not in text and "/^" not in text
 
 
 @pytest.mark.parametrize("beside", [[], [3]], ids=["alone", "beside a row whose grammar is not here"])
-def test_texts_of_a_grammar_that_used_up_its_states_together_go_on(monkeypatch, beside):
+def test_texts_continue_after_shared_lexer_states_are_used_up(monkeypatch, beside):
     monkeypatch.setattr(llguidance_backend, "MAX_LEXER_STATES", 3_000)
     engine = byte_backend()
     grammars = {"a": compiled({"type": "string", "pattern": "^(.*a.{12})$"}, engine)}

@@ -1,4 +1,4 @@
-"""Limits beyond 2**53, which the grammar engine reads as doubles: nothing beyond them is allowed."""
+"""Test limits beyond 2**53, which the grammar engine reads as doubles: no number beyond them is allowed."""
 
 import jsonschema
 import pytest
@@ -15,7 +15,7 @@ FAR = st.integers(2**53 - 4, 2**65) | st.sampled_from([2**63 - 1, 2**63, 10**17 
 @example("integer", 2**63, 2**63 - 1, [2**63 - 1, 2**63])
 @example("number", 2**62, 2**62, [2**62 + 1, -(2**62) - 1])
 @given(st.sampled_from(["integer", "number"]), FAR, FAR, st.lists(FAR, min_size=3, max_size=3))
-def test_nothing_beyond_a_limit_is_allowed(kind: str, low: int, high: int, values: list[int]) -> None:
+def test_numbers_beyond_a_limit_are_refused(kind: str, low: int, high: int, values: list[int]) -> None:
     schema = {"type": kind, "minimum": -low, "exclusiveMaximum": high}
     grammar, referee = Grammar(schema), jsonschema.Draft202012Validator(schema)
     near = [value + by for value in (*values, high) for by in (-1, 0, 1)] + [-low - 1, -low, 1 - low]

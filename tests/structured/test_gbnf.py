@@ -1,4 +1,6 @@
-"""Grammars as llama.cpp and xgrammar users write them: exactly their texts, or the line that is wrong."""
+"""Test grammars in llama.cpp's and xgrammar's syntax: they allow exactly their texts, or the error names the
+line at fault.
+"""
 
 import itertools
 import json
@@ -30,7 +32,7 @@ class Grammar:
         return accepts(self.matcher, text)
 
 
-# In the shapes that llama.cpp's own are known for; written for this test.
+# In the style of llama.cpp's known grammars; written for this test.
 ARITHMETIC = r"""
 # sums, one a line
 root ::= (sum "=" space atom "\n")+
@@ -115,7 +117,7 @@ def test_json_is_json() -> None:
 
 
 def texts_of(rules: dict[str, Node], text: str) -> bool:
-    """Whether the rules allow `text`: every end of every rule at every place, until no more are found."""
+    """Return whether the rules allow `text`, by computing each rule's ends at every position."""
     ends: dict[tuple[str, int], set[int]] = {
         (name, at): set() for name in rules for at in range(len(text) + 1)
     }
@@ -219,7 +221,7 @@ def test_more_random_grammars(seeds: range) -> None:
         ('root ::= "a" = "b"', "cannot be read"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(text: str, says: str) -> None:
+def test_errors_name_the_line(text: str, says: str) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         grammar_of(grammar={"gbnf": text})
     assert says in str(refusal.value)
@@ -241,7 +243,7 @@ def test_what_is_wrong_is_said_with_its_line(text: str, says: str) -> None:
     ],
     ids=["doubling", "chain", "many", "alike", "long", "stars", "wide", "copies", "empty", "groups"],
 )
-def test_hostile_grammars_end_soon(text: str) -> None:
+def test_hostile_grammars_are_refused_quickly(text: str) -> None:
     begun = time.monotonic()
     with suppress(InvalidRequest):
         grammar_of(grammar={"gbnf": text})

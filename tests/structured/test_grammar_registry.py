@@ -1,4 +1,4 @@
-"""A grammar engine that a stranger brings is one like ours, from the setting to the answer."""
+"""Test that a third party's grammar engine works like the built-in one, from the setting to the answer."""
 
 import json
 
@@ -26,18 +26,18 @@ class Theirs(LLGuidance):
 """
 
 
-def test_a_strangers_grammar_backend_is_found_and_used(install_stranger):
+def test_a_third_party_grammar_backend_is_used(install_stranger):
     install_stranger("mmengine.grammar_backends", THEIRS, theirs="Theirs")
     with Engine(config=EngineConfig(grammar_backend="theirs", spec="none")) as engine:
         form = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
         (answer,) = engine.generate(["How many?"], response_format=form, max_tokens=24)
-    import strange_module  # it is there only now
+    import strange_module  # The module exists only from here on.
 
     assert json.loads(answer.text)["n"] in (3, 4)
     assert len(strange_module.compiled) == 1 and '"n"' in strange_module.compiled[0].source
 
 
-def test_a_broken_one_is_refused_before_a_model_is_read(install_stranger):
+def test_a_broken_backend_is_refused_before_loading_the_model(install_stranger):
     install_stranger("mmengine.grammar_backends", "import no_such_module", theirs="Theirs")
     with pytest.raises(ConfigError) as refusal:
         Engine("no such model", config=EngineConfig(grammar_backend="theirs"))

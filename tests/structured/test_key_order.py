@@ -1,4 +1,4 @@
-"""The order of keys: any where some may be left out, but in small objects that of the schema."""
+"""Test key order: any order with optional properties, except in small objects, which keep a fixed order."""
 
 import json
 import random
@@ -27,7 +27,7 @@ def said(*names: str) -> str:
 
 
 @pytest.mark.parametrize("rest", REST)
-def test_any_order_is_accepted_of_what_is_valid(rest: dict | bool) -> None:
+def test_any_order_of_valid_keys_is_accepted(rest: dict | bool) -> None:
     source = random.Random(str(rest))
     kinds = [NULL, {"type": "integer"}, {"enum": ["x", 1]}, {}]
     for _ in range(8):
@@ -50,7 +50,7 @@ def test_any_order_is_accepted_of_what_is_valid(rest: dict | bool) -> None:
 
 
 @pytest.mark.parametrize("bounds", [UNBOUND, Bounds()])
-def test_with_many_properties_one_that_was_passed_over_may_still_come(bounds: Bounds) -> None:
+def test_a_skipped_property_may_follow_later(bounds: Bounds) -> None:
     schema = nulls("a", "b", "c", "d", "e") | {"required": ["d"]}
     for closed in ({}, {"additionalProperties": False}):
         grammar = Grammar(schema | closed, bounds)
@@ -66,7 +66,7 @@ def test_with_many_properties_one_that_was_passed_over_may_still_come(bounds: Bo
     [nulls("a", "b", "c", "d"), nulls(*"abcdef") | {"required": list("abcdef")}],
     ids=["small", "all must come"],
 )
-def test_in_order_unless_asked_for(schema: dict) -> None:
+def test_small_objects_keep_their_order_by_default(schema: dict) -> None:
     names = list(schema["properties"])
     assert Grammar(schema).accepts(said(*names)) and not Grammar(schema).accepts(said(*names[::-1]))
     assert Grammar(schema, ANY).accepts(said(*names[::-1]))
@@ -85,7 +85,7 @@ def test_the_schemas_order_can_be_kept() -> None:
 
 @pytest.mark.parametrize("groups", [2, 5])
 def test_keys_of_the_base_and_of_branches_are_mixed(groups: int) -> None:
-    """Which of several schemas of one place comes first no schema says, so too where all must come."""
+    """If several schemas apply to a value, none says which keys come first, even if all are required."""
     ends = ["", "'", "''"]
     parts = [nulls(*(f"{at}{end}" for end in ends)) | {"required": [f"{at}"]} for at in range(groups)]
     must = {"required": [f"{at}{end}" for end in ends[1:] for at in range(groups)]}
@@ -112,7 +112,7 @@ CONTROLS = nulls("", "\x01", "\\", '"', "\\\\") | {"additionalProperties": {"typ
     ],
     ids=["too many", "counted", "controls"],
 )
-def test_what_no_setting_brings_is_said(schema: dict, keyword: str, says: str) -> None:
+def test_orders_that_no_setting_allows_are_noted(schema: dict, keyword: str, says: str) -> None:
     within = {"type": "object", "properties": {"part": schema, "others": nulls(*"abcdefg")}}
     report = check_schema(within, bounds=ANY)
     assert report.verdict == "approximated"
@@ -123,13 +123,13 @@ def test_what_no_setting_brings_is_said(schema: dict, keyword: str, says: str) -
     assert Grammar(schema, ANY).accepts(said(*list(schema["properties"])[:3]))
 
 
-def test_as_many_as_there_may_be_come_in_any_order() -> None:
+def test_the_maximum_number_of_unordered_properties() -> None:
     names = [f"n{at}" for at in range(63)]
     grammar = Grammar(nulls(*names) | {"required": names[5:20]})
     assert grammar.accepts(said(*names[::-1])) and not grammar.accepts(said(*names[6:]))
 
 
-def test_a_closing_says_what_must_come_and_no_more() -> None:
+def test_a_completion_contains_only_required_keys() -> None:
     schema = nulls(*(f"a property {at}" for at in range(40))) | {
         "required": ["a property 30", "a property 3"]
     }
@@ -139,8 +139,8 @@ def test_a_closing_says_what_must_come_and_no_more() -> None:
     assert compiled.shortest == shortest
 
 
-def test_a_name_that_no_text_in_lark_holds() -> None:
-    """Beside an array whose items count together the object is written in Lark too."""
+def test_a_name_that_lark_cannot_spell() -> None:
+    """An object beside an array with counted items is written in Lark too."""
     schema = nulls("\x7f", 'a"') | {"additionalProperties": False}
     schema["properties"]["some"] = {"type": "array", "contains": NULL, "items": {"type": ["null", "boolean"]}}
     assert Grammar(schema).accepts('{"\x7f":null,"some":[true,null]}')

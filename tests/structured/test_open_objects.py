@@ -1,4 +1,4 @@
-"""Objects with keys that the schema does not name: any but the named ones, whatever their spelling."""
+"""Test objects with unnamed keys: any key except the named keys, in any spelling."""
 
 import json
 
@@ -39,21 +39,21 @@ def test_no_spelling_of_a_named_key_is_another_key(bounds: Bounds, rest: dict | 
     st.dictionaries(NAMES, st.sampled_from([{"const": 1}, {}, False])),
     st.dictionaries(NAMES, VALUES, max_size=4),
 )
-def test_keys_are_told_apart_as_the_referee_does(named: dict, instance: dict) -> None:
+def test_keys_are_distinguished_as_by_the_validator(named: dict, instance: dict) -> None:
     schema = {"type": "object", "properties": named, "additionalProperties": {"enum": ["x", None]}}
     ordered = {key: instance[key] for key in (*named, *instance) if key in instance}
     valid = jsonschema.Draft202012Validator(schema).is_valid(ordered)
     assert Grammar(schema).accepts(json.dumps(ordered, ensure_ascii=False)) == valid
 
 
-def test_a_named_key_does_not_hold_what_the_others_hold() -> None:
+def test_a_named_key_has_its_own_schema() -> None:
     grammar = Grammar({"properties": {"a": A}, "type": "object", "additionalProperties": {"type": "integer"}})
     assert grammar.accepts('{"a": "x", "b": 1}') and grammar.accepts('{"b": 1}')
     assert not grammar.accepts('{"a": 1}') and not grammar.accepts('{"b": "x"}')
 
 
-def test_names_are_no_part_of_the_pattern_of_the_others() -> None:
-    """A tree of all names in one pattern took a millisecond a mask, and long names were too much for it."""
+def test_names_are_not_spelled_out_in_the_pattern_of_other_keys() -> None:
+    """A single pattern that spelled out all names took a millisecond per mask, and failed with long names."""
     names = {f"{'long' * 30}{number}": A for number in range(100)}
     text = Grammar({"type": "object", "properties": names}).text
     (pattern,) = json.loads(text)["patternProperties"]

@@ -1,4 +1,4 @@
-"""Values of JSON texts that are not whole: each says what the text says so far, and none is taken back."""
+"""Test values from incomplete JSON texts: each shows the value so far, and no value shrinks."""
 
 import json
 import random
@@ -28,7 +28,7 @@ def values(text: str, cuts: list[int]) -> list:
 
 
 def goes_on(before: object, after: object) -> bool:
-    """Whether `after` may be what `before` grew to."""
+    """Return whether `before` could have grown to `after`."""
     if isinstance(before, str) and isinstance(after, str):
         return after.startswith(before)
     if isinstance(before, list) and isinstance(after, list):
@@ -70,7 +70,7 @@ def test_partial_values_lead_to_the_value(value: object, ascii_only: bool, space
         ('{"a":[{"b":[', [{}, {"a": []}, {"a": [{}]}, {"a": [{"b": []}]}]),
     ],
 )  # fmt: skip
-def test_what_is_known_of_a_prefix(text: str, known: list) -> None:
+def test_value_of_a_prefix(text: str, known: list) -> None:
     partial, found = PartialJson(), []
     for character in text:
         if partial.push(character):
@@ -78,12 +78,12 @@ def test_what_is_known_of_a_prefix(text: str, known: list) -> None:
     assert found == known and partial.has_value == bool(known)
 
 
-def test_a_number_alone_is_known_at_its_end() -> None:
+def test_a_lone_number_is_known_at_its_end() -> None:
     partial = PartialJson()
     assert not partial.push("-12") and partial.finish() and partial.value() == -12
 
 
-def test_a_value_stays_as_it_was_given() -> None:
+def test_a_returned_value_does_not_change() -> None:
     partial = PartialJson()
     partial.push('{"a": [1, 2')
     before = partial.value()

@@ -1,5 +1,6 @@
-"""Patterns: what the masks take is what a backtracking matcher takes, lengths included; and none of them ends
-an answer in the middle."""
+"""Test patterns: masks accept the same strings as a backtracking matcher, lengths included, and no pattern
+ends an answer early.
+"""
 
 import json
 import re
@@ -33,20 +34,18 @@ PATTERNS = st.tuples(st.sampled_from(["", "^"]), GROUPS, TIMES, GROUPS, st.sampl
     st.integers(0, 3),
     st.integers(3, 6),
 )
-def test_a_pattern_means_what_it_says_whatever_repeats_what(
-    pattern: str, texts: list[str], low: int, high: int
-) -> None:
+def test_nested_repetitions_match_as_in_python(pattern: str, texts: list[str], low: int, high: int) -> None:
     wanted = [re.search(pattern, text) is not None for text in texts]
     lengths = [low <= len(text) <= high for text in texts]
     try:
         grammar = Grammar({"type": "string", "pattern": pattern})
-    except SchemaRefused as error:  # as of ^(((a)+(aa){1,3}){1,3}){1,3}a
+    except SchemaRefused as error:  # For example ^(((a)+(aa){1,3}){1,3}){1,3}a.
         assert "told apart in too many ways" in str(error) and pattern.count("{") > 2
         return
     assert [grammar.accepts(f'"{text}"') for text in texts] == wanted
     try:
         grammar = Grammar({"type": "string", "pattern": pattern, "minLength": low, "maxLength": high})
-    except AssertionError as error:  # nothing is left
+    except AssertionError as error:  # No string is left.
         assert "empty" in str(error).lower() and not any(map(min, zip(wanted, lengths, strict=True)))
         return
     both = [a and b for a, b in zip(wanted, lengths, strict=True)]
@@ -62,7 +61,7 @@ def test_a_pattern_means_what_it_says_whatever_repeats_what(
         (r"^(\w+\.)*\w+$", "a.b.c", "a..b"),
     ],
 )
-def test_repetitions_of_repetitions_are_taken(pattern: str, valid: str, invalid: str) -> None:
+def test_nested_repetitions_are_accepted(pattern: str, valid: str, invalid: str) -> None:
     grammar = Grammar({"type": "string", "pattern": pattern})
     assert grammar.accepts(json.dumps(valid)) and not grammar.accepts(json.dumps(invalid))
     walked = grammar.matcher.deep_copy()
@@ -71,22 +70,22 @@ def test_repetitions_of_repetitions_are_taken(pattern: str, valid: str, invalid:
 
 
 @pytest.mark.parametrize("pattern", ["^(a{1,50}){50}$", "^(.{0,64}){0,64}$", "^(?:.{1,20}){1,20}$"])
-def test_counts_that_cannot_be_told_apart_are_refused(pattern: str) -> None:
-    """They compile, and after some letters the grammar engine has no room left for the ways to read them."""
+def test_ambiguous_counts_are_refused(pattern: str) -> None:
+    """They compile, but after some letters the grammar engine has too many states."""
     with pytest.raises(SchemaRefused, match="told apart in too many ways") as refusal:
         Grammar({"type": "string", "pattern": pattern})
     assert refusal.value.pointer == "#/pattern"
     assert parse_pattern(r"^([a-z]{1,63}\.){1,8}[a-z]{2,6}$").most == 518
 
 
-def test_what_may_stand_anywhere_is_counted_no_further_than_it_must() -> None:
+def test_an_unanchored_repetition_is_reduced_to_its_minimum() -> None:
     assert parse_pattern("[a-z]{1,255}").regex == "(?s:.)*[a-z](?s:.)*"
     assert parse_pattern("a*").regex == "(?s:.)*"
     grammar = Grammar({"type": "object", "patternProperties": {"[a-z]{1,255}": {"type": "string"}}})
     assert grammar.accepts('{"' + "a" * 600 + '":"x"}') and not grammar.accepts('{"a1":1}')
 
 
-def test_a_pattern_takes_up_a_length() -> None:
+def test_a_pattern_absorbs_a_length() -> None:
     schema = {"type": "string", "pattern": "^([a-z][0-9])+$", "minLength": 9_999}
     grammar = Grammar(schema)
     assert '"minLength"' not in grammar.text

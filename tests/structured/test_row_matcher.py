@@ -1,5 +1,6 @@
-"""A row that follows draft grammars, and reads drafts when they are proposed, says what masks would let it
-say."""
+"""Test that a row with draft grammars, which consumes drafts when they are proposed, allows the same tokens
+as masks.
+"""
 
 from random import Random
 
@@ -69,7 +70,7 @@ FORMS = [
     grammar_of(grammar={"regex": "name(ab|cd){1,2}|10+"}),
 ]
 
-REFUSED = {"XGrammar": {FORMS[2].source, FORMS[3].source}}  # items that count together
+REFUSED = {"XGrammar": {FORMS[2].source, FORMS[3].source}}  # Items that are counted together.
 
 
 def encode(text):
@@ -90,7 +91,7 @@ def backend(request):
 
 @pytest.fixture(scope="module")
 def compiled(backend):
-    """By grammar: the grammar, and its draft grammars."""
+    """Return a grammar's compiled form and its draft grammars."""
     known = {}
 
     def of(text):
@@ -112,7 +113,7 @@ def row_of(backend, grammar, draft_grammars, said=()):
 
 
 class Plain:
-    """The same row by masks alone, a token at a time."""
+    """The same row by masks alone, token by token."""
 
     def __init__(self, backend, grammar):
         self.rows, self.is_over = row_of(backend, grammar, ()), False
@@ -133,8 +134,9 @@ class Plain:
 
 
 def ahead_of(plain, draw, most):
-    """What the row may say next, some of it spelled as the tokenizer would not, and at the end perhaps what
-    it may not say."""
+    """Return tokens that the row may generate next, some spelled differently than by the tokenizer, and
+    perhaps a forbidden token at the end.
+    """
     ahead, probe = [], plain.rows._rows[0].matcher()
     taken = 0
     for _ in range(draw(st.integers(0, most))):
@@ -151,14 +153,14 @@ def ahead_of(plain, draw, most):
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_a_row_with_draft_grammars_says_what_masks_would_let_it_say(backend, compiled, data):
+def test_a_row_with_draft_grammars_allows_the_same_tokens_as_masks(backend, compiled, data):
     draw = data.draw
     forms = [form for form in FORMS if form.source not in REFUSED.get(type(backend).__name__, ())]
     grammar, draft_grammars = compiled(draw(st.sampled_from(forms)))
     row, plain = row_of(backend, grammar, draft_grammars), Plain(backend, grammar)
     for _ in range(draw(st.integers(1, 12))):
         drafts = list(row.forced(0, draw(st.integers(0, 8))))
-        if draw(st.booleans()):  # those of another drafter behind them, or in their place
+        if draw(st.booleans()):  # Another drafter's tokens, after these or in their place.
             drafts = [*drafts[: draw(st.integers(0, 8))], *ahead_of(plain, draw, 3)]
             drafts = drafts[: row.num_allowed(0, drafts)]
         assert END not in drafts
@@ -172,14 +174,15 @@ def test_a_row_with_draft_grammars_says_what_masks_would_let_it_say(backend, com
         if expected[0] < len(tokens) or draw(st.integers(0, 4)) == 0:
             ahead = [ahead_of(plain, draw, 4)] if draw(st.booleans()) else None
             assert np.array_equal(row.masks([0], ahead)[0], plain.rows.masks([0], ahead)[0])
-        if draw(st.integers(0, 6)) == 0:  # preempted
+        if draw(st.integers(0, 6)) == 0:  # A preemption.
             row = row_of(backend, grammar, draft_grammars, row.said(0))
 
 
 @pytest.mark.parametrize("number", range(len(SCHEMAS)))
-def test_what_a_draft_grammar_takes_its_grammar_takes(backend, compiled, number):
-    """Walks by masks through draft grammars: their white space is that of json.dumps, in schemas that go
-    through Lark too (it was skipped there, as much as there came: seed 1000559 of a walk)."""
+def test_a_grammar_allows_every_text_of_its_draft_grammars(backend, compiled, number):
+    """Walk through draft grammars by masks: they use json.dumps's white space, also in schemas that become
+    Lark (where any amount was once skipped: seed 1000559 in a walk).
+    """
     if FORMS[number].source in REFUSED.get(type(backend).__name__, ()):
         pytest.skip("not with this backend")
     grammar, draft_grammars = compiled(FORMS[number])
@@ -198,22 +201,23 @@ def test_what_a_draft_grammar_takes_its_grammar_takes(backend, compiled, number)
 
 
 class Panicking:
-    """In place of llguidance's threads, of which masks panic."""
+    """Replaces llguidance's threads; its masks panic."""
 
     def consume_token_par(self, pairs):
         for matcher, token in pairs:
             matcher.consume_token(token)
 
     def unsafe_compute_mask_ptr_with_draft_token(self, *args):
-        raise type("PanicException", (BaseException,), {})  # the name of pyo3's
+        raise type("PanicException", (BaseException,), {})  # pyo3's exception has this name.
 
     unsafe_compute_mask_ptr = unsafe_compute_mask_ptr_with_draft_token
 
 
 @pytest.mark.parametrize("executor", [None, Panicking()], ids=["alone", "behind a panic"])
-def test_a_mask_is_that_of_its_text_after_drafts_of_another(executor, monkeypatch):
-    """Behind drafts and behind another text of as many characters of white space: llguidance gave the mask of
-    the drafts (seed 21795 of a walk over random schemas)."""
+def test_a_mask_after_another_texts_drafts(executor, monkeypatch):
+    """Masks after drafts, and after another text with as much white space: llguidance once returned the
+    drafts' mask (seed 21795 in a walk over random schemas).
+    """
     made = GRAMMAR_BACKENDS.load("llguidance")(lambda: TOKENS, encode, frozenset({END}), (END,), VOCAB)
     monkeypatch.setattr(made, "_executor", executor)
     compiled = made.compile(grammar_of({"type": "json_schema", "json_schema": {"schema": NULL_OR_NUMBER}}))
@@ -227,7 +231,7 @@ def test_a_mask_is_that_of_its_text_after_drafts_of_another(executor, monkeypatc
     assert np.array_equal(row.masks([0])[0], alone.masks([0])[0])
 
 
-def test_drafts_are_read_once_and_the_grammar_itself_only_where_it_is_asked(backend, compiled):
+def test_drafts_are_consumed_once_and_the_own_matcher_only_on_demand(backend, compiled):
     grammar, draft_grammars = compiled(FORMS[0])
     row = row_of(backend, grammar, draft_grammars)
     assert row.say_run(0, encode('{"')) == (1, False)

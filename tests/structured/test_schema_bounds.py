@@ -1,4 +1,4 @@
-"""What is bounded by default, and that without bounds it is not."""
+"""Test the default bounds, and that they can be switched off."""
 
 import gc
 from contextlib import suppress
@@ -12,7 +12,7 @@ from tests.structured.accepting import UNBOUND, Grammar
 
 OPEN = {"type": "object", "properties": {"a": {"type": "integer"}}}
 CASES = [
-    # schema, a text within the bounds, one beyond them
+    # schema, a text within the bounds, a text beyond them
     ({"type": "array"}, "[" + " " * 32 + "1]", "[" + " " * 33 + "1]"),
     ({"type": "string"}, '"' + "x" * 4096 + '"', '"' + "x" * 4097 + '"'),
     ({"type": "string", "pattern": "^x+$"}, '"' + "x" * 4096 + '"', '"' + "x" * 4097 + '"'),
@@ -38,7 +38,7 @@ def test_bounds(schema: dict | bool, within: str, beyond: str) -> None:
 @pytest.mark.parametrize(
     ("schema", "within", "beyond"),
     [
-        ({"type": "integer"}, "-" + "9" * 20, "1.0"),  # an id is never cut
+        ({"type": "integer"}, "-" + "9" * 20, "1.0"),  # An id is never cut.
         ({"type": "number"}, "-" + "9" * 20 + ".0123456789", "0.01234567890"),
         ({"type": "number"}, "12", "1e5"),
         ({"type": "number", "minimum": 0}, "9" * 20 + ".0123456789", "0.01234567890"),
@@ -51,7 +51,7 @@ def test_bounds(schema: dict | bool, within: str, beyond: str) -> None:
     ],
 )
 def test_a_fraction_ends_by_default(schema: dict, within: str, beyond: str) -> None:
-    """Where a limit is excluded, no more digits are written than a double holds beside it."""
+    """Beside an exclusive limit, a number has no more digits than a double represents."""
     grammar = Grammar(schema, Bounds())
     assert grammar.accepts(within) and not grammar.accepts(beyond), grammar.text
 
@@ -61,8 +61,8 @@ def test_a_number_that_no_fraction_fits_is_left_as_it_is() -> None:
     assert Grammar(schema, Bounds()).accepts("0.00000000005")
 
 
-def test_a_value_of_which_nothing_is_said_is_anything() -> None:
-    """However that is spelled; the engine has a rule of its own for it, and compiles no other."""
+def test_an_unrestricted_value_may_be_anything() -> None:
+    """However "anything" is written, the engine has a single rule for it and compiles no other."""
     for anything in (True, {}, {"title": "x"}):
         schema = {"type": "object", "properties": {"a": anything}, "additionalProperties": anything}
         assert (
@@ -72,8 +72,8 @@ def test_a_value_of_which_nothing_is_said_is_anything() -> None:
 
 
 @pytest.mark.parametrize("schema", [True, {"type": "object"}, OPEN])
-def test_by_default_nothing_is_counted_that_makes_masks_slow(schema: dict | bool) -> None:
-    """A counted character is a new state of the lexer, for which nothing is known yet."""
+def test_no_default_bound_slows_masks(schema: dict | bool) -> None:
+    """A counted character is a new lexer state, for which no mask is cached yet."""
     value = '["' + "x" * 5000 + '",' + "9" * 30 + "]"
     assert Grammar(schema, Bounds()).accepts('{"' + "k" * 200 + '":' + value + "}")
 
@@ -94,14 +94,14 @@ def test_bounds_are_checked() -> None:
             Bounds(**wrong)
 
 
-def test_the_collector_rests_while_a_schema_is_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_collection_pauses_during_normalization(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
 
     def read(*given: Any) -> Any:
         seen.append(gc.isenabled())
         if len(seen) == 1:
             with suppress(normalization.SchemaRefused):
-                normalize_schema(False)  # as another thread might
+                normalize_schema(False)  # Another thread might do the same.
             seen.append(gc.isenabled())
         return known(*given)
 
@@ -121,7 +121,7 @@ def test_the_collector_rests_while_a_schema_is_worked_out(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("bounds", [Bounds(), Bounds(ordered=0), UNBOUND])
 @pytest.mark.parametrize("number", [3.3, -37.8])
-def test_a_range_of_one_number_holds_it(number: float, bounds: Bounds) -> None:
+def test_a_range_of_a_single_number_contains_that_number(number: float, bounds: Bounds) -> None:
     """llguidance finds no multiple of 1e-10 from 3.3 to 3.3."""
     grammar = Grammar({"type": "number", "minimum": number, "maximum": number}, bounds)
     assert grammar.accepts(str(number))
@@ -129,8 +129,9 @@ def test_a_range_of_one_number_holds_it(number: float, bounds: Bounds) -> None:
 
 
 def test_a_range_in_which_the_engine_finds_nothing_is_no_error_beside_objects_in_any_order() -> None:
-    """Of -19.91 the number -19.9 is given apart, as a range and as itself: in that range llguidance finds no
-    multiple of 0.1, which in Lark was the end of the whole grammar."""
+    """For -19.91 the number -19.9 is written apart, as a range and as a constant. In that range llguidance
+    finds no multiple of 0.1, which in Lark made the whole grammar fail.
+    """
     key = {"type": "object", "properties": {"a b": {"type": "null"}}, "required": ["a b"]}
     schema = {"anyOf": [key, {"type": "number", "minimum": -19.91, "maximum": -3.96}, {"type": "null"}]}
     grammar = Grammar(schema, Bounds(ordered=0))

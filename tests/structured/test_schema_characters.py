@@ -1,4 +1,4 @@
-"""Sets of characters in patterns, against what they say."""
+"""Test that character sets in patterns contain the characters that they name."""
 
 import json
 
@@ -19,8 +19,8 @@ from tests.structured.accepting import Grammar
         ('^(\\x00|["a])$', '\x00"a', "\\\x01b"),
     ],
 )
-def test_sets_of_characters_hold_what_they_say(pattern: str, accepted: str, refused: str) -> None:
-    """The quote and the backslash among them, which the grammar engine adds to some sets that hold U+0000."""
+def test_character_sets_contain_their_characters(pattern: str, accepted: str, refused: str) -> None:
+    """They include the quote and the backslash, which the grammar engine adds to some sets with U+0000."""
     grammar = Grammar({"type": "string", "pattern": pattern})
     assert [char for char in accepted if not grammar.accepts(json.dumps(char, ensure_ascii=False))] == []
     assert [char for char in refused if grammar.accepts(json.dumps(char, ensure_ascii=False))] == []
@@ -49,13 +49,13 @@ NAME = {"type": "object", "patternProperties": {"^[^/\\\\]*$": {"type": "integer
         ({"enum": ["\0", "a", '"'], "not": {"pattern": '^[^\\x00"]$'}}, ['"', "\0"], ["a"]),
     ],
 )
-def test_a_set_means_the_zero_that_it_gave_up(schema: dict, accepted: list, refused: list) -> None:
+def test_a_set_stands_for_the_nul_that_it_dropped(schema: dict, accepted: list, refused: list) -> None:
     grammar = Grammar(schema)
     assert [each for each in accepted if not grammar.accepts(json.dumps(each, ensure_ascii=False))] == []
     assert [each for each in refused if grammar.accepts(json.dumps(each, ensure_ascii=False))] == []
 
 
-def test_other_keys_beside_a_category_that_gave_up_zero_are_refused() -> None:
+def test_other_keys_beside_a_category_without_nul_are_refused() -> None:
     with pytest.raises(SchemaRefused, match="U\\+0000") as caught:
         Grammar({"type": "object", "patternProperties": {'^[^\\p{L}"]$': {"type": "integer"}}})
     assert caught.value.pointer == "#/patternProperties"

@@ -1,4 +1,4 @@
-"""Older drafts mean what they meant: what the grammar accepts is what the draft's validator accepts."""
+"""Test that schemas keep their draft's meaning: grammar and draft validator accept the same values."""
 
 import json
 
@@ -43,7 +43,7 @@ DEPENDENT = {
 PAIR = {"type": "array", "items": [{"type": "integer"}, {"type": "null"}]}
 ARRAYS = [[], [1], [1, None], [1, None, "x"], [1, None, 7], [1, 2], ["x"]]
 CASES = [
-    # the draft, a schema, instances
+    # draft, schema, instances
     *((at, {**PAIR, "additionalItems": False}, ARRAYS) for at in (3, 4, 6, 7, "2019-09")),
     *((at, {**PAIR, "additionalItems": {"type": "string"}}, ARRAYS) for at in (4, 7, "2019-09")),
     (7, {"type": "array", "items": [], "additionalItems": {"type": "null"}}, ARRAYS),
@@ -100,7 +100,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("draft", "schema", "instances"), CASES)
-def test_a_draft_means_what_its_validator_says(draft: object, schema: dict, instances: list) -> None:
+def test_a_draft_means_the_same_as_its_validator(draft: object, schema: dict, instances: list) -> None:
     schema = {"$schema": D[draft], **schema}
     referee = jsonschema.validators.validator_for(schema)(schema)
     grammar = Grammar(schema)
@@ -134,7 +134,7 @@ def test_a_draft_means_what_its_validator_says(draft: object, schema: dict, inst
         ({"nullable": True, "enum": ["a"]}, ['"a"'], ["null"]),
     ],
 )
-def test_without_a_draft_old_words_are_understood(
+def test_older_keywords_are_accepted_without_a_draft(
     schema: dict, accepted: list[str], refused: list[str]
 ) -> None:
     grammar = Grammar(schema)
@@ -142,7 +142,7 @@ def test_without_a_draft_old_words_are_understood(
     assert [text for text in refused if grammar.accepts(text)] == [], grammar.text
 
 
-def test_nullable_is_of_openapi_alone() -> None:
+def test_nullable_is_only_openapis() -> None:
     schema = {"$schema": D[7], "type": "string", "nullable": True}
     assert not Grammar(schema).accepts("null")
     assert [(note.keyword, note.warning) for note in normalize_schema(schema).notes] == [("nullable", True)]
@@ -164,7 +164,7 @@ DYNAMIC = {
 }
 
 
-def test_a_dynamic_reference_that_is_the_same_on_every_way() -> None:
+def test_a_dynamic_reference_with_one_target() -> None:
     grammar = Grammar(DYNAMIC)
     assert grammar.accepts('["x"]') and not grammar.accepts("[1]")
     alone = json.loads(json.dumps(DYNAMIC))
@@ -173,9 +173,9 @@ def test_a_dynamic_reference_that_is_the_same_on_every_way() -> None:
     assert grammar.accepts("[1]") and not grammar.accepts('["x"]')
 
 
-def test_a_dynamic_reference_that_depends_on_the_way_is_refused() -> None:
+def test_a_dynamic_reference_that_depends_on_the_path_is_refused() -> None:
     schema = json.loads(json.dumps(DYNAMIC))
-    schema["$defs"]["items"]["$id"] = "elsewhere"  # no way leads through it
+    schema["$defs"]["items"]["$id"] = "elsewhere"  # No path leads through this resource.
     grammar = Grammar(schema)
     assert grammar.accepts("[1]") and not grammar.accepts('["x"]')
     strings = {"$dynamicAnchor": "T", "type": "string"}
@@ -236,7 +236,7 @@ def test_a_fault_where_only_a_reference_leads() -> None:
         normalize_schema({**schema, "$ref": "#/foo/bar"})
 
 
-def test_a_name_of_two_schemas_is_refused_where_it_is_meant() -> None:
+def test_an_ambiguous_identifier_is_refused_where_referenced() -> None:
     twice = {"$defs": {"a": {"$anchor": "n", "type": "null"}, "b": {"$anchor": "n", "type": "string"}}}
     assert Grammar({**twice, "type": "null"}).accepts("null")
     with pytest.raises(SchemaRefused, match="two schemas"):
@@ -279,7 +279,7 @@ def test_faults_and_references_are_read_once() -> None:
         ({"$schema": D[3], "disallow": {}}, "type", "#/disallow/type"),
     ],
 )
-def test_what_is_no_schema_of_its_draft(schema: dict, keyword: str, pointer: str) -> None:
+def test_invalid_schemas_of_a_draft(schema: dict, keyword: str, pointer: str) -> None:
     with pytest.raises(SchemaRefused) as caught:
         normalize_schema(schema)
     assert (caught.value.keyword, caught.value.pointer) == (keyword, pointer)

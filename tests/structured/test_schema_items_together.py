@@ -1,4 +1,4 @@
-"""Arrays whose items count together: contains and uniqueItems, wherever in a schema they stand."""
+"""Test arrays with contains and uniqueItems at any place in a schema."""
 
 import enum
 import json
@@ -65,7 +65,7 @@ def an_array(source: random.Random) -> dict:
 
 
 def around(source: random.Random, inner: dict) -> tuple[dict, str, str]:
-    """A schema that holds one, and what stands before and behind an array in a text of it."""
+    """Return a schema around the array's, and the texts before and after the array."""
     named = {"n": {"type": "integer"}, "v": inner, "w": {"type": "null"}}
     patterns = {"^x": inner, "^y": {"type": "null"}}
     return source.choice(
@@ -90,7 +90,7 @@ def test_random_arrays() -> None:
 
 
 def is_enforced(seed: int) -> bool:
-    """Of a random schema whether the gate takes it, and then does what it says."""
+    """Return whether a random schema is accepted, and check that it is then enforced."""
     source = random.Random(seed)
     schema, before, behind = around(source, an_array(source))
     referee = jsonschema.Draft202012Validator(schema)
@@ -116,10 +116,10 @@ def test_many_values_are_bits_of_a_parameter() -> None:
     assert grammar.accepts(json.dumps(["m0", *months[4:59], "m2"]))
     assert not grammar.accepts(json.dumps(["m0", *months[4:59], "m5"]))
     assert not grammar.accepts(json.dumps(months))
-    assert not grammar.accepts(json.dumps(["m0"] + months[3:59]))  # no place is left for what must come
+    assert not grammar.accepts(json.dumps(["m0"] + months[3:59]))  # No place is left for a required item.
 
 
-def test_no_way_leads_where_nothing_is_allowed() -> None:
+def test_no_path_leads_to_an_impossible_item() -> None:
     array = {"type": "array", "items": {"enum": list("abcdefgh")}, "uniqueItems": True}
     grammar = Grammar({**array, "contains": {"enum": ["a", "b"]}, "minContains": 2, "maxItems": 3})
     for seed in range(30):
@@ -128,14 +128,14 @@ def test_no_way_leads_where_nothing_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("said", ["", "[", '["b"', '["c","a",', '[ "d", "b", "e" ,"c"'])
-def test_every_way_ends(said: str) -> None:
+def test_every_path_ends(said: str) -> None:
     schema = {"type": "array", "items": {"enum": list("abcdefgh")}, "uniqueItems": True, "minItems": 4}
     grammar = Grammar(schema)
     matcher, tokens = grammar.matcher.deep_copy(), list(said.encode())
     assert matcher.consume_tokens(tokens)
     vocabulary = Vocabulary([bytes([byte]) for byte in range(256)] + [b""])
     closings = Closings(vocabulary, hints_of(GrammarRequest("json_schema", grammar.text)))
-    path = closings.closing(matcher, reduce(closings.behind, tokens, closings.begin()), 4096)
+    path = closings.closing(matcher, reduce(closings.advance, tokens, closings.begin()), 4096)
     assert path is not None
     jsonschema.validate(json.loads(said.encode() + bytes(path)), schema)
 
@@ -155,7 +155,7 @@ def test_sets_of_pydantic() -> None:
         assert not grammar.accepts(f'{{"colours":{wrong},"sizes":[]}}')
 
 
-def test_the_engine_does_not_take_it_for_json_schema() -> None:
+def test_the_engine_refuses_the_automaton_as_json_schema() -> None:
     text = normalize_schema({"type": "array", "contains": {"const": 1}}).text
     assert lark_of(text) is not None
     as_it_is = LLMatcher(TOKENIZER, LLMatcher.grammar_from_json_schema(text), log_level=0)

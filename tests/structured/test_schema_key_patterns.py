@@ -1,4 +1,4 @@
-"""Keys of objects: propertyNames, patterns that overlap, and how many there may be."""
+"""Test object keys: propertyNames, overlapping patterns, and limits on key counts."""
 
 import json
 import random
@@ -59,7 +59,7 @@ def test_random_objects() -> None:
 
 
 def is_enforced(seed: int) -> bool:
-    """Of a random schema whether the gate takes it, and then does what it says."""
+    """Return whether a random schema is accepted, and check that it is then enforced."""
     source = random.Random(seed)
     schema = an_object(source)
     referee = jsonschema.Draft202012Validator(schema)
@@ -101,7 +101,7 @@ def test_random_patterns_of_two_schemas(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_some_patterns_match_and_others_do_not(seed: int) -> None:
+def test_combined_pattern_languages(seed: int) -> None:
     source = random.Random(seed)
     regexes = [parse_pattern(text).regex for text in source.sample(PATTERNS, 2)]
     wanted = source.choice([[True, False], [True, True], [False, True]])

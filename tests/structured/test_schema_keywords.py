@@ -1,4 +1,4 @@
-"""Each supported keyword: texts that its grammar accepts, and texts that it does not."""
+"""Test each supported keyword with texts that its grammar accepts, and texts that it refuses."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.structured.accepting import Grammar
 
 NAMED = {"properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}
 CASES = [
-    # keyword, schema, accepted, not accepted
+    # keyword, schema, accepted, refused
     ("type", {"type": "integer"}, ["1", "-7", "0"], ["1.5", '"1"', "01", "true", ""]),
     ("type", {"type": ["null", "string"]}, ["null", '"x"'], ["1", "{}"]),
     ("boolean", True, ["null", "[1]", '{"a":{}}', "1.5e3"], ["nul", "{a:1}", "[1"]),
@@ -289,7 +289,7 @@ def test_five_thousand_values() -> None:
 
 
 def test_numbers_against_decimals() -> None:
-    """Every bound against every spelling of two decimals around it."""
+    """Test every bound against every spelling with two decimals around that bound."""
     for low, high in [
         (-2.5, 10.75),
         (2, 2.5),

@@ -1,4 +1,6 @@
-"""not, oneOf, anyOf, if, dependentSchemas and unevaluated…: what the masks accept is what is valid."""
+"""Test not, oneOf, anyOf, if, dependentSchemas and unevaluated…: the masks accept exactly the valid
+instances.
+"""
 
 import json
 from collections.abc import Sequence
@@ -15,12 +17,12 @@ from mmengine.structured_output.json_schema.patterns.pattern import parse_patter
 from tests.structured.accepting import Grammar
 from tests.structured.logic_schemas import Source, accepts_some_order
 
-TAGGED = [  # closed, and told apart by constants that need not be there
+TAGGED = [  # Closed, and distinguished by optional constants.
     {"properties": {"kind": {"const": kind}, kind: {"type": "integer"}}, "additionalProperties": False}
     for kind in ("cat", "dog")
 ]
 EXACT: list[tuple[dict, list, list]] = [
-    # schema, valid instances, invalid ones
+    # schema, valid instances, invalid instances
     ({"not": {"type": "string"}}, [1, None, {}], ["", "a"]),
     ({"type": "string", "not": {"const": "a"}}, ["", "b", "aa", "é"], ["a", 1]),
     ({"type": "string", "not": {"enum": ["a", "ab"]}}, ["", "b", "abc"], ["a", "ab"]),
@@ -129,14 +131,14 @@ def test_exact(schema: dict, valid: list, invalid: list) -> None:
 @pytest.mark.parametrize(
     "seeds",
     [
-        [*range(100), 490],  # 490 is enforced more narrowly
+        [*range(100), 490],  # 490 is enforced more narrowly.
         pytest.param(range(100, 4_000), marks=pytest.mark.soak),
         pytest.param(range(4_000, 8_000), marks=pytest.mark.soak),
     ],
     ids=["some", "many", "more"],
 )
-def test_random_schemas_accept_what_is_valid(seeds: Sequence[int]) -> None:
-    """In any order of keys for one half, and for the other, whose keys have one, in some order."""
+def test_random_schemas_accept_valid_instances(seeds: Sequence[int]) -> None:
+    """Half the schemas allow any key order; for the others some order must be accepted."""
     taken = 0
     for seed in seeds:
         source = Source(seed)
@@ -152,9 +154,9 @@ def test_random_schemas_accept_what_is_valid(seeds: Sequence[int]) -> None:
             instance = source.instance()
             try:
                 valid = referee.is_valid(instance)
-            except RecursionError:  # a reference that leads to itself in place
+            except RecursionError:  # A reference that leads back to itself in place.
                 break
-            if seed % 2 and not grammar.narrow:  # which may speak of their order
+            if seed % 2 and not grammar.narrow:  # Such notes may concern the order of keys.
                 accepted = grammar.accepts(json.dumps(instance, ensure_ascii=False))
             else:
                 accepted = accepts_some_order(grammar, instance)
@@ -163,7 +165,7 @@ def test_random_schemas_accept_what_is_valid(seeds: Sequence[int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["^a", "a1", "foo|bar", r"^\d{2}-\d$", '^[^"]{1,2}$', "^(red|green)$", ""])
-def test_the_opposite_of_a_pattern(text: str) -> None:
+def test_the_complement_of_a_pattern(text: str) -> None:
     source = Source(1).random
     pattern = parse_pattern(text)
     other = complement_pattern(pattern.regex)
@@ -174,7 +176,7 @@ def test_the_opposite_of_a_pattern(text: str) -> None:
         assert MatchBudget().matches(other.regex, word) != matches, word
 
 
-def test_patterns_that_meet() -> None:
+def test_overlapping_patterns() -> None:
     def meeting(a: str, b: str) -> bool:
         return may_overlap(parse_pattern(a).regex, parse_pattern(b).regex)
 
@@ -182,8 +184,8 @@ def test_patterns_that_meet() -> None:
     assert meeting("on", "off") and meeting("^[a-c]*$", "^[d-z]*$") and meeting('^[^"]$', "^\\x00$")
 
 
-def test_an_opposite_is_written_shortly() -> None:
-    """Of many ways to write one; where it is not short, the grammar engine is slow."""
+def test_a_complement_is_short() -> None:
+    """Complements can be written in many ways; a long one makes the grammar engine slow."""
     assert len(complement_pattern(parse_pattern("^[a-zA-Z]+(?:(?:\\s+|-)[a-zA-Z]+)*$").regex).regex) < 900
     assert (
         len(complement_pattern(parse_pattern("^(air|bundle|native|ipa-app-store|ipa-debug)$").regex).regex)
@@ -191,13 +193,13 @@ def test_an_opposite_is_written_shortly() -> None:
     )
 
 
-def test_branches_whose_patterns_are_opposites_in_zero() -> None:
+def test_branches_whose_patterns_are_complementary_except_nul() -> None:
     no_zero = {"type": "string", "not": {"pattern": "^[^\\x00]$"}}
     grammar = Grammar({"oneOf": [no_zero, {"type": "string", "pattern": "^\\x00$"}]})
     assert not grammar.accepts(json.dumps("\0"))
 
 
-def test_an_opposite_that_would_be_too_large_is_refused() -> None:
+def test_a_complement_that_is_too_large_is_refused() -> None:
     with pytest.raises(PatternError):
         complement_pattern(parse_pattern("a.{20}b").regex)
 

@@ -1,5 +1,6 @@
-"""Whatever is given as a schema: it makes a grammar or is refused in our words, soon; and the shortest text
-that its grammar allows is valid."""
+"""Test that any input as a schema makes a grammar or is refused in our words, quickly, and that the grammar's
+shortest text is valid.
+"""
 
 import importlib
 import json
@@ -15,7 +16,7 @@ from tests.benchmarks.conftest import BENCHMARKS
 from tests.structured.accepting import byte_backend
 from tests.structured.mutations import mutated
 
-MAX_S = 10.0  # from the schema to the grammar
+MAX_S = 10.0  # Maximum number of seconds from the schema to the grammar.
 
 
 def schemas():
@@ -24,7 +25,7 @@ def schemas():
 
 
 def check(backend, schema, validator_of, bounds):
-    """Whether it makes a grammar."""
+    """Return whether the schema makes a grammar."""
     begun = time.perf_counter()
     try:
         asked = {"type": "json_schema", "json_schema": {"schema": schema}, "bounds": bounds}
@@ -45,13 +46,13 @@ def validate(validator, instance):
         validator.check_schema(validator.schema)
         error = next(validator.iter_errors(instance), None)
     except (jsonschema.SchemaError, jsonschema.exceptions._WrappedReferencingError, RecursionError):
-        return  # the gate may be more patient than the referee
+        return  # The normalization may be more patient than the validator.
     assert error is None, (validator.schema, instance, error.message)
 
 
 @pytest.fixture
 def validator_of(monkeypatch):
-    """A schema's referee, as the benchmark of generations has it."""
+    """Return a schema's validator, as in the generation benchmark."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module("structured_generations").validator_of
 

@@ -1,4 +1,4 @@
-"""What the gate takes as an annotation, and says so."""
+"""Test the notes on keywords that are treated as annotations."""
 
 import json
 
@@ -72,7 +72,7 @@ def test_a_keyword_of_another_draft_is_a_warning() -> None:
     assert "draft-04" in notes[0].text and "minimum" in notes[1].text
 
 
-def test_unknown_keywords_are_refused_where_that_is_asked() -> None:
+def test_strict_keywords_refuses_unknown_keywords() -> None:
     assert (
         normalize_schema(
             {"title": "t", "properties": {"version": {}}, "$id": "x"}, strict_keywords=True
@@ -107,7 +107,7 @@ def test_a_response_format_carries_them() -> None:
 
 N = 2**63 - 1
 NUMBERS = [
-    # a schema, accepted and refused without bounds, whether it is noted as narrower
+    # schema, accepted and refused instances without bounds, whether a note says that it is narrower
     ({"type": "integer", "maximum": N}, [5, N], [N + 1], False),
     ({"type": "integer", "minimum": -N - 1, "maximum": N}, [-N + 1023, N], [-N - 2, N + 1], True),
     ({"type": "integer", "minimum": 0, "maximum": 2**64 - 1}, [0, N], [-1, 2**64], True),
@@ -135,13 +135,13 @@ def test_numbers_beyond_floats(schema: dict, accepted: list, refused: list, narr
     assert Grammar(schema, Bounds())
 
 
-def test_a_bound_that_17_digits_do_not_reach_is_exact() -> None:
+def test_a_bound_beyond_17_digits_is_exact() -> None:
     schema = {"type": "integer", "minimum": -(2**63), "maximum": 2**64}
     assert normalize_schema(schema, Bounds(digits=17)).narrow == () != normalize_schema(schema).narrow
 
 
 CONTRADICTING = [
-    # a schema, accepted, refused: only what a contradiction reaches is impossible
+    # schema, accepted, refused: only branches that reach the contradiction are impossible
     ({"anyOf": [{"type": "string", "minLength": 5, "maxLength": 3}, {"type": "null"}]}, ["null"], ['"abcd"']),
     ({"minimum": 3, "maximum": 2, "type": ["number", "null"]}, ["null"], ["2", "3"]),
     (
@@ -155,7 +155,7 @@ CONTRADICTING = [
 
 
 @pytest.mark.parametrize(("schema", "accepted", "refused"), CONTRADICTING)
-def test_a_contradiction_is_no_reason_where_another_way_is(
+def test_a_contradiction_in_one_branch_is_no_refusal(
     schema: dict, accepted: list[str], refused: list[str]
 ) -> None:
     grammar = Grammar(schema)

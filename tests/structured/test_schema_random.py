@@ -1,4 +1,4 @@
-"""Random schemas: what is valid is accepted, and what is accepted is valid."""
+"""Test random schemas: valid instances are accepted, and accepted texts are valid."""
 
 import json
 import random
@@ -39,7 +39,7 @@ def test_valid_instances_are_accepted(case: Case, data: st.DataObject, bounded: 
 
 @RANDOM
 @given(cases(), st.integers(0, 2**32), st.booleans())
-def test_whatever_the_mask_allows_is_valid(case: Case, seed: int, bounded: bool) -> None:
+def test_allowed_texts_are_valid(case: Case, seed: int, bounded: bool) -> None:
     grammar = Grammar(case.schema, Bounds() if bounded else Bounds.off())
     source = random.Random(seed)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""What is refused, with the keyword and the JSON pointer of the place."""
+"""Test refused schemas, with keyword and JSON pointer."""
 
 import json
 
@@ -9,7 +9,7 @@ from mmengine.structured_output.json_schema.normalization import SchemaRefused, 
 from tests.structured.accepting import Grammar
 
 ENDLESS = {"type": "object", "properties": {"n": {"$ref": "#"}}, "required": ["n"]}
-P = "\\p{L}"  # beside which patterns are not told apart
+P = "\\p{L}"  # Patterns beside this one cannot be distinguished.
 CASES = [
     # schema, keyword, pointer
     ({"type": "number", "not": {"multipleOf": 3}}, "not", "#/not"),
@@ -146,12 +146,12 @@ def test_refused(schema: object, keyword: str, pointer: str) -> None:
         ),
     ],
 )
-def test_text_that_is_no_schema(text: str | bytes) -> None:
+def test_texts_that_are_not_schemas(text: str | bytes) -> None:
     with pytest.raises(SchemaRefused):
         normalize_schema(text)
 
 
-def test_a_dict_that_is_no_json() -> None:
+def test_a_dict_that_is_not_json() -> None:
     endless: dict = {}
     endless["items"] = endless
     for schema in (endless, {"const": float("nan")}, {"const": object()}, {"const": "\ud800"}):
@@ -159,7 +159,7 @@ def test_a_dict_that_is_no_json() -> None:
             normalize_schema(schema)
 
 
-def test_a_refused_keyword_that_cannot_matter_is_no_reason() -> None:
+def test_an_irrelevant_unsupported_keyword_is_accepted() -> None:
     assert normalize_schema(
         {"type": "object", "uniqueItems": True, "$defs": {"unused": {"not": {"const": 1}}}}
     )

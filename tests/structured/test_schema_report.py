@@ -1,4 +1,4 @@
-"""What `check_schema` says of schemas: exact, approximated and how, or refused with the place."""
+"""Test the verdicts from `check_schema`: exact, approximated with differences, or refused with a place."""
 
 from typing import Any
 
@@ -41,14 +41,14 @@ def test_exact_but_for_bounds() -> None:
     )
 
 
-def test_approximated_says_what_is_left_out() -> None:
+def test_approximations_describe_the_excluded_values() -> None:
     report = check_schema({"properties": {"a~/": {"type": "string", "format": "date-time"}}})
     assert report.verdict == "approximated"
     assert places(report.approximations) == [("format", "#/properties/a~0~1/format")]
     assert "leap seconds" in report.approximations[0].text
 
 
-def test_what_is_enforced_more_narrowly_is_not_exact() -> None:
+def test_narrower_enforcement_is_not_exact() -> None:
     far = {"type": "integer", "minimum": 0, "maximum": 2**64 - 1}
     texts = {"type": "array", "items": {"type": "string"}}
     for schema in (far, {"type": "array", "not": texts}):
@@ -58,7 +58,7 @@ def test_what_is_enforced_more_narrowly_is_not_exact() -> None:
     assert check_schema(first, bounds=Bounds.off()).verdict == "exact", "only its first item can tell"
 
 
-def test_every_format_is_exact_or_said_to_be_narrower() -> None:
+def test_every_format_is_exact_or_noted_as_narrower() -> None:
     whole = EXACT | {"json-pointer", "relative-json-pointer"}
     assert set(NARROWER) | whole == set(FORMATS) and not set(NARROWER) & whole
     for name in FORMATS:
@@ -118,7 +118,7 @@ STRICT = [
 
 
 @pytest.mark.parametrize(("schema", "found"), STRICT)
-def test_what_strict_mode_refuses_is_noted(schema: Any, found: list[tuple[str, str]]) -> None:
+def test_strict_mode_notes(schema: Any, found: list[tuple[str, str]]) -> None:
     assert places(strict_notes(schema)) == found
 
 

@@ -1,4 +1,4 @@
-"""Structural tags that are refused, with the field, and of a schema the keyword and its place."""
+"""Test refused structural tags, with the field and, for a schema, the keyword and its place."""
 
 import re
 
@@ -90,7 +90,7 @@ def tags(*structures, triggers=("<f",), **others):
         (tags(one(schema={"const": float("nan")})), "structures[0]: schema refused: at #: "),
     ],
 )
-def test_what_is_refused(asked, says):
+def test_refused_tags(asked, says):
     with pytest.raises(InvalidRequest) as refusal:
         grammar_of(grammar={"structural_tag": asked})
     assert says in str(refusal.value) and len(str(refusal.value)) < 600
@@ -100,7 +100,7 @@ def test_what_is_refused(asked, says):
             grammar_of({"type": "structural_tag", **asked})
 
 
-def test_schemas_that_are_large_together():
+def test_schemas_that_are_too_large_together():
     schema = {"enum": ["x" * 900 + str(n) for n in range(1_500)]}
     asked = tags(*[one(begin=f"<f{n}>", schema=schema) for n in range(9)])
     with pytest.raises(
@@ -110,7 +110,7 @@ def test_schemas_that_are_large_together():
 
 
 @pytest.mark.parametrize("where", ["begin", "end", "trigger"])
-def test_a_token_that_ends_answers_is_in_no_tag(where):
+def test_tags_must_not_contain_end_tokens(where):
     backend = byte_backend(None, b"<|end|>")
     asked = {
         "begin": tags(one(begin="<f<|end|>")),

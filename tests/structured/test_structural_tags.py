@@ -1,4 +1,4 @@
-"""Free text with tags in it: what is accepted, token by token, against what tags mean; what is refused."""
+"""Test free text with tags, token by token, against the tag definition; and refused tags."""
 
 import json
 import random
@@ -53,7 +53,7 @@ FLAG = "<function=flags>[true]</function>"
 
 
 def encode(text):
-    """The longest of the tokens first, as good as any tokenizer."""
+    """Encode greedily with the longest token first."""
     rest, found = text.encode(), []
     while rest:
         best = max((token for token in PAIRS if rest.startswith(token)), key=len, default=rest[:1])
@@ -68,13 +68,14 @@ def backend():
 
 
 class Accepts:
-    """Whether a text is in a grammar: each of its tokens allowed where it stands, and its end. Of the tokens
-    that spell a text any may be taken that is allowed."""
+    """Decides whether a text is in a grammar: each token must be allowed at its position, and then the end.
+    Any allowed tokens may spell the text.
+    """
 
     def __init__(self, backend, asked, seed=0):
         self.backend, self.compiled = backend, backend.compile(grammar_of(grammar={"structural_tag": asked}))
         self.random = random.Random(seed)
-        self.seen = []  # of the last text: its tokens, and whether it could end behind each
+        self.seen = []  # For the last text: its tokens, and whether it could end after each.
 
     def allowed(self, matcher):
         bits = np.zeros((1, -(-len(TOKENS) // 32)), np.uint32)
@@ -83,7 +84,7 @@ class Accepts:
         return set(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist())
 
     def reach(self, *parts):
-        """The matcher behind the parts, texts and special tokens; None where one is refused."""
+        """Return the matcher after the parts (texts and special tokens); None if a part is refused."""
         matcher, self.seen = self.compiled.matcher(), []
         for part in parts:
             rest = part if isinstance(part, int) else part.encode()
@@ -107,7 +108,7 @@ class Accepts:
 
 
 def means(text, structures, triggers):
-    """Whether the text is one of tags, by their definition; a reader of answers would do the same."""
+    """Return whether the text is valid by the tag definition, as an answer parser would decide."""
     while True:
         places = [(text.find(trigger), trigger) for trigger in triggers if trigger in text]
         if not places:
@@ -127,7 +128,7 @@ def means(text, structures, triggers):
         text = text[length + len(found[0]["end"]) :]
 
 
-def test_a_tag_whose_items_count_together(backend):
+def test_a_tag_with_counted_items(backend):
     colours = {"type": "array", "items": {"enum": list("abcdef")}, "uniqueItems": True}
     picks = {"type": "object", "properties": {"of": colours}, "required": ["of"]}
     more = {"begin": "<function=picks>", "schema": picks, "end": "</function>"}
@@ -161,7 +162,7 @@ def test_free_text_and_any_number_of_tags_in_it(backend):
         assert not accepts(text) and not means(text, **FUNCTIONS), text
 
 
-def test_an_end_is_allowed_in_free_text_and_nowhere_in_a_tag(backend):
+def test_an_end_is_allowed_only_in_free_text(backend):
     accepts = Accepts(backend, FUNCTIONS)
     text = f"so: {WEATHER} done"
     begin, behind = (
@@ -176,8 +177,8 @@ def test_an_end_is_allowed_in_free_text_and_nowhere_in_a_tag(backend):
             assert can_end == (length < begin or length >= behind), text[:length]
 
 
-def test_random_texts_are_accepted_exactly_where_they_are_tags(backend):
-    """Of pieces that nearly are tags, with triggers that overlap one another and themselves."""
+def test_random_texts_are_accepted_if_valid(backend):
+    """Texts from near-tags, with triggers that overlap each other and themselves."""
     asked = {
         "structures": [
             {"begin": "aab", "schema": {"type": "boolean"}, "end": "a"},
@@ -244,7 +245,7 @@ def test_a_token_that_is_no_text_can_begin_and_end_a_tag(backend):
 
 
 def test_a_token_that_is_also_text_can_be_spelled_either_way(backend):
-    """As Qwen's <tool_call>, an added token that its tokenizer does not call special."""
+    """Qwen's <tool_call> is such a token: an added token that its tokenizer does not mark as special."""
     asked = {
         "structures": [{"begin": '<call>\n{"name": "f", "arguments": ', "schema": CITY, "end": "}\n</call>"}],
         "triggers": ["<call>"],
@@ -259,7 +260,7 @@ def test_a_token_that_is_also_text_can_be_spelled_either_way(backend):
     assert not accepts("<call>{") and not accepts("<call>")
 
 
-def test_one_at_least_or_one_at_most(backend):
+def test_minimum_and_maximum_number_of_tags(backend):
     least = Accepts(backend, {**FUNCTIONS, "at_least_one": True})
     assert not least("") and not least("text") and least(f"text {WEATHER} text {FLAG}") and least(WEATHER)
     most = Accepts(backend, {**FUNCTIONS, "stop_after_first": True})
@@ -271,7 +272,7 @@ def test_one_at_least_or_one_at_most(backend):
     assert most.reach(f"{WEATHER} ") is None and one.reach(f"{WEATHER} ") is None
 
 
-def test_each_schema_is_bounded_as_elsewhere(backend):
+def test_tag_schemas_are_bounded(backend):
     structure = {"begin": "<f", "schema": {"type": "array", "items": {"type": "string"}}, "end": "."}
     asked = {"structures": [structure], "triggers": ["<f"]}
     spaces = f"<f[{' ' * 33}]."
@@ -294,7 +295,7 @@ def test_many_structures(backend):
     assert accepts('<f127>{"p127": 127}</f><f3>{}</f>') and not accepts('<f126>{"p126": 127}</f>')
 
 
-def test_the_source_is_complete_and_the_same_however_it_was_asked():
+def test_the_source_is_complete_and_canonical():
     asked = {"type": "structural_tag", **FUNCTIONS}
     grammar = grammar_of(grammar={"structural_tag": FUNCTIONS})
     assert grammar == grammar_of(asked) == grammar_of(grammar={"structural_tag": asked})

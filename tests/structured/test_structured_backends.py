@@ -1,4 +1,4 @@
-"""What every grammar engine owes, byte for byte, over a tokenizer whose tokens are bytes and some pairs."""
+"""Test the grammar engine contract, byte by byte, with a tokenizer for single bytes and some pairs."""
 
 import itertools
 import re
@@ -16,11 +16,11 @@ from mmengine.structured_output.rows.rows import RowMatchers
 PAIRS = [b'{"', b'":', b'"}', b"ab", b"00", b"\xc3\xa9", b"tr", b"ue"]
 TOKENS = [bytes([byte]) for byte in range(256)] + PAIRS + [b"<|end|>", b"<|end too|>", b"<|image|>", b""]
 END, END_TOO, IMAGE = 264, 265, 266
-VOCAB = 300  # wider than the tokenizer, and no multiple of 32
+VOCAB = 300  # Wider than the tokenizer, and not a multiple of 32.
 
 
 def encode(text):
-    """Pairs where there are any."""
+    """Encode with pairs if possible."""
     rest, found = text.encode(), []
     while rest:
         best = rest[:2] if rest[:2] in PAIRS else rest[:1]
@@ -80,7 +80,7 @@ def allowed(backend, matcher):
         ),
     ],
 )
-def test_llguidance_refuses_patterns_that_one_key_may_match_where_they_stand(llguidance, schema, pointer):
+def test_llguidance_refuses_overlapping_key_patterns_with_their_place(llguidance, schema, pointer):
     text = grammar_of({"type": "json_schema", "json_schema": {"schema": schema}})
     with pytest.raises(SchemaRefused, match="are not disjoint; let no key match both") as caught:
         llguidance.compile(text)
@@ -100,9 +100,10 @@ def prefixes_of(words):
         ({"regex": "(ab)?(é|00(é|00)?)"}, [a + b for a in ("", "ab") for b in ("é", "00", "00é", "0000")]),
     ],
 )
-def test_a_token_is_allowed_where_its_bytes_lead_somewhere(backend, grammar, words):
-    """All texts that the masks allow, one token after the other, are those of the grammar. Where it forces
-    bytes, llguidance allows but tokens with which the tokenizer spells them."""
+def test_a_token_is_allowed_if_its_bytes_can_be_completed(backend, grammar, words):
+    """The texts that masks allow, token by token, are exactly the grammar's. If the grammar forces bytes,
+    llguidance allows only the tokens that the tokenizer would use.
+    """
     words = words or grammar["choice"]
     compiled = backend.compile(grammar_of(grammar=grammar))
     words = {word.encode() for word in words}
@@ -125,7 +126,7 @@ def test_a_token_is_allowed_where_its_bytes_lead_somewhere(backend, grammar, wor
     assert ends == words
 
 
-def test_json_whatever_the_tokens(backend):
+def test_json_with_any_tokens(backend):
     schema = {
         "type": "object",
         "properties": {"é": {"type": "boolean"}},
@@ -152,7 +153,7 @@ def test_json_whatever_the_tokens(backend):
     assert not before.consume_token(ord("}")) and before.is_error() and not before.is_accepting()
 
 
-def test_a_text_never_holds_special_tokens_or_what_is_no_token(backend):
+def test_a_text_never_contains_special_or_missing_tokens(backend):
     matcher = backend.compile(grammar_of(grammar={"regex": r"(?s:.*)"})).matcher()
     can = allowed(backend, matcher)
     assert IMAGE not in can and max(can) == END_TOO
@@ -168,7 +169,7 @@ def test_a_text_never_holds_special_tokens_or_what_is_no_token(backend):
         ({"lark": 'start: "a'}, ""),
     ],
 )
-def test_llguidance_says_what_is_no_grammar(llguidance, grammar, says):
+def test_llguidance_refuses_invalid_grammars(llguidance, grammar, says):
     with pytest.raises(
         InvalidRequest, match="^the grammar cannot be (used|read): .*" + re.escape(says)
     ) as refusal:
@@ -183,7 +184,7 @@ def request(name, prompt=(1, 2)):
 
 
 def test_rows_follow_their_grammars(backend):
-    """Rows come and go; each is where its own tokens lead, also after it was away."""
+    """Rows come and go; each row is at its own tokens' position, even after an absence."""
     compiled = {
         "count": backend.compile(grammar_of(grammar={"regex": "[0-9]{3}"})),
         "word": backend.compile(grammar_of(grammar={"choice": ["ab", "b"]})),
@@ -200,7 +201,7 @@ def test_rows_follow_their_grammars(backend):
         {*b"0123456789", TOKENS.index(b"00")},
     ]
     assert rows.advance([2, 5], [[ord("b")], [ord("7")]]) == ({0: 1}, {})
-    rows.admit(2, request("count"), np.array([1, 2, ord("1"), ord("2")], np.int32))  # it was preempted
+    rows.admit(2, request("count"), np.array([1, 2, ord("1"), ord("2")], np.int32))  # The row was preempted.
     assert rows.advance([2], [[ord("3")]]) == ({0: 1}, {})
     complete, errors = rows.advance([5], [[ord("x")]])
     assert complete == {} and errors[0].startswith("its grammar cannot go on: ")
@@ -212,7 +213,7 @@ def sets_of(bits):
     return [set(np.flatnonzero(line).tolist()) for line in lines]
 
 
-def test_masks_behind_drafts_are_those_that_would_come(backend):
+def test_masks_after_drafts(backend):
     compiled = {"word": backend.compile(grammar_of(grammar={"regex": "(ab|cd)e{2}"}))}
     rows = RowMatchers(backend, compiled.get, VOCAB)
     for row in (0, 1, 2):
@@ -229,8 +230,8 @@ def test_masks_behind_drafts_are_those_that_would_come(backend):
     assert complete == {} and errors == {0: "its grammar does not allow what it said"}
 
 
-def test_a_grammar_begins_where_the_reasoning_ends(backend):
-    """Also inside a run of drafts; before it anything may be said, but no end."""
+def test_a_grammar_begins_after_the_reasoning(backend):
+    """The grammar may begin inside a draft; before, any token except an end is allowed."""
     compiled = backend.compile(GrammarRequest("regex", "[0-9]{2}", (ord("<"), ord("/"))))
     rows = RowMatchers(backend, lambda _: compiled, VOCAB)
     rows.admit(0, request("r"), np.array([1, 2, ord("x"), ord("<")], np.int32))
@@ -243,12 +244,13 @@ def test_a_grammar_begins_where_the_reasoning_ends(backend):
     assert rows.said(0) is None, "nothing to be guessed by the grammar yet"
     assert rows.advance([0], [[ord("/"), ord("5"), ord("6")]]) == ({0: 3}, {})
     assert rows.said(0) == [ord("5"), ord("6")]
-    rows.admit(0, request("r"), np.array([1, 2, ord("<"), ord("/"), ord("5")], np.int32))  # it was preempted
+    # The row was preempted.
+    rows.admit(0, request("r"), np.array([1, 2, ord("<"), ord("/"), ord("5")], np.int32))
     assert sets_of(rows.masks([0])[0]) == [{*b"0123456789"}]
     assert rows.advance([0], [[ord("7")]]) == ({0: 1}, {})
 
 
-def test_reasoning_does_not_end_where_the_form_may_be_empty(backend):
+def test_reasoning_does_not_end_early_with_an_empty_form(backend):
     compiled = backend.compile(GrammarRequest("choice", '["","a"]', (ord("<"),)))
     rows = RowMatchers(backend, lambda _: compiled, VOCAB)
     for row, form in enumerate(["one by one", "in a run"]):
@@ -261,7 +263,7 @@ def test_reasoning_does_not_end_where_the_form_may_be_empty(backend):
     assert rows.advance([1], [[ord("a")]]) == ({0: 1}, {})
 
 
-def test_many_rows_at_once_are_as_one_by_one(backend):
+def test_many_rows_at_once_equal_single_rows(backend):
     compiled = backend.compile(grammar_of({"type": "json_object", "bounds": {"string": 0}}))
     texts = [b'{"', b'{"ab', b'{"ab":', b'{"ab":tr', b'{"ab":[0', b""]
     matchers = [compiled.matcher() for _ in range(4 * len(texts))]
@@ -275,7 +277,7 @@ def test_many_rows_at_once_are_as_one_by_one(backend):
         assert np.array_equal(alone[0], line) and line.any()
 
 
-def test_tokens_that_are_only_tried_leave_no_trace(backend):
+def test_validation_does_not_change_the_state(backend):
     compiled = backend.compile(grammar_of(grammar={"regex": "ab[0-9]{2}x?"}))
     matcher = compiled.matcher()
     ab, zeros = TOKENS.index(b"ab"), TOKENS.index(b"00")
@@ -291,8 +293,8 @@ def test_tokens_that_are_only_tried_leave_no_trace(backend):
     assert matcher.get_error()
 
 
-def test_what_is_forced_comes_as_the_tokenizer_spells_it(backend):
-    """But for the last token of a run, which what follows may change."""
+def test_forced_tokens_use_the_tokenizers_spelling(backend):
+    """A run's last token is left out, since the following text may change that token."""
     matcher = backend.compile(grammar_of(grammar={"choice": ["abab00é!", "abab00é?"]})).matcher()
     forced = matcher.compute_ff_tokens()
     assert forced in (encode("abab00é"), encode("abab00é")[:-1], encode("abab00")[:-1])
@@ -306,7 +308,7 @@ def test_an_end_of_sequence_ends_a_text(backend):
     assert matcher.consume_tokens([END_TOO]) and matcher.is_stopped() and not matcher.is_error()
 
 
-def test_what_one_token_may_do_is_what_the_mask_says(backend):
+def test_allows_equals_the_mask(backend):
     compiled = backend.compile(grammar_of(grammar={"choice": ["ab", "abc", "00é!"]}))
     for text in (b"", b"a", b"ab", b"00", b"00\xc3"):
         matcher = compiled.matcher()

@@ -1,4 +1,6 @@
-"""The threads that compile: each grammar once, within a deadline, and what hangs costs itself alone."""
+"""Test the compiler threads: each grammar is compiled once, within a deadline, and a hanging compilation
+fails alone.
+"""
 
 import threading
 
@@ -13,7 +15,7 @@ PATIENCE_S = 60
 
 
 class Bench:
-    """A compiler whose work ends when the test says so, and whose clock stands still otherwise."""
+    """A compiler whose work ends when the test says so, with a clock that the test controls."""
 
     def __init__(self, **options):
         self.now = 0.0
@@ -72,23 +74,23 @@ WHY = "the grammar engine fails at it (ZeroDivisionError: odd); write it in anot
 FAILED = f"the grammar was not compiled: {WHY}"
 
 
-def test_refusals_and_accidents_cost_their_grammar():
+def test_refusals_and_crashes_fail_only_their_grammar():
     bench = Bench()
     answers = bench.done(*bench.get("bad", "odd", "good"))
     assert answers == ["no grammar", FAILED, "GOOD"]
     assert bench.compiler.reasons == []
 
 
-def test_what_nobody_asked_for_lately_is_forgotten():
+def test_unused_grammars_are_evicted():
     bench = Bench(cache_size=2, workers=1)
     bench.done(*bench.get("a", "b"))
     bench.get("a")
-    bench.done(*bench.get("c"))  # b goes
+    bench.done(*bench.get("c"))  # Evicts b.
     bench.done(*bench.get("a", "c", "b"))
     assert bench.begun == ["a", "b", "c", "b"]
 
 
-def test_one_that_hangs_fails_alone_and_its_worker_is_replaced():
+def test_a_hanging_compilation_fails_alone_and_its_worker_is_replaced():
     bench = Bench(workers=1)
     slow, good = bench.get("slow", "good")
     bench.until_begun(1)
@@ -97,7 +99,7 @@ def test_one_that_hangs_fails_alone_and_its_worker_is_replaced():
     bench.late()
     assert "within 10 seconds (grammar_timeout_s)" in slow.error
     assert bench.done(good) == ["GOOD"]
-    bench.release("slow")  # it comes back after all: known from then on
+    bench.release("slow")  # It returns after all, and is known from then on.
     for _ in range(PATIENCE_S * 50):
         if slow.compiled:
             break
@@ -106,7 +108,7 @@ def test_one_that_hangs_fails_alone_and_its_worker_is_replaced():
     assert bench.get("slow") == [slow]
 
 
-def test_after_several_that_hang_no_more_are_taken():
+def test_no_grammars_are_accepted_after_several_hang():
     bench = Bench(workers=2, max_abandoned=2)
     slow = bench.get("slow 1", "slow 2", "waiting")
     bench.until_begun(2)
@@ -114,7 +116,7 @@ def test_after_several_that_hang_no_more_are_taken():
     assert all("within" in each.error for each in slow[:2])
     assert "2 grammars have been compiling for more than 10 seconds" in slow[2].error
     assert len(bench.compiler.reasons) == 1
-    assert bench.get("slow 1")[0].error  # known: no refusal of its own
+    assert bench.get("slow 1")[0].error  # A known grammar; no new refusal.
     with pytest.raises(MMEngineError, match="no new grammars: 2 grammars have been compiling"):
         bench.get("good")
     bench.release("slow 1")
@@ -125,7 +127,7 @@ def test_after_several_that_hang_no_more_are_taken():
     assert bench.done(*bench.get("good", "waiting")) == ["GOOD", "WAITING"]
 
 
-def test_what_nobody_waits_for_any_more_is_not_compiled():
+def test_released_grammars_are_not_compiled():
     bench = Bench(workers=1)
     slow, gone, shared, _ = bench.get("slow", "gone", "shared", "shared")
     bench.until_begun(1)
@@ -149,7 +151,7 @@ def test_closing_ends_the_threads():
 
 
 class Compiled(str):
-    """To be closed in as many tokens as it has characters, if it is in brackets."""
+    """A grammar in brackets can be completed in as many tokens as it has characters."""
 
     @property
     def shortest(self):
@@ -173,7 +175,7 @@ def settled(grammars, count):
     raise AssertionError("nobody is told")
 
 
-def test_requests_hear_once_what_became_of_their_grammars():
+def test_each_grammars_result_is_reported_once():
     grammars = Grammars(Backend(), deadline_s=10)
     for name, grammar in {"a": "one", "b": "one", "c": "bad", "gone": "one"}.items():
         grammars.hold(name, GrammarRequest("regex", grammar), budget=2)

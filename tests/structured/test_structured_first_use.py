@@ -1,4 +1,4 @@
-"""Threads that are the first of their process to read what a request asks for."""
+"""Test threads that are the first in their process to decode a request's types."""
 
 import subprocess
 import sys
@@ -31,6 +31,6 @@ print(died, "died")
 """
 
 
-def test_threads_that_are_the_first_to_read_calls_live():
+def test_first_use_of_types_by_several_threads():
     ran = subprocess.run([sys.executable, "-c", FIRST], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert ran.stdout == "0 died\n", ran.stderr

@@ -1,4 +1,4 @@
-"""Where a grammar begins that waits for something."""
+"""Test how a grammar starts that waits for other tokens."""
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,7 @@ from mmengine.errors import InvalidRequest
 from mmengine.structured_output.opening import Opening, end_of
 from mmengine.structured_output.request.spec import draft_grammars_of, grammar_of, read_grammar, reasoning_of
 
-IDS = st.integers(0, 2)  # few, so that they repeat
+IDS = st.integers(0, 2)  # Few ids, so that they repeat.
 FORMS = [
     ({"type": "json_schema", "json_schema": {"schema": {"const": {"after": [1]}}}}, None),
     (None, {"regex": "a|é"}),
@@ -28,7 +28,7 @@ FORMS = [
 
 
 @given(st.lists(st.lists(IDS, max_size=6), max_size=6), st.lists(IDS, min_size=1, max_size=4))
-def test_it_opens_behind_the_first_of_what_it_waits_for_however_that_comes(runs, after):
+def test_a_grammar_opens_after_the_first_occurrence_of_its_marker(runs, after):
     whole = [token for run in runs for token in run]
     ends = (n for n in range(len(after), len(whole) + 1) if whole[n - len(after) : n] == after)
     wanted = next(ends, None)
@@ -52,7 +52,7 @@ def test_draft_grammars_wait_for_nothing(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_wish_to_reason_stands_beside_the_form(form):
+def test_reasoning_is_a_field_beside_the_form(form):
     response_format, grammar = form
     assert reasoning_of(*form) is None
     for wish in (True, False, None):

@@ -1,4 +1,4 @@
-"""What may be asked of an answer's form, and how it is refused."""
+"""Test accepted and refused values for response_format and grammar."""
 
 import msgspec
 import pytest
@@ -35,7 +35,7 @@ def test_bounds_can_be_set_and_left_out():
     assert "whitespace_pattern" not in grammar_of({"type": "json_object", "bounds": False}).source
 
 
-def test_any_object_is_a_schema_too():
+def test_json_object_is_a_schema():
     assert msgspec.json.decode(read_grammar(grammar_of({"type": "json_object"})).schema)["type"] == "object"
 
 
@@ -77,7 +77,7 @@ def test_grammars():
         (None, {"choice": ["x" * 200_000, "y" * 200_000]}, "more than 262144 characters"),
     ],
 )
-def test_what_cannot_be_asked(response_format, grammar, says):
+def test_refused_requests(response_format, grammar, says):
     with pytest.raises(InvalidRequest) as refusal:
         grammar_of(response_format, grammar)
     assert says in str(refusal.value)
@@ -91,13 +91,13 @@ def test_what_cannot_be_asked(response_format, grammar, says):
         *(("structural_tag", "{}"), ("structural_tag", "[" * 9999)),
     ],
 )
-def test_a_log_may_hold_any_text(kind, source):
+def test_any_source_in_a_log_is_read_or_refused(kind, source):
     with pytest.raises(InvalidRequest, match="the grammar cannot be read"):
         read_grammar(GrammarRequest(kind, source))
 
 
 @pytest.mark.parametrize("ends", [{"stop_token_ids": (3,)}, {"ignore_eos": True}, {"min_tokens": 4}])
-def test_nothing_else_says_where_an_answer_ends(ends):
+def test_other_end_conditions_are_refused(ends):
     Options(SamplingParams(**ends)).check()
     with pytest.raises(InvalidRequest, match=f"{next(iter(ends))} cannot go with response_format or grammar"):
         Options(SamplingParams(**ends), grammar=GrammarRequest("regex", "a")).check()

@@ -1,4 +1,4 @@
-"""What is enforced with xgrammar is exact, and what is not is refused by name."""
+"""Test that xgrammar's grammars are exact, and that unsupported constructs are refused by name."""
 
 import json
 import random
@@ -54,7 +54,7 @@ accepts = partial(accepting.accepts, end=END)
 
 
 def walk(matcher, source, length):
-    """A text of random allowed bytes; None when it had not ended after `length`."""
+    """Return a text from random allowed bytes; None without an end after `length` bytes."""
     matcher, out = matcher.deep_copy(), bytearray()
     while len(out) < length:
         options = allowed(matcher, END)
@@ -109,15 +109,15 @@ RANGES = [
 
 
 @pytest.mark.parametrize("multiple", [None, 1, 0.5, 0.25, 2.5, 3, 7, 50, 0.01])
-def test_a_number_is_accepted_where_it_fits(backend, multiple):
-    """All combinations of bounds and multiples, with what fractions say as the truth."""
+def test_numbers_are_accepted_if_valid(backend, multiple):
+    """Test all bounds and multiples against exact fractions."""
     for bounds in RANGES:
         extra = {} if multiple is None else {"multipleOf": multiple}
         try:
             matcher = start(backend, {"type": "number", **bounds, **extra})
         except SchemaRefused as refused:
             assert "contradicts itself" in str(refused)
-            matcher = None  # so nothing must fit
+            matcher = None  # No number may fit then.
         places = 99 if multiple is None else len(str(multiple).partition(".")[2].rstrip("0"))
         for text in number_texts():
             value = Fraction(text)
@@ -136,7 +136,7 @@ def test_a_number_is_accepted_where_it_fits(backend, multiple):
 
 @pytest.mark.parametrize("bounds", [{}, {"minimum": -7, "maximum": 1004}, {"minimum": 100}, {"maximum": -9}])
 @pytest.mark.parametrize("multiple", [1, 2, 3, 10])
-def test_an_integer_is_accepted_where_it_fits(backend, bounds, multiple):
+def test_integers_are_accepted_if_valid(backend, bounds, multiple):
     matcher = start(backend, {"type": "integer", "multipleOf": multiple, **bounds})
     for value in range(-120, 1100):
         fits = bounds.get("minimum", value) <= value <= bounds.get("maximum", value) and value % multiple == 0
@@ -157,18 +157,18 @@ def test_an_integer_is_accepted_where_it_fits(backend, bounds, multiple):
         ("(ab?){0,3}", ["", "aab", "ababab", "abababa"]),
     ],
 )
-def test_a_regex_is_what_python_takes_it_for(backend, regex, texts):
+def test_a_regex_matches_as_in_python(backend, regex, texts):
     matcher = backend.compile(grammar_of(grammar={"regex": regex})).matcher()
     for text in texts:
         pattern = re.sub(r"\\U0001F600", "😀", regex)
         assert accepts(matcher, text) == bool(re.fullmatch(pattern, text)), text
-        if "(?s" not in regex and "\\U" not in regex:  # which ECMA-262 does not have
+        if "(?s" not in regex and "\\U" not in regex:  # ECMA-262 has neither.
             in_json = start(backend, {"type": "string", "pattern": f"^(?:{regex})$"})
             wanted = bool(re.fullmatch(pattern, text))
             assert accepts(in_json, json.dumps(text, ensure_ascii=False)) == wanted, text
 
 
-def test_strings_hold_what_json_lets_them(backend):
+def test_strings_contain_any_json_spelling(backend):
     matcher = start(backend, {"type": "string", "minLength": 1, "maxLength": 3})
     for text in ("a", "é😀x", '\n"\\', "\x00\x1f", "/"):
         assert accepts(matcher, json.dumps(text, ensure_ascii=False)), text
@@ -176,8 +176,8 @@ def test_strings_hold_what_json_lets_them(backend):
         assert not accepts(matcher, text), text
 
 
-def test_no_text_makes_a_step_slow(backend):
-    """Repetitions that could begin anywhere, and a forced text that has no end in sight."""
+def test_no_text_slows_a_step(backend):
+    """Repetitions that could begin anywhere, and a forced text without an end in sight."""
     schema = {"type": "string", "pattern": "a.*b.*c.*a[a-z-]*b[a-z-]*c"}
     matcher = start(backend, schema)
     assert matcher.consume_token(ord('"'))
@@ -185,7 +185,7 @@ def test_no_text_makes_a_step_slow(backend):
     for byte in b"ab-c" * 500:
         matcher.compute_bitmask()
         assert matcher.consume_token(byte)
-    assert time.perf_counter() - begun < 10  # a fiftieth of a second is usual; it was 40 with *
+    assert time.perf_counter() - begun < 10  # A fiftieth of a second is usual; with * it took 40 s.
     nodes = {
         f"n{at}": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/n{at + 1}"}] * 2} for at in range(40)
     }
@@ -194,12 +194,12 @@ def test_no_text_makes_a_step_slow(backend):
     matcher = start(
         backend, {"$ref": "#/$defs/n0", "$defs": {**nodes, "n40": {"const": 1}}}, Bounds(whitespace=1)
     )
-    assert matcher.compute_ff_tokens() == []  # white space may come first
+    assert matcher.compute_ff_tokens() == []  # White space may come first.
     assert matcher.consume_tokens(list(b"[[[["))
 
 
-def test_what_fixes_the_white_space_is_known_too(backend):
-    """Sketches of a grammar, which drafts are made of."""
+def test_fixed_white_space_is_supported(backend):
+    """Draft grammars fix the white space."""
     schema = {
         "type": "object",
         "properties": {"a": {"const": 1}, "b": {"type": "null"}},
@@ -256,7 +256,7 @@ def refusal(backend, schema, bounds=None):
         ({"type": "integer", "multipleOf": 9973}, "multipleOf", "#/multipleOf"),
     ],
 )
-def test_what_is_not_exact_is_refused_by_keyword(backend, schema, keyword, pointer):
+def test_inexact_keywords_are_refused(backend, schema, keyword, pointer):
     refused = refusal(backend, schema)
     assert (refused.keyword, refused.pointer) == (keyword, pointer)
 
@@ -286,7 +286,7 @@ def test_other_grammars_are_refused_by_name(backend, grammar, says):
 
 
 def test_random_schemas_are_enforced_or_refused(backend):
-    """What is accepted is valid, and what is valid is accepted; most schemas are enforced."""
+    """Accepted texts are valid, and valid texts are accepted; most schemas are enforced."""
     counted: Counter = Counter()
 
     @RANDOM
@@ -317,7 +317,7 @@ def test_random_schemas_are_enforced_or_refused(backend):
 
 NULLS = {"type": "object", "properties": dict.fromkeys("abcde", {"type": "null"})}
 TREE = NULLS | {"properties": {"n": {"$ref": "#"}, **NULLS["properties"]}}
-FREE = Bounds(whitespace=0, string=0, decimals=0, digits=0, key=0)  # but for the order of keys
+FREE = Bounds(whitespace=0, string=0, decimals=0, digits=0, key=0)  # All bounds off except the order of keys.
 
 
 @pytest.mark.parametrize(
@@ -333,8 +333,8 @@ FREE = Bounds(whitespace=0, string=0, decimals=0, digits=0, key=0)  # but for th
         ({"type": "object", "properties": {"x-any-order": True}}, "", 0),
     ],
 )
-def test_objects_in_one_order_are_said(backend, schema, pointer, count):
-    """Those that take any order by the default engine, and no others."""
+def test_objects_in_one_order_are_noted(backend, schema, pointer, count):
+    """Notes on the objects that take any order with the default engine, and on no others."""
     found = backend.notes(GrammarRequest("json_schema", normalize_schema(schema, FREE).text))
     assert sum(note.count for note in found) == count
     for note in found:
@@ -342,7 +342,7 @@ def test_objects_in_one_order_are_said(backend, schema, pointer, count):
         assert re.search("^keys in this order only, .*: (n, )?a, b, c, d, e; grammar_backend", note.text)
 
 
-def test_what_is_said_of_an_order_is_so(backend):
+def test_notes_on_order_are_true(backend):
     report, default = check_schema(NULLS, bounds=FREE, backend="xgrammar"), check_schema(NULLS, bounds=FREE)
     assert (report.verdict, len(report.approximations), default.verdict) == ("approximated", 1, "exact")
     matcher = start(backend, NULLS, FREE)

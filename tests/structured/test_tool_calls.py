@@ -1,4 +1,4 @@
-"""Calls of tools as a grammar: what is accepted, what is refused, and how what it allows is read."""
+"""Test tool calls as a grammar: accepted texts, refusals, and parsing."""
 
 import json
 import random
@@ -66,7 +66,7 @@ def backend():
 
 
 def asked(schema, name="weather", is_strict=True):
-    return AskedTool(name, json.dumps(schema).encode(), "tools[0].function.parameters", is_strict)
+    return AskedTool(name, json.dumps(schema).encode(), ("tools", 0, "function", "parameters"), is_strict)
 
 
 def grammar(form, **options):
@@ -85,7 +85,7 @@ MARKERS = ("<think>", "</think>")
 
 
 @pytest.mark.parametrize("form", ["json", "xml"])
-def test_what_an_answer_may_be(backend, form):
+def test_allowed_answers(backend, form):
     call, empty = CALLS[form]
     both, text = f"{call}\n{empty}", "a < b <tool_cal"
     cases = [
@@ -104,8 +104,8 @@ def test_what_an_answer_may_be(backend, form):
 
 
 @pytest.mark.parametrize("form", ["json", "xml"])
-def test_whatever_is_allowed_is_read_as_calls_of_the_schema(backend, form):
-    """Answers by chance, of what masks allow."""
+def test_allowed_texts_parse_as_valid_calls(backend, form):
+    """Parse random answers that the masks allow."""
     made, draw = grammar(form, choice="required"), random.Random(5)
     compiled, whole = backend.compile(made), 0
     for _ in range(25):
@@ -142,7 +142,7 @@ UNIQUE = {
 }
 
 
-def test_a_schema_that_cannot_be_kept_is_refused_or_noted(backend):
+def test_an_unenforceable_schema_is_refused_or_noted(backend):
     with pytest.raises(
         InvalidRequest, match=r"^tools\[0\]\.function\.parameters: schema refused: uniqueItems at #"
     ):
@@ -169,7 +169,7 @@ def test_a_schema_that_cannot_be_kept_is_refused_or_noted(backend):
         {"properties": {"a>b": {}}},
     ],
 )
-def test_what_calls_in_xml_cannot_say_is_refused(schema):
+def test_schemas_that_xml_calls_cannot_express_are_refused(schema):
     tool_calls([asked(schema)], ToolCalls("json", ()))
     with pytest.raises(InvalidRequest, match="this model's calls"):
         tool_calls([asked(schema)], ToolCalls("xml", ()))

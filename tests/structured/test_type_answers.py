@@ -1,4 +1,4 @@
-"""Types of all sorts, and random answers that the masks of their schemas allow: each becomes that type."""
+"""Test many types with random answers that their masks allow: each answer decodes to the type."""
 
 import collections
 import datetime as dt
@@ -16,7 +16,7 @@ import msgspec
 import pydantic
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
-from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
+from typing_extensions import TypedDict  # pydantic requires this one before Python 3.12.
 
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output.json_schema.normalization import Bounds
@@ -193,7 +193,7 @@ TYPES: list[Any] = [
 
 
 @pytest.mark.parametrize("what", TYPES, ids=range(len(TYPES)))
-def test_each_answer_becomes_the_type(what: Any) -> None:
+def test_each_answer_decodes_to_the_type(what: Any) -> None:
     grammar = Grammar(schema_of(what), SHORT)
     source = random.Random(1)
     answers = [text for _ in range(WALKS) if (text := grammar.walk(source, LENGTH)) is not None]
@@ -227,6 +227,6 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("what", "says"), REFUSED, ids=range(len(REFUSED)))
-def test_what_no_schema_says_is_refused_by_name(what: Any, says: str) -> None:
+def test_types_without_a_schema_are_refused_by_name(what: Any, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         schema_of(what)

@@ -1,4 +1,4 @@
-"""Python types as schemas, and answers back as those types."""
+"""Test Python types as schemas, and answers decoded to these types."""
 
 import base64
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ def test_schemas_stay_as_they_are() -> None:
         decode('{"cut": "sho', schema)
 
 
-def test_what_has_no_schema() -> None:
+def test_types_without_a_schema() -> None:
     with pytest.raises(InvalidRequest, match="complex"):
         schema_of(complex)
 
@@ -92,7 +92,7 @@ def test_bytes_are_base64() -> None:
 
 
 class LikePydantic:
-    """The two methods that are used of a pydantic model."""
+    """Has the two pydantic methods that are used."""
 
     @classmethod
     def model_json_schema(cls) -> dict:
