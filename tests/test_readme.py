@@ -56,20 +56,14 @@ def test_the_readmes_transcript_is_one(demo_folder):
     printed = console_docs.run(run_batch[0], demo_folder)
     assert printed[0].startswith("12 answers and 0 errors in answers.jsonl, 360 tokens in ")
     assert run_batch[1][0].startswith("12 answers and 0 errors in answers.jsonl, 360 tokens in ")
-    shapes = [
-        [re.sub(r"\d+", "N", line) for line in lines]
-        for lines in (verify[1], printed_of(verify, demo_folder))
+    verified = console_docs.run(verify[0], demo_folder)
+    assert [re.sub(r"\d+", "N", line) for line in verified] == [
+        re.sub(r"\d+", "N", line) for line in verify[1]
     ]
-    assert shapes[0] == shapes[1]
-    known = " ".join(
-        " ".join(console_docs.run(f"mmengine log why busy.log json{n}", demo_folder)) for n in (1, 2, 3, 4)
-    )
+    explained = [console_docs.run(f"mmengine log why busy.log json{n}", demo_folder) for n in (1, 2, 3, 4)]
+    known = " ".join(line for lines in explained for line in lines)
     starts = re.findall(r"^steps? \d+.*? ms  (\w+ \w+)", "\n".join(why[1]), flags=re.MULTILINE)
     assert len(starts) > 4 and not [each for each in starts if each not in known and not each[0].isdigit()]
-
-
-def printed_of(shown, folder):
-    return console_docs.run(shown[0], folder)
 
 
 def test_the_tutorials_python_runs(demo_folder, capsys):

@@ -122,6 +122,6 @@ def test_the_architecture_names_every_folder_and_every_layer():
         if f"{path.parent.name}/" not in text
     ]
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    layers = next(each["layers"] for each in contracts if each["name"] == "arrows point down")
+    layers = next(each["layers"] for each in contracts if each["name"] == "packages import only lower layers")
     names = [name.strip().removeprefix("mmengine.") for layer in layers for name in layer.split("|")]
     assert not [name for name in names if not {f"{name}/", f"{name}.py"} & table]
