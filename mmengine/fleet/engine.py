@@ -33,7 +33,7 @@ from mmengine.fleet.wire import (
 from mmengine.models.plugin import Processor
 from mmengine.processing.workers.attempt import GIVEN_UP
 from mmengine.request import SamplingParams
-from mmengine.serve.async_engine.typed_answers import AsyncForms
+from mmengine.serve.async_engine.typed_answers import AsyncAnswers
 from mmengine.serve.prompt.options import SUBMIT, Options, SubmitOptions, make_options
 from mmengine.serve.prompt.prompt import Prompt, Prompted, request_ids
 from mmengine.serve.requests.adapters import KnownAdapter
@@ -52,7 +52,7 @@ LEFT = "the ingress ends; the request is kept, and goes on when another one serv
 PASSED_ON = SUBMIT - {"request_id", "calls", "outputs", "sample_index"}  # as they are; an Ask names these
 
 
-class FleetEngine(AsyncForms):
+class FleetEngine(AsyncAnswers):
     """`processor`, `config`: those of the replicas' model. `max_open`: requests that may be open at once; one
     more raises QueueFull. It has what was said of each request in memory: its own end is a broken connection
     to all of its callers. What is asked to `hold` outlives it where there is `kept`, which it closes: whoever

@@ -12,7 +12,7 @@ def answers_at_once(engine: Engine, jobs: Iterable[Job]) -> dict[int, Completion
     is preempted: prompts are prepared here, and grammars compiled before anything runs."""
     places, grammars = {}, engine.built.grammars
     for index, (prompt, options) in enumerate(jobs):
-        prepared = prompt.prepare(engine.processor, options.cache_salt)
+        prepared = prompt.prepare(engine.processor, options)
         name = engine.submit_prepared(prepared, options, stream=False)
         places[name] = index
         if options.grammar is not None:

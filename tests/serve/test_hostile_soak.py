@@ -25,7 +25,7 @@ def under_attack(seeds: Sequence[int]) -> tuple[Felt, AsyncEngine]:
         config = EngineConfig(prepare_timeout_s=30)
         async with AsyncEngine(config=config) as engine:
             felt = await attack(engine, list(seeds))
-            assert not engine._preparing and not engine._preparation._requests
+            assert not engine._admission.preparing and not engine._admission.preparation._requests
             assert engine.readiness()
         assert not engine._open and engine._engine.media_memory.num_bytes == 0
         return felt, engine

@@ -8,7 +8,7 @@ import pytest
 from mmengine.errors import ExecutorFailed, InvalidMedia, InvalidRequest, QueueFull, RequestFailed
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.vocabulary import Queued
-from mmengine.serve.async_engine import async_engine
+from mmengine.serve.async_engine import open_requests
 from mmengine.serve.async_engine.async_engine import AsyncEngine
 from tests.serve.serve_fakes import EchoExecutor, EchoProcessor, builder
 
@@ -145,14 +145,14 @@ def test_open_requests_are_bounded(held):
 
 @pytest.mark.parametrize("late", [False, True])
 def test_who_hears_the_end_has_the_place_back(late, monkeypatch):
-    told, deliver = [], async_engine.deliver
+    told, deliver = [], open_requests.deliver
 
     def spy(outputs):
         outputs = list(outputs)
         told.extend(channel in engine._open for channel, output in outputs if output.completion)
         return deliver(outputs)
 
-    monkeypatch.setattr(async_engine, "deliver", spy)
+    monkeypatch.setattr(open_requests, "deliver", spy)
 
     async def main():
         nonlocal engine

@@ -11,6 +11,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.models.step_progress import tell
 from mmengine.replay.verify import verify
+from mmengine.serve.async_engine.admission import Admission
 from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.requests.watchdog import Watchdog
@@ -51,7 +52,7 @@ async def answer(engine, text):
 
 
 def test_streams_go_on_and_the_killer_fails(hanging, tmp_path, monkeypatch):
-    collect, prepared, came = Hanging.collect, AsyncEngine._prepared, threading.Event()
+    collect, prepared, came = Hanging.collect, Admission._prepared, threading.Event()
 
     def held(self):  # so that streams are on their way when the killer comes
         assert self._steps < 5 or came.wait(20)
@@ -63,7 +64,7 @@ def test_streams_go_on_and_the_killer_fails(hanging, tmp_path, monkeypatch):
             came.set()
 
     monkeypatch.setattr(Hanging, "collect", held)
-    monkeypatch.setattr(AsyncEngine, "_prepared", noted)
+    monkeypatch.setattr(Admission, "_prepared", noted)
 
     async def main():
         engine = AsyncEngine(builder=hanging, log=tmp_path / "log")
@@ -96,7 +97,7 @@ def test_a_deadline_goes_on_where_another_engine_takes_over(hanging, tmp_path, m
     asked = []
     submit = Engine.submit_prepared
     monkeypatch.setattr(Engine, "submit_prepared", lambda *a: (asked.append(a[2].deadline_s), submit(*a))[1])
-    dispatch, prepared = Hanging.dispatch, AsyncEngine._prepared
+    dispatch, prepared = Hanging.dispatch, Admission._prepared
     dispatched, came = threading.Event(), threading.Event()
 
     def slow(self, plan):  # so that the engine has the second request when the step of the first one hangs
@@ -112,7 +113,7 @@ def test_a_deadline_goes_on_where_another_engine_takes_over(hanging, tmp_path, m
             came.set()
 
     monkeypatch.setattr(Hanging, "dispatch", slow)
-    monkeypatch.setattr(AsyncEngine, "_prepared", noted)
+    monkeypatch.setattr(Admission, "_prepared", noted)
 
     async def main():
         engine = AsyncEngine(builder=hanging, log=tmp_path / "log")
@@ -130,7 +131,7 @@ def test_a_deadline_goes_on_where_another_engine_takes_over(hanging, tmp_path, m
 
 def test_the_caller_of_a_session_has_the_answer_that_the_session_has(hanging, tmp_path, monkeypatch):
     """Its request runs when another one hangs. One that no step saw is not the session's, and is told so."""
-    dispatch, prepared = Hanging.dispatch, AsyncEngine._prepared
+    dispatch, prepared = Hanging.dispatch, Admission._prepared
     begun, dispatched = threading.Event(), threading.Event()
     came = {text: threading.Event() for text in ("killer", "late>")}
 
@@ -158,7 +159,7 @@ def test_the_caller_of_a_session_has_the_answer_that_the_session_has(hanging, tm
             came[result.text].set()
 
     monkeypatch.setattr(Hanging, "dispatch", held)
-    monkeypatch.setattr(AsyncEngine, "_prepared", noted)
+    monkeypatch.setattr(Admission, "_prepared", noted)
     echo = fakes.builder(executor_class=Hanging, processor=Slow(), step_timeout_s=1)
 
     async def main():
@@ -178,7 +179,7 @@ def test_the_caller_of_a_session_has_the_answer_that_the_session_has(hanging, tm
         assert (await other.ask("late", max_tokens=20)).text == "<NOT LATE>"
         await killer
         await engine.close()
-        assert not engine._running and not engine._engine.requests.resumed
+        assert not engine._open.running and not engine._engine.requests.resumed
 
     asyncio.run(asyncio.wait_for(main(), 30))
     assert verify(tmp_path / "log").ok

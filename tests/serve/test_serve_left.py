@@ -93,7 +93,7 @@ def test_who_leaves_what_was_left_cancels_it(tmp_path):
             stream = engine.attach("long")
             await anext(stream)
             await stream.aclose()
-            while engine._open or engine._running:
+            while engine._open or engine._open.running:
                 await asyncio.sleep(0.01)
 
     run(main)

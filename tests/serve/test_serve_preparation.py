@@ -124,7 +124,7 @@ def test_the_deadline_counts_from_submit(processor_class):
             with pytest.raises(RequestFailed, match="the deadline passed before the answer was complete"):
                 await engine.generate(pictured("x"), deadline_s=0.01)
             assert time.monotonic() - begun < 5
-            assert not engine._open and not engine._preparing
+            assert not engine._open and not engine._admission.preparing
 
     run(main)
 
@@ -192,7 +192,8 @@ def test_who_leaves_frees_the_place_and_ends_the_process():
             while decoders._num_busy:
                 await asyncio.sleep(0.01)
             assert decoders.num_lost >= 1
-            assert not engine._preparation._requests and not engine._preparation._media._waiting
+            preparation = engine._admission.preparation
+            assert not preparation._requests and not preparation._media._waiting
 
     run(main)
 

@@ -30,7 +30,7 @@ def reference():
 
     model = Qwen3VLForConditionalGeneration.from_pretrained(resolve_folder(None), dtype=torch.float32).eval()
     with Engine() as engine:
-        ids = [prompt.prepare(engine.processor, "").prompt_token_ids for prompt in PROMPTS]
+        ids = [prompt.prepare(engine.processor).prompt_token_ids for prompt in PROMPTS]
     with torch.inference_mode():
         return [
             model(input_ids=torch.as_tensor(np.asarray(each), dtype=torch.int64)[None])

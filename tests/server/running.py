@@ -220,7 +220,7 @@ def is_empty(server):
     engine = server.engine
     return (
         not engine._open
-        and not engine._running
+        and not engine._open.running
         and not server.app.admission.bodies.num_bytes
         and not server.app.admission.shares.num_open
         and not engine.stats().num_running

@@ -92,7 +92,7 @@ def test_an_id_that_runs_is_refused():
     with served(executor_class=Lasting, config=LONG_CONTEXT, reattach_s=0) as one:
         streams = threading.Thread(target=one.events, args=("a" * 300,), kwargs={"request_id": "mine"})
         streams.start()
-        wait_for(lambda: one.engine._running)
+        wait_for(lambda: one.engine._open.running)
         status, headers, body = one.chat(request_id="mine")
         one.executor.may_end.set()
         streams.join()
@@ -254,7 +254,7 @@ def test_ids_of_different_keys_never_meet(key_file, tmp_path):
         body = {"messages": [{"role": "user", "content": "a" * 200}], "stream": True, "request_id": "mine"}
         stream = threading.Thread(target=one.call, args=("/v1/chat/completions", body, key("one")))
         stream.start()
-        wait_for(lambda: one.engine._running)
+        wait_for(lambda: one.engine._open.running)
         asked = {**SHORT, "request_id": "mine"}
         status, headers, answer = one.call("/v1/chat/completions", asked, key("other"))
         assert (status, answer["id"], headers["x-request-id"]) == (200, "chatcmpl-mine", "mine")

@@ -62,7 +62,7 @@ def test_a_connection_without_a_request_is_closed():
 def test_one_connection_too_many_closes_the_one_that_has_been_idle_the_longest(monkeypatch):
     monkeypatch.setattr(protocol, "most_connections", lambda: 3)
     with served(executor_class=Lasting, config=LONG_CONTEXT) as one:
-        connections, running = one.server.server_state.connections, one.engine._running
+        connections, running = one.server.server_state.connections, one.engine._open.running
         busy = [opened(one)]
         wait_for(lambda: len(running) == 1)
         first, second = connected(one, LOOK), connected(one)

@@ -39,14 +39,14 @@ class Leaving(SlowEcho):
 
 def begin(one, body, headers=None, path=CHAT):
     """A connection on which an answer was asked for, and, of a stream, has begun."""
-    before = set(one.engine._running)  # one that was answered may be among them still
+    before = set(one.engine._open.running)  # one that was answered may be among them still
     connection = http.client.HTTPConnection("127.0.0.1", one.port, timeout=20)
     connection.request("POST", path, json.dumps(body), headers or {})
     if body.get("stream"):
         response = connection.getresponse()
         assert response.status == 200
         response.readline()
-    wait_for(lambda: set(one.engine._running) - before)
+    wait_for(lambda: set(one.engine._open.running) - before)
     return connection
 
 
@@ -74,7 +74,7 @@ def test_a_call_with_an_id_of_its_own_runs_on_when_its_client_leaves(one, stream
     body = asked(stream=stream, request_id=f"mine-{stream}")
     begin(one, body).close()
     wait_for(lambda: is_unattended(one))
-    assert one.engine._running
+    assert one.engine._open.running
     status, headers, again = one.call(CHAT, body)
     assert (status, headers["x-request-id"]) == (200, f"mine-{stream}")
     assert one.call(CHAT, body)[2] == again, "and again, byte for byte"
@@ -84,7 +84,7 @@ def test_a_call_with_an_id_of_its_own_runs_on_when_its_client_leaves(one, stream
 
 def test_others_are_cancelled_when_their_client_leaves(one):
     begin(one, asked(stream=True)).close()
-    wait_for(lambda: not one.engine._running)
+    wait_for(lambda: not one.engine._open.running)
 
 
 def test_a_key_is_of_one_body(one):
@@ -128,7 +128,7 @@ def test_an_answer_is_kept_for_a_time_and_a_number_of_them(monkeypatch):
 def test_nobody_comes_again_and_the_request_is_cancelled():
     with served(executor_class=Lasting, config=LONG_CONTEXT, reattach_s=0.2) as server:
         begin(server, asked(stream=True, request_id="gone")).close()
-        wait_for(lambda: not server.engine._running)
+        wait_for(lambda: not server.engine._open.running)
         assert not server.app.calls.kept()
 
 
@@ -216,7 +216,7 @@ def test_prompts_of_a_call_come_together_or_not_at_all(left, tmp_path):
     with served(executor_class=Leaving, drain_s=0, engine_options={"log": tmp_path / "log"}) as server:
         asking = threading.Thread(target=server.call, args=("/v1/completions", body))
         asking.start()
-        wait_for(lambda: len(server.engine._running) == 2)
+        wait_for(lambda: len(server.engine._open.running) == 2)
     asking.join()
     with going_on(tmp_path / "log") as server:
         answer = server.call("/v1/completions", body, RETRY)[2]

@@ -129,7 +129,7 @@ def test_what_is_deleted_is_gone(one):
         again = one.call(f"{PATH}/{name}", method="DELETE")
         for call in (look(one, name), look(one, name, "/input_items"), again):
             assert (call[0], call[2]["error"]["code"]) == (404, "not_found")
-    wait_for(lambda: not one.engine._running)
+    wait_for(lambda: not one.engine._open.running)
 
 
 def test_a_response_goes_on_with_another(one):

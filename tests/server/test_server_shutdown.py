@@ -116,7 +116,7 @@ def test_a_client_that_leaves_while_the_server_ends_is_cancelled(tmp_path):
         assert b"200 OK" in connection.recv(4096)
         one.stop()
         connection.close()
-        wait_for(lambda: not one.engine._running)
+        wait_for(lambda: not one.engine._open.running)
     assert ends(tmp_path / "log") == {"mine": "abort"}
 
 

@@ -1,135 +1,131 @@
-"""The engine for many callers at once: it runs on its own thread, answers come as async streams.
+"""The engine for many concurrent callers: it runs on its own thread, and answers are async streams.
 
     async with AsyncEngine() as engine:
         async with engine.stream("What is a triangle?") as stream:
             async for output in stream:
                 print(output.text, end="")
 
-Callers speak to the thread through a queue of commands. What it knows of a caller is a channel; a
-`Stream` that is closed, or forgotten, closes its channel, and that cancels the request.
+A request passes through the parts of AsyncEngine: `Admission` prepares its prompt and submits it,
+`EngineThread` steps the engine, `OpenRequests` passes the outputs to the caller's `Stream`. A stream that is
+closed or dropped cancels its request.
 """
 
 import asyncio
-import queue
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 from mmengine.core.outputs import Stats
-from mmengine.core.resume import Resume
-from mmengine.errors import ExecutorFailed, InvalidRequest, MMEngineError, QueueFull, RequestFailed
-from mmengine.models.plugin import Prepared, Processor
-from mmengine.processing.workers.attempt import GIVEN_UP, AttemptOver
+from mmengine.errors import MMEngineError, RequestFailed
+from mmengine.models.plugin import Processor
 from mmengine.request import SamplingParams
-from mmengine.serve.async_engine.adapters import AsyncAdapters
-from mmengine.serve.async_engine.preparation import FORM_WORKERS, Preparation, Preparing
-from mmengine.serve.async_engine.recovery import AsyncLeft
-from mmengine.serve.async_engine.sessions import AsyncSessions
-from mmengine.serve.async_engine.typed_answers import AsyncForms
+from mmengine.serve.async_engine.admission import Admission
+from mmengine.serve.async_engine.engine_thread import EngineThread
+from mmengine.serve.async_engine.open_requests import OpenRequests
+from mmengine.serve.async_engine.preparation import FORM_WORKERS
+from mmengine.serve.async_engine.recovery import Recovery
+from mmengine.serve.async_engine.sessions import AsyncSession, AsyncSessions
+from mmengine.serve.async_engine.typed_answers import AsyncAnswers
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.prompt.media_memory import media_workers, schema_processes_of
-from mmengine.serve.prompt.options import FORM, SubmitOptions, make_options
+from mmengine.serve.prompt.options import FORM, Options, SessionOptions, SubmitOptions, make_options
 from mmengine.serve.prompt.prompt import Prompt, Prompted
-from mmengine.serve.requests.health import Readiness, StepClock
+from mmengine.serve.requests.adapters import KnownAdapter
+from mmengine.serve.requests.health import Readiness
 from mmengine.serve.requests.operator_log import operator_log
-from mmengine.serve.requests.recovered_requests import left_of
+from mmengine.serve.requests.recovered_requests import Left
 from mmengine.serve.requests.request_times import Times
-from mmengine.serve.stream.channel import Channel, deliver
-from mmengine.serve.stream.request_stream import Stream
+from mmengine.serve.requests.sessions import IDLE_S, SessionFacts
+from mmengine.serve.stream.channel import Channel
+from mmengine.serve.stream.request_stream import Held, Stream
 from mmengine.serve.text.output_text import AnswerTexts
-from mmengine.serve.text.request_output import RequestOutput, ended, engine_failed, unbegun
+from mmengine.serve.text.request_output import engine_failed
 from mmengine.serve.text.response_format import ResponseFormat, response_format_of
 
-STEP_LIMIT_S = 60.0  # a step that takes longer hangs
-MAX_HANGS = 32  # hangs in a row, before the streams hear of it
+STEP_LIMIT_S = 60.0  # a step that takes longer makes the engine not ready
+T = TypeVar("T")
 
 
-class AsyncEngine(AsyncForms, AsyncLeft, AsyncAdapters, AsyncSessions):
-    """A model behind a thread. Takes what `Engine` takes; loading happens in the constructor.
+class AsyncEngine(AsyncAnswers):
+    """A model on its own thread. Takes the arguments of `Engine`; the constructor loads the model.
 
-    Media are decoded and resized on `media_workers` threads of their own, schemas and grammars are checked on
-    others, before the media of the same request; texts without media have threads of their own as well. A
-    request's deadline counts from `stream`, and within `prepare_timeout_s` of that it must be prepared.
-    At most `max_waiting + max_num_seqs` requests are open at once; one more raises QueueFull. Where a step
-    gets no further for step_timeout_s and there is a `log`, another engine takes that up on a thread of its
-    own and the streams go on; without a log they end with an error.
+    `media_workers` threads decode and resize media. Other threads check schemas and grammars, before the
+    media of the same request, and tokenize prompts without media. A request's deadline counts from `stream`,
+    and its preparation must end within `prepare_timeout_s`. At most `max_waiting + max_num_seqs` requests
+    are open at once; one more raises QueueFull. If a step makes no progress for `step_timeout_s` and there is
+    a `log`, a new engine continues from the log on a thread of its own, and the streams go on; without a log
+    they end with an error.
 
-    A path in a message is read on this machine. Messages of strangers are passed as
+    A path in a message is read on this machine. Pass messages from untrusted clients as
     `Prompt(messages, media_options={"local_files": False})`, which refuses paths.
     """
 
     def __init__(self, model: str | Path | None = None, **engine_options: Any):
-        options = {"on_hang": self._on_hang, "untrusted": True, **engine_options, "texts": False}
-        self._make_engine = partial(Engine, model, **options)
-        self._has_log = engine_options.get("log") is not None
-        self._num_hangs = 0  # in a row: 0 again when a step comes back
-        self._is_stuck = False  # the engine's thread hangs, and no other engine takes over
-        self._told_times: Callable[[str, Times], None] | None = None
-        self._engine = self._make_engine()
-        self._left, nobodys = left_of(self._engine.requests.resumed)
-        for core_id in nobodys:  # else the log kept it for ever
-            self._engine.requests.drop_resumed(core_id)
-        self.config = self._engine.config
-        self._limit = self.config.max_waiting + self.config.max_num_seqs
-        workers = media_workers(self.config.media_workers)
-        self._schemas = schema_processes_of(self.config, FORM_WORKERS) if options["untrusted"] else None
-        work_out = None if self._schemas is None else self._schemas.gated
-        self._preparation = Preparation(lambda: self._engine, workers, self._prepared, work_out)
-        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._reads_adapters = ThreadPoolExecutor(1, "adapters")
-        self._lock = threading.Lock()  # guards _open, _left, _closing and _failure
-        self._open: set[Channel] = set()
-        self._closing = self._leaving = False
-        self._failure: MMEngineError | None = None
-        self._preparing: dict[Channel, Preparing] = {}  # like the next two, the engine's thread's alone
-        self._running: dict[str, Channel] = {}
-        self._unwritten: list[Channel] = []  # channels whose requests no step has written down yet
-        self._stats = replace(self._engine.stats())
-        self._take_metrics()
-        self.step_clock = StepClock()
-        self._begin()
+        options = {"untrusted": True, **engine_options, "texts": False}
+        self._report_times: Callable[[str, Times], None] | None = None
+        self._thread = EngineThread(model, options, replaced=self._resume_after_hang, failed=self._fail_all)
+        self.step_clock = self._thread.step_clock
+        self.config = config = self._engine.config
+        self._open = OpenRequests(config.max_waiting + config.max_num_seqs)
+        self._recovery = Recovery(self._thread, self._open)
+        self._schemas = schema_processes_of(config, FORM_WORKERS) if options["untrusted"] else None
+        self._admission = Admission(
+            self._thread,
+            self._open,
+            media_workers(config.media_workers),
+            None if self._schemas is None else self._schemas.gated,
+            config.prepare_timeout_s,
+        )
+        self._sessions = AsyncSessions(self._thread, self.count, self._submit)
+        self._adapter_reader = ThreadPoolExecutor(1, "adapters")  # so that one adapter at a time is in memory
+        self._connect_metrics()
+        self._thread.start(self._open)
 
-    def _take_metrics(self) -> None:
+    @property
+    def _engine(self) -> Engine:
+        """The engine that steps now; after a hang it is another one."""
+        return self._thread.engine
+
+    def _connect_metrics(self) -> None:
         self.metrics = self._engine.metrics
-        if self._told_times is not None:
-            self.metrics.tell_times(self._told_times)
+        if self._report_times is not None:
+            self.metrics.tell_times(self._report_times)
         self.metrics.ready = lambda: self.readiness().ready
-        self.metrics.preparing = self._preparation.standing
+        self.metrics.preparing = self._admission.preparation.standing
 
     def tell_times(self, told: Callable[[str, Times], None]) -> None:
-        """Call it, on the engine's thread, with the id of each answer that is over, and its times."""
-        self._told_times = told
+        """Have the engine's thread call `told` with the id and the times of each request that ends."""
+        self._report_times = told
         self.metrics.tell_times(told)
-
-    def _begin(self) -> None:
-        self._thread = threading.Thread(target=self._run, args=(self._engine,), name="mmengine", daemon=True)
-        self._thread.start()
 
     @property
     def processor(self) -> Processor:
-        """Of the model; any thread may use it."""
+        """The model's processor. Any thread may use it."""
         return self._engine.processor
 
     @property
     def has_log(self) -> bool:
-        """Whether what is accepted outlives this process."""
-        return self._has_log
+        """Whether accepted requests survive the end of this process."""
+        return self._thread.has_log
+
+    @property
+    def keeps_held(self) -> bool:
+        """Whether requests with `hold` survive the end of this process."""
+        return self._thread.has_log
 
     @property
     def can_end_reasoning(self) -> bool:
-        """Whether thinking_token_budget is taken."""
+        """Whether thinking_token_budget is supported."""
         return self._engine.reasoning.can_end
 
     @property
     def max_open(self) -> int:
-        """Requests that may be open at once."""
-        return self._limit
+        """Maximum number of requests that are open at once."""
+        return self._open.limit
 
-    # Any thread with a running event loop
+    # Requests. These methods need a running event loop; any thread may call them.
 
     def stream(
         self,
@@ -139,25 +135,33 @@ class AsyncEngine(AsyncForms, AsyncLeft, AsyncAdapters, AsyncSessions):
         hold: bool = False,
         **options: Unpack[SubmitOptions],
     ) -> Stream:
-        """Start answering; arguments as for `Engine.submit`. `hold`: the answer counts as delivered when the
-        stream is told so, not when it was handed over: until then, whoever goes on with the log has it again.
-        Raises InvalidRequest, QueueFull; what is wrong with the media, or with the form asked for, comes out
-        of the stream."""
-        asked = make_options(sampling, options)
-        asked.check()
-        asked.sampling.check_vocabulary(self._engine.built.spec.vocab_size)
+        """Submit a prompt and return a stream of its outputs; arguments as for `Engine.submit`.
+
+        With `hold` the log keeps the answer until the stream's `delivered` is called; otherwise until it is
+        handed over. A process that resumes the log has the answers that it kept. Raises InvalidRequest,
+        QueueFull. Errors in media and in the response format are raised by the stream.
+        """
         has_form = any(options.get(name) is not None for name in FORM)
         form = partial(response_format_of, options) if has_form else None
-        channel = Channel(asked, AnswerTexts(self._engine.processor.tokenizer, asked.sampling), hold)
-        self._prepare(channel, Prompt.of(prompt), form)
+        return self._submit(Prompt.of(prompt), make_options(sampling, options), form, hold)
+
+    def _submit(
+        self, prompt: Prompt, options: Options, form: Callable[[], ResponseFormat] | None, hold: bool
+    ) -> Stream:
+        options.check()
+        options.sampling.check_vocabulary(self._engine.built.spec.vocab_size)
+        channel = Channel(options, AnswerTexts(self.processor.tokenizer, options.sampling), hold)
+        self._admission.add(channel, prompt, form)
         return Stream(channel, self._close_channel, self.let_go)
 
     async def count(self, prompt: Prompted) -> int:
-        """Tokens of a prompt with its media, which is prepared as that of a request. Raises what `stream`
-        does, and what comes out of one."""
-        asked = make_options(None, {})
-        texts = AnswerTexts(self._engine.processor.tokenizer, asked.sampling)
-        self._prepare(channel := Channel(asked, texts, is_count=True), Prompt.of(prompt), None)
+        """Return the number of tokens of a prompt with its media, which is prepared like that of a request.
+
+        Raises what `stream` and its stream raise.
+        """
+        options = make_options(None, {})
+        texts = AnswerTexts(self.processor.tokenizer, options.sampling)
+        self._admission.add(channel := Channel(options, texts, is_count=True), Prompt.of(prompt), None)
         try:
             await channel.accepted.wait()
         finally:
@@ -166,76 +170,142 @@ class AsyncEngine(AsyncForms, AsyncLeft, AsyncAdapters, AsyncSessions):
             raise channel.error
         return channel.num_prompt_tokens
 
-    def _prepare(self, channel: Channel, prompt: Prompt, form: Callable[[], ResponseFormat] | None) -> None:
-        """Raises InvalidRequest, QueueFull."""
-        with self._lock:
-            if self._failure is not None:
-                raise engine_failed(self._failure)
-            if self._closing:
-                raise InvalidRequest("the engine is closed")
-            if len(self._open) >= self._limit:
-                raise QueueFull(f"{self._limit} requests are open already; try again later")
-            self._open.add(channel)
-        request = Preparing(channel, prompt, form, self.config.prepare_timeout_s)
-        self._commands.put(lambda: self._preparing.update({channel: request}))
-        if request.limit_s is not None:
-            expire = partial(self._commands.put, partial(self._expire, channel))
-            channel.timer = channel.loop.call_later(request.limit_s, expire)
-        self._preparation.begin(request)
+    def _close_channel(self, channel: Channel) -> None:
+        if not channel.closed:
+            channel.closed = True
+            self._thread.put(lambda: self._admission.cancel(channel))
 
-    def _prepared(self, request: Preparing, result: Prepared | Exception) -> None:
-        """On a thread of the preparation."""
+    # Requests of the previous process
 
-        def take() -> None:
-            if not self._load_first(request, result):
-                self._submit(request, result)
+    def left(self) -> list[Left]:
+        """Return the previous process's requests to which no caller is attached; they run or have ended."""
+        return self._recovery.waiting()
 
-        self._commands.put(take)
+    def attach(self, request_id: str, *, hold: bool = False) -> Stream:
+        """Return a stream of a request of the previous process, from its first token on.
+
+        `hold` as for `stream`. Raises InvalidRequest if no such request is `left`.
+        """
+        return Stream(self._recovery.attach(request_id, hold=hold), self._close_channel, self.let_go)
+
+    def give_up(self, request_id: str) -> None:
+        """Cancel a request of the previous process, or drop its answer if it has ended.
+
+        Raises InvalidRequest as `attach` does.
+        """
+        self._recovery.give_up(request_id)
+
+    def let_go(self, answers: list[Held]) -> None:
+        """Let the log forget these answers, which their streams held and their callers have stored."""
+        self._recovery.release(answers)
+
+    async def settled(self) -> None:
+        """Wait until the log has recorded all earlier calls of `let_go`, or the engine has failed."""
+        await self._recovery.settled()
+
+    # Sessions and adapters
+
+    async def session(
+        self,
+        session_id: str = "",
+        *,
+        idle_s: float = IDLE_S,
+        media_options: Mapping[str, object] | None = None,
+        **options: Unpack[SessionOptions],
+    ) -> AsyncSession:
+        """Open a session as `Engine.session` does, but refuse an id that is open.
+
+        `attach_session` continues an open one. The log keeps `envelope` with the session. Raises
+        InvalidRequest, QueueFull.
+        """
+        return await self._sessions.open(session_id, idle_s, media_options, options)
+
+    def attach_session(
+        self, session_id: str, media_options: Mapping[str, object] | None = None
+    ) -> AsyncSession:
+        """Return a session that another caller or the previous process opened.
+
+        Its methods raise InvalidRequest if it is not open.
+        """
+        return self._sessions.attach(session_id, media_options)
+
+    async def sessions(self) -> list[SessionFacts]:
+        """Return the facts of all open sessions, those of the previous process included."""
+        return await self._sessions.facts()
+
+    @property
+    def adapters(self) -> tuple[KnownAdapter, ...]:
+        """The LoRA adapters that requests may name. Any thread may read it."""
+        return tuple(self._engine.adapters)
+
+    async def load_adapter(self, name: str, source: str) -> KnownAdapter:
+        """Read an adapter, which requests may name from now on; it replaces one of the same name.
+
+        Adapters are read one at a time, on their own thread, and loaded between two steps. Raises ModelError,
+        ConfigError, InvalidRequest, RequestFailed.
+        """
+        loop = asyncio.get_running_loop()
+        known = await loop.run_in_executor(self._adapter_reader, self._engine.adapters.read, name, source)
+        await self._thread.call(lambda engine: engine.adapters.load(known))
+        return known
+
+    async def unload_adapter(self, name: str) -> None:
+        """Refuse new requests for an adapter; those that use it go on.
+
+        Raises InvalidRequest if it is not loaded, RequestFailed.
+        """
+        await self._thread.call(lambda engine: engine.adapters.unload(name))
+
+    # The engine's thread and its state
+
+    async def on_engine(self, function: Callable[[Engine], T]) -> T:
+        """Return what `function` returns on the engine's thread, between two steps.
+
+        Raises what `function` raises, RequestFailed if the engine failed, InvalidRequest if it is closed.
+        """
+        return await self._thread.call(function)
 
     def stats(self) -> Stats:
-        """Counters of the core since the start, as of the last step."""
-        return self._stats
+        """Return the core's counters since its start, as of the last step."""
+        return self._thread.stats
 
     def metrics_text(self) -> str:
-        """Counters and times in Prometheus' text format; `metrics` is the collector behind it. Any thread
-        may ask."""
+        """Return the counters and times of `metrics` in Prometheus' text format. Any thread may call it."""
         return self.metrics.text()
 
     def readiness(self) -> Readiness:
-        """What `Engine.readiness` says, whether the engine's thread lives and its step returns, and how
-        preparation gets on. Any thread may ask."""
-        if self._failure is not None or not self._thread.is_alive():
-            why = str(self._failure or "it was closed").removeprefix("the engine stopped: ")
-            return Readiness((f"the engine stopped: {why}",), is_over=True)
+        """Return what `Engine.readiness` returns, and whether the thread lives, steps and prepares prompts.
+
+        Any thread may call it.
+        """
+        if self._open.failure is not None or not self._thread.is_alive:
+            reason = str(self._open.failure or "it was closed").removeprefix("the engine stopped: ")
+            return Readiness((f"the engine stopped: {reason}",), is_over=True)
         reasons = self._engine.readiness().reasons
-        standing = self._preparation.standing()
+        standing = self._admission.preparation.standing()
         reasons += standing.reasons
         if (step_s := self.step_clock.seconds) > STEP_LIMIT_S:
             reasons += (f"a step has not returned for {step_s:.0f} seconds",)
-        return Readiness(reasons + (("the engine is closing",) if self._closing else ()), *standing)
+        return Readiness(reasons + (("the engine is closing",) if self._open.is_closing else ()), *standing)
 
     async def close(self, *, drain: bool = True, leave: bool = False) -> None:
-        """Take no more requests, finish those that run (`drain`), or cancel them, or `leave` them in the log
-        for whoever goes on with it; and free the device. Closing twice is no error."""
-        with self._lock:
-            self._closing, self._leaving = True, leave
-            channels = [] if drain or leave else list(self._open)
-        for channel in channels:
+        """Refuse new requests, end the running ones, and free the device.
+
+        Running requests finish (`drain`), stay in the log for the next process (`leave`), or are cancelled.
+        Closing twice is no error.
+        """
+        self._thread.leaves = leave
+        self._open.close()
+        for channel in () if drain or leave else self._open:
             self._close_channel(channel)
-        self._commands.put(lambda: None)
-        await asyncio.to_thread(self._join)
-        await asyncio.to_thread(self._preparation.close)
+        self._thread.put(lambda: None)
+        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._admission.close)
         if self._schemas is not None:
             self._schemas.close()
-        while not self._commands.empty():  # of requests that were given up while a thread prepared them
-            self._commands.get()()
-        for channel in list(self._open):
-            self._end(channel, RequestFailed("the engine was closed; the request stays in its log"))
-
-    def _join(self) -> None:
-        """Wait for the engine's thread, and for a thread that takes over from it; not for a stuck thread."""
-        while (thread := self._thread).is_alive() and not self._is_stuck:
-            thread.join(0.05)
+        self._thread.run_queued()  # results of preparations that ended after the thread
+        for channel in self._open:
+            self._open.end(channel, RequestFailed("the engine was closed; the request stays in its log"))
 
     async def __aenter__(self) -> "AsyncEngine":
         return self
@@ -243,143 +313,11 @@ class AsyncEngine(AsyncForms, AsyncLeft, AsyncAdapters, AsyncSessions):
     async def __aexit__(self, kind: type | None, *exc: object) -> None:
         await self.close(drain=kind is None)
 
-    def _close_channel(self, channel: Channel) -> None:
-        if not channel.closed:
-            channel.closed = True
-            self._commands.put(lambda: self._cancel(channel))
-
-    # The engine's thread
-
-    def _run(self, engine: Engine) -> None:
-        try:
-            while not (self._closing and (self._leaving or not self._open)):
-                self._take_commands()
-                if engine.has_work:
-                    self.step_clock.begin()
-                    outputs = engine.step(received=False)
-                    self.step_clock.end()
-                    self._num_hangs = 0
-                    self._stats = replace(engine.stats())
-                    self._deliver(outputs)
-                    self._acknowledge(engine)
-                if self._closing:
-                    engine.check_stall()
-        except BaseException as error:  # every waiter must hear of it, whatever it is
-            if engine is self._engine:
-                self._fail_all(engine_failed(error))
-        finally:
-            try:
-                if engine is self._engine:
-                    engine.close()
-            except Exception as error:
-                self._fail_all(engine_failed(error))
-
-    # The watchdog's thread, while the engine's is stuck
-
-    def _on_hang(self) -> None:
-        stuck = self._engine
-        self._num_hangs += 1
-        try:
-            if not self._has_log or self._num_hangs > MAX_HANGS or not stuck.abandon():
-                raise ExecutorFailed(stuck.hang_text)
-            operator_log.error("engine hung", reason=stuck.hang_text)
-            self._engine = self._make_engine(resume=Resume(awaited=frozenset(self._running)))
-            self._take_up(stuck)
-        except BaseException as error:
-            self._fail_all(engine_failed(error))
-            self._is_stuck = True
-            return
-        self.step_clock.end()
-        self._take_metrics()
-        self._begin()
-
-    def _take_commands(self) -> None:
-        """Run all commands; wait for one when the engine has nothing to do."""
-        if not self._engine.has_work:
-            self._run_next_command()
-        while not self._commands.empty():
-            self._commands.get()()
-
-    def _submit(self, request: Preparing, result: Prepared | Exception) -> None:
-        channel = request.channel
-        try:
-            if self._preparing.pop(channel, None) is None:
-                return  # it was given up meanwhile
-            if isinstance(result, AttemptOver):
-                self._end_late(request)
-            elif isinstance(result, Exception):
-                raise result
-            elif channel.is_count:
-                self._end(channel, None)
-            else:
-                channel.request_id = self._engine.submit_prepared(result, request.options)
-                self._note_session(channel)
-                self._running[channel.request_id] = channel
-                self._unwritten.append(channel)
-        except MMEngineError as error:
-            self._end(channel, error)
-        except Exception as error:  # a bug of a processor ends its request, not the engine
-            self._end(channel, engine_failed(error))
-        finally:
-            self._preparation.release(channel)
-
-    def _expire(self, channel: Channel) -> None:
-        """Its time is over; no matter where it was prepared before."""
-        request = self._preparing.pop(channel, None)
-        if request is not None:
-            self._give_up(request)
-            self._end_late(request)
-
-    def _give_up(self, request: Preparing) -> None:
-        self._preparation.give_up(request)
-        self._preparation.release(request.channel)
-
-    def _end_late(self, request: Preparing) -> None:
-        """As the core ends a request whose deadline passes; or with an error."""
-        channel = request.channel
-        if not request.is_late:
-            self._end(channel, request.too_slow())
-            return
-        news = ended(unbegun(channel.options.request_id, channel.options.sampling.n, "deadline"))
-        self._forget(channel)
-        deliver((channel, one) for one in news)
-
-    def _cancel(self, channel: Channel) -> None:
-        request = self._preparing.pop(channel, None)
-        if request is not None:
-            self._give_up(request)
-            self._end(channel, RequestFailed(GIVEN_UP))
-        elif channel.request_id in self._running:
-            self._engine.cancel(channel.request_id)
-
-    def _deliver(self, outputs: list[RequestOutput]) -> None:
-        over = [output.request_id for output in outputs if output.completion is not None]
-        for request_id in over:  # its place is free before its caller hears, and may ask again
-            self._forget(self._running[request_id])
-        for channel in deliver((self._running[output.request_id], output) for output in outputs):
-            channel.closed = True
-            self._cancel(channel)
-        for request_id in over:
-            if not self._running.pop(request_id).is_held:
-                self._engine.requests.delivered(request_id)
-
-    def _forget(self, channel: Channel) -> None:
-        with self._lock:
-            self._open.discard(channel)
-
-    def _end(self, channel: Channel, error: MMEngineError | None) -> None:
-        self._forget(channel)
-        try:
-            channel.loop.call_soon_threadsafe(channel.end, error)
-        except RuntimeError:
-            return  # the caller's loop is closed
+    def _resume_after_hang(self, stuck: Engine) -> None:
+        self._recovery.resume_streams(stuck)
+        self._connect_metrics()
 
     def _fail_all(self, error: MMEngineError) -> None:
         operator_log.error("engine failed", reason=str(error))
-        with self._lock:
-            self._failure = self._failure or error
-            channels = list(self._open)
-        for request in list(self._preparing.values()):
-            self._give_up(request)
-        for channel in channels:
-            self._end(channel, engine_failed(error))
+        self._admission.give_up_all()
+        self._open.fail(engine_failed(error))

@@ -206,7 +206,7 @@ class Preparation:
             engine.media_memory.wait_for_room(lambda: request.is_over)
         request.check()
         channel = request.channel
-        prepared = request.prompt.prepare(engine.processor, channel.options.cache_salt)
+        prepared = request.prompt.prepare(engine.processor, channel.options)
         engine.media_memory.hold(channel, prepared.media)
         items = (media.item for media in prepared.media)
         channel.take_prompt(prepared.prompt_token_ids, items, engine.reasoning)

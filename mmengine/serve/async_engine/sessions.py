@@ -8,27 +8,21 @@ async with session.stream("Who came in?", max_tokens=64) as stream:
 """
 
 import asyncio
-import queue
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import NamedTuple, Protocol, Unpack, runtime_checkable
+from typing import NamedTuple, Unpack
 
 from mmengine.core.executor import CUT
 from mmengine.errors import SessionBusy
-from mmengine.models.plugin import Prepared, Processor
 from mmengine.request import PREFILL, SamplingParams
-from mmengine.serve.async_engine.commands import AsyncCommands
-from mmengine.serve.async_engine.preparation import Preparation, Preparing
+from mmengine.serve.async_engine.engine_thread import EngineThread
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.engine.session import Appended, Frames, listed, placed
-from mmengine.serve.prompt.options import FORM, Options, SubmitOptions, make_options
-from mmengine.serve.prompt.prompt import Prompt, Prompted
-from mmengine.serve.requests.session_media import Load
-from mmengine.serve.requests.sessions import IDLE_S, SessionFacts, SessionSettings
-from mmengine.serve.stream.channel import Channel
-from mmengine.serve.stream.request_stream import Held, Stream
-from mmengine.serve.text.output_text import AnswerTexts
+from mmengine.serve.prompt.options import FORM, Options, SessionOptions, SubmitOptions, make_options
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.requests.sessions import SessionFacts, SessionSettings
+from mmengine.serve.stream.request_stream import Stream
 from mmengine.serve.text.request_output import CUT_AT_STOP, Completion, succeeded
 from mmengine.serve.text.response_format import ResponseFormat, response_format_of
 
@@ -36,108 +30,38 @@ MAX_WAITING = 16  # requests of one session that wait behind the one on its way;
 _POLL_S = 0.02  # how soon it is seen that a request of the process before, or one that was left, is over
 
 
-@runtime_checkable
-class AsyncSessions(AsyncCommands, Protocol):
-    """Part of AsyncEngine."""
+class AsyncSessions:
+    """The sessions of an AsyncEngine. `count` and `submit` are those of the engine."""
 
-    _preparation: Preparation
-    _preparing: dict[Channel, Preparing]
-
-    @property
-    def processor(self) -> Processor: ...
-
-    async def count(self, prompt: Prompted) -> int: ...
-
-    def _close_channel(self, channel: Channel) -> None: ...
-
-    def let_go(self, answers: list[Held]) -> None: ...
-
-    def _prepare(
-        self, channel: Channel, prompt: Prompt, form: Callable[[], ResponseFormat] | None
-    ) -> None: ...
-
-    async def session(
+    def __init__(
         self,
-        session_id: str = "",
-        *,
-        system: str = "",
-        length: int = 0,
-        keep: int = 0,
-        idle_s: float = IDLE_S,
-        cache_salt: str = "",
-        adapter: str = "",
-        media_options: Mapping[str, object] | None = None,
-        template_options: Mapping[str, object] | None = None,
-        envelope: bytes = b"",
-    ) -> "AsyncSession":
-        """As `Engine.session`, but that an id which is open is refused: `attach_session` goes on with it.
-        `envelope`: kept with it in the log. Raises InvalidRequest, QueueFull."""
-        settings = SessionSettings(
-            system=system,
-            length=length,
-            keep=keep,
-            cache_salt=cache_salt,
-            adapter=adapter,
-            template_options=dict(template_options or {}),
-            envelope=envelope,
-        )
-        name = await self.on_engine(lambda engine: engine.sessions.open(session_id, settings, idle_s))
-        return AsyncSession(self, name, media_options)
+        thread: EngineThread,
+        count: Callable[[Prompt], Awaitable[int]],
+        submit: Callable[[Prompt, Options, Callable[[], ResponseFormat] | None, bool], Stream],
+    ) -> None:
+        self.thread, self.count, self.submit = thread, count, submit
 
-    def attach_session(
-        self, session_id: str, media_options: Mapping[str, object] | None = None
+    async def open(
+        self,
+        session_id: str,
+        idle_s: float,
+        media_options: Mapping[str, object] | None,
+        options: SessionOptions,
     ) -> "AsyncSession":
-        """One that is open: of another caller, or of the process before. What is called raises
-        InvalidRequest where it is not."""
+        """Open a new session. Raises InvalidRequest, QueueFull."""
+        settings = SessionSettings.of(options)
+        name = await self.thread.call(lambda engine: engine.sessions.open(session_id, settings, idle_s))
+        return self.attach(name, media_options)
+
+    def attach(self, session_id: str, media_options: Mapping[str, object] | None) -> "AsyncSession":
+        """Return an open session; its methods raise InvalidRequest if it is not open."""
         return AsyncSession(self, session_id, media_options)
 
-    async def sessions(self) -> list[SessionFacts]:
-        """Of all that are open, those of the process before too."""
-        return await self.on_engine(
+    async def facts(self) -> list[SessionFacts]:
+        """Return the facts of all open sessions."""
+        return await self.thread.call(
             lambda engine: [engine.sessions.facts(name) for name in engine.sessions.names()]
         )
-
-    def _run_next_command(self) -> None:
-        """Wait for one, unless a session is idle for too long before it comes."""
-        with suppress(queue.Empty):
-            self._commands.get(timeout=self._engine.sessions.idle_s)()
-
-    def _load_first(self, request: Preparing, result: Prepared | Exception) -> bool:
-        """Whether a session's request goes back, for older media of which too little is computed to do
-        without: a step is not to decode them while all others stand still."""
-        place, loads = request.channel.options.place, list[Load]()
-        is_whole = request.loaded is not None or request.channel not in self._preparing
-        if place is None or isinstance(result, Exception) or is_whole:
-            return False
-        with suppress(Exception):  # what is wrong is said when it is submitted
-            loads = self._engine.sessions.to_load(result, place, request.channel.options)
-        if loads:
-            self._preparation.load(request, result, loads)
-        return bool(loads)
-
-    def _note_session(self, channel: Channel) -> None:
-        """The engine took the channel's request: of a session, its prompt is the whole of that."""
-        if channel.options.place is not None:
-            whole = self._engine.requests.prepared(channel.request_id)
-            channel.num_prompt_tokens = len(whole.prompt_token_ids)
-
-    def _stream_of_session(
-        self, prompt: Prompt, asked: Options, form: Callable[[], ResponseFormat] | None, hold: bool
-    ) -> Stream:
-        asked.check()
-        asked.sampling.check_vocabulary(self._engine.built.spec.vocab_size)
-        channel = Channel(asked, AnswerTexts(self.processor.tokenizer, asked.sampling), hold)
-        self._prepare(channel, prompt, form)
-        return Stream(channel, self._close_channel, self.let_go)
-
-
-async def _completed(stream: Stream) -> Completion:
-    """Raises RequestFailed where it ended with an error."""
-    stream.texts.pieces = False
-    async for _ in stream:
-        pass
-    assert stream.completion is not None, "a stream without an error ends with its completion"
-    return succeeded(stream.completion)
 
 
 class Ended(NamedTuple):
@@ -158,17 +82,18 @@ class AsyncSession:
     wait at most. `media_options`: of all media, as those of a Prompt."""
 
     def __init__(
-        self, engine: AsyncSessions, session_id: str, media_options: Mapping[str, object] | None = None
+        self, sessions: AsyncSessions, session_id: str, media_options: Mapping[str, object] | None = None
     ):
-        self._engine, self.session_id, self._media_options = engine, session_id, media_options
+        self._sessions, self.session_id, self._media_options = sessions, session_id, media_options
+        self._thread = sessions.thread
         self._turns = asyncio.Lock()
         self._num_waiting = 0
-        self._frames = Frames(getattr(engine.processor, "frames_in_patch", 1))
+        self._frames = Frames(getattr(self._thread.engine.processor, "frames_in_patch", 1))
         self.ended: Ended | None = None  # of the last answer that somebody here `heard`
 
     async def facts(self) -> SessionFacts:
         """Raises InvalidRequest when it was closed, or nobody asked for too long."""
-        facts = await self._engine.on_engine(lambda engine: engine.sessions.facts(self.session_id))
+        facts = await self._thread.call(lambda engine: engine.sessions.facts(self.session_id))
         self._frames.settle(facts.num_requests)
         return facts
 
@@ -197,14 +122,14 @@ class AsyncSession:
                 "one of them was answered"
             )
         self._num_waiting += 1
-        self._engine.tell_engine(lambda engine: engine.sessions.begin_turn(self.session_id))
+        self._thread.put(lambda: self._thread.engine.sessions.begin_turn(self.session_id))
         try:
             async with self._turns:
                 while (facts := await self.facts()).live:
                     await asyncio.sleep(_POLL_S)
                 yield facts
         finally:
-            self._engine.tell_engine(lambda engine: engine.sessions.end_turn(self.session_id))
+            self._thread.put(lambda: self._thread.engine.sessions.end_turn(self.session_id))
             self._num_waiting -= 1
 
     async def append(self, content: object, *, anchor: bool = False) -> Appended:
@@ -230,7 +155,7 @@ class AsyncSession:
         if parts := self._frames.add(facts.num_requests, image, seconds, index):
             return await self._computed(facts, parts, is_film=is_film)
         with self._frames.looked_at() as parts:
-            await self._engine.count(self._placed(facts, parts, is_film=is_film)[0])
+            await self._sessions.count(self._placed(facts, parts, is_film=is_film)[0])
         return None
 
     def holds(self, image: object, seconds: float, index: int | None) -> bool:
@@ -240,7 +165,7 @@ class AsyncSession:
     def _placed(
         self, facts: SessionFacts, content: object, *, is_anchor: bool = False, is_film: bool = False
     ) -> tuple[Prompt, Options]:
-        sessions, options = self._engine._engine.sessions, Options(PREFILL)
+        sessions, options = self._thread.engine.sessions, Options(PREFILL)
         return placed(
             *(sessions, facts, content, options, False, is_anchor, self._media_options), is_film=is_film
         )
@@ -249,8 +174,8 @@ class AsyncSession:
         self, facts: SessionFacts, content: object, *, is_anchor: bool = False, is_film: bool = False
     ) -> Appended:
         prompt, asked = self._placed(facts, content, is_anchor=is_anchor, is_film=is_film)
-        async with self._engine._stream_of_session(prompt, asked, None, False) as stream:
-            done = await _completed(stream)
+        async with self._sessions.submit(prompt, asked, None, False) as stream:
+            done = succeeded(await stream.completed())
         self._frames.settle(facts.num_requests + 1)
         return Appended(len(done.prompt_token_ids), done.num_cached_tokens)
 
@@ -286,9 +211,9 @@ class AsyncSession:
         has_form = any(options.get(name) is not None for name in FORM)
         form = partial(response_format_of, options) if has_form else None
         given = make_options(sampling, options)
-        sessions = self._engine._engine.sessions
+        sessions = self._thread.engine.sessions
         prompt, asked = placed(sessions, facts, content, given, True, False, self._media_options)
-        return self._engine._stream_of_session(prompt, asked, form, hold)
+        return self._sessions.submit(prompt, asked, form, hold)
 
     def heard(self, facts: SessionFacts, stream: Stream) -> None:
         """Nobody reads any more of what was `asked` within a `turn`."""
@@ -305,7 +230,7 @@ class AsyncSession:
     ) -> Completion:
         """See Session."""
         async with self.stream(question, sampling, **options) as stream:
-            return await _completed(stream)
+            return succeeded(await stream.completed())
 
     async def close(self) -> None:
         """Let its blocks and images go, also while a request of it is on its way. Closing one that is closed
@@ -315,4 +240,4 @@ class AsyncSession:
             if self.session_id in engine.sessions.names():
                 engine.sessions.close(self.session_id)
 
-        await self._engine.on_engine(close)
+        await self._thread.call(close)

@@ -1,72 +1,115 @@
-"""What an AsyncEngine makes of its streams: whole answers, values of schemas, messages of a conversation."""
+"""Answers as messages of a conversation, completions and values of schemas, for engines that stream."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Protocol, Unpack
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any, Unpack
 
 from mmengine.config import EngineConfig
 from mmengine.models.plugin import Processor
 from mmengine.request import SamplingParams
-from mmengine.serve.chat.completion import ChatAsked, ChatCompletion
-from mmengine.serve.chat.json_stream import values_in
-from mmengine.serve.chat.stream import AsyncChatStream
+from mmengine.serve.chat.chunks import ChatChunk
+from mmengine.serve.chat.completion import (
+    ChatAnswer,
+    ChatCompletion,
+    ChatOptions,
+    ChatRequest,
+    final_completion,
+)
+from mmengine.serve.chat.json_stream import JsonStream
 from mmengine.serve.prompt.options import SubmitOptions
 from mmengine.serve.prompt.prompt import Prompted
 from mmengine.serve.stream.request_stream import Stream
-from mmengine.serve.text.detokenizer import Stops
 from mmengine.serve.text.request_output import Completion, succeeded
 from mmengine.serve.text.response_format import decoded, json_format
 from mmengine.structured_output.partial_json import JsonValue
 
 
-class AsyncForms(Protocol):
-    """Part of AsyncEngine."""
+class AsyncChatStream:
+    """An async iterator of ChatChunk. Leaving `async with`, `aclose`, or dropping it cancels the request."""
+
+    def __init__(self, chat: ChatRequest, stream: Stream):
+        self._chat, self._stream = chat, stream
+        self._answer: ChatAnswer | None = None  # set when the request is accepted
+        self._chunks: deque[ChatChunk] = deque()
+
+    def __aiter__(self) -> "AsyncChatStream":
+        return self
+
+    async def __anext__(self) -> ChatChunk:
+        while not self._chunks:
+            await self._fetch()
+        return self._chunks.popleft()
+
+    async def _fetch(self) -> None:
+        """Wait for outputs and add their chunks. Raises StopAsyncIteration at the end."""
+        stream = self._stream
+        if self._answer is None:
+            if stream.is_over:  # closed before its first chunk
+                raise StopAsyncIteration
+            await stream.accepted()
+            self._answer = self._chat.begin(
+                stream.request_id, stream.sampling, stream.reasoning, stream.grammar
+            )
+            self._chunks += self._answer.first()
+            return
+        outputs = await stream.news()
+        if not outputs:
+            self._answer.finish()
+            raise StopAsyncIteration
+        for output in outputs:
+            self._chunks += self._answer.take(output)
+
+    async def get_final_completion(self) -> ChatCompletion:
+        """Wait for the end and return what `chat` returns. Raises RequestFailed if it was closed before."""
+        async for _ in self:
+            pass
+        return final_completion(self._answer)
+
+    async def aclose(self) -> None:
+        """Cancel the request if it still runs; no further chunk comes."""
+        self._chunks.clear()
+        await self._stream.aclose()
+
+    async def __aenter__(self) -> "AsyncChatStream":
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+
+class AsyncAnswers(ABC):
+    """Methods that need nothing of an engine but its `stream`."""
 
     config: EngineConfig
 
     @property
+    @abstractmethod
     def processor(self) -> Processor: ...
 
+    @abstractmethod
     def stream(
         self,
         prompt: Prompted,
         sampling: SamplingParams | None = None,
+        *,
+        hold: bool = False,
         **options: Unpack[SubmitOptions],
     ) -> Stream: ...
 
     async def chat(
-        self,
-        messages: Prompted,
-        *,
-        tools: Sequence[Mapping[str, object]] | None = None,
-        tool_choice: str | Mapping[str, object] | None = None,
-        parallel_tool_calls: bool | None = None,
-        sampling: SamplingParams | None = None,
-        **options: Unpack[SubmitOptions],
+        self, messages: Prompted, *, sampling: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> ChatCompletion:
-        """What `Engine.chat` gives, beside whatever else runs."""
-        chat = ChatAsked(messages, tools, tool_choice, parallel_tool_calls, self.processor, self.config)
-        async with self._streamed(chat, sampling, options) as stream:
+        """Return what `Engine.chat` returns; other requests may run at the same time."""
+        async with self.stream_chat(messages, sampling=sampling, **options) as stream:
             return await stream.get_final_completion()
 
     def stream_chat(
-        self,
-        messages: Prompted,
-        *,
-        tools: Sequence[Mapping[str, object]] | None = None,
-        tool_choice: str | Mapping[str, object] | None = None,
-        parallel_tool_calls: bool | None = None,
-        sampling: SamplingParams | None = None,
-        **options: Unpack[SubmitOptions],
+        self, messages: Prompted, *, sampling: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> AsyncChatStream:
-        """What `Engine.stream_chat` gives, beside whatever else runs: to be iterated with `async for`. It
-        raises here what `stream` raises."""
-        chat = ChatAsked(messages, tools, tool_choice, parallel_tool_calls, self.processor, self.config)
-        return self._streamed(chat, sampling, options)
-
-    def _streamed(
-        self, chat: ChatAsked, sampling: SamplingParams | None, options: SubmitOptions
-    ) -> AsyncChatStream:
-        return AsyncChatStream(chat, self.stream(chat.prompt, sampling, **chat.options(options)))
+        """Return the chunks of `Engine.stream_chat`, for `async for`. Raises what `stream` raises."""
+        chat = ChatRequest(messages, options, self.processor, self.config)
+        return AsyncChatStream(chat, self.stream(chat.prompt, sampling, **chat.options))
 
     async def generate(
         self,
@@ -74,13 +117,9 @@ class AsyncForms(Protocol):
         sampling: SamplingParams | None = None,
         **options: Unpack[SubmitOptions],
     ) -> Completion:
-        """The whole answer. Raises what `stream` raises, and RequestFailed when it was given up."""
+        """Return the complete answer. Raises what `stream` raises, and RequestFailed if it was cancelled."""
         async with self.stream(prompt, sampling, **options) as stream:
-            stream.texts.pieces = False
-            async for _ in stream:
-                pass
-        assert stream.completion is not None, "a stream without an error ends with its completion"
-        return succeeded(stream.completion)
+            return succeeded(await stream.completed())
 
     async def generate_json(
         self,
@@ -92,7 +131,7 @@ class AsyncForms(Protocol):
         sampling: SamplingParams | None = None,
         **options: Unpack[SubmitOptions],
     ) -> Any:
-        """What `Engine.generate_json` gives; `options` are those of `generate`."""
+        """Return what `Engine.generate_json` returns; `options` are those of `generate`."""
         options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
         return decoded(await self.generate(messages, sampling, **options), schema)
 
@@ -106,9 +145,11 @@ class AsyncForms(Protocol):
         sampling: SamplingParams | None = None,
         **options: Unpack[SubmitOptions],
     ) -> AsyncIterator[JsonValue]:
-        """What `Engine.stream_json` yields, beside whatever else runs."""
+        """Yield what `Engine.stream_json` yields; other requests may run at the same time."""
         options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
         async with self.stream(messages, sampling, **options) as stream:
-            stops = Stops(stream.sampling.stop, closes=on_truncation == "close")
-            async for value in values_in(stream, self.processor.tokenizer, stops, schema):
-                yield value
+            stream.texts.pieces = False
+            values = JsonStream(self.processor.tokenizer, stream.sampling.stop, on_truncation, schema)
+            async for output in stream:
+                for value in values.push(output):
+                    yield value

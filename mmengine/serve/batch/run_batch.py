@@ -100,9 +100,12 @@ def run_batch(
 
 
 @contextmanager
-def news_of(engine: BatchEngine, request_id: str) -> Iterator[Iterator[RequestOutput]]:
-    """Outputs of one request, for which the engine steps; the last one has its completion. A request that is
-    left before it is cancelled. Answers of batches that are under way are kept for them."""
+def outputs_of(engine: BatchEngine, request_id: str) -> Iterator[Iterator[RequestOutput]]:
+    """Give the outputs of one request, stepping the engine; the last one has the completion.
+
+    Leaving the block cancels the request if it still runs. Answers of batches that are under way are kept
+    for them.
+    """
 
     def outputs() -> Iterator[RequestOutput]:
         while request_id in engine.requests:
@@ -209,7 +212,7 @@ class _Batch:
         memory.wait_for_room(lambda: self._stopped or self._awaited == index)
         if self._stopped:
             raise CancelledError
-        prepared = media.prompt().prepare(self._engine.processor, options.cache_salt)
+        prepared = media.prompt().prepare(self._engine.processor, options)
         memory.hold((self, index), prepared.media)
         return prepared
 

@@ -3,14 +3,14 @@
 The server and `Engine.chat` make the same of the same tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from mmengine.config import EngineConfig
 from mmengine.core.executor import PromptLogprobs
-from mmengine.errors import InvalidRequest
+from mmengine.errors import InvalidRequest, RequestFailed
 from mmengine.models.plugin import Processor
 from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.chat.chunks import BEGINNING, ChatChunk, ChunkChoice, chunks_of
@@ -134,30 +134,32 @@ class WholeChoice:
         )
 
 
-class ChatAsked:
-    """One call of `chat`: the prompt with its tools, `calls` as the engine takes them (None: there are none),
-    and what becomes of the answer's tokens. Raises InvalidRequest."""
+class ChatOptions(SubmitOptions, total=False):
+    """Options of `chat`: OpenAI's for tools, and those of a request."""
 
-    def __init__(
-        self,
-        prompt: Prompted,
-        tools: object,
-        tool_choice: object,
-        parallel_tool_calls: object,
-        processor: Processor,
-        config: EngineConfig,
-    ):
-        asked = tools_asked(tools, tool_choice, parallel_tool_calls)
+    tools: Sequence[Mapping[str, object]] | None
+    tool_choice: str | Mapping[str, object] | None
+    parallel_tool_calls: bool | None
+
+
+class ChatRequest:
+    """One call of `chat`: the prompt with its tools, and the `options` to submit it with.
+
+    Raises InvalidRequest.
+    """
+
+    def __init__(self, prompt: Prompted, options: ChatOptions, processor: Processor, config: EngineConfig):
+        tools = tools_asked(
+            options.pop("tools", None),
+            options.pop("tool_choice", None),
+            options.pop("parallel_tool_calls", None),
+        )
         markers = config.reasoning_start, config.reasoning_end
-        self.prompt, self.calls = with_tools(Prompt.of(prompt), asked, processor, markers)
+        self.prompt, calls = with_tools(Prompt.of(prompt), tools, processor, markers)
+        self.options: SubmitOptions = options
+        if calls is not None:
+            self.options["calls"] = calls
         self._tokenizer = processor.tokenizer
-
-    def options(self, given: SubmitOptions) -> SubmitOptions:
-        """What the engine is asked with."""
-        options = given.copy()
-        if self.calls is not None:
-            options["calls"] = self.calls
-        return options
 
     def begin(
         self,
@@ -166,7 +168,7 @@ class ChatAsked:
         reasoning: ReasoningTokens,
         grammar: GrammarRequest | None,
     ) -> "ChatAnswer":
-        """The request is on its way, and has the form `grammar`."""
+        """Return the answer's builder for a request that the engine has accepted."""
         return ChatAnswer(
             request_id,
             [ChoiceDeltas(self._tokenizer, sampling, reasoning, grammar) for _ in range(sampling.n)],
@@ -174,10 +176,12 @@ class ChatAsked:
 
 
 class ChatAnswer:
-    """Takes the news of a request, and gives the answer at its end."""
+    """Turns the outputs of a request into chunks. `completion` is the whole answer, set by `finish`."""
 
     def __init__(self, request_id: str, deltas: list[ChoiceDeltas]):
         self._request_id, self._deltas = request_id, deltas
+        self.completion: ChatCompletion | None = None
+        self._engine_completion: Completion | None = None
         self._whole = [WholeChoice(index) for index in range(len(deltas))]
 
     def first(self) -> Iterator[ChatChunk]:
@@ -186,13 +190,18 @@ class ChatAnswer:
             yield ChatChunk(self._request_id, (ChunkChoice(index, BEGINNING),))
 
     def take(self, output: RequestOutput) -> Iterator[ChatChunk]:
+        """Yield the chunks of `output`."""
         for news in self._deltas[output.index].take(output):
             self._whole[output.index].add(*news)
             yield from chunks_of(self._request_id, output.index, news)
+        self._engine_completion = output.completion or self._engine_completion
 
-    def completion(self, answer: Completion) -> ChatCompletion:
-        """`answer`: what the engine says of all choices. Raises RequestFailed where it was given up."""
-        succeeded(answer)
+    def finish(self) -> None:
+        """Set `completion` after the last output. Raises RequestFailed if the request failed."""
+        if self._engine_completion is not None:
+            self.completion = self._completed(succeeded(self._engine_completion))
+
+    def _completed(self, answer: Completion) -> ChatCompletion:
         choices = tuple(
             ChatChoice(
                 each.index,
@@ -211,6 +220,13 @@ class ChatAnswer:
             "reasoning_tokens": reasoning,
         }
         return ChatCompletion(self._request_id, choices, usage, answer.notes)
+
+
+def final_completion(answer: ChatAnswer | None) -> ChatCompletion:
+    """Return the whole answer. Raises RequestFailed if its stream was closed before the end."""
+    if answer is None or answer.completion is None:
+        raise RequestFailed("the stream was closed before its answer was complete")
+    return answer.completion
 
 
 def with_tools(

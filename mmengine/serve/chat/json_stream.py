@@ -1,31 +1,35 @@
 """Answers in JSON as values while they arrive."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 from mmengine.models.plugin import Tokenizer
-from mmengine.serve.batch.run_batch import BatchEngine, news_of
-from mmengine.serve.stream.request_stream import Stream
 from mmengine.serve.text.detokenizer import Stops
 from mmengine.serve.text.request_output import RequestOutput, succeeded
 from mmengine.serve.text.response_format import decoded
 from mmengine.structured_output.opening import end_of
-from mmengine.structured_output.partial_json import JsonValue, PartialJson
+from mmengine.structured_output.partial_json import PartialJson
 
 
 class JsonStream:
-    """What the news of one answer make known of its value. Reasoning before it is passed over, and in what
-    comes then `stops` are looked for."""
+    """Turns the outputs of one request into values of `schema`.
 
-    def __init__(self, tokenizer: Tokenizer, stops: Stops):
-        self._text = stops.stream(tokenizer)
+    Skips reasoning at the beginning and applies the stop strings `stop` to the rest. `on_truncation` is that
+    of the response format.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], on_truncation: str, schema: object):
+        self._text = Stops(stop, closes=on_truncation == "close").stream(tokenizer)
+        self._schema = schema
         self._partial = PartialJson()
         self._unopened: list[int] | None = []  # tokens of reasoning; None: it is over
 
-    def push(self, output: RequestOutput) -> list[JsonValue]:
-        """The value so far if `output` made more of it known, else nothing. The whole value is not told of
-        here: whoever has the completion decodes that."""
+    def push(self, output: RequestOutput) -> list[Any]:
+        """Return the value so far if `output` adds to it, else []; with the last output the decoded value.
+
+        Raises RequestFailed if the request failed or its answer was cut.
+        """
         if output.completion is not None:
-            return []
+            return [decoded(succeeded(output.completion), self._schema)]
         token_ids = self._behind(output)
         changed = self._partial.push(self._text.push(token_ids))
         return [self._partial.value()] if changed else []
@@ -41,29 +45,3 @@ class JsonStream:
             return []
         rest, self._unopened = self._unopened[end:], None
         return rest
-
-
-def values_of(
-    engine: BatchEngine, submit: Callable[[], str], stops: Stops, schema: object
-) -> Iterator[JsonValue]:
-    """The value of one request while it is written, and decoded at last. `submit` queues it."""
-    engine.check_batchable()
-    news = JsonStream(engine.processor.tokenizer, stops)
-    with news_of(engine, submit()) as outputs:
-        for output in outputs:
-            yield from news.push(output)
-            if output.completion is not None:
-                yield decoded(succeeded(output.completion), schema)
-
-
-async def values_in(
-    stream: Stream, tokenizer: Tokenizer, stops: Stops, schema: object
-) -> AsyncIterator[JsonValue]:
-    """`values_of` for a stream that is open."""
-    stream.texts.pieces = False
-    news = JsonStream(tokenizer, stops)
-    async for output in stream:
-        for value in news.push(output):
-            yield value
-    assert stream.completion is not None, "a stream without an error ends with its completion"
-    yield decoded(succeeded(stream.completion), schema)

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -20,10 +20,18 @@ from mmengine.errors import InvalidRequest
 from mmengine.models.media_cache import MediaCache
 from mmengine.models.plugin import Prepared
 from mmengine.request import SamplingParams
-from mmengine.serve.batch.run_batch import run_batch
-from mmengine.serve.engine.typed_answers import EngineForms
+from mmengine.serve.batch.run_batch import Job, Result, outputs_of, run_batch
+from mmengine.serve.engine.session import Session
+from mmengine.serve.engine.typed_answers import TypedAnswers
 from mmengine.serve.prompt.media_memory import MediaMemory, decoders_of
-from mmengine.serve.prompt.options import GENERATE, GenerateOptions, Options, SubmitOptions, make_options
+from mmengine.serve.prompt.options import (
+    GENERATE,
+    GenerateOptions,
+    Options,
+    SessionOptions,
+    SubmitOptions,
+    make_options,
+)
 from mmengine.serve.prompt.prompt import Prompt, Prompted
 from mmengine.serve.prompt.prompt_media import PromptMedia
 from mmengine.serve.requests.adapters import Adapters, KnownAdapter
@@ -37,7 +45,7 @@ from mmengine.serve.requests.operator_log import operator_log
 from mmengine.serve.requests.recovery import open_store, recover
 from mmengine.serve.requests.request_resources import Holders
 from mmengine.serve.requests.running_requests import InProgress
-from mmengine.serve.requests.sessions import sessions_of
+from mmengine.serve.requests.sessions import IDLE_S, SessionSettings, sessions_of
 from mmengine.serve.requests.stall_watch import StallWatch
 from mmengine.serve.requests.submission import Intake
 from mmengine.serve.requests.watchdog import HANG_EXIT, Watchdog
@@ -52,7 +60,7 @@ if TYPE_CHECKING:  # it brings torch
 GRAMMAR_PAUSE_S = 0.02  # how long a step with nothing to do waits for a grammar
 
 
-class Engine(EngineForms):
+class Engine(TypedAnswers):
     """Runs a model. Not thread-safe; AsyncEngine is the one for many callers.
 
     `model`: a folder, a hub id, or None for the embedded checkpoint. `log`: folder for the event
@@ -190,7 +198,7 @@ class Engine(EngineForms):
         asked = form.added_to(make_options(sampling, options))
         asked.check()
         with PromptMedia(Prompt.of(prompt)) as media:
-            prepared = media.prompt().prepare(self.processor, asked.cache_salt)
+            prepared = media.prompt().prepare(self.processor, asked)
         return self.submit_prepared(prepared, asked.after(time.monotonic() - begun), stream=stream)
 
     def submit_prepared(self, prepared: Prepared, options: Options, *, stream: bool = True) -> str:
@@ -290,8 +298,36 @@ class Engine(EngineForms):
         """
         form = response_format_of(options)
         asked = form.added_to(make_options(sampling, options, GENERATE))
-        answers = dict(run_batch(self, ((Prompt.of(prompt), asked) for prompt in prompts)))
+        answers = dict(self.run_batch((Prompt.of(prompt), asked) for prompt in prompts))
         return [succeeded(answers[index]) for index in sorted(answers)]
+
+    def run_batch(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        """Yield (index, completion or error) of each job as it ends, not in order; see batch/run_batch.py."""
+        return run_batch(self, jobs)
+
+    def outputs_of(self, request_id: str) -> AbstractContextManager[Iterator[RequestOutput]]:
+        """Give the outputs of one request while the engine steps; leaving the block cancels the request."""
+        return outputs_of(self, request_id)
+
+    def session(
+        self,
+        session_id: str = "",
+        *,
+        idle_s: float = IDLE_S,
+        media_options: Mapping[str, object] | None = None,
+        **options: Unpack[SessionOptions],
+    ) -> Session:
+        """Open a session, a request that grows (docs/how-to/sessions.md), or continue one that is open.
+
+        Appended content is computed as it comes, and questions about it are answered. `length` limits the
+        session's tokens (0: max_model_len); beyond it a new chain begins with the anchor and at most the last
+        `keep` tokens (0: half of the length). The session is closed after `idle_s` seconds without a request
+        (0: never). `adapter` names the LoRA adapter that computes all of it. An open id may be one of the
+        previous process. Raises InvalidRequest, QueueFull.
+        """
+        if session_id not in self.sessions.names():
+            session_id = self.sessions.open(session_id, SessionSettings.of(options), idle_s)
+        return Session(self, session_id, media_options)
 
     def cancel(self, request_id: str) -> None:
         """Give up a request; its last output comes with finish_reason "abort". An id that is not

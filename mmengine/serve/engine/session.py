@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, Unpack
 from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import Prepared
 from mmengine.request import PREFILL, SamplingParams
-from mmengine.serve.batch.run_batch import BatchEngine, news_of
+from mmengine.serve.batch.run_batch import BatchEngine, outputs_of
 from mmengine.serve.prompt.options import Options, SubmitOptions, make_options
 from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.prompt.prompt_media import PromptMedia
@@ -184,13 +184,13 @@ class Session:
             is_film=is_film,
         )
         with PromptMedia(prompt) as media:
-            return media.prompt().prepare(engine.processor, facts.settings.cache_salt), options
+            return media.prompt().prepare(engine.processor), options
 
     def _run(self, facts: SessionFacts, prepared: Prepared, options: Options) -> Completion:
         engine = self._engine
         request_id = engine.submit_prepared(prepared, options, stream=False)
         completion = None
-        with news_of(engine, request_id) as outputs:
+        with outputs_of(engine, request_id) as outputs:
             for output in outputs:
                 completion = output.completion or completion
         assert completion is not None, "a request ends with its completion"

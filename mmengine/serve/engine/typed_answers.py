@@ -1,32 +1,79 @@
-"""What an Engine makes of answers: values of schemas, and messages of a conversation."""
+"""Answers of an Engine as values of schemas and messages of a conversation."""
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, Protocol, Unpack
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Unpack
 
+from mmengine.config import EngineConfig
+from mmengine.models.plugin import Prepared, Processor
 from mmengine.request import SamplingParams
-from mmengine.serve.batch.run_batch import BatchEngine, news_of
 from mmengine.serve.chat.chunks import ChatChunk
-from mmengine.serve.chat.completion import ChatAsked, ChatCompletion
-from mmengine.serve.chat.json_stream import values_of
-from mmengine.serve.chat.stream import ChatStream
-from mmengine.serve.engine.session import Session
-from mmengine.serve.prompt.options import GenerateOptions, SubmitOptions, make_options
+from mmengine.serve.chat.completion import (
+    ChatAnswer,
+    ChatCompletion,
+    ChatOptions,
+    ChatRequest,
+    final_completion,
+)
+from mmengine.serve.chat.json_stream import JsonStream
+from mmengine.serve.prompt.options import GenerateOptions, Options, SubmitOptions, make_options
 from mmengine.serve.prompt.prompt import Prompted
-from mmengine.serve.requests.sessions import IDLE_S, Sessions, SessionSettings
-from mmengine.serve.text.detokenizer import Stops
 from mmengine.serve.text.reasoning import Reasoning
-from mmengine.serve.text.request_output import Completion
+from mmengine.serve.text.request_output import Completion, RequestOutput
 from mmengine.serve.text.response_format import decoded, json_format, response_format_of
 from mmengine.structured_output.partial_json import JsonValue
 
 
-class EngineForms(BatchEngine, Protocol):
-    """Part of Engine."""
+class ChatStream:
+    """An iterator of ChatChunk; the engine steps while it is read.
 
+    Leaving `with`, `close`, or dropping it cancels an unfinished request. Its first chunk raises what `chat`
+    raises.
+    """
+
+    def __init__(self, chunks: Generator[ChatChunk, None, ChatAnswer]):
+        self._chunks = chunks
+        self._answer: ChatAnswer | None = None
+
+    def __iter__(self) -> "ChatStream":
+        return self
+
+    def __next__(self) -> ChatChunk:
+        try:
+            return next(self._chunks)
+        except StopIteration as end:
+            self._answer = self._answer or end.value
+            raise
+
+    def get_final_completion(self) -> ChatCompletion:
+        """Read to the end and return what `chat` returns. Raises RequestFailed if it was closed before."""
+        for _ in self:
+            pass
+        return final_completion(self._answer)
+
+    def close(self) -> None:
+        """Cancel the request if it still runs; no further chunk comes."""
+        self._chunks.close()
+
+    def __enter__(self) -> "ChatStream":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class TypedAnswers(ABC):
+    """Methods of Engine that submit one prompt, step until its answer is complete, and convert that."""
+
+    config: EngineConfig
+    processor: Processor
     reasoning: Reasoning
-    sessions: Sessions
 
+    @abstractmethod
+    def check_batchable(self) -> None: ...
+
+    @abstractmethod
     def submit(
         self,
         prompt: Prompted,
@@ -36,6 +83,13 @@ class EngineForms(BatchEngine, Protocol):
         **options: Unpack[SubmitOptions],
     ) -> str: ...
 
+    @abstractmethod
+    def submit_prepared(self, prepared: Prepared, options: Options, *, stream: bool = True) -> str: ...
+
+    @abstractmethod
+    def outputs_of(self, request_id: str) -> AbstractContextManager[Iterator[RequestOutput]]: ...
+
+    @abstractmethod
     def generate(
         self,
         prompts: Sequence[Prompted],
@@ -44,91 +98,52 @@ class EngineForms(BatchEngine, Protocol):
     ) -> list[Completion]: ...
 
     def chat(
-        self,
-        messages: Prompted,
-        *,
-        tools: Sequence[Mapping[str, object]] | None = None,
-        tool_choice: str | Mapping[str, object] | None = None,
-        parallel_tool_calls: bool | None = None,
-        sampling: SamplingParams | None = None,
-        **options: Unpack[SubmitOptions],
+        self, messages: Prompted, *, sampling: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> ChatCompletion:
-        """The answer to a conversation as OpenAI's chat API has it: a message, with calls of `tools` and
-        reasoning apart. `tools`, `tool_choice` and `parallel_tool_calls` are OpenAI's; `options` are those
-        of `submit`, `response_format` among them: that of an answer without calls. A stop string beside tools
-        ends the text, never a call. `as_json` of the message, and what each tool said (a message of the role
-        tool, with its `tool_call_id`), go behind `messages` in the next call. Nothing else is to run
-        meanwhile. Raises what `generate` raises."""
-        chat = ChatAsked(messages, tools, tool_choice, parallel_tool_calls, self.processor, self.config)
-        return ChatStream(self._chunks(chat, sampling, options, stream=False)).get_final_completion()
+        """Return the answer to a conversation as a message, as OpenAI's chat API does.
+
+        Tool calls and reasoning are separate fields of the message. `tools`, `tool_choice` and
+        `parallel_tool_calls` are OpenAI's; the other options are those of `submit`, where `response_format`
+        applies to an answer without calls. With tools, a stop string ends text but never a call. To continue
+        the conversation, append the message's `as_json` to `messages`, and each tool's result as a message
+        with the role `tool` and its `tool_call_id`. No other request may run meanwhile. Raises what
+        `generate` raises.
+        """
+        return self._chat(messages, sampling, options, stream=False).get_final_completion()
 
     def stream_chat(
-        self,
-        messages: Prompted,
-        *,
-        tools: Sequence[Mapping[str, object]] | None = None,
-        tool_choice: str | Mapping[str, object] | None = None,
-        parallel_tool_calls: bool | None = None,
-        sampling: SamplingParams | None = None,
-        **options: Unpack[SubmitOptions],
+        self, messages: Prompted, *, sampling: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> ChatStream:
-        """The answer of `chat` while it is written: an iterator of chunks in OpenAI's shape, those that the
-        server writes as events, with `get_final_completion` for the whole. Nothing else is to run meanwhile.
-        To close it is to cancel."""
-        chat = ChatAsked(messages, tools, tool_choice, parallel_tool_calls, self.processor, self.config)
-        return ChatStream(self._chunks(chat, sampling, options, stream=True))
+        """Return an iterator over the answer of `chat` in OpenAI's chunks, as the server sends them.
 
-    def session(
-        self,
-        session_id: str = "",
-        *,
-        system: str = "",
-        length: int = 0,
-        keep: int = 0,
-        idle_s: float = IDLE_S,
-        cache_salt: str = "",
-        adapter: str = "",
-        media_options: Mapping[str, object] | None = None,
-        template_options: Mapping[str, object] | None = None,
-    ) -> Session:
-        """A request that grows (docs/how-to/sessions.md): what is appended is computed
-        as it comes, and asked about.
-        `length`: tokens that it may have (0: max_model_len); beyond it a new chain begins with the anchor and
-        the last that `keep` tokens hold (0: half). `idle_s`: it is closed when nobody asks for so long; 0:
-        never. `adapter`: the name of the one that computes all of it. An id that is open is gone on with,
-        such as one of the process before. Raises InvalidRequest, QueueFull."""
-        if session_id not in self.sessions.names():
-            settings = SessionSettings(
-                system=system,
-                length=length,
-                keep=keep,
-                cache_salt=cache_salt,
-                adapter=adapter,
-                template_options=dict(template_options or {}),
-            )
-            session_id = self.sessions.open(session_id, settings, idle_s)
-        return Session(self, session_id, media_options)
+        It raises InvalidRequest for wrong options at once, and with its first chunk what `chat` raises.
+        No other request may run meanwhile. Closing the iterator cancels the request.
+        """
+        return self._chat(messages, sampling, options, stream=True)
+
+    def _chat(
+        self, messages: Prompted, sampling: SamplingParams | None, options: ChatOptions, *, stream: bool
+    ) -> ChatStream:
+        chat = ChatRequest(messages, options, self.processor, self.config)
+        return ChatStream(self._chunks(chat, sampling, stream))
 
     def _chunks(
-        self, chat: ChatAsked, sampling: SamplingParams | None, options: SubmitOptions, stream: bool
-    ) -> Generator[ChatChunk, None, ChatCompletion]:
-        """`stream`: somebody takes them one by one, and must not let others step meanwhile."""
+        self, chat: ChatRequest, sampling: SamplingParams | None, stream: bool
+    ) -> Generator[ChatChunk, None, ChatAnswer]:
+        """Yield the answer's chunks. With `stream`, no other caller may step it between two of them."""
         self.check_batchable()
-        options = chat.options(options)
-        asked = response_format_of(options).added_to(make_options(sampling, options))
-        asked.check()
-        prepared = chat.prompt.prepare(self.processor, asked.cache_salt)
-        reasoning = self.reasoning.tokens(asked, prepared.prompt_token_ids)
-        request_id = self.submit_prepared(prepared, asked, stream=stream)
-        completion: Completion | None = None
-        with news_of(self, request_id) as outputs:
-            answer = chat.begin(request_id, asked.sampling, reasoning, asked.grammar)
+        options = response_format_of(chat.options).added_to(make_options(sampling, chat.options))
+        options.check()
+        prepared = chat.prompt.prepare(self.processor, options)
+        reasoning = self.reasoning.tokens(options, prepared.prompt_token_ids)
+        request_id = self.submit_prepared(prepared, options, stream=stream)
+        with self.outputs_of(request_id) as outputs:
+            answer = chat.begin(request_id, options.sampling, reasoning, options.grammar)
             yield from answer.first()
             for output in outputs:
-                completion = output.completion or completion
                 yield from answer.take(output)
-        assert completion is not None, "a request ends with its completion"
-        return answer.completion(completion)
+        answer.finish()
+        return answer
 
     def generate_json(
         self,
@@ -140,11 +155,14 @@ class EngineForms(BatchEngine, Protocol):
         sampling: SamplingParams | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Any:
-        """The answer to one prompt as the value that `schema` describes: a JSON schema as a dict, or a type
-        (list[Model], a dataclass, whatever types.py knows), of which an instance comes back. `reasoning`:
-        whether the model reasons first; None: where the prompt makes it. `options` are those of
-        `generate`. Raises what that raises, and RequestFailed when the answer was cut, which `on_truncation`
-        "close" prevents: it is then completed within its budget."""
+        """Return the answer to one prompt as the value that `schema` describes.
+
+        `schema` is a JSON schema as a dict, or a type (list[Model], a dataclass, or another that types.py
+        supports), of which an instance is returned. `reasoning` says whether the model reasons first; with
+        None the prompt decides. `options` are those of `generate`. Raises what `generate` raises, and
+        RequestFailed if the answer was cut; `on_truncation="close"` prevents that by completing the value
+        within its token budget.
+        """
         options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
         return decoded(self.generate([messages], sampling, **options)[0], schema)
 
@@ -158,11 +176,18 @@ class EngineForms(BatchEngine, Protocol):
         sampling: SamplingParams | None = None,
         **options: Unpack[SubmitOptions],
     ) -> Iterator[JsonValue]:
-        """The value of `generate_json` while it is written: what is known of it as JSON has it (a dict for an
-        object), again whenever that is more, and at last the value that `generate_json` gives. No value
-        contradicts the one before, but where a key that the schema does not name comes twice. Later values
-        share the parts that are complete: leave those as they are. Nothing else is to run meanwhile. To close
-        the iterator is to cancel. The first value is where it raises what `generate_json` raises."""
+        """Yield the value of `generate_json` while the model writes it.
+
+        Each value is the known part as JSON types (a dict for an object) and extends the previous one; the
+        last is the value that `generate_json` returns. A value contradicts an earlier one only if a key that
+        the schema does not name comes twice. Later values share the complete parts with earlier ones, so do
+        not modify them. No other request may run meanwhile. Closing the iterator cancels the request. The
+        first value raises what `generate_json` raises.
+        """
         options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
-        stops = Stops(make_options(sampling, options).sampling.stop, closes=on_truncation == "close")
-        yield from values_of(self, partial(self.submit, messages, sampling, **options), stops, schema)
+        stop = make_options(sampling, options).sampling.stop
+        self.check_batchable()
+        values = JsonStream(self.processor.tokenizer, stop, on_truncation, schema)
+        with self.outputs_of(self.submit(messages, sampling, **options)) as outputs:
+            for output in outputs:
+                yield from values.push(output)

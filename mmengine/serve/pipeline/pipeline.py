@@ -17,7 +17,6 @@ from typing import Any
 
 from mmengine.checkpoint.model_files import is_gguf
 from mmengine.errors import ConfigError, InvalidRequest, MMEngineError
-from mmengine.serve.batch.run_batch import run_batch
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.pipeline.call_options import ENGINE, settle_generation, settle_processing, settle_template
 from mmengine.serve.pipeline.generation_options import options_from_generation
@@ -194,7 +193,7 @@ class Pipeline:
         """Records for each input, in order."""
         if call.streamer is not None:
             return [self._stream(item, call, call.streamer) for item in inputs]
-        answers = dict(run_batch(self.engine, ((item.prompt, call.options) for item in inputs)))
+        answers = dict(self.engine.run_batch((item.prompt, call.options) for item in inputs))
         completions = [_ended(answers[index], call) for index in sorted(answers)]
         return [call.recorder.records(item.shown, one) for item, one in zip(inputs, completions, strict=True)]
 
@@ -218,7 +217,7 @@ class Pipeline:
 
         ready: dict[int, Completion] = {}
         expected = 0
-        for index, answer in run_batch(self.engine, jobs()):
+        for index, answer in self.engine.run_batch(jobs()):
             ready[index] = _ended(answer, call)
             while expected in ready:
                 yield call.recorder.records(inputs.pop(expected).shown, ready.pop(expected))

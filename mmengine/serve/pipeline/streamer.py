@@ -3,7 +3,6 @@
 from typing import Any, Protocol, runtime_checkable
 
 from mmengine.errors import InvalidRequest
-from mmengine.serve.batch.run_batch import news_of
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.prompt.options import Options
 from mmengine.serve.prompt.prompt import Prompt
@@ -38,8 +37,8 @@ def stream_answer(engine: Engine, prompt: Prompt, options: Options, streamer: St
     import torch  # lazy: an engine with torch has it loaded already
 
     engine.check_batchable()
-    prepared = prompt.prepare(engine.processor, options.cache_salt)
-    with news_of(engine, engine.submit_prepared(prepared, options)) as outputs:
+    prepared = prompt.prepare(engine.processor, options)
+    with engine.outputs_of(engine.submit_prepared(prepared, options)) as outputs:
         streamer.put(torch.tensor(prepared.prompt_token_ids.tolist())[None])
         for output in outputs:
             for token_id in output.token_ids:

@@ -57,14 +57,31 @@ class SamplingOptions(TypedDict, total=False):
     prompt_logprobs: int | None
 
 
-class GenerateOptions(SamplingOptions, total=False):
-    """For many prompts. `thinking_token_budget`: tokens of an answer that may be reasoning, then it is ended.
-    `response_format` or `grammar`: the answer's form (docs/how-to/structured_output.md), which
-    has vLLM's names as well (vllm_forms.py)."""
+class CacheOptions(TypedDict, total=False):
+    """What separates requests in the prefix and media caches, for one request or a whole session."""
 
-    priority: int
     cache_salt: str
     adapter: str
+
+
+class SessionOptions(CacheOptions, total=False):
+    """Options of a new session; SessionSettings explains them and holds the defaults."""
+
+    system: str
+    length: int
+    keep: int
+    template_options: Mapping[str, object] | None
+    envelope: bytes
+
+
+class GenerateOptions(SamplingOptions, CacheOptions, total=False):
+    """Options for many prompts.
+
+    `thinking_token_budget` limits the reasoning tokens of an answer. `response_format` or `grammar` is the
+    answer's form (docs/how-to/structured_output.md); vLLM's names for it work too (vllm_options.py).
+    """
+
+    priority: int
     thinking_token_budget: int | None
     response_format: Any
     grammar: Mapping[str, Any] | None
@@ -79,18 +96,15 @@ class GenerateOptions(SamplingOptions, total=False):
     structural_tag: object
 
 
-class LineOptions(GenerateOptions, total=False):
-    """For a line of a request file, whose `custom_id` is the request's id."""
+class SubmitOptions(GenerateOptions, total=False):
+    """Options for one prompt.
+
+    `envelope` is kept with the request in the log. `calls` are the tools that the prompt shows, as
+    chat/completion.py makes them. `outputs` are the answer's first tokens, which another engine computed.
+    `sample_index` says which of several answers to the prompt this one is.
+    """
 
     deadline_s: float
-
-
-class SubmitOptions(LineOptions, total=False):
-    """For one prompt. `envelope`: kept with the request in the log. `calls`: of tools, as
-    serve/chat/completion.py makes it for a prompt that shows these. `outputs`: the first tokens of the
-    answer, which an engine gave before. `sample_index`: which of several answers to the prompt this one
-    is."""
-
     calls: CallsAsked | None
     request_id: str
     envelope: bytes
@@ -100,7 +114,7 @@ class SubmitOptions(LineOptions, total=False):
 
 _SAMPLING = SamplingOptions.__optional_keys__
 GENERATE = GenerateOptions.__optional_keys__ - _SAMPLING
-LINE = LineOptions.__optional_keys__ - _SAMPLING
+LINE = GENERATE | {"deadline_s"}  # of a request file, where `custom_id` is the request's id
 SUBMIT = SubmitOptions.__optional_keys__ - _SAMPLING
 FORM = frozenset({"response_format", "grammar", "calls", *VLLM_NAMES})
 
@@ -227,6 +241,9 @@ class Options:
         least = min(most, max(sampling.min_tokens, self.min_length - num_tokens))
         sampling = msgspec.structs.replace(sampling, max_tokens=most, min_tokens=least)
         return replace(self, sampling=sampling, max_length=0, min_length=0)
+
+
+DEFAULT_OPTIONS = Options()
 
 
 def _check_ends(sampling: SamplingParams) -> None:

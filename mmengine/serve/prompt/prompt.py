@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,18 +13,10 @@ import numpy as np
 from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import Prepared, Processor
 from mmengine.request import Adapter, Request
-from mmengine.serve.prompt.options import Options
+from mmengine.serve.prompt.options import DEFAULT_OPTIONS, Options
 
 MAX_LOOKED_AT = 1024  # parts of messages
 MEDIA_KEYS = frozenset({"image", "image_url", "video", "video_url"})
-
-
-class _Salt(TypedDict, total=False):
-    cache_salt: str
-
-
-class _Template(TypedDict, total=False):
-    template_options: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +67,13 @@ class Prompt:
         looked_at = itertools.islice(parts, MAX_LOOKED_AT)
         return any(not _is_text(part) for part in looked_at) or next(parts, None) is not None
 
-    def prepare(self, processor: Processor, cache_salt: str = "") -> Prepared:
-        """Tokens and patches. Raises InvalidRequest, InvalidMedia."""
-        salt: _Salt = {"cache_salt": cache_salt} if cache_salt else {}  # a processor may know of no salt
-        template: _Template = {"template_options": self.template_options} if self.template_options else {}
+    def prepare(self, processor: Processor, options: Options = DEFAULT_OPTIONS) -> Prepared:
+        """Return the prompt's tokens and patches. Raises InvalidRequest, InvalidMedia."""
+        # A processor may support neither keyword.
+        salt: dict[str, Any] = {"cache_salt": options.cache_salt} if options.cache_salt else {}
+        template: dict[str, Any] = {}
+        if self.template_options:
+            template = {"template_options": self.template_options}
         if [self.text, self.messages, self.token_ids].count(None) != 2:
             raise InvalidRequest("a prompt needs one of messages, text and token ids")
         if self.token_ids is not None:

@@ -5,7 +5,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ from mmengine.errors import InvalidRequest, shown
 from mmengine.events.vocabulary import SessionOpened
 from mmengine.models.plugin import MediaInput, Opens, Prepared, Processor, TurnProcessor
 from mmengine.request import Adapter, MediaItem, Request, num_before
-from mmengine.serve.prompt.options import Options
+from mmengine.serve.prompt.options import DEFAULT_OPTIONS, Options, SessionOptions
 from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.prompt.session_turns import Chain, SessionPlace, chain_of, in_film, opens_of, parts_of
 from mmengine.serve.requests.adapters import Adapters
@@ -44,6 +44,12 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str = ""
     envelope: bytes = b""
 
+    @classmethod
+    def of(cls, options: SessionOptions) -> "SessionSettings":
+        """Return the settings for a caller's options."""
+        given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        return cls(**given)
+
 
 class SessionFacts(NamedTuple):
     """What is known of a session between two requests. `num_requests`: those that became part of it. `live`:
@@ -65,27 +71,27 @@ class SessionFacts(NamedTuple):
 class TurnPrompt(Prompt):
     """A piece of a session as a prompt: `messages` is one message with what is appended."""
 
-    system: str = ""
+    settings: SessionSettings = SessionSettings()
     opens: Opens = ""
     closes: bool = False
     in_film: bool = False
     is_film: bool = False
 
-    def prepare(self, processor: Processor, cache_salt: str = "") -> Prepared:
-        """Raises InvalidRequest, InvalidMedia."""
+    def prepare(self, processor: Processor, options: Options = DEFAULT_OPTIONS) -> Prepared:
+        """Return the appended part's tokens and patches. Raises InvalidRequest, InvalidMedia."""
         if not isinstance(processor, TurnProcessor):
             raise InvalidRequest("this model's processor writes no conversation piece by piece")
         assert self.messages is not None
         return processor.prepare_turn(
             self.messages[0]["content"],
-            system=self.system,
+            system=self.settings.system,
             opens=self.opens,
             closes=self.closes,
             in_film=self.in_film,
             is_film=self.is_film,
             base_folder=self.base_folder,
             media_options=self.media_options,
-            cache_salt=cache_salt,
+            cache_salt=self.settings.cache_salt,
             template_options=self.template_options,
         )
 
@@ -216,7 +222,7 @@ class Sessions:
         settings = facts.settings
         prompt = TurnPrompt(
             messages=[{"role": "user", "content": parts_of(content)}],
-            system=settings.system,
+            settings=settings,
             opens=facts.opens,
             closes=closes,
             in_film=facts.in_film,

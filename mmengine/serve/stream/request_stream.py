@@ -176,6 +176,14 @@ class Stream(ChannelReader):
             found = self.take()
         return found
 
+    async def completed(self) -> Completion:
+        """Read to the end, without making texts on the way, and return the completion."""
+        self.texts.pieces = False
+        async for _ in self:
+            pass
+        assert self.completion is not None, "a stream without an error ends with its completion"
+        return self.completion
+
     @property
     def is_refused(self) -> bool:
         """Whether it ended before it was in the log."""

@@ -7,8 +7,9 @@ from weakref import WeakValueDictionary
 
 from mmengine.config import EngineConfig
 from mmengine.errors import InvalidRequest, MMEngineError, QueueFull
+from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.serve.async_engine.served_engine import ServedEngine
-from mmengine.serve.async_engine.sessions import AsyncSession, AsyncSessions
+from mmengine.serve.async_engine.sessions import AsyncSession
 from mmengine.serve.requests.sessions import SessionFacts
 from mmengine.server.chat.parsed_request import Json
 from mmengine.server.chat.submission import in_log
@@ -25,7 +26,7 @@ class OpenSessions:
 
     def __init__(
         self,
-        engine: AsyncSessions,
+        engine: AsyncEngine,
         settings: ServerSettings,
         config: EngineConfig,
         admission: Admission,
@@ -41,7 +42,7 @@ class OpenSessions:
         cls, engine: ServedEngine, settings: ServerSettings, admission: Admission, opened: Json
     ) -> "OpenSessions | None":
         """None: where requests go elsewhere, nobody keeps sessions."""
-        if not isinstance(engine, AsyncSessions):
+        if not isinstance(engine, AsyncEngine):
             return None
         return cls(engine, settings, engine.config, admission, opened)
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 from mmengine.errors import FieldPath
 from mmengine.models.plugin import Processor
 from mmengine.request import GrammarRequest
-from mmengine.serve.async_engine.sessions import AsyncSession, AsyncSessions, Ended
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.async_engine.sessions import AsyncSession, Ended
 from mmengine.serve.prompt.options import make_options
 from mmengine.serve.requests.sessions import SessionFacts
 from mmengine.serve.stream.answer_record import Said, Whole
@@ -27,7 +28,7 @@ def is_repeated(facts: SessionFacts, index: int | None) -> bool:
 
 
 async def answered_before(
-    engine: AsyncSessions, session: AsyncSession, facts: SessionFacts, asked: Asked
+    engine: AsyncEngine, session: AsyncSession, facts: SessionFacts, asked: Asked
 ) -> Whole:
     """The answer that the session ends with, in the form that is asked for again. Raises ApiError where it
     cannot be told as it was."""

@@ -1,0 +1,137 @@
+"""Requests of an AsyncEngine on their way from a caller to the engine's queue."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+from mmengine.errors import MMEngineError, RequestFailed
+from mmengine.models.plugin import Prepared
+from mmengine.processing.workers.attempt import GIVEN_UP, AttemptOver
+from mmengine.serve.async_engine.engine_thread import EngineThread
+from mmengine.serve.async_engine.open_requests import OpenRequests
+from mmengine.serve.async_engine.preparation import Preparation, Preparing
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.requests.session_media import Load
+from mmengine.serve.stream.channel import Channel
+from mmengine.serve.text.request_output import ended, engine_failed, unbegun
+from mmengine.serve.text.response_format import ResponseFormat
+from mmengine.structured_output.request.fields import WorkOut
+
+
+class Admission:
+    """Has prompts prepared and submits them to the engine, or ends their requests with an error.
+
+    `work_out` computes large schemas. `timeout_s` limits each preparation. `add` and `close` may be called
+    from any thread; the engine's thread calls the rest and alone uses `preparing`.
+    """
+
+    def __init__(
+        self,
+        thread: EngineThread,
+        open_requests: OpenRequests,
+        num_media_workers: int,
+        work_out: WorkOut | None,
+        timeout_s: float,
+    ) -> None:
+        self._thread, self._open, self._timeout_s = thread, open_requests, timeout_s
+        self.preparation = Preparation(lambda: thread.engine, num_media_workers, self._prepared, work_out)
+        self.preparing: dict[Channel, Preparing] = {}
+
+    def add(self, channel: Channel, prompt: Prompt, form: Callable[[], ResponseFormat] | None) -> None:
+        """Begin to prepare a request. Raises as OpenRequests.add does."""
+        self._open.add(channel)
+        request = Preparing(channel, prompt, form, self._timeout_s)
+        self._thread.put(lambda: self.preparing.update({channel: request}))
+        if request.limit_s is not None:
+            expire = partial(self._thread.put, partial(self._expire, channel))
+            channel.timer = channel.loop.call_later(request.limit_s, expire)
+        self.preparation.begin(request)
+
+    def close(self) -> None:
+        """Wait for the threads of the preparation."""
+        self.preparation.close()
+
+    def _prepared(self, request: Preparing, result: Prepared | Exception) -> None:
+        """Queue the result for the engine's thread. Called on a thread of the preparation."""
+
+        def take() -> None:
+            if loads := self._older_media(request, result):
+                assert not isinstance(result, Exception)
+                self.preparation.load(request, result, loads)
+            else:
+                self._submit(request, result)
+
+        self._thread.put(take)
+
+    # The engine's thread
+
+    def cancel(self, channel: Channel) -> None:
+        """Give up a request that is being prepared, or cancel one that runs."""
+        request = self.preparing.pop(channel, None)
+        if request is not None:
+            self._give_up(request)
+            self._open.end(channel, RequestFailed(GIVEN_UP))
+        elif channel.request_id in self._open.running:
+            self._thread.engine.cancel(channel.request_id)
+
+    def give_up_all(self) -> None:
+        """Stop all preparation; the requests are ended elsewhere."""
+        for request in list(self.preparing.values()):
+            self._give_up(request)
+
+    def _older_media(self, request: Preparing, result: Prepared | Exception) -> Sequence[Load]:
+        """Return loaders for a session's older media that have to be decoded again, [] if there are none.
+
+        The threads of the preparation run them: in a step they would hold up all other requests.
+        """
+        place = request.channel.options.place
+        is_loaded = request.loaded is not None or request.channel not in self.preparing
+        if place is None or isinstance(result, Exception) or is_loaded:
+            return []
+        with suppress(Exception):  # the submission raises the same error
+            return self._thread.engine.sessions.to_load(result, place, request.channel.options)
+        return []
+
+    def _submit(self, request: Preparing, result: Prepared | Exception) -> None:
+        channel, engine = request.channel, self._thread.engine
+        try:
+            if self.preparing.pop(channel, None) is None:
+                return  # it was given up during its preparation
+            if isinstance(result, AttemptOver):
+                self._end_late(request)
+            elif isinstance(result, Exception):
+                raise result
+            elif channel.is_count:
+                self._open.end(channel, None)
+            else:
+                request_id = engine.submit_prepared(result, request.options)
+                if channel.options.place is not None:  # the prompt is now that of the whole session
+                    whole = engine.requests.prepared(request_id)
+                    channel.num_prompt_tokens = len(whole.prompt_token_ids)
+                self._open.begin(channel, request_id)
+        except MMEngineError as error:
+            self._open.end(channel, error)
+        except Exception as error:  # a bug of a processor ends its request, not the engine
+            self._open.end(channel, engine_failed(error))
+        finally:
+            self.preparation.release(channel)
+
+    def _expire(self, channel: Channel) -> None:
+        """End a request whose preparation has reached its time limit."""
+        request = self.preparing.pop(channel, None)
+        if request is not None:
+            self._give_up(request)
+            self._end_late(request)
+
+    def _give_up(self, request: Preparing) -> None:
+        self.preparation.give_up(request)
+        self.preparation.release(request.channel)
+
+    def _end_late(self, request: Preparing) -> None:
+        """End a request as the core does after its deadline, or with an error if preparation was slow."""
+        channel = request.channel
+        if not request.is_late:
+            self._open.end(channel, request.too_slow())
+            return
+        outputs = ended(unbegun(channel.options.request_id, channel.options.sampling.n, "deadline"))
+        self._open.end_with(channel, outputs)
