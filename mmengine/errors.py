@@ -19,7 +19,7 @@ An error has a code for programs, the path of the field at fault, and a text for
 errors of each API and exit codes are tables over codes. Nothing reads a text.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import TypeVar
 
@@ -29,7 +29,7 @@ _E = TypeVar("_E", bound="MMEngineError")
 class ErrorCode(StrEnum):
     """What went wrong, for programs. Logs and wire messages hold these values: they only ever grow."""
 
-    # A request is wrong.
+    # The request is wrong.
     INVALID_VALUE = "invalid_value"
     INVALID_TYPE = "invalid_type"
     INVALID_JSON = "invalid_json"
@@ -41,31 +41,60 @@ class ErrorCode(StrEnum):
     INVALID_STRUCTURED_OUTPUTS = "invalid_structured_outputs"
     INVALID_ADAPTER = "invalid_adapter"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
-    REQUEST_TOO_LARGE = "request_too_large"
-    # Media of a request.
+    FILES_FULL = "files_full"
+    # Media of the request.
     INVALID_MEDIA = "invalid_media"
     MEDIA_NOT_FETCHED = "media_not_fetched"
     MEDIA_NOT_STORED = "media_not_stored"
     URL_NOT_FETCHED = "url_not_fetched"
     URL_NOT_ALLOWED = "url_not_allowed"
-    # A request names what is not there, in use, or busy.
+    # The transport of a call is wrong, or the caller may not make it.
+    INVALID_API_KEY = "invalid_api_key"
+    NO_LORA_ROOT = "no_lora_root"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    BODY_TIMEOUT = "body_timeout"
+    BODY_COMPRESSED = "body_compressed"
+    HEAD_TOO_LARGE = "head_too_large"
+    REQUEST_TOO_LARGE = "request_too_large"
+    FILE_TOO_LARGE = "file_too_large"
+    LOG_TOO_LARGE = "log_too_large"
+    CLIENT_LEFT = "client_left"
+    # The request names what does not exist, is in use, or is busy.
     NOT_FOUND = "not_found"
+    UNKNOWN_URL = "unknown_url"
     MODEL_NOT_FOUND = "model_not_found"
     FILE_NOT_FOUND = "file_not_found"
+    BATCH_NOT_FOUND = "batch_not_found"
     SESSION_NOT_FOUND = "session_not_found"
+    PREVIOUS_RESPONSE_NOT_FOUND = "previous_response_not_found"
+    PREVIOUS_RESPONSE_NOT_FINISHED = "previous_response_not_finished"
+    NO_LOG = "no_log"
+    NO_SESSIONS = "no_sessions"
     REQUEST_ID_IN_USE = "request_id_in_use"
+    KEY_IN_USE = "key_in_use"
+    KEY_REUSED = "key_reused"
+    FILE_IN_USE = "file_in_use"
     SESSION_BUSY = "session_busy"
-    # No room now.
+    SESSION_INDEX = "session_index"
+    BATCH_NOT_CANCELLABLE = "batch_not_cancellable"
+    # There is no room now.
     QUEUE_FULL = "queue_full"
-    # A request was accepted and has no answer.
+    KEY_SHARE_FULL = "key_share_full"
+    BODIES_FULL = "bodies_full"
+    UPLOADS_FULL = "uploads_full"
+    LIVE_PAGES_FULL = "live_pages_full"
+    # The request was accepted and has no answer.
     REQUEST_FAILED = "request_failed"
     CANCELLED = "cancelled"
     DEADLINE_EXCEEDED = "deadline_exceeded"
-    # The engine, the model or the storage is at fault.
+    # The settings, the model, the engine or the storage are at fault.
     INVALID_SETTING = "invalid_setting"
     INVALID_MODEL = "invalid_model"
     ENGINE_FAILED = "engine_failed"
+    EXECUTOR_FAILED = "executor_failed"
     STORAGE_FAILED = "storage_failed"
+    NOT_READY = "not_ready"
+    SHUTTING_DOWN = "shutting_down"
     INVALID_LOG = "invalid_log"
     CORRUPT_LOG = "corrupt_log"
     DIVERGED = "diverged"
@@ -116,15 +145,11 @@ class MMEngineError(Exception):
             self.code = code
 
     def __str__(self) -> str:
-        """Return the text with the field's place in words, after the prompt's number in a batch."""
-        prompt, path = "", self.path
-        if path[:1] == (PROMPTS,) and len(path) > 1:
-            prompt, path = f"prompt {path[1]}: ", FieldPath(*path[2:])
-        return prompt + self.text.replace(FIELD, in_words(path))
-
-    def sentence(self, name: Callable[[FieldPath], str] = str) -> str:
-        """Return the text with the field as `name` writes it."""
-        return self.text.replace(FIELD, name(self.path))
+        """Return the text with the field's place in words, after the number of the prompt or line."""
+        unit, path = "", self.path
+        if path and path[0] in _UNITS:
+            unit, path = f"{_UNITS[path[0]]} {path[1]}: ", FieldPath(*path[2:])
+        return unit + self.text.replace(FIELD, in_words(path))
 
     def located(self: _E, path: Iterable[str | int]) -> _E:
         """Set the path of an error that has none, and return the error."""
@@ -137,7 +162,10 @@ class MMEngineError(Exception):
         return self
 
 
-PROMPTS = "prompts"  # the first key of a path in a batch of prompts; the prompt's index follows
+# First keys of a path in one of several prompts, or lines of a request file; the prompt's index, or the
+# line's number from 1, follows.
+PROMPTS, LINES = "prompts", "lines"
+_UNITS: dict[str | int, str] = {PROMPTS: "prompt", LINES: "line"}
 
 
 def in_words(path: FieldPath) -> str:
@@ -197,7 +225,10 @@ class RequestFailed(MMEngineError):
 
 
 class ExecutorFailed(MMEngineError):
-    """The device side of a step raised."""
+    """The device side of a step raised. The text may hold what a library said, addresses and paths included,
+    which clients of a server do not see."""
+
+    code = ErrorCode.EXECUTOR_FAILED
 
 
 class ExecutorLost(ExecutorFailed):

@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 
 from mmengine.core.executor import PromptLogprobs
-from mmengine.errors import InvalidRequest, MMEngineError, QueueFull, RequestFailed, in_one_line
+from mmengine.errors import ErrorCode, InvalidRequest, MMEngineError, QueueFull, RequestFailed, in_one_line
+from mmengine.events.vocabulary import DEADLINE
 from mmengine.fleet.told import Told
 from mmengine.fleet.wire import (
     Ask,
@@ -151,14 +152,14 @@ class Journey:
         except asyncio.CancelledError:
             if not self._channel.closed:
                 raise
-            self._end_all("abort", "cancelled")
+            self._end_all("abort", "cancelled", ErrorCode.CANCELLED)
         except Exception as error:
             if not self._is_owed:
                 self._channel.end(engine_failed(error))
                 return
             why = in_one_line(error)
             operator_log.error("request failed", request_id=self._ask.request_id, reason=why)
-            self._end_all("error", why)
+            self._end_all("error", why, ErrorCode.REQUEST_FAILED)
         self._complete()
 
     async def _go_on(self, told: Told) -> None:
@@ -203,7 +204,7 @@ class Journey:
         deadline_s = self._channel.options.deadline_s
         if not deadline_s or self._channel.age_s < deadline_s:
             return False
-        self._end_all("abort", "deadline")
+        self._end_all("abort", DEADLINE, ErrorCode.DEADLINE_EXCEEDED)
         return True
 
     # What is asked
@@ -325,11 +326,13 @@ class Journey:
         else:
             self._channel.put(output)
 
-    def _end_all(self, reason: str, detail: str) -> None:
+    def _end_all(self, reason: str, detail: str, code: ErrorCode) -> None:
         """Give up those that are not over."""
         for told in self._told:
             if told.last is None:
-                output = RequestOutput(self._ask.request_id, told.index, "", [], reason, detail=detail)
+                output = RequestOutput(
+                    self._ask.request_id, told.index, "", [], reason, detail=detail, code=code
+                )
                 self._put(told, output)
 
     def _complete(self) -> None:

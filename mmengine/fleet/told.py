@@ -31,7 +31,16 @@ class Told:
         assert self.last is not None and self.last.finish_reason is not None
         reason = self.last.finish_reason
         detail = detail_of(reason, self.last.detail, has_form=has_form)
-        return Choice(self.index, "", self.token_ids, reason, detail, self.logprobs, self.last.after)
+        return Choice(
+            self.index,
+            "",
+            self.token_ids,
+            reason,
+            detail,
+            self.logprobs,
+            self.last.after,
+            code=self.last.code,
+        )
 
 
 def heard_of(
@@ -83,6 +92,7 @@ def _news(
         after=after,
         logprobs=logprobs,
         detail=detail,
+        code=None if whole is None else whole.code,
         prompt_scores=scores if token_ids else None,
     )
 

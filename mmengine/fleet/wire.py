@@ -13,6 +13,7 @@ import numpy as np
 
 from mmengine.core.executor import PromptLogprobs
 from mmengine.errors import (
+    ErrorCode,
     ExecutorFailed,
     InvalidMedia,
     InvalidRequest,
@@ -125,6 +126,7 @@ class Said(msgspec.Struct, frozen=True, array_like=True):
     after: tuple[int, ...] = ()
     logprobs: Logprobs | None = None
     scores: Scores | None = None
+    code: ErrorCode | None = None
 
     def output(self, request_id: str) -> RequestOutput:
         return RequestOutput(
@@ -136,6 +138,7 @@ class Said(msgspec.Struct, frozen=True, array_like=True):
             after=self.after,
             logprobs=self.logprobs,
             detail=self.detail,
+            code=self.code,
             prompt_scores=None if self.scores is None else _prompt_logprobs(self.scores),
         )
 
@@ -172,14 +175,16 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     kind: str
     text: str
+    code: ErrorCode | None = None
+    path: tuple[str | int, ...] = ()
 
     @classmethod
     def by(cls, error: MMEngineError) -> "Refused":
         kinds = (each.__name__ for each in type(error).__mro__)
-        return cls(next(kind for kind in kinds if kind in _ERRORS), str(error))
+        return cls(next(kind for kind in kinds if kind in _ERRORS), error.text, error.code, tuple(error.path))
 
     def error(self) -> MMEngineError:
-        return _ERRORS.get(self.kind, RequestFailed)(self.text)
+        return _ERRORS.get(self.kind, RequestFailed)(self.text, code=self.code, path=self.path)
 
 
 Told = Here | Begun | News | Beat | Moved | Refused
@@ -245,6 +250,7 @@ def said(output: RequestOutput) -> Said:
         None
         if scores is None
         else Scores(scores.token_ids.shape[1], scores.token_ids.tobytes(), scores.logprobs.tobytes()),
+        output.code,
     )
 
 

@@ -140,7 +140,9 @@ def _seeded(options: Options) -> Options:
 
 def _whole(request_id: str, left: ResumedAnswer, engine: Engine) -> Completion:
     stops = Stops.of(left.queued.sampling, left.queued.grammar)
-    choice = Choice(0, "", list(left.token_ids), left.reason, left.detail, left.logprobs, stops.after)
+    choice = Choice(
+        0, "", list(left.token_ids), left.reason, left.detail, left.logprobs, stops.after, code=left.code
+    )
     prompt = np.frombuffer(left.queued.prompt, np.int32)
     return Completion(request_id, prompt, [with_texts(choice, engine.processor.tokenizer, stops)])
 

@@ -100,7 +100,7 @@ def test_a_line_may_ask_for_a_form(tmp_path):
     assert by_id["b"]["finish_reason"] == "length" and "form is not complete" in by_id["b"]["detail"]
     assert by_id["c"]["error"].startswith("line 3: response_format.type must be text,")
     assert by_id["d"]["error"].startswith("line 4: grammar.choice must be a list of 1 to")
-    assert by_id["f"]["error"].startswith("line 6: min_tokens cannot go with response_format or grammar")
+    assert by_id["f"]["error"].startswith("line 6: min_tokens cannot go with a schema or a grammar")
 
 
 def test_a_line_that_is_too_long_is_not_read_into_memory(tmp_path, monkeypatch):

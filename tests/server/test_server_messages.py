@@ -5,10 +5,11 @@ import json
 
 import pytest
 
+from mmengine.errors import FieldPath
 from mmengine.serve.chat.completion import WholeChoice
 from mmengine.server.chat.parsed_request import Envelope
+from mmengine.server.http.field_names import Place
 from mmengine.server.http.media_payloads import NO_PAYLOADS, in_data_fields, take_out
-from mmengine.server.http.wording import Place
 from mmengine.server.messages.body import CountBody
 from mmengine.server.messages.conversation import Conversation
 from mmengine.server.messages.frames import MessagesFrames
@@ -163,10 +164,14 @@ def test_turns_become_messages_of_chat():
         {"role": "assistant", "content": "e"},
     ]
     assert said.goes_on
-    first = "messages[0].content", "messages[1].content[0]", "messages[1].content[1]"
-    assert said.places[1] == Place("messages[0]", first)
-    assert said.places[3].part(0) == "messages[3].content[0].content[0]"
-    assert said.places[4].part(0) == "messages[3].content[1]"
+    first = (
+        FieldPath("messages", 0, "content"),
+        FieldPath("messages", 1, "content", 0),
+        FieldPath("messages", 1, "content", 1),
+    )
+    assert said.places[1] == Place(FieldPath("messages", 0), first)
+    assert str(said.places[3].part(0)) == "messages[3].content[0].content[0]"
+    assert str(said.places[4].part(0)) == "messages[3].content[1]"
 
 
 def block(**fields):

@@ -157,7 +157,7 @@ def test_a_request_that_fails_in_the_middle_is_a_response_that_failed():
     assert "".join(each["delta"] for each in told if "delta" in each) == "HELLO"
     error = last["response"]["error"]
     assert last["type"] == "response.failed" and error["code"] == "server_error"
-    assert error["message"] == "request mine failed (RuntimeError); the server's log says why"
+    assert error["message"] == "request mine failed; the server's log says why"
 
 
 def test_a_server_that_ends_says_so_and_not_that_the_response_did(tmp_path):

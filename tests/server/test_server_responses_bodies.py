@@ -146,7 +146,7 @@ def test_uploaded_images_are_named_by_their_ids():
     name = "file-" + "a" * 24
     asked = read(of_user({"type": "input_image", "file_id": name, "detail": "low"}))
     (upload,) = asked.uploads
-    assert (upload.file_id, upload.where) == (name, "input[0].content[0].file_id")
+    assert (upload.file_id, str(upload.where)) == (name, "input[0].content[0].file_id")
     (part,) = asked.prompts[0].messages[0]["content"]
     assert part["image_url"] is upload.part and part["max_pixels"]
     (told,) = items(asked)[0]["content"]

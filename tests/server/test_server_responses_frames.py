@@ -7,6 +7,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmengine.errors import ErrorCode
 from mmengine.request import SamplingParams
 from mmengine.serve.chat.completion import WholeChoice
 from mmengine.serve.text.choice_deltas import ChoiceDeltas
@@ -211,9 +212,9 @@ def test_a_response_without_tokens_is_of_its_status():
         assert (body["id"], body["created_at"], body["model"]) == ("resp_r", 7, "m")
         assert body["metadata"] == {"a": "é"} and body["instructions"] == 'Be b"rief.'
     for error, code in (
-        (ApiError(400, "a", code="invalid_media"), "invalid_image"),
-        (ApiError(400, "a"), "invalid_prompt"),
-        (ApiError(429, "a"), "rate_limit_exceeded"),
-        (ApiError(500, "a"), "server_error"),
+        (ApiError(ErrorCode.INVALID_MEDIA, "a"), "invalid_image"),
+        (ApiError(ErrorCode.INVALID_VALUE, "a"), "invalid_prompt"),
+        (ApiError(ErrorCode.QUEUE_FULL, "a"), "rate_limit_exceeded"),
+        (ApiError(ErrorCode.REQUEST_FAILED, "a"), "server_error"),
     ):
         assert json.loads(response.failed(error))["error"] == {"code": code, "message": "a"}

@@ -208,11 +208,11 @@ def test_an_error_in_the_middle_is_an_event_and_its_details_are_the_operators(ca
         status, headers, whole = one.chat("hello there", request_id="other")
     assert "".join(json.loads(each)["choices"][0]["delta"]["content"] for each in events[:-2]) == "HELLO"
     error = json.loads(events[-2])["error"]
-    assert error["message"] == "request mine failed (RuntimeError); the server's log says why"
+    assert error["message"] == "request mine failed; the server's log says why"
     assert error["type"] == "server_error"
     assert error["param"] is None and error["code"] == "request_failed" and events[-1] == "[DONE]"
     assert (status, headers["x-request-id"]) == (500, "other")
-    assert whole["error"]["message"] == "request other failed (RuntimeError); the server's log says why"
+    assert whole["error"]["message"] == "request other failed; the server's log says why"
     told = [each for each in caplog.messages if "request failed" in each]
     assert len(told) == 2 and all("RuntimeError: the device fell over" in each for each in told)
 

@@ -99,5 +99,5 @@ def test_any_source_in_a_log_is_read_or_refused(kind, source):
 @pytest.mark.parametrize("ends", [{"stop_token_ids": (3,)}, {"ignore_eos": True}, {"min_tokens": 4}])
 def test_other_end_conditions_are_refused(ends):
     Options(SamplingParams(**ends)).check()
-    with pytest.raises(InvalidRequest, match=f"{next(iter(ends))} cannot go with response_format or grammar"):
+    with pytest.raises(InvalidRequest, match=f"{next(iter(ends))} cannot go with a schema or a grammar"):
         Options(SamplingParams(**ends), grammar=GrammarRequest("regex", "a")).check()

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from mmengine.errors import MMEngineError, RequestFailed
+from mmengine.errors import ErrorCode, MMEngineError, RequestFailed
+from mmengine.events.vocabulary import DEADLINE
 from mmengine.models.plugin import Prepared
 from mmengine.processing.workers.attempt import GIVEN_UP, AttemptOver
 from mmengine.serve.async_engine.engine_thread import EngineThread
@@ -133,5 +134,9 @@ class Admission:
         if not request.is_late:
             self._open.end(channel, request.too_slow())
             return
-        outputs = ended(unbegun(channel.options.request_id, channel.options.sampling.n, "deadline"))
+        outputs = ended(
+            unbegun(
+                channel.options.request_id, channel.options.sampling.n, DEADLINE, ErrorCode.DEADLINE_EXCEEDED
+            )
+        )
         self._open.end_with(channel, outputs)

@@ -33,7 +33,7 @@ from mmengine.serve.prompt.media_memory import media_workers, schema_processes_o
 from mmengine.serve.prompt.options import FORM, Options, SessionOptions, SubmitOptions, make_options
 from mmengine.serve.prompt.prompt import Prompt, Prompted
 from mmengine.serve.requests.adapters import KnownAdapter
-from mmengine.serve.requests.health import Readiness
+from mmengine.serve.requests.health import Readiness, stopped_engine
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.serve.requests.recovered_requests import Left
 from mmengine.serve.requests.request_times import Times
@@ -279,14 +279,14 @@ class AsyncEngine(AsyncAnswers):
         Any thread may call it.
         """
         if self._open.failure is not None or not self._thread.is_alive:
-            reason = str(self._open.failure or "it was closed").removeprefix("the engine stopped: ")
-            return Readiness((f"the engine stopped: {reason}",), is_over=True)
-        reasons = self._engine.readiness().reasons
-        standing = self._admission.preparation.standing()
-        reasons += standing.reasons
+            return stopped_engine(self._open.failure)
+        found, standing = self._engine.readiness(), self._admission.preparation.standing()
+        more = standing.reasons
         if (step_s := self.step_clock.seconds) > STEP_LIMIT_S:
-            reasons += (f"a step has not returned for {step_s:.0f} seconds",)
-        return Readiness(reasons + (("the engine is closing",) if self._open.is_closing else ()), *standing)
+            more += (f"a step has not returned for {step_s:.0f} seconds",)
+        if self._open.is_closing:
+            more += ("the engine is closing",)
+        return Readiness(found.reasons + more, *standing, public=found.public_reasons + more)
 
     async def close(self, *, drain: bool = True, leave: bool = False) -> None:
         """Refuse new requests, end the running ones, and free the device.

@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple, Unpack
 
 from mmengine.core.executor import CUT
-from mmengine.errors import SessionBusy
+from mmengine.errors import ErrorCode, SessionBusy
 from mmengine.request import PREFILL, SamplingParams
 from mmengine.serve.async_engine.engine_thread import EngineThread
 from mmengine.serve.engine.engine import Engine
@@ -75,6 +75,7 @@ class Ended(NamedTuple):
     num_cached_tokens: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
+    code: ErrorCode | None = None
 
 
 class AsyncSession:

@@ -1,14 +1,13 @@
 """How far a batch came: which lines of the request file have their answer in the answer file.
 
 The answer file is the truth. A line that was torn off at its end is cut; a line of it answers the request
-with its custom_id, or, where that is null or stands in several requests, the one whose line number its
-error begins with. `batch.json` beside the log says which request file the log belongs to.
+with its custom_id, or, where that is null or stands in several requests, the one at the number in its field
+`line`. `batch.json` beside the log says which request file the log belongs to.
 """
 
 import copy
 import hashlib
 import io
-import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +24,6 @@ from mmengine.serve.prompt.request_lines import custom_id_of, head_of
 MANIFEST = "batch.json"
 SYNC_INTERVAL_S = 0.1
 MAX_MANIFEST_BYTES = 2**20  # that are read of it
-_LINE_NUMBER = re.compile(r"line (\d+): ")
 
 
 class _Manifest(msgspec.Struct):
@@ -215,8 +213,7 @@ def _owner(line: bytes, owners: dict[str, list[int]], places: dict[int, int]) ->
     named = owners.get(head.custom_id, []) if isinstance(head.custom_id, str) else []
     if len(named) == 1:
         return named[0]
-    match = _LINE_NUMBER.match(head.error) if isinstance(head.error, str) else None
-    place = places.get(int(match[1])) if match is not None else None
+    place = places.get(head.line) if isinstance(head.line, int) else None
     if head.custom_id is None or place in named:
         return place
     return named[0] if named else None

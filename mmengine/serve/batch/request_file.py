@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from mmengine.errors import InvalidRequest, MMEngineError
+from mmengine.errors import FIELD, LINES, FieldPath, InvalidRequest, MMEngineError
 from mmengine.serve.batch.run_batch import Answered, Job
 from mmengine.serve.prompt.options import LINE, MAX_ID_CHARS, make_options
 from mmengine.serve.prompt.prompt import Prompt
@@ -85,7 +85,7 @@ class RequestFile:
                 job = self._job(index, line)
             except MMEngineError as error:
                 done = index in self._answered
-                yield Answered("", 1) if done else InvalidRequest(f"line {number}: {error}")
+                yield Answered("", 1) if done else error.within(LINES, number)
             else:
                 done = index in self._answered
                 yield Answered(job[1].request_id, job[1].sampling.n) if done else job
@@ -102,7 +102,9 @@ class RequestFile:
         if "messages" not in fields and {"body", "url"} & fields.keys():
             raise InvalidRequest(OPENAIS_FORM)
         if not isinstance(fields.get("messages"), list):
-            raise InvalidRequest("messages must be a list of messages with role and content")
+            raise InvalidRequest(
+                f"{FIELD} must be a list of messages with role and content", path=FieldPath("messages")
+            )
         keywords = {name: value for name, value in fields.items() if name not in _OWN_FIELDS}
         options = make_options(None, keywords, LINE)
         asked = ResponseFormat.of(*as_form(fields))  # JSON: a schema, never a type
@@ -114,9 +116,11 @@ class RequestFile:
     def answer_line(self, index: int, answer: Completion | MMEngineError) -> bytes:
         """The line that answers request `index`, with its end of line."""
         try:
-            body = succeeded(answer).as_json()
+            body: dict[str, object] = succeeded(answer).as_json()
         except MMEngineError as error:
             body = {"error": str(error)}
+            if error.path[:1] == (LINES,):
+                body["line"] = error.path[1]
         return written({"custom_id": self.custom_ids.pop(index), **body})
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from mmengine.config import EngineConfig
 from mmengine.core.executor import PromptLogprobs
-from mmengine.errors import InvalidRequest, RequestFailed
+from mmengine.errors import FIELD, InvalidRequest, RequestFailed
 from mmengine.models.plugin import Processor
 from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.chat.chunks import BEGINNING, ChatChunk, ChunkChoice, chunks_of
@@ -239,10 +239,12 @@ def with_tools(
     if asked is None:
         return prompt, None
     if prompt.messages is None:
-        raise InvalidRequest("tools go with messages, into which the chat template writes them")
+        raise InvalidRequest(
+            f"{FIELD} need messages, into which the chat template writes them", path=("tools",)
+        )
     form = processor.call_format(prompt.template_options)
     if form is None:
-        raise InvalidRequest(NO_TEMPLATE)
+        raise InvalidRequest(NO_TEMPLATE, path=("tools",))
     template = {**(prompt.template_options or {}), "tools": list(asked.shown)}
     calls = CallsAsked(asked, form, markers if all(markers) else None)
     return replace(prompt, template_options=template), calls

@@ -16,7 +16,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.outputs import Output, Stats
 from mmengine.core.resume import Resume
 from mmengine.core.unreceived import ResumedAnswer
-from mmengine.errors import InvalidRequest
+from mmengine.errors import InvalidRequest, MMEngineError
 from mmengine.models.media_cache import MediaCache
 from mmengine.models.plugin import Prepared
 from mmengine.request import SamplingParams
@@ -36,7 +36,7 @@ from mmengine.serve.prompt.prompt import Prompt, Prompted
 from mmengine.serve.prompt.prompt_media import PromptMedia
 from mmengine.serve.requests.adapters import Adapters, KnownAdapter
 from mmengine.serve.requests.grammar_memory import GrammarMemory
-from mmengine.serve.requests.health import Readiness, core_reasons
+from mmengine.serve.requests.health import Readiness, core_reasons, stopped_engine
 from mmengine.serve.requests.large_media import LargeMedia
 from mmengine.serve.requests.log_sync import LogSyncer
 from mmengine.serve.requests.media_store import MediaStore
@@ -50,7 +50,12 @@ from mmengine.serve.requests.stall_watch import StallWatch
 from mmengine.serve.requests.submission import Intake
 from mmengine.serve.requests.watchdog import HANG_EXIT, Watchdog
 from mmengine.serve.text.reasoning import Reasoning
-from mmengine.serve.text.request_output import Completion, RequestOutput, engine_failed, succeeded
+from mmengine.serve.text.request_output import (
+    Completion,
+    RequestOutput,
+    answer_to_prompt,
+    engine_failed,
+)
 from mmengine.serve.text.response_format import response_format_of
 from mmengine.serve.text.stop_strings import StopStrings
 
@@ -107,7 +112,7 @@ class Engine(TypedAnswers):
         self._core, self._grammars = self.built.core, self.built.grammars
         self.batch_done: dict[str, Completion] = {}  # answers of batches that no batch has taken yet
         self._stall_watch = StallWatch(self._core)
-        self._failure = ""  # why the last step raised
+        self._failure: MMEngineError | None = None  # why the last step raised
         self._closed = False
         self._received = True  # whether a step says that the answers before it were
         self.media_memory = MediaMemory(self.config.media_ahead_bytes)
@@ -263,9 +268,9 @@ class Engine(TypedAnswers):
             if self._syncer is not None:
                 self._syncer.notify()
         except Exception as error:
-            self._failure = str(engine_failed(error))
+            self._failure = engine_failed(error)
             raise
-        self._failure = ""
+        self._failure = None
         self._stall_watch.stepped(moved=bool(outputs))
         if not outputs and self._core.awaits_grammars:
             awaited = self.built.store or self._grammars
@@ -299,7 +304,7 @@ class Engine(TypedAnswers):
         form = response_format_of(options)
         asked = form.added_to(make_options(sampling, options, GENERATE))
         answers = dict(self.run_batch((Prompt.of(prompt), asked) for prompt in prompts))
-        return [succeeded(answers[index]) for index in sorted(answers)]
+        return [answer_to_prompt(answers[index], index, len(answers) > 1) for index in sorted(answers)]
 
     def run_batch(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Yield (index, completion or error) of each job as it ends, not in order; see batch/run_batch.py."""
@@ -357,7 +362,10 @@ class Engine(TypedAnswers):
         else:
             decoders = self.decoders.reasons if self.decoders is not None else ()
             reasons = [*core_reasons(self._core), *self._grammars.reasons, *decoders]
-        return Readiness((*([self._failure] if self._failure else []), *reasons))
+        if self._failure is None:
+            return Readiness(tuple(reasons))
+        found = stopped_engine(self._failure)
+        return Readiness((*found.reasons, *reasons), public=(*found.public_reasons, *reasons))
 
     @property
     def hang_text(self) -> str:

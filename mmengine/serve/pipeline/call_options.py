@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Mapping
 
-from mmengine.errors import InvalidRequest
+from mmengine.errors import FIELD, FieldPath, InvalidRequest
 from mmengine.serve.pipeline.generation_keywords import REFUSED, Keywords
 from mmengine.serve.pipeline.generation_options import is_generation_option, refuse
 
@@ -126,12 +126,16 @@ def settle_processing(options: Keywords) -> dict[str, object]:
     for name in (*_NESTED, *_TEXT_KWARGS):
         nested = flat.get(name) or {}
         if not isinstance(nested, Mapping):
-            raise InvalidRequest(f"{name} must be a dict, not a {type(nested).__name__}")
+            raise InvalidRequest(
+                f"{FIELD} must be a dict, not a {type(nested).__name__}", path=FieldPath(name)
+            )
         kept = {key: value for key, value in nested.items() if _asks(key, value)}
         if name in _NESTED:
             nested_in[name].update(kept)
         elif kept:
-            raise InvalidRequest(f"{name}: {next(iter(kept))!r:.80} is not supported; leave it out")
+            raise InvalidRequest(
+                f"{FIELD}: {next(iter(kept))!r:.80} is not supported; leave it out", path=FieldPath(name)
+            )
     known = (*_OF_IMAGES, *_OF_VIDEOS, *_OF_BOTH, *_NESTED, *_TEXT_KWARGS, *_OURS)
     for name, value in flat.items():
         if name not in known and _asks(name, value):

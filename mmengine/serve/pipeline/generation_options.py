@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mmengine.errors import InvalidRequest
+from mmengine.errors import FIELD, FieldPath, InvalidRequest
 from mmengine.serve.pipeline.generation_keywords import (
     CHANGES_NOTHING,
     FILTERS,
@@ -114,7 +114,9 @@ def _with_lengths(values: Keywords, options: dict[str, object]) -> Options:
 def _whole(values: Keywords, name: str, least: int) -> int:
     value = values.get(name, 0)
     if type(value) is not int or not (least <= value <= 10**7 or name not in values):
-        raise InvalidRequest(f"{name} must be an integer from {least} to {10**7}, not {value!r:.80}")
+        raise InvalidRequest(
+            f"{FIELD} must be an integer from {least} to {10**7}, not {value!r:.80}", path=FieldPath(name)
+        )
     return value
 
 

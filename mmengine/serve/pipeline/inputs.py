@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
-from mmengine.errors import InvalidRequest
+from mmengine.errors import FIELD, FieldPath, InvalidRequest
 
 Message = dict[str, Any]
 Chat = Sequence[Message]
@@ -84,7 +84,7 @@ def group_inputs(
     if text is None and (_is_chat(images) or _are_chats(images) or _is_prompt(images)):
         images, text = None, images
     if text is None:
-        raise InvalidRequest("images need a text that says what to do with them")
+        raise InvalidRequest(f"{FIELD} need a text that says what to do with them", path=FieldPath("images"))
     if images is not None and (_is_chat(text) or _are_chats(text)):
         raise InvalidRequest("in a chat, images stand in the messages; give either a chat or images")
     if _is_chat(text):
@@ -94,7 +94,9 @@ def group_inputs(
     if isinstance(text, str):
         return [[(text, _flat(images))]], False
     if not _are_texts(text):
-        raise InvalidRequest("text must be a string, a list of strings, a chat, or a list of chats")
+        raise InvalidRequest(
+            f"{FIELD} must be a string, a list of strings, a chat, or a list of chats", path=FieldPath("text")
+        )
     if images is None:
         return [[(one, ())] for one in text], True
     return [_match(images, text, count_images)], False

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mmengine.checkpoint.model_files import is_gguf
-from mmengine.errors import ConfigError, InvalidRequest, MMEngineError
+from mmengine.errors import FIELD, ConfigError, ErrorCode, FieldPath, InvalidRequest, MMEngineError
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.pipeline.call_options import ENGINE, settle_generation, settle_processing, settle_template
 from mmengine.serve.pipeline.generation_options import options_from_generation
@@ -32,7 +32,7 @@ from mmengine.serve.pipeline.records import Recorder, continues
 from mmengine.serve.pipeline.streamer import Streamer, as_streamer, stream_answer
 from mmengine.serve.prompt.options import Options
 from mmengine.serve.prompt.prompt import Prompt
-from mmengine.serve.text.request_output import Completion, succeeded
+from mmengine.serve.text.request_output import Completion, answer_to_prompt
 from mmengine.serve.text.response_format import response_format_of
 
 TASK = "image-text-to-text"
@@ -177,8 +177,9 @@ class Pipeline:
         prefill = continues(shown, call.continue_final)
         if prefill and call.generation_prompt:
             raise InvalidRequest(
-                "continue_final_message and add_generation_prompt exclude each other: an answer goes on with "
-                "the last message, or begins a new one"
+                f"{FIELD} and add_generation_prompt exclude each other: an answer goes on with "
+                "the last message, or begins a new one",
+                path=FieldPath("continue_final_message"),
             )
         prompt = Prompt(
             messages=without_video_urls(shown),
@@ -194,11 +195,11 @@ class Pipeline:
         if call.streamer is not None:
             return [self._stream(item, call, call.streamer) for item in inputs]
         answers = dict(self.engine.run_batch((item.prompt, call.options) for item in inputs))
-        completions = [_ended(answers[index], call) for index in sorted(answers)]
+        completions = [_ended(answers[index], call, index, len(inputs) > 1) for index in sorted(answers)]
         return [call.recorder.records(item.shown, one) for item, one in zip(inputs, completions, strict=True)]
 
     def _stream(self, item: _Input, call: _Call, streamer: Streamer) -> list[dict[str, Any]]:
-        completion = _ended(stream_answer(self.engine, item.prompt, call.options, streamer), call)
+        completion = _ended(stream_answer(self.engine, item.prompt, call.options, streamer), call, 0, False)
         return call.recorder.records(item.shown, completion)
 
     def _iterate(self, source: Iterable[Any], call: _Call) -> Iterator[list[dict[str, Any]]]:
@@ -218,19 +219,23 @@ class Pipeline:
         ready: dict[int, Completion] = {}
         expected = 0
         for index, answer in self.engine.run_batch(jobs()):
-            ready[index] = _ended(answer, call)
+            ready[index] = _ended(answer, call, index, True)
             while expected in ready:
                 yield call.recorder.records(inputs.pop(expected).shown, ready.pop(expected))
                 expected += 1
 
 
-def _ended(answer: Completion | MMEngineError, call: _Call) -> Completion:
-    """The answer, which is whole, or was cut by max_time. Raises the error of one that is not."""
+def _ended(
+    answer: Completion | MMEngineError, call: _Call, index: int, is_one_of_several: bool
+) -> Completion:
+    """Return the answer to the prompt of this index, which is whole, or was cut by max_time.
+
+    Raises the error of an answer that is not; with several prompts it says which of them."""
     if isinstance(answer, Completion) and call.options.deadline_s:
         bad = [one for one in answer.choices if one.finish_reason in ("abort", "error", "rejected")]
-        if all(one.detail == "deadline" for one in bad):
+        if all(one.code is ErrorCode.DEADLINE_EXCEEDED for one in bad):
             return answer
-    return succeeded(answer)
+    return answer_to_prompt(answer, index, is_one_of_several)
 
 
 def _model_name(model: Any) -> str | Path | None:

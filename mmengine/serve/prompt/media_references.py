@@ -1,14 +1,28 @@
 """Where a prompt names media by URLs or files: found as processors find them, and replaced by bytes."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
+from mmengine.errors import FIELD, FieldPath
 from mmengine.processing.fetch.fetching import URL_HEADS
 
 _KEYS = ("image", "image_url", "video", "video_url", "url", "path", "base64")  # in the order of processors
 _WITH_URL = ("image_url", "video_url")  # which may be objects
 _MODALITIES = {"image": "image", "image_url": "image", "video": "video", "video_url": "video"}
 Message = dict[str, object]
-Replace = Callable[[str, str], str | bytes]  # a name, and how errors call its place
+
+
+class Place(NamedTuple):
+    """Where a prompt names a medium: in the text of an error, and as its path."""
+
+    text: str
+    path: FieldPath
+
+    def frame(self, number: int) -> "Place":
+        return self._replace(text=f"{self.text}, frame {number}")
+
+
+Replace = Callable[[str, Place], str | bytes]  # of a name and its place
 
 
 def replaced(messages: Sequence[Message], replace: Replace, reads_files: bool) -> list[Message]:
@@ -24,8 +38,13 @@ def replaced_items(
     """The same of images or videos that come beside the messages."""
     walk = _Walk(replace, reads_files)
     if isinstance(items, (list, tuple)):
-        return [walk.value(item, "", f"{modality} {number}") for number, item in enumerate(items)]
-    return [walk.value(items, "", f"{modality} 0")] if isinstance(items, str) else items
+        return [walk.value(item, "", _beside(modality, number)) for number, item in enumerate(items)]
+    return [walk.value(items, "", _beside(modality, 0))] if isinstance(items, str) else items
+
+
+def _beside(modality: str, number: int) -> Place:
+    """Return the place of an item that came beside the messages."""
+    return Place(f"{modality} {number}", FieldPath(f"{modality}s", number))
 
 
 class _Walk:
@@ -37,17 +56,20 @@ class _Walk:
         content = message.get("content") if isinstance(message, Mapping) else None
         if not isinstance(message, Mapping) or not isinstance(content, (list, tuple)):
             return message
-        parts = [self._part(part, f"message {index}, part {number}") for number, part in enumerate(content)]
+        parts = [
+            self._part(part, FieldPath("messages", index, "content", number))
+            for number, part in enumerate(content)
+        ]
         return {**message, "content": parts}
 
-    def _part(self, part: object, place: str) -> object:
+    def _part(self, part: object, path: FieldPath) -> object:
         if not isinstance(part, Mapping):
             return part
         kind = part.get("type") or next((key for key in _MODALITIES if key in part), "")
         modality = _MODALITIES.get(kind) if isinstance(kind, str) else None
         if modality is None:
             return part
-        where = f"{modality} {self._counts[modality]} ({place})"
+        where = Place(f"{modality} {self._counts[modality]} ({FIELD})", path)
         self._counts[modality] += 1
         for key in _KEYS:
             given = part.get(key)
@@ -58,13 +80,11 @@ class _Walk:
             return {**part, key: self.value(given, key, where)}
         return part
 
-    def value(self, given: object, key: str, where: str) -> object:
+    def value(self, given: object, key: str, where: Place) -> object:
         if isinstance(given, str):
             return self._replace(given, where) if self._is_name(given, key) else given
         if isinstance(given, (list, tuple)) and any(isinstance(frame, str) for frame in given):
-            frames = (
-                self.value(frame, key, f"{where}, frame {number}") for number, frame in enumerate(given)
-            )
+            frames = (self.value(frame, key, where.frame(number)) for number, frame in enumerate(given))
             return type(given)(frames)
         return given
 

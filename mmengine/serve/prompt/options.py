@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 
 import msgspec
 
+from mmengine.decode_errors import decode_error
 from mmengine.errors import FIELD, FieldPath, InvalidRequest, shown
 from mmengine.request import (
     MAX_CHOICES,
@@ -251,15 +252,15 @@ def _check_ends(sampling: SamplingParams) -> None:
     for name in ("stop_token_ids", "ignore_eos", "min_tokens"):
         if getattr(sampling, name):
             raise InvalidRequest(
-                f"{FIELD} cannot go with response_format or grammar, which alone say where an answer ends; "
+                f"{FIELD} cannot go with a schema or a grammar, which alone says where the answer ends; "
                 "leave it out",
                 path=FieldPath(name),
             )
     for name in ("suppress_tokens", "bad_words_ids", "no_repeat_ngram_size"):
         if getattr(sampling, name):
             raise InvalidRequest(
-                f"{FIELD} cannot go with response_format or grammar: what the form asks for may be excluded, "
-                "and then nothing could be said; leave it out",
+                f"{FIELD} cannot go with a schema or a grammar: it may exclude all that the form allows, "
+                "and then no token is left; leave it out",
                 path=FieldPath(name),
             )
 
@@ -291,6 +292,7 @@ def make_sampling(options: Mapping[str, Any]) -> SamplingParams:
     try:
         sampling = msgspec.convert(values, SamplingParams, str_keys=True)  # JSON's keys are strings
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"bad sampling option: {error}") from None
+        found = decode_error(error)
+        raise InvalidRequest(f"{FIELD}: {found.text}", path=found.path[:1]) from None
     sampling.check_ranges()
     return sampling

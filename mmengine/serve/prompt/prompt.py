@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mmengine.errors import InvalidRequest
+from mmengine.errors import ErrorCode, InvalidRequest
 from mmengine.models.plugin import Prepared, Processor
 from mmengine.request import Adapter, Request
 from mmengine.serve.prompt.options import DEFAULT_OPTIONS, Options
@@ -111,9 +111,14 @@ def _of_tokens(token_ids: Sequence[int], processor: Processor) -> Prepared:
 def check_token_ids(token_ids: Sequence[int], max_tokens: int, vocab_size: int) -> None:
     """Raises InvalidRequest for a prompt that is longer, or has what is no token of the vocabulary."""
     if len(token_ids) > max_tokens:
-        raise InvalidRequest(f"the prompt has {len(token_ids)} tokens, more than the {max_tokens} that fit")
+        raise InvalidRequest(
+            f"the prompt has {len(token_ids)} tokens; the limit is {max_tokens}: shorten it",
+            code=ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+            path=("prompt",),
+        )
     if any(type(token) is not int or not 0 <= token < vocab_size for token in token_ids):
-        raise InvalidRequest(f"the prompt holds token ids beyond the integers from 0 to {vocab_size - 1}")
+        text = f"the prompt holds token ids beyond the integers from 0 to {vocab_size - 1}"
+        raise InvalidRequest(text, path=("prompt",))
 
 
 def _has_some(given: object) -> bool:

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
-from mmengine.errors import ConfigError, InvalidRequest
+from mmengine.errors import FIELD, ConfigError, InvalidRequest
 from mmengine.processing.fetch.door import MediaDoor
 from mmengine.processing.fetch.fetching import Fetching
 from mmengine.processing.fetch.limits import FetchLimits, hosts_of
 from mmengine.processing.fetch.refusals import FetchRefused
-from mmengine.serve.prompt.media_references import Replace, replaced, replaced_items
+from mmengine.serve.prompt.media_references import Place, Replace, replaced, replaced_items
 from mmengine.serve.prompt.prompt import Prompt
 
 MAX_DOORS = 16  # of callers that name hosts: each has threads of its own
@@ -36,7 +36,7 @@ def door_of(prompt: Prompt) -> MediaDoor | None:
     try:
         hosts = hosts_of(given)
     except ConfigError as error:
-        raise InvalidRequest(f"media_options: urls: {error}") from None
+        raise InvalidRequest(f"{FIELD}: {error.text}", path=("media_options", "urls")) from None
     with _lock:
         return _shared_door(hosts)
 
@@ -58,7 +58,7 @@ class PromptMedia:
     ) -> None:
         self._prompt = prompt
         self._fetching: Fetching | None = None
-        self._places: dict[str, str] = {}
+        self._places: dict[str, Place] = {}
         door = door_of(prompt)
         self._reads_files = door is not None and door.reads_files
         if door is not None:
@@ -69,7 +69,7 @@ class PromptMedia:
         elif done is not None:
             done(self)
 
-    def _note(self, name: str, where: str) -> str:
+    def _note(self, name: str, where: Place) -> str:
         self._places.setdefault(name, where)
         return name
 
@@ -95,7 +95,7 @@ class PromptMedia:
             fetching.wait()
             if fetching.error is not None:
                 name, error = fetching.error
-                raise error.at(self._places[name]) if isinstance(error, FetchRefused) else error
+                raise error.at(*self._places[name]) if isinstance(error, FetchRefused) else error
             found = fetching.found
             prompt = self._replaced(lambda name, where: found[name])
         return replace(prompt, media_options={key: value for key, value in options.items() if key != "urls"})

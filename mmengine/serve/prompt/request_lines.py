@@ -19,6 +19,7 @@ class Head(msgspec.Struct):
 
     custom_id: object = None
     error: object = None
+    line: object = None  # of the request file, where the custom_id does not name one request
 
 
 def head_of(line: bytes) -> Head:
@@ -31,7 +32,7 @@ def head_of(line: bytes) -> Head:
     try:
         fields = json.loads(line)
         if isinstance(fields, dict):
-            return Head(fields.get("custom_id"), fields.get("error"))
+            return Head(fields.get("custom_id"), fields.get("error"), fields.get("line"))
     except (ValueError, RecursionError):
         pass
     found = _FIRST_FIELD.match(line)

@@ -5,18 +5,25 @@ from dataclasses import dataclass
 
 from mmengine.core.decide.stall import THRASH
 from mmengine.core.engine import EngineCore
+from mmengine.errors import ErrorCode, MMEngineError
 
 THRASH_STEPS = 256  # a thrash counts against an engine with work for so many steps
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """True in a condition when there are no `reasons` against it; each is a sentence for operators."""
+    """Whether an engine may be given work; true in a condition if it may. `reasons`: sentences for operators
+    that say why not. `public`: the same for strangers, where they are others."""
 
     reasons: tuple[str, ...] = ()
     num_preparing: int = 0  # requests whose prompts are prepared, or wait for that
     oldest_preparing_s: float = 0.0  # since the submit of the first of them
     is_over: bool = False  # whether this engine will never be ready again
+    public: tuple[str, ...] = ()
+
+    @property
+    def public_reasons(self) -> tuple[str, ...]:
+        return self.public or self.reasons
 
     @property
     def ready(self) -> bool:
@@ -24,6 +31,16 @@ class Readiness:
 
     def __bool__(self) -> bool:
         return self.ready
+
+
+def stopped_engine(error: MMEngineError | None) -> Readiness:
+    """Return the readiness of an engine that `error` stopped, or that was closed."""
+    if error is None:
+        return Readiness(("the engine stopped: it was closed",), is_over=True)
+    public = f"the engine stopped: {error}"
+    if error.code is ErrorCode.EXECUTOR_FAILED:
+        public = "the engine stopped; its log says why"
+    return Readiness((f"the engine stopped: {error}",), is_over=True, public=(public,))
 
 
 class StepClock:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from mmengine.errors import InvalidRequest
+from mmengine.errors import id_in_use
 from mmengine.models.plugin import MediaInput
 from mmengine.request import Request
 from mmengine.serve.prompt.media_memory import MediaMemory
@@ -54,7 +54,7 @@ class Holders:
         it brings; the session has the others."""
         request_id = request.request_id
         if request_id in self._ids:
-            raise InvalidRequest(f"the request id {request_id!r} is in use; choose another")
+            raise id_in_use(request_id)
         self._ids.add(request_id)
         try:
             self._executor.attach(request_id, media)

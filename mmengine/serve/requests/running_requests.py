@@ -159,7 +159,9 @@ class InProgress:
             text += answer.stream.finish()
         completion = self._finish(output, output.finish_reason, pending, answer)
         news = pending.request_id, answer.index, text, output.token_ids, output.finish_reason, completion
-        return RequestOutput(*news, answer.after, output.logprobs, output.detail, output.prompt_logprobs)
+        return RequestOutput(
+            *news, answer.after, output.logprobs, output.detail, output.prompt_logprobs, output.code
+        )
 
     def _take_unclaimed(self, output: Output) -> None:
         """News of a request of the process before that nobody took up yet, or of a request that was taken
@@ -175,7 +177,16 @@ class InProgress:
         self._undelivered.setdefault(pending.request_id, []).append(output.request_id)
         del self._answers[output.request_id]
         detail = detail_of(reason, output.detail, has_form=answer.has_form)
-        choice = Choice(answer.index, "", answer.token_ids, reason, detail, answer.logprobs, answer.after)
+        choice = Choice(
+            answer.index,
+            "",
+            answer.token_ids,
+            reason,
+            detail,
+            answer.logprobs,
+            answer.after,
+            code=output.code,
+        )
         if self._texts:
             choice = with_texts(choice, self._tokenizer, answer.stops)
         pending.choices[answer.index] = choice
@@ -226,6 +237,7 @@ class InProgress:
                 after=Stops.of(one.queued.sampling, one.queued.grammar).after,
                 logprobs=one.logprobs,
                 detail=one.detail,
+                code=one.code,
                 prompt_scores=one.prompt_logprobs,
             )
             for one in found
@@ -252,7 +264,7 @@ class InProgress:
                 answer.stream.push(one.token_ids)
             self._answers[name] = pending, answer
             if one.reason:
-                ended = Output(name, [], one.reason, one.detail, one.num_cached_tokens)
+                ended = Output(name, [], one.reason, one.detail, one.num_cached_tokens, code=one.code)
                 pending.num_cached_tokens = max(pending.num_cached_tokens, one.num_cached_tokens)
                 completion = self._finish(ended, one.reason, pending, answer)
         return completion

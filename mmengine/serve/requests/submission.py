@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mmengine.errors import InvalidRequest
+from mmengine.errors import FIELD, FieldPath, InvalidRequest, id_in_use
 from mmengine.models.plugin import MediaInput, Prepared
 from mmengine.request import Request
 from mmengine.serve.prompt.options import Options
@@ -60,7 +60,7 @@ class Intake:
         self._check_outputs(options.outputs)
         request_id = options.request_id or self._new_id()
         if request_id in self._in_progress:
-            raise InvalidRequest(f"a request with the id {request_id!r} is running; ids must differ")
+            raise id_in_use(request_id)
         options = options.of_prompt(len(prepared.prompt_token_ids))
         options = self._reasoning.settle(options, prepared.prompt_token_ids)
         options = self._reasoning.bounded(options, prepared.prompt_token_ids)
@@ -124,8 +124,9 @@ class Intake:
         highest = max(outputs, default=0)
         if highest >= self._vocab_size:
             raise InvalidRequest(
-                f"outputs hold the token {highest}, but this model's ids end at {self._vocab_size - 1}; give "
-                "them to an engine of the model that made them"
+                f"{FIELD} hold the token {highest}, but this model's ids end at {self._vocab_size - 1}; give "
+                "them to an engine of the model that made them",
+                path=FieldPath("outputs"),
             )
 
     def _log_notes(self, request_id: str, notes: tuple[Note, ...]) -> None:

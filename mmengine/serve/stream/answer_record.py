@@ -6,7 +6,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from mmengine.errors import MMEngineError
+from mmengine.errors import ErrorCode, MMEngineError
 from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.stream.one_shot_event import Once
 from mmengine.serve.stream.request_stream import TAKEN_AT_ONCE, ChannelReader, Stream
@@ -60,6 +60,7 @@ class Said(msgspec.Struct, array_like=True):
     finish_reason: str | None = None
     detail: str = ""
     logprobs: Logprobs | None = None
+    code: ErrorCode | None = None
 
 
 class Whole(msgspec.Struct, array_like=True, frozen=True):
@@ -178,7 +179,7 @@ class Record:
         ]
         for item in self.items:
             if item.detail and item.finish_reason is not None:
-                said[item.index].detail = item.detail
+                said[item.index].detail, said[item.index].code = item.detail, item.code
         return Whole(
             *stream.prompted,
             said,
@@ -330,7 +331,15 @@ def _nothing() -> None:
 def _outputs(whole: Whole) -> list[RequestOutput]:
     """The last of them with a completion."""
     choices = [
-        Choice(said.index, "", said.token_ids, said.finish_reason or "", said.detail, said.logprobs)
+        Choice(
+            said.index,
+            "",
+            said.token_ids,
+            said.finish_reason or "",
+            said.detail,
+            said.logprobs,
+            code=said.code,
+        )
         for said in whole.said
     ]
     completion = Completion(
@@ -350,6 +359,7 @@ def _outputs(whole: Whole) -> list[RequestOutput]:
             said.finish_reason,
             logprobs=said.logprobs,
             detail=said.detail,
+            code=said.code,
         )
         for said in whole.said
     ]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from mmengine.errors import InvalidRequest, shown
+from mmengine.errors import FIELD, FieldPath, InvalidRequest, shown
 from mmengine.models.plugin import Tokenizer
 from mmengine.request import MAX_AFTER, GrammarRequest, ThinkingBudget
 from mmengine.serve.prompt.options import Options
@@ -104,8 +104,9 @@ class Reasoning:
             return options
         if not self._end:
             raise InvalidRequest(
-                "thinking_token_budget needs a marker that ends reasoning and that an answer can say; set "
-                "reasoning_end to what the model ends its reasoning with, or leave the budget out"
+                f"{FIELD} needs a marker that ends reasoning and that an answer can say; set "
+                "reasoning_end to what the model ends its reasoning with, or leave the budget out",
+                path=FieldPath("thinking_token_budget"),
             )
         is_open, start, end = self.tokens(options, prompt_token_ids)
         if not end or not (is_open or start):

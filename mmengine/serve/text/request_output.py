@@ -1,5 +1,6 @@
 """What callers get back."""
 
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,13 +9,13 @@ import numpy as np
 
 from mmengine.core.executor import CUT as CUT_BY_STRING
 from mmengine.core.executor import PromptLogprobs
-from mmengine.errors import ExecutorFailed, MMEngineError, QueueFull, RequestFailed
+from mmengine.errors import PROMPTS, ErrorCode, ExecutorFailed, MMEngineError, QueueFull, RequestFailed
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
 from mmengine.structured_output.opening import end_of
 
-_ENDS = {
-    "deadline": "the deadline passed before the answer was complete",
-    "cancelled": "the request was cancelled",
+_ENDS: dict[ErrorCode | None, str] = {
+    ErrorCode.DEADLINE_EXCEEDED: "the deadline passed before the answer was complete",
+    ErrorCode.CANCELLED: "the request was cancelled",
 }
 CUT = "the answer was cut at max_tokens, or where the model's length ends: its form is not complete"
 CUT_AT_STOP = "a stop string cut the answer: its form is not complete"
@@ -46,6 +47,7 @@ class Choice:
     after: tuple[int, ...] = ()
     reasoning: str | None = None
     content: str | None = ""
+    code: ErrorCode | None = None
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -118,7 +120,8 @@ class Completion:
             if choice.finish_reason == "rejected":
                 return QueueFull(choice.detail)  # there is no other reason after the door
             if choice.finish_reason in ("error", "abort"):
-                return RequestFailed(_ENDS.get(choice.detail) or f"the request failed: {choice.detail}")
+                text = _ENDS.get(choice.code) or f"the request failed: {choice.detail}"
+                return RequestFailed(text, code=choice.code)
         return None
 
     def as_json(self) -> dict[str, Any]:
@@ -167,6 +170,7 @@ class RequestOutput(msgspec.Struct, frozen=True, eq=False):
     logprobs: Logprobs | None = None
     detail: str = ""
     prompt_scores: PromptLogprobs | None = None
+    code: ErrorCode | None = None
 
 
 def in_pieces(output: RequestOutput) -> list[RequestOutput]:
@@ -191,6 +195,7 @@ def in_pieces(output: RequestOutput) -> list[RequestOutput]:
         finish_reason=output.finish_reason,
         completion=output.completion,
         detail=output.detail,
+        code=output.code,
     )
     return pieces
 
@@ -205,8 +210,8 @@ def entries_of(scores: PromptLogprobs) -> list[tuple[tuple[int, float], ...]]:
 def engine_failed(error: BaseException) -> MMEngineError:
     """The failure of a whole engine, as an error for each of its waiters."""
     if isinstance(error, MMEngineError):
-        return type(error)(*error.args)
-    return ExecutorFailed(f"the engine stopped: {type(error).__name__}: {error}")
+        return copy(error)
+    return ExecutorFailed(f"{type(error).__name__}: {error}")
 
 
 def detail_of(reason: str, detail: str, *, has_form: bool) -> str:
@@ -216,20 +221,38 @@ def detail_of(reason: str, detail: str, *, has_form: bool) -> str:
     return detail
 
 
-def unbegun(request_id: str, num_choices: int, detail: str) -> Completion:
+def unbegun(request_id: str, num_choices: int, detail: str, code: ErrorCode) -> Completion:
     """The answer to a request that was given up before it became tokens."""
-    choices = [Choice(index, "", [], "abort", detail) for index in range(num_choices)]
+    choices = [Choice(index, "", [], "abort", detail, code=code) for index in range(num_choices)]
     return Completion(request_id, np.zeros(0, np.int32), choices)
 
 
 def ended(completion: Completion) -> list[RequestOutput]:
     """The last news of its choices, without tokens."""
     news = [
-        RequestOutput(completion.request_id, choice.index, "", [], choice.finish_reason, detail=choice.detail)
+        RequestOutput(
+            completion.request_id,
+            choice.index,
+            "",
+            [],
+            choice.finish_reason,
+            detail=choice.detail,
+            code=choice.code,
+        )
         for choice in completion.choices
     ]
     news[-1] = msgspec.structs.replace(news[-1], completion=completion)
     return news
+
+
+def answer_to_prompt(answer: Completion | MMEngineError, index: int, is_one_of_several: bool) -> Completion:
+    """Return the answer to the prompt of this index, which is whole.
+
+    Raises the error of an answer that is not; with several prompts it says which of them."""
+    try:
+        return succeeded(answer)
+    except MMEngineError as error:
+        raise (error.within(PROMPTS, index) if is_one_of_several else error) from None
 
 
 def succeeded(answer: Completion | MMEngineError) -> Completion:

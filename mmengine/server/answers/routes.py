@@ -1,7 +1,6 @@
 """/v1/chat/completions, /v1/completions, /v1/responses and /v1/messages."""
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -11,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from mmengine.errors import FIELD, ErrorCode, FieldPath
 from mmengine.processing.fetch.door import MediaDoor
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.prompt.prompt import request_ids
@@ -22,7 +22,7 @@ from mmengine.server.chat.chat_frames import ChatFrames, Frames
 from mmengine.server.chat.chat_reader import ChatReader, Pixels, Tools
 from mmengine.server.chat.completion_frames import CompletionFrames
 from mmengine.server.chat.completion_reader import CompletionReader
-from mmengine.server.chat.parsed_request import Asked, Defaults
+from mmengine.server.chat.parsed_request import Asked, Defaults, Form
 from mmengine.server.chat.response_builder import Answering
 from mmengine.server.chat.token_texts import TokenTexts
 from mmengine.server.chat.uploaded_images import UploadedImages
@@ -30,6 +30,7 @@ from mmengine.server.http.admission import OWNER, Admission
 from mmengine.server.http.body_fields import dropped_header
 from mmengine.server.http.body_reader import Held
 from mmengine.server.http.errors import ApiError, ClientLeft, api_error, shutting_down
+from mmengine.server.http.field_names import FieldNames
 from mmengine.server.http.metrics import HttpMetrics
 from mmengine.server.http.model_names import ModelNames
 from mmengine.server.http.parser_threads import Parsers
@@ -53,7 +54,15 @@ UNENFORCED_HEADER = "x-mmengine-unenforced-tools"
 _MAX_UNENFORCED_CHARS = 1000
 _TRACED = "mmengine.traced"  # in a scope: the span of its call
 LINE_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")  # that batches may ask
-_GRAMMAR = re.compile(r"^grammar\.(?:lark|gbnf)")
+# The engine knows structured_outputs as grammar, and a grammar by its language.
+_GRAMMAR_NAMES = FieldNames(
+    (),
+    (
+        (("grammar", "lark"), ("structured_outputs", "grammar")),
+        (("grammar", "gbnf"), ("structured_outputs", "grammar")),
+        (("grammar",), ("structured_outputs",)),
+    ),
+)
 
 
 class Reader(Protocol):
@@ -169,9 +178,15 @@ class AnswerRoutes:
         reader = self._line_readers[LINE_ENDPOINTS.index(endpoint)]
         asked = self.named(reader.read(data, name), owner)
         if asked.stream:
-            raise ApiError(400, "stream is not taken in a batch; leave it out", "stream")
+            raise ApiError(
+                ErrorCode.INVALID_VALUE, f"{FIELD} is not taken in a batch; leave it out", FieldPath("stream")
+            )
         if asked.request_id != name:
-            raise ApiError(400, "request_id is not taken in a batch; custom_id names a line", "request_id")
+            raise ApiError(
+                ErrorCode.INVALID_VALUE,
+                f"{FIELD} is not taken in a batch; custom_id names a line",
+                FieldPath("request_id"),
+            )
         return asked
 
     def frames_of(self, asked: Asked) -> Frames:
@@ -279,9 +294,9 @@ class AnswerRoutes:
         """With the model's name; another one is refused, and so is an id that no header could hold."""
         if not _is_id(asked.request_id):
             raise ApiError(
-                400,
-                f"request_id must have 1 to {MAX_ID_CHARS} printable ASCII characters without spaces",
-                "request_id",
+                ErrorCode.INVALID_VALUE,
+                f"{FIELD} must have 1 to {MAX_ID_CHARS} printable ASCII characters without spaces",
+                FieldPath("request_id"),
             )
         model, adapter = self._names.served(asked.envelope.model)
         envelope = msgspec.structs.replace(asked.envelope, model=model, owner=owner)
@@ -292,10 +307,10 @@ class AnswerRoutes:
         if not isinstance(error, Exception) or isinstance(error, ClientLeft):
             return error
         found = api_error(error, asked.params, self._admission.rate.retry_after_s())
-        if found.body.code == "request_id_in_use":  # in the engine's words it has the owner
+        if found.code is ErrorCode.REQUEST_ID_IN_USE:  # the engine's text has the owner
             return in_use((asked.envelope.owner, ITS_ID, asked.request_id))
-        found = _in_their_words(found, asked)
-        return found if asked.wording is None else asked.wording.error(found)
+        found = _named_form(found, asked.form)
+        return found if asked.field_names is None else found.renamed(asked.field_names.path)
 
     def _told_in_stream(self, error: Exception) -> ApiError:
         found = api_error(error)
@@ -356,19 +371,13 @@ def _is_id(name: str) -> bool:
     return 0 < len(name) <= MAX_ID_CHARS and name.isascii() and name.isprintable() and " " not in name
 
 
-def _in_their_words(error: ApiError, asked: Asked) -> ApiError:
-    """The engine knows structured_outputs as grammar, and a grammar by its language."""
-    message, param, form = error.body.message, error.body.param, asked.form
-    if error.status != 400 or not form:
-        return error
-    if form.grammar is not None and message.startswith("grammar"):
-        message = _GRAMMAR.sub("structured_outputs.grammar", message)
-        if message.startswith("grammar"):
-            message = f"structured_outputs{message.removeprefix('grammar')}"
-        param = message.split(" ")[0].rstrip(":")
-    elif param is None and message.startswith(("schema", "the grammar")):
-        param = form.place
-    return ApiError(400, message, param, error.body.code, error.headers)
+def _named_form(error: ApiError, form: Form) -> ApiError:
+    """Return an error of the form that was asked for, by the names of the body."""
+    if form.grammar is not None and error.path[:1] == ("grammar",):
+        return error.at(_GRAMMAR_NAMES.path(error.path))
+    if error.code is ErrorCode.INVALID_GRAMMAR and not error.path:
+        return error.at(form.place)
+    return error
 
 
 def _headers(asked: Asked, unenforced: tuple[str, ...], traced: "Traced | None") -> dict[str, str]:

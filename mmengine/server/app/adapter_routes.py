@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from mmengine.checkpoint.peft import CONFIG_FILE, WEIGHTS_FILE
-from mmengine.errors import ConfigError, InvalidRequest, ModelError
+from mmengine.errors import FIELD, ConfigError, ErrorCode, FieldPath, InvalidRequest, ModelError
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.server.http.admission import OWNER, Admission
 from mmengine.server.http.auth import ApiKeys
@@ -67,25 +67,29 @@ class AdapterRoutes:
         """Who calls. Raises ApiError."""
         if self._root is None or self._keys is None:
             text = "adapters are loaded at the start (--lora); for calls that load them, start with"
-            raise ApiError(403, f"{text} --lora-root and --admin-key-file", code="no_lora_root")
+            raise ApiError(ErrorCode.NO_LORA_ROOT, f"{text} --lora-root and --admin-key-file")
         if self._keys.owner_of(headers) is None:
             text = "loading adapters takes an admin key; send it as Authorization: Bearer …"
-            raise ApiError(401, text, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+            raise ApiError(ErrorCode.INVALID_API_KEY, text, headers={"www-authenticate": "Bearer"})
         return ADMIN
 
     async def load(self, request: Request) -> ASGIApp:
         body = await self._body(request, _load)
         name = body.lora_name
         if name in self._names.own:
-            raise ApiError(400, f"{name!r:.80} is a name of the model; give the adapter another", "lora_name")
+            raise ApiError(
+                ErrorCode.INVALID_VALUE,
+                f"{name!r:.80} is a name of the model; give the adapter another",
+                FieldPath("lora_name"),
+            )
         if name in self._names.of_adapters and not body.load_inplace:
             text = f"the adapter {name!r:.80} is loaded already; give load_inplace, or another name"
-            raise ApiError(400, text, "lora_name")
+            raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("lora_name"))
         folder = await asyncio.to_thread(self._folder, body.lora_path)
         try:
             await self._engine.load_adapter(name, str(folder))
         except (ModelError, ConfigError, InvalidRequest) as error:
-            raise ApiError(400, str(error), "lora_path", "invalid_adapter") from None
+            raise ApiError(ErrorCode.INVALID_ADAPTER, str(error), FieldPath("lora_path")) from None
         return _said("loaded", name)
 
     async def unload(self, request: Request) -> ASGIApp:
@@ -93,7 +97,7 @@ class AdapterRoutes:
         try:
             await self._engine.unload_adapter(body.lora_name)
         except InvalidRequest as error:
-            raise ApiError(404, str(error), "lora_name", "model_not_found") from None
+            raise ApiError(ErrorCode.MODEL_NOT_FOUND, str(error), FieldPath("lora_name")) from None
         return _said("unloaded", body.lora_name)
 
     async def _body(self, request: Request, decode: Callable[[bytes], _B]) -> _B:
@@ -111,7 +115,11 @@ class AdapterRoutes:
                 within = [folder, *((folder / name).resolve() for name in (CONFIG_FILE, WEIGHTS_FILE))]
                 if all(each.is_relative_to(self._root) for each in within) and folder.is_dir():
                     return folder
-        raise ApiError(400, f"lora_path {path!r:.120} is no folder below --lora-root", "lora_path")
+        raise ApiError(
+            ErrorCode.INVALID_VALUE,
+            f"{FIELD} {path!r:.120} is no folder below --lora-root",
+            FieldPath("lora_path"),
+        )
 
 
 def _said(status: str, name: str) -> Response:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mmengine.errors import in_one_line
+from mmengine.errors import ErrorCode, in_one_line
 from mmengine.processing.fetch.door import MediaDoor
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.requests.operator_log import operator_log
@@ -172,7 +172,7 @@ class App:
             allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
             text = f"{scope['method']} is not taken here; use {allowed}"
             await self._refuse(
-                ApiError(error.status_code, text, headers=error.headers), scope, receive, noted
+                ApiError(ErrorCode.METHOD_NOT_ALLOWED, text, headers=error.headers), scope, receive, noted
             )
         except ApiError as error:
             await self._refuse(error, scope, receive, noted)
@@ -198,7 +198,7 @@ class App:
         if path == "/metrics" and (self._settings.open_metrics or (client and is_loopback(client[0]))):
             return
         text = "no API key was given, or one that is not known; send it as Authorization: Bearer …"
-        raise ApiError(401, text, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+        raise ApiError(ErrorCode.INVALID_API_KEY, text, headers={"www-authenticate": "Bearer"})
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         path = scope["path"]
@@ -282,12 +282,12 @@ def _kept_endpoints(
 
 async def _nothing_kept(request: Request) -> ASGIApp:
     text = "responses, files and batches are kept beside a log, and here is none; start it with --log"
-    raise ApiError(404, text, code="no_log")
+    raise ApiError(ErrorCode.NO_LOG, text)
 
 
 async def _no_sessions(request: Request) -> ASGIApp:
     text = "sessions are kept by one engine, and here requests go to several; ask one of those"
-    raise ApiError(404, text, code="no_sessions")
+    raise ApiError(ErrorCode.NO_SESSIONS, text)
 
 
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
@@ -295,4 +295,4 @@ async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
     why = _ELSEWHERE.get(
         path, f"there is no route {path[:200]}; see /v1/models, /v1/chat/completions, /v1/messages"
     )
-    raise ApiError(404, why, code="unknown_url")
+    raise ApiError(ErrorCode.UNKNOWN_URL, why)

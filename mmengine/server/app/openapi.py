@@ -17,7 +17,8 @@ from mmengine.server.chat.completion_reader import CompletionBody
 from mmengine.server.chat.response_schemas import Refusal
 from mmengine.server.chat.token_requests import DetokenizeBody, TokenizeBody
 from mmengine.server.http.body_fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Field
-from mmengine.server.http.errors import STATUSES, Json
+from mmengine.server.http.error_table import STATUSES
+from mmengine.server.http.errors import Json
 from mmengine.server.http.route_records import HEADERS, Body, Operation, RouteRecord, Stream, parameter
 from mmengine.server.messages.body import CountBody, MessagesBody
 from mmengine.server.messages.table import COUNT_TOKENS, MESSAGES

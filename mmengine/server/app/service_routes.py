@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from mmengine.errors import MMEngineError
+from mmengine.errors import FIELD, ErrorCode, FieldPath, MMEngineError
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.requests.vllm_metrics import VllmMetrics
 from mmengine.server.chat.chat_reader import ChatReader
@@ -113,9 +113,15 @@ class ServiceRoutes:
         self._names.served(body.model)
         tokens = ids.lists[0] if body.tokens == ids.stands and ids.lists else body.tokens
         if len(tokens) > MAX_DETOKENIZED:
-            raise ApiError(400, f"at most {MAX_DETOKENIZED} tokens are taken", "tokens")
+            raise ApiError(
+                ErrorCode.INVALID_VALUE, f"at most {MAX_DETOKENIZED} tokens are taken", FieldPath("tokens")
+            )
         if any(not 0 <= token < tokenizer.vocab_size for token in tokens):
-            raise ApiError(400, f"tokens lie in 0 to {tokenizer.vocab_size - 1}", "tokens")
+            raise ApiError(
+                ErrorCode.INVALID_VALUE,
+                f"{FIELD} lie in 0 to {tokenizer.vocab_size - 1}",
+                FieldPath("tokens"),
+            )
         text = tokenizer.decode(tokens, skip_special_tokens=False)
         return _json({"prompt": text}, headers=dropped_header(dropped))
 

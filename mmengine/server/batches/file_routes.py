@@ -9,13 +9,13 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.types import ASGIApp
 
-from mmengine.errors import MMEngineError, QueueFull
+from mmengine.errors import FIELD, ErrorCode, FieldPath, MMEngineError, QueueFull
 from mmengine.server.chat.parsed_request import Json
 from mmengine.server.chat.uploaded_images import IMAGE_PURPOSES, no_file
 from mmengine.server.http.admission import OWNER, Admission
 from mmengine.server.http.errors import ApiError, ClientLeft, api_error
 from mmengine.server.http.pagination import page
-from mmengine.server.storage.files import MAX_SHOWN, FileTooLarge, StoredFile
+from mmengine.server.storage.files import MAX_SHOWN, StoredFile
 from mmengine.server.storage.storage import Keep
 from mmengine.server.storage.uploads import Upload
 
@@ -39,10 +39,9 @@ class FileRoutes:
         most = MAX_UPLOADS // 2 if self._admission.has_several_keys else MAX_UPLOADS
         if self._uploads[owner] >= most or self._uploads.total() >= MAX_UPLOADS:
             raise ApiError(
-                429,
+                ErrorCode.UPLOADS_FULL,
                 f"{MAX_UPLOADS} files may be uploaded at once, half of them with one of several keys; try "
                 "again later",
-                code="uploads_full",
                 headers={"retry-after": "1", "connection": "close"},
             )
         self._uploads[owner] += 1
@@ -80,7 +79,7 @@ class FileRoutes:
                 message = await asyncio.wait_for(request.receive(), max(left_s, 0.001))
             except TimeoutError:
                 raise ApiError(
-                    408,
+                    ErrorCode.BODY_TIMEOUT,
                     f"no {_PIECE} bytes of the file came within {self._timeout_s:g} seconds (body_timeout_s)",
                     headers={"connection": "close"},
                 ) from None
@@ -124,7 +123,11 @@ class FileRoutes:
     async def delete(self, request: Request) -> ASGIApp:
         file = self._file(request)
         if file.file_id in self._batches.inputs():
-            raise ApiError(409, "a batch that has not ended reads this file; cancel it first", "file_id")
+            raise ApiError(
+                ErrorCode.FILE_IN_USE,
+                "a batch that has not ended reads this file; cancel it first",
+                FieldPath("file_id"),
+            )
         try:
             await self._files.delete(file.file_id, file.owner)
         except MMEngineError as error:
@@ -157,7 +160,9 @@ def _asked(fields: dict[str, str]) -> tuple[str, int]:
     """The purpose, and after how many seconds it goes. Raises ApiError."""
     purpose = fields.get("purpose", "")
     if purpose not in PURPOSES:
-        raise ApiError(400, f"purpose must be one of {', '.join(PURPOSES)}", "purpose")
+        raise ApiError(
+            ErrorCode.INVALID_VALUE, f"purpose must be one of {', '.join(PURPOSES)}", FieldPath("purpose")
+        )
     anchor, seconds = (fields.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
     if anchor is None and seconds is None:
         return purpose, 0
@@ -165,13 +170,16 @@ def _asked(fields: dict[str, str]) -> tuple[str, int]:
     return purpose, expires_after(anchor, number)
 
 
-def expires_after(anchor: str | None, seconds: int | None, where: str = "expires_after") -> int:
+EXPIRES_AFTER = FieldPath("expires_after")
+
+
+def expires_after(anchor: str | None, seconds: int | None, where: FieldPath = EXPIRES_AFTER) -> int:
     """Raises ApiError."""
     if anchor != "created_at":
-        raise ApiError(400, f"{where}.anchor must be created_at", f"{where}.anchor")
+        raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} must be created_at", where / "anchor")
     if seconds is None or not MIN_EXPIRES_S <= seconds <= MAX_EXPIRES_S:
-        text = f"{where}.seconds must lie in {MIN_EXPIRES_S} to {MAX_EXPIRES_S}"
-        raise ApiError(400, text, f"{where}.seconds")
+        text = f"{FIELD} must lie in {MIN_EXPIRES_S} to {MAX_EXPIRES_S}"
+        raise ApiError(ErrorCode.INVALID_VALUE, text, where / "seconds")
     return seconds
 
 
@@ -180,15 +188,9 @@ def _told(error: BaseException) -> BaseException:
     if isinstance(error, (ApiError, ClientLeft)) or not isinstance(error, MMEngineError):
         return error
     found = api_error(error)
-    status = 413 if isinstance(error, FileTooLarge) else 400 if isinstance(error, QueueFull) else found.status
-    code = {413: "file_too_large", 400: "files_full" if isinstance(error, QueueFull) else None}
-    return ApiError(
-        status,
-        str(error),
-        None if status == 503 else "file",
-        code.get(status, found.body.code),
-        {**found.headers, "connection": "close"},
-    )
+    code = ErrorCode.FILES_FULL if isinstance(error, QueueFull) else error.code
+    path = "" if found.status == 503 else "file"
+    return ApiError(code, str(error), path, headers={**found.headers, "connection": "close"})
 
 
 def _json(value: Json) -> Response:

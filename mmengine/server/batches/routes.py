@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from mmengine.errors import MMEngineError
+from mmengine.errors import ErrorCode, FieldPath, MMEngineError
 from mmengine.server.answers.routes import LINE_ENDPOINTS
 from mmengine.server.batches.file_routes import expires_after
 from mmengine.server.batches.runner import BatchRunner
@@ -108,13 +108,13 @@ class BatchRoutes:
             raise no_file(body.input_file_id, "input_file_id")
         if file.purpose != "batch":
             text = f"the file was uploaded for {file.purpose}; upload it with the purpose batch"
-            raise ApiError(400, text, "input_file_id")
+            raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("input_file_id"))
         if body.endpoint not in LINE_ENDPOINTS:
             text = f"endpoint must be one of {', '.join(LINE_ENDPOINTS)}"
-            raise ApiError(400, text, "endpoint")
+            raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("endpoint"))
         expires, expires_s = body.output_expires_after, 0
         if expires is not None:
-            expires_s = expires_after(expires.anchor, expires.seconds, "output_expires_after")
+            expires_s = expires_after(expires.anchor, expires.seconds, FieldPath("output_expires_after"))
         now = int(self._keep.clock())
         return Batch(
             batch_id=self._keep.batches.new_id(),
@@ -159,7 +159,9 @@ class BatchRoutes:
         name = request.path_params["batch_id"]
         batch = self._keep.batches.get(name, request.scope[OWNER])
         if batch is None:
-            raise ApiError(404, f"there is no batch {name[:64]!r}", "batch_id", "batch_not_found")
+            raise ApiError(
+                ErrorCode.BATCH_NOT_FOUND, f"there is no batch {name[:64]!r}", FieldPath("batch_id")
+            )
         return batch
 
 
@@ -194,7 +196,7 @@ def _seconds(window: str) -> int:
     seconds = int(found[1]) * _UNITS[found[2]] if found is not None else 0
     if not 1 <= seconds <= MAX_WINDOW_S:
         text = "completion_window must be a time of at most 14 days, as 24h, 30m or 90s"
-        raise ApiError(400, text, "completion_window")
+        raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("completion_window"))
     return seconds
 
 

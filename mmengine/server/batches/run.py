@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from mmengine.errors import InvalidRequest, KeepFailed
+from mmengine.errors import ErrorCode, FieldPath, InvalidRequest, KeepFailed
 from mmengine.serve.batch.progress import RequestIndex
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.batches.line_answers import Answered, LineAnswers, failed
@@ -67,7 +67,7 @@ class BatchRun:
                 return
             if batch.status not in ("validating", "in_progress"):
                 text = f"the batch is {batch.status}, and cannot be cancelled any more"
-                raise ApiError(409, text, "batch_id", "batch_not_cancellable")
+                raise ApiError(ErrorCode.BATCH_NOT_CANCELLABLE, text, FieldPath("batch_id"))
             await self._keep.batches.save(batch.turned("cancelling", self._keep.clock()))
         self._stop("cancelled")
 

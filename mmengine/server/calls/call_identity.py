@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 from starlette.requests import Request
 
+from mmengine.errors import ErrorCode
 from mmengine.server.chat.parsed_request import Envelope
 from mmengine.server.http.errors import ApiError
 
@@ -42,7 +43,7 @@ def key_of(request: Request) -> str:
     key = request.headers.get(IDEMPOTENCY_KEY, "")
     if len(key) > MAX_KEY_CHARS or not key.isascii() or not key.isprintable():
         text = f"{IDEMPOTENCY_KEY} must have 1 to {MAX_KEY_CHARS} printable ASCII characters"
-        raise ApiError(400, text, IDEMPOTENCY_KEY)
+        raise ApiError(ErrorCode.INVALID_VALUE, text, IDEMPOTENCY_KEY)
     return key
 
 

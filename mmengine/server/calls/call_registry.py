@@ -11,7 +11,7 @@ from functools import partial
 
 import msgspec
 
-from mmengine.errors import MMEngineError
+from mmengine.errors import ErrorCode, FieldPath, MMEngineError
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.serve.stream.answer_record import News, Reader, Record
@@ -286,13 +286,13 @@ def other_body(key: Key) -> ApiError:
     """The same key came with another body."""
     what = "another body, or another Idempotency-Key," if key[1] == ITS_ID else "another body"
     text = f"{what} came with this {key[1]} before; send each of your own, or the same call again"
-    return ApiError(422, text, key[1], "key_reused", {"x-should-retry": "false"})
+    return ApiError(ErrorCode.KEY_REUSED, text, key[1])
 
 
 def in_use(key: Key) -> ApiError:
     """A call with this key is still being answered."""
     if key[1] == ITS_ID:
         text = f"a request with the id {key[2]!r} is running; ids must differ"
-        return ApiError(409, text, "request_id", "request_id_in_use", {"x-should-retry": "false"})
+        return ApiError(ErrorCode.REQUEST_ID_IN_USE, text, FieldPath("request_id"))
     text = "a call with this Idempotency-Key is being answered on another connection"
-    return ApiError(409, text, key[1], "key_in_use", {"x-should-retry": "false"})
+    return ApiError(ErrorCode.KEY_IN_USE, text, key[1])

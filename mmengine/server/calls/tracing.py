@@ -20,6 +20,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, format_span_id, format_trace_id
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from mmengine.errors import ErrorCode
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.prompt.prompt import core_ids
 from mmengine.serve.requests.request_times import Times
@@ -128,7 +129,7 @@ class Traced:
         """The call ended before it had an answer, or a stream with it. Ends the span."""
         if self._span.is_recording():
             left = isinstance(error, (ClientLeft, asyncio.CancelledError))
-            found = ApiError(499, "the client left", code="left") if left else api_error(error)
+            found = ApiError(ErrorCode.CLIENT_LEFT, "the client left") if left else api_error(error)
             self._span.set_attribute("error.type", found.body.code or str(found.status))
             if found.status >= 500:
                 self._span.set_status(Status(StatusCode.ERROR, found.body.message))

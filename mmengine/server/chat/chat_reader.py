@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from mmengine.errors import InvalidRequest, shown
+from mmengine.errors import FIELD, ErrorCode, FieldPath, InvalidRequest, shown
 from mmengine.models.plugin import Processor
 from mmengine.processing.fetch.door import MediaDoor
 from mmengine.serve.chat.completion import with_tools
@@ -143,7 +143,7 @@ class ChatReader:
         tools = self._tools
         if len(body.messages) > self.max_messages:
             text = f"messages has {len(body.messages)} entries; at most {self.max_messages} are taken"
-            raise ApiError(400, f"{text} (max_messages)", "messages")
+            raise ApiError(ErrorCode.INVALID_VALUE, f"{text} (max_messages)", FieldPath("messages"))
         try:
             asked = tools_asked(body.tools, body.tool_choice, body.parallel_tool_calls, tools.limits)
             return with_tools(self._prompt(body, payloads, uploads), asked, tools.processor, tools.markers)
@@ -160,8 +160,8 @@ class ChatReader:
         variables = without_nulls(given)
         for name in ("chat_template", "messages", "tools", "add_generation_prompt"):
             if name in variables:
-                place = f"chat_template_kwargs.{name}"
-                raise ApiError(400, f"{place} is not taken", place, "unsupported_parameter")
+                place = FieldPath("chat_template_kwargs", name)
+                raise ApiError(ErrorCode.UNSUPPORTED_FIELD, f"{FIELD} is not taken", place)
         return {**variables, **self._template}
 
     def _budget(self, body: ChatBody) -> int:
@@ -169,22 +169,26 @@ class ChatReader:
             value = getattr(body, name)
             if value is not None:
                 if not 1 <= value <= 10**7:
-                    raise ApiError(400, f"{name} must lie in 1 to 10000000, not {shown(value)}", name)
+                    raise ApiError(
+                        ErrorCode.INVALID_VALUE,
+                        f"{FIELD} must lie in 1 to 10000000, not {shown(value)}",
+                        name,
+                    )
                 return int(value)
         return self._max_model_len
 
     def _logprobs(self, body: ChatBody) -> int | None:
         check_logprobs("top_logprobs", body.top_logprobs)
         if body.top_logprobs and not body.logprobs:
-            raise ApiError(400, "top_logprobs needs logprobs true", "top_logprobs")
+            raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} needs logprobs true", FieldPath("top_logprobs"))
         return (body.top_logprobs or 0) if body.logprobs else None
 
     def _prompt(self, body: ChatBody, payloads: Payloads, uploads: list[Uploaded] | None) -> Prompt:
         if body.continue_final_message and body.add_generation_prompt:
             raise ApiError(
-                400,
-                "continue_final_message and add_generation_prompt exclude each other",
-                "add_generation_prompt",
+                ErrorCode.INVALID_VALUE,
+                f"continue_final_message and {FIELD} exclude each other",
+                FieldPath("add_generation_prompt"),
             )
         options = self.template_options(body.chat_template_kwargs or {})
         add = body.add_generation_prompt
@@ -223,21 +227,20 @@ def _message(index: int, message: Json, media: _Media) -> Json:
         read["role"] = "system"
     content = read.get("content")
     if isinstance(content, list):
-        where = f"messages[{index}].content"
-        read["content"] = [_part(f"{where}[{n}]", part, media) for n, part in enumerate(content)]
+        where = FieldPath("messages", index, "content")
+        read["content"] = [_part(where / n, part, media) for n, part in enumerate(content)]
     return read
 
 
-def _part(where: str, part: object, media: _Media) -> object:
+def _part(where: FieldPath, part: object, media: _Media) -> object:
     if not isinstance(part, dict):
         return part
     kind = part.get("type")
     if kind is not None and kind not in _TAKEN_PARTS:
         raise ApiError(
-            400,
-            f"{where} is of the type {shown(kind)}, which is not taken; send {', '.join(_TAKEN_PARTS)}",
+            ErrorCode.UNSUPPORTED_CONTENT,
+            f"{FIELD} is of the type {shown(kind)}, which is not taken; send {', '.join(_TAKEN_PARTS)}",
             where,
-            "unsupported_content",
         )
     if kind == "file":
         return _medium(where, _image_of_file(where, part), ("image_url", "image"), media)
@@ -247,7 +250,7 @@ def _part(where: str, part: object, media: _Media) -> object:
     return part
 
 
-def _medium(where: str, part: Json, names: tuple[str, str], media: _Media) -> Json:
+def _medium(where: FieldPath, part: Json, names: tuple[str, str], media: _Media) -> Json:
     options: Json = {}
     pixels, door, payloads, uploads = media
     for name in (*names, "url"):
@@ -257,45 +260,51 @@ def _medium(where: str, part: Json, names: tuple[str, str], media: _Media) -> Js
             options = _detail(where, name, without_nulls(given), pixels)
             given = options.pop("url", None)
         if isinstance(given, str):
-            check_url(f"{where}.{name}", given, door)
+            check_url(where / name, given, door)
             if FILE_ID.fullmatch(given):
-                part = {**part, name: _uploaded(f"{where}.{name}", given, uploads)}
+                part = {**part, name: _uploaded(where / name, given, uploads)}
                 continue
             given = payloads.of(given) or given
         if given is not None or in_mapping:
             part = {**part, name: {"url": given} if in_mapping else given}
     if "path" in part and not (door is not None and door.reads_files):
-        raise ApiError(400, f"{where}.path is not taken; send the file as a data: URL", f"{where}.path")
+        raise ApiError(
+            ErrorCode.INVALID_VALUE, f"{FIELD} is not taken; send the file as a data: URL", where / "path"
+        )
     return bounded(where, {**options, **part}, pixels.most)
 
 
-def _image_of_file(where: str, part: Mapping[str, object]) -> Json:
+def _image_of_file(where: FieldPath, part: Mapping[str, object]) -> Json:
     """OpenAI's part of the type file, as one of an image. Raises ApiError."""
     file = part.get("file")
     found = without_nulls(file) if isinstance(file, Mapping) else {}
     file_id = found.get("file_id")
     if set(found) != {"file_id"} or not isinstance(file_id, str) or not FILE_ID.fullmatch(file_id):
-        text = f"{where}.file must hold the file_id of an uploaded image, and nothing else"
-        raise ApiError(400, text, f"{where}.file", "unsupported_content")
+        text = f"{FIELD} must hold the file_id of an uploaded image, and nothing else"
+        raise ApiError(ErrorCode.UNSUPPORTED_CONTENT, text, where / "file")
     return {"type": "image_url", "image_url": {"url": file_id}}
 
 
-def _uploaded(where: str, file_id: str, uploads: list[Uploaded] | None) -> Json:
+def _uploaded(where: FieldPath, file_id: str, uploads: list[Uploaded] | None) -> Json:
     """Where the bytes of an uploaded file will stand. Raises ApiError."""
     if uploads is None:
-        raise ApiError(400, f"{where} names an uploaded file, which is not taken here", where)
+        raise ApiError(
+            ErrorCode.INVALID_VALUE, f"{FIELD} names an uploaded file, which is not taken here", where
+        )
     held: Json = {"url": file_id}
     uploads.append(Uploaded(held, file_id, where))
     return held
 
 
-def _detail(where: str, name: str, given: Json, pixels: Pixels) -> Json:
+def _detail(where: FieldPath, name: str, given: Json, pixels: Pixels) -> Json:
     detail = given.pop("detail", "auto")
     if detail not in ("auto", "low", "high", "original"):
-        place = f"{where}.{name}.detail"
-        raise ApiError(400, f"{place} must be auto, low or high, not {shown(detail)}", place)
+        place = where / name / "detail"
+        raise ApiError(
+            ErrorCode.INVALID_VALUE, f"{FIELD} must be auto, low or high, not {shown(detail)}", place
+        )
     for key in given:
         if key not in ("url", "min_pixels", "max_pixels"):
-            place = f"{where}.{name}.{key[:64]}"
-            raise ApiError(400, f"{place} is not known", place, "unknown_parameter")
+            place = where / name / key[:64]
+            raise ApiError(ErrorCode.UNKNOWN_FIELD, f"{FIELD} is not known", place)
     return {**({"max_pixels": pixels.low} if detail == "low" else {}), **given}

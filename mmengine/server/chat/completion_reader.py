@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from mmengine.errors import InvalidRequest
+from mmengine.errors import FIELD, ErrorCode, FieldPath, InvalidRequest
 from mmengine.models.plugin import Tokenizer
 from mmengine.serve.prompt.prompt import Prompt, check_token_ids
 from mmengine.server.chat.parsed_request import (
@@ -72,7 +72,11 @@ class CompletionReader:
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         silent = max_tokens == 0
         if silent and not body.echo:
-            raise ApiError(400, "max_tokens 0 goes with echo true alone; give 1 or more", "max_tokens")
+            raise ApiError(
+                ErrorCode.INVALID_VALUE,
+                f"{FIELD} 0 goes with echo true alone; give 1 or more",
+                FieldPath("max_tokens"),
+            )
         sampling = sampling_of(body, self._defaults, max_tokens or 1, body.logprobs, FIELDS)
         if body.echo and body.logprobs is not None:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=body.logprobs)
@@ -98,13 +102,19 @@ class CompletionReader:
         tokens = [each for each in given if isinstance(each, int)]
         if tokens and not ids.lists:
             if len(tokens) != len(given):
-                raise ApiError(400, "prompt mixes token ids with texts; send one kind", "prompt")
+                raise ApiError(
+                    ErrorCode.INVALID_VALUE,
+                    f"{FIELD} mixes token ids with texts; send one kind",
+                    FieldPath("prompt"),
+                )
             return [tokens]
         texts = [each for each in given if not isinstance(each, int)]
         prompts: Sequence[str | Sequence[int]] = ids.lists or texts
         if not 1 <= len(prompts) <= self._max_prompts:
             raise ApiError(
-                400, f"prompt holds {len(prompts)} prompts; 1 to {self._max_prompts} are taken", "prompt"
+                ErrorCode.INVALID_VALUE,
+                f"{FIELD} holds {len(prompts)} prompts; 1 to {self._max_prompts} are taken",
+                FieldPath("prompt"),
             )
         return prompts
 

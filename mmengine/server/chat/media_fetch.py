@@ -5,6 +5,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 
+from mmengine.errors import FIELD, ErrorCode, FieldPath
 from mmengine.processing.fetch.door import Fetched, MediaDoor
 from mmengine.processing.fetch.fetching import URL_HEADS
 from mmengine.processing.fetch.limits import FetchLimits, hosts_of
@@ -35,7 +36,7 @@ def media_door(settings: ServerSettings) -> MediaDoor | None:
     )
 
 
-def check_url(where: str, url: str, door: MediaDoor | None) -> None:
+def check_url(where: FieldPath, url: str, door: MediaDoor | None) -> None:
     """Raises ApiError for a kind of URL that is never taken here, before anything is done."""
     head = url[:16].lower()
     fetches = door is not None and door.limits.hosts != ()
@@ -44,19 +45,17 @@ def check_url(where: str, url: str, door: MediaDoor | None) -> None:
     if head.startswith(_ELSEWHERE):
         which = "this server fetches only https: ones" if fetches else "this server fetches none"
         raise ApiError(
-            400,
-            f"{where} is a URL, and {which} (--allow-media-urls); send the data as a data: URL",
+            ErrorCode.URL_NOT_FETCHED,
+            f"{FIELD} is a URL, and {which} (--allow-media-urls); send the data as a data: URL",
             where,
-            "url_not_fetched",
         )
     if head.startswith("file:") and door is not None and door.reads_files:
         return
     if head.startswith("file:") or "://" in head:
         raise ApiError(
-            400,
-            f"{where} names a file, which is not allowed here (--media-root); send it as a data: URL",
+            ErrorCode.URL_NOT_ALLOWED,
+            f"{FIELD} names a file, which is not allowed here (--media-root); send it as a data: URL",
             where,
-            "url_not_allowed",
         )
 
 

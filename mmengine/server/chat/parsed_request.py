@@ -9,7 +9,7 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from mmengine.errors import InvalidRequest
+from mmengine.errors import FIELD, HERE, ErrorCode, FieldPath, InvalidRequest
 from mmengine.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
 from mmengine.serve.prompt.options import make_sampling
 from mmengine.serve.prompt.prompt import Prompt
@@ -18,8 +18,8 @@ from mmengine.serve.prompt.vllm_options import as_form
 from mmengine.server.chat.response_echo import ResponsesAsked
 from mmengine.server.http.body_fields import Fields
 from mmengine.server.http.errors import ApiError, Json, api_error, decoded
+from mmengine.server.http.field_names import FieldNames
 from mmengine.server.http.media_payloads import Uploaded
-from mmengine.server.http.wording import Wording
 from mmengine.structured_output.request.fields import LARGE
 
 MAX_ITEM_KWARGS = 32  # of mm_processor_kwargs
@@ -101,7 +101,7 @@ class Form(NamedTuple):
 
     response_format: Json | None = None
     grammar: Json | None = None
-    place: str = ""
+    place: FieldPath = HERE
     calls: CallsAsked | None = None  # of tools, beside which the form is that of an answer without calls
 
     def __bool__(self) -> bool:
@@ -112,7 +112,7 @@ FREE = Form()
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A call, checked. `dropped`: fields that nobody knows. `wording`: of a body that is none of chat's.
+    """A call, checked. `dropped`: fields that nobody knows. `field_names`: of a body that is none of chat's.
     `media`: of a response's input, by the hex of their sha256, until the engine has them."""
 
     prompts: list[Prompt]
@@ -132,7 +132,7 @@ class Asked(msgspec.Struct, frozen=True):
     params: frozenset[str] = frozenset()  # fields of the body, by which errors name them
     show_reasoning: bool = True
     thinking_token_budget: int | None = None
-    wording: Wording | None = None
+    field_names: FieldNames | None = None
     media: dict[str, bytes] = {}
     uploads: list[Uploaded] = []  # that its prompts still lack
     adapter: str = ""  # the name of the one that answers
@@ -168,29 +168,28 @@ def sampling_of(
     try:
         return make_sampling(values)
     except InvalidRequest as error:
-        text = str(error).removeprefix("bad sampling option: ")
-        place = text.partition(" - at `$.")[2].partition("`")[0].partition("[")[0]
-        raise ApiError(400, text, place or api_error(error, fields.names).body.param) from None
+        raise api_error(error, fields.names) from None
 
 
 def check_stream(body: Body) -> tuple[bool, UsageFrames]:
     """Whether a stream is asked for, and where its usage stands."""
     stream, options = bool(body.stream), body.stream_options
     if options is not None and not stream:
-        raise ApiError(400, "stream_options goes with stream true alone", "stream_options")
+        raise ApiError(
+            ErrorCode.INVALID_VALUE, f"{FIELD} goes with stream true alone", FieldPath("stream_options")
+        )
     if options is not None and options.include_obfuscation:
         raise ApiError(
-            400,
-            "stream_options.include_obfuscation is not supported; leave it out",
-            "stream_options.include_obfuscation",
-            "unsupported_parameter",
+            ErrorCode.UNSUPPORTED_FIELD,
+            f"{FIELD} is not supported; leave it out",
+            FieldPath("stream_options", "include_obfuscation"),
         )
     if options is None or not options.include_usage:
         if options is not None and options.continuous_usage_stats:
             raise ApiError(
-                400,
-                "stream_options.continuous_usage_stats needs include_usage true",
-                "stream_options.continuous_usage_stats",
+                ErrorCode.INVALID_VALUE,
+                f"{FIELD} needs include_usage true",
+                FieldPath("stream_options", "continuous_usage_stats"),
             )
         return stream, "none"
     return stream, "always" if options.continuous_usage_stats else "last"
@@ -202,8 +201,8 @@ def form_of(body: Body, max_bytes: int) -> Form:
     for name in ("response_format", "structured_outputs"):
         given: dict[str, msgspec.Raw] | None = getattr(body, name)
         if given is not None and sum(map(len, given.values())) > max_bytes:
-            text = f"{name} has more than {max_bytes:,} bytes (max_schema_bytes); send a smaller schema"
-            raise ApiError(400, text, name)
+            text = f"{FIELD} has more than {max_bytes:,} bytes (max_schema_bytes); send a smaller schema"
+            raise ApiError(ErrorCode.INVALID_VALUE, text, name)
     if body.response_format is not None:
         form = decoded(body.response_format, partial(_decoded, held="json_schema"))
         if form == {"type": "text"}:
@@ -212,15 +211,21 @@ def form_of(body: Body, max_bytes: int) -> Form:
     if body.structured_outputs is not None:
         asked = decoded(body.structured_outputs, partial(_decoded, schema="json"))
     if not asked:
-        place = "response_format.json_schema.schema" if schema_asked(form) else "response_format"
+        place = FieldPath("response_format")
+        if schema_asked(form):
+            place = place / "json_schema" / "schema"
         return FREE if form is None else Form(form, None, place)
     if form is not None:
-        raise ApiError(400, "give response_format or structured_outputs, not both", "structured_outputs")
+        raise ApiError(
+            ErrorCode.INVALID_VALUE,
+            f"{FIELD} cannot go with another form of the answer; give one of them",
+            FieldPath("structured_outputs"),
+        )
     try:
-        return Form(*as_form({"structured_outputs": asked}), f"structured_outputs.{next(iter(asked))}")
+        place = FieldPath("structured_outputs", next(iter(asked)))
+        return Form(*as_form({"structured_outputs": asked}), place)
     except InvalidRequest as error:
-        place = str(error).split(" ")[0]
-        raise ApiError(400, str(error), place, "invalid_structured_outputs") from None
+        raise ApiError(ErrorCode.INVALID_STRUCTURED_OUTPUTS, error.text, error.path) from None
 
 
 def asked_of(
@@ -281,15 +286,14 @@ def item_options(given: Mapping[str, object] | None, max_pixels: int) -> Json:
     for name in ("local_files", "video_metadata", "images_kwargs", "videos_kwargs", "size", "urls"):
         if name in options:
             raise ApiError(
-                400,
-                f"mm_processor_kwargs.{name} is not taken; give min_pixels and max_pixels",
-                f"mm_processor_kwargs.{name}",
-                "unsupported_parameter",
+                ErrorCode.UNSUPPORTED_FIELD,
+                f"{FIELD} is not taken; give min_pixels and max_pixels",
+                FieldPath("mm_processor_kwargs", name),
             )
-    return {**bounded("mm_processor_kwargs", options, max_pixels), "local_files": False}
+    return {**bounded(FieldPath("mm_processor_kwargs"), options, max_pixels), "local_files": False}
 
 
-def bounded(where: str, options: Json, max_pixels: int) -> Json:
+def bounded(where: FieldPath, options: Json, max_pixels: int) -> Json:
     """What asks for pixels among `options`, which change: numbers of them are clamped; a size of one's own
     that has more, or is none, is refused. What else is wrong with a value, the processor says. Raises
     ApiError."""
@@ -301,19 +305,22 @@ def bounded(where: str, options: Json, max_pixels: int) -> Json:
     if isinstance(edge, (int, float)) and edge * edge > max_pixels:
         options["longest_edge"] = math.isqrt(max_pixels)
     if options.get("do_resize") is False:
-        name = f"{where}.do_resize"
-        raise ApiError(400, f"{name} false is not taken; give max_pixels", name, "unsupported_parameter")
+        text = f"{FIELD}=false is not supported; set max_pixels instead"
+        raise ApiError(ErrorCode.UNSUPPORTED_FIELD, text, where / "do_resize")
     height, width = (options.get(name) for name in _SIDES)
     if (height is None) != (width is None):
-        raise ApiError(400, f"{where}: resized_height and resized_width belong together", where)
-    if isinstance(height, (int, float)) and isinstance(width, (int, float)) and height * width > max_pixels:
-        name = f"{where}.resized_height"
         raise ApiError(
-            400, f"{name} times resized_width is more than the {max_pixels} pixels that are taken here", name
+            ErrorCode.INVALID_VALUE, f"{FIELD}: resized_height and resized_width belong together", where
+        )
+    if isinstance(height, (int, float)) and isinstance(width, (int, float)) and height * width > max_pixels:
+        raise ApiError(
+            ErrorCode.INVALID_VALUE,
+            f"{FIELD} times resized_width is more than the {max_pixels} pixels that are taken here",
+            where / "resized_height",
         )
     return options
 
 
 def check_logprobs(name: str, value: int | None) -> None:
     if value is not None and not 0 <= value <= MAX_LOGPROBS:
-        raise ApiError(400, f"{name} must lie in 0 to {MAX_LOGPROBS}, not {value}", name)
+        raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} must lie in 0 to {MAX_LOGPROBS}, not {value}", name)

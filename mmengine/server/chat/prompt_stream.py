@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from mmengine.core.executor import PromptLogprobs
-from mmengine.errors import InvalidRequest, QueueFull
+from mmengine.errors import ErrorCode, InvalidRequest, QueueFull
 from mmengine.models.plugin import Tokenizer
 from mmengine.serve.stream.answer_record import News
 from mmengine.serve.text.choice_deltas import ArgumentError, ChoiceDeltas, Delta
@@ -61,7 +61,7 @@ class Turn:
         Raises ApiError, InvalidRequest and QueueFull for an answer that was given up."""
         choice, reason = self._choices[output.index], output.finish_reason or ""
         if reason not in ("stop", "length"):
-            raise given_up(self._asked, reason, output.detail)
+            raise given_up(self._asked, output)
         index = self.first + output.index
         if self._asked.silent:
             return Said(index, Delta(), "length")
@@ -82,12 +82,15 @@ class Turn:
         )
 
 
-def given_up(asked: Asked, reason: str, detail: str) -> Exception:
-    """Of an answer that ended with this reason, which is neither "stop" nor "length"."""
-    if reason == "rejected":
-        return QueueFull(detail)
-    if detail == "deadline":
-        return late()
-    if detail.startswith(("the grammar", "on_truncation")):
-        return InvalidRequest(detail)
-    return cancelled() if reason == "abort" else failed(asked.request_id, detail)
+def given_up(asked: Asked, output: RequestOutput) -> Exception:
+    """Return the error of an answer that ended with a finish reason other than stop and length."""
+    match output.code:
+        case ErrorCode.QUEUE_FULL:
+            return QueueFull(output.detail)
+        case ErrorCode.DEADLINE_EXCEEDED:
+            return late()
+        case ErrorCode.INVALID_GRAMMAR:
+            return InvalidRequest(output.detail, code=output.code)
+        case ErrorCode.CANCELLED:
+            return cancelled()
+    return failed(asked.request_id)

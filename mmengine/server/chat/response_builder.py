@@ -57,7 +57,7 @@ class Answering:
                         self._fetch(turn)
         for _, output in self._news:
             if output.finish_reason not in (None, "stop", "length"):
-                raise given_up(self.asked, output.finish_reason, output.detail)
+                raise given_up(self.asked, output)
 
     def listen(self, listener: Callable[[], None] | None) -> None:
         self._listener = listener

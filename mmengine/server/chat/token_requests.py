@@ -2,6 +2,7 @@
 
 import msgspec
 
+from mmengine.errors import FIELD, ErrorCode, FieldPath
 from mmengine.serve.prompt.prompt import Prompt
 from mmengine.server.chat.chat_reader import ChatBody, ChatReader, Messages
 from mmengine.server.chat.parsed_request import Json
@@ -36,7 +37,7 @@ decode_detokenize = msgspec.json.Decoder(DetokenizeBody).decode
 def prompt_of(body: TokenizeBody, reader: ChatReader) -> Prompt:
     """The prompt of an answer to the same messages. Raises ApiError."""
     if (body.prompt is None) == (body.messages is None):
-        raise ApiError(400, "give either prompt or messages", "prompt")
+        raise ApiError(ErrorCode.INVALID_VALUE, "give either prompt or messages", FieldPath("prompt"))
     if body.messages is None:
         return Prompt(text=body.prompt, media_options={"local_files": False})
     chat = ChatBody(
@@ -48,6 +49,6 @@ def prompt_of(body: TokenizeBody, reader: ChatReader) -> Prompt:
     )
     prompt, _ = reader.prompt_of(chat)
     if prompt.has_media:
-        text = "messages with images or videos are not tokenized here; their usage says what they took"
-        raise ApiError(400, text, "messages")
+        text = f"{FIELD} with images or videos are not tokenized here; their usage says what they took"
+        raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("messages"))
     return prompt

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from mmengine.errors import MMEngineError
+from mmengine.errors import FIELD, ErrorCode, FieldPath, MMEngineError
 from mmengine.server.chat.parsed_request import Asked
 from mmengine.server.http.errors import ApiError, api_error
 from mmengine.server.storage.files import Files, StoredFile
@@ -11,8 +11,8 @@ from mmengine.server.storage.files import Files, StoredFile
 IMAGE_PURPOSES = ("vision", "user_data")
 
 
-def no_file(name: str, param: str = "file_id") -> ApiError:
-    return ApiError(404, f"there is no file {name[:64]!r}", param, "file_not_found")
+def no_file(name: str, path: str | FieldPath = "file_id") -> ApiError:
+    return ApiError(ErrorCode.FILE_NOT_FOUND, f"there is no file {name[:64]!r}", path)
 
 
 class UploadedImages:
@@ -30,11 +30,13 @@ class UploadedImages:
         if self._files is None:
             where = asked.uploads[0].where
             raise ApiError(
-                400, f"{where} names an uploaded file, and this server keeps none; start it with --log", where
+                ErrorCode.INVALID_VALUE,
+                f"{FIELD} names an uploaded file, and this server keeps none; start it with --log",
+                where,
             )
         if len(asked.uploads) > self._max_files:
             text = f"at most {self._max_files} uploaded files are taken in one call (max_media_urls)"
-            raise ApiError(400, text, asked.uploads[self._max_files].where)
+            raise ApiError(ErrorCode.INVALID_VALUE, text, asked.uploads[self._max_files].where)
         owner = asked.envelope.owner
         found = {
             each.file_id: self._image(self._files, each.file_id, owner, each.where) for each in asked.uploads
@@ -51,14 +53,14 @@ class UploadedImages:
                     each.part["url"] = data
         asked.uploads.clear()
 
-    def _image(self, files: Files, file_id: str, owner: str, where: str) -> StoredFile:
+    def _image(self, files: Files, file_id: str, owner: str, where: FieldPath) -> StoredFile:
         file = files.get(file_id, owner)
         if file is None:
             raise no_file(file_id, where)
         if file.purpose not in IMAGE_PURPOSES:
-            text = f"{where}: the file was uploaded for {file.purpose}; upload it for {IMAGE_PURPOSES[0]}"
-            raise ApiError(400, text, where)
+            text = f"{FIELD}: the file was uploaded for {file.purpose}; upload it for {IMAGE_PURPOSES[0]}"
+            raise ApiError(ErrorCode.INVALID_VALUE, text, where)
         if file.num_bytes > self._max_bytes:
-            text = f"{where}: the file has more than {self._max_bytes} bytes (max_media_bytes)"
-            raise ApiError(400, text, where)
+            text = f"{FIELD}: the file has more than {self._max_bytes} bytes (max_media_bytes)"
+            raise ApiError(ErrorCode.INVALID_VALUE, text, where)
         return file

@@ -10,7 +10,6 @@ from mmengine.server.http.errors import (
     left_behind,
     not_ready,
     shutting_down,
-    without_details,
 )
 from mmengine.server.http.fair_shares import Shares
 from mmengine.server.settings import ServerSettings
@@ -53,11 +52,11 @@ class Admission:
     def reasons(self) -> tuple[str, ...]:
         """Why no call should be sent here, for anybody to read."""
         if self.is_ending or self.is_draining:
-            return (shutting_down(self.retry_later_s()).body.message,)
+            return (shutting_down(self.retry_later_s()).message,)
         return self._of_engine()
 
     def _of_engine(self) -> tuple[str, ...]:
-        return tuple(map(without_details, self._engine.readiness().reasons))
+        return self._engine.readiness().public_reasons
 
     def draining(self) -> ApiError | None:
         return shutting_down(self.retry_later_s()) if self.is_draining else None

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from mmengine.errors import shown
+from mmengine.errors import FIELD, ErrorCode, shown
 from mmengine.server.http.errors import ApiError, decoded
 
 MAX_FIELDS = 256
@@ -180,7 +180,9 @@ class Fields:
     def check_given(self, given: Mapping[str, msgspec.Raw], *, ignore_unknown: bool) -> list[str]:
         """`check` of a body that was read."""
         if len(given) > MAX_FIELDS:
-            raise ApiError(400, f"the body has {len(given)} fields; at most {MAX_FIELDS} are taken")
+            raise ApiError(
+                ErrorCode.INVALID_VALUE, f"the body has {len(given)} fields; at most {MAX_FIELDS} are taken"
+            )
         ignored = []
         for name, raw in given.items():
             field = self.by_name.get(name)
@@ -199,14 +201,12 @@ class Fields:
             value = decoded(raw, _decode_value)  # a Raw may hold what is no UTF-8, or no number
             if any(type(value) is type(one) and value == one for one in field.neutral):
                 return
-        raise ApiError(
-            400, f"{field.name} is not supported; {field.says}", field.name, "unsupported_parameter"
-        )
+        raise ApiError(ErrorCode.UNSUPPORTED_FIELD, f"{FIELD} is not supported; {field.says}", field.name)
 
     def _unknown(self, name: str) -> ApiError:
         near = difflib.get_close_matches(name[:64], self._usable, 1)
         hint = f"; did you mean {near[0]}?" if near else "; leave it out"
-        return ApiError(400, f"unknown field {shown(name)}{hint}", name[:64], "unknown_parameter")
+        return ApiError(ErrorCode.UNKNOWN_FIELD, f"unknown field {shown(name)}{hint}", name[:64])
 
 
 def dropped_header(names: Sequence[str]) -> dict[str, str]:

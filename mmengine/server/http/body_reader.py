@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from starlette.types import Receive, Scope
 
+from mmengine.errors import ErrorCode
 from mmengine.server.http.drain_rate import DrainRate
 from mmengine.server.http.errors import ApiError, ClientLeft
 
@@ -28,10 +29,9 @@ class Bodies:
         """Raises ApiError where that is more than fits."""
         if held.num_bytes - held.num_before + count > self._max_body:
             raise ApiError(
-                413,
+                ErrorCode.REQUEST_TOO_LARGE,
                 f"the body has more than {self._max_body} bytes (max_body_bytes); send smaller images, or "
                 "fewer of them",
-                code="request_too_large",
                 headers={"connection": "close"},
             )
         self._take(held, count)
@@ -44,10 +44,9 @@ class Bodies:
     def _take(self, held: "Held", count: int) -> None:
         if self.num_bytes + count > self.max_bytes:
             raise ApiError(
-                429,
+                ErrorCode.BODIES_FULL,
                 f"bodies of more than {self.max_bytes} bytes are on their way (max_bodies_bytes); try "
                 "again later",
-                code="bodies_full",
                 headers={"retry-after": str(self._rate.retry_after_s()), "connection": "close"},
             )
         held.added(held.num_bytes, count)
@@ -61,7 +60,9 @@ class Bodies:
         if length.isdigit() and int(length) > self._max_body:
             self.add(held, int(length))
         if headers.get(b"content-encoding", b"identity") != b"identity":
-            raise ApiError(415, "the body is compressed, which is not taken; send it as it is")
+            raise ApiError(
+                ErrorCode.BODY_COMPRESSED, "the body is compressed, which is not taken; send it as it is"
+            )
         if WHOLE in scope["extensions"]:  # as most are, and a timeout costs more than reading it
             return await self._chunks(receive, held)
         try:
@@ -69,7 +70,7 @@ class Bodies:
                 return await self._chunks(receive, held)
         except TimeoutError:
             raise ApiError(
-                408,
+                ErrorCode.BODY_TIMEOUT,
                 f"the body did not come within {self._timeout_s:g} seconds (body_timeout_s)",
                 headers={"connection": "close"},
             ) from None

@@ -3,6 +3,7 @@
 from collections import Counter
 from functools import partial
 
+from mmengine.errors import ErrorCode
 from mmengine.server.http.body_reader import Bodies, Held
 from mmengine.server.http.drain_rate import DrainRate
 from mmengine.server.http.errors import ApiError
@@ -55,9 +56,8 @@ class Shares:
     def _refused(self, owner: str, text: str) -> ApiError:
         num_others = self._rate.num_open / max(1, self._open[owner])  # calls that end for each of its own
         return ApiError(
-            429,
+            ErrorCode.KEY_SHARE_FULL,
             text,
-            code="key_share_full",
             headers={"retry-after": str(self._rate.retry_after_s(num_others)), "connection": "close"},
         )
 

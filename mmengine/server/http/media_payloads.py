@@ -11,6 +11,8 @@ import secrets
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
+from mmengine.errors import FieldPath
+
 MIN_CHARS = 2**15  # of base64 that is taken out
 FILE_ID = re.compile(r"file-[0-9a-f]{24}")  # of an uploaded file
 CUT_CHARS = 2**12  # that `cut_short` leaves of it
@@ -31,7 +33,7 @@ class Uploaded(NamedTuple):
 
     part: dict[str, object]
     file_id: str
-    where: str
+    where: FieldPath
 
 
 class Payloads:

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from mmengine.errors import shown
+from mmengine.errors import ErrorCode, FieldPath, shown
 from mmengine.server.http.errors import ApiError, Json
 
 _T = TypeVar("_T")
@@ -27,16 +27,24 @@ def page(
     asked = request.query_params
     limit = asked.get("limit") or str(by_itself)
     if not (limit.isascii() and limit.isdigit() and len(limit) < 9 and 1 <= int(limit) <= most):
-        raise ApiError(400, f"limit must lie in 1 to {most}, not {shown(limit)}", "limit")
+        raise ApiError(
+            ErrorCode.INVALID_VALUE, f"limit must lie in 1 to {most}, not {shown(limit)}", FieldPath("limit")
+        )
     order = asked.get("order") or "desc"
     if order not in ("asc", "desc"):
-        raise ApiError(400, f"order must be asc or desc, not {shown(order)}", "order")
+        raise ApiError(
+            ErrorCode.INVALID_VALUE, f"order must be asc or desc, not {shown(order)}", FieldPath("order")
+        )
     if place_of is None:
         place_of = {id_of(item): place for place, item in enumerate(items)}.get
     if after := asked.get("after"):
         begin = place_of(after)
         if begin is None:
-            raise ApiError(400, f"after, {shown(after)}, names nothing that is in this list", "after")
+            raise ApiError(
+                ErrorCode.INVALID_VALUE,
+                f"after, {shown(after)}, names nothing that is in this list",
+                FieldPath("after"),
+            )
         places = [place_of(id_of(item)) or 0 for item in items]
         items = [
             item

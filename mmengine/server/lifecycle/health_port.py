@@ -14,6 +14,7 @@ from contextlib import suppress
 
 import msgspec
 
+from mmengine.errors import ErrorCode
 from mmengine.server.http.errors import ApiError, not_ready
 
 MAX_HEAD_BYTES = 4096  # of a call of the health port
@@ -111,14 +112,16 @@ def answer_to(head: bytes, health: Callable[[], Health]) -> bytes:
     """The whole answer to a call's head."""
     line = head.partition(b"\r\n")[0].split(b" ")
     if len(head) > MAX_HEAD_BYTES:
-        return _refusal(ApiError(431, f"the head has more than {MAX_HEAD_BYTES} bytes"))
+        return _refusal(ApiError(ErrorCode.HEAD_TOO_LARGE, f"the head has more than {MAX_HEAD_BYTES} bytes"))
     if len(line) != 3 or not line[2].startswith(b"HTTP/1."):
-        return _refusal(ApiError(400, "this is no HTTP/1.1"))
+        return _refusal(ApiError(ErrorCode.INVALID_VALUE, "this is no HTTP/1.1"))
     method, path = line[0], line[1].partition(b"?")[0].decode("latin-1")
     if path not in PATHS:
-        return _refusal(ApiError(404, f"there is {', '.join(PATHS)}", code="unknown_url"))
+        return _refusal(ApiError(ErrorCode.UNKNOWN_URL, f"there is {', '.join(PATHS)}"))
     if method not in (b"GET", b"HEAD"):
-        return _refusal(ApiError(405, "GET is taken here", headers={"allow": "GET, HEAD"}))
+        return _refusal(
+            ApiError(ErrorCode.METHOD_NOT_ALLOWED, "GET is taken here", headers={"allow": "GET, HEAD"})
+        )
     found = health()
     answer = _live(found) if path == "/health/live" else _ready(found)
     return answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n" if method == b"HEAD" else answer

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from mmengine.errors import ErrorCode
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.http.errors import LATER_S, ApiError, shutting_down
 
@@ -34,7 +35,7 @@ class Feed:
             raise shutting_down(LATER_S)
         if len(self._viewers) >= MAX_VIEWERS:
             text = f"{MAX_VIEWERS} live pages look already; close one of them"
-            raise ApiError(429, text, code="live_pages_full", headers={"retry-after": "10"})
+            raise ApiError(ErrorCode.LIVE_PAGES_FULL, text, headers={"retry-after": "10"})
         if self._leaving is not None:
             self._leaving.cancel()
         viewer = Viewer(self._held, self._left)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from mmengine.errors import LogError, MMEngineError
+from mmengine.errors import ErrorCode, FieldPath, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.replay.ask.why import why
 from mmengine.replay.checked import CheckedLog
@@ -57,9 +57,9 @@ class Asking:
                     await process.wait()
         if code < 0:
             text = "the log is too large to be asked from here; ask mmengine log why, or mmengine log export"
-            raise ApiError(413, text, code="log_too_large")
+            raise ApiError(ErrorCode.LOG_TOO_LARGE, text)
         if code:
-            raise ApiError(404, wrong.decode(errors="replace").strip(), "request", "not_found")
+            raise ApiError(ErrorCode.NOT_FOUND, wrong.decode(errors="replace").strip(), FieldPath("request"))
         return said
 
 

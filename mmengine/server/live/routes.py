@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from mmengine.errors import ErrorCode, FieldPath
 from mmengine.server.chat.submission import in_log
 from mmengine.server.http.admission import OWNER
 from mmengine.server.http.errors import ApiError, api_error
@@ -63,7 +64,9 @@ class LiveRoutes:
         if question == "drafts":  # of an answer that the page's own key asked for
             name = in_log(request.scope[OWNER], name)
         if question not in QUESTIONS or not (name or question == "trace"):
-            raise ApiError(404, f"ask {', '.join(QUESTIONS)} of a request", "request", "not_found")
+            raise ApiError(
+                ErrorCode.NOT_FOUND, f"ask {', '.join(QUESTIONS)} of a request", FieldPath("request")
+            )
         with unless_gone(request.scope):
             said = await self._asking.answer(question, name)
         headers = {}

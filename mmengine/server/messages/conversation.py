@@ -6,17 +6,18 @@ row is one message, as it is one turn there.
 
 from collections.abc import Sequence
 
-from mmengine.errors import shown
+from mmengine.errors import FIELD, ErrorCode, FieldPath, shown
 from mmengine.server.chat.parsed_request import Json, without_nulls
 from mmengine.server.http.errors import ApiError
+from mmengine.server.http.field_names import Place
 from mmengine.server.http.media_payloads import FILE_ID, Payloads
-from mmengine.server.http.wording import Place
 from mmengine.server.messages.table import BLOCKS
 
 MAX_BLOCKS = 4096  # of one turn, or of what a tool said
 _ASKED = ("text", "image", "tool_result")  # blocks of a user's turn
 _TOLD = ("text", "image")  # of what a tool said
 _SAID = ("text", "thinking", "redacted_thinking", "tool_use")  # of the assistant's
+_SYSTEM = FieldPath("system")
 _ROLES = ("user", "assistant", "system")
 
 
@@ -26,7 +27,7 @@ class Conversation:
     def __init__(self, payloads: Payloads):
         self._payloads = payloads
         self.messages: list[Json] = []
-        self._places: list[tuple[str, list[str]]] = []
+        self._places: list[tuple[FieldPath, list[FieldPath]]] = []
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -41,19 +42,21 @@ class Conversation:
             return False
         if "tool_calls" in last:
             where = self._places[-1][0]
-            raise ApiError(400, f"{where} calls tools; send what they said as tool_result", where)
+            raise ApiError(
+                ErrorCode.INVALID_VALUE, f"{FIELD} calls tools; send what they said as tool_result", where
+            )
         return True
 
     def instruct(self, given: str | Sequence[Json]) -> None:
-        self._told("system", "system", given)
+        self._told(_SYSTEM, "system", given)
 
     def take(self, turns: Sequence[Json]) -> None:
         for number, given in enumerate(turns):
-            where, turn = f"messages[{number}]", without_nulls(given)
+            where, turn = FieldPath("messages", number), without_nulls(given)
             role = turn.get("role")
             if role not in _ROLES:
-                text = f"{where}.role must be user, assistant or system, not {shown(role)}"
-                raise ApiError(400, text, f"{where}.role")
+                text = f"{FIELD} must be user, assistant or system, not {shown(role)}"
+                raise ApiError(ErrorCode.INVALID_VALUE, text, where / "role")
             for name in turn:
                 if name not in ("role", "content"):
                     raise _unknown(where, name)
@@ -64,25 +67,25 @@ class Conversation:
             else:
                 self._asked(where, turn.get("content"))
 
-    def _told(self, where: str, role: str, content: object) -> None:
+    def _told(self, where: FieldPath, role: str, content: object) -> None:
         if isinstance(content, str):
             self._add(where, {"role": role, "content": content})
             return
-        blocks = _blocks(f"{where}.content" if where != "system" else where, content, ("text",))
+        blocks = _blocks(where if where == _SYSTEM else where / "content", content, ("text",))
         self._add(where, {"role": role, "content": [self._part(*each) for each in blocks]})
         self._places[-1][1].extend(place for place, _ in blocks)
 
-    def _add(self, where: str, message: Json) -> None:
+    def _add(self, where: FieldPath, message: Json) -> None:
         self.messages.append(message)
         self._places.append((where, []))
 
-    def _asked(self, where: str, content: object) -> None:
+    def _asked(self, where: FieldPath, content: object) -> None:
         if isinstance(content, str):
             if not self._follows("user"):
                 self._add(where, {"role": "user", "content": content})
                 return
             content = [{"type": "text", "text": content}]
-        for place, block in _blocks(f"{where}.content", content, _ASKED):
+        for place, block in _blocks(where / "content", content, _ASKED):
             if block["type"] == "tool_result":
                 self._result(place, block)
             else:
@@ -94,30 +97,30 @@ class Conversation:
         """Whether the last message is of this role, too."""
         return bool(self.messages) and self.messages[-1]["role"] == role
 
-    def _grow(self, place: str, part: Json) -> None:
+    def _grow(self, place: FieldPath, part: Json) -> None:
         """The last message has one more part."""
         message, (where, parts) = self.messages[-1], self._places[-1]
         content = message["content"]
         if not isinstance(content, list):
             content = [{"type": "text", "text": content}]
-            parts.append(f"{where}.content")
+            parts.append(where / "content")
         message["content"] = [*content, part]
         parts.append(place)
 
-    def _result(self, where: str, block: Json) -> None:
+    def _result(self, where: FieldPath, block: Json) -> None:
         name, content = _text(where, block, "tool_use_id"), block.get("content", "")
         message: Json = {"role": "tool", "tool_call_id": name}
         if isinstance(content, str):
             self._add(where, {**message, "content": content})
             return
-        blocks = _blocks(f"{where}.content", content, _TOLD)
+        blocks = _blocks(where / "content", content, _TOLD)
         self._add(where, {**message, "content": [self._part(*each) for each in blocks]})
         self._places[-1][1].extend(place for place, _ in blocks)
 
-    def _said(self, where: str, content: object) -> None:
+    def _said(self, where: FieldPath, content: object) -> None:
         if isinstance(content, str):
             content = [{"type": "text", "text": content}]
-        for place, block in _blocks(f"{where}.content", content, _SAID):
+        for place, block in _blocks(where / "content", content, _SAID):
             match block["type"]:
                 case "text":
                     self._say(where, "content", _text(place, block, "text"), ("tool_calls",))
@@ -129,30 +132,32 @@ class Conversation:
         if not self._follows("assistant"):
             self._add(where, {"role": "assistant", "content": ""})
 
-    def _say(self, where: str, field: str, text: str, behind: tuple[str, ...]) -> None:
+    def _say(self, where: FieldPath, field: str, text: str, behind: tuple[str, ...]) -> None:
         """More of a field of the assistant's message; of a new one, where this has what stands behind it."""
         if not self._follows("assistant") or any(name in self.messages[-1] for name in behind):
             self._add(where, {"role": "assistant"})
         message = self.messages[-1]
         message[field] = f"{message.get(field, '')}{text}"
 
-    def _call(self, where: str, place: str, block: Json) -> None:
+    def _call(self, where: FieldPath, place: FieldPath, block: Json) -> None:
         name, call, given = _text(place, block, "name"), _text(place, block, "id"), block.get("input", {})
         if not isinstance(given, dict):
-            raise ApiError(400, f"{place}.input must be an object, not {shown(given)}", f"{place}.input")
+            raise ApiError(
+                ErrorCode.INVALID_VALUE, f"{FIELD} must be an object, not {shown(given)}", place / "input"
+            )
         if not self._follows("assistant"):
             self._add(where, {"role": "assistant"})
         calls = self.messages[-1].setdefault("tool_calls", [])
         assert isinstance(calls, list)
         calls.append({"id": call, "type": "function", "function": {"name": name, "arguments": given}})
 
-    def _part(self, where: str, block: Json) -> Json:
+    def _part(self, where: FieldPath, block: Json) -> Json:
         if block["type"] == "text":
             return {"type": "text", "text": _text(where, block, "text")}
         options: Json = {name: block[name] for name in ("min_pixels", "max_pixels") if name in block}
-        return {"type": "image_url", "image_url": {"url": self._source(f"{where}.source", block)}, **options}
+        return {"type": "image_url", "image_url": {"url": self._source(where / "source", block)}, **options}
 
-    def _source(self, where: str, block: Json) -> str | bytes:
+    def _source(self, where: FieldPath, block: Json) -> str | bytes:
         """Of an image: its bytes, or what chat reads as its URL."""
         given = block.get("source")
         source = without_nulls(given) if isinstance(given, dict) else {}
@@ -160,8 +165,8 @@ class Conversation:
             case "base64":
                 kind, data = _text(where, source, "media_type"), _text(where, source, "data")
                 if not kind.startswith("image/"):
-                    text = f"{where}.media_type must be that of an image, not {shown(kind)}"
-                    raise ApiError(400, text, f"{where}.media_type", "unsupported_content")
+                    text = f"{FIELD} must be that of an image, not {shown(kind)}"
+                    raise ApiError(ErrorCode.UNSUPPORTED_CONTENT, text, where / "media_type")
                 return self._payloads.of(data) or f"data:{kind};base64,{data}"
             case "url":
                 return _text(where, source, "url")
@@ -169,35 +174,41 @@ class Conversation:
                 name = _text(where, source, "file_id")
                 if FILE_ID.fullmatch(name):
                     return name
-                raise ApiError(400, f"{where}.file_id must be that of an uploaded image", f"{where}.file_id")
-        text = f"{where}.type must be base64, url or file, not {shown(source.get('type'))}"
-        raise ApiError(400, text, f"{where}.type", "unsupported_content")
+                raise ApiError(
+                    ErrorCode.INVALID_VALUE, f"{FIELD} must be that of an uploaded image", where / "file_id"
+                )
+        text = f"{FIELD} must be base64, url or file, not {shown(source.get('type'))}"
+        raise ApiError(ErrorCode.UNSUPPORTED_CONTENT, text, where / "type")
 
     def finished(self) -> list[Json]:
         """The messages, each with a content."""
         return [message if "content" in message else {**message, "content": ""} for message in self.messages]
 
 
-def _blocks(where: str, given: object, kinds: tuple[str, ...]) -> list[tuple[str, Json]]:
+def _blocks(where: FieldPath, given: object, kinds: tuple[str, ...]) -> list[tuple[FieldPath, Json]]:
     """Blocks of these kinds, each with its place. Raises ApiError."""
     if not isinstance(given, list):
-        raise ApiError(400, f"{where} must be a text or a list of blocks, not {shown(given)}", where)
+        raise ApiError(
+            ErrorCode.INVALID_VALUE, f"{FIELD} must be a text or a list of blocks, not {shown(given)}", where
+        )
     if len(given) > MAX_BLOCKS:
-        raise ApiError(400, f"{where} has {len(given)} blocks; at most {MAX_BLOCKS} are taken", where)
+        raise ApiError(
+            ErrorCode.INVALID_VALUE, f"{FIELD} has {len(given)} blocks; at most {MAX_BLOCKS} are taken", where
+        )
     found = []
     for number, one in enumerate(given):
-        place = f"{where}[{number}]"
+        place = where / number
         kind = one.get("type") if isinstance(one, dict) else None
         if not isinstance(kind, str) or kind not in kinds:
-            text = f"{place} is of the type {shown(kind)}, which is not taken here; send {', '.join(kinds)}"
-            raise ApiError(400, text, f"{place}.type", "unsupported_content")
+            text = f"{FIELD} is of the type {shown(kind)}, which is not taken here; send {', '.join(kinds)}"
+            raise ApiError(ErrorCode.UNSUPPORTED_CONTENT, text, place / "type")
         block = without_nulls(one)
         check_fields(place, block, kind)
         found.append((place, block))
     return found
 
 
-def check_fields(where: str, given: Json, kind: str) -> None:
+def check_fields(where: FieldPath, given: Json, kind: str) -> None:
     """Raises ApiError for a field that a block, or a tool, of this kind has not."""
     taken, ignored = BLOCKS[kind]
     for name in given:
@@ -205,14 +216,14 @@ def check_fields(where: str, given: Json, kind: str) -> None:
             raise _unknown(where, name)
 
 
-def _unknown(where: str, name: str) -> ApiError:
-    place = f"{where}.{name[:64]}"
-    return ApiError(400, f"{place} is not known; leave it out", place, "unknown_parameter")
+def _unknown(where: FieldPath, name: str) -> ApiError:
+    place = where / name[:64]
+    return ApiError(ErrorCode.UNKNOWN_FIELD, f"{FIELD} is not known; leave it out", place)
 
 
-def _text(where: str, block: Json, name: str) -> str:
+def _text(where: FieldPath, block: Json, name: str) -> str:
     """Raises ApiError."""
     value = block.get(name)
     if not isinstance(value, str):
-        raise ApiError(400, f"{where}.{name} must be a string, not {shown(value)}", f"{where}.{name}")
+        raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} must be a string, not {shown(value)}", where / name)
     return value

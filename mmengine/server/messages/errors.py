@@ -2,10 +2,17 @@
 
 import msgspec
 
+from mmengine.errors import ErrorCode
 from mmengine.server.http.errors import ApiError
 from mmengine.server.http.route_records import OVERLOADED
 
-_OVERLOADED = ("queue_full", "bodies_full", "not_ready", "shutting_down")  # codes of what passes
+# Codes of states that pass.
+_OVERLOADED = (
+    ErrorCode.QUEUE_FULL,
+    ErrorCode.BODIES_FULL,
+    ErrorCode.NOT_READY,
+    ErrorCode.SHUTTING_DOWN,
+)
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -18,7 +25,7 @@ _TYPES = {
 
 def kind_of(error: ApiError) -> tuple[int, str]:
     """The status that a caller has, and the type."""
-    if error.body.code in _OVERLOADED:
+    if error.code in _OVERLOADED:
         return OVERLOADED, "overloaded_error"
     if error.status in _TYPES:
         return error.status, _TYPES[error.status]
@@ -27,8 +34,8 @@ def kind_of(error: ApiError) -> tuple[int, str]:
 
 def error_json(error: ApiError, request_id: str | None) -> bytes:
     """What is wrong is named in the message: there is no place for it beside that."""
-    message, param = error.body.message, error.body.param
-    if param is not None and param not in message:
+    message, param = error.message, error.param
+    if param is not None and not error.names_field:
         message = f"{param}: {message}"
     told = {"type": kind_of(error)[1], "message": message}
     return msgspec.json.encode({"type": "error", "error": told, "request_id": request_id})

@@ -5,25 +5,26 @@ from functools import partial
 
 import msgspec
 
-from mmengine.errors import shown
+from mmengine.errors import FIELD, ErrorCode, FieldPath, shown
 from mmengine.server.chat.chat_reader import ChatBody, ChatReader
 from mmengine.server.chat.parsed_request import Asked, Json
 from mmengine.server.http.errors import ApiError, decoded
+from mmengine.server.http.field_names import INDEX, FieldNames, Renames
 from mmengine.server.http.media_payloads import Payloads, in_data_fields, read_apart
-from mmengine.server.http.wording import Wording
 from mmengine.server.messages.body import AS_CHAT, MessagesBody, OutputConfig, Thinking, decode, decode_count
 from mmengine.server.messages.conversation import Conversation, check_fields
 from mmengine.server.messages.table import COUNT_FIELDS, FIELDS
 
 _VERSION = re.compile(r"20\d\d-\d\d-\d\d")
 _SCHEMA_FIELDS = ("name", "description", "schema", "strict")
-_WORDS = (
-    (re.compile(r"\.(?:image_url|video_url)\b"), ".source"),
-    (re.compile(r"\b(tools\[\d+\])\.function\.parameters\b"), r"\1.input_schema"),
-    (re.compile(r"\b(tools\[\d+\]|tool_choice)\.function\b"), r"\1"),
-    (re.compile(r"\bresponse_format(?:\.json_schema)?\b"), "output_config.format"),
-    (re.compile(r"\bmax_completion_tokens\b"), "max_tokens"),
-    (re.compile(r"^stop\b"), "stop_sequences"),
+_RENAMES: Renames = (
+    (("tools", INDEX, "function", "parameters"), ("tools", INDEX, "input_schema")),
+    (("tools", INDEX, "function"), ("tools", INDEX)),
+    (("tool_choice", "function"), ("tool_choice",)),
+    (("response_format", "json_schema"), ("output_config", "format")),
+    (("response_format",), ("output_config", "format")),
+    (("max_completion_tokens",), ("max_tokens",)),
+    (("stop",), ("stop_sequences",)),
 )
 
 
@@ -31,7 +32,7 @@ def check_version(given: str) -> None:
     """Raises ApiError for an anthropic-version that is none. All of them are answered alike."""
     if given and not _VERSION.fullmatch(given):
         text = f"anthropic-version must be a date as 2023-06-01, not {shown(given)}"
-        raise ApiError(400, text, "anthropic-version")
+        raise ApiError(ErrorCode.INVALID_VALUE, text, "anthropic-version")
 
 
 class MessagesReader:
@@ -60,21 +61,23 @@ class MessagesReader:
 
     def _asked(self, body: MessagesBody, payloads: Payloads, request_id: str, dropped: list[str]) -> Asked:
         if body.stop is not None and body.stop_sequences is not None:
-            raise ApiError(400, "give stop_sequences or stop, not both", "stop_sequences")
+            raise ApiError(
+                ErrorCode.INVALID_VALUE, f"give {FIELD} or stop, not both", FieldPath("stop_sequences")
+            )
         said = Conversation(payloads)
         if body.system is not None:
             said.instruct(body.system)
         said.take(body.messages)
-        wording = Wording(said.places, _WORDS)
+        names = FieldNames(said.places, _RENAMES, media="source")
         chat = self._as_chat(body, said)
         try:
             asked = self._chat.asked("messages", chat, request_id, dropped)
         except ApiError as error:
-            raise wording.error(error) from None
-        uploads = [each._replace(where=f"{wording.text(each.where)}.file_id") for each in asked.uploads]
+            raise error.renamed(names.path) from None
+        uploads = [each._replace(where=names.path(each.where) / "file_id") for each in asked.uploads]
         envelope = msgspec.structs.replace(asked.envelope, usage_frames="last")
         return msgspec.structs.replace(
-            asked, usage_frames="last", wording=wording, uploads=uploads, envelope=envelope
+            asked, usage_frames="last", field_names=names, uploads=uploads, envelope=envelope
         )
 
     def _as_chat(self, body: MessagesBody, said: Conversation) -> ChatBody:
@@ -102,26 +105,30 @@ class MessagesReader:
     def _budget(self, thinking: Thinking) -> int | None:
         if thinking.type == "enabled":
             if thinking.budget_tokens is None:
-                text = "thinking.budget_tokens is needed with enabled; adaptive goes without"
-                raise ApiError(400, text, "thinking.budget_tokens")
+                text = f"{FIELD} is needed with enabled; adaptive goes without"
+                raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("thinking", "budget_tokens"))
             return thinking.budget_tokens
         return 0 if thinking.type == "disabled" and self._can_end_reasoning else None
 
     def _tools(self, tools: list[Json]) -> list[Json]:
         most = self._chat.max_tools
         if len(tools) > most:
-            raise ApiError(400, f"tools has {len(tools)} entries; at most {most} are taken", "tools")
-        return [_tool(f"tools[{number}]", tool) for number, tool in enumerate(tools)]
+            raise ApiError(
+                ErrorCode.INVALID_VALUE,
+                f"{FIELD} has {len(tools)} entries; at most {most} are taken",
+                FieldPath("tools"),
+            )
+        return [_tool(FieldPath("tools", number), tool) for number, tool in enumerate(tools)]
 
 
-def _tool(where: str, tool: Json) -> Json:
+def _tool(where: FieldPath, tool: Json) -> Json:
     kind = tool.get("type")
     if kind not in (None, "custom"):
-        text = f"{where}.type, {shown(kind)}, is a tool that Anthropic runs; send tools of your own"
-        raise ApiError(400, text, f"{where}.type", "unsupported_parameter")
+        text = f"{FIELD}, {shown(kind)}, is a tool that Anthropic runs; send tools of your own"
+        raise ApiError(ErrorCode.UNSUPPORTED_FIELD, text, where / "type")
     check_fields(where, tool, "custom")
     if not isinstance(tool.get("input_schema"), dict):
-        raise ApiError(400, f"{where}.input_schema must be an object", f"{where}.input_schema")
+        raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} must be an object", where / "input_schema")
     function: Json = {name: tool[name] for name in ("name", "description", "strict") if name in tool}
     function["parameters"] = tool["input_schema"]
     return {"type": "function", "function": function}
@@ -135,17 +142,17 @@ def _choice(given: Json | None) -> tuple[str | Json | None, bool | None]:
     taken = ("type", "disable_parallel_tool_use", *(("name",) if kind == "tool" else ()))
     for field in given:
         if field not in taken:
-            place = f"tool_choice.{field[:64]}"
-            raise ApiError(400, f"{place} is not known; leave it out", place, "unknown_parameter")
+            place = FieldPath("tool_choice", field[:64])
+            raise ApiError(ErrorCode.UNKNOWN_FIELD, f"{FIELD} is not known; leave it out", place)
     alone = given.get("disable_parallel_tool_use") or False
     if not isinstance(alone, bool):
-        place = "tool_choice.disable_parallel_tool_use"
-        raise ApiError(400, f"{place} must be true or false, not {shown(alone)}", place)
+        place = FieldPath("tool_choice", "disable_parallel_tool_use")
+        raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} must be true or false, not {shown(alone)}", place)
     choices: dict[object, str | Json] = {"auto": "auto", "any": "required", "none": "none"}
     choices["tool"] = {"type": "function", "function": {"name": name}}
     if not isinstance(kind, str) or kind not in choices:
-        text = f"tool_choice.type must be auto, any, tool or none, not {shown(kind)}"
-        raise ApiError(400, text, "tool_choice.type")
+        text = f"{FIELD} must be auto, any, tool or none, not {shown(kind)}"
+        raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("tool_choice", "type"))
     return choices[kind], not alone
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from mmengine.errors import FIELD, ErrorCode, FieldPath
 from mmengine.server.chat.parsed_request import Json
 from mmengine.server.chat.response_echo import NOTHING, PLAIN_TEXT, told
 from mmengine.server.http.errors import ApiError
@@ -17,17 +18,21 @@ _encode = msgspec.json.encode
 def chat_tools(tools: Sequence[Json], max_tools: int) -> list[Json]:
     """Raises ApiError."""
     if len(tools) > max_tools:
-        raise ApiError(400, f"tools has {len(tools)} entries; at most {max_tools} are taken", "tools")
-    return [_tool(f"tools[{n}]", each) for n, each in enumerate(tools)]
+        raise ApiError(
+            ErrorCode.INVALID_VALUE,
+            f"{FIELD} has {len(tools)} entries; at most {max_tools} are taken",
+            FieldPath("tools"),
+        )
+    return [_tool(FieldPath("tools", n), each) for n, each in enumerate(tools)]
 
 
-def _tool(where: str, tool: Json) -> Json:
+def _tool(where: FieldPath, tool: Json) -> Json:
     kind = tool.get("type")
     if kind != "function":
         return {"type": kind}
     if "function" in tool:
         text = "has its name and parameters in function, as chat has them; put them beside type"
-        raise ApiError(400, f"{where} {text}", f"{where}.function", "unknown_parameter")
+        raise ApiError(ErrorCode.UNKNOWN_FIELD, f"{FIELD} {text}", where / "function")
     return {"type": kind, "function": {name: value for name, value in tool.items() if name != "type"}}
 
 
@@ -61,7 +66,7 @@ def chat_form(text: TextAsked | None) -> dict[str, msgspec.Raw] | None:
     if form is not None and "json_schema" in form:
         where = "text.format.json_schema"
         why = "is how chat has it; put its name and schema beside type"
-        raise ApiError(400, f"{where} {why}", where, "unknown_parameter")
+        raise ApiError(ErrorCode.UNKNOWN_FIELD, f"{FIELD} {why}", where)
     if form is None or bytes(form.get("type", b"")) != b'"json_schema"':
         return form
     inner = {name: raw for name, raw in form.items() if name in _SCHEMA_FIELDS}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from mmengine.errors import shown
+from mmengine.errors import FIELD, ErrorCode, FieldPath, shown
 from mmengine.server.chat.parsed_request import Json, without_nulls
 from mmengine.server.http.errors import ApiError
 from mmengine.server.http.media_payloads import Payloads
@@ -28,7 +28,7 @@ class Conversation:
         self._request_id = request_id
         self._parts = Parts(payloads, kept)
         self.messages: list[Json] = []
-        self.places: list[str] = []
+        self.places: list[FieldPath] = []
         self.items: list[Json] = []
         self._known: set[str] = set()  # ids of items of the response before
         self._is_said = False  # the last message is the model's, and what it says next may belong to it
@@ -38,13 +38,13 @@ class Conversation:
         return self._parts.media
 
     def instruct(self, text: str) -> None:
-        self._add("instructions", {"role": "system", "content": text})
+        self._add(FieldPath("instructions"), {"role": "system", "content": text})
 
     def go_on(self, items: Sequence[Json]) -> None:
         """With those of the response before."""
         self._parts.are_kept = True
         for number, item in enumerate(items):
-            self._item(f"previous_response_id[{number}]", item)
+            self._item(FieldPath("previous_response_id", number), item)
             if isinstance(name := item.get("id"), str):
                 self._known.add(name)
         self._parts.are_kept = False
@@ -53,24 +53,24 @@ class Conversation:
         """The input of this call."""
         if isinstance(given, str):
             given = [{"role": "user", "content": given}]
-            where = "input"
+            is_text = True
         else:
-            where = "input[{}]"
+            is_text = False
         for number, item in enumerate(given):
-            read = without_nulls(item)
-            if (told := self._item(where.format(number), read)) is not None:
+            read, where = without_nulls(item), FieldPath("input")
+            if (told := self._item(where if is_text else where / number, read)) is not None:
                 prefix, told_item = told
                 name = read.get("id")
                 if not isinstance(name, str) or not name:
                     name = f"{prefix}_{self._request_id}_in{number}"
                 self.items.append({"id": name, **told_item})
 
-    def _add(self, place: str, message: Json) -> None:
+    def _add(self, place: FieldPath, message: Json) -> None:
         self.messages.append(message)
         self.places.append(place)
         self._is_said = False
 
-    def _item(self, where: str, item: Json) -> tuple[str, Json] | None:
+    def _item(self, where: FieldPath, item: Json) -> tuple[str, Json] | None:
         """What its id begins with, and the item without it; None for one that is there already."""
         kind = item.get("type", "message" if "role" in item else "item_reference" if "id" in item else None)
         match kind:
@@ -86,44 +86,43 @@ class Conversation:
                 return None
             case "item_reference":
                 text = f"{where} refers to {shown(item.get('id'))}, which the response before does not have"
-                raise ApiError(400, f"{text}; send the item itself", where, "unsupported_parameter")
+                raise ApiError(ErrorCode.UNSUPPORTED_FIELD, f"{text}; send the item itself", where)
         raise ApiError(
-            400,
-            f"{where} is of the type {shown(kind)}, which is not taken; send {_TAKEN}",
-            f"{where}.type",
-            "unsupported_parameter",
+            ErrorCode.UNSUPPORTED_FIELD,
+            f"{FIELD} is of the type {shown(kind)}, which is not taken; send {_TAKEN}",
+            where / "type",
         )
 
-    def _message(self, where: str, item: Json) -> Json:
+    def _message(self, where: FieldPath, item: Json) -> Json:
         role = item.get("role")
         if role not in _ROLES:
-            text = f"{where}.role must be user, system, developer or assistant, not {shown(role)}"
-            raise ApiError(400, text, f"{where}.role")
+            text = f"{FIELD} must be user, system, developer or assistant, not {shown(role)}"
+            raise ApiError(ErrorCode.INVALID_VALUE, text, where / "role")
         if role == "assistant":
-            said, told = self._parts.said(f"{where}.content", item.get("content"))
+            said, told = self._parts.said(where / "content", item.get("content"))
             self._growing(where, ("content", "tool_calls"))["content"] = said
         else:
-            content, told = self._parts.read(f"{where}.content", item.get("content"))
+            content, told = self._parts.read(where / "content", item.get("content"))
             self._add(where, {"role": "system" if role == "developer" else role, "content": content})
         return {"type": "message", "status": _status(item), "role": role, "content": told}
 
-    def _growing(self, where: str, closed_by: tuple[str, ...]) -> Json:
+    def _growing(self, where: FieldPath, closed_by: tuple[str, ...]) -> Json:
         """The model's message that an item belongs to: the last one, unless it has what `closed_by` names."""
         if not self._is_said or any(name in self.messages[-1] for name in closed_by):
             self._add(where, {"role": "assistant"})
             self._is_said = True
         return self.messages[-1]
 
-    def _call(self, where: str, item: Json) -> Json:
+    def _call(self, where: FieldPath, item: Json) -> Json:
         name, call, arguments = (text_of(where, item, each) for each in ("name", "call_id", "arguments"))
         if len(arguments) > MAX_ARGUMENT_CHARS:
-            text = f"{where}.arguments has more than {MAX_ARGUMENT_CHARS} characters"
-            raise ApiError(400, text, f"{where}.arguments")
+            text = f"{FIELD} has more than {MAX_ARGUMENT_CHARS} characters"
+            raise ApiError(ErrorCode.INVALID_VALUE, text, where / "arguments")
         try:
             meant = _decode_object(arguments) if arguments else {}
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            text = f"{where}.arguments is no JSON object; send it as it came, and no call that was cut"
-            raise ApiError(400, text, f"{where}.arguments") from None
+            text = f"{FIELD} is no JSON object; send it as it came, and no call that was cut"
+            raise ApiError(ErrorCode.INVALID_VALUE, text, where / "arguments") from None
         function = {"name": name, "arguments": meant}
         calls = self._growing(where, ()).setdefault("tool_calls", [])
         assert isinstance(calls, list)
@@ -131,22 +130,22 @@ class Conversation:
         told: Json = {"type": "function_call", "status": _status(item), "call_id": call}
         return {**told, "name": name, "arguments": arguments}
 
-    def _output(self, where: str, item: Json) -> Json:
+    def _output(self, where: FieldPath, item: Json) -> Json:
         call = text_of(where, item, "call_id")
-        content, told = self._parts.read(f"{where}.output", item.get("output"))
+        content, told = self._parts.read(where / "output", item.get("output"))
         self._add(where, {"role": "tool", "tool_call_id": call, "content": content})
         output = item["output"] if isinstance(content, str) else told
         return {"type": "function_call_output", "status": _status(item), "call_id": call, "output": output}
 
-    def _reasoning(self, where: str, item: Json) -> Json:
-        content = self._parts.reasoning(f"{where}.content", item.get("content"), "reasoning_text")
-        summary = self._parts.reasoning(f"{where}.summary", item.get("summary"), "summary_text")
+    def _reasoning(self, where: FieldPath, item: Json) -> Json:
+        content = self._parts.reasoning(where / "content", item.get("content"), "reasoning_text")
+        summary = self._parts.reasoning(where / "summary", item.get("summary"), "summary_text")
         told: Json = {"type": "reasoning", "status": _status(item), "summary": summary, "content": content}
         texts = [part["text"] for part in content or summary]
         if not texts:
             if "encrypted_content" in item:
-                text = f"{where}.encrypted_content cannot be read here; send its content, or leave it out"
-                raise ApiError(400, text, f"{where}.encrypted_content", "unsupported_parameter")
+                text = f"{FIELD} cannot be read here; send its content, or leave it out"
+                raise ApiError(ErrorCode.UNSUPPORTED_FIELD, text, where / "encrypted_content")
             return told
         message = self._growing(where, ("content", "tool_calls", "reasoning_content"))
         message["reasoning_content"] = "\n".join(texts)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from mmengine.core.executor import PromptLogprobs
+from mmengine.errors import ErrorCode
 from mmengine.serve.chat.completion import WholeChoice
 from mmengine.serve.text.choice_deltas import ArgumentError, Delta
 from mmengine.serve.text.tool_call_parser import CallDelta, call_id
@@ -145,9 +146,9 @@ class ResponsesFrames:
         know no event of its own. Where the server does not go on with the request, that is not the response's
         end: the event then repeats the number of the one before, for a reader that goes on behind it. It has
         `error` as events of chat do, by which OpenAI's clients raise."""
-        if error.body.code == "request_cancelled":
+        if error.code is ErrorCode.CANCELLED:
             return self._of_response(b"failed", self.response.of("cancelled"))
-        if error.status != 503 and error.body.code != "internal_error":
+        if error.status != 503 and error.code is not ErrorCode.INTERNAL_ERROR:
             return self._of_response(b"failed", self.response.failed(error))
         said = {
             "type": "error",

@@ -4,7 +4,7 @@ import binascii
 import hashlib
 from collections.abc import Callable, Sequence
 
-from mmengine.errors import shown
+from mmengine.errors import FIELD, ErrorCode, FieldPath, shown
 from mmengine.server.chat.parsed_request import Json, without_nulls
 from mmengine.server.http.errors import ApiError
 from mmengine.server.http.media_payloads import FILE_ID, PIECE, Payloads
@@ -26,18 +26,18 @@ class Parts:
         self.are_kept = False
         self.media: dict[str, bytes] = {}
 
-    def read(self, where: str, given: object) -> tuple[str | list[Json], list[Json]]:
+    def read(self, where: FieldPath, given: object) -> tuple[str | list[Json], list[Json]]:
         """Content for the model, as chat has it, and its parts, as they are repeated. Raises ApiError."""
         if isinstance(given, str):
             return given, [{"type": "input_text", "text": given}]
         read, told = [], []
         for number, part in enumerate(_list(where, given)):
-            content, repeated = self._part(f"{where}[{number}]", without_nulls(part))
+            content, repeated = self._part(where / number, without_nulls(part))
             read.append(content)
             told.append(repeated)
         return read, told
 
-    def _part(self, where: str, part: Json) -> tuple[Json, Json]:
+    def _part(self, where: FieldPath, part: Json) -> tuple[Json, Json]:
         kind = part.get("type")
         if kind == "input_text":
             text = text_of(where, part, "text")
@@ -45,113 +45,116 @@ class Parts:
         if isinstance(kind, str) and kind in _MEDIA:
             return self._medium(where, kind, _MEDIA[kind], part)
         raise ApiError(
-            400,
-            f"{where} is of the type {shown(kind)}, which is not taken; send input_text, {', '.join(_MEDIA)}",
-            f"{where}.type",
-            "unsupported_content",
+            ErrorCode.UNSUPPORTED_CONTENT,
+            f"{FIELD} is of the type {shown(kind)}, which is not taken; send input_text, {', '.join(_MEDIA)}",
+            where / "type",
         )
 
-    def _medium(self, where: str, kind: str, name: str, part: Json) -> tuple[Json, Json]:
+    def _medium(self, where: FieldPath, kind: str, name: str, part: Json) -> tuple[Json, Json]:
         options = {each: part[each] for each in _OPTIONS if each in part}
         detail = options.get("detail", "auto")
         if detail not in ("auto", "low", "high", "original"):
-            text = f"{where}.detail must be auto, low, high or original, not {shown(detail)}"
-            raise ApiError(400, text, f"{where}.detail")
+            text = f"{FIELD} must be auto, low, high or original, not {shown(detail)}"
+            raise ApiError(ErrorCode.INVALID_VALUE, text, where / "detail")
         source: str | bytes
         if "file_id" in part:
             given = "file_id"
             source = reference = _file_id(where, kind, part)
         else:
             given = name
-            source, reference = self._source(f"{where}.{name}", text_of(where, part, name))
+            source, reference = self._source(where / name, text_of(where, part, name))
         read: Json = {"type": name, name: {"url": source, **options}}
         return read, {"type": kind, **options, "detail": detail, given: reference}
 
-    def _source(self, where: str, url: str) -> tuple[str | bytes, str]:
+    def _source(self, where: FieldPath, url: str) -> tuple[str | bytes, str]:
         """Where the model's input comes from, and what stands for it."""
         if url.startswith(REFERENCE):
             data = self._kept(url.removeprefix(REFERENCE)) if self.are_kept else None
             if data is None:
-                text = f"{where} refers to data that are not kept; send them as a data: URL"
-                raise ApiError(400, text, where, "media_not_kept")
+                text = f"{FIELD} refers to data that are not kept; send them as a data: URL"
+                raise ApiError(ErrorCode.MEDIA_NOT_STORED, text, where)
             return data, url
         if url[:8].lower().startswith(_DATA):
             data = self._payloads.of(url) or _data_of(where, url)
         elif "://" in url[:16] or url[:5].lower() == "file:":
             return url, url  # chat knows which of them are read
         else:
-            raise ApiError(400, f"{where} must be a data: URL, or one that is fetched", where)
+            raise ApiError(
+                ErrorCode.INVALID_VALUE, f"{FIELD} must be a data: URL, or one that is fetched", where
+            )
         name = hashlib.sha256(data).hexdigest()
         self.media[name] = data
         return data, REFERENCE + name
 
-    def said(self, where: str, given: object) -> tuple[str, list[Json]]:
+    def said(self, where: FieldPath, given: object) -> tuple[str, list[Json]]:
         """The text of what the model said before, and its parts. Raises ApiError."""
         if isinstance(given, str):
             given = [{"type": "output_text", "text": given}]
         texts, told = [], []
         for number, part in enumerate(_list(where, given)):
-            place, kind = f"{where}[{number}]", part.get("type")
+            place, kind = where / number, part.get("type")
             name = _SAID.get(kind) if isinstance(kind, str) else None
             if name is None:
-                text = f"{place} is of the type {shown(kind)}, which a model does not say; send output_text"
-                raise ApiError(400, text, f"{place}.type", "unsupported_content")
+                text = f"{FIELD} is of the type {shown(kind)}, which a model does not say; send output_text"
+                raise ApiError(ErrorCode.UNSUPPORTED_CONTENT, text, place / "type")
             texts.append(text_of(place, part, name))
             more: Json = {"annotations": [], "logprobs": []} if name == "text" else {}
             told.append({"type": kind, name: texts[-1], **more})
         return "".join(texts), told
 
-    def reasoning(self, where: str, given: object, kind: str) -> list[dict[str, str]]:
+    def reasoning(self, where: FieldPath, given: object, kind: str) -> list[dict[str, str]]:
         """Texts of an item of reasoning, all of this kind. Raises ApiError."""
         if given is None:
             return []
         told = []
         for number, part in enumerate(_list(where, given)):
-            place = f"{where}[{number}]"
+            place = where / number
             if part.get("type") != kind:
-                text = f"{place}.type must be {kind}, not {shown(part.get('type'))}"
-                raise ApiError(400, text, f"{place}.type")
+                text = f"{FIELD} must be {kind}, not {shown(part.get('type'))}"
+                raise ApiError(ErrorCode.INVALID_VALUE, text, place / "type")
             told.append({"type": kind, "text": text_of(place, part, "text")})
         return told
 
 
-def _list(where: str, given: object) -> Sequence[Json]:
+def _list(where: FieldPath, given: object) -> Sequence[Json]:
     if not isinstance(given, list):
-        raise ApiError(400, f"{where} must be a text or a list of parts, not {shown(given)}", where)
+        raise ApiError(
+            ErrorCode.INVALID_VALUE, f"{FIELD} must be a text or a list of parts, not {shown(given)}", where
+        )
     if len(given) > MAX_PARTS:
-        raise ApiError(400, f"{where} has {len(given)} parts; at most {MAX_PARTS} are taken", where)
+        raise ApiError(
+            ErrorCode.INVALID_VALUE, f"{FIELD} has {len(given)} parts; at most {MAX_PARTS} are taken", where
+        )
     for number, part in enumerate(given):
         if not isinstance(part, dict):
-            text = f"{where}[{number}] must be an object with a type, not {shown(part)}"
-            raise ApiError(400, text, f"{where}[{number}]")
+            text = f"{FIELD} must be an object with a type, not {shown(part)}"
+            raise ApiError(ErrorCode.INVALID_VALUE, text, where / number)
     return given
 
 
-def text_of(where: str, part: Json, name: str) -> str:
+def text_of(where: FieldPath, part: Json, name: str) -> str:
     """A field of a part, or of an item. Raises ApiError."""
     value = part.get(name)
     if not isinstance(value, str):
-        raise ApiError(400, f"{where}.{name} must be a string, not {shown(value)}", f"{where}.{name}")
+        raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} must be a string, not {shown(value)}", where / name)
     return value
 
 
-def _file_id(where: str, kind: str, part: Json) -> str:
+def _file_id(where: FieldPath, kind: str, part: Json) -> str:
     """Of an uploaded image."""
     value = text_of(where, part, "file_id")
     if kind != "input_image" or "image_url" in part or not FILE_ID.fullmatch(value):
-        text = (
-            f"{where}.file_id, {shown(value)}, must be that of an uploaded image, and stand without image_url"
-        )
-        raise ApiError(400, text, f"{where}.file_id")
+        text = f"{FIELD}, {shown(value)}, must be that of an uploaded image, and stand without image_url"
+        raise ApiError(ErrorCode.INVALID_VALUE, text, where / "file_id")
     return value
 
 
-def _data_of(where: str, url: str) -> bytes:
+def _data_of(where: FieldPath, url: str) -> bytes:
     """Of a data: URL, piece by piece: a decoder keeps the interpreter."""
     comma = url.find(",", 0, _MAX_HEAD)
     if comma < 0 or not url[:comma].lower().endswith(";base64"):
-        text = f"{where} has no base64; it should begin like data:image/png;base64,"
-        raise ApiError(400, text, where, "invalid_media")
+        text = f"{FIELD} has no base64; it should begin like data:image/png;base64,"
+        raise ApiError(ErrorCode.INVALID_MEDIA, text, where)
     pieces, rest = [], ""
     try:
         for start in range(comma + 1, len(url), PIECE):
@@ -162,5 +165,5 @@ def _data_of(where: str, url: str) -> bytes:
     except ValueError:  # binascii's, and what is no ASCII
         rest = "="
     if rest:
-        raise ApiError(400, f"{where} is no valid base64", where, "invalid_media")
+        raise ApiError(ErrorCode.INVALID_MEDIA, f"{FIELD} is no valid base64", where)
     return b"".join(pieces)

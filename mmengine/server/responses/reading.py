@@ -5,18 +5,18 @@ from functools import partial
 
 import msgspec
 
-from mmengine.errors import shown
+from mmengine.errors import FIELD, ErrorCode, FieldPath, shown
 from mmengine.server.chat.chat_reader import ChatBody, ChatReader
 from mmengine.server.chat.parsed_request import Asked, Json, StreamOptions
 from mmengine.server.chat.response_echo import ANY_TOOL, NO_REASONING, NOTHING, ResponsesAsked, told
 from mmengine.server.http.errors import ApiError, decoded
+from mmengine.server.http.field_names import FieldNames, Place
 from mmengine.server.http.media_payloads import Payloads, cut_short, read_apart
-from mmengine.server.http.wording import Place, Wording
 from mmengine.server.responses.body import AS_CHAT, LOGPROBS, ResponsesBody, decode
 from mmengine.server.responses.chat_shapes import chat_choice, chat_form, chat_tools, told_text, told_tools
 from mmengine.server.responses.conversation import Conversation
+from mmengine.server.responses.field_names import RENAMES, upload_place
 from mmengine.server.responses.table import FIELDS
-from mmengine.server.responses.wording import WORDS, upload_place
 
 NO_LOG = "needs a log, beside which the server keeps the response; start it with --log"
 IN_BATCH = "is not taken in a batch, whose files alone hold the response; leave it out"
@@ -77,19 +77,19 @@ class ResponsesReader:
             said.instruct(body.instructions)
         said.go_on(before)
         said.take(body.input)
-        wording = Wording(tuple(map(Place, said.places)), WORDS)
+        names = FieldNames(tuple(map(Place, said.places)), RENAMES)
         tools = None if body.tools is None else chat_tools(body.tools, self._chat.max_tools)
         chat = _as_chat(body, said.finished(), tools)
         try:
             asked = self._chat.asked("responses", chat, request_id, dropped)
         except ApiError as error:
-            raise wording.error(error) from None
+            raise error.renamed(names.path) from None
         asked = msgspec.structs.replace(
             asked,
             usage_frames="last",
-            wording=wording,
+            field_names=names,
             media=said.media,
-            uploads=[each._replace(where=upload_place(each.where, wording)) for each in asked.uploads],
+            uploads=[each._replace(where=upload_place(each.where, names)) for each in asked.uploads],
         )
         told = _told(body, asked, said.items, self._is_kept and body.store is not False)
         envelope = msgspec.structs.replace(asked.envelope, usage_frames="last", responses=told)
@@ -98,24 +98,30 @@ class ResponsesReader:
     def _check(self, body: ResponsesBody, before: Sequence[Json]) -> None:
         """Raises ApiError."""
         if body.background and body.store is False:
-            raise ApiError(400, "background needs store, which is true where it is left out", "store")
+            raise ApiError(
+                ErrorCode.INVALID_VALUE,
+                f"background needs {FIELD}, which is true by default",
+                FieldPath("store"),
+            )
         for field in ("background", "store"):
             if getattr(body, field) and not self._is_kept:
-                raise ApiError(400, f"{field} {self._unkept}", field, "unsupported_parameter")
+                raise ApiError(ErrorCode.UNSUPPORTED_FIELD, f"{FIELD} {self._unkept}", field)
         name = body.previous_response_id
         if name is not None and not before:
             text = f"there is no response {shown(name)} to go on with; send its items as input"
-            raise ApiError(400, text, "previous_response_id", "previous_response_not_found")
+            raise ApiError(ErrorCode.PREVIOUS_RESPONSE_NOT_FOUND, text, FieldPath("previous_response_id"))
         most = self._chat.max_messages
         if not isinstance(body.input, str) and len(body.input) > most:
-            text = f"input has {len(body.input)} items; at most {most} are taken (max_messages)"
-            raise ApiError(400, text, "input")
+            text = f"{FIELD} has {len(body.input)} items; at most {most} are taken (max_messages)"
+            raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("input"))
         for place, one in enumerate(body.include or ()):
             if one not in _INCLUDED:
-                text = f"include[{place}], {shown(one)}, is not done; there is {LOGPROBS}"
-                raise ApiError(400, text, "include", "unsupported_parameter")
+                text = f"{FIELD}[{place}], {shown(one)}, is not supported; there is {LOGPROBS}"
+                raise ApiError(ErrorCode.UNSUPPORTED_FIELD, text, FieldPath("include"))
         if body.top_logprobs and LOGPROBS not in (body.include or ()):
-            raise ApiError(400, f"top_logprobs needs {LOGPROBS} in include", "top_logprobs")
+            raise ApiError(
+                ErrorCode.INVALID_VALUE, f"{FIELD} needs {LOGPROBS} in include", FieldPath("top_logprobs")
+            )
 
 
 def _as_chat(body: ResponsesBody, messages: list[Json], tools: list[Json] | None) -> ChatBody:

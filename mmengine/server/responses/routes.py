@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from mmengine.errors import ErrorCode, FieldPath
 from mmengine.models.plugin import Tokenizer
 from mmengine.serve.stream.answer_record import News, Reader, Record
 from mmengine.server.calls.call_registry import Calls
@@ -35,7 +36,6 @@ MAX_LISTED = 100  # items of one page
 _LISTED = 20  # of a page for which no limit is asked
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 _CANCELLED = "cancelled"
-_NOT_FOUND = "previous_response_not_found"
 _Streamed = Callable[[Answering, str], ASGIApp]
 
 
@@ -50,7 +50,7 @@ class Found(NamedTuple):
     @property
     def was_cancelled(self) -> bool:
         last = self.record.items[-1] if self.record.items else None
-        return last is not None and last.finish_reason == "abort" and last.detail != "deadline"
+        return last is not None and last.code is ErrorCode.CANCELLED
 
 
 class Before(NamedTuple):
@@ -128,10 +128,12 @@ class ResponseRoutes:
             found = await self._find(owner, response_id.removeprefix(ID_PREFIX))
             if found is None:
                 text = f"there is no response {response_id[:256]!r} to go on with; send its items as input"
-                raise ApiError(400, text, "previous_response_id", _NOT_FOUND)
+                raise ApiError(ErrorCode.PREVIOUS_RESPONSE_NOT_FOUND, text, FieldPath("previous_response_id"))
             if not found.record.is_over:
                 text = f"the response {response_id[:256]!r} has no end yet; wait for it"
-                raise ApiError(400, text, "previous_response_id", "previous_response_not_finished")
+                raise ApiError(
+                    ErrorCode.PREVIOUS_RESPONSE_NOT_FINISHED, text, FieldPath("previous_response_id")
+                )
             asked = found.envelope.responses
             assert asked is not None
             body, given = await self._object(found), await self._input(owner, found)
@@ -236,12 +238,18 @@ def _after(request: Request) -> int:
     """The number of the last event that a reader has. Raises ApiError."""
     given = request.query_params.get("starting_after", "-1")
     if not _NUMBER.fullmatch(given):
-        raise ApiError(400, "starting_after must be the sequence_number of an event", "starting_after")
+        raise ApiError(
+            ErrorCode.INVALID_VALUE,
+            "starting_after must be the sequence_number of an event",
+            FieldPath("starting_after"),
+        )
     return int(given)
 
 
 def _none(request_id: str) -> ApiError:
-    return ApiError(404, f"there is no response {ID_PREFIX}{request_id[:256]}", "response_id", "not_found")
+    return ApiError(
+        ErrorCode.NOT_FOUND, f"there is no response {ID_PREFIX}{request_id[:256]}", FieldPath("response_id")
+    )
 
 
 def _check_room(count: int, num_bytes: int, num_values: int = 0) -> None:
@@ -250,7 +258,7 @@ def _check_room(count: int, num_bytes: int, num_values: int = 0) -> None:
             f"what stands before this response is more than {MAX_CHAIN} responses, "
             f"{MAX_BEFORE_BYTES // 2**20} MiB or {MAX_BEFORE_VALUES} values; send what matters of it as input"
         )
-        raise ApiError(400, text, "previous_response_id")
+        raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("previous_response_id"))
 
 
 def _media_parts(items: Sequence[Json]) -> Iterator[Json]:

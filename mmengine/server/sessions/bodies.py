@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from mmengine.errors import ErrorCode, FieldPath
 from mmengine.serve.requests.sessions import IDLE_S, SessionFacts
 from mmengine.server.chat.parsed_request import Json
 from mmengine.server.http.body_fields import Field, Fields
@@ -130,7 +131,9 @@ def as_chat(data: bytes, *, asks: bool) -> tuple[bytes, int | None]:
     NOT_ASKED.check_given(fields, ignore_unknown=True)
     content = fields.pop("content", None)
     if content is None:
-        raise ApiError(400, "content is missing: a text, or parts of a message", "content")
+        raise ApiError(
+            ErrorCode.INVALID_VALUE, "content is missing: a text, or parts of a message", FieldPath("content")
+        )
     index = decoded(fields.pop("index", b"null"), _decode_index)
     body: dict[str, object] = dict(fields)
     if not any(name in fields and bytes(fields[name]) != b"null" for name in _BUDGETS):

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from weakref import WeakValueDictionary
 
 from mmengine.config import EngineConfig
-from mmengine.errors import InvalidRequest, MMEngineError, QueueFull
+from mmengine.errors import ErrorCode, FieldPath, InvalidRequest, MMEngineError, QueueFull
 from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.async_engine.sessions import AsyncSession
@@ -88,7 +88,7 @@ class OpenSessions:
         async with self._turns.setdefault(owner, asyncio.Lock()):
             if len(await self.of(owner)) >= most:
                 text = f"this API key has {most} sessions open, its share of them (key_share); close one"
-                raise ApiError(429, text, code="key_share_full", headers={"retry-after": "5"})
+                raise ApiError(ErrorCode.KEY_SHARE_FULL, text, headers={"retry-after": "5"})
             yield
 
     def check_room(self, owner: str, session: AsyncSession, image: str) -> None:
@@ -107,7 +107,7 @@ class OpenSessions:
         mine, share = sum(held[name] for name in held if name.startswith(own)), self._settings.key_share
         if self._admission.has_several_keys and mine and mine + count > most * share:
             text = f"frames of this API key that wait for others have {mine} bytes, its share (key_share)"
-            raise ApiError(429, text, code="key_share_full", headers={"retry-after": "5"})
+            raise ApiError(ErrorCode.KEY_SHARE_FULL, text, headers={"retry-after": "5"})
 
     async def watch(self) -> None:
         """Forget those that nobody asked for too long, until it is cancelled."""
@@ -126,4 +126,4 @@ class OpenSessions:
 
 def _unknown(name: str) -> ApiError:
     text = f"there is no session {name[:200]!r}; it was closed, idle for too long, or never was"
-    return ApiError(404, text, "session_id", "session_not_found")
+    return ApiError(ErrorCode.SESSION_NOT_FOUND, text, FieldPath("session_id"))

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mmengine.errors import FieldPath
+from mmengine.errors import ErrorCode, FieldPath
 from mmengine.models.plugin import Processor
 from mmengine.request import GrammarRequest
 from mmengine.serve.async_engine.async_engine import AsyncEngine
@@ -45,7 +45,7 @@ async def answered_before(
     reasoning = await engine.on_engine(
         lambda one: one.reasoning.tokens(options, one.sessions.question(session.session_id))
     )
-    said = [Said(0, facts.answer, ended.reason, ended.detail)]
+    said = [Said(0, facts.answer, ended.reason, ended.detail, code=ended.code)]
     num_prompt = facts.num_tokens - len(facts.answer)
     prompted = (asked.request_id, asked.sampling, reasoning, grammar, ended.num_embeds, num_prompt)
     return Whole(*prompted, said, ended.num_cached_tokens, ended.num_drafts, ended.num_accepted)
@@ -84,4 +84,4 @@ def _ended_as_asked(facts: SessionFacts, asked: Asked, processor: Processor) -> 
 
 
 def _refused(text: str) -> ApiError:
-    return ApiError(409, text, "index", "session_index")
+    return ApiError(ErrorCode.SESSION_INDEX, text, FieldPath("index"))

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from mmengine.errors import InvalidRequest, MMEngineError
+from mmengine.errors import FIELD, ErrorCode, FieldPath, MMEngineError
 from mmengine.serve.async_engine.sessions import AsyncSession
 from mmengine.serve.requests.sessions import SessionFacts
 from mmengine.serve.requests.submission import OTHER_ADAPTER
@@ -199,7 +199,7 @@ class SessionRoutes:
             asked = msgspec.structs.replace(asked, envelope=own)
         asked = self._answers.named(asked, request.scope[OWNER])
         if asked.adapter != adapter:
-            raise ApiError(400, OTHER_ADAPTER, "model")
+            raise ApiError(ErrorCode.INVALID_VALUE, OTHER_ADAPTER, FieldPath("model"))
         return asked
 
     async def _fill(self, asked: Asked, held: Held) -> None:
@@ -226,8 +226,8 @@ class SessionRoutes:
 
 def told_of_session(error: MMEngineError) -> ApiError:
     """What a caller hears of an error of the engine."""
-    if isinstance(error, InvalidRequest) and str(error).startswith("no session "):
-        return ApiError(404, "the session was closed", "session_id", "session_not_found")
+    if error.code is ErrorCode.SESSION_NOT_FOUND:
+        return ApiError(ErrorCode.SESSION_NOT_FOUND, "the session was closed", FieldPath("session_id"))
     return api_error(error)
 
 
@@ -241,7 +241,11 @@ def _content(asked: Asked) -> list[Json]:
 
 def _picture(url: str) -> str:
     if not url.startswith("data:"):
-        raise ApiError(400, "image must be a data: URL; frames are not fetched", "image", "url_not_fetched")
+        raise ApiError(
+            ErrorCode.URL_NOT_FETCHED,
+            f"{FIELD} must be a data: URL; frames are not fetched",
+            FieldPath("image"),
+        )
     return url
 
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import msgspec
 
-from mmengine.errors import InvalidRequest, QueueFull
+from mmengine.errors import QueueFull, id_in_use
 from mmengine.server.storage.database import Database
 
 SWEEP_S = 30.0  # between two looks for what is too old
@@ -164,7 +164,7 @@ class Store:
     async def _keep(self, kept: Kept, media: Mapping[str, bytes]) -> None:
         def job(connection: sqlite3.Connection) -> int:
             if not _put(connection, [kept], self._clock()):
-                raise InvalidRequest(f"the response id {kept.response_id!r} is in use; ids must differ")
+                raise id_in_use(kept.response_id)
             _hold(connection, kept.response_id, media)
             return self._make_room(connection, [kept])
 

@@ -26,7 +26,7 @@ MAX_TOGETHER = 256  # writes of one commit
 MAX_CHECKED_BYTES = 64 * 2**20  # of a database that is looked through as it is opened
 VACUUMED_PAGES = 1024  # that a scrub gives back to the disk at most
 BUSY_S = 5.0  # that a checkpoint waits for readers
-_FULL = ("database or disk is full", "disk I/O error")
+_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # primary codes, the low byte of an error's
 
 
 def _counted(table: str, size: str) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ class Database:
                 raise
             return connection
         except sqlite3.DatabaseError as error:
-            if any(text in str(error) for text in _FULL):
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _FULL:
                 raise ConfigError(
                     f"{self._path} cannot be written ({error}); make room on its disk"
                 ) from None

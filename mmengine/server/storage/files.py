@@ -19,7 +19,7 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from mmengine.errors import ConfigError, InvalidRequest, KeepFailed, QueueFull
+from mmengine.errors import ConfigError, ErrorCode, InvalidRequest, KeepFailed, QueueFull
 from mmengine.events.files import open_file, sync_data, sync_folder
 from mmengine.server.storage.database import Database
 from mmengine.server.storage.list_positions import Places
@@ -238,6 +238,8 @@ class Incoming:
 
 class FileTooLarge(InvalidRequest):
     """One file has more bytes than are taken."""
+
+    code = ErrorCode.FILE_TOO_LARGE
 
 
 def _rows(connection: sqlite3.Connection, there: Collection[str]) -> list[StoredFile]:

@@ -7,6 +7,7 @@ from typing import TypeGuard
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from mmengine.errors import ErrorCode
 from mmengine.server.http.body_reader import WHOLE
 from mmengine.server.http.errors import ApiError
 from mmengine.server.settings import ServerSettings
@@ -60,13 +61,13 @@ class Connection(HttpToolsProtocol):
         try:
             self._parse(memoryview(data))
         except httptools.HttpParserError:
-            self._refuse(ApiError(400, "this is no HTTP request that can be read"))
+            self._refuse(ApiError(ErrorCode.INVALID_VALUE, "this is no HTTP request that can be read"))
         most = self.limits.max_header_bytes
         if self.transport.is_closing():
             return
         if self._num_head_bytes > most:
             text = f"the head of the request has more than {most} bytes (max_header_bytes)"
-            self._refuse(ApiError(431, text))
+            self._refuse(ApiError(ErrorCode.HEAD_TOO_LARGE, text))
         elif self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
             self._head_timer = self.loop.call_later(self.limits.body_timeout_s, self._give_head_up)
 
@@ -76,7 +77,12 @@ class Connection(HttpToolsProtocol):
             self.timeout_keep_alive_handler()
         elif not self.transport.is_closing():
             seconds = self.limits.body_timeout_s
-            self._refuse(ApiError(408, f"the head did not come within {seconds:g} seconds (body_timeout_s)"))
+            self._refuse(
+                ApiError(
+                    ErrorCode.BODY_TIMEOUT,
+                    f"the head did not come within {seconds:g} seconds (body_timeout_s)",
+                )
+            )
 
     def _unwatch_head(self) -> None:
         if self._head_timer is not None:
