@@ -149,18 +149,19 @@ def _phases(bench: Bench, into: dict[str, int]) -> Iterator[None]:
 
         return run
 
-    names = ("schedule", "evolve", "batch", "complete")
+    names = ("evolve", "batch", "complete")
     kept = {name: getattr(loop, name) for name in names}
-    sink = bench.core.sink
+    sink, scheduler = bench.core.sink, bench.core._scheduler
     for name, call in kept.items():
         setattr(loop, name, timed(name, call))
     sink.append, sink.commit = timed("append", sink.append), timed("append", sink.commit)
+    scheduler.schedule = timed("schedule", scheduler.schedule)
     try:
         yield
     finally:
         for name, call in kept.items():
             setattr(loop, name, call)
-        del sink.append, sink.commit
+        del sink.append, sink.commit, scheduler.schedule
 
 
 def _measure(bench: Bench, count: int, before: Callable[[int], None] = lambda number: None) -> dict:

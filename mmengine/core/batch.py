@@ -84,7 +84,7 @@ def batch(view: View, decisions: Sequence[ev.Event], tables: BlockTables) -> Ste
         draft_room=draft_room(view, rows),
         part=_part(view),
         states=_states(view, rows, admitted) if view.config.num_state_slots else None,
-        adapters=view.adapters.there,
+        adapters=view.adapters.loaded,
         fetched=tuple((name, np.asarray(blocks)) for name, blocks in view.step_fetched),
     )
 

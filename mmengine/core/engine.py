@@ -30,7 +30,8 @@ from mmengine.core.executor import NO_PLAN, Executor
 from mmengine.core.first_events import settled_queued, started_of
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.inbox import Inbox, Source
-from mmengine.core.outputs import Outputs, Stats
+from mmengine.core.observer import Observers
+from mmengine.core.outputs import OutputCollector, Outputs, Stats, StatsCounter
 from mmengine.core.remote_blocks import RemoteBlocks
 from mmengine.core.session_door import SessionDoor
 from mmengine.core.snapshot import snapshot
@@ -93,7 +94,7 @@ class EngineCore:
         self._collect_first = False
         self._waited_for = overlap.ALONE  # why the next step was not decided yet, while one ran
         self._is_committed = True  # by the last step, what it and those before it recorded
-        self._outputs = Outputs()
+        self._collector = OutputCollector(self.state)
         self._stats = Stats(kv_blocks_total=config.num_blocks - 1)
         if self._overlaps:
             self._stats.overlap = dict.fromkeys(overlap.HOW, 0)
@@ -101,7 +102,14 @@ class EngineCore:
         self.sessions = SessionDoor(config, self.state, self.inbox, self._acceptable)
         self._store = None if remote is None else StoreLine(remote, self.state, self.inbox)
         self._snapshots = snapshots
-        self._unreceived = Unreceived() if state is None and snapshots is not None else unreceived
+        if state is None and snapshots is not None:
+            unreceived = Unreceived(self.state)
+        self._unreceived = unreceived
+        if unreceived is not None:
+            unreceived.sequence = self.sink.next_sequence - 1
+        optional = [one for one in (self._store, unreceived) if one is not None]
+        counter = StatsCounter(self.state, self._stats)
+        self._observers = Observers([self.sessions, *optional, self._collector, counter, self.inbox])
         self._started = started or started_of(config, fingerprints or {})
         num_steps = 0
         if state is None:
@@ -157,7 +165,8 @@ class EngineCore:
         oldest of them. Deadlines of requests count from now."""
         if cause and self._dispatched:
             self._emit(ev.Failed(writable(cause)))
-        self._is_decided, self._plan, self._outputs = False, NO_PLAN, Outputs()
+        self._is_decided, self._plan = False, NO_PLAN
+        self._collector.take()
         self._dispatched.forget()
         self._collect_first = False
         self._emit(event)
@@ -168,7 +177,11 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         return bool(
-            self.state.requests or self._source or self._outputs or self._dispatched or self._is_decided
+            self.state.requests
+            or self._source
+            or self._collector.outputs
+            or self._dispatched
+            or self._is_decided
         )
 
     @property
@@ -239,7 +252,7 @@ class EngineCore:
         and nothing comes out; call again. Raises ExecutorLost, again and again, when no step can run any
         more; what is accepted goes on with the log in another process.
         """
-        if not self._is_decided and not self._outputs:
+        if not self._is_decided and not self._collector.outputs:
             self._advance()
         return self._release()
 
@@ -316,7 +329,7 @@ class EngineCore:
         drafts = drafted(self.state, sampled, event)
         self._emit(event)
         taken = None if before is None else self.state.num_tokens[sampled] - before
-        self._outputs.tokens(self.view, sampled, taken, event, drafts)
+        self._collector.outputs.tokens(self.view, sampled, taken, event, drafts)
         if drafts is not None:
             self._stats.drafts = added(self._stats.drafts, drafts)
         self._stats.num_output_tokens += len(sampled) if taken is None else int(taken.sum())
@@ -335,8 +348,7 @@ class EngineCore:
         # What is left of a full disk is for what runs.
         if snapshots is not None and snapshots.is_due(*self._written) and not self.stalled:
             self._save(snapshots)
-        outputs, self._outputs = self._outputs, Outputs()
-        return outputs
+        return self._collector.take()
 
     @property
     def _written(self) -> tuple[int, int]:
@@ -347,7 +359,7 @@ class EngineCore:
         """Take a snapshot of the state, all of which is in the log."""
         sequence = self.sink.next_sequence - 1
         body = body_of(self.state, self._started, sequence)
-        unreceived = None if self._unreceived is None else self._unreceived.saved(self.state)
+        unreceived = None if self._unreceived is None else self._unreceived.saved()
         snapshots.put(sequence, partial(snapshot.packed, body, unreceived), self.sink.num_bytes)
         if not snapshots.in_background:
             self._flush(snapshots)
@@ -374,22 +386,11 @@ class EngineCore:
         self._emit(checkpoint(self.state))
 
     def _emit(self, event: ev.Event) -> None:
-        """Append and apply."""
-        req_state = self.state.requests.get(getattr(event, "request_id", ""))
+        """Append the event to the log and apply it to the state."""
         self._now = max(self._now, self._clock())  # verify compares the order of times
         self.sink.append(event, self.state.step_of(event), self._now)
-        self.sessions.before(event)
-        if self._store is not None:
-            self._store.before(event)
-        if self._unreceived is None:
-            evolve(self.state, event)
-        else:
-            self._unreceived.fold(self.state, event, self.sink.next_sequence - 1)
-        if self._store is not None:
-            self._store.after(event)
-        self._stats.count(event, req_state, self.config.block_size)
-        if isinstance(event, ev.Admitted):
-            self._outputs.admitted.append(event.request_id)
-        elif isinstance(event, ev.Finished):
-            self.inbox.ended(event.request_id)
-            self._outputs.finished(event, max(0, req_state.num_cached) if req_state else 0)
+        for before in self._observers.before:
+            before(event)
+        evolve(self.state, event)
+        for after in self._observers.after:
+            after(event)

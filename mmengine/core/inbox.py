@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
+from mmengine.core.observer import Observer
 from mmengine.core.state.request_state import DEADLINE
 from mmengine.core.state.sessions import IDLE
 from mmengine.events import vocabulary as ev
@@ -62,8 +63,8 @@ class Deadlines:
                 yield name
 
 
-class Inbox:
-    """A queue in memory, and the deadlines of what went through it. `clock` gives ns."""
+class Inbox(Observer):
+    """A queue in memory with the deadlines of the requests that passed through it. `clock` gives ns."""
 
     def __init__(self, clock: Callable[[], int]):
         self._events: deque[ev.Event] = deque()
@@ -121,10 +122,11 @@ class Inbox:
         """When the next session has been idle for too long, by the clock; None: none will be."""
         return self._of_sessions.next_ns
 
-    def ended(self, request_id: str) -> None:
-        """A request is over: its deadlines mean nothing any more, also to a later one of that id."""
-        self._deadlines.forget(request_id)
-        self._of_store.forget(request_id)
+    def after(self, event: ev.Event) -> None:
+        """Forget the deadlines of a request that ended, so that a later request may have its id."""
+        if isinstance(event, ev.Finished):
+            self._deadlines.forget(event.request_id)
+            self._of_store.forget(event.request_id)
 
     def drain(self) -> list[ev.Event]:
         """Everything asked so far, then the deadlines that have passed."""

@@ -10,8 +10,9 @@ import numpy as np
 from mmengine.core.decide.stall import NO_PROGRESS, THRASH
 from mmengine.core.executed import prompt_logprobs
 from mmengine.core.executor import PromptLogprobs
+from mmengine.core.observer import Observer
 from mmengine.core.state.drafted import DraftCounts, Drafted
-from mmengine.core.state.request_state import RequestState
+from mmengine.core.state.state import State
 from mmengine.core.state.view import View
 from mmengine.errors import ErrorCode
 from mmengine.events import vocabulary as ev
@@ -104,6 +105,7 @@ class Outputs:
                     of_row.append(entry)
 
     def finished(self, event: ev.Finished, num_cached: int) -> None:
+        """Add the end of a request with `num_cached` cached prompt tokens."""
         self._ends[event.request_id] = (event, num_cached)
 
     def __iter__(self) -> Iterator[Output]:
@@ -163,37 +165,64 @@ class Stats:
     drafts: dict[int, DraftCounts] = field(default_factory=dict)
     overlap: dict[str, int] = field(default_factory=dict)
 
-    def count(self, event: ev.Event, req_state: RequestState | None, block_size: int) -> None:
-        """`event` was applied; `req_state`: the request that it names, or None."""
+    def as_dict(self) -> dict[str, Any]:
+        """Return the counters by name."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+class OutputCollector(Observer):
+    """Collects the outputs of the current step. `outputs` are not yet given to their consumers."""
+
+    def __init__(self, state: State):
+        self._state, self.outputs = state, Outputs()
+
+    def before(self, event: ev.Event) -> None:
+        if isinstance(event, ev.Admitted):
+            self.outputs.admitted.append(event.request_id)
+        elif isinstance(event, ev.Finished):
+            req_state = self._state.requests.get(event.request_id)
+            self.outputs.finished(event, max(0, req_state.num_cached) if req_state else 0)
+
+    def take(self) -> Outputs:
+        """Return the outputs collected since the last call."""
+        outputs, self.outputs = self.outputs, Outputs()
+        return outputs
+
+
+class StatsCounter(Observer):
+    """Counts events into `stats`."""
+
+    def __init__(self, state: State, stats: Stats):
+        self._state, self.stats = state, stats
+
+    def after(self, event: ev.Event) -> None:
+        stats = self.stats
         match event:
             case ev.Executed():
-                self.steps += 1
-                self.device_ns += event.device_ns
+                stats.steps += 1
+                stats.device_ns += event.device_ns
             case ev.Scheduled(encode=encode):
-                self.num_encoded_items += len(encode)
-            case ev.Admitted(encode=encode, cached_blocks=cached):
-                self.num_encoded_items += len(encode)
-                held = () if req_state is None else req_state.held_media
-                self.num_encoder_hits += len(held) - len(encode)
-                self.num_cached_tokens += len(cached) // 4 * block_size
-                self.num_looked_up_tokens += 0 if req_state is None else len(req_state.tokens)
-            case ev.Encoded(index=index, until=until):
-                self.num_encoded_items += req_state is not None and until >= req_state.media_work[index]
+                stats.num_encoded_items += len(encode)
+            case ev.Admitted(request_id=name, encode=encode, cached_blocks=cached):
+                req_state = self._state.requests[name]
+                stats.num_encoded_items += len(encode)
+                stats.num_encoder_hits += len(req_state.held_media) - len(encode)
+                stats.num_cached_tokens += len(cached) // 4 * self._state.block_size
+                stats.num_looked_up_tokens += len(req_state.tokens)
+            case ev.Encoded(request_id=name, index=index, until=until):
+                stats.num_encoded_items += until >= self._state.requests[name].media_work[index]
             case ev.Arrived(digests=digests):
-                self.num_fetched_blocks += len(digests) // 8
+                stats.num_fetched_blocks += len(digests) // 8
             case ev.Lost():
-                self.num_lost_fetches += 1
+                stats.num_lost_fetches += 1
             case ev.LeaseTaken():
-                self.num_leases_taken += 1
+                stats.num_leases_taken += 1
             case ev.Queued(prompt=prompt):
-                self.num_prompt_tokens += len(prompt) // 4
+                stats.num_prompt_tokens += len(prompt) // 4
             case ev.Preempted():
-                self.num_preemptions += 1
+                stats.num_preemptions += 1
             case ev.Stalled(kind=kind):
-                self.num_thrashes += kind == THRASH
-                self.num_no_progress += kind == NO_PROGRESS
+                stats.num_thrashes += kind == THRASH
+                stats.num_no_progress += kind == NO_PROGRESS
             case ev.Finished():
-                self.num_finished += 1
-
-    def as_dict(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+                stats.num_finished += 1

@@ -12,7 +12,7 @@ from mmengine.core.fold.evolve import evolve
 from mmengine.core.snapshot.body import Body
 from mmengine.core.snapshot.snapshot import newest_before, newest_first
 from mmengine.core.state.state import State
-from mmengine.core.unreceived import ResumedAnswer, Unreceived, restored
+from mmengine.core.unreceived import NO_RECORD, ResumedAnswer, Unreceived, restored
 from mmengine.errors import ConfigError, CorruptLog, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, Record
@@ -21,7 +21,6 @@ from mmengine.events.retention import Undelivered
 from mmengine.version import __version__
 
 BEHIND_ALL = 2**64  # in place of a sequence
-NO_RECORD = -1  # in place of a sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +126,7 @@ def _read_whole(folder: Path, resume: Resume) -> ResumeState:
     else:
         state, body = base
         started, records = body.started, iter(LogReader(folder, resume.mode, body.sequence + 1))
-    unreceived = Unreceived()
+    unreceived = Unreceived(state, 0 if base is None else body.sequence)
     _fold(state, unreceived, _without_gap(records, 1 if base is None else body.sequence + 1), resume.wanted)
     return _resumed(started, state, unreceived, survey.fingerprints, resume, survey.cuts)
 
@@ -152,7 +151,7 @@ def _resumed(
 ) -> ResumeState:
     steps = [flight.step for flight in state.flights] + ([state.step] if state.is_open else [])
     unreceived.fingerprints = fingerprints
-    answers = unreceived.answers(state)
+    answers = unreceived.answers()
     resumed = ResumeState(started, state, answers, tuple(steps), fingerprints, unreceived, resume.mode)
     resumed.tell(cuts)
     return resumed
@@ -213,8 +212,9 @@ def _fold(
         try:
             if isinstance(event, ev.Delivered) and _is_wanted(event, wanted):
                 evolve(state, event)
+                unreceived.sequence = record.sequence
             else:
-                unreceived.fold(state, event, record.sequence)
+                unreceived.fold(event)
         except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
             raise CorruptLog(
                 f"record {record.sequence} (step {record.step}, {type(event).__name__}) cannot follow what "

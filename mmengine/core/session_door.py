@@ -9,6 +9,7 @@ import numpy as np
 from mmengine.config import EngineConfig
 from mmengine.core.decide.admit import check_request, check_session
 from mmengine.core.inbox import Inbox
+from mmengine.core.observer import Observer
 from mmengine.core.state.sessions import SessionState
 from mmengine.core.state.state import State
 from mmengine.errors import ErrorCode, FieldPath, InvalidRequest, QueueFull, SessionBusy
@@ -16,7 +17,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.request import MediaItem, Request, num_before
 
 
-class SessionDoor:
+class SessionDoor(Observer):
     """Of one loop. `accepted`: what a request becomes that is sound; raises what `EngineCore.submit` does.
     Not thread-safe."""
 

@@ -7,6 +7,7 @@ the loop keeps a deadline of its own: a store that hangs, and every thread with 
 import numpy as np
 
 from mmengine.core.inbox import Inbox
+from mmengine.core.observer import Observer
 from mmengine.core.remote_blocks import RemoteBlocks
 from mmengine.core.state.prefix_index import NO_CONTENT
 from mmengine.core.state.request_state import ASKED, FETCHING
@@ -14,7 +15,7 @@ from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 
 
-class StoreLine:
+class StoreLine(Observer):
     """`state` is the loop's, told of each event `before` and `after` it is applied."""
 
     def __init__(self, remote: RemoteBlocks, state: State, inbox: Inbox):

@@ -12,6 +12,7 @@ import numpy as np
 from mmengine.core.executed import prompt_logprobs
 from mmengine.core.executor import PromptLogprobs
 from mmengine.core.fold.evolve import evolve
+from mmengine.core.observer import Observer
 from mmengine.core.outputs import Output
 from mmengine.core.snapshot import body as saved
 from mmengine.core.snapshot.snapshot import digest_of
@@ -25,7 +26,10 @@ from mmengine.request import Request
 MAX_SCORES = 2**17  # logprobs in a snapshot, of prompts too: a few milliseconds
 Logprobs = list[tuple[tuple[int, float], ...]]
 
+NO_RECORD = -1  # in place of a sequence
+
 _decoder = msgspec.msgpack.Decoder(saved.Unreceived)
+_NO_ROWS = np.zeros(0, np.intp)
 
 
 @dataclass(slots=True)
@@ -82,68 +86,79 @@ class _Ended:
     code: ErrorCode | None = None
 
 
-class Unreceived:
+class Unreceived(Observer):
     """`undelivered`: whose answers are needed. `lacking`: requests whose logprobs are not known from their
     first token on, because the snapshot with which it began left them out. `fingerprints`: of the last
     RECOVERED."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: State, sequence: int = NO_RECORD) -> None:
+        self._state, self.sequence = state, sequence  # of the last record that was applied
         self.undelivered = Undelivered()
         self.lacking: set[str] = set()
         self.fingerprints: dict[str, str] = {}
         self._ended: dict[str, _Ended] = {}
         self._scores: dict[str, _Scores] = {}  # of live requests that asked for them
+        self._sampled = _NO_ROWS  # intp: rows of the step that returns with logprobs, their tokens and owners
+        self._num_tokens, self._owners = _NO_ROWS, _NO_ROWS
 
-    def fold(self, state: State, event: ev.Event, sequence: int) -> None:
-        """Apply `event`, record `sequence`, to `state`, and take of it what belongs to answers."""
+    def before(self, event: ev.Event) -> None:
+        """Keep the parts of `event`, the next record, that belong to answers."""
+        self.sequence += 1
         match event:
             case ev.Executed(logprobs=logprobs, prompt_logprobs=of_prompts):
                 if logprobs or of_prompts:
-                    self._take_scores(state, event)
-                    return
+                    self._sampled = self._state.sampled_rows()
+                    self._num_tokens = self._state.num_tokens[self._sampled]
+                    self._owners = self._state.requests_by_row[self._sampled]
             case ev.Queued(request_id=name):
                 self._forget(name)
-                self.undelivered.see(event, sequence)
+                self.undelivered.see(event, self.sequence)
             case ev.Finished(request_id=name):
-                req_state = state.requests.get(name)
+                req_state = self._state.requests.get(name)
                 if req_state is not None and name in self.undelivered.begins:
-                    self._ended[name] = _ended(state, req_state, event, self._scores.pop(name, _Scores()))
-                    self.undelivered.see(event, sequence)
+                    scores = self._scores.pop(name, _Scores())
+                    self._ended[name] = _ended(self._state, req_state, event, scores)
+                    self.undelivered.see(event, self.sequence)
             case ev.Delivered(request_id=name):
                 if name in self.undelivered.ended:
                     self._forget(name)
-                    self.undelivered.see(event, sequence)
+                    self.undelivered.see(event, self.sequence)
             case ev.Recovered(fingerprints=fingerprints):
                 self.fingerprints = fingerprints
-        evolve(state, event)
+
+    def after(self, event: ev.Event) -> None:
+        """Keep the logprobs of the requests that took their tokens."""
+        if not isinstance(event, ev.Executed) or not (event.logprobs or event.prompt_logprobs):
+            return
+        took = (self._state.num_tokens[self._sampled] - self._num_tokens).tolist()
+        for found in prompt_logprobs(event):
+            if took[found.row] and (scores := self._scores_of(self._owners[found.row])) is not None:
+                scores.of_prompt = found
+        for index, entries in event.logprobs:
+            if took[index] and (scores := self._scores_of(self._owners[index])) is not None:
+                took[index] -= 1
+                scores.logprobs = scores.logprobs or []
+                scores.logprobs.append(entries)
+        self._owners = _NO_ROWS
+
+    def fold(self, event: ev.Event) -> None:
+        """Apply the next record's event to the state, and keep the parts that belong to answers."""
+        self.before(event)
+        evolve(self._state, event)
+        self.after(event)
 
     def _forget(self, name: str) -> None:
         self._ended.pop(name, None)
         self.lacking.discard(name)
 
-    def _take_scores(self, state: State, event: ev.Executed) -> None:
-        """Apply EXECUTED, and keep the logprobs of those that took their token."""
-        sampled = state.sampled_rows()
-        before, owners = state.num_tokens[sampled], state.requests_by_row[sampled]
-        evolve(state, event)
-        took = (state.num_tokens[sampled] - before).tolist()
-        for found in prompt_logprobs(event):
-            if took[found.row] and (scores := self._scores_of(owners[found.row])) is not None:
-                scores.of_prompt = found
-        for index, entries in event.logprobs:
-            if took[index] and (scores := self._scores_of(owners[index])) is not None:
-                took[index] -= 1
-                scores.logprobs = scores.logprobs or []
-                scores.logprobs.append(entries)
-
     def _scores_of(self, req_state: RequestState | None) -> _Scores | None:
         name = "" if req_state is None else req_state.request.request_id
         return self._scores.setdefault(name, _Scores()) if name in self.undelivered.begins else None
 
-    def answers(self, state: State) -> dict[str, ResumedAnswer]:
+    def answers(self) -> dict[str, ResumedAnswer]:
         """By request id, in the order in which they began. Raises CorruptLog for a live request of which
         nobody knows how it began."""
-        begins = self.undelivered.begins
+        begins, state = self.undelivered.begins, self._state
         for name in state.requests:
             if name not in begins or name in self._ended:
                 raise CorruptLog(f"the record of how request {name!r} began is lost; begin another log")
@@ -168,8 +183,9 @@ class Unreceived:
             )
         return answers
 
-    def saved(self, state: State) -> saved.Unreceived:
-        """For a snapshot of `state`, of which `restored` makes it again."""
+    def saved(self) -> saved.Unreceived:
+        """Return the form that a snapshot holds; `restored` reads it."""
+        state = self._state
         left, lacking = MAX_SCORES, set(self.lacking)
         scores = {name: ended.scores for name, ended in self._ended.items()} | self._scores
         for name, one in scores.items():
@@ -201,14 +217,14 @@ def restored(state: State, body: saved.Body) -> Unreceived | None:
         return None
     try:
         found = _decoder.decode(body.unreceived)
-        return _filled(state, found)
+        return _filled(state, found, body.sequence)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
 
 
-def _filled(state: State, found: saved.Unreceived) -> Unreceived:
+def _filled(state: State, found: saved.Unreceived, sequence: int) -> Unreceived:
     """Raises ValueError where it contradicts the state."""
-    out = Unreceived()
+    out = Unreceived(state, sequence)
     for one in found.answers:
         request = request_of(state.kept_grammars.whole(one.queued))
         token_ids = np.frombuffer(one.token_ids, np.int32)

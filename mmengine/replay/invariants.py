@@ -7,12 +7,13 @@ They are counted anew from what rows, requests and steps hold, and compared with
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from mmengine.core.state.adapters import digest_of
 from mmengine.core.state.columns import NEVER, RUNS_ON
+from mmengine.core.state.read_only import RequestView
 from mmengine.core.state.state import State
 
 
@@ -114,7 +115,7 @@ def _sessions(state: State) -> Iterator[str]:
 
 def _queue(state: State) -> Iterator[str]:
     """Who waits stands where the policy's rank belongs, and rows stand in the order of their admission."""
-    ranks = [state.policy.rank(req_state) for req_state in state.waiting]
+    ranks = [state.policy.rank(cast(RequestView, req_state)) for req_state in state.waiting]
     for place, (first, second) in enumerate(pairwise(ranks)):
         if second < first:
             one, other = (state.waiting[place + n].request.request_id for n in (0, 1))

@@ -330,7 +330,7 @@ def test_deadlines_of_ended_requests_are_forgotten():
     inbox = Inbox(lambda: 0)
     for number in range(10_000):
         inbox.put(ev.Queued(str(number), b"", SamplingParams(), deadline_ns=10**18))
-        inbox.ended(str(number))
+        inbox.after(ev.Finished(str(number), "stop"))
         inbox.drain()
     assert len(inbox._deadlines._all) < 100 and not inbox._deadlines._of
 

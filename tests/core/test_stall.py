@@ -36,7 +36,7 @@ def test_a_request_that_is_preempted_again_and_again_is_named_once(tmp_path):
 
 
 def test_no_progress_is_an_error_and_an_event(tmp_path, monkeypatch):
-    monkeypatch.setattr("mmengine.core.engine.schedule", lambda view: None)
+    monkeypatch.setattr("mmengine.core.decide.schedule.Scheduler.schedule", lambda self, view: None)
     config = EngineConfig(
         max_num_seqs=2, token_budget=16, max_model_len=40, num_blocks=11, encoder_cache_size=64
     )

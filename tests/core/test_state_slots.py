@@ -93,11 +93,11 @@ def test_a_state_whose_block_is_gone_goes_before_one_that_can_be_hit():
     slots, index = engine.state.states, engine.state.blocks.index
     (old,) = (slots.content >= 0).nonzero()[0].tolist()
     index.forget(slots.block[[old]])
-    assert slots.peek(3, index.content).tolist() == [*(n for n in range(3) if n != old), old]
+    assert slots.peek(3).tolist() == [*(n for n in range(3) if n != old), old]
     engine.submit(request("b", 6, max_tokens=1))
     engine.run()
     (new,) = (n for n in range(3) if slots.content[n] >= 0 and n != old)
-    assert slots.peek(3, index.content).tolist()[-2:] == [old, new]
+    assert slots.peek(3).tolist()[-2:] == [old, new]
 
 
 def test_what_a_failed_step_kept_is_not_relied_on():

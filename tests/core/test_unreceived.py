@@ -242,14 +242,14 @@ def test_answers_in_a_snapshot_that_contradict_it_are_not_believed(tmp_path, cha
     folder = tmp_path / "log"
     core = long_run(folder, every_bytes=10**9)
     state, sequence = core.state, core.sink.next_sequence - 1
-    saved = core._unreceived.saved(state)
+    saved = core._unreceived.saved()
     if change == "other requests":
-        saved = Unreceived().saved(state)
+        saved = Unreceived(state).saved()
     body = body_of(state, core._started, sequence)
     data = snapshot.packed(body, saved)
     if change == "digest":
         core._unreceived.fingerprints = {"weights": "of nobody"}
-        body.unreceived = msgspec.msgpack.encode(core._unreceived.saved(state))
+        body.unreceived = msgspec.msgpack.encode(core._unreceived.saved())
         data = snapshot.packed(body)
     if change == "no msgpack":
         body.unreceived = body.unreceived[:-1]
@@ -323,7 +323,7 @@ def test_what_was_wanted_again_is_forgotten_when_it_is_delivered_again(tmp_path)
     for name in [*names, "new"]:
         core.delivered(name)
     core.step()
-    saved = core._unreceived.saved(core.state)
+    saved = core._unreceived.saved()
     writer.close()
     assert not saved.begins and not saved.answers
 

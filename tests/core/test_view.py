@@ -120,14 +120,14 @@ def view():
 @pytest.mark.parametrize("line", [line for line in WRITES if "# a " not in line])
 def test_what_is_given_refuses_a_write(view, line):
     row = view.requests["a"].row
-    before = state_digest(view._state)
+    before = state_digest(view._target)
     with pytest.raises((ValueError, TypeError, AttributeError)):
         exec(line, {"view": view, "row": row, "rows": view.running})
-    assert state_digest(view._state) == before
+    assert state_digest(view._target) == before
 
 
 def test_a_view_shows_what_is_written_behind_it(view):
-    state = view._state
+    state = view._target
     row = view.requests["a"].row
     state.num_tokens[row] += 1
     state.step += 1

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from mmengine.cli import main as cli
+from mmengine.core.decide.schedule import Scheduler
 from mmengine.core.fold import evolve
 from mmengine.core.state import policy
 from mmengine.errors import LogError
@@ -177,13 +178,11 @@ def test_a_decision_that_remembers_diverges(tmp_path, monkeypatch):
 
 def plant_a_memory(monkeypatch):
     """A scheduler with a memory of its own decides otherwise when it is asked again."""
-    from mmengine.core import engine
+    real, asked = Scheduler.schedule, []
 
-    real, asked = engine.schedule, []
-
-    def schedule(view):
+    def schedule(self, view):
         asked.append(view.step)
-        event = real(view)
+        event = real(self, view)
         if len(asked) == 200 and isinstance(event, type(None)) is False and hasattr(event, "new_blocks"):
             return event
         return (
@@ -192,7 +191,7 @@ def plant_a_memory(monkeypatch):
             else _without_admission(event)
         )
 
-    monkeypatch.setattr(engine, "schedule", schedule)
+    monkeypatch.setattr(Scheduler, "schedule", schedule)
 
 
 def _without_admission(event):

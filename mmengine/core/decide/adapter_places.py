@@ -11,7 +11,7 @@ that take turns one request at a time would share no step. Under vLLM's rules no
 from collections.abc import Callable
 
 from mmengine.core.state.adapters import digest_of
-from mmengine.core.state.reading import RequestView
+from mmengine.core.state.read_only import RequestView
 from mmengine.core.state.request_state import SETTLED
 from mmengine.core.state.view import View
 

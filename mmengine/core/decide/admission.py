@@ -12,7 +12,7 @@ from mmengine.core.decide.leases import taken_back
 from mmengine.core.decide.start import Start, start_of
 from mmengine.core.state.blocks import threshold_of
 from mmengine.core.state.prefix_index import NO_BLOCK
-from mmengine.core.state.reading import RequestView
+from mmengine.core.state.read_only import RequestView
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 

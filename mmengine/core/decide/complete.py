@@ -5,7 +5,7 @@ import numpy as np
 from mmengine.core.decide.leases import is_computed
 from mmengine.core.executor import CUT
 from mmengine.core.state.columns import BROKEN, CRASHED, LOST, RUNS_ON, STOPPED
-from mmengine.core.state.reading import RequestView
+from mmengine.core.state.read_only import RequestView
 from mmengine.core.state.view import View
 from mmengine.errors import ErrorCode
 from mmengine.events import vocabulary as ev

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from mmengine.core.state.reading import RequestView
+from mmengine.core.state.read_only import RequestView
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 from mmengine.request import num_before

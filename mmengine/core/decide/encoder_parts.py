@@ -9,7 +9,7 @@ encoder cache, and the request continues in the next step.
 
 from mmengine.core.decide.admission import Admission, MayStart
 from mmengine.core.state.flight import work_done
-from mmengine.core.state.reading import RequestView
+from mmengine.core.state.read_only import RequestView
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 

@@ -13,7 +13,7 @@ from mmengine.core.decide.admission import Admission
 from mmengine.core.decide.encoder_parts import next_part
 from mmengine.core.decide.running import RunningRows
 from mmengine.core.state.columns import ReadOnlyArray
-from mmengine.core.state.reading import RequestView
+from mmengine.core.state.read_only import RequestView
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 

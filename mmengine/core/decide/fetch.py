@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 
 from mmengine.core.state.adapters import digest_of
-from mmengine.core.state.reading import RequestView
+from mmengine.core.state.read_only import RequestView
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 

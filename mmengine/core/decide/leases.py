@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mmengine.core.state.columns import RUNS_ON, STOPPED
-from mmengine.core.state.reading import RequestView, SessionView
+from mmengine.core.state.read_only import RequestView, SessionView
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 

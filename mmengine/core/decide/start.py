@@ -1,14 +1,14 @@
 """Finds where a waiting request can start: prefix hits, a shared prompt, or blocks that come back from the
 host."""
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from mmengine.core.state.adapters import digest_of
 from mmengine.core.state.blocks import block_extras, content_windows
 from mmengine.core.state.prefix_index import NO_BLOCK
-from mmengine.core.state.reading import RequestView
+from mmengine.core.state.read_only import RequestView
 from mmengine.core.state.request_state import NO_ROW, SETTLED, RequestState
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
@@ -55,7 +55,8 @@ def start_of(view: View, req_state: RequestView) -> Start | None:
 def num_found(view: View, request: Request) -> int:
     """Return how many tokens of a request have KV in the prefix cache now. The request is not in the
     engine yet."""
-    start = start_of(view, RequestState(request, 0, request.prompt_token_ids, ()))
+    req_state = RequestState(request, 0, request.prompt_token_ids, ())
+    start = start_of(view, cast(RequestView, req_state))
     return 0 if start is None else start.num_computed
 
 

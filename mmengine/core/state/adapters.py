@@ -31,6 +31,11 @@ class AdapterPool:
         """Adapters that rows hold."""
         return len(self.cache.entries) - len(self.cache.idle)
 
+    @property
+    def loaded(self) -> tuple[bytes, ...]:
+        """The digests of the adapters on the device."""
+        return tuple(self.cache.entries)
+
     def is_held(self, digest: bytes) -> bool:
         return digest in self.cache.entries and digest not in self.cache.idle
 

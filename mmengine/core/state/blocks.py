@@ -26,6 +26,8 @@ class BlockPool:
         self.references = np.zeros(num_blocks, np.int32)
         self.free_list = FreeList(num_blocks)
         self.index = PrefixIndex(num_blocks, content_width)
+        self.content, self.find_first = self.index.content, self.index.find_first
+        self.peek = self.free_list.peek
 
     @property
     def num_free(self) -> int:

@@ -5,28 +5,18 @@ running request that loses its blocks when there are none left.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from mmengine.config import EngineConfig
-from mmengine.core.state.columns import ReadOnlyArray
-from mmengine.core.state.reading import RequestsByRow, RequestView
+from mmengine.core.state.read_only import RequestView, RunningView
 from mmengine.registry import Registry
-
-
-class Running(Protocol):
-    """What a policy sees of the running batch: rows in admission order, and who holds them."""
-
-    @property
-    def running(self) -> ReadOnlyArray: ...  # intp
-    @property
-    def requests_by_row(self) -> RequestsByRow: ...
 
 
 class Policy(NamedTuple):
     """`prefill_first`: steps that compute prompts let those wait that decode."""
 
     rank: Callable[[RequestView], tuple[int, ...]]
-    victim: Callable[[Running], int]
+    victim: Callable[[RunningView], int]
     prefill_first: bool = False
 
 
@@ -34,7 +24,7 @@ def _by_arrival(request: RequestView) -> tuple[int, ...]:
     return (request.arrival,)
 
 
-def _last_admitted(view: Running) -> int:
+def _last_admitted(view: RunningView) -> int:
     return int(view.running[-1])
 
 
@@ -42,7 +32,7 @@ def _by_priority(request: RequestView) -> tuple[int, ...]:
     return (request.request.priority, request.arrival)
 
 
-def _least_important(view: Running) -> int:
+def _least_important(view: RunningView) -> int:
     rows: list[int] = view.running.tolist()
     return max(rows, key=lambda row: _by_priority(view.requests_by_row[row]))
 

@@ -6,6 +6,7 @@ place in the running batch; a waiting request has none, and keeps its tokens its
 
 from bisect import insort
 from collections import deque
+from typing import cast
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -19,6 +20,7 @@ from mmengine.core.state.goodput import Goodput
 from mmengine.core.state.history import History
 from mmengine.core.state.kept_grammars import KeptGrammars
 from mmengine.core.state.policy import Policy, policy_of
+from mmengine.core.state.read_only import RequestView
 from mmengine.core.state.request_state import NO_ROW, RequestState, media_keys_of
 from mmengine.core.state.sessions import Sessions
 from mmengine.core.state.state_slots import StateSlots
@@ -63,7 +65,7 @@ class State(Columns[np.ndarray]):
         self.encoder = EncoderCache(config.encoder_cache_size)
         self.part: Part | None = None  # of the item that is being encoded: what was scheduled of it last
         self.num_large = 0  # requests with an item that takes more than a step may
-        self.states = StateSlots(config.num_state_slots)
+        self.states = StateSlots(config.num_state_slots, self.blocks.content)
         self.adapters = AdapterPool(config.lora_bytes if config.max_loras else 0)
         self.free_host_blocks = np.arange(config.swap_blocks, dtype=np.int32)[::-1]  # the last goes next
         # Whether any row has drafts behind its known tokens, and any step verifies some; if in doubt, True.
@@ -113,7 +115,7 @@ class State(Columns[np.ndarray]):
 
     def enqueue(self, request: RequestState) -> None:
         """Put a request without a row where its rank belongs."""
-        request.rank = self.policy.rank(request)
+        request.rank = self.policy.rank(cast(RequestView, request))
         insort(self.waiting, request, key=lambda waiting: waiting.rank)
 
     def clear_suspicion(self, req_state: RequestState) -> None:

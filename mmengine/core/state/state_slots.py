@@ -13,9 +13,11 @@ from mmengine.events.vocabulary import NO_STATE
 
 
 class StateSlots:
-    """Columns by slot. Callers read; only `evolve` calls what changes."""
+    """Columns by slot. `block_content`: content ids by block, int64. Only `evolve` calls methods that change
+    it."""
 
-    def __init__(self, num_slots: int):
+    def __init__(self, num_slots: int, block_content: np.ndarray):
+        self._block_content = block_content
         self.num_free = num_slots  # that no row holds, with a kept state or without
         self.held = np.zeros(num_slots, np.bool_)  # by a row
         self.content = np.full(num_slots, NO_CONTENT, np.int64)  # of the block behind which a state is kept
@@ -28,12 +30,12 @@ class StateSlots:
         """The slot with the state behind a block of this content, or NO_STATE."""
         return self._by_content.get(content, NO_STATE)
 
-    def peek(self, count: int, contents: ReadOnlyArray) -> np.ndarray:
-        """Up to `count` slots that are given out next, int32: those without a kept state, then those whose
-        block is gone by `contents` (content ids by block), then the longest unused."""
+    def peek(self, count: int) -> np.ndarray:
+        """Return up to `count` slots that are given out next, int32: slots without a kept state, then slots
+        whose block has other content now, then the longest unused slots."""
         free = np.flatnonzero(~self.held)
         kept = self.content[free] != NO_CONTENT
-        found = kept & (np.asarray(contents[self.block[free]]) == self.content[free])
+        found = kept & (self._block_content[self.block[free]] == self.content[free])
         order = np.lexsort((free, self.used[free], found, kept))
         return free[order[:count]].astype(np.int32)
 

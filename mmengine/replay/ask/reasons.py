@@ -17,7 +17,7 @@ from mmengine.core.decide.vllm.scheduler import VllmScheduler
 from mmengine.core.state.adapters import digest_of
 from mmengine.core.state.blocks import further_blocks
 from mmengine.core.state.columns import ReadOnlyArray
-from mmengine.core.state.reading import RequestView
+from mmengine.core.state.read_only import RequestView
 from mmengine.core.state.request_state import SETTLED
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev

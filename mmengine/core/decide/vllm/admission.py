@@ -3,7 +3,7 @@
 from mmengine.core.decide.adapter_places import AdapterPlaces
 from mmengine.core.decide.admission import Admission, MayStart
 from mmengine.core.decide.vllm.encoder_draft import VllmEncoderDraft
-from mmengine.core.state.reading import RequestView
+from mmengine.core.state.read_only import RequestView
 from mmengine.core.state.view import View
 
 
