@@ -1,10 +1,15 @@
-"""docs/reference/limits.md, made from the code: settings with their ranges, sampling options, and constants.
+"""docs/reference/limits.md: one table with every limit that a request, a file or a setting can meet.
 
-python -m tests.project.limits_page     writes the page (make limits)
+python -m tests.project.limits_page     writes the page (`make limits`)
+
+Names, defaults and ranges come from the code. tests/project/limits.toml says what happens at a limit and
+which module enforces it. A constant is a limit by its name (`LIMIT`), and its comment describes it.
 """
 
-from collections.abc import Iterator
-from itertools import groupby
+import ast
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -13,127 +18,152 @@ import msgspec
 from mmengine import request
 from mmengine.config import EngineConfig
 from mmengine.server.settings import ServerSettings
-from mmengine.structured_output.json_schema.emission.bounds import Bounds
-from tests.project.code_size import uncollected
-from tests.project.limit_sources import Constant, Sources, comment
+from mmengine.structured_output.json_schema.emission import bounds
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "limits.md"
-MOST_SAID = 3  # sentences that are shown of one limit
+TEXTS = Path(__file__).with_name("limits.toml")
+LIMIT = re.compile(r"MAX_[A-Z_]+|(?:[A-Z_]+_)?LIMIT(?:_S)?|[A-Z_]+_TIMEOUT_S")
 HEAD = """# Limits
 
-Every limit, its default, and what is said when it is reached. `make limits` makes this page from the code,
-and a test holds it to it. "…" stands for what a message takes from the request.
+Every setting with a range, and every fixed limit that a request or a file can meet. `make limits` writes this
+page from the code. A value outside its range is refused: `NAME must lie in LOW to HIGH, not VALUE`.
 
-What is beyond a limit of a request is refused before it becomes work, with a sentence shown here. Where none
-is shown, what stands beside the limit happens, or another limit of this page is reached first.
+* **engine**: a field of `EngineConfig`; `--set NAME=VALUE` on the command line, a keyword argument in Python.
+* **server**: an option of `mmengine serve`, such as `--max-body-bytes` for `max_body_bytes`.
+* **sampling**: a field of each request, with the same name in Python, request files and HTTP.
+* **schema**: a field of `"bounds": {NAME: VALUE}` beside a schema
+  ([how](../how-to/structured_output.md#bounds)); 0: no limit.
+* **fixed**: a constant; no setting changes it. Limits on a schema's intermediate forms are not listed: such a
+  schema is refused, and the error names the keyword that grows too large.
 
-## Settings
-
-Fields of `EngineConfig`: `mmengine run --set NAME=VALUE`, or by name in Python. A value out of its range is
-refused: `NAME must lie in LOW to HIGH, not …`.
-
-| setting | default | range | what it bounds | what is said |
-|---|---|---|---|---|
+| limit | kind | default | range | what happens at the limit | enforced in |
+|---|---|---|---|---|---|
 """
-SERVER = """
-## Settings of the server
-
-Of `mmengine serve`, as `--max-body-bytes` ([how](http.md)); out of its range a value is refused as above.
-
-| setting | default | range | what it bounds | what is said |
-|---|---|---|---|---|
-"""
-SAMPLING = """
-## Sampling options
-
-Of each request, by the same names at every door. What is said: `NAME must be an integer from LOW to HIGH, not
-…`, or `a number` in place of `an integer`.
-
-| option | default | range |
-|---|---|---|
-"""
-BOUNDS = """
-## Bounds of structured answers
-
-What a schema leaves open is bounded; `"bounds": {NAME: VALUE}` beside it sets another bound, 0 none
-([how](../how-to/structured_output.md)). Nothing is said: no longer answer can be written.
-
-| bound | default | what it bounds |
-|---|---|---|
-"""
-CONSTANTS = """
-## Constants
-
-No setting changes these.
-"""
+Number = int | float
 
 
-@uncollected()
-def page(root: Path = ROOT) -> str:
-    sources = Sources(root)
-    text = HEAD + "".join(_settings(sources, EngineConfig, "config.py"))
-    text += (
-        SERVER
-        + "".join(_settings(sources, ServerSettings, "server/settings.py"))
-        + SAMPLING
-        + "".join(_sampling())
-    )
-    text += BOUNDS + "".join(_bounds(root)) + CONSTANTS
-    folder_of = lambda limit: _folder(limit.module.path)  # noqa: E731
-    for folder, limits in groupby(sorted(sources.limits(), key=folder_of), folder_of):
-        text += f"\n### `{folder}`\n\n| limit | value | what it bounds | what is said |\n|---|---|---|---|\n"
-        text += "".join(_constant(sources, limit) for limit in limits)
+def page() -> str:
+    """Return the page's text."""
+    texts = tomllib.loads(TEXTS.read_text())
+    rows = [
+        *_settings("engine", EngineConfig, texts["engine"]),
+        *_settings("server", ServerSettings, texts["server"]),
+        *_sampling(texts["sampling"]),
+        *_schema(),
+        *_fixed(texts["fixed"]),
+    ]
+    return HEAD + "".join(rows)
+
+
+def ranges(kind: type[msgspec.Struct]) -> dict[str, msgspec.Meta]:
+    """Return the range of each field of a struct that has one."""
+    found = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        metas = [each for each in get_args(hint) if isinstance(each, msgspec.Meta)]
+        if metas and metas[0].ge is not None:
+            found[name] = metas[0]
+    return found
+
+
+def _settings(kind: str, struct: type[msgspec.Struct], texts: dict[str, list[str]]) -> Iterator[str]:
+    defaults = {field.name: field.default for field in msgspec.structs.fields(struct)}
+    for name, meta in ranges(struct).items():
+        text, module = texts[name]
+        limits = f"{_value(name, meta.ge)} to {_value(name, meta.le)}"
+        yield _row(f"`{name}`", kind, _value(name, defaults[name]), limits, text, f"`{module}`")
+
+
+def _sampling(texts: dict[str, str]) -> Iterator[str]:
+    defaults = request.SamplingParams()
+    for name, low, high in (*request._INT_RANGES, *request._FLOAT_RANGES):
+        default = f"{getattr(defaults, name)}"
+        yield _row(f"`{name}`", "sampling", default, f"{low} to {high:,}", texts[name], "`request.py`")
+
+
+def _schema() -> Iterator[str]:
+    path = Path(bounds.__file__)
+    lines = path.read_text().splitlines()
+    highest = {"decimals": f"{bounds.MAX_PLACES}", "digits": f"{bounds.MAX_DIGITS}"}
+    for name, default in msgspec.structs.asdict(bounds.Bounds()).items():
+        (line,) = [n for n, text in enumerate(lines, 1) if text.startswith(f"    {name}: int")]
+        text = _sentence(comment(lines, line))
+        text += "" if name == "ordered" else " No longer answer can be generated."
+        where = f"`{path.relative_to(ROOT / 'mmengine')}`"
+        yield _row(f"`{name}`", "schema", f"{default:,}", f"0 to {highest.get(name, '∞')}", text, where)
+
+
+def _fixed(texts: dict[str, str]) -> Iterator[str]:
+    for key, path, name, value, text in constants(texts):
+        where = path.removeprefix("mmengine/").removeprefix("plugins/")
+        described = texts[key] if ":" in key else f"{text} {texts[key]}"
+        yield _row(f"`{name}`", "fixed", _value(name, value), "", described, f"`{where}`")
+
+
+def constants(keys: Iterable[str]) -> Iterator[tuple[str, str, str, Number, str]]:
+    """Yield key, path, name, value and description of each fixed limit that a key names or contains."""
+    for file in sorted([*ROOT.glob("mmengine/**/*.py"), *ROOT.glob("plugins/*/**/*.py")]):
+        path = file.relative_to(ROOT).as_posix()
+        near = [key for key in keys if f"{path}/".startswith(f"{key.partition(':')[0]}/")]
+        if not near:
+            continue
+        source = file.read_text()
+        lines, values = source.splitlines(), {}
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                name = node.targets[0].id
+                values[name] = number(node.value, values)
+                matching = [key for key in near if ":" not in key or key == f"{path}:{name}"]
+                if matching and LIMIT.fullmatch(name) and values[name] is not None:
+                    text = _description(name, comment(lines, node.lineno))
+                    yield max(matching, key=len), path, name, values[name], text
+
+
+def number(node: ast.AST, names: dict[str, Number | None]) -> Number | None:
+    """Return the value of an arithmetic expression; None for anything else."""
+    match node:
+        case ast.Constant(value=int() | float() as value):
+            return value
+        case ast.Name(id=name):
+            return names.get(name)
+        case ast.BinOp(left=left, op=op, right=right):
+            a, b = number(left, names), number(right, names)
+            by = {ast.Mult: "__mul__", ast.Pow: "__pow__", ast.Sub: "__sub__", ast.FloorDiv: "__floordiv__"}
+            if a is not None and b is not None and type(op) in by:
+                result: Number = getattr(a, by[type(op)])(b)
+                return result
+    return None
+
+
+def comment(lines: list[str], line: int) -> str:
+    """Return the comment after a line, or the comment lines above it."""
+    _, found, text = lines[line - 1].partition("  # ")
+    above = line - 1
+    while not found and above > 0 and lines[above - 1].strip().startswith("# "):
+        above -= 1
+        text = f"{lines[above].strip()[2:]} {text}".strip()
     return text
 
 
-def _folder(path: Path) -> str:
-    return str(Path(*path.parts[:2])) if len(path.parts) > 2 else path.parts[0]
+def _description(name: str, text: str) -> str:
+    """Return a sentence from a comment, which may go on from the words of the constant's name."""
+    words = name.removeprefix("MAX_").lower().replace("chars", "characters").split("_")
+    said = f"Maximum {'number of ' if words[-1].endswith('s') else ''}{' '.join(words)}"
+    if not text or text.startswith(("of ", "in ", "that ", "from ", "for ", "before ", "between ")):
+        return _sentence(f"{said} {text}".strip())
+    return _sentence(text)
 
 
-def _settings(sources: Sources, kind: type[msgspec.Struct], path: str) -> Iterator[str]:
-    hints = get_type_hints(kind, include_extras=True)
-    lines = (ROOT / "mmengine" / path).read_text().splitlines()
-    for field in msgspec.structs.fields(kind):
-        ranges = [each for each in get_args(hints[field.name]) if isinstance(each, msgspec.Meta)]
-        if not ranges:
-            continue
-        (line,) = [n for n, text in enumerate(lines, 1) if text.startswith(f"    {field.name}: ")]
-        said = _sentences(sources.said_of_setting(field.name))
-        low, high = ranges[0].ge, ranges[0].le
-        default = _value(field.name, field.default)
-        yield _row(f"`{field.name}`", default, f"{low:,} to {high:,}", comment(lines, line), said)
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].rstrip(".") + "."
 
 
-def _sampling() -> Iterator[str]:
-    for name, low, high in (*request._INT_RANGES, *request._FLOAT_RANGES):
-        default = getattr(request.SamplingParams(), name)
-        yield _row(f"`{name}`", f"{default}", f"{low} to {high:,}")
-
-
-def _bounds(root: Path) -> Iterator[str]:
-    lines = (root / "mmengine/structured_output/json_schema/emission/bounds.py").read_text().splitlines()
-    for name, default in msgspec.structs.asdict(Bounds()).items():
-        (line,) = [n for n, text in enumerate(lines, 1) if text.startswith(f"    {name}: int")]
-        yield _row(f"`{name}`", f"{default:,}", comment(lines, line))
-
-
-def _constant(sources: Sources, limit: Constant) -> str:
-    where = Path(*limit.module.path.parts[len(Path(_folder(limit.module.path)).parts) :])
-    said = _sentences(sources.said_of_constant(limit))
-    return _row(f"`{limit.name}`, {where}", _value(limit.name, limit.value), limit.comment, said)
-
-
-def _value(name: str, value: int | float) -> str:
+def _value(name: str, value: Number) -> str:
     if isinstance(value, int) and value >= 2**10 and any(word in name.lower() for word in ("byte", "body")):
-        for size, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-            if value % size == 0:
-                return f"{value // size:,} {unit}"
+        for exponent, unit in ((50, "PiB"), (40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+            if value % 2**exponent == 0:
+                return f"{value // 2**exponent:,} {unit}"
     return f"{value:,}"
-
-
-def _sentences(said: list[str]) -> str:
-    return "<br>".join(f"`{text.replace('`', chr(39))}`" for text in said[:MOST_SAID])
 
 
 def _row(*cells: str) -> str:
