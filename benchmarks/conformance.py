@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from mmengine.simulation import Driver, first_difference, read_settings
-from mmengine.simulation.load import load_workload
 from mmengine.simulation.records import Record, Recorder
+from mmengine.simulation.workload_files import load_workload
 
 
 def difference_of(path: Path, compat: str, soft: bool) -> str:

@@ -19,7 +19,7 @@ from mmengine.config import EngineConfig  # noqa: E402
 from mmengine.events.log import LogWriter  # noqa: E402
 from mmengine.replay.report import write_report  # noqa: E402
 from mmengine.simulation import Driver, Settings, SimRequest, Workload  # noqa: E402
-from mmengine.simulation.slots import CostModel  # noqa: E402
+from mmengine.simulation.simulated_executor import CostModel  # noqa: E402
 from mmengine.simulation.workload import generated_tokens, image_item  # noqa: E402
 from tests.replay.browser import Browser, chromium  # noqa: E402
 

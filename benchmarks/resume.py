@@ -39,7 +39,7 @@ from mmengine.events.log import LogWriter
 from mmengine.events.snapshots import SnapshotFolder
 from mmengine.events.writer import SEGMENT_BYTES
 from mmengine.request import Request, SamplingParams
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 
 LIVE, PROMPT, ANSWER = 500, 800, 500  # requests, tokens
 LONG = 32_000  # tokens of the prompts that fill a log

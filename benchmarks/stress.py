@@ -30,8 +30,8 @@ from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import verify
 from mmengine.request import Request
 from mmengine.simulation import Driver, read_settings
-from mmengine.simulation.load import load_workload
-from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
+from mmengine.simulation.simulated_executor import SimulatedExecutor, reference_tokens
+from mmengine.simulation.workload_files import load_workload
 
 EOS_IN = 40
 # What runs at once needs several times the pool: 32 rows of up to 256 tokens share 60 blocks of 16. Prompts

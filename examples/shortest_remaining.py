@@ -14,7 +14,7 @@ from mmengine.core.engine import EngineCore
 from mmengine.core.state.policy import Policy, register_policy
 from mmengine.core.state.request_state import RequestState
 from mmengine.request import Request
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 
 
 def remaining(req_state: RequestState) -> int:

@@ -2,7 +2,7 @@
 
     python examples/stop_at_a_step.py run.log 9
 
-Set a breakpoint in mmengine/core/decide/schedule.py and it stops there, in the state that the engine had.
+Set a breakpoint in mmengine/core/decide/scheduler.py and it stops there, in the state that the engine had.
 """
 
 import sys

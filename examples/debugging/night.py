@@ -13,7 +13,7 @@ from mmengine.config import EngineConfig
 from mmengine.errors import MMEngineError
 from mmengine.events.log import LogWriter
 from mmengine.simulation import Driver, Settings, SimRequest, Workload
-from mmengine.simulation.slots import CostModel
+from mmengine.simulation.simulated_executor import CostModel
 from mmengine.simulation.workload import generated_tokens, image_item
 
 CONFIG = EngineConfig(

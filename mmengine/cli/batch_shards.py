@@ -16,7 +16,7 @@ from rich.console import Console
 
 from mmengine.cli.batch import INTERRUPTED, check_apart
 from mmengine.errors import InvalidRequest, LogError, MMEngineError
-from mmengine.events.files import sync_data
+from mmengine.events.file_system import sync_data
 from mmengine.events.lock import is_locked, lock
 from mmengine.serve.batch.progress import RequestIndex, answered_in
 from mmengine.serve.batch.request_file import Shard

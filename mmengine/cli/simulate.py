@@ -42,9 +42,9 @@ def simulate(
     from mmengine.cli.simulate_table import print_report
     from mmengine.events.log import LogWriter
     from mmengine.simulation import Driver, read_settings
-    from mmengine.simulation.files import read_object
-    from mmengine.simulation.load import load_workload
+    from mmengine.simulation.bounded_files import read_object
     from mmengine.simulation.plot import draw
+    from mmengine.simulation.workload_files import load_workload
 
     if plot is not None:
         check_picture(plot, "--plot")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mmengine.config import EngineConfig
-from mmengine.core.decide.schedule import DECISION_VERSION
+from mmengine.core.decide.scheduler import DECISION_VERSION
 from mmengine.core.engine import EngineCore
 from mmengine.core.executor import Executor
 from mmengine.core.remote_blocks import RemoteBlocks

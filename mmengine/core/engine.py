@@ -19,13 +19,12 @@ from functools import partial
 
 from mmengine.config import EngineConfig
 from mmengine.core.batch import BlockTables, batch
-from mmengine.core.decide.admit import admit, check_request
-from mmengine.core.decide.complete import complete
+from mmengine.core.decide.completion import complete
 from mmengine.core.decide.deciders import scheduler_of
 from mmengine.core.decide.leases import next_lease
-from mmengine.core.decide.stall import NO_PROGRESS, find_stalls
-from mmengine.core.dispatched import DispatchedSteps
-from mmengine.core.executed import writable
+from mmengine.core.decide.request_checks import admit, check_request
+from mmengine.core.decide.stalls import NO_PROGRESS, find_stalls
+from mmengine.core.dispatched_steps import DispatchedSteps
 from mmengine.core.executor import NO_PLAN, Executor
 from mmengine.core.first_events import settled_queued, started_of
 from mmengine.core.fold.evolve import evolve
@@ -33,16 +32,17 @@ from mmengine.core.inbox import Inbox, Source
 from mmengine.core.observer import Observers
 from mmengine.core.outputs import OutputCollector, Outputs, Stats, StatsCounter
 from mmengine.core.remote_blocks import RemoteBlocks
-from mmengine.core.session_door import SessionDoor
+from mmengine.core.session_manager import SessionDoor
 from mmengine.core.snapshot import snapshot
-from mmengine.core.snapshot.take import body_of
+from mmengine.core.snapshot.saving import body_of
 from mmengine.core.state import overlap
 from mmengine.core.state.digest import checkpoint
-from mmengine.core.state.drafted import added, drafted
+from mmengine.core.state.draft_counts import added, drafted
 from mmengine.core.state.state import State
 from mmengine.core.state.view import View
-from mmengine.core.store_line import StoreLine
-from mmengine.core.unreceived import Unreceived
+from mmengine.core.step_result import writable
+from mmengine.core.store_fetches import StoreLine
+from mmengine.core.undelivered_answers import Unreceived
 from mmengine.errors import MMEngineError, QueueFull, id_in_use
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import MemoryLog

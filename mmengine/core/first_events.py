@@ -2,7 +2,7 @@
 
 from mmengine.config import EngineConfig
 from mmengine.core.decide.deciders import scheduler_of
-from mmengine.core.decide.schedule import DECISION_VERSION
+from mmengine.core.decide.scheduler import DECISION_VERSION
 from mmengine.core.state.request_state import queued_of
 from mmengine.errors import InvalidRequest
 from mmengine.events import vocabulary as ev

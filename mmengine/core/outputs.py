@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mmengine.core.decide.stall import NO_PROGRESS, THRASH
-from mmengine.core.executed import prompt_logprobs
+from mmengine.core.decide.stalls import NO_PROGRESS, THRASH
 from mmengine.core.executor import PromptLogprobs
 from mmengine.core.observer import Observer
-from mmengine.core.state.drafted import DraftCounts, Drafted
+from mmengine.core.state.draft_counts import DraftCounts, Drafted
 from mmengine.core.state.state import State
 from mmengine.core.state.view import View
+from mmengine.core.step_result import prompt_logprobs
 from mmengine.errors import ErrorCode
 from mmengine.events import vocabulary as ev
 from mmengine.ragged import counting

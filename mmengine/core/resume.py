@@ -12,7 +12,7 @@ from mmengine.core.fold.evolve import evolve
 from mmengine.core.snapshot.body import Body
 from mmengine.core.snapshot.snapshot import newest_before, newest_first
 from mmengine.core.state.state import State
-from mmengine.core.unreceived import NO_RECORD, ResumedAnswer, Unreceived, restored
+from mmengine.core.undelivered_answers import NO_RECORD, ResumedAnswer, Unreceived, restored
 from mmengine.errors import ConfigError, CorruptLog, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, Record

@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from mmengine.errors import CorruptLog
-from mmengine.events.values import MAX_VALUES, holds_too_many
+from mmengine.events.value_count import MAX_VALUES, holds_too_many
 from mmengine.events.vocabulary import NUMBERS, TYPES, Event
 
 MAGIC = b"mmfr"

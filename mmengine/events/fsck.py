@@ -8,8 +8,8 @@ from pathlib import Path
 from mmengine.errors import NO_END, CorruptLog, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
-from mmengine.events.ending import MISSING, UNCLOSED, LogEnd, log_end
 from mmengine.events.lock import is_locked, lock
+from mmengine.events.log_end import MISSING, UNCLOSED, LogEnd, log_end
 from mmengine.events.reader import records_of
 from mmengine.events.recovery import Recovery, Walk, repair_tail
 from mmengine.events.segment import (

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 from mmengine.errors import LogError
-from mmengine.events.files import open_file
+from mmengine.events.file_system import open_file
 
 try:
     import fcntl

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 
 from mmengine.errors import CorruptLog, LogError
 from mmengine.events.codec import DamagedRecord, Frame, TornRecord, UnknownRecord
-from mmengine.events.files import open_file
+from mmengine.events.file_system import open_file
 from mmengine.events.segment import (
     HEADER_SIZE,
     PACKED_SUFFIX,

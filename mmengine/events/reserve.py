@@ -5,7 +5,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from mmengine.events.files import allocate, free_bytes, open_file
+from mmengine.events.file_system import allocate, free_bytes, open_file
 
 RESERVE_BYTES = 4 * 2**20
 MIN_BYTES = 64 * 2**10

@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 import zstandard
 
-from mmengine.events.files import open_file, sync_folder
+from mmengine.events.file_system import open_file, sync_folder
 from mmengine.events.segment import (
     MAX_UNPACKED_BYTES,
     PACKED_SUFFIX,

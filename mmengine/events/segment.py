@@ -34,7 +34,7 @@ from mmengine.errors import CorruptLog, LogError
 from mmengine.events.codec import HEADER as FRAME_HEADER
 from mmengine.events.codec import MAGIC as FRAME_MAGIC
 from mmengine.events.codec import DamagedRecord, Frame, TornRecord, UnknownRecord, frame_at
-from mmengine.events.files import NO_WAIT, open_file
+from mmengine.events.file_system import NO_WAIT, open_file
 
 SUFFIX = ".mmlog"
 PACKED_SUFFIX = ".mmlog.zst"

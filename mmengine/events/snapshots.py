@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mmengine.errors import CorruptLog, LogError
-from mmengine.events.files import open_file, write_whole
+from mmengine.events.file_system import open_file, write_whole
 from mmengine.events.segment import first_sequence_of, segment_paths, snapshot_sequences
 
 SUFFIX = ".mmsnap"

@@ -10,18 +10,18 @@ from typing import TypeAlias
 import msgspec
 
 from mmengine.errors import ErrorCode
+from mmengine.events.adapter_events import AdapterLoaded as AdapterLoaded
+from mmengine.events.adapter_events import AdapterUnloaded as AdapterUnloaded
 from mmengine.events.event_base import EventBase
-from mmengine.events.of_adapters import AdapterLoaded as AdapterLoaded
-from mmengine.events.of_adapters import AdapterUnloaded as AdapterUnloaded
-from mmengine.events.of_sessions import Appended as Appended
-from mmengine.events.of_sessions import Leased as Leased
-from mmengine.events.of_sessions import LeaseTaken as LeaseTaken
-from mmengine.events.of_sessions import SessionClosed as SessionClosed
-from mmengine.events.of_sessions import SessionOpened as SessionOpened
-from mmengine.events.of_stores import Arrived as Arrived
-from mmengine.events.of_stores import Fetched as Fetched
-from mmengine.events.of_stores import Lost as Lost
-from mmengine.events.of_stores import Offered as Offered
+from mmengine.events.session_events import Appended as Appended
+from mmengine.events.session_events import Leased as Leased
+from mmengine.events.session_events import LeaseTaken as LeaseTaken
+from mmengine.events.session_events import SessionClosed as SessionClosed
+from mmengine.events.session_events import SessionOpened as SessionOpened
+from mmengine.events.store_events import Arrived as Arrived
+from mmengine.events.store_events import Fetched as Fetched
+from mmengine.events.store_events import Lost as Lost
+from mmengine.events.store_events import Offered as Offered
 from mmengine.request import Adapter, GrammarRequest, MediaItem, SamplingParams, ThinkingBudget
 
 SCHEMA_VERSION = 1
@@ -65,7 +65,7 @@ class Queued(EventBase, frozen=True):
     """Observation with a decision in it (its place in the queue): a request was accepted.
 
     `prompt`: int32 token ids. `grammar_slot`: where the log keeps kind and source of `grammar` from here on,
-    or, where they are empty, has kept them since before (core/state/kept_grammars.py). `envelope`: what a
+    or, where they are empty, has kept them since before (core/state/grammar_slots.py). `envelope`: what a
     server keeps with the request, such as when it came; no decision reads it. `outputs`: int32 ids of the
     first tokens of the answer, which its consumer has already; the engine gives those behind them.
     """

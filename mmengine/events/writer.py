@@ -16,9 +16,9 @@ from pathlib import Path
 
 from mmengine.errors import LogError
 from mmengine.events.codec import HEADER, encode
-from mmengine.events.ending import check_end
-from mmengine.events.files import open_file, sync_data, sync_folder
+from mmengine.events.file_system import open_file, sync_data, sync_folder
 from mmengine.events.lock import lock
+from mmengine.events.log_end import check_end
 from mmengine.events.recovery import Mode, Recovery, repair_tail, say_goes_on
 from mmengine.events.reserve import FULL, RESERVE_BYTES, Reserve
 from mmengine.events.retention import FullSegments, Retention, Undelivered

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from mmengine.errors import KeepFailed, LogError, QueueFull
-from mmengine.events.files import sync_folder, write_whole
+from mmengine.events.file_system import sync_folder, write_whole
 from mmengine.events.lock import lock
 from mmengine.fleet.wire import Ask, Begun, as_plain
 from mmengine.serve.requests.operator_log import operator_log

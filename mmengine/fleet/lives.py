@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mmengine.core.resume import Resume, read_resume_state
-from mmengine.core.unreceived import ResumedAnswer
+from mmengine.core.undelivered_answers import ResumedAnswer
 from mmengine.errors import LogError
 from mmengine.events.lock import is_locked
 from mmengine.events.segment import segment_paths

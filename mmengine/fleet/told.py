@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mmengine.core.executor import PromptLogprobs
-from mmengine.core.unreceived import ResumedAnswer
+from mmengine.core.undelivered_answers import ResumedAnswer
 from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.prompt.prompt import core_ids
 from mmengine.serve.text.detokenizer import Stops

@@ -12,21 +12,21 @@ from pathlib import Path
 import numpy as np
 
 from mmengine.config import EngineConfig
-from mmengine.core.decide.admit import check_content
 from mmengine.core.decide.deciders import scheduler_of
-from mmengine.core.decide.schedule import DECISION_VERSION
-from mmengine.core.executed import prompt_logprobs
+from mmengine.core.decide.request_checks import check_content
+from mmengine.core.decide.scheduler import DECISION_VERSION
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.snapshot.snapshot import filled, newest_before, oldest_after
 from mmengine.core.state.flight import work_done
 from mmengine.core.state.policy import policy_named
 from mmengine.core.state.state import State
+from mmengine.core.step_result import prompt_logprobs
 from mmengine.errors import ConfigError, CorruptLog, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
-from mmengine.events.ending import log_end
-from mmengine.events.follow import LogFollower
+from mmengine.events.follower import LogFollower
 from mmengine.events.log import LogReader
+from mmengine.events.log_end import log_end
 from mmengine.events.recovery import Cut
 from mmengine.events.segment import segment_paths
 

@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from mmengine.core.decide.schedule import DECISION_VERSION
+from mmengine.core.decide.scheduler import DECISION_VERSION
 from mmengine.core.engine import EngineCore
-from mmengine.core.executed import prompt_logprobs
 from mmengine.core.executor import StepPlan, StepResult
 from mmengine.core.state.digest import checkpoint, where_apart
 from mmengine.core.state.state import State
+from mmengine.core.step_result import prompt_logprobs
 from mmengine.errors import ExecutorFailed, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
-from mmengine.events.ending import log_end
 from mmengine.events.lock import is_locked
+from mmengine.events.log_end import log_end
 from mmengine.replay.checked import CheckedLog
 from mmengine.replay.invariants import broken
 from mmengine.replay.verify_report import Divergence, VerifyReport, readable

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mmengine.events.codec import Record
-from mmengine.events.ending import WRITTEN, LogEnd
+from mmengine.events.log_end import WRITTEN, LogEnd
 from mmengine.events.recovery import Cut
 from mmengine.version import __version__
 

@@ -16,7 +16,7 @@ from mmengine.errors import InvalidRequest, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import MemoryLog
 from mmengine.events.sink import Sink, SinkBefore
-from mmengine.simulation.executor import FakeExecutor
+from mmengine.simulation.fake_executor import FakeExecutor
 from mmengine.simulation.meter import Meter
 from mmengine.simulation.records import Recorder
 from mmengine.simulation.sessions import SessionQueues, whole_request

@@ -17,7 +17,7 @@ import numpy as np
 from mmengine.core.executor import StepPlan, StepResult
 from mmengine.core.state.state import State
 from mmengine.errors import InvalidRequest
-from mmengine.simulation.files import decode, existing, lines
+from mmengine.simulation.bounded_files import decode, existing, lines
 
 Record = dict[str, Any]
 HARD_FIELDS = ("sched", "spec", "enc", "admit", "preempt", "enc_evict", "out", "finish")

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from mmengine.core.decide.admit import MAX_ID_CHARS
+from mmengine.core.decide.request_checks import MAX_ID_CHARS
 from mmengine.errors import InvalidRequest
 from mmengine.request import Adapter
-from mmengine.simulation.files import MAX_TOKENS, decode, lines
+from mmengine.simulation.bounded_files import MAX_TOKENS, decode, lines
 from mmengine.simulation.workload import (
     IMAGE_TOKEN,
     NEVER,

@@ -8,7 +8,7 @@ import msgspec
 from mmengine.config import ENCODER_CACHE, EngineConfig
 from mmengine.core.state.policy import policy_of
 from mmengine.errors import ConfigError
-from mmengine.simulation.slots import CostModel
+from mmengine.simulation.simulated_executor import CostModel
 from mmengine.simulation.workload import Workload
 
 # An 8B model in bf16 on a GPU with 80 GiB of 3 TB/s: 50 GiB are left for KV beside weights and

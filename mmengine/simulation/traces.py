@@ -16,7 +16,7 @@ import numpy as np
 
 from mmengine.errors import InvalidRequest
 from mmengine.request import MediaItem
-from mmengine.simulation.files import MAX_TOKENS, decode, lines
+from mmengine.simulation.bounded_files import MAX_TOKENS, decode, lines
 from mmengine.simulation.workload import IMAGE_TOKEN, TOKEN_HIGH, TOKEN_LOW, SimRequest, Workload
 
 MOONCAKE_BLOCK = 512  # tokens behind one hash id

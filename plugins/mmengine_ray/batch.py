@@ -23,7 +23,7 @@ import numpy as np
 
 from mmengine.config import EngineConfig
 from mmengine.core.resume import Resume, read_resume_state
-from mmengine.core.unreceived import ResumedAnswer
+from mmengine.core.undelivered_answers import ResumedAnswer
 from mmengine.errors import LogError, MMEngineError
 from mmengine.events.lock import is_locked
 from mmengine.events.segment import segment_paths

@@ -10,7 +10,7 @@ from mmengine.core.continuation import open_log
 from mmengine.errors import ConfigError
 from mmengine.events.log import LogReader
 from mmengine.replay import verify
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import request
 
 DEFAULT = (f"log_retain_bytes={DEFAULT_LOG_BYTES}",)  # of mmengine serve

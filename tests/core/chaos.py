@@ -29,7 +29,7 @@ from mmengine.errors import MMEngineError, QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import request_lines, step_lines, verify
-from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
+from mmengine.simulation.simulated_executor import SimulatedExecutor, reference_tokens
 from tests.core.workloads import check_invariants, small_config, small_request
 
 EOS_IN = 20

@@ -7,7 +7,7 @@ from mmengine.core.engine import EngineCore
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import MemoryLog
 from mmengine.request import MediaItem, Request, SamplingParams
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.workloads import check_invariants
 
 

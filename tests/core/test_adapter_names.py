@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from mmengine.core.snapshot import snapshot
-from mmengine.core.snapshot.take import body_of
+from mmengine.core.snapshot.saving import body_of
 from mmengine.core.state.digest import state_digest
 from mmengine.events import vocabulary as ev
 from mmengine.request import Adapter

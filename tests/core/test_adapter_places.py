@@ -9,7 +9,7 @@ from mmengine.core.decide import adapter_places
 from mmengine.errors import InvalidRequest
 from mmengine.events import vocabulary as ev
 from mmengine.request import Adapter
-from mmengine.simulation.slots import reference_tokens
+from mmengine.simulation.simulated_executor import reference_tokens
 from tests.core.small_engine import Bench, image, request
 
 MOST = 8  # tokens of an answer

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
 from mmengine.request import Request, SamplingParams
-from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
+from mmengine.simulation.simulated_executor import SimulatedExecutor, reference_tokens
 
 CONFIG = EngineConfig(
     max_num_seqs=4, token_budget=64, max_model_len=64, num_blocks=40, block_size=4, encoder_cache_size=64

@@ -13,7 +13,7 @@ from mmengine.events.codec import Record
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import verify
 from mmengine.request import SamplingParams
-from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
+from mmengine.simulation.simulated_executor import SimulatedExecutor, reference_tokens
 from tests.core.small_engine import Bench, image, ints, request, settings_of
 
 

@@ -12,7 +12,7 @@ from mmengine.errors import QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogWriter, MemoryLog
 from mmengine.replay import verify
-from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
+from mmengine.simulation.simulated_executor import SimulatedExecutor, reference_tokens
 from tests.core.small_engine import image, request, settings_of
 from tests.core.workloads import check_invariants, small_config, small_request
 

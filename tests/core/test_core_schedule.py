@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from mmengine.core.decide.schedule import SCHEDULER
+from mmengine.core.decide.scheduler import SCHEDULER
 from mmengine.core.state.digest import state_digest
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
-from mmengine.simulation.slots import reference_tokens
+from mmengine.simulation.simulated_executor import reference_tokens
 from tests.core.small_engine import Bench, image, ints, request, video
 
 

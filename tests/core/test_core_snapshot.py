@@ -16,7 +16,7 @@ from mmengine.errors import CorruptLog, QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import settled
 from mmengine.events.log import MemoryLog
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.workloads import ADAPTERS, small_config, small_request
 
 # What a state holds beside plain values, lists of names and columns.

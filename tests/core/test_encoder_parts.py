@@ -10,7 +10,7 @@ from mmengine.encoder_cache.work import work_of
 from mmengine.errors import ExecutorFailed
 from mmengine.events import vocabulary as ev
 from mmengine.request import MediaItem
-from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
+from mmengine.simulation.simulated_executor import SimulatedExecutor, reference_tokens
 from tests.core.small_engine import Bench, image, ints, request
 
 PIECE = {"encoder_piece": 5, "encoder_even_patches": 16}

@@ -6,7 +6,7 @@ from mmengine.errors import ExecutorLost
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import MemoryLog
 from mmengine.events.tee import Tee
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import Bench, request, settings_of
 
 

@@ -9,7 +9,7 @@ from mmengine.errors import ExecutorFailed
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogWriter
 from mmengine.replay import verify
-from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
+from mmengine.simulation.simulated_executor import SimulatedExecutor, reference_tokens
 from tests.core.small_engine import Bench, image, request, settings_of
 from tests.core.workloads import check_invariants
 

@@ -16,7 +16,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter, MemoryLog
 from mmengine.replay import verify
 from mmengine.request import Request, SamplingParams
-from mmengine.simulation.slots import CostModel, SimulatedExecutor, next_tokens, token_values
+from mmengine.simulation.simulated_executor import CostModel, SimulatedExecutor, next_tokens, token_values
 
 MOST = 6
 

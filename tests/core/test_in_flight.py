@@ -8,7 +8,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import verify
 from mmengine.request import GrammarRequest
-from mmengine.simulation.slots import CostModel, SimulatedExecutor, reference_tokens
+from mmengine.simulation.simulated_executor import CostModel, SimulatedExecutor, reference_tokens
 from tests.core.small_engine import Bench, image, ints, request, settings_of
 from tests.core.workloads import Watched
 

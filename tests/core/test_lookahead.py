@@ -6,7 +6,7 @@ import pytest
 from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
 from mmengine.request import MediaItem, Request, SamplingParams
-from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
+from mmengine.simulation.simulated_executor import SimulatedExecutor, reference_tokens
 
 
 @pytest.mark.parametrize("compat", ["", "vllm"])

@@ -12,7 +12,7 @@ from mmengine.core.engine import EngineCore
 from mmengine.core.state.policy import Policy, policy_named, register_policy
 from mmengine.errors import ConfigError
 from mmengine.request import Request, SamplingParams
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,7 +10,7 @@ from workloads import small_config, small_request
 from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
 from mmengine.events import vocabulary as ev
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 
 SEEDS = range(40)
 

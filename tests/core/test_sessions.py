@@ -11,7 +11,7 @@ from mmengine.core.state.digest import state_digest
 from mmengine.errors import InvalidRequest, QueueFull, SessionBusy
 from mmengine.events import vocabulary as ev
 from mmengine.request import PREFILL
-from mmengine.simulation.slots import reference_tokens
+from mmengine.simulation.simulated_executor import reference_tokens
 from tests.core.session_chaos import check_seed
 from tests.core.small_engine import Bench, image, ints, request
 

@@ -10,7 +10,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import verify
 from mmengine.request import GrammarRequest, Request, SamplingParams
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.replay.runs import thrashing_core
 
 
@@ -36,7 +36,7 @@ def test_a_request_that_is_preempted_again_and_again_is_named_once(tmp_path):
 
 
 def test_no_progress_is_an_error_and_an_event(tmp_path, monkeypatch):
-    monkeypatch.setattr("mmengine.core.decide.schedule.Scheduler.schedule", lambda self, view: None)
+    monkeypatch.setattr("mmengine.core.decide.scheduler.Scheduler.schedule", lambda self, view: None)
     config = EngineConfig(
         max_num_seqs=2, token_budget=16, max_model_len=40, num_blocks=11, encoder_cache_size=64
     )

@@ -15,7 +15,7 @@ from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import verify
 from mmengine.replay.ask.why import why
 from mmengine.replay.convert.redact import redact
-from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
+from mmengine.simulation.simulated_executor import SimulatedExecutor, reference_tokens
 from tests.core.chaos import EOS_IN, Clock
 from tests.core.shaky_store import FAULTS, ShakyRemote, ShakyStore
 from tests.core.workloads import check_invariants, small_config, small_request

@@ -6,7 +6,7 @@ import numpy as np
 from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
 from mmengine.request import MediaItem, Request, SamplingParams, num_before
-from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
+from mmengine.simulation.simulated_executor import SimulatedExecutor, reference_tokens
 from tests.core.small_engine import image, video
 
 

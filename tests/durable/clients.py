@@ -13,7 +13,7 @@ import time
 
 import openai
 
-from tests.durable.asked import BATCHES, CHAT, RESPONSES, calls
+from tests.durable.open_calls import BATCHES, CHAT, RESPONSES, calls
 from tests.pictures import scene
 
 PATIENCE_S = 90.0

@@ -17,7 +17,7 @@ from mmengine.events.log import LogReader
 from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.prompt.options import Options
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.serve import serve_fakes
 
 SETTINGS = {

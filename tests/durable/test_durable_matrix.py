@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.durable.kill_points import EARLY, chosen, paired
 from tests.durable.matrix import at_points, at_random, check_log, matrix, seeded, tell
-from tests.durable.points import EARLY, chosen, paired
 
 pytestmark = pytest.mark.soak
 NUM_RANDOM = 200

@@ -18,7 +18,7 @@ from mmengine.replay import request_lines, step_lines, verify
 from mmengine.replay.ask.life import life_lines
 from mmengine.replay.ask.why import why
 from mmengine.replay.checked import CheckedLog
-from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
+from mmengine.simulation.simulated_executor import SimulatedExecutor, reference_tokens
 from tests.core.small_engine import request, settings_of
 from tests.log_copies import copied
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmengine.errors import CorruptLog
-from mmengine.events import codec, values
+from mmengine.events import codec
+from mmengine.events import value_count as values
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import (
     MAX_BODY,

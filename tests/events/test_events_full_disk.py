@@ -18,7 +18,7 @@ from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.reserve import MIN_BYTES, RESERVE_BYTES
 from mmengine.events.snapshots import SnapshotFolder
 from mmengine.replay import verify
-from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
+from mmengine.simulation.simulated_executor import SimulatedExecutor, reference_tokens
 from tests.core.small_engine import request, settings_of
 
 

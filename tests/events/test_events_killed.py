@@ -6,8 +6,8 @@ from contextlib import suppress
 import pytest
 
 from mmengine.events import vocabulary as ev
-from mmengine.events.ending import log_end
 from mmengine.events.log import LogReader, LogWriter
+from mmengine.events.log_end import log_end
 from mmengine.events.retention import Retention
 
 CALLS = ("open", "write", "fdatasync", "fsync", "ftruncate", "replace", "unlink", "posix_fallocate")

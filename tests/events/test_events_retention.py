@@ -15,7 +15,7 @@ from mmengine.events.retention import Retention, Undelivered
 from mmengine.events.snapshots import SnapshotFolder
 from mmengine.replay import verify
 from mmengine.request import SamplingParams
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import request, settings_of
 from tests.events.logs import read_events, write_log
 

@@ -18,7 +18,7 @@ from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.recovery import walked
 from mmengine.events.segment import FOOTER_SIZE, Follows, part_of
 from mmengine.replay import verify
-from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
+from mmengine.simulation.simulated_executor import SimulatedExecutor, reference_tokens
 from tests.core.small_engine import request, settings_of
 from tests.events.logs import one_of_each, read_events, segments, write_log
 
@@ -284,7 +284,7 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 from mmengine.core.engine import EngineCore
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from mmengine.events.log import LogWriter
 from mmengine.replay import verify
 from tests.core.small_engine import request, settings_of

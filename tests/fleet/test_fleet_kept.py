@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from mmengine.core.decide.schedule import DECISION_VERSION
+from mmengine.core.decide.scheduler import DECISION_VERSION
 from mmengine.errors import KeepFailed, LogError, QueueFull
 from mmengine.events import lock as locks
 from mmengine.events import vocabulary as ev

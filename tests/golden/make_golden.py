@@ -26,7 +26,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.snapshots import snapshot_path
 from mmengine.replay import request_lines, step_lines, verify
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.shaky_store import ShakyStore
 from tests.core.test_store_chaos import Engine, plain_config, prompt
 from tests.core.workloads import small_request

@@ -13,7 +13,7 @@ from mmengine.core.engine import EngineCore
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogWriter
 from mmengine.events.snapshots import SnapshotFolder
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.workloads import small_request
 from tests.golden.make_golden import HERE
 

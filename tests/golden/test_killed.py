@@ -15,7 +15,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.fsck import fsck
 from mmengine.events.log import LogReader
 from mmengine.replay import verify
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.golden.make_killed import FINGERPRINTS, NUM_LIVE, config
 
 GOLDEN = Path(__file__).parent / "killed"

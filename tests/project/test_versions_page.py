@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mmengine.core.decide.schedule import DECISION_VERSION
+from mmengine.core.decide.scheduler import DECISION_VERSION
 from mmengine.core.snapshot.snapshot import VERSION
 from mmengine.events.segment import FORMAT
 from mmengine.events.vocabulary import SCHEMA_VERSION

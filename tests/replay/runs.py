@@ -13,7 +13,7 @@ from mmengine.errors import QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogWriter
 from mmengine.request import PREFILL, Request, SamplingParams
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import image, request, settings_of
 from tests.core.workloads import ADAPTERS, small_request
 

@@ -11,7 +11,7 @@ from mmengine.core.state.prefix_index import NO_CONTENT
 from mmengine.events.log import LogWriter
 from mmengine.replay.kv_events.batches import batches
 from mmengine.replay.kv_events.wire import SALT
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import Bench, image, request, video
 from tests.log_copies import copied
 

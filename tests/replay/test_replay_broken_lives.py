@@ -12,7 +12,7 @@ from mmengine.replay import replay_failure, request_lines, step_lines, verify
 from mmengine.replay.report import write_report
 from mmengine.replay.rerun.rerun import rerun
 from mmengine.replay.rerun.script import read_script
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import request, settings_of
 from tests.events.logs import drop_first
 from tests.log_copies import copied

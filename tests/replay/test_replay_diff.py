@@ -9,7 +9,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay.convert.redact import redact
 from mmengine.replay.diff import diff
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import request, settings_of
 from tests.replay.runs import busy_run
 

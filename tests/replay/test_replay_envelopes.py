@@ -8,7 +8,7 @@ from mmengine.events.log import LogWriter
 from mmengine.replay.ask.life import life_lines
 from mmengine.replay.ask.show import request_lines
 from mmengine.replay.checked import CheckedLog
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import request, settings_of
 
 

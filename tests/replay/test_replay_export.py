@@ -13,7 +13,7 @@ from mmengine.replay import request_lines, step_lines
 from mmengine.replay.convert.export import MOONCAKE_BLOCK, csv_lines, mooncake_lines
 from mmengine.replay.convert.perfetto import DECODE, PREEMPTED, PREFILL, QUEUED, perfetto_lines
 from mmengine.simulation import Driver, read_settings
-from mmengine.simulation.load import load_workload
+from mmengine.simulation.workload_files import load_workload
 from tests.core.small_engine import Bench, request
 from tests.replay.runs import busy_run
 

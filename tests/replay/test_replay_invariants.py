@@ -13,7 +13,7 @@ from mmengine.core.state.state import State
 from mmengine.events.log import LogWriter
 from mmengine.replay.invariants import INVARIANTS, broken
 from mmengine.replay.verify import verify
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import Bench, image, request, settings_of
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mmengine.cli import main as cli
-from mmengine.core.decide.schedule import Scheduler
+from mmengine.core.decide.scheduler import Scheduler
 from mmengine.core.fold import evolve
 from mmengine.core.state import policy
 from mmengine.errors import LogError

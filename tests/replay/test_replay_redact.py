@@ -14,7 +14,7 @@ from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import verify
 from mmengine.replay.convert.redact import redact
 from mmengine.request import GrammarRequest, MediaItem, SamplingParams
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import request, settings_of
 from tests.replay.runs import busy_run
 from tests.replay.test_replay_reasons import SETTINGS, small_config

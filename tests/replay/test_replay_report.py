@@ -17,7 +17,7 @@ from mmengine.replay import open_log, report, request_lines, step_lines
 from mmengine.replay.report import write_report
 from mmengine.replay.report.collect import COMMON, DECODE, PREFILL, slots_of
 from mmengine.replay.report.page import SCRIPTS
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import request, settings_of
 from tests.replay.browser import Browser, chromium
 from tests.replay.runs import busy_run

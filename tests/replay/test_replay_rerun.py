@@ -14,7 +14,7 @@ from mmengine.replay.rerun.fit import fit, held_out_error, non_negative
 from mmengine.replay.rerun.rerun import read_changes, rerun
 from mmengine.simulation import Driver, Settings, SimRequest, Workload
 from mmengine.simulation.meter import Spread
-from mmengine.simulation.slots import CostModel
+from mmengine.simulation.simulated_executor import CostModel
 from mmengine.simulation.workload import generated_tokens, image_item
 from tests.core.small_engine import settings_of
 from tests.replay.runs import busy_run

@@ -5,7 +5,7 @@ import pytest
 from mmengine.core.engine import EngineCore
 from mmengine.events.log import LogWriter
 from mmengine.replay import request_lines, step_lines
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import request, settings_of
 from tests.replay.runs import busy_run
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from mmengine.core.decide.schedule import SCHEDULER
+from mmengine.core.decide.scheduler import SCHEDULER
 from mmengine.core.state.digest import state_digest
 from mmengine.errors import CorruptLog, Diverged, LogError
 from mmengine.events import vocabulary as ev

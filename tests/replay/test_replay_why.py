@@ -17,7 +17,7 @@ from mmengine.replay.ask.state_report import state_report
 from mmengine.replay.ask.step_report import step_report
 from mmengine.replay.ask.why import why
 from mmengine.replay.checked import CheckedLog
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import image, request, settings_of
 from tests.replay.runs import busy_run
 from tests.replay.step_reasons import reasons_of

@@ -17,7 +17,7 @@ from mmengine.events.codec import NUMBERS, encode
 from mmengine.events.log import MemoryLog
 from mmengine.events.tee import Tee
 from mmengine.runtime.parallel.mirror import Mirror
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import settings_of
 from tests.core.workloads import small_config, small_request
 

@@ -13,7 +13,7 @@ from mmengine.core.resume import Resume
 from mmengine.errors import ConfigError, CorruptLog
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay.kv_events.batches import batches
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import Bench, request, settings_of
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")

@@ -78,7 +78,7 @@ def full(self, data):
 def test_no_progress(monkeypatch):
     with Engine(builder=builder()) as engine:
         with monkeypatch.context() as broken:
-            broken.setattr("mmengine.core.decide.schedule.Scheduler.schedule", lambda self, view: None)
+            broken.setattr("mmengine.core.decide.scheduler.Scheduler.schedule", lambda self, view: None)
             name = engine.submit("waits", max_tokens=9)
             with pytest.raises(MMEngineError, match="no progress"):
                 engine.step()
@@ -144,7 +144,7 @@ def test_a_thread_that_died_says_why(monkeypatch):
     async def main():
         engine = AsyncEngine(builder=builder())
         assert engine.readiness()
-        monkeypatch.setattr("mmengine.core.decide.schedule.Scheduler.schedule", lambda self, view: None)
+        monkeypatch.setattr("mmengine.core.decide.scheduler.Scheduler.schedule", lambda self, view: None)
         with pytest.raises(MMEngineError, match="no progress"):
             await engine.generate("hello", max_tokens=9)
         await engine.close()

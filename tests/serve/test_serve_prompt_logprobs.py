@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmengine.config import EngineConfig
-from mmengine.core.decide.admit import check_request
+from mmengine.core.decide.request_checks import check_request
 from mmengine.core.resume import Resume
 from mmengine.errors import InvalidRequest
 from mmengine.events import vocabulary as ev

@@ -13,7 +13,7 @@ from mmengine.events.log import LogWriter
 from mmengine.replay.report.collect import collect
 from mmengine.replay.report.page import _columns
 from mmengine.serve.async_engine.async_engine import AsyncEngine
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import request, settings_of
 from tests.pictures import data_url, looking
 from tests.replay.browser import Browser, chromium

@@ -84,7 +84,7 @@ def test_a_full_disk(tmp_path, monkeypatch):
 def test_a_thread_that_died(monkeypatch):
     with served() as one:
         assert told(one) == (200, [])
-        monkeypatch.setattr("mmengine.core.decide.schedule.Scheduler.schedule", lambda self, view: None)
+        monkeypatch.setattr("mmengine.core.decide.scheduler.Scheduler.schedule", lambda self, view: None)
         assert one.chat("hello")[0] == 503
         status, reasons = told(one)
         assert status == 503 and reasons[0].startswith("the engine stopped: no progress at step 0")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from naive_pools import Asking, Blocks, Encoder, Naive
 from simulated import prompt_length, token
 
-from mmengine.simulation.load import load_workload
+from mmengine.simulation.workload_files import load_workload
 
 
 class Rules(NamedTuple):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from mmengine.replay.invariants import broken
 from mmengine.simulation import Driver, read_settings
-from mmengine.simulation.load import load_workload
 from mmengine.simulation.records import Recorder
+from mmengine.simulation.workload_files import load_workload
 
 
 class Checked(Recorder):

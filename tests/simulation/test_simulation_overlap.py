@@ -15,7 +15,7 @@ from mmengine.events.log import LogWriter
 from mmengine.replay import verify
 from mmengine.simulation import Driver, read_settings
 from mmengine.simulation.device import TimedExecutor
-from mmengine.simulation.load import load_workload
+from mmengine.simulation.workload_files import load_workload
 
 
 @pytest.mark.parametrize("policy", ["all", "goodput"])

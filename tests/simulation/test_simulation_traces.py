@@ -8,7 +8,7 @@ import pytest
 from simulated import run
 
 from mmengine.errors import InvalidRequest
-from mmengine.simulation.load import load_workload
+from mmengine.simulation.workload_files import load_workload
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,48,10

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mmengine.config import EngineConfig
-from mmengine.core.state.drafted import DraftCounts
+from mmengine.core.state.draft_counts import DraftCounts
 from mmengine.events import vocabulary as ev
 from mmengine.replay.ask.show import request_lines
 from mmengine.replay.checked import CheckedLog

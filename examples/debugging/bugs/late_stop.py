@@ -1,7 +1,7 @@
 """A stop is looked for before the tokens of the last step are there, so it is found one step late."""
 
 from mmengine.core import engine
-from mmengine.core.decide.complete import complete
+from mmengine.core.decide.completion import complete
 from mmengine.core.state.columns import STOPPED
 
 _seen = {}  # by request: the step at which its stop came

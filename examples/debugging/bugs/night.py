@@ -12,7 +12,7 @@ from pathlib import Path
 from mmengine.config import EngineConfig
 from mmengine.events.log import LogWriter
 from mmengine.simulation import Driver, Settings, SimRequest, Workload
-from mmengine.simulation.slots import CostModel
+from mmengine.simulation.simulated_executor import CostModel
 from mmengine.simulation.workload import NEVER, generated_tokens, image_item
 
 SETTINGS = {

@@ -34,7 +34,7 @@ def rerun(
     from rich.console import Console  # lazy, like all below: help needs none of it
 
     from mmengine.replay.rerun.rerun import read_changes, rerun
-    from mmengine.simulation.files import read_object
+    from mmengine.simulation.bounded_files import read_object
 
     changes = {**(read_object(config) if config is not None else {}), **read_changes(set_ or [])}
     with Console(stderr=True).status("reading the log") as status:

@@ -46,8 +46,8 @@ def show(
     json_output: Json = False,
 ) -> None:
     from mmengine.cli.logs import show_tables as tables  # lazy, like all below: help needs none of it
-    from mmengine.events.ending import log_end
     from mmengine.events.lock import is_locked
+    from mmengine.events.log_end import log_end
     from mmengine.replay.ask.show import request_lines, step_lines
 
     existing(folder)

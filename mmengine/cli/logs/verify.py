@@ -95,7 +95,7 @@ def _logs_in(folder: Path) -> list[Path]:
 
 def report_lines(report: "VerifyReport") -> list[str]:
     """What `verify` found, in words."""
-    from mmengine.events.ending import CLOSED  # lazy: help needs none of it
+    from mmengine.events.log_end import CLOSED  # lazy: help needs none of it
 
     lines = [
         f"{report.steps} steps, {report.events} events, {report.requests} requests, {report.tokens} tokens, "

@@ -7,7 +7,7 @@ from msgspec.structs import asdict
 
 from mmengine.core.decide.adapter_places import AdapterPlaces
 from mmengine.core.decide.encoder_draft import EncoderDraft
-from mmengine.core.decide.fetch import PASSED, Passed, fetched
+from mmengine.core.decide.fetches import PASSED, Passed, fetched
 from mmengine.core.decide.leases import taken_back
 from mmengine.core.decide.start import Start, start_of
 from mmengine.core.state.blocks import threshold_of

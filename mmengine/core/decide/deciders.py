@@ -1,7 +1,7 @@
 """Chooses the scheduler of an engine: this engine's rules, or vLLM's."""
 
 from mmengine.config import EngineConfig
-from mmengine.core.decide.schedule import SCHEDULER, Scheduler
+from mmengine.core.decide.scheduler import SCHEDULER, Scheduler
 from mmengine.core.decide.vllm.scheduler import VLLM_SCHEDULER
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from mmengine.core.snapshot.form import INTS, INTS_OR_NONE, LIST, MANY_INTS, ROWS, SET, TRIPLES
+from mmengine.core.snapshot.field_forms import INTS, INTS_OR_NONE, LIST, MANY_INTS, ROWS, SET, TRIPLES
 from mmengine.core.state.draft_arbiter import NOBODY_ASKED, Saved
 from mmengine.core.state.flight import Part
 from mmengine.core.state.sessions import Chunk, Place

@@ -17,8 +17,8 @@ import msgspec
 
 from mmengine.config import EngineConfig
 from mmengine.core.snapshot.body import Body, Unreceived
-from mmengine.core.snapshot.fill import fill
-from mmengine.core.snapshot.take import body_of
+from mmengine.core.snapshot.restoring import fill
+from mmengine.core.snapshot.saving import body_of
 from mmengine.core.state.digest import state_digest
 from mmengine.core.state.state import State
 from mmengine.errors import ConfigError, CorruptLog, LogError

@@ -17,8 +17,8 @@ from mmengine.core.state.blocks import BlockPool
 from mmengine.core.state.columns import NEVER, Columns, frozen, make_columns
 from mmengine.core.state.flight import Flight, Part
 from mmengine.core.state.goodput import Goodput
+from mmengine.core.state.grammar_slots import KeptGrammars
 from mmengine.core.state.history import History
-from mmengine.core.state.kept_grammars import KeptGrammars
 from mmengine.core.state.policy import Policy, policy_of
 from mmengine.core.state.read_only import RequestView
 from mmengine.core.state.request_state import NO_ROW, RequestState, media_keys_of

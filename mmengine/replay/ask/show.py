@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmengine.core.fold import sessions
-from mmengine.core.state.drafted import drafted
+from mmengine.core.state.draft_counts import drafted
 from mmengine.core.state.flight import Flight
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev

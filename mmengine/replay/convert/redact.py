@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from mmengine.core.decide.stall import find_stalls
+from mmengine.core.decide.stalls import find_stalls
 from mmengine.core.fold import sessions
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.state.columns import LEFT

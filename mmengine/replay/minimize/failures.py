@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from mmengine.core.decide.admit import check_request
-from mmengine.core.decide.stall import THRASH
+from mmengine.core.decide.request_checks import check_request
+from mmengine.core.decide.stalls import THRASH
 from mmengine.core.state.request_state import request_of
 from mmengine.errors import CorruptLog, InvalidRequest, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
@@ -29,7 +29,7 @@ from mmengine.replay.rerun.playback import ClockedExecutor, Playback
 from mmengine.replay.rerun.script import Script, read_script
 from mmengine.replay.rerun.scripted import ScriptedExecutor
 from mmengine.replay.verify import verify
-from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
+from mmengine.simulation.simulated_executor import SimulatedExecutor, reference_tokens
 
 IN_A_RUN = ("stalled", "thrash", "crash", "tokens", "divergence")
 KINDS = (*INVARIANTS, "any", *IN_A_RUN)

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from mmengine.config import EngineConfig
-from mmengine.core.decide.schedule import DECISION_VERSION
+from mmengine.core.decide.scheduler import DECISION_VERSION
 from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter

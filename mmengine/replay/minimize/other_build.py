@@ -18,7 +18,7 @@ Answer = dict[str, object]
 
 def who() -> Answer:
     from mmengine import version
-    from mmengine.core.decide import schedule
+    from mmengine.core.decide import scheduler as schedule
 
     place = str(Path(version.__file__).parent)
     return {"version": version.__version__, "rules": schedule.DECISION_VERSION, "place": place}

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from mmengine.config import EngineConfig
-from mmengine.core.decide.admit import check_request
-from mmengine.core.decide.schedule import DECISION_VERSION
+from mmengine.core.decide.request_checks import check_request
+from mmengine.core.decide.scheduler import DECISION_VERSION
 from mmengine.core.state.request_state import request_of
 from mmengine.errors import ConfigError, InvalidRequest, LogError, MMEngineError
 from mmengine.events import vocabulary as ev

@@ -10,8 +10,8 @@ from mmengine.errors import ExecutorFailed
 from mmengine.replay.rerun.script import Answer
 from mmengine.request import Request
 from mmengine.simulation.device import Cost, Observer, TimedExecutor
-from mmengine.simulation.sampled import sampled_rows
-from mmengine.simulation.slots import CostModel
+from mmengine.simulation.sampled_rows import sampled_rows
+from mmengine.simulation.simulated_executor import CostModel
 
 Ends = tuple[tuple[int, str], ...]  # place in the step's rows, and what is said
 _ODD, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)

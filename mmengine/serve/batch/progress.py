@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from mmengine.errors import InvalidRequest, LogError
-from mmengine.events.files import sync_data, write_whole
+from mmengine.events.file_system import sync_data, write_whole
 from mmengine.events.segment import segment_paths
 from mmengine.serve.batch.request_file import WHOLE_FILE, Shard, numbered_lines
 from mmengine.serve.prompt.request_lines import custom_id_of, head_of

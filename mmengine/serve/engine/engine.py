@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Unpack
 from mmengine.config import EngineConfig
 from mmengine.core.outputs import Output, Stats
 from mmengine.core.resume import Resume
-from mmengine.core.unreceived import ResumedAnswer
+from mmengine.core.undelivered_answers import ResumedAnswer
 from mmengine.errors import InvalidRequest, MMEngineError
 from mmengine.models.media_cache import MediaCache
 from mmengine.models.plugin import Prepared

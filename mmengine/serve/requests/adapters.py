@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmengine.checkpoint.peft import AdapterFiles
-from mmengine.core.decide.admit import MAX_ID_CHARS
+from mmengine.core.decide.request_checks import MAX_ID_CHARS
 from mmengine.core.resume import ResumeState
 from mmengine.errors import ConfigError, InvalidRequest, MMEngineError, ModelError
 from mmengine.events import vocabulary as ev

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 
-from mmengine.core.decide.stall import THRASH
+from mmengine.core.decide.stalls import THRASH
 from mmengine.core.engine import EngineCore
 from mmengine.errors import ErrorCode, MMEngineError
 

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from mmengine.errors import InvalidMedia, LogError, QueueFull
-from mmengine.events.files import open_file
+from mmengine.events.file_system import open_file
 from mmengine.events.reserve import FULL
 from mmengine.models.plugin import MediaInput, MediaSource, Processor
 from mmengine.request import MediaItem

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from mmengine.core.outputs import Output, Outputs, Stats
-from mmengine.core.state.drafted import DraftCounts
+from mmengine.core.state.draft_counts import DraftCounts
 from mmengine.models.media_cache import MediaCache
 from mmengine.request import Request
 from mmengine.serve.requests.request_times import RequestTimes, Times

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from mmengine.core.unreceived import ResumedAnswer
+from mmengine.core.undelivered_answers import ResumedAnswer
 from mmengine.events.vocabulary import Queued
 from mmengine.serve.prompt.prompt import core_ids
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mmengine.config import EngineConfig
 from mmengine.core.resume import ResumeState
-from mmengine.core.unreceived import ResumedAnswer
+from mmengine.core.undelivered_answers import ResumedAnswer
 from mmengine.errors import InvalidMedia, MMEngineError
 from mmengine.models.plugin import MediaInput
 from mmengine.request import MediaItem

@@ -10,7 +10,7 @@ from mmengine.core.engine import EngineCore
 from mmengine.core.executor import PromptLogprobs
 from mmengine.core.outputs import Output
 from mmengine.core.state.request_state import NO_ROW
-from mmengine.core.unreceived import ResumedAnswer
+from mmengine.core.undelivered_answers import ResumedAnswer
 from mmengine.events.vocabulary import Queued
 from mmengine.models.plugin import Prepared, Tokenizer
 from mmengine.request import Request

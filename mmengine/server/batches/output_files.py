@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from mmengine.events.files import open_file, sync_folder
+from mmengine.events.file_system import open_file, sync_folder
 from mmengine.serve.batch.progress import AnswerFile, RequestIndex
 from mmengine.server.batches.lines import expired_line
 from mmengine.server.storage.batches import Batch, Counts

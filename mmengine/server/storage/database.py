@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from mmengine.errors import ConfigError, KeepFailed, LogError, MMEngineError, in_one_line
-from mmengine.events.files import open_file
+from mmengine.events.file_system import open_file
 from mmengine.events.lock import lock
 from mmengine.serve.requests.operator_log import operator_log
 

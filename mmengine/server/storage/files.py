@@ -20,7 +20,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from mmengine.errors import ConfigError, ErrorCode, InvalidRequest, KeepFailed, QueueFull
-from mmengine.events.files import open_file, sync_data, sync_folder
+from mmengine.events.file_system import open_file, sync_data, sync_folder
 from mmengine.server.storage.database import Database
 from mmengine.server.storage.list_positions import Places
 

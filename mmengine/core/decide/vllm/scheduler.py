@@ -5,7 +5,7 @@ SCHEDULED for the rest. EVICTED records the encoder evictions of a chunk that do
 rules are those of vLLM 0.33.
 """
 
-from mmengine.core.decide.schedule import Scheduler
+from mmengine.core.decide.scheduler import Scheduler
 from mmengine.core.decide.vllm.admission import VllmAdmission
 from mmengine.core.decide.vllm.running import VllmRunningRows
 from mmengine.core.state.columns import ReadOnlyArray

@@ -8,14 +8,14 @@ from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.snapshot import snapshot
-from mmengine.core.state.kept_grammars import LONGEST, MAX_SLOTS, SHORTEST, KeptGrammars
+from mmengine.core.state.grammar_slots import LONGEST, MAX_SLOTS, SHORTEST, KeptGrammars
 from mmengine.core.state.state import State
 from mmengine.errors import CorruptLog
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import request_lines, verify
 from mmengine.request import GrammarRequest, Request, SamplingParams
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.events.logs import rewrite
 
 SCHEMA = '{"const":"' + 100_000 * "x" + '"}'

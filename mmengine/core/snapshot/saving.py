@@ -5,11 +5,11 @@ from collections.abc import Callable
 import numpy as np
 
 from mmengine.core.snapshot.body import NAMES, PLAIN, Adapters, Body, Known, Pool, Session, States, Step
-from mmengine.core.snapshot.form import ints, take_fields
+from mmengine.core.snapshot.field_forms import ints, take_fields
 from mmengine.core.state.columns import COLUMNS, STATE_COLUMNS
 from mmengine.core.state.digest import state_digest
 from mmengine.core.state.flight import Flight
-from mmengine.core.state.kept_grammars import KeptGrammars
+from mmengine.core.state.grammar_slots import KeptGrammars
 from mmengine.core.state.prefix_index import NO_CONTENT
 from mmengine.core.state.request_state import RequestState, queued_of
 from mmengine.core.state.state import State

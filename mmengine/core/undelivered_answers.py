@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from mmengine.core.executed import prompt_logprobs
 from mmengine.core.executor import PromptLogprobs
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.observer import Observer
@@ -18,6 +17,7 @@ from mmengine.core.snapshot import body as saved
 from mmengine.core.snapshot.snapshot import digest_of
 from mmengine.core.state.request_state import NO_ROW, RequestState, queued_of, request_of
 from mmengine.core.state.state import State
+from mmengine.core.step_result import prompt_logprobs
 from mmengine.errors import CorruptLog, ErrorCode
 from mmengine.events import vocabulary as ev
 from mmengine.events.retention import Undelivered

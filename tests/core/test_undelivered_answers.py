@@ -8,14 +8,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from mmengine.core import unreceived as module
+from mmengine.core import undelivered_answers as module
 from mmengine.core.engine import EngineCore
 from mmengine.core.executor import PromptLogprobs
 from mmengine.core.resume import Resume, read_resume_state
 from mmengine.core.snapshot import snapshot
-from mmengine.core.snapshot.take import body_of
+from mmengine.core.snapshot.saving import body_of
 from mmengine.core.state.digest import state_digest
-from mmengine.core.unreceived import Unreceived
+from mmengine.core.undelivered_answers import Unreceived
 from mmengine.errors import CorruptLog, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
@@ -24,7 +24,7 @@ from mmengine.events.segment import snapshot_sequences
 from mmengine.events.snapshots import SnapshotFolder, snapshot_path
 from mmengine.replay import verify
 from mmengine.request import SamplingParams
-from mmengine.simulation.slots import SimulatedExecutor
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import request, settings_of
 from tests.core.workloads import small_config, small_request
 from tests.events.logs import begin_log

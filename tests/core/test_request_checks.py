@@ -9,7 +9,7 @@ from mmengine.core.engine import EngineCore
 from mmengine.errors import ConfigError, ErrorCode, InvalidRequest, QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.request import GrammarRequest, MediaItem, Request, SamplingParams
-from mmengine.simulation.slots import SimulatedExecutor, reference_tokens
+from mmengine.simulation.simulated_executor import SimulatedExecutor, reference_tokens
 from tests.core.small_engine import Bench, image, request, settings_of, video
 
 

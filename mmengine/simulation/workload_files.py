@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from mmengine.errors import InvalidRequest
-from mmengine.simulation.files import decode, existing, lines
+from mmengine.simulation.bounded_files import decode, existing, lines
 from mmengine.simulation.scenario import read_requests, read_scenario
 from mmengine.simulation.traces import read_azure, read_mooncake, read_servegen
 from mmengine.simulation.workload import Workload

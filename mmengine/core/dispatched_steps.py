@@ -4,9 +4,9 @@ from collections import deque
 
 import numpy as np
 
-from mmengine.core.executed import executed, writable
 from mmengine.core.executor import Executor, StepPlan, StepResult
 from mmengine.core.state.state import State
+from mmengine.core.step_result import executed, writable
 from mmengine.errors import ExecutorFailed, ExecutorLost
 from mmengine.events import vocabulary as ev
 

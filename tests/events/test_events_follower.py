@@ -3,8 +3,8 @@
 import pytest
 
 from mmengine.errors import CorruptLog
-from mmengine.events import follow
-from mmengine.events.follow import LogFollower
+from mmengine.events import follower as follow
+from mmengine.events.follower import LogFollower
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay.ask.show import ended_requests
 from mmengine.replay.checked import CheckedLog

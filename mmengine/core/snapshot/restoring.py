@@ -4,7 +4,7 @@ TypeError or OverflowError."""
 import numpy as np
 
 from mmengine.core.snapshot.body import NAMES, PLAIN, Adapters, Body, Known, Pool, States, Step
-from mmengine.core.snapshot.form import array, as_rows, fill_fields
+from mmengine.core.snapshot.field_forms import array, as_rows, fill_fields
 from mmengine.core.state.columns import COLUMNS, STATE_COLUMNS
 from mmengine.core.state.flight import Flight
 from mmengine.core.state.request_state import NO_ROW, RequestState, media_keys_of, request_of

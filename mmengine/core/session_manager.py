@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from mmengine.config import EngineConfig
-from mmengine.core.decide.admit import check_request, check_session
+from mmengine.core.decide.request_checks import check_request, check_session
 from mmengine.core.inbox import Inbox
 from mmengine.core.observer import Observer
 from mmengine.core.state.sessions import SessionState

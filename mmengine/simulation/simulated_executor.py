@@ -20,7 +20,7 @@ from mmengine.encoder_cache.cache import encoder_key
 from mmengine.errors import ExecutorFailed
 from mmengine.request import Request
 from mmengine.simulation.device import embeds_of
-from mmengine.simulation.states import SimulatedStates
+from mmengine.simulation.simulated_states import SimulatedStates
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)

@@ -7,8 +7,8 @@ from mmengine.core.executor import StepPlan, StepResult, room_of
 from mmengine.request import Request
 from mmengine.simulation.device import Observer, TimedExecutor
 from mmengine.simulation.fake_model import FakeModel
-from mmengine.simulation.sampled import sampled_rows
-from mmengine.simulation.slots import CostModel
+from mmengine.simulation.sampled_rows import sampled_rows
+from mmengine.simulation.simulated_executor import CostModel
 from mmengine.simulation.workload import SimRequest
 
 BROKEN = "a token breaks the grammar"
