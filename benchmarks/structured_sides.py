@@ -142,7 +142,7 @@ class FollowingRows:
 
     def advance(self, token_ids: list[int]) -> None:
         for row, token in enumerate(token_ids):
-            num_said, _ = self._matchers.say_run(row, [token])
+            num_said, _ = self._matchers.consume_run(row, [token])
             if not num_said:
                 raise AssertionError(f"row {row} may not say {token}")
 

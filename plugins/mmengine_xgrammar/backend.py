@@ -13,13 +13,13 @@ import xgrammar
 from mmengine.errors import ErrorCode, InvalidRequest
 from mmengine.request import GrammarRequest
 from mmengine.structured_output.engines.base import OfTokenizer
-from mmengine.structured_output.engines.engine_words import in_our_words
+from mmengine.structured_output.engines.engine_errors import describe_error
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
 from mmengine.structured_output.request.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
-from mmengine.structured_output.request.tags import StructuralTag
+from mmengine.structured_output.request.structural_tags import StructuralTag
 from mmengine.structured_output.request.tool_calls import ToolCalls
-from mmengine_xgrammar.notes import order_notes
-from mmengine_xgrammar.regex import RegexRefused, read, write_regex
+from mmengine_xgrammar.order_notes import order_notes
+from mmengine_xgrammar.regex import RegexRefused, parse_whole_regex, write_regex
 from mmengine_xgrammar.rules import Rules
 from mmengine_xgrammar.schema import schema_ebnf
 
@@ -29,7 +29,7 @@ SHARED_BYTES = 128 * 2**20  # Memory for masks that grammars share.
 
 
 class XGrammar(OfTokenizer):
-    _made: "tuple[xgrammar.GrammarCompiler, Words] | None" = None
+    _made: "tuple[xgrammar.GrammarCompiler, Vocabulary] | None" = None
 
     def compile(self, grammar: GrammarRequest) -> "CompiledGrammar":
         found = read_grammar(grammar)
@@ -39,12 +39,12 @@ class XGrammar(OfTokenizer):
                 code=ErrorCode.INVALID_GRAMMAR,
             )
         source = _ebnf_of(found)
-        compiler, vocabulary = self._made_compiler()
+        compiler, vocabulary = self._get_compiler()
         try:
             compiled = compiler.compile_grammar(source)
         except RuntimeError as error:
             raise InvalidRequest(
-                f"the grammar cannot be used: {_short(str(error))}", code=ErrorCode.INVALID_GRAMMAR
+                f"the grammar cannot be used: {_describe_error(str(error))}", code=ErrorCode.INVALID_GRAMMAR
             ) from None
         return CompiledGrammar(compiled, vocabulary, grammar.after)
 
@@ -72,12 +72,12 @@ class XGrammar(OfTokenizer):
         for matcher, token in zip(matchers, token_ids, strict=True):
             matcher.consume_token(token)
 
-    def _made_compiler(self) -> "tuple[xgrammar.GrammarCompiler, Words]":
+    def _get_compiler(self) -> "tuple[xgrammar.GrammarCompiler, Vocabulary]":
         with self._lock:
             if self._made is None:
                 # To xgrammar, a token without bytes is special and in no text.
                 texts = self._texts(self._tokens_in_vocabulary())
-                vocabulary = Words(texts, self._encode, self.eos_token_ids, self._vocab_size)
+                vocabulary = Vocabulary(texts, self._encode, self.eos_token_ids, self._vocab_size)
                 info = xgrammar.TokenizerInfo(
                     texts, vocab_size=self._vocab_size, stop_token_ids=self.eos_token_ids
                 )
@@ -86,7 +86,7 @@ class XGrammar(OfTokenizer):
             return self._made
 
 
-class Words(NamedTuple):
+class Vocabulary(NamedTuple):
     """The tokenizer's vocabulary. `texts` holds each token's bytes, b"" for a token outside all texts;
     `encode` converts text to tokens.
     """
@@ -112,7 +112,7 @@ class Words(NamedTuple):
 class CompiledGrammar:
     shortest = 0
 
-    def __init__(self, compiled: xgrammar.CompiledGrammar, vocabulary: Words, after: tuple[int, ...]):
+    def __init__(self, compiled: xgrammar.CompiledGrammar, vocabulary: Vocabulary, after: tuple[int, ...]):
         self._compiled, self._vocabulary, self.after = compiled, vocabulary, after
 
     def closer(self, budget: int, reserve: int = 0) -> None:
@@ -121,14 +121,14 @@ class CompiledGrammar:
     def matcher(self) -> "XMatcher":
         return XMatcher(xgrammar.GrammarMatcher(self._compiled), self._vocabulary)
 
-    def renewed(self, error: str) -> None:
+    def renew(self, error: str) -> None:
         return None
 
 
 class XMatcher:
     """A text's grammar state, as matcher.py defines the interface."""
 
-    def __init__(self, inner: xgrammar.GrammarMatcher, vocabulary: Words):
+    def __init__(self, inner: xgrammar.GrammarMatcher, vocabulary: Vocabulary):
         self._inner, self._vocabulary = inner, vocabulary
         self._error = ""
 
@@ -268,7 +268,7 @@ def _ebnf_of(grammar: Grammar) -> str:
         case Regex(regex=regex):
             rules = Rules()
             try:
-                return rules.text(write_regex(read(regex), rules, in_json=False))
+                return rules.text(write_regex(parse_whole_regex(regex), rules, in_json=False))
             except RegexRefused as error:
                 raise InvalidRequest(
                     f"the grammar cannot be used: {error}; the default, llguidance, may know it",
@@ -291,6 +291,6 @@ def _ebnf_of(grammar: Grammar) -> str:
             )
 
 
-def _short(error: str) -> str:
+def _describe_error(error: str) -> str:
     """Return xgrammar's error as a single line, without the location in its sources."""
-    return in_our_words(" ".join(error.split()).rpartition("error at ")[2] or error)
+    return describe_error(" ".join(error.split()).rpartition("error at ")[2] or error)

@@ -137,7 +137,7 @@ class _Automaton:
                 rule = follow((tight_low and digit == least, tight_high and digit == most, left), rest)
                 if rule is not None:
                     ways.setdefault(rule, []).append(digit)
-        return _joined(ways)
+        return _join(ways)
 
     def _integer(self, rest: int, tight_low: bool, tight_high: bool, remainder: int) -> str | None:
         """Return an expression for `rest` more digits in the integer part."""
@@ -212,12 +212,12 @@ class _Automaton:
                 )
                 if rule is not None:
                     ways.setdefault(rule, []).append(digit)
-        return _joined(ways)
+        return _join(ways)
 
     def _is_past(self, depth: int) -> bool:
         return depth >= max(1, len(self.low.behind), len(self.high.behind) if self.high else 0)
 
 
-def _joined(ways: dict[str, list[int]]) -> str | None:
+def _join(ways: dict[str, list[int]]) -> str | None:
     texts = [f"{char_set([(48 + d, 48 + d) for d in digits])} {rule}" for rule, digits in ways.items()]
     return f"({' | '.join(texts)})" if texts else None

@@ -5,7 +5,7 @@ Constructs that regex/read.py does not support are refused by name.
 
 from dataclasses import replace
 
-from mmengine.structured_output.regex.read import Unread, read_regex
+from mmengine.structured_output.regex.parser import UnsupportedRegex, parse_regex
 from mmengine.structured_output.regex.sets import Ranges, Set, complement
 from mmengine.structured_output.regex.tree import Alt, Chars, Node, Repeat, Seq
 from mmengine_xgrammar.rules import EMPTY, MAX_COUNTED, Rules, char_set, literal
@@ -21,15 +21,15 @@ class RegexRefused(ValueError):
     """Raised for a construct that cannot be enforced with xgrammar."""
 
 
-def read(text: str) -> Node:
+def parse_whole_regex(text: str) -> Node:
     """Parse a regex. Raises RegexRefused. `^(?:…)$`, as schemas write it, means the whole text, which is the
     default.
     """
     if text.startswith("^(?:") and text.endswith(")$"):
         text = text[1:-1]
     try:
-        node = read_regex(text, nesting=MAX_NESTING, engine="xgrammar")
-    except Unread as error:
+        node = parse_regex(text, nesting=MAX_NESTING, engine="xgrammar")
+    except UnsupportedRegex as error:
         raise RegexRefused(str(error)) from None
     _check_repetitions(node)
     return node
@@ -38,7 +38,7 @@ def read(text: str) -> Node:
 def _check_repetitions(node: Node) -> None:
     match node:
         case Repeat(item=item, high=high):
-            if high is None and loops(item):
+            if high is None and is_endless(item):
                 raise RegexRefused("a repetition of a repetition matches in too many ways; use one of them")
             _check_repetitions(item)
         case Seq(items=inner) | Alt(options=inner):
@@ -46,18 +46,18 @@ def _check_repetitions(node: Node) -> None:
                 _check_repetitions(each)
 
 
-def loops(node: Node) -> bool:
+def is_endless(node: Node) -> bool:
     """Return whether the node is an endless repetition, or may consist only of such a repetition."""
     match node:
         case Repeat(part, _, high):
-            return high is None or loops(part)
+            return high is None or is_endless(part)
         case Seq(parts):
             return any(
-                loops(part) and all(width(each)[0] == 0 for each in parts if each is not part)
+                is_endless(part) and all(width(each)[0] == 0 for each in parts if each is not part)
                 for part in parts
             )
         case Alt(parts):
-            return any(map(loops, parts))
+            return any(map(is_endless, parts))
     return False
 
 
@@ -80,7 +80,7 @@ def width(node: Node) -> tuple[int, int | None]:
     raise RegexRefused("a rule cannot stand in a regular expression")
 
 
-def of_width(node: Node, low: int, high: int | None) -> Node | None:
+def with_width(node: Node, low: int, high: int | None) -> Node | None:
     """Return the part of `node` with `low` to `high` characters; None if a single repetition cannot express
     that.
     """
@@ -88,7 +88,7 @@ def of_width(node: Node, low: int, high: int | None) -> Node | None:
     if fewest >= low and (high is None or most is not None and most <= high):
         return node
     if isinstance(node, Alt):
-        found = [of_width(part, low, high) for part in node.options]
+        found = [with_width(part, low, high) for part in node.options]
         kept = tuple(part for part in found if part is not None)
         return Alt(kept) if len(kept) == len(found) else None
     parts = node.items if isinstance(node, Seq) else (node,)

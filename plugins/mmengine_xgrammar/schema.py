@@ -23,8 +23,8 @@ from mmengine_xgrammar.numbers import INTEGER, NUMBER, NumberRefused, Range, wri
 from mmengine_xgrammar.regex import (
     ANY,
     RegexRefused,
-    of_width,
-    read,
+    parse_whole_regex,
+    with_width,
     write_regex,
 )
 from mmengine_xgrammar.rules import EMPTY, MAX_COUNTED, Rules, either, literal
@@ -176,7 +176,7 @@ class _Writer:
     def _quoted(self, pattern: str, keyword: str, pointer: str, low: int = 0, high: int | None = None) -> str:
         """Return an expression for all spellings of strings that a pattern matches."""
         try:
-            node = of_width(read(pattern), low, high)
+            node = with_width(parse_whole_regex(pattern), low, high)
             if node is None:
                 why = f"with {low} to {high} characters besides it cannot be enforced ({UNBOUNDED})"
                 self._refuse(keyword, pointer, why)
@@ -252,7 +252,7 @@ class _Writer:
             raise SchemaRefused("patternProperties", at, why)
         for pattern, part in patterns.items():
             try:
-                node = read(pattern)
+                node = parse_whole_regex(pattern)
             except RegexRefused as error:
                 self._refuse("patternProperties", pointer, f"{error}: it cannot be enforced")
             if isinstance(node, Chars) and not node.ranges:

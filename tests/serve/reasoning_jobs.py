@@ -8,7 +8,7 @@ import jsonschema
 from mmengine.serve.prompt.options import Options, make_sampling
 from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.text.request_output import CUT
-from mmengine.structured_output.opening import end_of
+from mmengine.structured_output.grammar_start import find_end
 from mmengine.structured_output.request.spec import grammar_of
 from tests.serve.at_once import answers_at_once
 
@@ -83,7 +83,7 @@ def check(engine, asked, answered, marker):
         choice = answered[number].choices[0]
         assert choice.finish_reason in ("stop", "length"), choice.detail
         assert choice.after == tuple(marker)
-        end = end_of(choice.token_ids, marker)
+        end = find_end(choice.token_ids, marker)
         reasoned = choice.token_ids[: len(choice.token_ids) if end is None else end]
         assert not set(engine.config.eos_token_ids) & set(reasoned)
         if end is None:

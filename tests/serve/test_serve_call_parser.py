@@ -14,7 +14,7 @@ from mmengine.serve.chat.completion import WholeChoice
 from mmengine.serve.text.choice_deltas import ChoiceDeltas
 from mmengine.serve.text.reasoning import NO_REASONING, ReasoningTokens
 from mmengine.serve.text.tool_call_parser import CallDelta, CallParser, call_id
-from mmengine.structured_output.request.tool_calls import AskedTool, ToolCalls, calls_of, tool_calls
+from mmengine.structured_output.request.tool_calls import RequestedTool, ToolCalls, calls_of, tool_calls
 from tests.serve.serve_fakes import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
@@ -24,9 +24,9 @@ SCHEMA = {
     "additionalProperties": False,
 }
 TOOLS = [
-    AskedTool("say", json.dumps(SCHEMA).encode(), "tools[0].function.parameters", True),
-    AskedTool("now", b'{"type":"object","additionalProperties":false}', "tools[1]", True),
-    AskedTool("any", b'{"type":"object","additionalProperties":{"type":"string"}}', "tools[2]", True),
+    RequestedTool("say", json.dumps(SCHEMA).encode(), "tools[0].function.parameters", True),
+    RequestedTool("now", b'{"type":"object","additionalProperties":false}', "tools[1]", True),
+    RequestedTool("any", b'{"type":"object","additionalProperties":{"type":"string"}}', "tools[2]", True),
 ]
 FORMS = {
     form: calls_of(tool_calls(TOOLS, ToolCalls(form, (), reasoning=("<think>", "</think>"))))
@@ -189,7 +189,7 @@ def test_what_is_wrong_with_loose_arguments_is_told():
     schema = (
         b'{"type":"object","properties":{"a":{"type":"array","uniqueItems":true,"items":{"type":"number"}}}}'
     )
-    form = calls_of(tool_calls([AskedTool("f", schema, "p", False)], ToolCalls("json", ())))
+    form = calls_of(tool_calls([RequestedTool("f", schema, "p", False)], ToolCalls("json", ())))
     assert form.unenforced == ("f",)
     texts = [
         f'<tool_call>\n{{"name": "f", "arguments": {{"a": {a}}}}}\n</tool_call>' for a in ("[1, 1]", "[1, 2]")

@@ -23,7 +23,7 @@ from mmengine.serve.prompt.options import Options
 from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.text.reasoning import Reasoning
 from mmengine.serve.text.request_output import CUT
-from mmengine.structured_output.opening import end_of
+from mmengine.structured_output.grammar_start import find_end
 from mmengine.structured_output.request.spec import grammar_of
 from tests.log_copies import copied
 from tests.serve.reasoning_jobs import QUESTIONS, RECORD, answers, check, jobs
@@ -206,7 +206,7 @@ def test_what_comes_back_where_the_prompt_makes_the_model_reason(thinker, tmp_pa
         assert cut.text == cut.choices[0].reasoning and cut.as_json()["content"] is None
         with pytest.raises(RequestFailed, match="the reasoning did not end after 4 tokens; raise max_tokens"):
             engine.generate_json(QUESTIONS[0], RECORD, max_tokens=4)
-        num_reasoned = end_of(choice.token_ids, (1535,))
+        num_reasoned = find_end(choice.token_ids, (1535,))
         for more, begins in ((0, "''"), (2, "'{")):
             with pytest.raises(RequestFailed, match=f"the JSON is incomplete after .* begins {begins}"):
                 engine.generate_json(QUESTIONS[0], RECORD, **{**bias, "max_tokens": num_reasoned + more})
@@ -276,7 +276,7 @@ def test_another_process_goes_on_in_the_middle_of_the_reasoning(random_weights, 
         options = {"config": EngineConfig(reasoning_end="[X]"), "log": folder, "resume": Resume(force=False)}
         with Engine(random_weights, dtype="float32", **options) as engine:
             said = [one.token_ids for one in engine.requests.resumed.values()]
-            num_reasoning += sum(len(each) > 0 and end_of(each, (1535,)) is None for each in said)
+            num_reasoning += sum(len(each) > 0 and find_end(each, (1535,)) is None for each in said)
             found = {name: engine.requests.take_up(name) for name in wanted}
             while not engine.is_idle:
                 for output in engine.step():

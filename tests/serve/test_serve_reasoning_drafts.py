@@ -9,7 +9,7 @@ import mmengine.build
 from mmengine.config import EngineConfig
 from mmengine.serve.engine.engine import Engine
 from mmengine.spec_decode.base import Proposed
-from mmengine.structured_output.opening import end_of
+from mmengine.structured_output.grammar_start import find_end
 from tests.serve.reasoning_jobs import FORMS, answers, check, jobs
 
 pytest.importorskip("mmengine_shapes")
@@ -46,7 +46,7 @@ class Script:
         if is_wrong:
             at = int(self._random.integers(len(drafts)))
             drafts[at] = [each for each in self._wrong if each != drafts[at]][int(self._random.integers(3))]
-        end = end_of(text, self._marker)
+        end = find_end(text, self._marker)
         if end is not None and place < end < place + len(drafts):
             self.num_wrong += is_wrong
             self.num_right += not is_wrong

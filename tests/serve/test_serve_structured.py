@@ -208,7 +208,7 @@ class Breaking:
     def closer(self, budget, reserve):
         return None
 
-    def renewed(self, error):
+    def renew(self, error):
         return None
 
     def matcher(self):

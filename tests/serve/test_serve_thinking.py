@@ -23,7 +23,7 @@ from mmengine.request import ThinkingBudget
 from mmengine.runtime.sampling.thinking import Reasoned
 from mmengine.serve.batch.request_file import RequestFile
 from mmengine.serve.batch.run_batch import run_batch
-from mmengine.structured_output.opening import end_of
+from mmengine.structured_output.grammar_start import find_end
 from tests.cli.cli_process import call_cli
 from tests.log_copies import copied
 from tests.serve.test_serve_structured import RECORD, SMALL, form
@@ -46,7 +46,7 @@ def test_the_end_is_said_when_the_budget_is_used_up(model, tokens, is_open):
     if not is_open and said[:1] != [3]:
         assert said == model and (reasoned.is_over or not said)
         return
-    end = end_of(said, END, begins)
+    end = find_end(said, END, begins)
     assert reasoned.is_over == (end is not None)
     if end is None:
         assert len(said) - begins < tokens + len(END)
@@ -111,7 +111,7 @@ def test_nothing_changes_what_is_said(tmp_path):
     num_ended = 0
     for name, one in wide.items():
         asked, choice = jobs(int(name)), one.choices[0]
-        end = end_of(choice.token_ids, marker)
+        end = find_end(choice.token_ids, marker)
         if end is None:  # the model ended its text before
             assert choice.detail == "eos" and len(choice.token_ids) <= asked["thinking_token_budget"] + 1
             continue
@@ -195,7 +195,7 @@ def test_half_a_character_stays_in_the_reasoning(response_format):
         assert message.reasoning_content == tokenizer.decode([half, half])
         assert whole.text == tokenizer.decode(whole.token_ids)
         marker = tokenizer.encode("</think>", allow_special=True)
-        assert whole.token_ids[:2] == [half, half] and end_of(whole.token_ids, marker) == 2 + len(marker)
+        assert whole.token_ids[:2] == [half, half] and find_end(whole.token_ids, marker) == 2 + len(marker)
         assert message.content == tokenizer.decode(whole.token_ids[2 + len(marker) :])
         if response_format is not None:
             jsonschema.validate(json.loads(message.content), RECORD)
@@ -208,4 +208,4 @@ def test_a_line_of_a_batch_has_a_budget():
     with Engine() as engine:
         ((_, answer),) = run_batch(engine, iter([job]))
         marker = engine.processor.tokenizer.encode("</think>", allow_special=True)
-    assert end_of(answer.token_ids, marker) <= 2 + len(marker)
+    assert find_end(answer.token_ids, marker) <= 2 + len(marker)

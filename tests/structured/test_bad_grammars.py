@@ -15,7 +15,7 @@ from mmengine.serve.batch.run_batch import run_batch
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.prompt.options import Options, make_sampling
 from mmengine.serve.prompt.prompt import Prompt
-from mmengine.structured_output.engines.engine_words import in_our_words
+from mmengine.structured_output.engines.engine_errors import describe_error
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused
 from mmengine.structured_output.request.spec import grammar_of
 from tests.structured.accepting import byte_backend
@@ -190,11 +190,11 @@ def test_known_engine_errors_are_translated():
     trace = (
         "panic: called `Option::unwrap()` on a `None` value\n<backtrace>\n   0: f\n  at x.rs:3\n</backtrace>"
     )
-    assert in_our_words(trace) == "the grammar engine itself fails at it; write the grammar in another way"
+    assert describe_error(trace) == "the grammar engine itself fails at it; write the grammar in another way"
     quoted = "at 3(4): circular reference\n   1 | start: A\n   2 | A: B\n          ^\n"
-    assert in_our_words(quoted) == "at 3(4): circular reference"
+    assert describe_error(quoted) == "at 3(4): circular reference"
     long = 'at 1(8): invalid regex "' + "a" * 500 + '" (in regex): regex parse error:\n  a\nerror: so it is\n'
-    assert in_our_words(long) == f"invalid regex '{'a' * 76}...: so it is"
+    assert describe_error(long) == f"invalid regex '{'a' * 76}...: so it is"
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from llguidance import LLMatcher
 from mmengine.errors import InvalidRequest
 from mmengine.request import GrammarRequest
 from mmengine.structured_output.closing.closer import Closer
-from mmengine.structured_output.closing.closing import Closings
-from mmengine.structured_output.closing.closing_hints import hints_of
-from mmengine.structured_output.closing.closing_search import Search, Vocabulary
-from mmengine.structured_output.closing.shortest_words import Text, Words
+from mmengine.structured_output.closing.closings import Closings
+from mmengine.structured_output.closing.hints import hints_of
+from mmengine.structured_output.closing.search import Search, Vocabulary
+from mmengine.structured_output.closing.shortest_text import PatternAutomaton, TextPattern
 from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 from mmengine.structured_output.json_schema.normalization import Bounds
 from mmengine.structured_output.request.spec import grammar_of
@@ -254,12 +254,12 @@ def speak(grammar: Grammar, budget: int, source: random.Random, wanted: bytes) -
     for at in range(budget):
         options = allowed(matcher)
         fits = at < len(wanted) and bytes(said) == wanted[:at] and wanted[at] in options
-        token = closer.keep(matcher, wanted[at] if fits else source.choice(options))
+        token = closer.choose(matcher, wanted[at] if fits else source.choice(options))
         assert token in options
         known.append(len(closer.path))
         if token == END:
             return bytes(said), known
-        closer.said(matcher, token)
+        closer.accept(matcher, token)
         assert closer.path is not None and matcher.consume_token(token)
         said.append(token)
         if matcher.is_stopped():
@@ -287,18 +287,18 @@ def check_again(grammar: Grammar, budget: int, text: bytes, known: list[int]) ->
     matcher, closer = grammar.matcher.deep_copy(), closer_of(grammar, budget)
     for at, token in enumerate(text):
         assert closer.left == budget - at and len(closer.path) == known[at]
-        closer.said(matcher, token)
+        closer.accept(matcher, token)
         assert matcher.consume_token(token)
 
 
 def test_a_long_text_of_a_wide_set_is_found_in_few_steps(monkeypatch):
-    steps, behind = [], Words.advance
+    steps, behind = [], PatternAutomaton.advance
     monkeypatch.setattr(
-        Words, "advance", lambda self, now, char: steps.append(char) or behind(self, now, char)
+        PatternAutomaton, "advance", lambda self, now, char: steps.append(char) or behind(self, now, char)
     )
-    assert len(Text(("[B-Z].*",), 200).rest("")) == 200 and len(steps) < 1_000
+    assert len(TextPattern(("[B-Z].*",), 200).rest("")) == 200 and len(steps) < 1_000
     few = len(steps)
-    assert Text((".*x.{15}y.*", ".*y.{15}x.*"), 8_000).rest("") is None and len(steps) - few < 10_000
+    assert TextPattern((".*x.{15}y.*", ".*y.{15}x.*"), 8_000).rest("") is None and len(steps) - few < 10_000
 
 
 def test_words_are_not_searched_as_numbers(monkeypatch):

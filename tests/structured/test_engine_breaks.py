@@ -10,7 +10,7 @@ from llguidance import LLMatcher
 
 from mmengine.errors import InvalidRequest
 from mmengine.request import Request, SamplingParams
-from mmengine.structured_output.engines.engine_words import in_our_words
+from mmengine.structured_output.engines.engine_errors import describe_error
 from mmengine.structured_output.engines.llguidance import backend as llguidance_backend
 from mmengine.structured_output.request.spec import grammar_of
 from mmengine.structured_output.rows.rows import RowMatchers
@@ -114,7 +114,7 @@ def test_a_panic_while_a_grammar_is_compiled_is_a_refusal(monkeypatch):
     ],
 )
 def test_grammar_engine_errors_are_rewritten(error, said):
-    text = in_our_words(error)
+    text = describe_error(error)
     assert said in text and "backtrace" not in text and "\n" not in text and "/^" not in text
 
 

@@ -13,7 +13,7 @@ from llguidance import LLMatcher
 
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output.gbnf.convert import convert
-from mmengine.structured_output.gbnf.parse import parse
+from mmengine.structured_output.gbnf.parser import parse_grammar
 from mmengine.structured_output.regex.tree import Alt, Chars, Node, Ref, Repeat, Seq
 from mmengine.structured_output.request.spec import Lark, Regex, grammar_of, read_grammar
 from tests.structured.accepting import TOKENIZER, accepts
@@ -181,7 +181,7 @@ def check_random(seeds: range) -> int:
     recursive = 0
     for seed in seeds:
         text = random_grammar(random.Random(seed))
-        grammar, rules = Grammar(text), parse(text)
+        grammar, rules = Grammar(text), parse_grammar(text)
         recursive += convert(text)[0] == "lark"
         for word in random.Random(seed).sample(words, 40):
             assert grammar.accepts(word) == texts_of(rules, word), (seed, text, word)

@@ -167,7 +167,7 @@ def test_a_row_with_draft_grammars_allows_the_same_tokens_as_masks(backend, comp
         tokens = draw(st.sampled_from([drafts, drafts[:-1], []])) or ahead_of(plain, draw, 4)
         if drafts and draw(st.booleans()):
             tokens = [*drafts, *tokens[:1]]
-        assert row.say_run(0, tokens) == (expected := plain.say(tokens)), bytes(row.said(0))
+        assert row.consume_run(0, tokens) == (expected := plain.say(tokens)), bytes(row.said(0))
         assert row.said(0) == plain.rows.said(0)
         if plain.is_over:
             break
@@ -234,12 +234,12 @@ def test_a_mask_after_another_texts_drafts(executor, monkeypatch):
 def test_drafts_are_consumed_once_and_the_own_matcher_only_on_demand(backend, compiled):
     grammar, draft_grammars = compiled(FORMS[0])
     row = row_of(backend, grammar, draft_grammars)
-    assert row.say_run(0, encode('{"')) == (1, False)
+    assert row.consume_run(0, encode('{"')) == (1, False)
     drafts = list(row.forced(0, 8))
     assert drafts and b'name":"'.startswith(b"".join(TOKENS[token] for token in drafts))
     own, draft_grammar = row._rows[0].own, row._rows[0]._leader
     assert draft_grammar is not own and draft_grammar.ahead == drafts
-    assert row.say_run(0, drafts) == (len(drafts), False)
+    assert row.consume_run(0, drafts) == (len(drafts), False)
     assert (draft_grammar.ahead, draft_grammar.num_read, own.num_read) == ([], 1 + len(drafts), 1)
     row.masks([0])
     assert own.num_read == draft_grammar.num_read

@@ -13,9 +13,9 @@ from pydantic import BaseModel
 
 from mmengine.errors import InvalidRequest
 from mmengine.request import GrammarRequest
-from mmengine.structured_output.closing.closing import Closings
-from mmengine.structured_output.closing.closing_hints import hints_of
-from mmengine.structured_output.closing.closing_search import Vocabulary
+from mmengine.structured_output.closing.closings import Closings
+from mmengine.structured_output.closing.hints import hints_of
+from mmengine.structured_output.closing.search import Vocabulary
 from mmengine.structured_output.engines.llguidance.json_schema_lark import lark_of
 from mmengine.structured_output.json_schema.normalization import Bounds, SchemaRefused, normalize_schema
 from tests.structured.accepting import TOKENIZER, Grammar

@@ -11,7 +11,7 @@ from mmengine import check_schema
 from mmengine.structured_output.json_schema.normalization import Bounds
 from mmengine.structured_output.json_schema.vocabulary.formats import EXACT, FORMATS
 from mmengine.structured_output.report.narrowing import FORMATS as NARROWER
-from mmengine.structured_output.request.strict import strict_notes
+from mmengine.structured_output.request.strict_mode import strict_notes
 from tests.structured.accepting import byte_backend
 
 POINT = {

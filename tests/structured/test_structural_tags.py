@@ -10,7 +10,7 @@ import pytest
 
 from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 from mmengine.structured_output.request.spec import grammar_of, read_grammar
-from mmengine.structured_output.request.tags import StructuralTag
+from mmengine.structured_output.request.structural_tags import StructuralTag
 
 PAIRS = [
     b"<f",

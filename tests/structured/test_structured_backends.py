@@ -255,11 +255,11 @@ def test_reasoning_does_not_end_early_with_an_empty_form(backend):
     rows = RowMatchers(backend, lambda _: compiled, VOCAB)
     for row, form in enumerate(["one by one", "in a run"]):
         rows.admit(row, request(form), np.array([1, 2, ord("x")], np.int32))
-    assert rows.say_run(0, [END]) == (0, False) and rows.say_run(0, [ord("y")]) == (1, False)
-    assert rows.say_run(0, [ord("<")]) == (1, False) and rows.said(0) == []
+    assert rows.consume_run(0, [END]) == (0, False) and rows.consume_run(0, [ord("y")]) == (1, False)
+    assert rows.consume_run(0, [ord("<")]) == (1, False) and rows.said(0) == []
     assert rows.advance([1], [[ord("y"), ord("<")]]) == ({}, {})
     assert sets_of(rows.masks([0, 1])[0]) == [{ord("a"), END, END_TOO}] * 2
-    assert rows.say_run(0, [ord("a")]) == (1, True)
+    assert rows.consume_run(0, [ord("a")]) == (1, True)
     assert rows.advance([1], [[ord("a")]]) == ({0: 1}, {})
 
 

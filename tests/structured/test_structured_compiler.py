@@ -132,7 +132,7 @@ def test_released_grammars_are_not_compiled():
     slow, gone, shared, _ = bench.get("slow", "gone", "shared", "shared")
     bench.until_begun(1)
     for each in (slow, gone, shared):
-        bench.compiler.let_go(each)
+        bench.compiler.release(each)
     bench.release("slow")
     assert bench.done(slow, shared) == ["SLOW", "SHARED"] and bench.begun == ["slow", "shared"]
     assert bench.get("slow") == [slow] and slow.grammar.source == ""

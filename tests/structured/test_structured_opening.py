@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mmengine.errors import InvalidRequest
-from mmengine.structured_output.opening import Opening, end_of
+from mmengine.structured_output.grammar_start import GrammarStart, find_end
 from mmengine.structured_output.request.spec import draft_grammars_of, grammar_of, read_grammar, reasoning_of
 
 IDS = st.integers(0, 2)  # Few ids, so that they repeat.
@@ -32,8 +32,8 @@ def test_a_grammar_opens_after_the_first_occurrence_of_its_marker(runs, after):
     whole = [token for run in runs for token in run]
     ends = (n for n in range(len(after), len(whole) + 1) if whole[n - len(after) : n] == after)
     wanted = next(ends, None)
-    assert end_of(whole, after) == wanted
-    opening, said = Opening(after), 0
+    assert find_end(whole, after) == wanted
+    opening, said = GrammarStart(after), 0
     for run in runs:
         seen = opening.end_in(run)
         assert opening.take(run) == seen

@@ -12,7 +12,7 @@ from mmengine.errors import InvalidRequest
 from mmengine.serve.text.tool_call_parser import CallParser
 from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 from mmengine.structured_output.request.spec import read_grammar
-from mmengine.structured_output.request.tool_calls import AskedTool, ToolCalls, tool_calls
+from mmengine.structured_output.request.tool_calls import RequestedTool, ToolCalls, tool_calls
 
 PIECES = [b"<tool_call>", b"</tool_call>", b'": ', b"</", b">\n", b"\n</parameter>\n<", b'{"name', b"aa"]
 END = 256
@@ -66,7 +66,7 @@ def backend():
 
 
 def asked(schema, name="weather", is_strict=True):
-    return AskedTool(name, json.dumps(schema).encode(), ("tools", 0, "function", "parameters"), is_strict)
+    return RequestedTool(name, json.dumps(schema).encode(), ("tools", 0, "function", "parameters"), is_strict)
 
 
 def grammar(form, **options):

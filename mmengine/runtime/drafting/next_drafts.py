@@ -222,7 +222,7 @@ class Drafting:
                 row, ahead = int(rows[place]), drafts[place, : ends[place]].tolist()
                 end = max(self._matchers.num_allowed(row, ahead), int(first[place]))
                 if mixes and end < limits[place]:
-                    forced = self._matchers.forced_behind(row, int(limits[place]) - end)
+                    forced = self._matchers.forced_after_drafts(row, int(limits[place]) - end)
                     drafts[place, end : end + len(forced)] = forced
                     end, forces[place] = end + len(forced), len(forced) > 0
                 ends[place] = end

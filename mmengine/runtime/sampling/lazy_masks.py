@@ -80,7 +80,7 @@ class _Walk:
         first = self._first[row]
         number, position = self._numbers[first], self._at.get(row, first)
         run = self._run_at(position)
-        num_said, is_complete = self._matchers.say_run(number, run)
+        num_said, is_complete = self._matchers.consume_run(number, run)
         if is_complete:
             error = self._matchers.error_of(number)
             if error:

@@ -23,7 +23,7 @@ from mmengine.serve.prompt.prompt_media import PromptMedia, names_urls
 from mmengine.serve.requests.session_media import Load
 from mmengine.serve.stream.channel import Channel
 from mmengine.serve.text.response_format import ResponseFormat
-from mmengine.structured_output.request.fields import WorkOut, large_schemas_by
+from mmengine.structured_output.request.fields import Normalizer, normalize_large_by
 
 FORM_WORKERS = 2  # a large schema takes seconds: requests without one do not wait for it
 TEXT_WORKERS = 2  # a long text does not keep short ones waiting
@@ -112,7 +112,7 @@ class Preparation:
         engine: Callable[[], Engine],
         num_media_workers: int,
         done: Callable[[Preparing, Prepared | Exception], None],
-        work_out: WorkOut | None = None,
+        work_out: Normalizer | None = None,
     ) -> None:
         self._engine, self._done, self._work_out = engine, done, work_out
         self._forms = Lane(FORM_WORKERS, "mmengine-form")
@@ -170,7 +170,7 @@ class Preparation:
     def _run_form(self, request: Preparing, form: Callable[[], ResponseFormat]) -> None:
         try:
             request.check()
-            with request.attempt.on_this_thread(), large_schemas_by(self._work_out):
+            with request.attempt.on_this_thread(), normalize_large_by(self._work_out):
                 made = form()
             self._settle(request.channel, made)
         except Exception as error:

@@ -6,7 +6,7 @@ from mmengine.models.plugin import Tokenizer
 from mmengine.serve.text.detokenizer import Stops
 from mmengine.serve.text.request_output import RequestOutput, succeeded
 from mmengine.serve.text.response_format import decoded
-from mmengine.structured_output.opening import end_of
+from mmengine.structured_output.grammar_start import find_end
 from mmengine.structured_output.partial_json import PartialJson
 
 
@@ -40,7 +40,7 @@ class JsonStream:
             return output.token_ids
         seen = len(self._unopened)
         self._unopened += output.token_ids
-        end = end_of(self._unopened, output.after, max(0, seen - len(output.after) + 1))
+        end = find_end(self._unopened, output.after, max(0, seen - len(output.after) + 1))
         if end is None:
             return []
         rest, self._unopened = self._unopened[end:], None

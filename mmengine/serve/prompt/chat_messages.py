@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from mmengine.errors import FIELD, FieldPath, InvalidRequest, shown
-from mmengine.structured_output.request.fields import mapping
+from mmengine.structured_output.request.fields import check_mapping
 
 MAX_ARGUMENT_CHARS = 2**20  # of one call that comes back
 _FUNCTION = "function"
@@ -48,8 +48,8 @@ def _message(where: FieldPath, message: Json) -> Json:
 
 
 def _call(where: FieldPath, given: object) -> Json:
-    call = mapping(where, given)
-    function = mapping(where / _FUNCTION, call.get(_FUNCTION))
+    call = check_mapping(where, given)
+    function = check_mapping(where / _FUNCTION, call.get(_FUNCTION))
     if not isinstance(function.get("name"), str):
         raise InvalidRequest(f"{FIELD} must be a string", path=where / _FUNCTION / "name")
     arguments = _arguments(where / _FUNCTION / "arguments", function.get("arguments"))

@@ -10,11 +10,16 @@ import msgspec
 from mmengine.errors import FIELD, FieldPath, InvalidRequest, shown
 from mmengine.request import CallFormat, GrammarRequest
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
-from mmengine.structured_output.request.fields import Truncation, flag, mapping, refuse_others
+from mmengine.structured_output.request.fields import (
+    Truncation,
+    check_flag,
+    check_mapping,
+    refuse_unknown_fields,
+)
 from mmengine.structured_output.request.tool_calls import (
     NONE,
-    AskedTool,
     Choice,
+    RequestedTool,
     ToolCalls,
     calls_of,
     tool_calls,
@@ -45,7 +50,7 @@ class ToolsAsked(msgspec.Struct, frozen=True):
     """`shown`: tools as the chat template gets them. `tools`: those that may be called."""
 
     shown: tuple[dict[str, object], ...]
-    tools: tuple[AskedTool, ...]
+    tools: tuple[RequestedTool, ...]
     choice: Choice
     parallel: bool = True
 
@@ -66,7 +71,9 @@ def tools_asked(
 ) -> ToolsAsked | None:
     """None where no tool may be called: there are none, or `tool_choice` is none. Raises InvalidRequest,
     naming the field."""
-    parallel = parallel_tool_calls is None or flag(FieldPath("parallel_tool_calls"), parallel_tool_calls)
+    parallel = parallel_tool_calls is None or check_flag(
+        FieldPath("parallel_tool_calls"), parallel_tool_calls
+    )
     if tools is not None and not isinstance(tools, (list, tuple)):
         raise InvalidRequest(f"{FIELD} must be a list, not {shown(tools)}", path=FieldPath("tools"))
     if not tools:
@@ -109,18 +116,18 @@ def _bounded(tools: Sequence[object], limits: ToolLimits) -> Sequence[object]:
 
 def _without_nulls(where: FieldPath, given: object) -> dict[str, object]:
     """A tool as the template gets it. Raises InvalidRequest for another kind of tool than functions."""
-    tool = {name: each for name, each in mapping(where, given).items() if each is not None}
+    tool = {name: each for name, each in check_mapping(where, given).items() if each is not None}
     kind = tool.get("type")
     if kind != "function":
         raise InvalidRequest(f"{FIELD} must be function, not {shown(kind)}", path=where / "type")
-    refuse_others(where, tool, ("type", "function"))
-    function = mapping(where / "function", tool.get("function"))
+    refuse_unknown_fields(where, tool, ("type", "function"))
+    function = check_mapping(where / "function", tool.get("function"))
     return {**tool, "function": {name: each for name, each in function.items() if each is not None}}
 
 
-def _tool(where: FieldPath, tool: Json, limits: ToolLimits) -> AskedTool:
-    function = mapping(where, tool["function"])
-    refuse_others(where, function, _FUNCTION_FIELDS)
+def _tool(where: FieldPath, tool: Json, limits: ToolLimits) -> RequestedTool:
+    function = check_mapping(where, tool["function"])
+    refuse_unknown_fields(where, function, _FUNCTION_FIELDS)
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequest(
@@ -130,9 +137,9 @@ def _tool(where: FieldPath, tool: Json, limits: ToolLimits) -> AskedTool:
     if not isinstance(function.get("description", ""), str):
         raise InvalidRequest(f"{FIELD} must be a string", path=where / "description")
     place = where / "parameters"
-    parameters = mapping(place, function.get("parameters", _EMPTY))
-    is_strict = flag(where / "strict", function.get("strict")) or limits.is_strict
-    return AskedTool(name, msgspec.json.encode(parameters), place, is_strict)
+    parameters = check_mapping(place, function.get("parameters", _EMPTY))
+    is_strict = check_flag(where / "strict", function.get("strict")) or limits.is_strict
+    return RequestedTool(name, msgspec.json.encode(parameters), place, is_strict)
 
 
 def _choice(given: object, names: Sequence[str]) -> tuple[Choice, Sequence[str]]:
@@ -148,13 +155,13 @@ def _choice(given: object, names: Sequence[str]) -> tuple[Choice, Sequence[str]]
         )
     if given.get("type") == "allowed_tools":
         return _allowed(FieldPath("tool_choice", "allowed_tools"), given.get("allowed_tools"), names)
-    refuse_others(FieldPath("tool_choice"), given, ("type", "function"))
+    refuse_unknown_fields(FieldPath("tool_choice"), given, ("type", "function"))
     return "named", [_named(FieldPath("tool_choice"), given, names)]
 
 
 def _allowed(where: FieldPath, given: object, names: Sequence[str]) -> tuple[Choice, Sequence[str]]:
-    allowed = mapping(where, given)
-    refuse_others(where, allowed, ("mode", "tools"))
+    allowed = check_mapping(where, given)
+    refuse_unknown_fields(where, allowed, ("mode", "tools"))
     mode, tools = allowed.get("mode"), allowed.get("tools")
     if mode != "auto" and mode != "required":
         raise InvalidRequest(f"{FIELD} must be auto or required, not {shown(mode)}", path=where / "mode")
@@ -164,10 +171,10 @@ def _allowed(where: FieldPath, given: object, names: Sequence[str]) -> tuple[Cho
 
 
 def _named(where: FieldPath, given: object, names: Sequence[str]) -> str:
-    tool = mapping(where, given)
+    tool = check_mapping(where, given)
     if tool.get("type") != "function":
         raise InvalidRequest(f"{FIELD} must be function, not {shown(tool.get('type'))}", path=where / "type")
-    name = mapping(where / "function", tool.get("function")).get("name")
+    name = check_mapping(where / "function", tool.get("function")).get("name")
     if not isinstance(name, str) or name not in names:
         raise InvalidRequest(
             f"{FIELD}, {shown(name)}, is none of the tools; there are {_list(names)}",
@@ -199,7 +206,7 @@ def call_grammar(
 
 @lru_cache(maxsize=64)
 def _made(
-    tools: tuple[AskedTool, ...],
+    tools: tuple[RequestedTool, ...],
     choice: Choice,
     parallel: bool,
     form: CallFormat,

@@ -11,7 +11,7 @@ from typing import Any
 
 from mmengine.errors import FIELD, FieldPath, InvalidRequest, shown
 from mmengine.structured_output.json_schema.reading.loading import MAX_BYTES
-from mmengine.structured_output.request.fields import mapping
+from mmengine.structured_output.request.fields import check_mapping
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _GUIDED = {
@@ -61,7 +61,7 @@ def _structured(value: object) -> dict[str, object]:
     fields = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
     given = {
         FieldPath("structured_outputs", name): each
-        for name, each in mapping(FieldPath("structured_outputs"), fields).items()
+        for name, each in check_mapping(FieldPath("structured_outputs"), fields).items()
         if each is not None and not name.startswith("_")
     }
     forms = [form for name, each in given.items() if (form := _form(name, each))]
@@ -90,7 +90,7 @@ def _form(where: FieldPath, value: object) -> dict[str, object]:
             raise InvalidRequest(f"{FIELD} must be true or false, not {shown(value)}", path=where)
         return {"response_format": {"type": "json_object"}} if value else {}
     if kind == "structural_tag":
-        return {"response_format": {"type": "structural_tag", **mapping(where, _parsed(where, value))}}
+        return {"response_format": {"type": "structural_tag", **check_mapping(where, _parsed(where, value))}}
     if kind == "grammar":
         is_ebnf = isinstance(value, str) and _EBNF.search(value)
         return {"grammar": {"gbnf" if is_ebnf else "lark": value}}

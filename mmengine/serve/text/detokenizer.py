@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from mmengine.models.plugin import Tokenizer
 from mmengine.request import GrammarRequest, SamplingParams
-from mmengine.structured_output.opening import Opening
+from mmengine.structured_output.grammar_start import GrammarStart
 
 REPLACEMENT = "\ufffd"
 WINDOW = 16  # tokens decoded at once, before the window moves
@@ -145,7 +145,7 @@ class TextStream:
         self._tokenizer, self._closes = tokenizer, closes
         self._detokenizer = _detokenizer(tokenizer)
         self._has_stop, self._until = bool(stop), UntilStop(stop, closes)
-        self._opening = Opening(after) if after else None
+        self._opening = GrammarStart(after) if after else None
         self._min_tokens = min_tokens
         self._num_tokens = 0
 

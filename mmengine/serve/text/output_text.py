@@ -8,7 +8,7 @@ from mmengine.models.plugin import Tokenizer
 from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.text.detokenizer import Stops, TextStream
 from mmengine.serve.text.request_output import Choice, Completion, RequestOutput
-from mmengine.structured_output.opening import end_of
+from mmengine.structured_output.grammar_start import find_end
 
 
 class AnswerTexts:
@@ -49,7 +49,7 @@ def with_texts(choice: Choice, tokenizer: Tokenizer, stops: Stops) -> Choice:
     text = stops._replace(after=choice.after).text(tokenizer, choice.token_ids)
     if not choice.after:
         return replace(choice, text=text, content=text)
-    end = end_of(choice.token_ids, choice.after)
+    end = find_end(choice.token_ids, choice.after)
     if end is None:
         return replace(choice, text=text, reasoning=text, content=None)
     before, behind = choice.token_ids[: end - len(choice.after)], choice.token_ids[end:]

@@ -11,7 +11,7 @@ from mmengine.core.executor import CUT as CUT_BY_STRING
 from mmengine.core.executor import PromptLogprobs
 from mmengine.errors import PROMPTS, ErrorCode, ExecutorFailed, MMEngineError, QueueFull, RequestFailed
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
-from mmengine.structured_output.opening import end_of
+from mmengine.structured_output.grammar_start import find_end
 
 _ENDS: dict[ErrorCode | None, str] = {
     ErrorCode.DEADLINE_EXCEEDED: "the deadline passed before the answer was complete",
@@ -54,7 +54,7 @@ class Choice:
         """Those before the token that ends reasoning, as ChoiceDeltas counts them: the last of `after`."""
         if not self.after:
             return 0
-        end = end_of(self.token_ids, self.after)
+        end = find_end(self.token_ids, self.after)
         return len(self.token_ids) if end is None else end - 1
 
 

@@ -16,7 +16,7 @@ from mmengine.structured_output.request.tool_calls import (
     VALUE_END,
     Parameters,
     ToolCalls,
-    as_json,
+    json_spelling,
     parameters_of,
 )
 
@@ -172,13 +172,13 @@ class CallParser:
         if not self._is_dropped:
             first = "{" if not self._names else ", "
             self._names.add(name)
-            yield from self._more(f'{first}"{as_json(name)}": ' + ('"' if self._is_raw else ""))
+            yield from self._more(f'{first}"{json_spelling(name)}": ' + ('"' if self._is_raw else ""))
 
     def _xml_value(self) -> Iterator[Piece]:
         place = self._held.find(VALUE_END)
         ends = place >= 0
         text = self._take(place if ends else len(self._held) - _overlap(self._held, VALUE_END))
-        said = as_json(text) if self._is_raw else text
+        said = json_spelling(text) if self._is_raw else text
         if ends:
             self._take(len(VALUE_END))
             self._state = self._xml

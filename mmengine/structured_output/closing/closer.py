@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from mmengine.structured_output.closing.closing import Closings
+from mmengine.structured_output.closing.closings import Closings
+from mmengine.structured_output.grammar_start import GrammarStart
 from mmengine.structured_output.matcher import Matcher
-from mmengine.structured_output.opening import Opening
 
 
 class Closer:
@@ -31,7 +31,7 @@ class Closer:
         self._place = closings.begin()  # The current position of the text.
         self._next: tuple[int, list[int] | None] = (-1, None)  # A token, and the completion after that token.
 
-    def keep(self, matcher: Matcher, token: int) -> int:
+    def choose(self, matcher: Matcher, token: int) -> int:
         """Return the token to generate if the model chose `token`: `token` itself if a completion exists
         after it, else the next token from the known completion. The matcher does not advance.
         """
@@ -39,27 +39,27 @@ class Closer:
             return self.path[0]
         if token in self._ends or self.path is None:
             return token
-        self._next = (token, self._behind(self.path, matcher, token))
+        self._next = (token, self._completion_after(self.path, matcher, token))
         if self._next[1] is not None:
             return token
         self.has_closed = True
         return self.path[0] if self.path else self._ends[0]
 
-    def keep_before(self, opening: Opening, token: int) -> int:
-        """Return the same as `keep` while the grammar waits for `opening`."""
-        if self.path is None or len(opening.missing([token])) + len(self.path) < self.left:
+    def choose_before_start(self, start: GrammarStart, token: int) -> int:
+        """Return the same as `choose` while the grammar waits for `start`."""
+        if self.path is None or len(start.missing([token])) + len(self.path) < self.left:
             return token
         self.has_closed = True
-        return opening.missing([])[0]
+        return start.missing([])[0]
 
-    def said(self, matcher: Matcher, token: int) -> None:
+    def accept(self, matcher: Matcher, token: int) -> None:
         """Advance by `token`, which the matcher has not consumed yet."""
         if self.path is None:
             return
         if self.path and token == self.path[0] and len(self.path) >= self.left:
             self.has_closed = True
         known, self._next = self._next, (-1, None)
-        self.path = known[1] if known[0] == token else self._behind(self.path, matcher, token)
+        self.path = known[1] if known[0] == token else self._completion_after(self.path, matcher, token)
         self._place = self._closings.advance(self._place, token)
         self.left -= 1
 
@@ -82,7 +82,7 @@ class Closer:
         self.is_cut = self.has_closed = self.path is not None
         return self.is_cut
 
-    def ends(self, matcher: Matcher) -> bool:
+    def must_end(self, matcher: Matcher) -> bool:
         """Return whether the text ends here because of its budget or a cut, although more could follow."""
         is_full = self.left == 0 and not self._closings.is_free(self._place)
         is_full = is_full or (self.is_cut and not self.path)
@@ -90,7 +90,7 @@ class Closer:
         self.has_closed |= ends
         return ends
 
-    def _behind(self, path: list[int], matcher: Matcher, token: int) -> list[int] | None:
+    def _completion_after(self, path: list[int], matcher: Matcher, token: int) -> list[int] | None:
         """Return a completion after `token` that fits into the remaining budget. `path` is the completion
         before `token`.
         """

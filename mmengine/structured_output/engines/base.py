@@ -8,7 +8,7 @@ import numpy as np
 
 from mmengine.request import GrammarRequest
 from mmengine.structured_output.closing.closer import Closer
-from mmengine.structured_output.closing.closing_search import Vocabulary
+from mmengine.structured_output.closing.search import Vocabulary
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
 from mmengine.structured_output.matcher import Matcher
 
@@ -23,7 +23,7 @@ class Compiled(Protocol):
     def matcher(self) -> Matcher:
         """Return a new matcher at the beginning."""
 
-    def renewed(self, error: str) -> Matcher | None:
+    def renew(self, error: str) -> Matcher | None:
         """Return a new matcher after a matcher's `error` if the engine's matchers had used up a shared
         resource; None for another error.
         """

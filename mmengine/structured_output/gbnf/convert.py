@@ -3,10 +3,10 @@
 from functools import lru_cache
 
 from mmengine.errors import ErrorCode, InvalidRequest
-from mmengine.structured_output.gbnf.cut import Cutter, Group, Part, Piece, Rules
-from mmengine.structured_output.gbnf.follow import unsafe_pieces
-from mmengine.structured_output.gbnf.lexemes import Comparison
-from mmengine.structured_output.gbnf.parse import parse
+from mmengine.structured_output.gbnf.follow_sets import unsafe_pieces
+from mmengine.structured_output.gbnf.lexeme_splitter import Group, LexemeSplitter, Part, Piece, Rules
+from mmengine.structured_output.gbnf.lexemes import LexemeComparison
+from mmengine.structured_output.gbnf.parser import parse_grammar
 from mmengine.structured_output.regex.tree import Ref, regex_of
 
 MAX_ROUNDS = 100  # Maximum number of rounds that split lexemes.
@@ -17,12 +17,12 @@ def convert(text: str) -> tuple[str, str]:
     """Convert a grammar into ("regex" or "lark", source) with exactly the same texts. Raises InvalidRequest
     with the line of the fault.
     """
-    rules, root = Rules(parse(text)), Ref("root", 1)
+    rules, root = Rules(parse_grammar(text)), Ref("root", 1)
     if rules.is_plain(root):
         return "regex", regex_of(rules.plain(root))
-    unsafe, comparison = set[str](), Comparison()
+    unsafe, comparison = set[str](), LexemeComparison()
     for _ in range(MAX_ROUNDS):
-        cutter = Cutter(rules, unsafe)
+        cutter = LexemeSplitter(rules, unsafe)
         more = unsafe_pieces(cutter, comparison)
         if not more:
             return "lark", _lark(cutter, comparison)
@@ -33,7 +33,7 @@ def convert(text: str) -> tuple[str, str]:
     )
 
 
-def _lark(cutter: Cutter, comparison: Comparison) -> str:
+def _lark(cutter: LexemeSplitter, comparison: LexemeComparison) -> str:
     rules = {name: f"r{number}" for number, name in enumerate(cutter.rules)}
     pieces = {regex: f"T{number}" for number, regex in enumerate(cutter.pieces)}
 

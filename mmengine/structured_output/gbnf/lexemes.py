@@ -8,7 +8,7 @@ further. Single-character lexemes are always safe.
 from dataclasses import dataclass, field
 
 from mmengine.errors import ErrorCode, InvalidRequest
-from mmengine.structured_output.regex.sets import Set, meet
+from mmengine.structured_output.regex.sets import Set, have_common
 from mmengine.structured_output.regex.tree import Alt, Chars, Node, Ref, Repeat, Seq
 
 MAX_POSITIONS = 400  # Maximum number of positions in a lexeme; a larger piece is split.
@@ -78,7 +78,7 @@ def _positions(node: Node, lexeme: Lexeme) -> tuple[set[int], set[int], bool]:
             raise ValueError(f"{name} was not put in")
 
 
-class Comparison:
+class LexemeComparison:
     """Compares a grammar's lexemes. Raises InvalidRequest if that takes too long."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class Comparison:
         return self._known[key]
 
     def _compare(self, one: Lexeme, other: Lexeme) -> tuple[list[Set], bool]:
-        pending = [(p, q) for p in one.first for q in other.first if meet(one.sets[p], other.sets[q])]
+        pending = [(p, q) for p in one.first for q in other.first if have_common(one.sets[p], other.sets[q])]
         seen, both = set(pending), False
         ahead: set[int] = set()
         while pending:
@@ -125,7 +125,7 @@ class Comparison:
             for r in one.follow[p]:
                 for s in other.follow[q]:
                     self._left -= 1  # The loop's `spend` checks the limit.
-                    if (r, s) not in seen and meet(one.sets[r], other.sets[s]):
+                    if (r, s) not in seen and have_common(one.sets[r], other.sets[s]):
                         seen.add((r, s))
                         pending.append((r, s))
             self.spend(1)

@@ -31,12 +31,12 @@ def set_of(ranges: Iterable[tuple[int, int]]) -> Set:
     return tuple(complement(complement(ranges)))
 
 
-def holds(one: Set, point: int) -> bool:
+def contains(one: Set, point: int) -> bool:
     at = bisect_right(one, (point, LAST))
     return at > 0 and one[at - 1][1] >= point
 
 
-def meet(one: Set, other: Set) -> bool:
+def have_common(one: Set, other: Set) -> bool:
     """Return whether the sets have a common character."""
     at = 0
     for low, high in one:

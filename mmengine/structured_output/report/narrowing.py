@@ -30,7 +30,7 @@ FORMATS = {
 
 def format_notes(document: Document) -> tuple[Note, ...]:
     """Return notes on formats that are narrower than their RFC."""
-    return _some(
+    return _limited(
         Note(
             "format", f"#{join_pointer(node.pointer, 'format')}", f"{node.schema['format']}: {FORMATS[name]}"
         )
@@ -46,7 +46,7 @@ def bound_notes(document: Document, bounds: Bounds) -> tuple[Note, ...]:
     found: list[Note] = []
     if bounds.whitespace:
         found.append(Note("", "#", f"at most {bounds.whitespace} characters of white space in a row"))
-    return _some([*found, *_bounds(document, bounds)])
+    return _limited([*found, *_bounds(document, bounds)])
 
 
 def _bounds(document: Document, bounds: Bounds) -> Iterator[Note]:
@@ -69,7 +69,7 @@ def _bounds(document: Document, bounds: Bounds) -> Iterator[Note]:
             yield Note("type", f"#{node.pointer}", text)
 
 
-def _some(notes: Iterator[Note] | list[Note]) -> tuple[Note, ...]:
+def _limited(notes: Iterator[Note] | list[Note]) -> tuple[Note, ...]:
     found: list[Note] = []
     for note in notes:
         if len(found) == MAX_NOTES:

@@ -17,7 +17,7 @@ from mmengine.structured_output.json_schema.reading.reader import read_schema
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused
 from mmengine.structured_output.report.narrowing import bound_notes, format_notes
-from mmengine.structured_output.request.strict import strict_notes
+from mmengine.structured_output.request.strict_mode import strict_notes
 from mmengine.structured_output.types.types import schema_of
 
 if TYPE_CHECKING:  # A refusal needs none of these imports.

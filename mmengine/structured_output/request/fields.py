@@ -16,21 +16,21 @@ from mmengine.structured_output.json_schema.reading.loading import encode
 
 # JSON text of a schema, its bounds, JSON text of the documents that its references lead to, whether unknown
 # keywords are refused.
-WorkOut = Callable[[bytes, Bounds, bytes, bool], NormalizedSchema]
-_work_out: ContextVar[WorkOut | None] = ContextVar("work_out", default=None)
+Normalizer = Callable[[bytes, Bounds, bytes, bool], NormalizedSchema]
+_work_out: ContextVar[Normalizer | None] = ContextVar("work_out", default=None)
 # Number of bytes of a schema and its documents from which normalization takes tens of milliseconds.
 LARGE = 32 * 2**10
 Truncation = Literal["length", "close"]
 MAX_URI = 2_000  # Maximum number of characters of a document's name.
 
 
-def mapping(where: FieldPath, value: object) -> Mapping[str, Any]:
+def check_mapping(where: FieldPath, value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise InvalidRequest(f"{FIELD} must be an object, not {shown(value)}", path=where)
     return value
 
 
-def refuse_others(where: FieldPath, given: Mapping[str, object], known: tuple[str, ...]) -> None:
+def refuse_unknown_fields(where: FieldPath, given: Mapping[str, object], known: tuple[str, ...]) -> None:
     for name in given:
         if name not in known:
             raise InvalidRequest(
@@ -38,7 +38,7 @@ def refuse_others(where: FieldPath, given: Mapping[str, object], known: tuple[st
             )
 
 
-def string(where: FieldPath, value: object, max_chars: int) -> str:
+def check_string(where: FieldPath, value: object, max_chars: int) -> str:
     if not isinstance(value, str) or len(value) > max_chars:
         raise InvalidRequest(f"{FIELD} must be a string of at most {max_chars} characters", path=where)
     check_unicode(where, value)
@@ -47,7 +47,7 @@ def string(where: FieldPath, value: object, max_chars: int) -> str:
 
 def truncation_of(where: FieldPath, given: Mapping[str, Any]) -> tuple[dict[str, Any], Truncation]:
     """Return the other fields in `given`, and its on_truncation."""
-    given = dict(mapping(where, given))
+    given = dict(check_mapping(where, given))
     match given.pop("on_truncation", None):
         case None | "length":
             return given, "length"
@@ -76,7 +76,7 @@ def bounds_of(where: FieldPath, given: object) -> Bounds:
 
 def documents_of(where: FieldPath, given: object) -> Mapping[str, object]:
     """Return the documents that a schema's references may lead to, by URI; None means none."""
-    documents = {} if given is None else mapping(where, given)
+    documents = {} if given is None else check_mapping(where, given)
     for uri in documents:
         if not isinstance(uri, str) or len(uri) > MAX_URI:
             raise InvalidRequest(f"{FIELD} has names of at most {MAX_URI} characters", path=where)
@@ -84,7 +84,7 @@ def documents_of(where: FieldPath, given: object) -> Mapping[str, object]:
     return documents
 
 
-def flag(where: FieldPath, value: object) -> bool:
+def check_flag(where: FieldPath, value: object) -> bool:
     """Return a boolean field; None is false."""
     if value is not None and not isinstance(value, bool):
         raise InvalidRequest(f"{FIELD} must be true or false, not {shown(value)}", path=where)
@@ -92,7 +92,7 @@ def flag(where: FieldPath, value: object) -> bool:
 
 
 @contextmanager
-def large_schemas_by(work_out: WorkOut | None) -> Iterator[None]:
+def normalize_large_by(work_out: Normalizer | None) -> Iterator[None]:
     """Normalize schemas of more than LARGE bytes by `work_out` within this context and thread. `work_out`
     takes the arguments of `_normalize_text`; None normalizes every schema here.
     """

@@ -24,16 +24,16 @@ from mmengine.structured_output.json_schema.reading.loading import parse_schema
 from mmengine.structured_output.json_schema.vocabulary.notes import NormalizedSchema, Note
 from mmengine.structured_output.request.fields import (
     bounds_of,
+    check_flag,
+    check_mapping,
+    check_string,
     documents_of,
-    flag,
-    mapping,
     normalize_cached,
-    refuse_others,
-    string,
+    refuse_unknown_fields,
     truncation_of,
 )
-from mmengine.structured_output.request.strict import strict_notes
-from mmengine.structured_output.request.tags import StructuralTag, structural_tag
+from mmengine.structured_output.request.strict_mode import strict_notes
+from mmengine.structured_output.request.structural_tags import StructuralTag, structural_tag
 from mmengine.structured_output.request.tool_calls import ToolCalls, read_tool_calls
 
 # Maximum number of characters of a regex or a Lark grammar, and of all choices together.
@@ -160,7 +160,7 @@ def reasoning_of(
     where, given = FieldPath("grammar"), grammar
     if response_format is not None:
         where, given = FieldPath("response_format"), response_format
-    value = None if given is None else mapping(where, given).get("reasoning")
+    value = None if given is None else check_mapping(where, given).get("reasoning")
     if value is not None and not isinstance(value, bool):
         raise InvalidRequest(f"{FIELD} must be true or false, not {shown(value)}", path=where / "reasoning")
     return value
@@ -168,7 +168,7 @@ def reasoning_of(
 
 def _format_of(response_format: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return kind and source; None for free text."""
-    kind = mapping(FieldPath("response_format"), response_format).get("type")
+    kind = check_mapping(FieldPath("response_format"), response_format).get("type")
     if kind not in _FORMATS:
         raise InvalidRequest(
             f"{FIELD} must be {', '.join(_FORMATS)}, not {shown(kind)}",
@@ -187,7 +187,9 @@ def _normalize(kind: str, response_format: Mapping[str, object]) -> NormalizedSc
         return None
     bounds = bounds_of(FieldPath("response_format", "bounds"), response_format.get("bounds"))
     schemas = documents_of(FieldPath("response_format", "schemas"), response_format.get("schemas"))
-    strict = flag(FieldPath("response_format", "strict_keywords"), response_format.get("strict_keywords"))
+    strict = check_flag(
+        FieldPath("response_format", "strict_keywords"), response_format.get("strict_keywords")
+    )
     return normalize_cached(schema, bounds, schemas, strict)
 
 
@@ -212,11 +214,11 @@ def _schema_of(kind: str, response_format: Mapping[str, object]) -> Any:
     """Return the requested schema; None for free text."""
     common = ("bounds", "reasoning")
     known = {"text": (), "json_object": common, "json_schema": (kind, *common, "schemas", "strict_keywords")}
-    refuse_others(FieldPath("response_format"), response_format, ("type", *known[kind]))
+    refuse_unknown_fields(FieldPath("response_format"), response_format, ("type", *known[kind]))
     if kind != "json_schema":
         return None if kind == "text" else {"type": "object"}
-    given = mapping(FieldPath("response_format", "json_schema"), response_format.get("json_schema"))
-    refuse_others(FieldPath("response_format", "json_schema"), given, _SCHEMA_FIELDS)
+    given = check_mapping(FieldPath("response_format", "json_schema"), response_format.get("json_schema"))
+    refuse_unknown_fields(FieldPath("response_format", "json_schema"), given, _SCHEMA_FIELDS)
     if "schema" not in given:
         raise InvalidRequest(f"{FIELD} must hold a schema", path=FieldPath("response_format", "json_schema"))
     if given.get("strict") not in (None, True, False):
@@ -228,7 +230,9 @@ def _schema_of(kind: str, response_format: Mapping[str, object]) -> Any:
 
 def _grammar_of(grammar: Mapping[str, Any]) -> tuple[str, str]:
     """Return kind and source."""
-    refuse_others(FieldPath("grammar"), mapping(FieldPath("grammar"), grammar), (*_KINDS, "reasoning"))
+    refuse_unknown_fields(
+        FieldPath("grammar"), check_mapping(FieldPath("grammar"), grammar), (*_KINDS, "reasoning")
+    )
     kinds = _without_reasoning(grammar)
     if len(kinds) != 1:
         raise InvalidRequest(f"{FIELD} holds one of {', '.join(_KINDS)}", path=FieldPath("grammar"))
@@ -237,7 +241,7 @@ def _grammar_of(grammar: Mapping[str, Any]) -> tuple[str, str]:
         return kind, structural_tag(FieldPath("grammar", "structural_tag"), value)
     if kind == "choice":
         return kind, msgspec.json.encode(_choices(value)).decode()
-    value = string(FieldPath("grammar", kind), value, MAX_GRAMMAR_CHARS)
+    value = check_string(FieldPath("grammar", kind), value, MAX_GRAMMAR_CHARS)
     if kind in ("gbnf", "ebnf"):
         kind, value = convert(value)
     if kind == "lark" and len(_RULE.findall(value)) > MAX_RULES:
@@ -255,7 +259,8 @@ def _choices(value: object) -> tuple[str, ...]:
             f"{FIELD} must be a list of 1 to {MAX_CHOICES} strings", path=FieldPath("grammar", "choice")
         )
     checked = (
-        string(FieldPath("grammar", "choice", n), each, MAX_GRAMMAR_CHARS) for n, each in enumerate(value)
+        check_string(FieldPath("grammar", "choice", n), each, MAX_GRAMMAR_CHARS)
+        for n, each in enumerate(value)
     )
     choices = tuple(dict.fromkeys(checked))
     if sum(map(len, choices)) > MAX_GRAMMAR_CHARS:

@@ -83,7 +83,7 @@ def head_of(name: str, form: CallFormat) -> str:
     return f'\n{{"name": {json.dumps(name)}, "arguments": ' if form == "json" else f"\n<function={name}>\n"
 
 
-class AskedTool(NamedTuple):
+class RequestedTool(NamedTuple):
     """A tool as requested. `parameters` is a JSON schema as text. `place` is its field in the request.
     `is_strict` refuses a schema that cannot be enforced instead of relaxing that schema.
     """
@@ -95,7 +95,7 @@ class AskedTool(NamedTuple):
 
 
 def tool_calls(
-    tools: Sequence[AskedTool], form: ToolCalls, on_truncation: Truncation = "length"
+    tools: Sequence[RequestedTool], form: ToolCalls, on_truncation: Truncation = "length"
 ) -> GrammarRequest:
     """Return the grammar for calls of these tools; `form` holds the other fields. Raises InvalidRequest,
     naming the tool's field and, for its schema, the keyword and its place.
@@ -109,7 +109,7 @@ def tool_calls(
     return GrammarRequest("tool_calls", source, on_truncation=on_truncation)
 
 
-def _tool(tool: AskedTool, form: CallFormat) -> CallableTool:
+def _tool(tool: RequestedTool, form: CallFormat) -> CallableTool:
     schema = msgspec.json.decode(tool.parameters, type=dict)
     if schema.setdefault("type", "object") != "object":
         raise InvalidRequest(
@@ -117,25 +117,25 @@ def _tool(tool: AskedTool, form: CallFormat) -> CallableTool:
             path=(*tool.place, "type"),
         )
     try:
-        return CallableTool(tool.name, _gated(schema, form))
+        return CallableTool(tool.name, _normalize(schema, form))
     except SchemaRefused as error:
         if tool.is_strict:
             raise InvalidRequest(f"{FIELD}: {error}", path=tool.place) from None
     try:
-        held = _gated(_looser(schema, form), form)
+        held = _normalize(_relaxed_schema(schema, form), form)
     except SchemaRefused as error:
         raise InvalidRequest(f"{FIELD}: {error}", path=tool.place) from None
     return CallableTool(tool.name, held, msgspec.Raw(tool.parameters))
 
 
-def _gated(schema: Json, form: CallFormat) -> msgspec.Raw:
+def _normalize(schema: Json, form: CallFormat) -> msgspec.Raw:
     text = normalize_cached(schema, Bounds(whitespace=MAX_SPACES)).text
     if form == "xml":
         parameters_of(text)
     return msgspec.Raw(text.encode())
 
 
-def _looser(schema: Json, form: CallFormat) -> Json:
+def _relaxed_schema(schema: Json, form: CallFormat) -> Json:
     """Return a relaxed schema: an object; in xml an object with the named properties, which are strings where
     the schema says so.
     """
@@ -174,7 +174,7 @@ def parameters_of(schema: str) -> Parameters:
     """
     found = msgspec.json.decode(schema, type=dict)
     definitions = found.get("$defs", {})
-    found = _resolved(found, definitions)
+    found = _resolve(found, definitions)
     others = _others(found)
     if found.get("type") != "object" or others is False:
         refuse("", "", _ONE_BY_ONE)
@@ -184,13 +184,13 @@ def parameters_of(schema: str) -> Parameters:
             refuse("properties", "/properties", f"this model's calls cannot write the name {shown(name)}")
     if schemas:
         others = None
-    raw = frozenset(name for name, each in schemas.items() if is_text(each, definitions))
+    raw = frozenset(name for name, each in schemas.items() if allows_only_strings(each, definitions))
     return Parameters(
         schemas,
         frozenset(found.get("required", ())),
         raw,
         others,
-        others is not None and is_text(others, definitions),
+        others is not None and allows_only_strings(others, definitions),
         found.get("x-guidance", {}),
         definitions,
     )
@@ -214,17 +214,17 @@ def _others(schema: Json) -> object:
     return next((each for each in found if each is not True), True) if found else None
 
 
-def is_text(schema: object, definitions: Json, depth: int = 0) -> bool:
+def allows_only_strings(schema: object, definitions: Json, depth: int = 0) -> bool:
     """Return whether a normalized schema allows only strings."""
     if not isinstance(schema, dict) or depth > MAX_REFERENCES:
         return False
-    schema = _resolved(schema, definitions)
+    schema = _resolve(schema, definitions)
     if "anyOf" in schema:
-        return all(is_text(each, definitions, depth + 1) for each in schema["anyOf"])
+        return all(allows_only_strings(each, definitions, depth + 1) for each in schema["anyOf"])
     return schema.get("type") == "string"
 
 
-def _resolved(schema: Json, definitions: Json) -> Json:
+def _resolve(schema: Json, definitions: Json) -> Json:
     for _ in range(MAX_REFERENCES):
         if "$ref" not in schema:
             break
@@ -249,6 +249,6 @@ def calls_of(grammar: GrammarRequest | None) -> ToolCalls | None:
     return read_tool_calls(grammar.source) if grammar is not None and is_calls else None
 
 
-def as_json(text: str) -> str:
+def json_spelling(text: str) -> str:
     """Return a text as JSON spells it within a string. Results for two parts can be concatenated."""
     return json.dumps(text, ensure_ascii=False)[1:-1]

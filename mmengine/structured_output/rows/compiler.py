@@ -32,14 +32,14 @@ class Compilation:
     Only Compiler writes to it.
     """
 
-    __slots__ = ("grammar", "key", "compiled", "error", "is_done", "begun", "users")
+    __slots__ = ("grammar", "key", "compiled", "error", "is_done", "started_at", "users")
 
     def __init__(self, grammar: GrammarRequest, key: bytes):
         self.grammar, self.key = grammar, key
         self.compiled: Compiled | None = None
         self.error = ""
         self.is_done = False
-        self.begun = 0.0  # When a worker took it.
+        self.started_at = 0.0  # When a worker took it.
         self.users = 1
 
     def settle(self, compiled: Compiled | None, error: str) -> None:
@@ -75,7 +75,7 @@ class Compiler:
 
     def get(self, grammar: GrammarRequest) -> Compilation:
         """Return the compilation of `grammar`, started if it is unknown, for an additional user until
-        `let_go`. Raises MMEngineError if no new grammar is accepted.
+        `release`. Raises MMEngineError if no new grammar is accepted.
         """
         key = hashlib.sha256(msgspec.msgpack.encode(grammar)).digest()
         with self._changed:
@@ -93,7 +93,7 @@ class Compiler:
             self._changed.notify_all()
         return made
 
-    def let_go(self, compilation: Compilation) -> None:
+    def release(self, compilation: Compilation) -> None:
         """Drop one user. A compilation that no worker has started and that has no user is removed."""
         with self._changed:
             compilation.users -= 1
@@ -147,7 +147,7 @@ class Compiler:
     def _abandon_late(self) -> None:
         now = self._clock()
         for thread, compilation in list(self._running.items()):
-            if compilation is None or now - compilation.begun <= self._deadline_s:
+            if compilation is None or now - compilation.started_at <= self._deadline_s:
                 continue
             del self._running[thread]
             self._abandoned.add(thread)
@@ -170,7 +170,7 @@ class Compiler:
                 compiled, error = None, str(refusal)
             # A panic in Rust is not an Exception; it fails its grammar only.
             except BaseException as failure:
-                compiled, error = None, f"the grammar was not compiled: {_failed(failure)}"
+                compiled, error = None, f"the grammar was not compiled: {_describe_failure(failure)}"
             with self._changed:
                 compilation.settle(compiled, error)
                 if thread in self._abandoned:
@@ -190,7 +190,7 @@ class Compiler:
                 del self._running[thread]
                 return None
             compilation = self._running[thread] = self._queue.popleft()
-            compilation.begun = self._clock()
+            compilation.started_at = self._clock()
             return compilation
 
     def _forget_old(self) -> None:
@@ -199,7 +199,7 @@ class Compiler:
             del self._known[key]
 
 
-def _failed(failure: BaseException) -> str:
+def _describe_failure(failure: BaseException) -> str:
     if isinstance(failure, RecursionError):
         return "it is nested too deep"
     if isinstance(failure, MemoryError):

@@ -43,7 +43,7 @@ class Grammars:
     def release(self, request_id: str) -> None:
         for compilation in (self._held.pop(request_id, None), *self._draft_grammars.pop(request_id, ())):
             if compilation is not None:
-                self._compiler.let_go(compilation)
+                self._compiler.release(compilation)
         self._awaited.pop(request_id, None)
         self._budgets.pop(request_id, None)
         self._closers.pop(request_id, None)

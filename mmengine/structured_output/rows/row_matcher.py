@@ -13,14 +13,14 @@ back.
 from collections.abc import Callable, Sequence
 
 from mmengine.structured_output.engines.base import Backend, Compiled
+from mmengine.structured_output.grammar_start import GrammarStart
 from mmengine.structured_output.matcher import Matcher
-from mmengine.structured_output.opening import Opening
 
 # Functions that make a matcher at the beginning, the likeliest first.
 DraftGrammars = Sequence[Callable[[], Matcher]]
 
 
-class Follower:
+class TextMatcher:
     """A matcher that has consumed the first `num_read` tokens of a text, and then the draft tokens `ahead`,
     which are not accepted yet.
     """
@@ -56,46 +56,46 @@ class Follower:
 
 class RowMatcher:
     """A row's grammar state. `said` holds the tokens that the grammar has allowed so far; the list is empty
-    while `opening` waits for the tokens that start the grammar. `own` is the grammar's matcher, made by
+    while `pending_start` waits for the tokens that start the grammar. `own` is the grammar's matcher, made by
     `compiled`.
     """
 
     __slots__ = (
         "said",
         "own",
-        "opening",
+        "pending_start",
         "_backend",
         "compiled",
         "_draft_grammars",
         "_num_tried",
-        "_guide",
+        "_draft_matcher",
         "_leader",
-        "_asks",
+        "_is_lazy",
     )
 
     def __init__(
         self,
         backend: Backend,
         compiled: Compiled,
-        opening: Opening | None,
+        grammar_start: GrammarStart | None,
         draft_grammars: Callable[[], DraftGrammars | None] | None,
     ):
         """Start a row. `draft_grammars` returns None while they are being compiled."""
         self.said: list[int] = []
         self.compiled = compiled
-        self.own = self._leader = Follower(compiled.matcher())
-        self.opening = opening
+        self.own = self._leader = TextMatcher(compiled.matcher())
+        self.pending_start = grammar_start
         self._backend, self._draft_grammars, self._num_tried = backend, draft_grammars, 0
         # The matcher of a draft grammar that the text fits, as far as it was consumed.
-        self._guide: Follower | None = None
-        self._asks = False  # Whether the row samples first and asks afterwards, without masks.
+        self._draft_matcher: TextMatcher | None = None
+        self._is_lazy = False  # Whether the row samples first and asks afterwards, without masks.
 
-    def go_on_from(self, said: list[int], matcher: Matcher) -> None:
+    def restart_from(self, said: list[int], matcher: Matcher) -> None:
         """Continue from the tokens `said`, which `matcher`, a matcher of the grammar, has consumed."""
-        self.said, self.opening = said, None
-        self.own = self._leader = Follower(matcher)
+        self.said, self.pending_start = said, None
+        self.own = self._leader = TextMatcher(matcher)
         self.own.num_read = len(said)
-        self._guide, self._draft_grammars = None, None
+        self._draft_matcher, self._draft_grammars = None, None
 
     def matcher(self) -> Matcher:
         """Return the grammar's own matcher after it has consumed all tokens."""
@@ -104,11 +104,11 @@ class RowMatcher:
             own.catch_up(self.said)
         return own.matcher
 
-    def renewed(self) -> Matcher | None:
+    def renew(self) -> Matcher | None:
         """Replace the own matcher if the grammar's texts had used up a shared resource, so that the matcher
         broke. Returns the new matcher, or None.
         """
-        matcher = self.compiled.renewed(self.own.matcher.get_error())
+        matcher = self.compiled.renew(self.own.matcher.get_error())
         if matcher is None or self.said and not matcher.consume_tokens(self.said):
             return None
         self.own.matcher = matcher
@@ -116,19 +116,19 @@ class RowMatcher:
 
     def open(self, token_ids: list[int]) -> list[int]:
         """Return the part of the generated `token_ids` that belongs to the grammar."""
-        if self.opening is None:
+        if self.pending_start is None:
             return token_ids
-        behind = self.opening.take(token_ids)
+        behind = self.pending_start.take(token_ids)
         if behind is None:
             return []
-        self.opening = None
+        self.pending_start = None
         return token_ids[behind:]
 
-    def say(self, token_ids: Sequence[int], ends: frozenset[int]) -> tuple[int, bool]:
+    def consume(self, token_ids: Sequence[int], ends: frozenset[int]) -> tuple[int, bool]:
         """Consume these tokens until one is not allowed or the text is complete; return their number, and
         whether the text is complete.
         """
-        self._asks = True
+        self._is_lazy = True
         leader, said, take = self._up_to_date(), self.said, self._backend.take
         known = leader.keep(token_ids)
         if known:
@@ -144,7 +144,7 @@ class RowMatcher:
                     return index, False
                 continue
             if not take(leader.matcher, token, last):
-                if leader is self.own or not take(self._without_guide(), token, last):
+                if leader is self.own or not take(self._drop_draft_matcher(), token, last):
                     return index, False
                 leader = self.own
             said.append(token)
@@ -157,12 +157,12 @@ class RowMatcher:
 
     def num_allowed(self, token_ids: list[int]) -> int:
         """Return how many of these tokens would be allowed in sequence. None may be an end token."""
-        if self.opening is not None:
-            behind = self.opening.end_in(token_ids)
+        if self.pending_start is not None:
+            behind = self.pending_start.end_in(token_ids)
             if behind is None:
                 return len(token_ids)
             return behind + self.own.matcher.validate_tokens(token_ids[behind:])
-        if not self._asks:  # Masks will be requested from here on.
+        if not self._is_lazy:  # Masks will be requested from here on.
             return self.matcher().validate_tokens(token_ids)
         leader = self._up_to_date()
         known = leader.keep(token_ids)
@@ -175,16 +175,16 @@ class RowMatcher:
 
     def forced(self, most: int) -> Sequence[int]:
         """Return at most `most` tokens that must come next by the current draft grammar or by the grammar."""
-        if self.opening is not None or not most:
+        if self.pending_start is not None or not most:
             return ()
         leader = self._lead()
         tokens = self._backend.forced(leader.matcher, self._last())[:most]
-        if tokens and self._asks:
+        if tokens and self._is_lazy:
             leader.ahead = tokens[: leader.matcher.try_consume_tokens(tokens)]
             return leader.ahead[:]
         return tokens
 
-    def forced_behind(self, most: int) -> Sequence[int]:
+    def forced_after_drafts(self, most: int) -> Sequence[int]:
         """Return at most `most` tokens that must follow the drafts that were just found allowed."""
         leader = self._leader
         if not leader.ahead or most <= 0:
@@ -197,29 +197,29 @@ class RowMatcher:
     def _last(self) -> int:
         return self.said[-1] if self.said else -1
 
-    def _up_to_date(self) -> Follower:
+    def _up_to_date(self) -> TextMatcher:
         leader = self._leader
         if leader.num_read < len(self.said) and not leader.catch_up(self.said):
-            self._without_guide()
+            self._drop_draft_matcher()
         return self._leader
 
-    def _without_guide(self) -> Matcher:
+    def _drop_draft_matcher(self) -> Matcher:
         self._leader = self.own
         return self.matcher()
 
-    def _lead(self) -> Follower:
+    def _lead(self) -> TextMatcher:
         """Return the current draft grammar's matcher if the text fits it, or the next draft grammar that
         fits; else the own matcher.
         """
-        while (guide := self._guide or self._next_guide()) is not None:
-            if guide.catch_up(self.said):
-                self._leader = self._guide = guide
-                return guide
-            self._guide = None
-        self._without_guide()
+        while (draft_matcher := self._draft_matcher or self._next_draft_matcher()) is not None:
+            if draft_matcher.catch_up(self.said):
+                self._leader = self._draft_matcher = draft_matcher
+                return draft_matcher
+            self._draft_matcher = None
+        self._drop_draft_matcher()
         return self.own
 
-    def _next_guide(self) -> Follower | None:
+    def _next_draft_matcher(self) -> TextMatcher | None:
         """Return a matcher for the next draft grammar, which has consumed nothing; None if none is left, or
         compiled yet.
         """
@@ -231,13 +231,13 @@ class RowMatcher:
             self._num_tried = 0
             return None
         self._num_tried += 1
-        return Follower(draft_grammars[self._num_tried - 1]())
+        return TextMatcher(draft_grammars[self._num_tried - 1]())
 
     def _may_end(self, end: int) -> bool:
         allows = self._backend.allows
         if allows(self._leader.matcher, end):
             return True
-        return self._leader is not self.own and allows(self._without_guide(), end)
+        return self._leader is not self.own and allows(self._drop_draft_matcher(), end)
 
     def _is_over(self) -> bool:
         """Return whether the text is complete or broken once the leading matcher has stopped.
@@ -253,4 +253,4 @@ class RowMatcher:
         may_end = own.matcher.validate_tokens([*behind, end]) > len(behind)
         if may_end and not self._leader.matcher.is_error():
             return True
-        return self._without_guide().is_stopped()
+        return self._drop_draft_matcher().is_stopped()

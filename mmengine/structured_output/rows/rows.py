@@ -18,12 +18,12 @@ import numpy as np
 from mmengine.request import Request
 from mmengine.structured_output.closing.closer import Closer
 from mmengine.structured_output.engines.base import Backend, Compiled
-from mmengine.structured_output.engines.engine_words import in_our_words
+from mmengine.structured_output.engines.engine_errors import describe_error
+from mmengine.structured_output.grammar_start import GrammarStart, find_end
 from mmengine.structured_output.matcher import Matcher
-from mmengine.structured_output.opening import Opening, end_of
 from mmengine.structured_output.rows.row_matcher import DraftGrammars, RowMatcher
 
-NOT_HERE = "its grammar is not compiled here"
+NOT_COMPILED = "its grammar is not compiled here"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +78,7 @@ class RowMatchers:
         self._rows: dict[int, RowMatcher] = {}  # Rows whose grammars are known here.
         self._ends = frozenset(backend.eos_token_ids)
         self.closers: dict[int, Closer] = {}
-        self._no_end = _all_but(backend.eos_token_ids, self._num_words)
+        self._no_end = _mask_without(backend.eos_token_ids, self._num_words)
 
     def admit(self, row: int, request: Request, token_ids: np.ndarray, cut: Cut | None = None) -> None:
         """Assign `row` to `request`, which has a grammar. `token_ids` (int32) are the request's prompt and
@@ -89,9 +89,9 @@ class RowMatchers:
         compiled = self._compiled_of(request.request_id)
         if compiled is None:
             return
-        opening = Opening(compiled.after) if compiled.after else None
+        grammar_start = GrammarStart(compiled.after) if compiled.after else None
         draft_grammars = partial(self._draft_grammars_of, request)
-        row_matcher = self._rows[row] = RowMatcher(self._backend, compiled, opening, draft_grammars)
+        row_matcher = self._rows[row] = RowMatcher(self._backend, compiled, grammar_start, draft_grammars)
         whole = token_ids[len(request.prompt_token_ids) :].tolist()
         before = len(whole) if cut is None else len(cut.token_ids)
         said = row_matcher.open(whole[:before])
@@ -101,15 +101,15 @@ class RowMatchers:
             return
         self.closers[row] = closer
         closer.left -= before - len(said)
-        self._say_closing(row, said)
+        self._consume_closing(row, said)
         if cut is not None:
             self._close_cut(row, cut)
-            self._say_closing(row, whole[before:])
+            self._consume_closing(row, whole[before:])
 
-    def _say_closing(self, row: int, token_ids: Sequence[int]) -> None:
+    def _consume_closing(self, row: int, token_ids: Sequence[int]) -> None:
         row_matcher, closer = self._rows[row], self.closers[row]
         for token in token_ids:
-            closer.said(row_matcher.matcher(), token)
+            closer.accept(row_matcher.matcher(), token)
             row_matcher.said.append(token)
 
     def cut(self, row: int, cut: Cut) -> bool | None:
@@ -123,7 +123,7 @@ class RowMatchers:
             return True
         if found is None or row not in self.closers:
             return False
-        self._say_closing(row, cut.token_ids[-1:])  # One at most: such a row has no drafts.
+        self._consume_closing(row, cut.token_ids[-1:])  # One at most: such a row has no drafts.
         return None if self._close_cut(row, cut) else False
 
     def _close_cut(self, row: int, cut: Cut) -> bool:
@@ -133,7 +133,7 @@ class RowMatchers:
         found = self._before(row, cut)
         if found is None or not self.closers[row].cut(found[1], found[0], cut.behind):
             return False
-        self._rows[row].go_on_from(*found)
+        self._rows[row].restart_from(*found)
         return True
 
     def _before(self, row: int, cut: Cut) -> tuple[list[int], Matcher] | None:
@@ -141,7 +141,7 @@ class RowMatchers:
         them.
         """
         compiled = self._rows[row].compiled
-        start = end_of(cut.token_ids, compiled.after) if compiled.after else 0
+        start = find_end(cut.token_ids, compiled.after) if compiled.after else 0
         if start is None:
             return None
         said, matcher = self._backend.cut(cut.token_ids[start:], cut.behind), compiled.matcher()
@@ -152,7 +152,7 @@ class RowMatchers:
     def said(self, row: int) -> list[int] | None:
         """Return all tokens that the row generated within its grammar; None before the grammar began."""
         row_matcher = self._rows[row]
-        return None if row_matcher.opening is not None else row_matcher.said
+        return None if row_matcher.pending_start is not None else row_matcher.said
 
     def masks(
         self, rows: Sequence[int], drafts: Sequence[list[int]] | None = None
@@ -168,30 +168,28 @@ class RowMatchers:
         matchers = []
         for row in rows:
             row_matcher = self._rows.get(row)
-            if row_matcher is None or row_matcher.opening is not None:
-                return bits, self._fill_some(rows, bits, drafts)
+            if row_matcher is None or row_matcher.pending_start is not None:
+                return bits, self._fill_each(rows, bits, drafts)
             matchers.append(row_matcher.matcher())
         self._backend.fill(matchers, bits, drafts)
-        errors = _broken(matchers)
+        errors = _errors_of(matchers)
         for index in list(errors):
             start = index + sum(len(ahead) for ahead in (drafts or ())[:index])
             ahead = drafts[index] if drafts is not None else []
-            errors[index] = self._filled_again(
-                self._rows[rows[index]], bits[start : start + 1 + len(ahead)], ahead
-            )
+            errors[index] = self._refill(self._rows[rows[index]], bits[start : start + 1 + len(ahead)], ahead)
         return bits, {index: error for index, error in errors.items() if error}
 
-    def _filled_again(self, row_matcher: RowMatcher, bits: np.ndarray, ahead: list[int]) -> str:
+    def _refill(self, row_matcher: RowMatcher, bits: np.ndarray, ahead: list[int]) -> str:
         """Fill the masks for a row whose matcher broke with a new matcher. Return the error if there is no
         new matcher.
         """
-        matcher = row_matcher.renewed()
+        matcher = row_matcher.renew()
         if matcher is None:
             return _error_of(row_matcher.own.matcher)
         self._backend.fill([matcher], bits, [ahead] if ahead else None)
         return _error_of(matcher)
 
-    def _fill_some(
+    def _fill_each(
         self, rows: Sequence[int], bits: np.ndarray, drafts: Sequence[list[int]] | None
     ) -> dict[int, str]:
         """Fill masks row by row, when some rows' grammars have not begun or are unknown here; return the
@@ -203,20 +201,20 @@ class RowMatchers:
             ahead = drafts[index] if drafts is not None else []
             stop = start + 1 + len(ahead)
             if row_matcher is None:
-                errors[index] = NOT_HERE
+                errors[index] = NOT_COMPILED
                 bits[start:stop] = 0
                 start = stop
                 continue
             matcher = row_matcher.matcher()
-            if row_matcher.opening is not None:
-                behind = row_matcher.opening.end_in(ahead)
+            if row_matcher.pending_start is not None:
+                behind = row_matcher.pending_start.end_in(ahead)
                 free = stop if behind is None else start + behind
                 bits[start:free] = self._no_end
                 start, ahead = free, ahead[behind:] if behind is not None else []
             if start < stop:
                 self._backend.fill([matcher], bits[start:stop], [ahead] if ahead else None)
             if matcher.is_error():
-                errors[index] = self._filled_again(row_matcher, bits[start:stop], ahead)
+                errors[index] = self._refill(row_matcher, bits[start:stop], ahead)
             start = stop
         return {index: error for index, error in errors.items() if error}
 
@@ -234,27 +232,27 @@ class RowMatchers:
         row_matcher = self._rows.get(row)
         return () if row_matcher is None else row_matcher.forced(most)
 
-    def forced_behind(self, row: int, most: int) -> Sequence[int]:
+    def forced_after_drafts(self, row: int, most: int) -> Sequence[int]:
         """Return the forced tokens after the drafts that `num_allowed` just found allowed."""
         row_matcher = self._rows.get(row)
-        return () if row_matcher is None else row_matcher.forced_behind(most)
+        return () if row_matcher is None else row_matcher.forced_after_drafts(most)
 
-    def say_run(self, row: int, token_ids: Sequence[int]) -> tuple[int, bool]:
+    def consume_run(self, row: int, token_ids: Sequence[int]) -> tuple[int, bool]:
         """Consume these tokens until one is not allowed or the text is complete; return their number, and
         whether the text is complete.
         """
         row_matcher = self._rows.get(row)
         if row_matcher is None:
             return 0, False
-        if row_matcher.opening is None:
-            return row_matcher.say(token_ids, self._ends)
-        first = self._reason(row_matcher, token_ids)
-        if row_matcher.opening is not None or row_matcher.own.matcher.is_stopped():
-            return first, row_matcher.opening is None
-        num_said, is_complete = row_matcher.say(token_ids[first:], self._ends)
+        if row_matcher.pending_start is None:
+            return row_matcher.consume(token_ids, self._ends)
+        first = self._consume_reasoning(row_matcher, token_ids)
+        if row_matcher.pending_start is not None or row_matcher.own.matcher.is_stopped():
+            return first, row_matcher.pending_start is None
+        num_said, is_complete = row_matcher.consume(token_ids[first:], self._ends)
         return first + num_said, is_complete
 
-    def _reason(self, row_matcher: RowMatcher, token_ids: Sequence[int]) -> int:
+    def _consume_reasoning(self, row_matcher: RowMatcher, token_ids: Sequence[int]) -> int:
         """Consume these tokens until the grammar begins, or until an end of sequence, which is not allowed
         before; return their number.
         """
@@ -262,7 +260,7 @@ class RowMatchers:
             if token in self._ends:
                 return index
             row_matcher.open([token])
-            if row_matcher.opening is None:
+            if row_matcher.pending_start is None:
                 return index + 1
         return len(token_ids)
 
@@ -286,10 +284,10 @@ class RowMatchers:
         kept = list(tokens)
         for index, (row, token) in enumerate(zip(rows, tokens, strict=True)):
             closer, row_matcher = self.closers[row], self._rows[row]
-            if token >= 0 and row_matcher.opening is not None:
-                kept[index] = closer.keep_before(row_matcher.opening, token)
+            if token >= 0 and row_matcher.pending_start is not None:
+                kept[index] = closer.choose_before_start(row_matcher.pending_start, token)
             elif token >= 0:
-                kept[index] = closer.keep(row_matcher.matcher(), token)
+                kept[index] = closer.choose(row_matcher.matcher(), token)
         return kept
 
     def advance(
@@ -309,15 +307,15 @@ class RowMatchers:
             row_matcher.own.num_read += len(tokens)
             alone = alone and len(tokens) == 1
         if self.closers:
-            self._tell_closers(rows, matchers, said, before)
+            self._advance_closers(rows, matchers, said, before)
         used = None
         if alone:
             self._backend.advance(matchers, [tokens[0] for tokens in said])
         else:
             used = [each.try_consume_tokens(tokens) for each, tokens in zip(matchers, said, strict=True)]
-        errors, complete = _broken(matchers), {}
+        errors, complete = _errors_of(matchers), {}
         for index in list(errors):
-            renewed = row_matchers[index].renewed()
+            renewed = row_matchers[index].renew()
             if renewed is not None:
                 matchers[index] = renewed
                 del errors[index]
@@ -326,7 +324,7 @@ class RowMatchers:
         for index, matcher in enumerate(matchers):
             stopped = matcher.is_stopped() or (self.closers and self._is_full(rows[index], matcher))
             count = len(said[index]) if used is None else used[index]
-            if stopped and index not in errors and row_matchers[index].opening is None:
+            if stopped and index not in errors and row_matchers[index].pending_start is None:
                 complete[index] = count if before is None else before[index] + count
             elif count < len(said[index]):
                 errors.setdefault(index, "its grammar does not allow what it said")
@@ -337,11 +335,11 @@ class RowMatchers:
         have begun.
         """
         for row_matcher in row_matchers:
-            if row_matcher.opening is not None:
+            if row_matcher.pending_start is not None:
                 return [len(all_of) - len(each.open(all_of)) for each, all_of in zip(row_matchers, said)]
         return None
 
-    def _tell_closers(
+    def _advance_closers(
         self,
         rows: Sequence[int],
         matchers: Sequence[Matcher],
@@ -352,13 +350,13 @@ class RowMatchers:
             if row in self.closers:
                 self.closers[row].left -= 0 if before is None else before[index]
                 for token in said[index]:  # One at most: such a row has no drafts.
-                    self.closers[row].said(matchers[index], token)
+                    self.closers[row].accept(matchers[index], token)
 
     def _is_full(self, row: int, matcher: Matcher) -> bool:
-        return row in self.closers and self.closers[row].ends(matcher)
+        return row in self.closers and self.closers[row].must_end(matcher)
 
 
-def _all_but(token_ids: Sequence[int], num_words: int) -> np.ndarray:
+def _mask_without(token_ids: Sequence[int], num_words: int) -> np.ndarray:
     bits = np.full(num_words, 0xFFFFFFFF, np.uint32)
     for token in token_ids:
         if token // 32 < num_words:
@@ -366,11 +364,11 @@ def _all_but(token_ids: Sequence[int], num_words: int) -> np.ndarray:
     return bits
 
 
-def _broken(matchers: Sequence[Matcher]) -> dict[int, str]:
+def _errors_of(matchers: Sequence[Matcher]) -> dict[int, str]:
     return {index: _error_of(matcher) for index, matcher in enumerate(matchers) if matcher.is_error()}
 
 
 def _error_of(matcher: Matcher) -> str:
     if not matcher.is_error():
         return ""
-    return f"its grammar cannot go on: {in_our_words(matcher.get_error())}"
+    return f"its grammar cannot go on: {describe_error(matcher.get_error())}"

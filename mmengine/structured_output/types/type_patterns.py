@@ -107,20 +107,20 @@ def dates(first: date, last: date) -> str:
 def _days(first: date, last: date) -> list[str]:
     days = "[0-9]{2}"
     if (first.year, first.month) == (last.year, last.month):
-        return [f"{first.year:04}-{first.month:02}-{_counted(first.day, last.day, 2)}"]
+        return [f"{first.year:04}-{first.month:02}-{_number_range(first.day, last.day, 2)}"]
     if first.year == last.year:
         between = [(first.year, first.month + 1, last.month - 1)]
     else:
         between = [(first.year, first.month + 1, 12), (last.year, 1, last.month - 1)]
-    found = [f"{first.year:04}-{first.month:02}-{_counted(first.day, 31, 2)}"]
-    found += [f"{y:04}-{_counted(low, high, 2)}-{days}" for y, low, high in between if low <= high]
-    found.append(f"{last.year:04}-{last.month:02}-{_counted(1, last.day, 2)}")
+    found = [f"{first.year:04}-{first.month:02}-{_number_range(first.day, 31, 2)}"]
+    found += [f"{y:04}-{_number_range(low, high, 2)}-{days}" for y, low, high in between if low <= high]
+    found.append(f"{last.year:04}-{last.month:02}-{_number_range(1, last.day, 2)}")
     if last.year - first.year > 1:
-        found.append(f"{_counted(first.year + 1, last.year - 1, 4)}-{days}-{days}")
+        found.append(f"{_number_range(first.year + 1, last.year - 1, 4)}-{days}-{days}")
     return found
 
 
-def _counted(low: int, high: int, width: int) -> str:
+def _number_range(low: int, high: int, width: int) -> str:
     """Return a pattern for the numbers from `low` to `high`, written with `width` digits."""
     if width == 1:
         return f"[{low}-{high}]"
@@ -130,5 +130,5 @@ def _counted(low: int, high: int, width: int) -> str:
     for head in range(low // unit, high // unit + 1):
         start, end = max(low, head * unit) - head * unit, min(high, head * unit + unit - 1) - head * unit
         whole = (start, end) == (0, unit - 1)
-        found.append(f"{head}{f'[0-9]{{{rest}}}' if whole else _counted(start, end, rest)}")
+        found.append(f"{head}{f'[0-9]{{{rest}}}' if whole else _number_range(start, end, rest)}")
     return f"(?:{'|'.join(found)})"

@@ -49,8 +49,8 @@ def schema_of(what: object) -> dict | bool:
         return what
     schema = _reader(what).schema()
     try:
-        narrowed = _narrowed(schema)
-        return _without_idle_sets(narrowed, narrowed) if isinstance(narrowed, dict) else bool(narrowed)
+        narrowed = _close_schema(schema)
+        return _drop_idle_unique(narrowed, narrowed) if isinstance(narrowed, dict) else bool(narrowed)
     except RecursionError:
         raise InvalidRequest(f"{_name(what)} has no JSON Schema: it is nested too deep") from None
 
@@ -154,7 +154,7 @@ def _fields_of(each: object) -> list[object]:
         return []
 
 
-def _narrowed(schema: object) -> object:
+def _close_schema(schema: object) -> object:
     """Close the parts of a type's schema that its library leaves open.
 
     An object has no keys except its fields, unless the type says otherwise: no code would read the others.
@@ -163,7 +163,7 @@ def _narrowed(schema: object) -> object:
     """
     if not isinstance(schema, dict):
         return schema
-    out = _mapped(schema, _narrowed)
+    out = _map_subschemas(schema, _close_schema)
     if "properties" in out:
         out.setdefault("additionalProperties", False)
     if out.get("contentEncoding") == "base64" and out.get("type") == "string":
@@ -178,11 +178,13 @@ def _narrowed(schema: object) -> object:
     return out
 
 
-def _without_idle_sets(schema: Schema, root: Schema) -> Schema:
+def _drop_idle_unique(schema: Schema, root: Schema) -> Schema:
     """Keep a set's `uniqueItems` only if the keyword can be enforced or matters: a set without a minimum size
     accepts duplicates.
     """
-    out = _mapped(schema, lambda each: _without_idle_sets(each, root) if isinstance(each, dict) else each)
+    out = _map_subschemas(
+        schema, lambda each: _drop_idle_unique(each, root) if isinstance(each, dict) else each
+    )
     if out.get("uniqueItems") is not True or out.get("minItems", 0) > 1:
         return out
     try:
@@ -192,7 +194,7 @@ def _without_idle_sets(schema: Schema, root: Schema) -> Schema:
     return out
 
 
-def _mapped(schema: Schema, change: Callable[[object], object]) -> Schema:
+def _map_subschemas(schema: Schema, change: Callable[[object], object]) -> Schema:
     """Return a copy with changed subschemas."""
     out = dict(schema)
     for keyword, value in schema.items():

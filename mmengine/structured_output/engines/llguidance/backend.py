@@ -13,17 +13,17 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, Token
 from mmengine.errors import ErrorCode, InvalidRequest
 from mmengine.request import GrammarRequest
 from mmengine.structured_output.closing.closer import Closer
-from mmengine.structured_output.closing.closing import MAX_CLOSING_TOKENS, Closings
-from mmengine.structured_output.closing.closing_hints import hints_of
+from mmengine.structured_output.closing.closings import MAX_CLOSING_TOKENS, Closings
+from mmengine.structured_output.closing.hints import hints_of
 from mmengine.structured_output.engines.base import OfTokenizer
-from mmengine.structured_output.engines.engine_words import PANIC, in_our_words, is_panic
-from mmengine.structured_output.engines.llguidance.errors import first_step_error, refuse_overlap
+from mmengine.structured_output.engines.engine_errors import PANIC, describe_error, is_panic
+from mmengine.structured_output.engines.llguidance.compile_errors import first_step_error, refuse_overlap
 from mmengine.structured_output.engines.llguidance.json_schema_lark import MAX_HELD, schema_grammar
-from mmengine.structured_output.engines.llguidance.lark_ends import check_ends
+from mmengine.structured_output.engines.llguidance.lark_end_tokens import check_ends
 from mmengine.structured_output.engines.llguidance.tag_grammar import grammars_of
 from mmengine.structured_output.engines.llguidance.tool_calls_lark import call_grammars
 from mmengine.structured_output.request.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
-from mmengine.structured_output.request.tags import StructuralTag
+from mmengine.structured_output.request.structural_tags import StructuralTag
 from mmengine.structured_output.request.tool_calls import ToolCalls
 
 MAX_KEPT_CHARS = 256  # Maximum number of characters of a text whose tokens are cached.
@@ -38,9 +38,9 @@ MAX_STEP_ITEMS = 200_000  # Maximum number of items in all rows that one mask vi
 START_FUEL = 3_000_000
 STEP_FUEL = 2_000_000  # For a schema.
 TEXT_STEP_FUEL = 200_000  # For a regex or a Lark grammar: llguidance's default.
-# llguidance's default, for all texts of a grammar together (CompiledGrammar.renewed).
+# llguidance's default, for all texts of a grammar together (CompiledGrammar.renew).
 MAX_LEXER_STATES = 250_000
-Asked = tuple[LLMatcher, int, list[int]]  # A matcher, the index of its first mask, and its drafts.
+MaskRequest = tuple[LLMatcher, int, list[int]]  # A matcher, the index of its first mask, and its drafts.
 # A method that llguidance's stubs lack: (matcher, address, bytes of a mask, drafts).
 _FILL_WITH_DRAFTS: Callable[[LLMatcher, int, int, list[int]], None] = vars(LLMatcher)[
     "unsafe_compute_mask_ptr_with_draft_token"
@@ -74,7 +74,7 @@ class LLGuidance(OfTokenizer):
             if not is_panic(failure):
                 raise
             raise InvalidRequest(
-                f"the grammar cannot be used: {in_our_words(PANIC)}", code=ErrorCode.INVALID_GRAMMAR
+                f"the grammar cannot be used: {describe_error(PANIC)}", code=ErrorCode.INVALID_GRAMMAR
             ) from None
 
     def _compile(self, grammar: GrammarRequest) -> "CompiledGrammar":
@@ -94,7 +94,7 @@ class LLGuidance(OfTokenizer):
         if error:
             refuse_overlap(grammar.source, error)
             raise InvalidRequest(
-                f"the grammar cannot be used: {in_our_words(error)}", code=ErrorCode.INVALID_GRAMMAR
+                f"the grammar cannot be used: {describe_error(error)}", code=ErrorCode.INVALID_GRAMMAR
             )
         if not grammar.closes:
             return CompiledGrammar(prototype, grammar.after, make)
@@ -156,7 +156,7 @@ class LLGuidance(OfTokenizer):
             broken = [each for each, (copy, _, ahead) in zip(asked, copies) if ahead and copy.is_error()]
             self._fill_alone(broken, (start, stride))  # The matchers themselves then report the error.
 
-    def _fill_alone(self, asked: Iterable[Asked], where: tuple[int, int]) -> None:
+    def _fill_alone(self, asked: Iterable[MaskRequest], where: tuple[int, int]) -> None:
         """Fill masks in a single thread. `where` holds the first mask's address and the bytes per mask."""
         start, stride = where
         for matcher, place, ahead in asked:
@@ -261,7 +261,7 @@ class CompiledGrammar:
     def matcher(self) -> LLMatcher:
         return self._prototype.deep_copy()
 
-    def renewed(self, error: str) -> LLMatcher | None:
+    def renew(self, error: str) -> LLMatcher | None:
         """Return a new matcher if the shared lexer states are used up (MAX_LEXER_STATES)."""
         if "too many states" not in error:
             return None
@@ -277,7 +277,7 @@ class CompiledGrammar:
         return self._make_closer(budget, max(0, min(reserve, budget - self.shortest)))
 
 
-def _fill_together(executor: LLExecutor, asked: Sequence[Asked], where: tuple[int, int, int]) -> None:
+def _fill_together(executor: LLExecutor, asked: Sequence[MaskRequest], where: tuple[int, int, int]) -> None:
     """Fill masks with several threads. `where` holds the masks' address, the bytes per mask, and their
     number.
     """

@@ -13,7 +13,7 @@ import msgspec
 
 from mmengine.errors import ErrorCode, InvalidRequest, shown
 from mmengine.structured_output.engines.llguidance.json_schema_lark import lark_of
-from mmengine.structured_output.request.tags import StructuralTag
+from mmengine.structured_output.request.structural_tags import StructuralTag
 
 _STARTS = {  # By at_least_one and stop_after_first.
     (False, False): "call* rest",

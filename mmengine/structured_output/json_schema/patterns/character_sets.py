@@ -3,7 +3,7 @@
 import re
 from functools import lru_cache
 
-from mmengine.structured_output.regex.read import read_regex
+from mmengine.structured_output.regex.parser import parse_regex
 from mmengine.structured_output.regex.sets import Ranges, Set, complement
 
 NEWLINES: Ranges = [(0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)]
@@ -67,7 +67,7 @@ def drops_nul(regex: str) -> bool:
     """Return whether a set in the pattern stands for U+0000 but is written without it."""
     for text in set(_CLASS.findall(regex)):
         plain = _CATEGORY.sub("", text)
-        if plain not in ("[]", "[^]") and read_regex(plain) != read_regex(plain, meaning=restore_nul):
+        if plain not in ("[]", "[^]") and parse_regex(plain) != parse_regex(plain, meaning=restore_nul):
             return True
     return False
 

@@ -17,8 +17,8 @@ from mmengine.structured_output.json_schema.patterns.character_sets import (
     write_class,
 )
 from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
+from mmengine.structured_output.regex.automaton import Automaton
 from mmengine.structured_output.regex.sets import LAST, Ranges
-from mmengine.structured_output.regex.states import States
 
 MAX_STATES = 256  # Maximum number of states in an automaton.
 MAX_CHARS = 20_000  # Maximum number of characters in a pattern that is written.
@@ -49,7 +49,7 @@ def build_languages(regexes: list[str], budget: MatchBudget) -> list[Language]:
     return [_determinize(machine, cuts, budget) for machine in machines]
 
 
-def _cuts(machines: list[States]) -> tuple[tuple[int, int], ...]:
+def _cuts(machines: list[Automaton]) -> tuple[tuple[int, int], ...]:
     points = {0, 0xD800, 0xE000, LAST + 1}
     for machine in machines:
         points |= {point for one in machine.sets() for low, high in one for point in (low, high + 1)}
@@ -119,7 +119,7 @@ def _iterate_growing(states: dict) -> Iterator:
             yield state
 
 
-def _determinize(machine: States, cuts: tuple[tuple[int, int], ...], budget: MatchBudget) -> Language:
+def _determinize(machine: Automaton, cuts: tuple[tuple[int, int], ...], budget: MatchBudget) -> Language:
     states = {machine.first(): 0}
     steps, ends = [], set()
     for state in _iterate_growing(states):

@@ -6,8 +6,8 @@ bound the time (K. Thompson, Regular Expression Search Algorithm, CACM 1968).
 """
 
 from mmengine.structured_output.json_schema.patterns.character_sets import PatternError, restore_nul
-from mmengine.structured_output.regex.read import Unread, read_regex
-from mmengine.structured_output.regex.states import States
+from mmengine.structured_output.regex.automaton import Automaton
+from mmengine.structured_output.regex.parser import UnsupportedRegex, parse_regex
 
 MAX_STEPS = 2_000_000  # Maximum number of visited states per schema.
 MAX_ACTIVE_STATES = (
@@ -24,7 +24,7 @@ class MatchBudget:
 
     def __init__(self, steps: int = MAX_STEPS) -> None:
         self.left = steps
-        self._machines: dict[str, States] = {}  # Compiled automata by pattern.
+        self._machines: dict[str, Automaton] = {}  # Compiled automata by pattern.
 
     def spend(self, steps: int) -> None:
         self.left -= steps
@@ -41,13 +41,13 @@ class MatchBudget:
             now = machine.advance(now, char)
         return machine.accepts(now)
 
-    def machine(self, regex: str) -> States:
+    def machine(self, regex: str) -> Automaton:
         if "\\p" in regex or "\\P" in regex:
             raise PatternError("with \\p it cannot be compared with names and other patterns")
         if regex not in self._machines:
             try:
-                self._machines[regex] = States(read_regex(regex, meaning=restore_nul), self.spend)
-            except Unread as error:
+                self._machines[regex] = Automaton(parse_regex(regex, meaning=restore_nul), self.spend)
+            except UnsupportedRegex as error:
                 raise PatternError(str(error)) from None
         return self._machines[regex]
 

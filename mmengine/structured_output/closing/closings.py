@@ -15,9 +15,9 @@ completion is written in the tokenizer's tokens. The same grammar, position and 
 tokens on every machine, because the search counts questions to the matcher, not time.
 """
 
-from mmengine.structured_output.closing.closing_hints import Hints
-from mmengine.structured_output.closing.closing_search import Search, Vocabulary, Way
-from mmengine.structured_output.closing.json_place import Place
+from mmengine.structured_output.closing.hints import Hints
+from mmengine.structured_output.closing.json_position import Position
+from mmengine.structured_output.closing.search import PartialText, Search, Vocabulary
 from mmengine.structured_output.matcher import Matcher
 from mmengine.structured_output.request.tool_calls import OPEN
 
@@ -41,15 +41,15 @@ class Closings:
             if tokens is not None:
                 self._leaves.setdefault(leaf[0], []).append((leaf, tokens))
 
-    def begin(self) -> Place:
+    def begin(self) -> Position:
         """Return the start position of the grammar's texts."""
-        return Place(string=b"") if self._hints.is_bare else Place()
+        return Position(string=b"") if self._hints.is_bare else Position()
 
-    def advance(self, place: Place, token: int) -> Place:
+    def advance(self, place: Position, token: int) -> Position:
         text = self._vocabulary.token_bytes[token]
         return self._hints.advance(place, text)
 
-    def is_free(self, place: Place) -> bool:
+    def is_free(self, place: Position) -> bool:
         """Return whether the text may end at this position without leaving a part unfinished."""
         return self._hints.is_free(place)
 
@@ -75,18 +75,18 @@ class Closings:
         return min((path for path in found if path is not None), key=len, default=None)
 
     def closing(
-        self, matcher: Matcher, place: Place, budget: int, effort: int = MAX_EFFORT_AT_ONCE
+        self, matcher: Matcher, place: Position, budget: int, effort: int = MAX_EFFORT_AT_ONCE
     ) -> list[int] | None:
         """Return at most `budget` tokens that complete the text, or None if none were found. `matcher` is at
         `place` and does not advance.
         """
         ways = [(self._hints, self._leaves, place, by_turns) for by_turns in (False, True)]
         if not self._hints.is_bare:  # The text may not be JSON at all.
-            ways.append((_NO_HINTS, {}, Place(string=b""), True))
+            ways.append((_NO_HINTS, {}, Position(string=b""), True))
         for hints, leaves, here, by_turns in ways:
             search = Search(self._vocabulary, hints, leaves, effort, by_turns)
             limit = min(MAX_CLOSING_BYTES, budget * 64)
-            way = search.to_end(Way(matcher.deep_copy(), here), limit)
+            way = search.to_end(PartialText(matcher.deep_copy(), here), limit)
             if way is None:
                 continue
             tokens = self._spelled(matcher.deep_copy(), way)
@@ -94,7 +94,7 @@ class Closings:
                 return tokens
         return self._known(matcher, place, budget)
 
-    def _known(self, matcher: Matcher, place: Place, budget: int) -> list[int] | None:
+    def _known(self, matcher: Matcher, place: Position, budget: int) -> list[int] | None:
         """Return a tool call's shortest end if that end matches the text so far and fits."""
         if place.call is None:
             return None

@@ -29,7 +29,7 @@ _PLAIN_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", **{each: each for each in "\\
 _TIMES = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
-def parse(text: str) -> dict[str, Node]:
+def parse_grammar(text: str) -> dict[str, Node]:
     """Return the rules by name. Raises InvalidRequest, with the line, for a text that is not a grammar, lacks
     a rule called root, or refers to an unknown rule.
     """
@@ -47,7 +47,7 @@ def parse(text: str) -> dict[str, Node]:
         node = pending.pop()
         match node:
             case Ref(name=name, line=line) if name not in rules:
-                _wrong(line, f"there is no rule called {shown(name)}")
+                _refuse(line, f"there is no rule called {shown(name)}")
             case Seq(items=inner) | Alt(options=inner):
                 pending += inner
             case Repeat(item=item):
@@ -55,7 +55,7 @@ def parse(text: str) -> dict[str, Node]:
     return rules
 
 
-def _wrong(line: int, what: str) -> NoReturn:
+def _refuse(line: int, what: str) -> NoReturn:
     raise InvalidRequest(f"the grammar's line {line}: {what}", code=ErrorCode.INVALID_GRAMMAR)
 
 
@@ -70,11 +70,11 @@ class _Parser:
         while self._kind:
             name, line = self._value, self._line
             if self._kind != "head":
-                _wrong(line, f"a rule (name ::= …) was to begin, and not {shown(self._value)}")
+                _refuse(line, f"a rule (name ::= …) was to begin, and not {shown(self._value)}")
             if name in found:
-                _wrong(line, f"the rule {shown(name)} is there already")
+                _refuse(line, f"the rule {shown(name)} is there already")
             if len(found) >= MAX_GBNF_RULES:
-                _wrong(line, f"there are more than {MAX_GBNF_RULES:,} rules")
+                _refuse(line, f"there are more than {MAX_GBNF_RULES:,} rules")
             self._next()
             self._next()  # The ::= sign.
             found[name] = self._alternatives(0)
@@ -85,7 +85,7 @@ class _Parser:
         while self._at < len(self._text):
             found = _TOKEN.match(self._text, self._at)
             if found is None:
-                _wrong(self._line, f"{shown(self._text[self._at : self._at + 20])} cannot be read")
+                _refuse(self._line, f"{shown(self._text[self._at : self._at + 20])} cannot be read")
             self._at, self._kind, self._value = found.end(), found.lastgroup or "", found.group()
             if self._kind == "line":
                 self._line += 1
@@ -96,7 +96,7 @@ class _Parser:
 
     def _alternatives(self, depth: int) -> Node:
         if depth > MAX_GROUPS:
-            _wrong(self._line, f"groups are nested more than {MAX_GROUPS} deep")
+            _refuse(self._line, f"groups are nested more than {MAX_GROUPS} deep")
         options = [self._sequence(depth)]
         while self._value == "|" and self._kind == "mark":
             self._next()
@@ -131,9 +131,9 @@ class _Parser:
             self._next()
             item = self._alternatives(depth + 1)
             if self._value != ")":
-                _wrong(line, "a group that begins here does not end")
+                _refuse(line, "a group that begins here does not end")
         else:
-            _wrong(line, f"{shown(value)} cannot stand here")
+            _refuse(line, f"{shown(value)} cannot stand here")
         self._next()
         return item
 
@@ -143,9 +143,9 @@ class _Parser:
         low, comma, high = (part.strip() for part in self._value[1:-1].partition(","))
         times = int(low), int(high) if high else None if comma else int(low)
         if times[1] is not None and times[0] > times[1]:
-            _wrong(self._line, f"{self._value} asks for more than it allows")
+            _refuse(self._line, f"{self._value} asks for more than it allows")
         if max(times[0], times[1] or 0) > MAX_REPEATS:
-            _wrong(self._line, f"{self._value} repeats more than {MAX_REPEATS:,} times")
+            _refuse(self._line, f"{self._value} repeats more than {MAX_REPEATS:,} times")
         return times
 
     def _set(self, inner: str) -> Node:
@@ -157,12 +157,12 @@ class _Parser:
             if at + 2 < len(found) and found[at + 1] == (ord("-"), False):
                 high, at = found[at + 2][0], at + 2
             if low > high:
-                _wrong(self._line, f"a range of [{inner}] ends before it begins")
+                _refuse(self._line, f"a range of [{inner}] ends before it begins")
             pairs.append((low, high))
             at += 1
         ranges = tuple(complement(pairs)) if negated else set_of(pairs)
         if not ranges:
-            _wrong(self._line, f"[{inner}] allows no character")
+            _refuse(self._line, f"[{inner}] allows no character")
         return Chars(ranges)
 
     def _characters(self, inner: str) -> list[tuple[int, bool]]:
@@ -172,9 +172,9 @@ class _Parser:
             digits = found[1] or found[2] or found[3]
             plain = _PLAIN_ESCAPES.get(found[4]) if found[4] else found[5]
             if digits is None and plain is None:
-                _wrong(self._line, f"the escape {shown(found.group())} is unknown")
+                _refuse(self._line, f"the escape {shown(found.group())} is unknown")
             code = int(digits, 16) if digits else ord(plain or "")
             if code > LAST or 0xD800 <= code <= 0xDFFF:
-                _wrong(self._line, f"{found.group()} is no character")
+                _refuse(self._line, f"{found.group()} is no character")
             out.append((code, found[5] is None))
         return out

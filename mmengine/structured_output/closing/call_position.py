@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mmengine.structured_output.closing.json_place import MAX_KNOWN, Place
+from mmengine.structured_output.closing.json_position import MAX_KNOWN, Position
 from mmengine.structured_output.request.tool_calls import OPEN, VALUE_END, ToolCalls, head_of
 
 _OPEN = OPEN.encode()
@@ -13,7 +13,7 @@ MAX_HEADS = 16  # Maximum number of tools whose shortest call is computed in adv
 _XML_ENDS = VALUE_END.encode() + b"\n", b"</function>"
 
 
-class CallPlaces(NamedTuple):
+class CallSyntax(NamedTuple):
     """A text's tool call syntax.
 
     `has_answer` says whether an answer without calls is JSON; otherwise it is free text. `is_xml` says how
@@ -27,33 +27,33 @@ class CallPlaces(NamedTuple):
     heads: Sequence[bytes]
 
     @classmethod
-    def of(cls, calls: ToolCalls) -> "CallPlaces":
+    def of(cls, calls: ToolCalls) -> "CallSyntax":
         thinks = (calls.reasoning[1].encode(),) if calls.reasoning is not None else ()
         heads = [_OPEN + head_of(tool.name, calls.format).encode() for tool in calls.tools[:MAX_HEADS]]
         return cls(calls.has_form, calls.format == "xml", thinks, heads)
 
-    def advance(self, place: Place, text: bytes) -> Place:
+    def advance(self, place: Position, text: bytes) -> Position:
         """Return the position after `text`, which begins at `place`."""
         for at in range(len(text)):
             place = self._step(place, text[at : at + 1])
         return place
 
-    def _step(self, place: Place, byte: bytes) -> Place:
+    def _step(self, place: Position, byte: bytes) -> Position:
         tail = (place.tail + byte)[-_TAIL:]
         if tail.endswith(_OPEN):
-            return Place(call=b"", tail=tail)
+            return Position(call=b"", tail=tail)
         if place.call is None:
-            return (place.advance(byte) if self.has_answer else Place())._replace(tail=tail)
+            return (place.advance(byte) if self.has_answer else Position())._replace(tail=tail)
         call = place.call + byte if len(place.call) < MAX_KNOWN else place.call
         if self.is_xml and tail.endswith(_VALUE):
-            return Place(call=call, tail=tail)
+            return Position(call=call, tail=tail)
         return place.advance(byte)._replace(call=call, tail=tail)
 
-    def is_free(self, place: Place) -> bool:
+    def is_free(self, place: Position) -> bool:
         """Return whether free text may end anywhere here, because no call has begun."""
         return place.call is None and not self.has_answer
 
-    def ends(self, place: Place) -> Sequence[bytes]:
+    def ends(self, place: Position) -> Sequence[bytes]:
         """Return the strings that may end a part of the text here."""
         if place.call is not None and self.is_xml:
             # After the call's head.
@@ -63,6 +63,6 @@ class CallPlaces(NamedTuple):
             return ()
         return self.think_end if place.string is None and not place.inside else ()
 
-    def value_ends(self, place: Place) -> Sequence[bytes]:
+    def value_ends(self, place: Position) -> Sequence[bytes]:
         """Return the strings that may follow a parameter's value."""
         return _XML_ENDS[:1] if self.is_xml and place.call is not None else ()

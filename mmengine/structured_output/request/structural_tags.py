@@ -18,11 +18,11 @@ from mmengine.structured_output.json_schema.normalization import MAX_OUTPUT, Bou
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused
 from mmengine.structured_output.request.fields import (
     bounds_of,
-    flag,
-    mapping,
+    check_flag,
+    check_mapping,
+    check_string,
     normalize_cached,
-    refuse_others,
-    string,
+    refuse_unknown_fields,
 )
 
 MAX_STRUCTURES = 128
@@ -54,7 +54,7 @@ def structural_tag(where: FieldPath, given: Any) -> str:
     "schema", "end"}, …], "triggers": […]} with optional "at_least_one", "stop_after_first" and "bounds".
     Raises InvalidRequest, naming the field and, for a schema, the keyword and its place.
     """
-    refuse_others(where, mapping(where, given), _FIELDS)
+    refuse_unknown_fields(where, check_mapping(where, given), _FIELDS)
     if given.get("type", "structural_tag") != "structural_tag":
         raise InvalidRequest(
             f"{FIELD} must be structural_tag, not {shown(given['type'])}", path=where / "type"
@@ -77,8 +77,8 @@ def structural_tag(where: FieldPath, given: Any) -> str:
     tag = StructuralTag(
         tuple(made),
         tuple(triggers),
-        at_least_one=flag(where / "at_least_one", given.get("at_least_one")),
-        stop_after_first=flag(where / "stop_after_first", given.get("stop_after_first")),
+        at_least_one=check_flag(where / "at_least_one", given.get("at_least_one")),
+        stop_after_first=check_flag(where / "stop_after_first", given.get("stop_after_first")),
     )
     return msgspec.json.encode(tag).decode()
 
@@ -86,7 +86,7 @@ def structural_tag(where: FieldPath, given: Any) -> str:
 def _structure(where: FieldPath, begin: str, given: Mapping[str, Any], bounds: Bounds) -> Structure:
     if "schema" not in given:
         raise InvalidRequest(f"{FIELD} must hold a schema", path=where)
-    end = string(where / "end", given.get("end"), MAX_TAG_CHARS)
+    end = check_string(where / "end", given.get("end"), MAX_TAG_CHARS)
     try:
         schema = normalize_cached(given["schema"], bounds).text
     except SchemaRefused as error:
@@ -138,14 +138,14 @@ def _check_begins(where: FieldPath, begins: list[str]) -> None:
 
 
 def _begin(where: FieldPath, given: Any) -> str:
-    refuse_others(where, mapping(where, given), _STRUCTURE_FIELDS)
+    refuse_unknown_fields(where, check_mapping(where, given), _STRUCTURE_FIELDS)
     return _tag(where / "begin", given.get("begin"))
 
 
 def _tag(where: FieldPath, value: Any) -> str:
     if value == "":
         raise InvalidRequest(f"{FIELD} must not be empty", path=where)
-    return string(where, value, MAX_TAG_CHARS)
+    return check_string(where, value, MAX_TAG_CHARS)
 
 
 def _list(where: FieldPath, value: Any, most: int) -> list[Any]:

@@ -57,7 +57,7 @@ class Rules:
         ready = [name for name, count in waiting.items() if not count]
         while ready:
             name = ready.pop()
-            size = _together([own[name], *(sizes[each] for each in refs[name])])
+            size = _sum_sizes([own[name], *(sizes[each] for each in refs[name])])
             if size.nodes > MAX_REGEX_NODES:
                 continue
             sizes[name] = size
@@ -78,8 +78,8 @@ class Rules:
         self._spend(own.nodes)
         if not all(name in sizes for name in refs):
             return None
-        rules = _together([sizes[name] for name in refs])
-        return _together([own, rules]) if rules.nodes <= MAX_REGEX_NODES else None
+        rules = _sum_sizes([sizes[name] for name in refs])
+        return _sum_sizes([own, rules]) if rules.nodes <= MAX_REGEX_NODES else None
 
     def _spend(self, nodes: int) -> None:
         self._left -= nodes
@@ -133,20 +133,20 @@ class _Size(NamedTuple):
     characters: int
 
 
-def _together(sizes: list[_Size]) -> _Size:
+def _sum_sizes(sizes: list[_Size]) -> _Size:
     return _Size(sum(size.nodes for size in sizes), sum(size.characters for size in sizes))
 
 
 def _count(node: Node) -> _Size:
     match node:
         case Seq(items=inner) | Alt(options=inner):
-            return _together([_Size(1, 0), *map(_count, inner)])
+            return _sum_sizes([_Size(1, 0), *map(_count, inner)])
         case Repeat(item=item):
-            return _together([_Size(1, 0), _count(item)])
+            return _sum_sizes([_Size(1, 0), _count(item)])
     return _Size(1, int(isinstance(node, Chars)))
 
 
-class Cutter:
+class LexemeSplitter:
     """The rules that root leads to, split into lexemes, none of which is in `unsafe`."""
 
     def __init__(self, rules: Rules, unsafe: set[str]):

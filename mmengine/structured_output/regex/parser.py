@@ -25,7 +25,7 @@ _REPEATS = frozenset("*+?{")
 _TIMES = re.compile(r"\*|\+|\?|\{(\d{1,6})(?:(,)(\d{0,6}))?\}")
 
 
-class Unread(ValueError):
+class UnsupportedRegex(ValueError):
     """Raised for a construct that the parser does not support."""
 
 
@@ -33,7 +33,7 @@ def _as_written(ranges: Ranges, negated: bool) -> Set:
     return tuple(complement(ranges)) if negated else set_of(ranges)
 
 
-def read_regex(
+def parse_regex(
     text: str,
     classes: Mapping[str, Ranges] | None = None,
     nesting: int = MAX_NESTING,
@@ -92,7 +92,7 @@ class _Reader:
         return _either(options)
 
     def _fail(self, why: str) -> NoReturn:
-        raise Unread(f"{why} (character {self._at + 1} of the regex)")
+        raise UnsupportedRegex(f"{why} (character {self._at + 1} of the regex)")
 
     def _has(self, text: str) -> bool:
         if self._text.startswith(text, self._at):

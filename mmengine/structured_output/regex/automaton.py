@@ -4,13 +4,13 @@ Regular Expression Search Algorithm, CACM 1968).
 
 from collections.abc import Callable
 
-from mmengine.structured_output.regex.sets import Set, holds
+from mmengine.structured_output.regex.sets import Set, contains
 from mmengine.structured_output.regex.tree import Alt, Chars, Node, Repeat, Seq
 
 STATE_COST = 10  # Number of steps that creating a state costs.
 
 
-class States:
+class Automaton:
     """A regular expression's states.
 
     A state with a set leads to its successor by any character of the set. A state without a set stands for
@@ -33,7 +33,9 @@ class States:
     def advance(self, now: frozenset[int], char: str) -> frozenset[int]:
         """Return the states after one more character."""
         point, steps = ord(char), [self.states[place] for place in now]
-        return self.closure([after[0] for found, after in steps if found is not None and holds(found, point)])
+        return self.closure(
+            [after[0] for found, after in steps if found is not None and contains(found, point)]
+        )
 
     def closure(self, waiting: list[int]) -> frozenset[int]:
         """Return the states that these states stand for. Empties `waiting`."""

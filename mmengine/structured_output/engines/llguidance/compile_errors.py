@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 from llguidance import LLMatcher
 
-from mmengine.structured_output.engines.engine_words import in_our_words
+from mmengine.structured_output.engines.engine_errors import describe_error
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused
 
 
@@ -20,7 +20,7 @@ def refuse_overlap(grammar: str, error: str) -> None:
         if isinstance(each, dict):
             texts = each.get("patternProperties", ()) if "$comment" in each else ()
             if sum(f"/{text}/" in error for text in texts) > 1:
-                why = f"{in_our_words(error)}; let no key match both"
+                why = f"{describe_error(error)}; let no key match both"
                 raise SchemaRefused("patternProperties", each["$comment"], why)
             waiting += each.values()
         elif isinstance(each, list):

@@ -11,9 +11,9 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from mmengine.structured_output.regex.read import Unread, read_regex
-from mmengine.structured_output.regex.sets import DIGIT, SPACE, WORD, Set, holds
-from mmengine.structured_output.regex.states import States
+from mmengine.structured_output.regex.automaton import Automaton
+from mmengine.structured_output.regex.parser import UnsupportedRegex, parse_regex
+from mmengine.structured_output.regex.sets import DIGIT, SPACE, WORD, Set, contains
 from mmengine.structured_output.regex.tree import Alt, Node, Repeat, Seq
 
 MAX_STATES = 5_000  # Maximum number of states of a pattern.
@@ -28,17 +28,17 @@ _PLAIN = "a0A" + "".join(map(chr, range(0x20, 0x7F))) + "\t\n\r"
 _CLASSES = {"d": DIGIT, "w": WORD, "s": SPACE}  # Their ASCII characters are enough.
 
 
-class Words(States):
+class PatternAutomaton(Automaton):
     """The automaton of a pattern for whole texts. Raises Unread."""
 
     def __init__(self, regex: str):
-        super().__init__(_with_fewer_states(read_regex(regex, _CLASSES)), self._check)
+        super().__init__(_with_fewer_states(parse_regex(regex, _CLASSES)), self._check)
         self.away = self._distances()
         self.start_at = self.closure([self.start])
 
     def _check(self, steps: int) -> None:
         if len(self.states) > MAX_STATES:
-            raise Unread(f"it has more than {MAX_STATES:,} states")
+            raise UnsupportedRegex(f"it has more than {MAX_STATES:,} states")
 
     def closure(self, waiting: list[int]) -> frozenset[int]:
         """Return the states without those that only lead to others, so that fewer results differ."""
@@ -54,7 +54,7 @@ class Words(States):
         while self.away[place]:
             chars, after = self.states[place]
             if chars is not None:
-                out.append(_some(chars)[0])
+                out.append(_candidates(chars)[0])
                 place = after[0]
             else:
                 place = min(after, key=self.away.__getitem__)
@@ -63,7 +63,7 @@ class Words(States):
     def options(self, now: frozenset[int]) -> dict[str, None]:
         """Return characters that may follow, with a character for each path."""
         sets = dict.fromkeys(chars for chars, _ in (self.states[place] for place in now) if chars)
-        return dict.fromkeys(char for chars in sets for char in _some(chars))
+        return dict.fromkeys(char for chars in sets for char in _candidates(chars))
 
     def _distances(self) -> list[int]:
         """Return each state's distance to the end, in characters, computed from the end backwards."""
@@ -81,7 +81,7 @@ class Words(States):
         return away
 
 
-class Text(NamedTuple):
+class TextPattern(NamedTuple):
     """A text that must match all `patterns` and have at least `low` characters."""
 
     patterns: tuple[str, ...]
@@ -93,8 +93,8 @@ class Text(NamedTuple):
         if len(beginning) > MAX_BEGINNING or self.low > MAX_LEAST:
             return None
         try:
-            words = [words_of(pattern) for pattern in self.patterns]
-        except Unread:
+            words = [pattern_automaton(pattern) for pattern in self.patterns]
+        except UnsupportedRegex:
             return None
         low = max(0, self.low - len(beginning))
         now = []
@@ -109,10 +109,10 @@ class Text(NamedTuple):
             return "a" * low
         if len(words) == 1 and words[0].distance(now[0]) >= low:
             return words[0].nearest(now[0]) if words[0].distance(now[0]) < FAR else None
-        return _searched(words, tuple(now), low)
+        return _search(words, tuple(now), low)
 
 
-def _searched(words: list[Words], now: tuple[frozenset[int], ...], low: int) -> str | None:
+def _search(words: list[PatternAutomaton], now: tuple[frozenset[int], ...], low: int) -> str | None:
     """Search with A*; among equal estimates, longer texts come first."""
 
     def estimate(at: tuple[frozenset[int], ...], size: int) -> int:
@@ -120,7 +120,7 @@ def _searched(words: list[Words], now: tuple[frozenset[int], ...], low: int) -> 
 
     waiting = [(estimate(now, 0), 0, 0, "", now)]
     seen, count = set(), 0
-    alike = _alike(words)
+    alike = _representatives(words)
     while waiting and count < MAX_LOOKED_AT:
         whole, _, _, text, at = heappop(waiting)
         if whole >= FAR:
@@ -143,37 +143,38 @@ def _searched(words: list[Words], now: tuple[frozenset[int], ...], low: int) -> 
     return None
 
 
-def _alike(words: list[Words]) -> dict[str, str]:
+def _representatives(words: list[PatternAutomaton]) -> dict[str, str]:
     """Map each relevant character to the first character that no pattern set distinguishes from it."""
     sets = list(dict.fromkeys(chars for each in words for chars, _ in each.states if chars))
     first: dict[tuple[bool, ...], str] = {}
-    looked_at = dict.fromkeys(char for chars in sets for char in _some(chars))
+    looked_at = dict.fromkeys(char for chars in sets for char in _candidates(chars))
     if len(sets) * len(looked_at) > MAX_TOLD_APART:
         return {char: char for char in looked_at}
     return {
-        char: first.setdefault(tuple(holds(chars, ord(char)) for chars in sets), char) for char in looked_at
+        char: first.setdefault(tuple(contains(chars, ord(char)) for chars in sets), char)
+        for char in looked_at
     }
 
 
 @lru_cache(maxsize=1024)
-def _some(chars: Set) -> str:
+def _candidates(chars: Set) -> str:
     """Return characters of a set, the best first."""
-    plain = "".join(char for char in _PLAIN if holds(chars, ord(char)))
+    plain = "".join(char for char in _PLAIN if contains(chars, ord(char)))
     return plain or "".join(chr(low) for low, _ in chars)
 
 
 @lru_cache(maxsize=512)
-def _words_or_none(regex: str) -> Words | None:
+def _cached_automaton(regex: str) -> PatternAutomaton | None:
     try:
-        return Words(regex)
-    except (Unread, RecursionError):
+        return PatternAutomaton(regex)
+    except (UnsupportedRegex, RecursionError):
         return None
 
 
-def words_of(regex: str) -> Words:
-    found = _words_or_none(regex)
+def pattern_automaton(regex: str) -> PatternAutomaton:
+    found = _cached_automaton(regex)
     if found is None:
-        raise Unread("it has a part that is not read, or too many")
+        raise UnsupportedRegex("it has a part that is not read, or too many")
     return found
 
 

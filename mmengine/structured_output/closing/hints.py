@@ -13,9 +13,9 @@ from math import ceil
 import msgspec
 
 from mmengine.request import GrammarRequest
-from mmengine.structured_output.closing.call_places import CallPlaces
-from mmengine.structured_output.closing.json_place import Place
-from mmengine.structured_output.closing.shortest_words import Text
+from mmengine.structured_output.closing.call_position import CallSyntax
+from mmengine.structured_output.closing.json_position import Position
+from mmengine.structured_output.closing.shortest_text import TextPattern
 from mmengine.structured_output.json_schema.rewriting.key_order import MARK
 from mmengine.structured_output.json_schema.vocabulary.keywords import is_number
 from mmengine.structured_output.request.tool_calls import calls_of
@@ -25,12 +25,12 @@ MAX_LEAVES = 4_000  # Maximum number of values from one grammar.
 _SIMPLE = (*(str(digit) for digit in range(10)), "-1", '""', "[]", "{}", "null", "true", "false")
 
 
-class Keys:
+class ObjectKeys:
     """An object's properties, in the order in which they are written."""
 
     def __init__(self, names: Iterable[str], required: Iterable[str]):
-        self.places = {spelled(name): place for place, name in enumerate(names)}
-        self.required = frozenset(map(spelled, required))
+        self.places = {json_spelling(name): place for place, name in enumerate(names)}
+        self.required = frozenset(map(json_spelling, required))
 
 
 @dataclass
@@ -45,25 +45,25 @@ class Hints:
 
     leaves: list[bytes]
     literals: list[bytes]
-    texts: list[Text]
-    keys: list[Keys]
+    texts: list[TextPattern]
+    keys: list[ObjectKeys]
     due: list[bytes] = field(default_factory=list)
     is_bare: bool = False
-    calls: CallPlaces | None = None
+    calls: CallSyntax | None = None
 
     def __post_init__(self) -> None:
-        self.owners: dict[bytes, list[Keys]] = {}
+        self.owners: dict[bytes, list[ObjectKeys]] = {}
         for each in self.keys:
             for name in each.places:
                 self.owners.setdefault(name, []).append(each)
 
-    def advance(self, place: Place, text: bytes) -> Place:
+    def advance(self, place: Position, text: bytes) -> Position:
         """Return the position after `text`, which begins at `place`."""
         if self.is_bare:
-            return place.said_bare(text)
+            return place.advance_bare(text)
         return place.advance(text) if self.calls is None else self.calls.advance(place, text)
 
-    def is_free(self, place: Place) -> bool:
+    def is_free(self, place: Position) -> bool:
         """Return whether the text may end here without leaving a part unfinished."""
         return self.calls is not None and self.calls.is_free(place)
 
@@ -72,12 +72,12 @@ class Hints:
         without a quotation mark.
         """
         found = [each[len(string) :] for each in self.literals if each.startswith(string)]
-        beginning = _unspelled(string, self.is_bare)
+        beginning = _from_spelling(string, self.is_bare)
         if beginning is not None:
             for text in self.texts:
                 rest = text.rest(beginning)
                 if rest is not None:
-                    found.append(rest.encode(errors="replace") if self.is_bare else spelled(rest))
+                    found.append(rest.encode(errors="replace") if self.is_bare else json_spelling(rest))
         return sorted(dict.fromkeys(found), key=len)
 
     def key_rests(self, string: bytes) -> list[bytes]:
@@ -103,12 +103,12 @@ class Hints:
 
 def hints_of(grammar: GrammarRequest) -> Hints:
     if grammar.kind == "regex":
-        return Hints([], [], [Text((f"(?:{grammar.source})",))], [], is_bare=True)
+        return Hints([], [], [TextPattern((f"(?:{grammar.source})",))], [], is_bare=True)
     found = {} if grammar.kind == "lark" else msgspec.json.decode(grammar.source)
     if grammar.kind == "choice":
         return Hints([], sorted((each.encode() for each in found), key=len), [], [], is_bare=True)
     literals: dict[bytes, None] = {}
-    texts: dict[Text, None] = {}
+    texts: dict[TextPattern, None] = {}
     leaves: dict[bytes, None] = {each.encode(): None for each in _SIMPLE}
     keys = []
     due: dict[bytes, None] = {}
@@ -117,9 +117,9 @@ def hints_of(grammar: GrammarRequest) -> Hints:
         if isinstance(names, dict):
             required = node.get("required", ())
             required = required if isinstance(required, list) else []
-            keys.append(Keys(names, required))
+            keys.append(ObjectKeys(names, required))
             if MARK in node:
-                due |= dict.fromkeys(map(spelled, required))
+                due |= dict.fromkeys(map(json_spelling, required))
         for pattern in _patterns(node):
             texts.setdefault(pattern)
         for value in _values(node):
@@ -130,22 +130,22 @@ def hints_of(grammar: GrammarRequest) -> Hints:
     for text in some:
         rest = text.rest("")
         if rest is not None:
-            leaves.setdefault(b'"' + spelled(rest) + b'"')
+            leaves.setdefault(b'"' + json_spelling(rest) + b'"')
     literals.setdefault(b"")
     asked = calls_of(grammar)
     for tool in () if asked is None else asked.tools:
         literals.setdefault(tool.name.encode())
-    calls = None if asked is None else CallPlaces.of(asked)
+    calls = None if asked is None else CallSyntax.of(asked)
     shortest = sorted(leaves, key=len)[:MAX_LEAVES]
     return Hints(shortest, sorted(literals, key=len), some, keys, list(due), calls=calls)
 
 
-def spelled(text: str) -> bytes:
+def json_spelling(text: str) -> bytes:
     """Return a text as JSON spells it within a string."""
     return json.dumps(text, ensure_ascii=False)[1:-1].encode(errors="replace")
 
 
-def _unspelled(string: bytes, is_bare: bool) -> str | None:
+def _from_spelling(string: bytes, is_bare: bool) -> str | None:
     """Return the text that a spelled beginning stands for; None if the beginning ends within a character."""
     try:
         text = string.decode()
@@ -168,7 +168,7 @@ def _objects(found: object) -> Iterator[dict[str, object]]:
             waiting += reversed(each)
 
 
-def _patterns(node: Mapping[str, object]) -> Iterator[Text]:
+def _patterns(node: Mapping[str, object]) -> Iterator[TextPattern]:
     """Return texts from a string's pattern, the patterns in allOf and its minimum length, and from key
     patterns.
     """
@@ -177,10 +177,10 @@ def _patterns(node: Mapping[str, object]) -> Iterator[Text]:
     patterns = tuple(_bare(part["pattern"]) for part in parts if isinstance(part.get("pattern"), str))
     low = node.get("minLength")
     if patterns or isinstance(low, int):
-        yield Text(patterns, low if isinstance(low, int) else 0)
+        yield TextPattern(patterns, low if isinstance(low, int) else 0)
     of_keys = node.get("patternProperties")
     for pattern in of_keys if isinstance(of_keys, dict) else ():
-        yield Text((_bare(pattern),))
+        yield TextPattern((_bare(pattern),))
 
 
 def _bare(pattern: object) -> str:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-NOTHING = 0  # The value of `last` before any byte.
+NO_BYTE = 0  # The value of `last` before any byte.
 KEY = 1  # A key, up to its quotation mark.
 MAX_KNOWN = 1024  # Maximum number of bytes of a string that are kept.
 _UNKNOWN = b"\xff"  # Replaces a longer string; no text begins with it.
@@ -10,7 +10,7 @@ _SPACE = frozenset(b" \t\r\n")
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """A position in a JSON text.
 
     `inside` holds the open brackets, the outermost first. `last` is the last byte outside of strings that is
@@ -22,7 +22,7 @@ class Place(NamedTuple):
     """
 
     inside: bytes = b""
-    last: int = NOTHING
+    last: int = NO_BYTE
     string: bytes | None = None
     escaped: bool = False
     # Only for a text with tool calls:
@@ -36,19 +36,19 @@ class Place(NamedTuple):
 
     @property
     def wants_value(self) -> bool:
-        return self.last in b":" or self.last in b"[," and not self.wants_key or self.last == NOTHING
+        return self.last in b":" or self.last in b"[," and not self.wants_key or self.last == NO_BYTE
 
     @property
     def bracket(self) -> bytes:
         """Return the bracket that closes the innermost part; b"" outside of all parts."""
         return {b"{": b"}", b"[": b"]"}.get(self.inside[-1:], b"")
 
-    def said_bare(self, text: bytes) -> "Place":
+    def advance_bare(self, text: bytes) -> "Position":
         """Return the position after `text` in a text that is not JSON, whose `string` is the whole text."""
         string = (self.string or b"") + text
-        return Place(string=string if len(string) <= MAX_KNOWN else _UNKNOWN * (MAX_KNOWN + 1))
+        return Position(string=string if len(string) <= MAX_KNOWN else _UNKNOWN * (MAX_KNOWN + 1))
 
-    def advance(self, text: bytes) -> "Place":
+    def advance(self, text: bytes) -> "Position":
         """Return the position after `text`, which begins here."""
         inside, last, string, escaped = self[:4]
         for byte in text:
@@ -67,4 +67,4 @@ class Place(NamedTuple):
                     inside += bytes((byte,))
                 elif byte in b"}]":
                     inside = inside[:-1]
-        return Place(inside, last, string, escaped)
+        return Position(inside, last, string, escaped)

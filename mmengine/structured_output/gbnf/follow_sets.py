@@ -2,26 +2,26 @@
 
 from collections.abc import Iterator
 
-from mmengine.structured_output.gbnf.cut import Cutter, Group, Part, Piece
-from mmengine.structured_output.gbnf.lexemes import Comparison, Lexeme
-from mmengine.structured_output.regex.sets import Set, meet, set_of
+from mmengine.structured_output.gbnf.lexeme_splitter import Group, LexemeSplitter, Part, Piece
+from mmengine.structured_output.gbnf.lexemes import Lexeme, LexemeComparison
+from mmengine.structured_output.regex.sets import Set, have_common, set_of
 from mmengine.structured_output.regex.tree import Ref
 
 
-def unsafe_pieces(cutter: Cutter, comparison: Comparison) -> set[str]:
+def unsafe_pieces(cutter: LexemeSplitter, comparison: LexemeComparison) -> set[str]:
     """Return the regexes of pieces that must be split further."""
     lexemes = {regex: comparison.lexeme(regex, piece.node) for regex, piece in cutter.pieces.items()}
     large = {regex for regex, lexeme in lexemes.items() if lexeme is None}
     if large:
         return large
     found = {regex: lexeme for regex, lexeme in lexemes.items() if lexeme is not None}
-    return _Follow(cutter, found, comparison).conflicts(comparison)
+    return _FollowSets(cutter, found, comparison).conflicts(comparison)
 
 
-class _Follow:
+class _FollowSets:
     """Computes FIRST and FOLLOW sets. A piece set is an integer with a bit for each piece."""
 
-    def __init__(self, cutter: Cutter, lexemes: dict[str, Lexeme], comparison: Comparison):
+    def __init__(self, cutter: LexemeSplitter, lexemes: dict[str, Lexeme], comparison: LexemeComparison):
         self._rules = cutter.rules
         self._lexemes = list(lexemes.values())
         self._regexes = list(lexemes)
@@ -33,7 +33,7 @@ class _Follow:
         self._begin: dict[int, Set] = {}
         self._settle(comparison)
 
-    def _settle(self, comparison: Comparison) -> None:
+    def _settle(self, comparison: LexemeComparison) -> None:
         # Visiting one part is much cheaper than comparing two lexemes.
         steps = len(self._rules) + sum(map(_parts, self._rules.values())) // 10
         changed = True
@@ -90,7 +90,7 @@ class _Follow:
                     bits, empty = self._first_of(each)
                     behind = bits | (behind if empty else 0)
 
-    def conflicts(self, comparison: Comparison) -> set[str]:
+    def conflicts(self, comparison: LexemeComparison) -> set[str]:
         found: set[str] = set()
         seen: set[tuple[int, int]] = set()
         pending = [self._first["root"][0], *self._behind]
@@ -104,7 +104,7 @@ class _Follow:
                     seen.add((one, other))
                     comparison.spend(1)
                     ahead, both = comparison.beyond(self._regexes[one], self._regexes[other])
-                    if any(meet(ranges, self._beginning(self._behind[one])) for ranges in ahead):
+                    if any(have_common(ranges, self._beginning(self._behind[one])) for ranges in ahead):
                         found.add(self._regexes[other])
                     together = self._behind[one] | self._behind[other]
                     if both and together not in known:

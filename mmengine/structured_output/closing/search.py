@@ -4,13 +4,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
-from mmengine.structured_output.closing.closing_hints import Hints
-from mmengine.structured_output.closing.json_place import Place
+from mmengine.structured_output.closing.hints import Hints
+from mmengine.structured_output.closing.json_position import Position
 from mmengine.structured_output.matcher import Matcher
 
 MAX_NUMBERS_TRIED = 300  # Maximum number of candidates for a number without a bound nearby.
 MAX_OPTIONS = 4  # Maximum number of keys and values that are explored by lookahead.
-LOOKING_PART = 4  # At most this fraction (1/n) of the questions is for lookahead.
+LOOKAHEAD_SHARE = 4  # At most this fraction (1/n) of the questions is for lookahead.
 _SPECIAL = re.compile(rb"\xff\[(\d+)\]")  # A token outside all texts, among forced bytes.
 _PLAIN = bytes((*b'a0"', *(byte for byte in range(0x21, 0x7F) if byte not in b'a0"\\'), *b" \\\n\t"))
 _ODD = bytes(byte for byte in range(256) if byte not in _PLAIN)
@@ -48,21 +48,21 @@ class Vocabulary:
         return b"".join(self.token_bytes[token] for token in tokens)
 
 
-class Way:
-    """A text that is being extended; `said` holds the tokens since the search began: single-byte tokens or
+class PartialText:
+    """A text that is being extended; `tokens` holds the tokens since the search began: single-byte tokens or
     special tokens.
     """
 
-    __slots__ = ("matcher", "place", "said")
+    __slots__ = ("matcher", "place", "tokens")
 
-    def __init__(self, matcher: Matcher, place: Place, said: Sequence[int] = ()):
-        self.matcher, self.place, self.said = matcher, place, [*said]
+    def __init__(self, matcher: Matcher, place: Position, tokens: Sequence[int] = ()):
+        self.matcher, self.place, self.tokens = matcher, place, [*tokens]
 
-    def branch(self) -> "Way":
-        return Way(self.matcher.deep_copy(), self.place, self.said)
+    def branch(self) -> "PartialText":
+        return PartialText(self.matcher.deep_copy(), self.place, self.tokens)
 
-    def become(self, other: "Way") -> None:
-        self.matcher, self.place, self.said = other.matcher, other.place, other.said
+    def become(self, other: "PartialText") -> None:
+        self.matcher, self.place, self.tokens = other.matcher, other.place, other.tokens
 
 
 class Search:
@@ -85,88 +85,88 @@ class Search:
         self._used: dict[bytes, int] = {}  # How often each value or rest was chosen.
         # How often each byte was chosen, by the set of allowed bytes.
         self._turns: dict[bytes, dict[int, int]] = {}
-        self._looks_ahead, self._to_look = False, effort // LOOKING_PART
+        self._is_lookahead, self._lookahead_left = False, effort // LOOKAHEAD_SHARE
 
-    def to_end(self, way: Way, limit: int) -> list[int] | None:
+    def to_end(self, way: PartialText, limit: int) -> list[int] | None:
         """Return the tokens after which the text may end, at most `limit` bytes."""
-        return way.said if self._go(way, limit, -1) else None
+        return way.tokens if self._go(way, limit, -1) else None
 
-    def _go(self, way: Way, limit: int, depth: int) -> bool:
+    def _go(self, way: PartialText, limit: int, depth: int) -> bool:
         """Extend until the text may end or, with a `depth`, until the value is complete and no more than
         `depth` brackets are open. Returns False if that takes more than `limit` bytes in all.
         """
         while not self._is_done(way, depth):
-            if self._left <= 0 or len(way.said) >= limit or not self._step(way, limit):
+            if self._left <= 0 or len(way.tokens) >= limit or not self._step(way, limit):
                 return False
-        return len(way.said) <= limit
+        return len(way.tokens) <= limit
 
-    def _is_done(self, way: Way, depth: int) -> bool:
+    def _is_done(self, way: PartialText, depth: int) -> bool:
         if depth < 0:
             return way.matcher.is_accepting()
         return way.place.string is None and len(way.place.inside) == depth and self._may_go_on(way)
 
-    def _may_go_on(self, way: Way) -> bool:
+    def _may_go_on(self, way: PartialText) -> bool:
         """Return whether the current value is complete."""
         if not way.place.inside:
             return way.matcher.is_accepting() or any(self._allows(way, end) for end in self._value_ends(way))
         return any(self._allows(way, bytes((end,))) for end in way.place.bracket + b",")
 
-    def _step(self, way: Way, limit: int) -> bool:
+    def _step(self, way: PartialText, limit: int) -> bool:
         """Append the next bytes; False if there are none."""
         forced = way.matcher.compute_ff_bytes()
         if forced:
-            return self._say_forced(way, forced)
+            return self._append_forced(way, forced)
         for end in () if self._hints.calls is None else self._hints.calls.ends(way.place):
             if self._allows(way, end):
-                return self._say(way, end)
+                return self._append(way, end)
         if way.place.string is not None:
-            return self._say_rest(way, limit)
+            return self._append_rest(way, limit)
         if way.place.wants_value:
-            return self._say_value(way, limit)
+            return self._append_value(way, limit)
         for text in (b"}", b"]", b":", b'"' if way.place.wants_key else b","):
             if self._allows(way, text):
-                return self._say(way, text)
-        return self._say_number(way) or self._say_by_turns(way)
+                return self._append(way, text)
+        return self._append_number(way) or self._append_by_turns(way)
 
-    def _say(self, way: Way, text: bytes) -> bool:
+    def _append(self, way: PartialText, text: bytes) -> bool:
         tokens = self._vocabulary.letters(text)
         self._left -= 1
         if tokens is None or not way.matcher.consume_tokens(tokens):
             return False
-        way.said += tokens
+        way.tokens += tokens
         way.place = self._hints.advance(way.place, text)
         return True
 
-    def _say_token(self, way: Way, token: int) -> bool:
-        way.said.append(token)
+    def _append_token(self, way: PartialText, token: int) -> bool:
+        way.tokens.append(token)
         return way.matcher.consume_token(token)
 
-    def _say_forced(self, way: Way, forced: bytes) -> bool:
+    def _append_forced(self, way: PartialText, forced: bytes) -> bool:
         special = _SPECIAL.match(forced)
         if special is not None:
-            return self._say_token(way, int(special[1]))
+            return self._append_token(way, int(special[1]))
         forced = forced.partition(b"\xff[")[0]
         if way.place.string is None:
             forced = forced[:1]  # A value may be complete after this byte.
         elif b'"' in forced and not self._hints.is_bare:
             forced = forced[: forced.index(b'"') + 1]
-        return self._say(way, forced)
+        return self._append(way, forced)
 
-    def _allows(self, way: Way, text: bytes) -> bool:
+    def _allows(self, way: PartialText, text: bytes) -> bool:
         tokens = self._vocabulary.letters(text)
         return tokens is not None and self._allows_tokens(way, tokens)
 
-    def _allows_tokens(self, way: Way, tokens: list[int]) -> bool:
+    def _allows_tokens(self, way: PartialText, tokens: list[int]) -> bool:
         self._left -= 1
         if self._vocabulary.lacks_bytes and -1 in tokens:
             return False
         return way.matcher.validate_tokens(tokens) == len(tokens)
 
-    def _value_ends(self, way: Way) -> Sequence[bytes]:
+    def _value_ends(self, way: PartialText) -> Sequence[bytes]:
         """Return the strings that may follow a value outside of lists and objects."""
         return () if self._hints.calls is None else self._hints.calls.value_ends(way.place)
 
-    def _ends(self, way: Way, tokens: list[int] | None) -> bool:
+    def _ends(self, way: PartialText, tokens: list[int] | None) -> bool:
         """Return whether these tokens may come next and end the current key, value or bare text."""
         if tokens is None or self._left <= 0 or not self._allows_tokens(way, tokens):
             return False
@@ -180,7 +180,7 @@ class Search:
         branch = way.matcher.deep_copy()
         return branch.consume_tokens(tokens) and branch.is_accepting()
 
-    def _say_rest(self, way: Way, limit: int) -> bool:
+    def _append_rest(self, way: PartialText, limit: int) -> bool:
         """Append the rest of the current string."""
         string, end = way.place.string or b"", b"" if self._hints.is_bare else b'"'
         letters = self._vocabulary.letters
@@ -188,88 +188,88 @@ class Search:
         due = self._hints.due_rests(string) if is_key else []
         due = [rest + end for rest in due if self._ends(way, letters(rest + end))]
         if due:
-            return self._say_due(way, due, limit)
+            return self._append_due(way, due, limit)
         if end and self._ends(way, letters(end)) and not self._by_turns:
-            return self._say(way, end)
+            return self._append(way, end)
         if is_key:
             fit = [rest for rest in self._hints.key_rests(string) if self._ends(way, letters(rest + end))]
             if fit:
-                return self._say_key(way, self._hints.best_keys(fit, string), limit)
+                return self._append_key(way, self._hints.best_keys(fit, string), limit)
         rests = [] if way.place.escaped else [rest + end for rest in self._hints.rests(string)]
         found = self._some(rest for rest in rests if self._ends(way, letters(rest)))
         if found:
-            return len(found) > 1 and self._say_best(way, found, limit) or self._say_least(way, found)
-        return bool(end) and self._allows(way, end) and self._say(way, end) or self._say_by_turns(way)
+            return len(found) > 1 and self._append_best(way, found, limit) or self._append_least(way, found)
+        return bool(end) and self._allows(way, end) and self._append(way, end) or self._append_by_turns(way)
 
-    def _say_due(self, way: Way, keys: list[bytes], limit: int) -> bool:
+    def _append_due(self, way: PartialText, keys: list[bytes], limit: int) -> bool:
         """Append a key that some object requires, though perhaps not the current one."""
         options = [*keys[: MAX_OPTIONS - 1], b'"']
-        if self._say_best(way, options, limit):
+        if self._append_best(way, options, limit):
             return True
         option = min(keys, key=lambda each: self._used.get(each, 0))  # Repeating the same key would not end.
         self._used[option] = self._used.get(option, 0) + 1
-        return self._say(way, option)
+        return self._append(way, option)
 
-    def _say_key(self, way: Way, keys: list[bytes], limit: int) -> bool:
+    def _append_key(self, way: PartialText, keys: list[bytes], limit: int) -> bool:
         """Append the key after which the object ends soonest."""
         ends = [key + b'"' for key in keys]
-        if len(keys) > 1 and self._say_best(way, ends, limit):
+        if len(keys) > 1 and self._append_best(way, ends, limit):
             return True
-        return self._say_least(way, ends)
+        return self._append_least(way, ends)
 
-    def _say_best(self, way: Way, options: list[bytes], limit: int) -> bool:
+    def _append_best(self, way: PartialText, options: list[bytes], limit: int) -> bool:
         """Append the option with which the enclosing part ends soonest, and everything up to that end.
         Returns False if that is unknown: the lookahead took too long, or this is a lookahead itself.
         """
-        if self._by_turns or self._looks_ahead or self._to_look <= 0 or not way.place.inside:
+        if self._by_turns or self._is_lookahead or self._lookahead_left <= 0 or not way.place.inside:
             return False
-        self._looks_ahead, kept = True, self._left - self._to_look
-        self._left = self._to_look
-        best: Way | None = None
+        self._is_lookahead, kept = True, self._left - self._lookahead_left
+        self._left = self._lookahead_left
+        best: PartialText | None = None
         for size in _LIMITS:
-            shortest = min(limit, len(way.said) + size)
+            shortest = min(limit, len(way.tokens) + size)
             for option in options[:MAX_OPTIONS]:
                 branch = way.branch()
                 self._used[option] = self._used.get(option, 0) + 1
-                if self._say(branch, option) and self._go(branch, shortest, len(way.place.inside) - 1):
-                    best, shortest = branch, len(branch.said) - 1
+                if self._append(branch, option) and self._go(branch, shortest, len(way.place.inside) - 1):
+                    best, shortest = branch, len(branch.tokens) - 1
             if best is not None or shortest == limit:
                 break
-        self._looks_ahead, self._to_look = False, self._left
+        self._is_lookahead, self._lookahead_left = False, self._left
         self._left += kept
         if best is not None:
             way.become(best)
         return best is not None
 
-    def _say_least(self, way: Way, options: list[bytes]) -> bool:
+    def _append_least(self, way: PartialText, options: list[bytes]) -> bool:
         """Append the first option, or with `by_turns` the least used option."""
         option = min(options, key=lambda each: self._used.get(each, 0)) if self._by_turns else options[0]
         self._used[option] = self._used.get(option, 0) + 1
-        return self._say(way, option)
+        return self._append(way, option)
 
-    def _say_value(self, way: Way, limit: int) -> bool:
+    def _append_value(self, way: PartialText, limit: int) -> bool:
         """Append a whole value, or its beginning."""
         if way.place.last == ord("[") and self._allows(way, b"]"):
-            return self._say(way, b"]")
+            return self._append(way, b"]")
         leaves = self._fitting(way)
         opening = [each for each in (b"{", b"[") if self._allows(way, each)]
         if leaves:
-            longest = min(limit, len(way.said) + len(leaves[0]) - 1)
-            if len(leaves[0]) > 3 and self._say_whole(way, opening, longest):
+            longest = min(limit, len(way.tokens) + len(leaves[0]) - 1)
+            if len(leaves[0]) > 3 and self._append_whole(way, opening, longest):
                 return True
             constants = [leaf for leaf in leaves if leaf[:1] == b'"' != leaf[1:]]
-            if len(constants) > 1 and self._say_best(way, leaves, limit):
+            if len(constants) > 1 and self._append_best(way, leaves, limit):
                 return True
-            return self._say_least(way, leaves)
+            return self._append_least(way, leaves)
         if self._allows(way, b'"'):
-            return self._say(way, b'"')
-        if self._say_number(way):
+            return self._append(way, b'"')
+        if self._append_number(way):
             return True
         if len(opening) > 1 and not self._by_turns:
-            return self._say_opened(way, opening, limit)
-        return self._say(way, opening[0]) if len(opening) == 1 else self._say_by_turns(way)
+            return self._append_opened(way, opening, limit)
+        return self._append(way, opening[0]) if len(opening) == 1 else self._append_by_turns(way)
 
-    def _fitting(self, way: Way) -> list[bytes]:
+    def _fitting(self, way: PartialText) -> list[bytes]:
         """Return scalars that may come here, the shortest first, and only a few for each kind."""
         fitting: list[bytes] = []
         for leaves in self._leaves.values():
@@ -281,29 +281,29 @@ class Search:
         """Return all candidates with `by_turns`, else a few."""
         return list(found if self._by_turns else islice(found, MAX_OPTIONS))
 
-    def _say_opened(self, way: Way, opening: list[bytes], limit: int) -> bool:
+    def _append_opened(self, way: PartialText, opening: list[bytes], limit: int) -> bool:
         """Append a list or an object where either must come; the first attempt may have no end."""
-        if self._looks_ahead:
-            return self._say_whole(way, opening, limit)
-        self._looks_ahead = True
-        longest = (min(limit, len(way.said) + size) for size in _LIMITS)
-        found = any(self._say_whole(way, opening, size) for size in longest)
-        self._looks_ahead = False
+        if self._is_lookahead:
+            return self._append_whole(way, opening, limit)
+        self._is_lookahead = True
+        longest = (min(limit, len(way.tokens) + size) for size in _LIMITS)
+        found = any(self._append_whole(way, opening, size) for size in longest)
+        self._is_lookahead = False
         return found
 
-    def _say_whole(self, way: Way, opening: Iterable[bytes], limit: int) -> bool:
+    def _append_whole(self, way: PartialText, opening: Iterable[bytes], limit: int) -> bool:
         """Append the shortest list or object that takes no more than `limit` bytes in all."""
-        best: Way | None = None
+        best: PartialText | None = None
         for each in opening:
             branch = way.branch()
-            shortest = limit if best is None else len(best.said) - 1
-            if self._say(branch, each) and self._go(branch, shortest, len(way.place.inside)):
+            shortest = limit if best is None else len(best.tokens) - 1
+            if self._append(branch, each) and self._go(branch, shortest, len(way.place.inside)):
                 best = branch
         if best is not None:
             way.become(best)
         return best is not None
 
-    def _say_number(self, way: Way) -> bool:
+    def _append_number(self, way: PartialText) -> bool:
         """Append the shortest number, or rest of a number; False if none is found."""
         waiting = [b""]
         for number in waiting:
@@ -312,12 +312,12 @@ class Search:
             for byte in following if len(waiting) < MAX_NUMBERS_TRIED and self._left > 0 else b"":
                 longer = number + bytes((byte,))
                 if self._ends(way, self._vocabulary.letters(longer)):
-                    return self._say(way, longer)
+                    return self._append(way, longer)
                 if self._allows(way, longer):
                     waiting.append(longer)
         return False
 
-    def _say_by_turns(self, way: Way) -> bool:
+    def _append_by_turns(self, way: PartialText) -> bool:
         """Append a byte or a special token: the least used among the same allowed bytes."""
         ids = self._vocabulary.ids
         for kinds in (_PLAIN, _ODD):
@@ -326,6 +326,6 @@ class Search:
                 used = self._turns.setdefault(allowed, {})
                 byte = min(allowed, key=lambda each: used.get(each, 0))
                 used[byte] = used.get(byte, 0) + 1
-                return self._say(way, bytes((byte,)))
+                return self._append(way, bytes((byte,)))
         specials = [token for token in self._vocabulary.special_ids if self._allows_tokens(way, [token])]
-        return bool(specials) and self._say_token(way, specials[0])
+        return bool(specials) and self._append_token(way, specials[0])

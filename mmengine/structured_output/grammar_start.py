@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 
-def end_of(token_ids: Sequence[int], after: Sequence[int], start: int = 0) -> int | None:
+def find_end(token_ids: Sequence[int], after: Sequence[int], start: int = 0) -> int | None:
     """Return the index after the first occurrence of `after` (at least one token) in `token_ids` from `start`
     on; None if there is none.
     """
@@ -19,7 +19,7 @@ def end_of(token_ids: Sequence[int], after: Sequence[int], start: int = 0) -> in
         start += 1
 
 
-class Opening:
+class GrammarStart:
     """Waits for the tokens `after` (at least one), in this order and without gaps."""
 
     __slots__ = ("_after", "_last")
@@ -32,7 +32,7 @@ class Opening:
         """Return how many of `token_ids` would be consumed until the grammar starts; None if the grammar
         would not start.
         """
-        end = end_of([*self._last, *token_ids], self._after)
+        end = find_end([*self._last, *token_ids], self._after)
         return None if end is None else end - len(self._last)
 
     def missing(self, token_ids: Sequence[int]) -> list[int]:

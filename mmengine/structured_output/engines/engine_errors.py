@@ -53,7 +53,7 @@ def is_panic(failure: BaseException) -> bool:
     return type(failure).__name__ == "PanicException"
 
 
-def in_our_words(error: str) -> str:
+def describe_error(error: str) -> str:
     """Return the error as a single line with at most MAX_ERROR_CHARS."""
     text = error.replace("<non-verbose/>", "")
     for pattern, said in _KNOWN:

@@ -44,19 +44,19 @@ def strict_notes(schema: object) -> tuple[Note, ...]:
     pending = deque([(schema, "", 0)])
     while pending:
         each, pointer, level = pending.popleft()
-        notes += _of_one(each, pointer)
+        notes += _object_notes(each, pointer)
         _count(each, level, counts)
         for names, child in subschemas(each):
             deeper = level + (names[0] in ("properties", "items", "additionalProperties"))
             if isinstance(child, dict):
                 pending.append((child, join_pointer(pointer, *names), deeper))
-    notes += _of_all(counts)
+    notes += _limit_notes(counts)
     if len(notes) > MAX_STRICT_NOTES:
         notes[MAX_STRICT_NOTES - 1 :] = [Note("", "#", "there are more notes than are listed")]
     return tuple(notes)
 
 
-def _of_one(schema: dict, pointer: str) -> list[Note]:
+def _object_notes(schema: dict, pointer: str) -> list[Note]:
     notes = [
         Note(keyword, f"#{join_pointer(pointer, keyword)}", f"{_WHY}{keyword} is not supported")
         for keyword in schema
@@ -80,19 +80,19 @@ def _of_one(schema: dict, pointer: str) -> list[Note]:
 
 
 def _count(schema: dict, level: int, counts: dict[str, int]) -> None:
-    values = [*_listed(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
+    values = [*_as_list(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
     names = [name for keyword in ("properties", "$defs", "definitions") for name in schema.get(keyword) or ()]
     counts["properties"] += len(schema.get("properties") or ())
-    counts["values"] += len(_listed(schema.get("enum")))
+    counts["values"] += len(_as_list(schema.get("enum")))
     counts["chars"] += sum(len(each) for each in (*values, *names) if isinstance(each, str))
     counts["levels"] = max(counts["levels"], level)
 
 
-def _listed(value: object) -> list:
+def _as_list(value: object) -> list:
     return value if isinstance(value, list) else []
 
 
-def _of_all(counts: dict[str, int]) -> list[Note]:
+def _limit_notes(counts: dict[str, int]) -> list[Note]:
     limits = {
         "properties": (MAX_PROPERTIES, "properties"),
         "values": (MAX_ENUM_VALUES, "values of enum"),
