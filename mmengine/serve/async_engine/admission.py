@@ -16,7 +16,7 @@ from mmengine.serve.requests.session_media import Load
 from mmengine.serve.stream.channel import Channel
 from mmengine.serve.text.request_output import ended, engine_failed, unbegun
 from mmengine.serve.text.response_format import ResponseFormat
-from mmengine.structured_output.request.fields import WorkOut
+from mmengine.structured_output.request.fields import Normalizer
 
 
 class Admission:
@@ -31,7 +31,7 @@ class Admission:
         thread: EngineThread,
         open_requests: OpenRequests,
         num_media_workers: int,
-        work_out: WorkOut | None,
+        work_out: Normalizer | None,
         timeout_s: float,
     ) -> None:
         self._thread, self._open, self._timeout_s = thread, open_requests, timeout_s
