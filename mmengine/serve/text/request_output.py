@@ -10,8 +10,8 @@ import numpy as np
 from mmengine.core.executor import CUT as CUT_BY_STRING
 from mmengine.core.executor import PromptLogprobs
 from mmengine.errors import PROMPTS, ErrorCode, ExecutorFailed, MMEngineError, QueueFull, RequestFailed
-from mmengine.structured_output.json_schema.vocabulary.notes import Note
 from mmengine.structured_output.grammar_start import find_end
+from mmengine.structured_output.json_schema.vocabulary.notes import Note
 
 _ENDS: dict[ErrorCode | None, str] = {
     ErrorCode.DEADLINE_EXCEEDED: "the deadline passed before the answer was complete",
