@@ -14,7 +14,8 @@ from mmengine.errors import InvalidRequest, QueueFull
 from mmengine.processing.workers.schemas import SchemaProcesses
 from mmengine.request import GrammarRequest
 from mmengine.serve.async_engine.async_engine import AsyncEngine
-from mmengine.server.chat.parsed_request import Body, form_of
+from mmengine.server.chat.bodies import Body
+from mmengine.server.chat.parsed_request import form_of
 from mmengine.structured_output.engines.llguidance import json_schema_lark
 from mmengine.structured_output.json_schema.normalization import Bounds, SchemaRefused, normalize_schema
 from mmengine.structured_output.json_schema.reading import loading

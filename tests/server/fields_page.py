@@ -5,7 +5,8 @@ python -m tests.server.fields_page     writes them
 
 from pathlib import Path
 
-from mmengine.server.http.body_fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Field
+from mmengine.server.chat.field_tables import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
+from mmengine.server.http.body_fields import Field
 from mmengine.server.messages.table import BLOCKS, COUNT_TOKENS, MESSAGES
 from mmengine.server.responses.table import RESPONSES
 

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmengine import AsyncEngine
-from mmengine.server.http.body_fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
+from mmengine.server.chat.field_tables import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
 from mmengine.server.responses.table import RESPONSES
 from tests.server.running import served
 

@@ -6,7 +6,7 @@ import pytest
 
 from mmengine.request import SamplingParams
 from mmengine.server.app.app import App
-from mmengine.server.http.body_fields import CHAT
+from mmengine.server.chat.field_tables import CHAT
 from mmengine.server.http.errors import ApiError
 from mmengine.version import __version__
 from tests.serve.serve_fakes import builder

@@ -7,10 +7,8 @@ import jsonschema
 
 from mmengine.cli.serve_options import Http, Kept, Limits, Loras, Media
 from mmengine.server.app.openapi import document
-from mmengine.server.chat.chat_reader import ChatBody
-from mmengine.server.chat.completion_reader import CompletionBody
-from mmengine.server.chat.token_requests import DetokenizeBody, TokenizeBody
-from mmengine.server.http.body_fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
+from mmengine.server.chat.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from mmengine.server.chat.field_tables import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
 from mmengine.server.messages.body import CountBody, MessagesBody
 from mmengine.server.messages.table import COUNT_TOKENS, MESSAGES
 from mmengine.server.responses.body import ResponsesBody

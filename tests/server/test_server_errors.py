@@ -132,7 +132,7 @@ def test_other_routes_know_their_fields_too(server):
 
 
 def test_null_is_absence_for_every_field(server):
-    from mmengine.server.http.body_fields import CHAT
+    from mmengine.server.chat.field_tables import CHAT
 
     nulls = {field.name: None for field in CHAT if field.name != "messages"}
     status, _, body = server.chat("abc", **nulls, unheard_of=None)
@@ -140,7 +140,7 @@ def test_null_is_absence_for_every_field(server):
 
 
 def test_what_asks_for_nothing_is_taken(server):
-    from mmengine.server.http.body_fields import CHAT
+    from mmengine.server.chat.field_tables import CHAT
 
     neutral = {field.name: field.neutral[0] for field in CHAT if field.neutral}
     assert {"functions", "store", "service_tier"} <= neutral.keys()

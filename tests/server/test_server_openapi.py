@@ -5,7 +5,7 @@ import json
 import jsonschema
 import pytest
 
-from mmengine.server.http.body_fields import CHAT, COMPLETION
+from mmengine.server.chat.field_tables import CHAT, COMPLETION
 from mmengine.server.responses.table import RESPONSES
 from tests.server.openai_answers import check, check_stream
 from tests.server.openai_schemas import PAGE

@@ -195,7 +195,7 @@ def test_the_model_is_called_by_its_own_name_unless_it_has_another(started):
 
 
 def test_null_is_absence_in_all_routes_and_in_what_they_hold():
-    from mmengine.server.http.body_fields import COMPLETION
+    from mmengine.server.chat.field_tables import COMPLETION
 
     with served() as one:
         nulls = {field.name: None for field in COMPLETION if field.name != "prompt"}

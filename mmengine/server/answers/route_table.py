@@ -1,8 +1,7 @@
 """The routes that create answers, as records."""
 
 from mmengine.server.answers.routes import AnswerRoutes
-from mmengine.server.chat.chat_reader import ChatBody
-from mmengine.server.chat.completion_reader import CompletionBody
+from mmengine.server.chat.bodies import ChatBody, CompletionBody
 from mmengine.server.chat.response_schemas import ChatAnswer, ChatEvent, TextAnswer, TextEvent
 from mmengine.server.http.route_records import RouteRecord, Stream, answer_operation
 from mmengine.server.messages.body import MessagesBody

@@ -12,11 +12,10 @@ from starlette.types import ASGIApp
 
 from mmengine.server.app.route_table import ALL_ROUTES
 from mmengine.server.batches.schemas import Upload, described_upload
-from mmengine.server.chat.chat_reader import ChatBody
-from mmengine.server.chat.completion_reader import CompletionBody
+from mmengine.server.chat.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from mmengine.server.chat.field_tables import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
 from mmengine.server.chat.response_schemas import Refusal
-from mmengine.server.chat.token_requests import DetokenizeBody, TokenizeBody
-from mmengine.server.http.body_fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Field
+from mmengine.server.http.body_fields import Field
 from mmengine.server.http.error_table import STATUSES
 from mmengine.server.http.errors import Json
 from mmengine.server.http.route_records import HEADERS, Body, Operation, RouteRecord, Stream, parameter
@@ -154,13 +153,13 @@ def _of_anything(kind: type) -> dict[str, object]:
 
 
 def _describe(schema: dict[str, object], fields: tuple[Field, ...]) -> None:
-    """Say of each field what its table says; no other is taken, and null is absence."""
+    """Add the fields of the table that the struct lacks; any other field must be null, which means absent."""
     properties = schema["properties"]
     assert isinstance(properties, dict)
     for field in fields:
         if field.name in properties:
-            properties[field.name]["description"] = field.says
-        elif field.how == "ignored":
+            continue
+        if field.how == "ignored":
             properties[field.name] = {"description": field.says}
         else:
             only = [value for value in field.neutral if not isinstance(value, list)]

@@ -4,8 +4,8 @@ from mmengine.server.answers.route_table import ANSWER_ROUTES, MESSAGES
 from mmengine.server.app.adapter_routes import LOAD, UNLOAD, AdapterDone, AdapterRoutes, LoadBody, UnloadBody
 from mmengine.server.app.service_routes import ServiceRoutes
 from mmengine.server.batches.route_table import BATCH_ROUTES, FILE_ROUTES
+from mmengine.server.chat.bodies import DetokenizeBody, TokenizeBody
 from mmengine.server.chat.response_schemas import Alive, Health, ModelCard, Models, Text, Tokens, Version
-from mmengine.server.chat.token_requests import DetokenizeBody, TokenizeBody
 from mmengine.server.http.route_records import NO_BODY, OVERLOADED, READS, Operation, RouteRecord
 from mmengine.server.messages.body import CountBody
 from mmengine.server.messages.counting import MessageCounts

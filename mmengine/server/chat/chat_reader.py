@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import msgspec
-from msgspec import Meta
 
 from mmengine.errors import FIELD, ErrorCode, FieldPath, InvalidRequest, shown
 from mmengine.models.plugin import Processor
@@ -14,10 +13,11 @@ from mmengine.processing.fetch.door import MediaDoor
 from mmengine.serve.chat.completion import with_tools
 from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.prompt.tools import CallsAsked, ToolLimits, tools_asked
+from mmengine.server.chat.bodies import ChatBody
+from mmengine.server.chat.field_tables import CHAT
 from mmengine.server.chat.media_fetch import check_url
 from mmengine.server.chat.parsed_request import (
     Asked,
-    Body,
     Defaults,
     Json,
     asked_of,
@@ -28,7 +28,7 @@ from mmengine.server.chat.parsed_request import (
     sampling_of,
     without_nulls,
 )
-from mmengine.server.http.body_fields import CHAT, Fields
+from mmengine.server.http.body_fields import Fields
 from mmengine.server.http.errors import ApiError, api_error, decoded
 from mmengine.server.http.media_payloads import FILE_ID, NO_PAYLOADS, Payloads, Uploaded, read_apart
 from mmengine.server.settings import ServerSettings
@@ -38,28 +38,6 @@ LOW_SHARE = 4  # and of the pixels that the model looks at by itself this part
 _TAKEN_PARTS = ("text", "image_url", "image", "video_url", "video", "file")
 _MEDIA = (("image_url", "image"), ("video_url", "video"))
 FIELDS = Fields(CHAT)
-
-
-Messages = Annotated[list[Json], Meta(min_length=1)]
-
-
-class ChatBody(Body, frozen=True, kw_only=True):
-    messages: Messages
-    max_completion_tokens: int | None = None
-    max_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    continue_final_message: bool | None = None
-    add_generation_prompt: bool | None = None
-    chat_template_kwargs: Json | None = None
-    tools: list[Json] | None = None
-    tool_choice: str | Json | None = None
-    parallel_tool_calls: bool | None = None
-    include_reasoning: bool | None = None
-    thinking_budget: int | None = None
-    reasoning_effort: str | None = None
-
-
 _decode = msgspec.json.Decoder(ChatBody).decode
 
 

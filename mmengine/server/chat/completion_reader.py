@@ -7,9 +7,10 @@ import msgspec
 from mmengine.errors import FIELD, ErrorCode, FieldPath, InvalidRequest
 from mmengine.models.plugin import Tokenizer
 from mmengine.serve.prompt.prompt import Prompt, check_token_ids
+from mmengine.server.chat.bodies import CompletionBody
+from mmengine.server.chat.field_tables import COMPLETION
 from mmengine.server.chat.parsed_request import (
     Asked,
-    Body,
     Defaults,
     asked_of,
     check_logprobs,
@@ -17,20 +18,13 @@ from mmengine.server.chat.parsed_request import (
     item_options,
     sampling_of,
 )
-from mmengine.server.http.body_fields import COMPLETION, Fields
+from mmengine.server.http.body_fields import Fields
 from mmengine.server.http.errors import ApiError, api_error, decoded
 from mmengine.server.http.token_id_lists import NO_IDS, TokenIds, take_out
 from mmengine.server.settings import ServerSettings
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 FIELDS = Fields(COMPLETION)
-
-
-class CompletionBody(Body, frozen=True, kw_only=True):
-    prompt: str | list[str | int | list[int]]
-    max_tokens: int | None = None
-    logprobs: int | None = None
-    echo: bool | None = None
 
 
 _decode = msgspec.json.Decoder(CompletionBody).decode

@@ -4,10 +4,9 @@ import math
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
-from msgspec import Meta
 
 from mmengine.errors import FIELD, HERE, ErrorCode, FieldPath, InvalidRequest
 from mmengine.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
@@ -15,6 +14,7 @@ from mmengine.serve.prompt.options import make_sampling
 from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.prompt.tools import CallsAsked
 from mmengine.serve.prompt.vllm_options import as_form
+from mmengine.server.chat.bodies import Body
 from mmengine.server.chat.response_echo import ResponsesAsked
 from mmengine.server.http.body_fields import Fields
 from mmengine.server.http.errors import ApiError, Json, api_error, decoded
@@ -22,7 +22,6 @@ from mmengine.server.http.field_names import FieldNames
 from mmengine.server.http.media_payloads import Uploaded
 from mmengine.structured_output.request.fields import LARGE
 
-MAX_ITEM_KWARGS = 32  # of mm_processor_kwargs
 UsageFrames = Literal["none", "last", "always"]  # of a stream: the last frame alone has its usage, or all
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _PIXELS = ("min_pixels", "max_pixels", "total_min_pixels", "total_pixels")
@@ -32,47 +31,6 @@ _SAME = (
     *("temperature", "top_p", "presence_penalty", "frequency_penalty", "n"),
     *("min_p", "repetition_penalty", "stop_token_ids", "min_tokens", "ignore_eos"),
 )
-
-
-class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None
-
-
-class SharedBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that all routes of answers have. None: left out, or null."""
-
-    model: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    stream: bool | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    stop_token_ids: list[int] | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    top_k: int | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    logit_bias: dict[str, float] | None = None
-    structured_outputs: dict[str, msgspec.Raw] | None = None
-    thinking_token_budget: int | None = None
-    priority: int | None = None
-    request_id: str | None = None
-    cache_salt: str | None = None
-    deadline_s: Annotated[float, Meta(gt=0)] | None = None
-    mm_processor_kwargs: Annotated[Json, Meta(max_length=MAX_ITEM_KWARGS)] | None = None
-
-
-class Body(SharedBody, frozen=True, kw_only=True):
-    """Those that chat and completions have."""
-
-    n: int | None = None
-    stream_options: StreamOptions | None = None
-    response_format: dict[str, msgspec.Raw] | None = None
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -4,30 +4,13 @@ import msgspec
 
 from mmengine.errors import FIELD, ErrorCode, FieldPath
 from mmengine.serve.prompt.prompt import Prompt
-from mmengine.server.chat.chat_reader import ChatBody, ChatReader, Messages
-from mmengine.server.chat.parsed_request import Json
-from mmengine.server.http.body_fields import DETOKENIZE, TOKENIZE, Fields
+from mmengine.server.chat.bodies import ChatBody, DetokenizeBody, TokenizeBody
+from mmengine.server.chat.chat_reader import ChatReader
+from mmengine.server.chat.field_tables import DETOKENIZE, TOKENIZE
+from mmengine.server.http.body_fields import Fields
 from mmengine.server.http.errors import ApiError
 
 TOKENIZE_FIELDS, DETOKENIZE_FIELDS = Fields(TOKENIZE), Fields(DETOKENIZE)
-
-
-class TokenizeBody(msgspec.Struct, frozen=True):
-    """Either a prompt or messages."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: Messages | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: Json | None = None
-    tools: list[Json] | None = None
-    return_token_strs: bool | None = None
-
-
-class DetokenizeBody(msgspec.Struct, frozen=True):
-    tokens: list[int]
-    model: str | None = None
 
 
 decode_tokenize = msgspec.json.Decoder(TokenizeBody).decode

@@ -5,7 +5,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from mmengine.server.chat.parsed_request import Json, SharedBody
+from mmengine.server.chat.bodies import SharedBody
+from mmengine.server.http.body_fields import taken, translated
+from mmengine.server.http.errors import Json
 
 Turns = Annotated[list[Json], Meta(min_length=1)]
 
@@ -25,32 +27,51 @@ class OutputConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
-class MessagesBody(SharedBody, frozen=True, kw_only=True):
-    """None: left out, or null."""
+_TURNS = taken(
+    "turns of user, assistant and system; blocks text, image, tool_use, tool_result, thinking; consecutive "
+    "turns of one role are joined, and the answer continues a last turn of the assistant"
+)
+_SYSTEM = taken("a text, or blocks of text")
+_TOOLS = taken("tools of type custom; requires a chat template that supports tools")
+_CHOICE = taken("auto, any, tool, none; disable_parallel_tool_use: one call at most")
+_THINKING = translated(
+    "enabled: budget_tokens becomes thinking_token_budget; adaptive: the model decides; disabled or absent: "
+    "a budget of 0, for a model that reasons; display omitted: counted but not returned"
+)
+_OUTPUT = taken("format: json_schema, with bounds and on_truncation; effort is ignored")
+_TEMPLATE = taken("variables of the chat template, such as enable_thinking")
+_ITEMS = translated(
+    "min_pixels, max_pixels, fps and other options of one item, clamped to the server's limits"
+)
 
-    messages: Turns
-    system: str | list[Json] | None = None
-    max_tokens: int | None = None
-    stop_sequences: list[str] | None = None
-    tools: list[Json] | None = None
-    tool_choice: Json | None = None
-    thinking: Thinking | None = None
-    output_config: OutputConfig | None = None
-    chat_template_kwargs: Json | None = None
+
+class MessagesBody(SharedBody, frozen=True, kw_only=True):
+    """The body of /v1/messages. None means absent or null."""
+
+    messages: Annotated[Turns, _TURNS]
+    system: Annotated[str | list[Json] | None, _SYSTEM] = None
+    max_tokens: Annotated[int | None, taken("includes thinking; default: the rest of the context")] = None
+    stop: Annotated[str | list[str] | None, translated("chat's name of stop_sequences")] = None
+    stop_sequences: Annotated[list[str] | None, taken("a match sets stop_reason to stop_sequence")] = None
+    tools: Annotated[list[Json] | None, _TOOLS] = None
+    tool_choice: Annotated[Json | None, _CHOICE] = None
+    thinking: Annotated[Thinking | None, _THINKING] = None
+    output_config: Annotated[OutputConfig | None, _OUTPUT] = None
+    chat_template_kwargs: Annotated[Json | None, _TEMPLATE] = None
 
 
 class CountBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a message's body its number of tokens depends on."""
+    """The fields of a message's body that its number of prompt tokens depends on."""
 
-    messages: Turns
-    model: str | None = None
-    system: str | list[Json] | None = None
-    tools: list[Json] | None = None
-    tool_choice: Json | None = None
-    thinking: Thinking | None = None
-    output_config: OutputConfig | None = None
-    mm_processor_kwargs: Json | None = None
-    chat_template_kwargs: Json | None = None
+    messages: Annotated[Turns, _TURNS]
+    model: Annotated[str | None, taken("a served name; default: the first served name")] = None
+    system: Annotated[str | list[Json] | None, _SYSTEM] = None
+    tools: Annotated[list[Json] | None, _TOOLS] = None
+    tool_choice: Annotated[Json | None, _CHOICE] = None
+    thinking: Annotated[Thinking | None, _THINKING] = None
+    output_config: Annotated[OutputConfig | None, _OUTPUT] = None
+    mm_processor_kwargs: Annotated[Json | None, _ITEMS] = None
+    chat_template_kwargs: Annotated[Json | None, _TEMPLATE] = None
 
     def whole(self) -> MessagesBody:
         return MessagesBody(**{name: getattr(self, name) for name in self.__struct_fields__})

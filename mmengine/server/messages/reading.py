@@ -6,7 +6,8 @@ from functools import partial
 import msgspec
 
 from mmengine.errors import FIELD, ErrorCode, FieldPath, shown
-from mmengine.server.chat.chat_reader import ChatBody, ChatReader
+from mmengine.server.chat.bodies import ChatBody
+from mmengine.server.chat.chat_reader import ChatReader
 from mmengine.server.chat.parsed_request import Asked, Json
 from mmengine.server.http.errors import ApiError, decoded
 from mmengine.server.http.field_names import INDEX, FieldNames, Renames

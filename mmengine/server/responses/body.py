@@ -5,7 +5,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from mmengine.server.chat.parsed_request import Json, SharedBody
+from mmengine.server.chat.bodies import SharedBody
+from mmengine.server.http.body_fields import taken, translated
+from mmengine.server.http.errors import Json
 
 MAX_METADATA = 16  # pairs of it
 MAX_METADATA_NAME = 64  # characters of each one's name
@@ -38,29 +40,77 @@ class ReasoningAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResponsesBody(SharedBody, frozen=True, kw_only=True):
-    """None: left out, or null."""
+    """The body of /v1/responses. None means absent or null."""
 
-    input: str | Annotated[list[Json], Meta(min_length=1)]
-    instructions: str | None = None
-    previous_response_id: _Named | None = None
-    tools: list[Json] | None = None
-    tool_choice: str | Json | None = None
-    parallel_tool_calls: bool | None = None
-    max_output_tokens: int | None = None
-    max_tool_calls: int | None = None
-    text: TextAsked | None = None
-    reasoning: ReasoningAsked | None = None
-    top_logprobs: int | None = None
-    include: Annotated[list[str], Meta(max_length=MAX_INCLUDE)] | None = None
-    metadata: Annotated[Metadata, Meta(max_length=MAX_METADATA)] | None = None
-    stream_options: ResponsesStreamOptions | None = None
-    background: bool | None = None
-    store: bool | None = None
-    user: _Named | None = None
-    safety_identifier: Annotated[str, Meta(max_length=MAX_SAFETY_CHARS)] | None = None
-    prompt_cache_key: _Named | None = None
-    chat_template_kwargs: Json | None = None
-    include_reasoning: bool | None = None
+    input: Annotated[
+        str | Annotated[list[Json], Meta(min_length=1)],
+        taken(
+            "a text, or items: messages of input_text, input_image (image_url or file_id, detail, "
+            "min_pixels, max_pixels), input_video, output_text and refusal; function_call, "
+            "function_call_output, reasoning"
+        ),
+    ]
+    instructions: Annotated[
+        str | None, taken("a system message before all others; the next response does not inherit it")
+    ] = None
+    previous_response_id: Annotated[
+        _Named | None, taken("the input and output of that response stand before this input")
+    ] = None
+    tools: Annotated[list[Json] | None, taken("functions; requires a chat template that supports tools")] = (
+        None
+    )
+    tool_choice: Annotated[
+        str | Json | None,
+        taken("none (the prompt shows no tool), auto, required, a function, allowed_tools"),
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, taken("false: the answer ends after its first call")] = None
+    max_output_tokens: Annotated[
+        int | None, taken("includes reasoning; default: the rest of the context")
+    ] = None
+    max_tool_calls: Annotated[
+        int | None, taken("returned as sent; limits calls of built-in tools, and the server has none")
+    ] = None
+    text: Annotated[
+        TextAsked | None,
+        taken(
+            "format: text, json_object, json_schema, structural_tag, with bounds and on_truncation; "
+            "verbosity is returned as sent"
+        ),
+    ] = None
+    reasoning: Annotated[
+        ReasoningAsked | None,
+        translated(
+            "effort none: a thinking_token_budget of 0, otherwise the model decides; reasoning items hold "
+            "the full reasoning, never a summary"
+        ),
+    ] = None
+    top_logprobs: Annotated[int | None, taken("0 to 20; requires include message.output_text.logprobs")] = (
+        None
+    )
+    include: Annotated[
+        Annotated[list[str], Meta(max_length=MAX_INCLUDE)] | None,
+        taken("message.output_text.logprobs; reasoning.encrypted_content adds nothing, as reasoning is open"),
+    ] = None
+    metadata: Annotated[
+        Annotated[Metadata, Meta(max_length=MAX_METADATA)] | None,
+        taken("up to 16 names of 64 characters, each with a text of 512"),
+    ] = None
+    stream_options: Annotated[ResponsesStreamOptions | None, taken("include_obfuscation false")] = None
+    background: Annotated[bool | None, taken("the answer continues when the client disconnects")] = None
+    store: Annotated[bool | None, taken("default: true; false with background is refused")] = None
+    user: Annotated[_Named | None, taken("returned as sent, up to 256 characters")] = None
+    safety_identifier: Annotated[
+        Annotated[str, Meta(max_length=MAX_SAFETY_CHARS)] | None,
+        taken("returned as sent, up to 128 characters"),
+    ] = None
+    prompt_cache_key: Annotated[
+        _Named | None,
+        taken("returned as sent, up to 256 characters; prefixes are matched by content"),
+    ] = None
+    chat_template_kwargs: Annotated[
+        Json | None, taken("variables of the chat template, such as enable_thinking")
+    ] = None
+    include_reasoning: Annotated[bool | None, taken("false: reasoning is counted but not returned")] = None
 
 
 AS_CHAT = (  # fields that chat has too, and reads the same

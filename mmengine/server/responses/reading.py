@@ -6,8 +6,9 @@ from functools import partial
 import msgspec
 
 from mmengine.errors import FIELD, ErrorCode, FieldPath, shown
-from mmengine.server.chat.chat_reader import ChatBody, ChatReader
-from mmengine.server.chat.parsed_request import Asked, Json, StreamOptions
+from mmengine.server.chat.bodies import ChatBody, StreamOptions
+from mmengine.server.chat.chat_reader import ChatReader
+from mmengine.server.chat.parsed_request import Asked, Json
 from mmengine.server.chat.response_echo import ANY_TOOL, NO_REASONING, NOTHING, ResponsesAsked, told
 from mmengine.server.http.errors import ApiError, decoded
 from mmengine.server.http.field_names import FieldNames, Place
