@@ -1,4 +1,4 @@
-// Paged attention: storing k and v, and how a step's queries are shared among threads.
+// Paged attention: storing k and v, and dividing a step's queries among threads.
 #include "attention/attention.h"
 
 #include <cstring>
@@ -11,20 +11,20 @@
 namespace mm {
 namespace {
 
-constexpr int64_t kSmall = 100000;  // multiply-adds below which a second thread costs more than it gives
-constexpr int kFewQueries = 16;  // most of a row whose drafts are verified without tiles, for which keys are packed
-constexpr int kTaskQueries = 1024;  // most queries of a task, heads that share a KV head counted apart
+constexpr int64_t kSmall = 100000;  // multiply-adds below which a second thread costs more than it saves
+constexpr int kFewQueries = 16;  // most queries of a row that are computed without tiles, which would need packed keys
+constexpr int kTaskQueries = 1024;  // most queries per task, counted for each head that shares a KV head
 
 int queries_of(const mm_attention_step& step, int row) { return step.query_starts[row + 1] - step.query_starts[row]; }
 
-// Whether the row goes through its blocks once, for all heads of its queries; else in tiles.
+// Whether the row's blocks are read once for all heads and queries; other rows use tiles.
 bool decodes(const mm_attention_step& step, int row) {
   const int queries = queries_of(step, row);
   const bool drafts = step.num_drafts && step.num_drafts[row] == queries - 1 && queries <= kFewQueries;
   return (queries == 1 || drafts) && !step.tiles_only;
 }
 
-// Multiply-adds of the step, or kSmall where they are more.
+// Multiply-adds of the step, or kSmall if there are more.
 int64_t work_of(const mm_attention_step& step) {
   int64_t work = 0;
   for (int row = 0; row < step.num_rows && work < kSmall; row++)
@@ -32,7 +32,7 @@ int64_t work_of(const mm_attention_step& step) {
   return work;
 }
 
-// Chunks of prompts: a KV head each, as many queries together as their sums stay in the cache for.
+// Tasks for prompt chunks: one KV head each, with as many queries as keep their sums in the cache.
 void plan_prefill(const mm_attention_step& step, int threads, std::vector<AttentionTask>& tasks) {
   int rows = 0;
   for (int row = 0; row < step.num_rows; row++) rows += !decodes(step, row);
@@ -49,7 +49,7 @@ void plan_prefill(const mm_attention_step& step, int threads, std::vector<Attent
   }
 }
 
-// Rows are whole tasks while there are enough of them, so that each is read in address order.
+// Tasks for decoding rows: whole rows if there are enough of them, so that each is read in address order.
 void plan_decode(const mm_attention_step& step, int threads, std::vector<AttentionTask>& tasks) {
   const int heads = step.num_kv_heads, rows = step.num_rows;
   const int parts = rows >= 4 * threads ? 1 : threads < heads ? threads : heads;
@@ -59,7 +59,7 @@ void plan_decode(const mm_attention_step& step, int threads, std::vector<Attenti
 }
 
 int64_t scratch_bytes(const mm_attention_step& step, const std::vector<AttentionTask>& tasks) {
-  int few = 0, many = 0;  // queries of a task, at most
+  int few = 0, many = 0;  // most queries of a task
   for (const AttentionTask& task : tasks) {
     int &most = decodes(step, task.row) ? few : many, queries = task.query1 - task.query0;
     most = queries > most ? queries : most;

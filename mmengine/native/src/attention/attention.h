@@ -1,9 +1,8 @@
-// Paged attention over the KV pool as it lies: no gathering, and nothing behind a row's last token is read.
+// Paged attention over the KV pool in place: nothing is gathered, and nothing after a row's last token is read.
 //
-// A layer of the pool is [num_blocks, 2, block_size, num_kv_heads, head_dim], K at 0 and V at 1 of the
-// second axis. A row's result depends neither on the other rows of the step nor on the number of threads. A token
-// and up to 15 drafts behind it have the bits that each has as its row's only query; with tiles_only bits depend
-// on no number of queries.
+// A layer of the pool is [num_blocks, 2, block_size, num_kv_heads, head_dim], K at 0 and V at 1 of the second axis. A
+// row's result depends neither on the step's other rows nor on the number of threads. A token and up to 15 drafts after
+// it get the same bits as if each were its row's only query; with tiles_only the bits depend on no number of queries.
 #pragma once
 
 #include <stdint.h>
@@ -15,25 +14,25 @@ extern "C" {
 // One step of n rows and t tokens, rows one after the other. All arrays must outlive the step's calls.
 typedef struct {
   int32_t num_rows, num_tokens;
-  int32_t table_stride;  // elements between two rows of block_table
-  int32_t block_size;    // a power of two
+  int32_t table_stride;  // elements between rows of block_table
+  int32_t block_size;  // a power of two
   int32_t num_heads, num_kv_heads, head_dim;  // head_dim: a multiple of 8, at most 256
-  int32_t dtype;         // of q, k, v, the pool and the result: 0 float32, 1 bfloat16
-  int32_t tiles_only;    // 1: rows of few queries go in tiles as prompts do, and have the bits of any chunk
-  const int32_t* query_starts;  // [n + 1] where each row's tokens begin, then t
-  const int32_t* kv_lens;       // [n] tokens of each row after this step
-  const int32_t* num_drafts;    // [n] how many of a row's queries, its last ones, are drafts; NULL: none are
-  const int32_t* block_table;   // [n, table_stride]; only the blocks of kv_lens tokens are read
-  const int64_t* slots;         // [t] block * block_size + offset
+  int32_t dtype;  // of q, k, v, the pool and the result: 0 float32, 1 bfloat16
+  int32_t tiles_only;  // 1: rows with few queries use tiles, like prompts, and get the same bits in any chunk
+  const int32_t* query_starts;  // [n + 1] each row's first token, then t
+  const int32_t* kv_lens;  // [n] tokens of each row after this step
+  const int32_t* num_drafts;  // [n] number of drafts among a row's last queries; NULL: no drafts
+  const int32_t* block_table;  // [n, table_stride]; only blocks within kv_lens are read
+  const int64_t* slots;  // [t] block * block_size + offset
 } mm_attention_step;
 
 // Stores k and v [t, num_kv_heads, head_dim] at the step's slots. Strides are in elements between tokens.
 void mm_attention_append(const mm_attention_step* step, void* kv_layer, const void* k, int64_t k_stride, const void* v,
                          int64_t v_stride);
 
-// A row's queries are its last tokens; each sees the row's tokens before it and itself. q and out
-// [t, num_heads, head_dim], strides in elements between tokens. Scores are scaled by head_dim ** -0.5.
-// Gives 0, or 1 where memory for the work could not be had.
+// Computes attention. A row's queries are its last tokens; each sees itself and the row's earlier tokens. q and out are
+// [t, num_heads, head_dim], with strides in elements between tokens. Scores are scaled by head_dim ** -0.5. Returns 0,
+// or 1 if scratch memory cannot be allocated.
 int32_t mm_attention_run(const mm_attention_step* step, const void* kv_layer, const void* q, int64_t q_stride,
                          void* out, int64_t out_stride);
 

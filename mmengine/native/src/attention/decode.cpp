@@ -1,9 +1,9 @@
-// Attention of the one query of a row that decodes, or of the few of one whose drafts are verified: K and V are read
-// once, by dot products and weighted sums.
+// Attention for the one query of a decoding row, or the few queries of a row whose drafts are verified: K and V are
+// read once, by dot products and weighted sums.
 //
-// A span of kSpan tokens at a time: scores of all heads of all queries, softmax, then the weighted sums of the values.
-// Spans lie at fixed positions of a row, so that a result depends neither on how work was shared nor on whether a token
-// was one of several queries.
+// A span of kSpan tokens is processed at a time: scores for all heads of all queries, softmax, then weighted sums of
+// the values. Spans have fixed positions in a row, so a result depends neither on how work is divided nor on whether a
+// token is one of several queries.
 #include <cmath>
 #include <cstring>
 
@@ -13,17 +13,19 @@
 namespace mm {
 namespace {
 
-// One row's work in memory. `heads` are those of all its queries, by KV head, by query; counted from the task's first.
+// One row's working memory. `heads` are the heads of all its queries, by KV head, then by query, counted from the
+// task's first.
 template <class T>
 struct Row {
   using Query = typename Dot<T>::Query;
-  Query* q;  // [heads, q_width], zeros behind d
+  Query* q;  // [heads, q_width], padded with zeros after d
   float* sums;  // [heads, width]
   float* scores;  // [heads, kSpan]
   float* shrink;  // [heads]
   RunningSoftmax* softmax;  // [heads]
-  const T *k[kSpan], *v[kSpan];  // of the span's tokens
-  int queries, heads, own, group, d, q_width, width;  // a query has `own` heads that share a KV head, all have `group`
+  const T *k[kSpan], *v[kSpan];  // the span's tokens
+  // a query has `own` heads per KV head, all queries together have `group`
+  int queries, heads, own, group, d, q_width, width;
 
   Row(Carver& carver, const mm_attention_step& step, int queries, int kv_heads)
       : queries(queries), own(step.num_heads / step.num_kv_heads), d(step.head_dim) {
@@ -38,21 +40,21 @@ struct Row {
 
   int query_of(int head) const { return head % group / own; }
 
-  // Where a head's values stand in q, and in the result.
+  // The offset of a head's values in q and in the result.
   int64_t place(int head, int64_t stride) const {
     return query_of(head) * stride + (int64_t)(head / group * own + head % own) * d;
   }
 
-  // The keys of the span from `at`, whose tokens are counted; of four at least where there is one.
+  // Finds the keys of the span from `at` and returns their number; they are padded to a multiple of four.
   int find(const T* kv, const Places& places, int at, int kv_len) {
     const int count = kv_len - at < kSpan ? kv_len - at : kSpan;
-    for (int t = 0; t < round_up(count, kTokens); t++)  // the missing ones of the last four repeat the last
+    for (int t = 0; t < round_up(count, kTokens); t++)  // the padding repeats the last token
       k[t] = kv + places.of(at + (t < count ? t : count - 1));
     return count;
   }
 };
 
-// Scores of the span's `count` tokens, while `ahead` asks for its values.
+// Scores of the span's `count` tokens, while `ahead` prefetches its values.
 template <class T>
 void score_span(Row<T>& row, int count, Ahead<T> ahead) {
   const int lines = (int)round_up(kTokens * row.d * (int64_t)sizeof(T), 64) / 64;
@@ -69,7 +71,7 @@ void score_span(Row<T>& row, int count, Ahead<T> ahead) {
   }
 }
 
-// The span's values, while `ahead` asks for the keys of the next one.
+// Adds the span's weighted values, while `ahead` prefetches the next span's keys.
 template <class T>
 void mix_span(Row<T>& row, int count, Ahead<T> ahead) {
   const int most = row.group < kHeads ? row.group : kHeads, at_once = values_at_once(most);
@@ -91,7 +93,7 @@ void mix_span(Row<T>& row, int count, Ahead<T> ahead) {
 MM_INLINE void put(float* to, float value) { *to = value; }
 MM_INLINE void put(uint16_t* to, float value) { *to = to_bf16(value); }
 
-// Scores of the span at `at` become weights of the `tokens` in it, as far as each query sees them.
+// Turns the scores of the span at `at` into weights of its `tokens`, as far as each query sees them.
 template <class T>
 void soften_span(Row<T>& row, int at, int tokens, int kv_len) {
   const float scale = 1.0f / std::sqrt((float)row.d);
@@ -122,7 +124,7 @@ void decode(const AttentionCall& call, const AttentionTask& task, void* scratch)
   memset(row.sums, 0, (int64_t)row.heads * row.width * sizeof(float));
   const Places places(step, task.row);
   const T* kv = (const T*)call.kv + (int64_t)task.head0 * d;
-  const int64_t bytes = (int64_t)(task.head1 - task.head0) * d * sizeof(T);  // of a token's keys
+  const int64_t bytes = (int64_t)(task.head1 - task.head0) * d * sizeof(T);  // bytes of a token's keys
   int count = row.find(kv, places, 0, kv_len);
   for (int at = 0; at < kv_len; at += kSpan) {
     const int tokens = count;
@@ -143,7 +145,7 @@ void decode(const AttentionCall& call, const AttentionTask& task, void* scratch)
 
 int64_t decode_scratch_bytes(const mm_attention_step& step, int queries) {
   Carver carver = {nullptr};
-  Row<float> row(carver, step, queries, step.num_kv_heads);  // a float is as wide as it gets
+  Row<float> row(carver, step, queries, step.num_kv_heads);  // float is the widest type
   return carver.used;
 }
 

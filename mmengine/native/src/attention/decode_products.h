@@ -1,5 +1,5 @@
-// Products of a row's few queries: with keys, four tokens at a time, and of softmax's weights with values. Lines of
-// tokens that come next are asked for in between, a few at a time: a core cannot have many of them on their way.
+// Products for the few queries of a row: with keys, four tokens at a time, and of softmax weights with values. Cache
+// lines of the next tokens are prefetched in between, a few at a time, because a core supports few outstanding lines.
 #pragma once
 
 #include <immintrin.h>
@@ -10,17 +10,17 @@
 
 namespace mm {
 
-constexpr int kSpan = 64;   // tokens whose scores are held at once
-constexpr int kTokens = 4;  // tokens of a tile of dot products
+constexpr int kSpan = 64;   // tokens whose scores are in memory at once
+constexpr int kTokens = 4;  // tokens per tile of dot products
 #if defined(__AVX512F__)
-constexpr int kHeads = 4;    // heads that take one reading of K from registers
-constexpr int kVectors = 8;  // registers of sums a head; two heads fill half of all
+constexpr int kHeads = 4;    // heads that share one load of K
+constexpr int kVectors = 8;  // sum registers per head; two heads fill half of all registers
 #else
 constexpr int kHeads = 2;
 constexpr int kVectors = 4;
 #endif
 
-// How K meets q: q as it is kept, and how many values a vector of K has.
+// How K is multiplied with q: the stored form of q, and the number of values in a vector of K.
 template <class T>
 struct Dot {
   using Query = float;
@@ -91,12 +91,12 @@ MM_INLINE void score(const T* const* k, int64_t head, const typename Dot<T>::Que
   for (int n = 0; n < N; n++) _mm_storeu_ps(scores + n * kSpan, sum4(sums[n]));
 }
 
-// Lines of tokens that are read soon, in address order.
+// Cache lines of tokens that are read soon, in address order.
 template <class T>
 struct Ahead {
   const T* const* tokens;
-  int left;         // of the tokens
-  int64_t bytes;    // of one
+  int left;         // remaining tokens
+  int64_t bytes;    // bytes per token
   const char *at = nullptr, *end = nullptr;
 
   MM_INLINE_MEMBER void ask(int64_t lines) {
@@ -139,7 +139,7 @@ MM_INLINE void mix(const T* const* v, int64_t at, int count, const float* weight
     for (int j = 0; j < N; j++) store_as(sums + g * width + j * kWide, sum[g][j]);
 }
 
-// Of `heads` together, how many values are added up in registers at once.
+// The number of values that `heads` heads together sum up in registers at once.
 constexpr int values_at_once(int heads) { return (heads > 2 ? kVectors / 2 : kVectors) * kWide; }
 
 template <int G, class T>

@@ -1,8 +1,8 @@
-// Attention of many queries to the keys that each of them sees, a block of keys after the other.
+// Attention of many queries to the keys that each of them sees, block of keys by block.
 //
-// A Source says what is attended: T (float or uint16_t, bfloat16 as bits), head_dim(), queries(), keys(),
-// seen(query): how many keys a query sees, not falling and at least 1; query(i, room) and key(i, room):
-// T [head_dim] where it lies, or written into `room`; value(i); out(query).
+// A Source provides the inputs: T (float, or uint16_t for bfloat16 bits), head_dim(), queries(), keys(), seen(query):
+// how many keys a query sees, non-decreasing and at least 1; query(i, room) and key(i, room): T [head_dim] in place, or
+// copied to `room`; value(i); out(query).
 #pragma once
 
 #include <cmath>
@@ -42,7 +42,7 @@ class Flash {
     const int queries = source.queries(), rows = (int)round_up(queries, kRows), keys = source.keys();
     const float scale = 1.0f / std::sqrt((float)source.head_dim());
     T room[kMaxHead];
-    for (int r = 0; r < rows; r++) {  // the last tile's missing queries repeat the last one
+    for (int r = 0; r < rows; r++) {  // the last tile is padded with copies of the last query
       const int query = r < queries ? r : queries - 1;
       tiles_.pack_query(source.query(query, room), q_ + (int64_t)r * tiles_.q_width());
       seen_[r] = source.seen(query);
@@ -87,10 +87,10 @@ class Flash {
   }
 
   Tiles tiles_;
-  Query* q_;                 // [rows, q_width]
-  float* sums_;              // [rows, width]
+  Query* q_;  // [rows, q_width]
+  float* sums_;  // [rows, width]
   RunningSoftmax* softmax_;  // [rows]
-  int* seen_;                // [rows]
+  int* seen_;  // [rows]
 };
 
 }  // namespace mm

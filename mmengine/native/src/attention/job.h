@@ -1,4 +1,4 @@
-// What the kernels of paged attention share: a call, and where its keys and values lie.
+// Shared by the paged attention kernels: a call, and the location of its keys and values.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct AttentionCall {
   int64_t out_stride;
 
   int group() const { return step->num_heads / step->num_kv_heads; }  // heads that share a KV head
-  int first_position(int row) const {                                 // of the row's first query
+  int first_position(int row) const {                                 // position of the row's first query
     return step->kv_lens[row] - (step->query_starts[row + 1] - step->query_starts[row]);
   }
 };
@@ -27,12 +27,12 @@ struct AttentionTask {
   int row, query0, query1, head0, head1;
 };
 
-// Where a token's K of KV head 0 stands in its layer, in elements; its V is `v_offset` further.
+// The location of a token's K of KV head 0 in its layer, in elements; V follows `v_offset` later.
 struct Places {
   int shift, mask;        // of the block size
-  int64_t token;          // from one token of a block to the next
+  int64_t token;          // distance between tokens of a block
   int64_t v_offset;
-  const int32_t* blocks;  // of the row
+  const int32_t* blocks;  // the row's blocks
 
   Places(const mm_attention_step& step, int row)
       : shift(__builtin_ctz(step.block_size)),
@@ -46,11 +46,11 @@ struct Places {
   }
 };
 
-// A row with one query or few, all of them in the task: K and V are streamed from memory once for all its heads.
+// A row with one or few queries, all in one task: K and V are streamed from memory once for all its heads.
 int64_t decode_scratch_bytes(const mm_attention_step& step, int queries);
 void attention_decode(const AttentionCall& call, const AttentionTask& task, void* scratch);
 
-// Many queries of one row: K and V are packed a block at a time, and all queries of the task pass over it.
+// Many queries of a row: K and V are packed block by block, and all queries of the task pass over each block.
 int64_t prefill_scratch_bytes(const mm_attention_step& step, int queries);
 void attention_prefill(const AttentionCall& call, const AttentionTask& task, void* scratch);
 

@@ -1,11 +1,11 @@
-// Attention of the queries of a prompt's chunk to their row of the KV pool.
+// Attention of a prompt chunk's queries to their row of the KV pool.
 #include "attention/flash.h"
 #include "attention/job.h"
 
 namespace mm {
 namespace {
 
-// The heads that share a KV head are queries of one token, one after the other.
+// The heads that share a KV head are consecutive queries of one token.
 template <class Value>
 class PagedSource {
  public:

@@ -1,4 +1,4 @@
-// What every attention kernel needs: memory in parts, bfloat16 one by one, and softmax over blocks of keys.
+// Shared by all attention kernels: dividing scratch memory, scalar bfloat16, and softmax over blocks of keys.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace mm {
 
 inline int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
-// Parts of a thread's memory one after the other, each aligned for vectors. Without memory it counts.
+// Divides a thread's memory into consecutive parts, each aligned for vectors. Without memory it only counts bytes.
 struct Carver {
   char* at;
   int64_t used = 0;
@@ -32,7 +32,7 @@ MM_INLINE float from_bf16(uint16_t bits) {
 MM_INLINE float as_float(float value) { return value; }
 MM_INLINE float as_float(uint16_t bits) { return from_bf16(bits); }
 
-// To the nearest, ties to even; NaN stays NaN. Without a branch, so that loops over it become vectors.
+// Rounds to the nearest bfloat16, ties to even; NaN stays NaN. Free of branches, so that loops vectorise.
 MM_INLINE uint16_t to_bf16(float value) {
   uint32_t bits;
   memcpy(&bits, &value, 4);
@@ -40,7 +40,7 @@ MM_INLINE uint16_t to_bf16(float value) {
   return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
 }
 
-// Softmax over blocks of keys that come one after the other, for one query.
+// The softmax of one query over consecutive blocks of keys.
 struct RunningSoftmax {
   float top, total;
 };
@@ -66,10 +66,10 @@ MM_INLINE float sum_of(f16v v) {
 }
 
 #if defined(__AVX512F__)
-// 2^x within 2e-7 of its value; 0 below 2^-149, and NaN of NaN. The polynomial is the one of degree 5 whose largest
-// relative error between -1/2 and 1/2 is least, with 1 at 0.
+// 2^x with a relative error below 2e-7; 0 below 2^-149, and NaN for NaN. The polynomial of degree 5 has the smallest
+// maximum relative error between -1/2 and 1/2, with value 1 at 0.
 MM_INLINE f16v exp2_of(f16v x) {
-  const __m512 v = _mm512_max_ps(_mm512_set1_ps(-200), (__m512)x);  // NaN stands where max gives it back
+  const __m512 v = _mm512_max_ps(_mm512_set1_ps(-200), (__m512)x);  // max returns its second operand for NaN
   const __m512 whole = _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const f16v r = (f16v)v - (f16v)whole;
   f16v p = fused(splat(1.326472731e-3f), r, splat(9.671512991e-3f));
@@ -79,16 +79,15 @@ MM_INLINE f16v exp2_of(f16v x) {
   p = fused(p, r, splat(1));
   return (f16v)_mm512_scalef_ps((__m512)p, whole);
 }
-constexpr float kPowers = 1.44269504f;  // of two, for one of e
+constexpr float kPowers = 1.44269504f;  // powers of two per power of e
 MM_INLINE f16v weight_of(f16v x, f16v) { return exp2_of(x); }
 #else
 constexpr float kPowers = 1;
 MM_INLINE f16v weight_of(f16v x, f16v score) { return (f16v)((i16v)exp_clamped(x) & (score != -__builtin_inff())); }
 #endif
 
-// Turns `count` scores (room to the next 16) into weights relative to the highest score so far, given to
-// `keep` 16 at a time; behind the last one they are 0. Gives
-// what the sums before this block must be multiplied with.
+// Turns `count` scores (padded to a multiple of 16) into weights relative to the highest score so far, passed to `keep`
+// 16 at a time; weights of the padding are 0. Returns the factor for the sums before this block.
 template <class Keep>
 MM_INLINE float soften(float* scores, int count, float scale, RunningSoftmax& state, bool first, Keep keep) {
   int padded = (int)round_up(count, 16);

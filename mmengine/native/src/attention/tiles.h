@@ -1,8 +1,8 @@
 // Tiles of queries against a block of keys: packing, scores, softmax and weighted sums of values.
 //
-// Two kinds with one interface: float32 vectors (bfloat16 is widened when it is packed), and bfloat16 in pairs, which
-// AMX or AVX-512's dot products multiply. A query's result is the same to the bit wherever it stands in a tile, and
-// whichever queries stand beside it.
+// Two kinds share an interface: float32 vectors (bfloat16 is widened when it is packed), and bfloat16 pairs, which AMX
+// or AVX-512's dot products multiply. A query's result has the same bits at any position in a tile and next to any
+// other queries.
 #pragma once
 
 #include <immintrin.h>
@@ -14,24 +14,24 @@
 
 namespace mm {
 
-constexpr int kMaxHead = 256;   // values of a head
-constexpr int kKeyBlock = 512;  // keys that are packed, and whose scores are held, at once
-constexpr int kScoresStride = kKeyBlock + 16;  // rows a little apart, or they share cache sets
+constexpr int kMaxHead = 256;   // largest head size
+constexpr int kKeyBlock = 512;  // keys that are packed, and whose scores are stored, at once
+constexpr int kScoresStride = kKeyBlock + 16;  // padded, because rows at a power-of-two distance share cache sets
 
-// The queries of one tile, and what they have gathered from the blocks of keys before.
+// The queries of one tile, and their running softmax and sums over the previous blocks of keys.
 template <class Query>
 struct QueryTile {
   const Query* q;  // [kRows, q_width]
   float* sums;     // [kRows, width]
   RunningSoftmax* softmax;  // [kRows]
-  const int* seen;          // [kRows] how many keys each sees, from the first key of all; not falling
+  const int* seen;          // [kRows] keys that each query sees, counted from the row's first key; non-decreasing
 };
 
 class VectorTiles {
  public:
   using Query = float;
   static constexpr int kRows = 6;
-  static constexpr int kPack = 16;  // keys come in groups of 16, up to a multiple of this
+  static constexpr int kPack = 16;  // keys are packed in groups of 16, up to a multiple of this
 
   VectorTiles(Carver& carver, int head_dim);
   int q_width() const { return d_; }
@@ -41,10 +41,11 @@ class VectorTiles {
   void end() const {}
   template <class T>
   void pack_query(const T* from, float* to) const;
-  // Keys and values `at` to at + 16 of the block; behind `count` there is nothing to read.
+  // Packs keys and values `at` to at + 16 of the block; after `count` there is nothing to read.
   template <class T>
   void pack(int at, const T* const* keys, const T* const* values, int count) const;
-  // `count` keys of the block, which begins with key `start` of all. The first block starts the sums.
+  // Attends `count` keys of the block, whose first key has index `start` in the row. The first block initialises the
+  // sums.
   void attend(const QueryTile<float>& tile, int start, int count, float scale) const;
 
  private:
@@ -55,13 +56,13 @@ class VectorTiles {
 };
 
 #if defined(__AVX512BF16__)
-// Keys stand in tiles of 32 values by 16 keys, values in tiles of 32 keys by 16 values, pairs together as they are
-// multiplied. Weights are rounded to bfloat16 before they meet the values, as torch does.
+// Keys are stored in tiles of 32 values by 16 keys, values in tiles of 32 keys by 16 values, interleaved in pairs as
+// they are multiplied. Weights are rounded to bfloat16 before they are multiplied with the values, as in torch.
 class PairTiles {
  public:
   using Query = uint16_t;
 #if defined(__AMX_BF16__)
-  static constexpr int kRows = 32;  // two of its tiles
+  static constexpr int kRows = 32;  // two tiles
 #else
   static constexpr int kRows = 6;  // by 4 vectors: 24 sums in 32 registers
 #endif
@@ -71,14 +72,14 @@ class PairTiles {
   int q_width() const { return steps_ * 32; }
   int width() const { return panels_ * 16; }
 
-  void begin() const;  // this thread's tile registers are set up, and given back
+  void begin() const;  // configures and releases this thread's tile registers
   void end() const;
   void pack_query(const uint16_t* from, uint16_t* to) const;
   void pack(int at, const uint16_t* const* keys, const uint16_t* const* values, int count) const;
   void attend(const QueryTile<uint16_t>& tile, int start, int count, float scale) const;
 
  private:
-  static constexpr int kTile = 512;  // values of a tile
+  static constexpr int kTile = 512;  // values per tile
   static constexpr int kWeightsStride = kKeyBlock + 32;
 
   void score(const uint16_t* q, int count) const;
@@ -97,7 +98,7 @@ using Bf16Tiles = VectorTiles;
 
 typedef float f8v __attribute__((vector_size(32)));
 
-// Eight values, then zeros where a register has more.
+// Eight values, padded with zeros if a register is wider.
 MM_INLINE wide load_eight(const float* from) {
 #if defined(__AVX512F__)
   return __builtin_shufflevector(load_as<f8v>(from), f8v{}, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -114,8 +115,8 @@ MM_INLINE wide load_eight(const uint16_t* from) {
 }
 
 #if defined(__AVX512F__)
-// Columns to rows. Interleaving the upper with the lower half turns the bits of a place's number by one;
-// after four times row and column have changed places.
+// Transposes a 16 x 16 matrix. Interleaving the upper with the lower half rotates the bits of an element's index by
+// one; after four rotations row and column are swapped.
 MM_INLINE void transpose16(f16v m[16]) {
 #pragma GCC unroll 4
   for (int turn = 0; turn < 4; turn++) {
@@ -132,9 +133,9 @@ MM_INLINE void transpose16(f16v m[16]) {
 }
 #endif
 
-// Scores of one query become weights for `count` keys of a block; of these it sees the first `seen` (all where
-// there are more, none where there are less than 1), and the rest weigh nothing, up to a multiple of `whole`.
-// Gives the factor for the sums so far.
+// Turns the scores of one query into weights for `count` keys of a block. The query sees the first `seen` keys (all if
+// seen > count, none if seen < 1); the weights of the other keys are 0, up to a multiple of `whole`. Returns the factor
+// for the sums so far.
 template <class Keep>
 MM_INLINE float weigh(float* scores, int seen, int count, int whole, float scale, RunningSoftmax& state, bool first,
                       Keep keep) {

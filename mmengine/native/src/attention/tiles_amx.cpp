@@ -1,4 +1,4 @@
-// Tiles on AMX: bfloat16, sums and softmax in float32.
+// Attention tiles with AMX: bfloat16 inputs, sums and softmax in float32.
 #if defined(__AMX_BF16__)
 #include <immintrin.h>
 
@@ -23,7 +23,7 @@ MM_INLINE void clear_sums() {
 }  // namespace
 
 void PairTiles::begin() const {
-  static const TileConfig config;  // static: GCC's intrinsic tells it of the first 8 bytes alone
+  static const TileConfig config;  // static: GCC's intrinsic declares a read of the first 8 bytes only
   _tile_loadconfig(&config);
 }
 
@@ -52,7 +52,7 @@ void PairTiles::score(const uint16_t* q, int count) const {
   }
 }
 
-// Two panels of 16 values at a time; a last odd panel is done with an unused one.
+// Two panels of 16 values at a time; a last odd panel is paired with an unused one.
 void PairTiles::mix(int start, int count, float* sums) const {
   const int weights_bytes = kWeightsStride * 2, width = panels_ * 16, sums_bytes = width * 4;
   for (int panel = 0; panel < panels_; panel += 2) {

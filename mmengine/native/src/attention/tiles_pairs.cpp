@@ -1,4 +1,4 @@
-// Tiles of bfloat16 in pairs: how they are packed, softmax, and without AMX their products, by vdpbf16ps.
+// Attention tiles of bfloat16 pairs: packing, softmax, and without AMX the products, by vdpbf16ps.
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
 
@@ -13,7 +13,7 @@ MM_INLINE __m512i load_pairs(const uint16_t* from, int count) {
   return count >= 32 ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi16((1u << count) - 1, from);
 }
 
-// Sixteen values of two keys, those of a place side by side.
+// Sixteen values of two keys, interleaved by position.
 MM_INLINE __m512i interleave(const uint16_t* first, const uint16_t* second, int count) {
   const __mmask16 some = count >= 16 ? 0xffff : (1u << count) - 1;
   __m256i low = first ? _mm256_maskz_loadu_epi16(some, first) : _mm256_setzero_si256();
@@ -22,9 +22,9 @@ MM_INLINE __m512i interleave(const uint16_t* first, const uint16_t* second, int 
 }
 
 #if !defined(__AMX_BF16__)
-constexpr int kVectors = 4;  // of 16 sums a row
+constexpr int kVectors = 4;  // with 16 sums per row each
 
-// Sums of kRows rows grow by `pairs` of N vectors each: of vector j at b + j * vector, a pair behind the other.
+// Adds `pairs` pairs of N vectors each to the sums of kRows rows; vector j is at b + j * vector, pairs are contiguous.
 template <int N>
 MM_INLINE void add_pairs(const uint16_t* a, int64_t row, const uint16_t* b, int64_t vector, int pairs,
                          __m512 (&sums)[kRows][N]) {
@@ -50,7 +50,7 @@ MM_INLINE void store_sums(const __m512 (&sums)[kRows][N], float* to, int64_t row
     for (int j = 0; j < N; ++j) _mm512_storeu_ps(to + r * row + j * 16, sums[r][j]);
 }
 
-// Scores of N times 16 keys, whose d values have steps of 32.
+// Scores of N times 16 keys, whose d values are divided into steps of 32.
 template <int N>
 void score_keys(const uint16_t* q, const uint16_t* keys, int d, int steps, int64_t tile, float* scores) {
   __m512 sums[kRows][N] = {};

@@ -1,5 +1,5 @@
-// Tiles in float32 vectors: keys stand in panels [d][kPanelKeys], so that scores of many keys come from one
-// broadcast of q; values stand [keys][width]. Both products are the same tile.
+// Attention tiles of float32 vectors. Keys are stored in panels [d][kPanelKeys], so that one broadcast of q gives the
+// scores of many keys; values are stored as [keys][width]. Both products use the same tile function.
 #include "attention/tiles.h"
 
 namespace mm {
@@ -57,7 +57,7 @@ MM_INLINE void unpack(const T* from, int d, float* to) {
   for (; i < d; i++) to[i] = as_float(from[i]);
 }
 
-// Sixteen keys become columns of a panel; zeros where there are fewer.
+// Transposes sixteen keys to columns of a panel, padded with zeros.
 template <class T>
 void turn(const T* const* keys, int rows, int d, float* panel) {
 #if defined(__AVX512F__)

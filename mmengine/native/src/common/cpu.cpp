@@ -1,4 +1,4 @@
-// What a process must ask the system for before it may use AMX.
+// Requests permission to use AMX from the operating system.
 
 #include <cstdint>
 #if defined(__AMX_TILE__)
@@ -6,8 +6,8 @@
 #include <unistd.h>
 #endif
 
-// 1 when the tile registers may be used from now on by every thread, else 0. Linux grants them a process
-// on request (Documentation/arch/x86/xstate.rst: ARCH_REQ_XCOMP_PERM, component 18, the tile data).
+// Returns 1 if every thread may use the tile registers from now on, else 0. Linux grants them per process on request
+// (Documentation/arch/x86/xstate.rst: ARCH_REQ_XCOMP_PERM, component 18, the tile data).
 extern "C" int32_t mm_allow_amx() {
 #if defined(__AMX_TILE__)
   const long request_permission = 0x1023, tile_data = 18;

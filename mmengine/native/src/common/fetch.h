@@ -1,4 +1,4 @@
-// Asking memory for what is read later, and whose cores do so by themselves.
+// Prefetches memory that is read later, and detects CPUs whose cores do so by themselves.
 #pragma once
 
 #include "common/vec.h"
@@ -11,8 +11,8 @@ inline bool is_amd() {
 }
 inline const bool kIsAmd = is_amd();
 
-// A line so many bytes ahead is asked of memory into the second cache, and one of that into the first one, which alone
-// has too few lines on their way.
+// Prefetches the line FAR bytes ahead into the second-level cache, and the line NEAR bytes ahead into the first-level
+// cache. The first-level cache alone supports too few outstanding lines.
 template <int FAR, int NEAR>
 MM_INLINE void fetch_ahead(const char* line) {
   _mm_prefetch(line + FAR, _MM_HINT_T1);

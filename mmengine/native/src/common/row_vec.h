@@ -1,4 +1,4 @@
-// Values of a row, float32 or bfloat16, as floats: sixteen at a time, or one register of them (common/wide_vec.h).
+// Loads and stores row values, float32 or bfloat16, as floats: sixteen at a time, or one register (common/wide_vec.h).
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,7 @@
 
 namespace mm {
 
-// As many values of bfloat16.
+// The vector with as many bfloat16 values as V has floats.
 template <class V>
 struct Bf16Of {
   typedef h16v type;
@@ -34,7 +34,7 @@ MM_INLINE void store_row(char* to, int64_t at, V v) {
     store_as(to + at * 4, v);
 }
 
-// The same of the first `count` values, zeros behind them.
+// The same for the first `count` values, padded with zeros.
 template <bool BF16, class V = f16v>
 MM_INLINE V load_part(const char* from, int64_t at, int count) {
   constexpr int size = BF16 ? 2 : 4;

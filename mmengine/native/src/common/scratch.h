@@ -1,4 +1,4 @@
-// Memory that a source file's calls use while they run.
+// Scratch memory for the calls of a source file.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,8 @@
 
 namespace mm {
 
-// Memory of the calling thread that only grows, one for each source file; workers of the thread's parallel
-// regions may share it. NULL where there is none to be had.
+// Returns memory of the calling thread, or NULL if allocation fails. The memory only grows, and each source file has
+// its own. Workers in the thread's parallel regions may share it.
 static inline char* scratch_of_thread(int64_t bytes) {
   struct Buffer {
     char* data = nullptr;

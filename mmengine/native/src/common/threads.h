@@ -1,4 +1,4 @@
-// What OpenMP says of threads, and one thread where kernels are compiled without it.
+// Thread counts from OpenMP, or one thread if the kernels are compiled without OpenMP.
 #pragma once
 
 #if defined(_OPENMP)
@@ -8,10 +8,10 @@
 namespace mm {
 
 #if defined(_OPENMP)
-// That a parallel region would have at most, which begins here.
+// The most threads that a parallel region beginning here would have.
 inline int most_threads() { return omp_in_parallel() ? 1 : omp_get_max_threads(); }
 
-// Within a region: the thread's number, and how many there are.
+// Within a region: the thread's number, and the number of threads.
 inline int this_thread() { return omp_get_thread_num(); }
 inline int num_threads() { return omp_get_num_threads(); }
 #else

@@ -1,4 +1,4 @@
-// Sixteen floats as one value (one AVX-512 register, two of AVX2), through the compiler's vector types.
+// Sixteen floats as one value (one AVX-512 register, two of AVX2), with the compiler's vector types.
 #pragma once
 
 #include <immintrin.h>
@@ -30,7 +30,7 @@ MM_INLINE void store_as(void* to, V v) {
 
 MM_INLINE f16v splat(float x) { return x - f16v{}; }
 
-// a * b + c rounded once, wherever it stands: what the compiler makes of the operators depends on what is around.
+// a * b + c, rounded once. The plain operators are contracted or not depending on the surrounding code.
 MM_INLINE f16v fused(f16v a, f16v b, f16v c) {
 #if defined(__AVX512F__)
   return (f16v)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -51,7 +51,7 @@ MM_INLINE f16v widen(h16v bits) {
 #endif
 }
 
-// To the nearest bfloat16, ties to even; NaN stays NaN. With AVX-512, values under 2^-126 become zero.
+// Rounds to the nearest bfloat16, ties to even; NaN stays NaN. With AVX-512, values below 2^-126 become zero.
 template <class Half, class Ints, class Floats>
 MM_INLINE Half narrow_as(Floats x) {
   Ints bits = (Ints)x;
@@ -71,13 +71,13 @@ MM_INLINE h16v narrow(f16v x) {
 
 MM_INLINE f16v round_bf16(f16v x) { return widen(narrow(x)); }
 
-// e^x for x in [-87, 88], clamped outside; relative error under 2e-7. NaN stays NaN.
-// Cody and Waite's reduction by ln 2 in two parts, then the Taylor polynomial of degree 7 on |r| < 0.35.
+// e^x for x in [-87, 88], clamped outside; the relative error is below 2e-7. NaN stays NaN. Cody and Waite's reduction
+// by ln 2 in two parts, then the Taylor polynomial of degree 7 on |r| < 0.35.
 template <class Ints, class Floats>
 MM_INLINE Floats exp_as(Floats x) {
   x = x > 88.0f ? 88.0f - Floats{} : x;
   x = x < -87.0f ? -87.0f - Floats{} : x;
-  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number in the low bits
+  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
   Floats shifted = x * 1.44269504f + magic;
   Floats whole = shifted - magic;
   Floats r = x - whole * 0.693359375f + whole * 2.12194440e-4f;

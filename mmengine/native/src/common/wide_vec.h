@@ -1,4 +1,4 @@
-// One register of floats at a time, sixteen or eight: GCC keeps values of 64 bytes in memory where registers have 32.
+// One register of floats, sixteen or eight: GCC keeps 64-byte values in memory where registers have 32 bytes.
 #pragma once
 
 #include "common/vec.h"
@@ -14,7 +14,7 @@ constexpr int kWide = 8;
 typedef float wide __attribute__((vector_size(32)));
 typedef uint16_t wide_half __attribute__((vector_size(16)));  // bfloat16 as bits
 
-// As common/vec.h has them of sixteen.
+// The functions of common/vec.h, for eight values.
 MM_INLINE wide fused(wide a, wide b, wide c) { return (wide)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 MM_INLINE wide widen(wide_half bits) { return (wide)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)bits), 16); }
 MM_INLINE wide_half narrow(wide x) {
@@ -28,7 +28,7 @@ MM_INLINE wide exp_clamped(wide x) {
 }
 MM_INLINE wide silu(wide x) { return x / (1.0f + exp_clamped(-x)); }
 
-// Of eight pairs of bfloat16.
+// The even and the odd values of eight bfloat16 pairs.
 MM_INLINE __m256 even_of(__m256i pair) { return (__m256)_mm256_slli_epi32(pair, 16); }
 MM_INLINE __m256 odd_of(__m256i pair) { return (__m256)_mm256_and_si256(pair, _mm256_set1_epi32((int)0xffff0000)); }
 #endif

@@ -1,4 +1,4 @@
-// The layers of a decoder, from linears, rows and attention.
+// The layers of a decoder, composed of linears, row functions and attention.
 #include "decoder/decoder.h"
 
 #include <chrono>
@@ -12,7 +12,7 @@ using mm::Rows;
 enum Part { kLinears, kAttention, kRows };
 int64_t* profile = nullptr;
 
-// Adds the time from here to the end of its life to a part of the profile.
+// Adds the time of its lifetime to a part of the profile.
 class Timed {
  public:
   explicit Timed(Part part) : to_(profile ? profile + part : nullptr), start_(to_ ? now() : 0) {}
@@ -38,7 +38,7 @@ int32_t gate_up(Values... values) {
   return mm_linear_gate_up(values...);
 }
 
-// What adapters add to a linear layer of `layer`.
+// Adds the adapters' contribution to a linear layer of `layer`.
 int32_t adapt(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer, int32_t linear, const void* x,
               int64_t x_stride, void* y, int64_t y_stride) {
   if (!step->lora) return 0;
@@ -46,7 +46,7 @@ int32_t adapt(const mm_decoder* decoder, const mm_decoder_step* step, int32_t la
   return mm_lora_add(step->lora, layer * MM_LORA_LINEARS + linear, x, x_stride, y, y_stride, decoder->dtype);
 }
 
-// Gate and up of step->normed to step->product, with what adapters add to them.
+// Computes gate and up from step->normed to step->product, including the adapters' contribution.
 int32_t swiglu(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer) {
   const int64_t hidden = decoder->hidden_size;
   const mm_linear& linear = decoder->layers[layer].gate_up;
@@ -72,7 +72,7 @@ void norm(const mm_decoder* decoder, const mm_decoder_step* step, const void* x,
                     decoder->norm_once);
 }
 
-// What enters `layer`, num_layers for the final norm.
+// The input of `layer`; num_layers stands for the final norm.
 const void* residual(const mm_decoder_step* step, int32_t layer) { return layer ? step->hidden : step->embeds; }
 
 void record_aux(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer) {

@@ -1,4 +1,4 @@
-// Norms, rotation and additions over rows, in float32 or with bfloat16's roundings.
+// Norms, rotation and additions over rows, in float32 or with bfloat16 rounding.
 #include "decoder/rows.h"
 
 #include "common/row_vec.h"
@@ -7,12 +7,12 @@
 namespace mm {
 namespace {
 
-constexpr int64_t kSmall = 100000;  // values below which a second thread costs more than it gives
+constexpr int64_t kSmall = 100000;  // values below which a second thread costs more than it saves
 constexpr int kMaxHalf = 128;
 
 inline float scale_of(f16v squares, int size, float eps) { return 1.0f / sqrtf(sum_row(squares) / size + eps); }
 
-// ONCE: rounded behind the weight alone.
+// ONCE: rounds only after the weight.
 template <bool BF16, bool ONCE = false>
 void norm_row(const char* x, const float* weight, int size, float eps, char* out) {
   f16v squares[2] = {};
@@ -67,7 +67,7 @@ void rotate_row(char* row, int at, const HeadNorm& how) {
   for (int head = 0; head < num_qk; ++head) {
     const float* weight = head < how.num_heads ? how.q_weight : how.k_weight;
     char* values = row + (int64_t)head * how.head_dim * (BF16 ? 2 : 4);
-    if (weight && (how.once || rotated < how.head_dim)) {  // the norm by itself: it is of the whole head
+    if (weight && (how.once || rotated < how.head_dim)) {  // a separate norm over the whole head
       (how.once ? norm_row<BF16, true> : norm_row<BF16>)(values, weight, how.head_dim, how.eps, values);
       weight = nullptr;
     }
@@ -75,7 +75,7 @@ void rotate_row(char* row, int at, const HeadNorm& how) {
   }
 }
 
-// x *= sigmoid(gate), which is rounded before.
+// x *= sigmoid(gate), which is rounded first.
 template <bool BF16>
 void gate_values(const char* x, const char* gate, int size, char* out) {
   for (int at = 0; at < size; at += 16) {

@@ -1,19 +1,19 @@
-// What a decoder layer does to rows of values besides linears and attention.
+// Row operations of a decoder layer, besides linears and attention.
 #pragma once
 
 #include <cstdint>
 
 namespace mm {
 
-// The dtype of rows, MM_FP32 or MM_BF16, and the threads are the callee's business.
+// Rows with their dtype, MM_FP32 or MM_BF16. The functions below divide the work among threads themselves.
 struct Rows {
   void* data;
   int64_t stride;  // elements
   int count, dtype;
 };
 
-// out = x / rms(x) * weight over `size` values of each row; out may be x. `once`: bfloat16 is rounded behind the
-// weight alone.
+// out = x / rms(x) * weight over `size` values of each row; out may be x. `once`: bfloat16 rounds only after the
+// weight.
 void rms_norm_rows(const Rows& x, const float* weight, int size, float eps, const Rows& out, bool once = false);
 
 struct HeadNorm {
@@ -21,21 +21,21 @@ struct HeadNorm {
   float eps;
   const float *cos, *sin;  // [rows, head_dim / 2]
   int num_heads, num_kv_heads, head_dim;
-  int rotary_dim;  // of a head, so many values are rotated, and cos and sin are of half as many; 0: all
-  bool once;       // as of rms_norm_rows
+  int rotary_dim;  // number of values of a head that are rotated, twice the width of cos and sin; 0: all
+  bool once;       // as in rms_norm_rows
 };
 
-// q's and k's heads of each row of qkv, in place: RMS norm of the head where it has a weight, then the rotation of
-// the halves of what is rotated.
+// Norms (if there is a weight) and rotates q's and k's heads in each row of qkv, in place. The rotation swaps the
+// halves of the rotated values.
 void norm_and_rotate(const Rows& qkv, const HeadNorm& how);
 
-// out = x * sigmoid(gate), `size` values a row; out may be x.
+// out = x * sigmoid(gate), `size` values per row; out may be x.
 void gate_rows(const Rows& x, const Rows& gate, int size, const Rows& out);
 
-// out = x, `size` values a row.
+// out = x, `size` values per row.
 void copy_rows(const Rows& x, int size, const Rows& out);
 
-// x += y, `size` values a row, no gaps.
+// x += y, `size` values per row, contiguous.
 void add_rows(const Rows& x, const void* y, int size);
 
 }  // namespace mm

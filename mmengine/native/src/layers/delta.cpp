@@ -1,4 +1,4 @@
-// The gated delta net: channels, gates, the recurrence, the norm of what it gives, and what stays of the inputs.
+// The gated delta net: convolution, gates, the recurrence, the norm of its output, and the inputs that are kept.
 #include "layers/delta.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace mm {
 namespace {
 
-constexpr int kBlock = 32;  // columns of S that lie together: with 128 rows half of a first cache
+constexpr int kBlock = 32;  // columns of S that are stored together: with 128 rows half of a first-level cache
 
 template <bool BF16>
 struct Mixer {
@@ -41,7 +41,7 @@ struct Mixer {
     return step.recurrent + slot * step.recurrent_slot + layer * step.recurrent_layer +
            ((int64_t)head * sizes.value_dim + column) * sizes.key_dim;
   }
-  // Of each head for all work: q and k beside each other, v, and decay and beta.
+  // For each head and all work: q and k side by side, v, and decay and beta.
   float* q(int key_head, int64_t work) const {
     return step.acts + (key_head * (int64_t)step.num_work + work) * 2 * sizes.key_dim;
   }
@@ -50,7 +50,7 @@ struct Mixer {
   }
   float* gates(int head, int64_t work) const { return step.gates + (head * (int64_t)step.num_work + work) * 2; }
 
-  // The channels of work `at` of a row; of negative ones those that entered the convolution before.
+  // The channels of work `at` of a row; negative indices are earlier inputs of the convolution.
   const char* channels(int row, int at) const {
     if (at < 0) return conv(step.slots[row]) + (sizes.taps - 1 + at) * width() * kBytes;
     const int before = stayed(row);
@@ -66,7 +66,7 @@ struct Mixer {
 
   static float number(const char* from, int at) { return load_part<BF16, wide>(from, at, 1)[0]; }
 
-  // q, k and v of one token.
+  // Computes q, k and v of one token.
   void activate(int row, int at) const {
     const int64_t work = step.work_starts[row] + at;
     const char* taps[MM_MAX_TAPS];
@@ -103,7 +103,7 @@ struct Mixer {
     for (int i = 0; i < sizes.key_dim; ++i) x[i] = x[i] * by * scale;
   }
 
-  // The decay and beta of one token's heads.
+  // Computes the decay and beta of one token's heads.
   void open_gates(int row, int at) const {
     const char* from = numbers(row, at);
     for (int head = 0; head < sizes.num_heads; ++head) {
@@ -115,7 +115,8 @@ struct Mixer {
     }
   }
 
-  // All work of a row over N registers of a head's columns, in S's own place as long as it is sure.
+  // Runs all work of a row over N registers of a head's columns; S is updated in place as long as the tokens are
+  // certain.
   template <int N>
   void recur(int row, int head, int column) const {
     alignas(64) float drafted[MM_MAX_KEY_DIM * kBlock];
@@ -151,9 +152,9 @@ struct Mixer {
     for (int n = 0; n < N; ++n) seen[n] = sums[n];
   }
 
-  // One token, whose q and k begin at `qk`: S, what it gives, and where there is a NEXT one what that will see, in one
-  // pass. `seen` comes as what the token adds for its k: beta (v - S'k). Behind a last token the block that lies behind
-  // this one comes next: it is asked for meanwhile, or a step of a token a row waits for memory half of its time.
+  // Processes one token, whose q and k begin at `qk`, in one pass: updates S, computes the output, and with NEXT the
+  // next token's S'k. `seen` is the token's update along its k: beta (v - S'k). After the last token, the following
+  // block is prefetched; otherwise a step with one token per row would wait for memory half of its time.
   template <int N, bool NEXT>
   MM_INLINE_MEMBER void correct(float* s, const float* qk, float decay, wide* seen, wide* out) const {
     wide sums[N] = {}, nexts[N] = {}, delta[N];
@@ -168,14 +169,14 @@ struct Mixer {
         sums[n] = fused(x, qi, sums[n]);
         if (NEXT)
           nexts[n] = fused(x, next_i, nexts[n]);
-        else if (n % (16 / kWide) == 0)  // once a line
+        else if (n % (16 / kWide) == 0)  // once per cache line
           __builtin_prefetch(s + ((int64_t)key_dim * N + n) * kWide, 1, 2);
       }
     }
     for (int n = 0; n < N; ++n) out[n] = sums[n], seen[n] = nexts[n];
   }
 
-  // The norm of a token's heads, and their gates.
+  // Norms a token's heads, and applies their gates.
   void norm_and_gate(int64_t token) const {
     const char* gate = projected + (token * (width() + values()) + width()) * kBytes;
     for (int head = 0; head < sizes.num_heads; ++head) {
@@ -195,7 +196,8 @@ struct Mixer {
     }
   }
 
-  // Of a row: the last inputs of the convolution behind what is kept and what is sure, and the inputs behind.
+  // Keeps a row's last convolution inputs after each kept state and after the certain tokens, and the inputs after
+  // those.
   void keep_inputs(int row) const {
     for (int kept = step.kept_starts[row]; kept < step.kept_starts[row + 1]; ++kept)
       keep_window(row, step.kept_after[kept], conv(step.kept_slots[kept]));
@@ -207,7 +209,7 @@ struct Mixer {
     }
   }
 
-  // Ascending: what is read of the row's own window is not written yet.
+  // In ascending order: entries of the row's own window are read before they are overwritten.
   void keep_window(int row, int end, char* to) const {
     for (int t = 0; t < sizes.taps - 1; ++t)
       memmove(to + t * width() * kBytes, channels(row, end - (sizes.taps - 1) + t), width() * kBytes);

@@ -12,17 +12,17 @@
 namespace mm {
 namespace {
 
-constexpr int kMostPairs = 4096;    // whose rows are in scratch at a time
-constexpr int64_t kSmall = 100000;  // values below which a second thread costs more than it gives
+constexpr int kMostPairs = 4096;    // pairs whose rows are in scratch at a time
+constexpr int64_t kSmall = 100000;  // values below which a second thread costs more than it saves
 
-// Which experts some tokens take: pairs in the order of tokens, and of experts.
+// Which experts some tokens use: pairs ordered by token, and by expert.
 struct Pairs {
   std::vector<float> logits, gates;  // [m, count], [m]
   std::vector<int32_t> chosen;       // [m, top_k]
   std::vector<float> chances;        // [m, top_k]
-  std::vector<int32_t> places;       // [m, top_k]: where each stands by expert
-  std::vector<int32_t> tokens;       // [m * top_k], by expert
-  std::vector<int32_t> begins;       // [count + 1]: an expert's first, by expert
+  std::vector<int32_t> places;       // [m, top_k]: each pair's position when sorted by expert
+  std::vector<int32_t> tokens;       // [m * top_k], sorted by expert
+  std::vector<int32_t> begins;       // [count + 1]: position of each expert's first pair
 
   void sort(int count, int m, int top_k) {
     begins.assign(count + 1, 0);
@@ -37,7 +37,7 @@ struct Pairs {
   }
 };
 
-// Some tokens. y and residual as mm_experts_run has them.
+// A chunk of tokens. y and residual are as in mm_experts_run.
 struct Call {
   const mm_experts& experts;
   const char* x;
@@ -74,7 +74,7 @@ bool choose(const Call& call, Pairs& pairs) {
   return true;
 }
 
-// Rows in scratch: of each pair by expert, and of each token for the shared expert behind them.
+// Rows in scratch: one per pair, sorted by expert, then one per token for the shared expert.
 struct Rows {
   char *wide, *found, *shared_wide, *shared_found;
 
@@ -152,7 +152,7 @@ void add_up(const Call& call, const Pairs& pairs, const Rows& rows, int token) {
 bool run(const Call& call) {
   static thread_local Pairs kept_pairs;
   static thread_local Jobs kept_jobs;
-  Pairs& pairs = kept_pairs;  // this thread's, for the others too
+  Pairs& pairs = kept_pairs;  // this thread's memory, also used by the others
   Jobs& jobs = kept_jobs;
   char* scratch = scratch_of_thread(Rows::bytes(call));
   if (!scratch || !choose(call, pairs)) return false;

@@ -1,4 +1,4 @@
-// Low-rank additions, a chunk of a group's rows at a time: x a^T of all parts first, then what b makes of it.
+// Low-rank additions, one chunk of a group's rows at a time: x a^T for all parts first, then the products with b.
 #include "layers/lora.h"
 
 #include <algorithm>
@@ -14,36 +14,36 @@
 namespace mm {
 namespace {
 
-constexpr int64_t kSmall = 100000;  // multiply-adds below which a second thread costs more than it gives
+constexpr int64_t kSmall = 100000;  // multiply-adds below which a second thread costs more than it saves
 constexpr int kLanes = 16;
-constexpr int kRows = 4;          // that share what is read of a and b
-constexpr int kSums = 4;          // into which a row's sum over k is split, whatever the number of rows
+constexpr int kRows = 4;          // rows that share each load of a and b
+constexpr int kSums = 4;          // partial sums of a row over k, for any number of rows
 #if defined(__AVX512F__)
-constexpr int kInRegisters = 16;  // sums of 16 columns
+constexpr int kInRegisters = 16;  // sums of 16 columns in registers
 #else
 constexpr int kInRegisters = 4;
 #endif
 constexpr int kRowsOfChunk = 32;
-constexpr int kFarAhead = 8192, kNearAhead = 2048;  // bytes, into the second cache and into the first
+constexpr int kFarAhead = 8192, kNearAhead = 2048;  // bytes, for the second-level and the first-level cache
 #if defined(__AVX512F__)
-constexpr int kPanels = 1;  // that one row is added to at once: what is read is one stream
-const bool kFetchesForOne = !kIsAmd;  // AMD's cores fetch such a stream best by themselves
+constexpr int kPanels = 1;  // panels that are added to one row at once: the loads form a single stream
+const bool kFetchesForOne = !kIsAmd;  // AMD's own prefetching is best for such a stream
 #else
-constexpr int kPanels = 4;  // sums wait for themselves
+constexpr int kPanels = 4;  // hides the latency of additions
 constexpr bool kFetchesForOne = true;
 #endif
 #if defined(__AVX512BF16__)
-constexpr bool kDots = true;  // pairs of bfloat16 are multiplied as they are
+constexpr bool kDots = true;  // bfloat16 pairs are multiplied directly
 #else
 constexpr bool kDots = false;
 #endif
 
-// Of k, or of a rank.
+// Pairs along k, or along a rank.
 inline int pairs_of(int count) { return (count + 1) / 2; }
 template <bool BF16>
 constexpr int kPairBytes = kLanes * 2 * (BF16 ? 2 : 4);
 
-// What a or b is multiplied by.
+// The type that a or b is multiplied with.
 template <bool BF16>
 using Factor = std::conditional_t<BF16 && kDots, uint16_t, float>;
 
@@ -59,7 +59,7 @@ struct Sixteen {
   }
 };
 
-// A pair of k, as float32.
+// Loads a pair of k as float32.
 template <bool BF16>
 MM_INLINE void load_pair(const char* at, wide (&pair)[2][Sixteen::kParts]) {
 #pragma GCC unroll 2
@@ -73,7 +73,7 @@ MM_INLINE void load_pair(const char* at, wide (&pair)[2][Sixteen::kParts]) {
     }
 }
 
-// Sums of M rows grow by a pair of k, number `pair` of their x.
+// Adds a pair of k, with index `pair` in x, to the sums of M rows.
 template <bool BF16, int M>
 MM_INLINE void add_pair(const char* at, const Factor<BF16>* const (&x)[M], int pair, Sixteen (&sums)[M]) {
 #if defined(__AVX512BF16__)
@@ -102,7 +102,8 @@ MM_INLINE void add_pair(const char* at, const Factor<BF16>* const (&x)[M], int p
 
 inline int rank16(const mm_lora_part& part) { return (part.rank + kLanes - 1) / kLanes * kLanes; }
 
-// What an adapter holds for a layer is one piece of memory, all a and then all b; behind its end comes the next one's.
+// Prefetching: an adapter's data for a layer is one block of memory, all a and then all b, followed by the next
+// layer's.
 struct Ahead {
   const char *end, *next;
 
@@ -115,7 +116,7 @@ struct Ahead {
 
   MM_INLINE_MEMBER const char* place(const char* line) const { return line < end ? line : next + (line - end); }
 
-  // For M rows.
+  // Prefetches for M rows.
   template <bool BF16, int M>
   MM_INLINE_MEMBER void fetch(const char* pair) const {
     if (M == 1 && !kFetchesForOne) return;
@@ -140,7 +141,7 @@ inline int sums_of_row(const mm_lora& lora) {
   return found;
 }
 
-// A row of x, with a zero behind it where k is odd.
+// Copies a row of x, padded with a zero if k is odd.
 template <bool BF16>
 void copy_row(const char* from, int k, Factor<BF16>* to) {
   if constexpr (BF16 && kDots) {
@@ -153,8 +154,8 @@ void copy_row(const char* from, int k, Factor<BF16>* to) {
   if (k % 2) to[k] = 0;
 }
 
-// 16 of a row's sums by a part's a. Where b is multiplied in pairs of bfloat16 each is held as two of these: its high
-// bits and, behind those of all sums, what they leave.
+// Stores 16 of a row's sums with a part's a. If b is multiplied as bfloat16 pairs, each sum is stored as two bfloat16:
+// its high bits and, after those of all sums, the remainder.
 template <bool BF16>
 MM_INLINE void put_sums(float* row, int rank16, int block, f16v sums) {
   if constexpr (BF16 && kDots) {
@@ -166,7 +167,7 @@ MM_INLINE void put_sums(float* row, int rank16, int block, f16v sums) {
   }
 }
 
-// Sums of M rows of x by 16 rows of a, as many of a row's at a time as stay in registers.
+// Sums of M rows of x with 16 rows of a, as many partial sums at a time as fit into registers.
 template <bool BF16, int M>
 MM_INLINE void shrink_block(const char* a, const Factor<BF16>* const (&x)[M], int pairs, const Ahead& ahead,
                             Sixteen (&all_sums)[M]) {
@@ -192,7 +193,7 @@ MM_INLINE void shrink_block(const char* a, const Factor<BF16>* const (&x)[M], in
   for (int m = 0; m < M; ++m) all_sums[m] = (sums[0][m] + sums[1][m]) + (sums[2][m] + sums[3][m]);
 }
 
-// x [count, k] by the part's a, into sums [count, rank16].
+// Multiplies x [count, k] with the part's a, into sums [count, rank16].
 template <bool BF16, int M>
 void shrink_rows(const mm_lora_part& part, int k, const Factor<BF16>* x, const Ahead& ahead, float* sums) {
   const int pairs = pairs_of(k), width = rank16(part);
@@ -216,7 +217,7 @@ void shrink(const mm_lora_part& part, int k, const Factor<BF16>* x, int count, c
   for (; row < count; ++row) shrink_rows<BF16, 1>(part, k, x + row * step, ahead, sums + row * width);
 }
 
-// y of a call: of YBF16 or float32, a stride in elements between rows.
+// y of a call: bfloat16 if YBF16, else float32; the row stride is in elements.
 struct Out {
   char* y;
   int64_t stride;
@@ -267,11 +268,11 @@ void expand(const mm_lora_part& part, const float* sums, const int32_t* rows, in
     expand_rows<BF16, YBF16, 1>(part, sums + (int64_t)row * rank16(part), rows + row, ahead, out);
 }
 
-// Everything of one linear layer that is added in a step. Chunks need nothing of each other, so that threads meet
-// only behind the last one, and what an adapter holds for the layer is read in address order.
+// All additions to one linear layer in a step. Chunks are independent, so that threads meet only after the last, and an
+// adapter's data for the layer is read in address order.
 struct Call {
   std::vector<Chunk> chunks;
-  int64_t work = 0, room_of_thread = 0;  // room: floats
+  int64_t work = 0, room_of_thread = 0;  // room: floats per thread
   int dtype = MM_FP32;
   const int threads = most_threads();
 

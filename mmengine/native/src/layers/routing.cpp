@@ -10,14 +10,14 @@
 namespace mm {
 namespace {
 
-typedef std::pair<float, int64_t> Chance;  // of an expert
+typedef std::pair<float, int64_t> Chance;  // probability and index of an expert
 
 bool likelier(const Chance& a, const Chance& b) {
   return (std::isnan(a.first) && !std::isnan(b.first)) || a.first > b.first;
 }
 
-// As torch orders them (aten/src/ATen/native/TopKImpl.h): the same steps of the standard library, which leave equal
-// ones in the same places.
+// Sorts as torch does (aten/src/ATen/native/TopKImpl.h), by the same calls of the standard library, which leave ties in
+// the same order.
 void take(std::vector<Chance>& all, int64_t top_k) {
   const auto begin = all.begin();
   if (top_k * 64 <= (int64_t)all.size()) {

@@ -1,4 +1,4 @@
-// Which experts a token takes.
+// Chooses the experts of a token.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace mm {
 
-// Of a router's logits [count]: the top_k likeliest experts, the likeliest first, and their chances, rounded where the
-// model is bfloat16. Of equal ones it takes those that torch.topk does on a CPU.
+// Returns the top_k likeliest experts for a router's logits [count], the likeliest first, and their probabilities,
+// rounded if the model is bfloat16. Ties are resolved like torch.topk on a CPU.
 void route(const mm_experts& experts, const float* logits, int32_t* chosen, float* chances);
 
 }  // namespace mm

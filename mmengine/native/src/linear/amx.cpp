@@ -1,4 +1,4 @@
-// bfloat16 through AMX: tiles of 16 rows of x by 16 columns of w, 32 values of k at a time.
+// bfloat16 with AMX: tiles of 16 rows of x by 16 columns of w, 32 values of k at a time.
 #include "linear/codes_amx.h"
 #include "linear/int8.h"
 #include "linear/job.h"
@@ -18,7 +18,7 @@ struct alignas(64) TileConfig {
   uint8_t rows[16];
 };
 
-// Tiles 0-3 are sums (row tile, half), 4 and 5 x, 6 and 7 weights.
+// Tiles 0-3 hold sums (row tile, half), 4 and 5 x, 6 and 7 weights.
 void configure(int rows0, int rows1) {
   TileConfig config = {};
   config.palette = 1;
@@ -31,7 +31,7 @@ void configure(int rows0, int rows1) {
   _tile_loadconfig(&config);
 }
 
-// Decoded steps one after the other.
+// Stores decoded steps consecutively.
 struct Whole {
   char* to;
 
@@ -39,14 +39,14 @@ struct Whole {
   MM_INLINE_MEMBER void decoded() { to += 2048; }
 };
 
-// A block's product: rows of x in one or two row tiles by one panel, over `steps` steps of k.
+// The product of one block: rows of x in one or two row tiles with one panel, over `steps` steps of k.
 struct Block {
-  const char* x;   // tiles along k, one after the other
-  int64_t x_tile;  // bytes from a row tile to the next
+  const char* x;   // consecutive tiles along k
+  int64_t x_tile;  // bytes between row tiles
   const char* w;
   int64_t steps;
   float* sums;        // [16 or 32, kPanel]
-  const char* ahead;  // weights to fetch meanwhile, `lines` cache lines a step
+  const char* ahead;  // weights to prefetch meanwhile, `lines` cache lines per step
   int lines;
 };
 
@@ -82,11 +82,11 @@ MM_INLINE void store_tiles(float* sums) {
   }
 }
 
-// Sums grow by `steps` steps.
+// Adds `steps` steps to the sums.
 template <int TILES, bool NEAR>
 MM_INLINE void add_steps(const Block& b) {
   const char *x = b.x, *w = b.w, *ahead = b.ahead;
-  asm volatile("" ::: "memory");  // what tiles load was stored by now
+  asm volatile("" ::: "memory");  // stores that tile loads depend on must come first
   for (int64_t step = 0; step < b.steps; ++step, x += 1024, w += 2048) {
     _tile_loadd(6, w, 128);
     _tile_loadd(4, x, 64);
@@ -112,8 +112,8 @@ void multiply(const Block& b) {
   store_tiles<TILES>(b.sums);
 }
 
-// Up to 32 rows of codes: while a step becomes weights in the first cache, tiles multiply the one before, which was
-// stored by then.
+// Up to 32 rows with codes: while one step is decoded in the first-level cache, the tiles multiply the previous step,
+// which is stored by then.
 template <int TILES>
 struct Turns {
   const char* x;
@@ -149,8 +149,8 @@ void run_few_codes(const LinearJob& job, const char* x, int row0, int rows, cons
   }
 }
 
-// Up to 32 rows of bfloat16: the weights come from memory once and set the pace. They are fetched 8 KB ahead; the
-// next panel follows the last one's end.
+// Up to 32 rows of bfloat16: the weights are read from memory once and set the pace. They are prefetched 8 KB ahead;
+// the next panel follows the end of the last.
 void run_few(const LinearJob& job, const char* x, int row0, int rows, const Share& share) {
   alignas(64) float sums[32 * kPanel];
   const int64_t steps = job.steps();
@@ -162,19 +162,19 @@ void run_few(const LinearJob& job, const char* x, int row0, int rows, const Shar
   }
 }
 
-// More rows: x stays in the second cache over all panels. Of each panel a piece of kPiece steps stays in
-// the first cache over all rows, whose sums wait in `sums` between pieces; the next panel is fetched
-// into the second cache meanwhile, a share with each block of rows. Codes become weights a piece at a time.
+// More rows: x stays in the second-level cache for all panels. A piece of kPiece steps of each panel stays in the
+// first-level cache for all rows, whose sums wait in `sums` between pieces. Meanwhile the next panel is prefetched into
+// the second-level cache, a share with each block of rows. Codes are decoded piece by piece.
 constexpr int kPiece = 8;
 constexpr int kMostRows = 512;
 
-// Of whole groups.
+// The steps of a piece, a multiple of a group.
 int64_t piece_steps(const mm_linear& linear) {
   const int64_t of_group = linear.group ? linear.group / kStep : 1;
   return kPiece / of_group * of_group;
 }
 
-// `steps` of a panel from `step` on, of codes in `room`.
+// Returns `steps` steps of a panel from `step` on; codes are decoded to `room`.
 const char* weights(const LinearJob& job, const char* panel, int64_t step, int64_t steps, char* room) {
   const mm_linear& linear = *job.linear;
   if (!linear.group) return panel + step * 2048;
@@ -189,7 +189,7 @@ const char* weights(const LinearJob& job, const char* panel, int64_t step, int64
 void run_many(const LinearJob& job, const char* x, int row0, int rows, const Share& share) {
   alignas(64) float sums[kMostRows * kPanel];
   int64_t steps = job.steps(), most = piece_steps(*job.linear);
-  int blocks = (int)ceil_div(rows, 32), lines = job.linear->group ? 0 : (int)ceil_div(32, blocks);  // decoders fetch
+  int blocks = (int)ceil_div(rows, 32), lines = job.linear->group ? 0 : (int)ceil_div(32, blocks);  // decoders prefetch
   configure(16, 16);
   for (int panel = share.panel0; panel < share.panel1; ++panel) {
     const char* next = job.panel(panel + 1);

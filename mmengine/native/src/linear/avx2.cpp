@@ -1,5 +1,6 @@
-// Rows by a panel with AVX2: weights as they are, and codes, which become pairs of bfloat16 in the first cache for
-// more than one row. Every form adds up k in its order, so a row's result is the same bits in any company.
+// Multiplies rows with a panel with AVX2: plain weights, and codes, which are decoded to bfloat16 pairs in the
+// first-level cache for more than one row. Every form sums over k in order, so a row's result has the same bits in any
+// batch.
 #include "linear/codes.h"
 #include "linear/rows.h"
 
@@ -10,23 +11,23 @@
 namespace mm {
 namespace {
 
-constexpr int kPiece = 256;  // of k, whose pairs stay in the first cache while all rows pass
-constexpr int kTall = 4;     // rows by half a panel, whose sums are in registers
-constexpr int kFew = 2;      // rows by a whole one
+constexpr int kPiece = 256;  // values of k whose pairs stay in the first-level cache for all rows
+constexpr int kTall = 4;     // rows with half a panel, whose sums are in registers
+constexpr int kFew = 2;      // rows with a whole panel
 
-// Of 128 bytes of codes: across the ends of panels and of pages, which the CPU's own prefetchers stop at.
+// Prefetches 128 bytes of codes, also across the ends of panels and pages, where the CPU's own prefetchers stop.
 MM_INLINE void fetch_codes_ahead(const char* codes) {
   fetch_ahead<8192, 1024>(codes);
   fetch_ahead<8192, 1024>(codes + 64);
 }
 
-// What comes behind the product of a group: for each of the panel's columns a scale, and where there are mins one,
-// which is multiplied by the row's x, summed over the group: a row's lies `groups` behind that of the one before.
+// Applied after the product of a group: a scale for each column of the panel, and optionally a min, which is multiplied
+// with the row's x summed over the group. `sums` has a stride of `groups` between rows.
 struct Behind {
   const float *scales, *mins, *sums;
   int groups;
 
-  // totals [M][8 * V] from `column` on += sums, scaled, in one way wherever it stands.
+  // totals [M][8 * V] from `column` on += scaled sums, always in the same order of operations.
   template <int M, int V>
   MM_INLINE_MEMBER void add(const __m256 (&found)[M][V], int column, int row, __m256 (&totals)[M][V]) const {
 #pragma GCC unroll 4
@@ -62,8 +63,8 @@ MM_INLINE void store_rows(const __m256 (&rows)[M][V], float* c) {
     for (int v = 0; v < V; ++v) store_as(c + i * kPanel + v * 8, rows[i][v]);
 }
 
-// What rows are multiplied by: w, a line of 128 bytes for each pair of k, in `groups` of so many pairs. Where `behind`
-// is given, one for each group, c goes on by their scaled sums; else there is one group, and c goes on unless `first`.
+// The weights to multiply: w, a line of 128 bytes per pair of k, in `groups` groups of `pairs` pairs. With `behind`,
+// one per group, c accumulates scaled sums; otherwise there is one group, and c accumulates unless `first`.
 struct Weights {
   const char* w;
   int64_t pairs;
@@ -72,7 +73,7 @@ struct Weights {
   const Behind* behind;
 };
 
-// c [M, 8 * V], whose rows are of 32, = x [M, k] * weights, from `column` of the panel on.
+// c [M, 8 * V], whose rows have 32 values, = x [M, k] * weights, from `column` of the panel on.
 template <int M, int V>
 void multiply(const Scratch* x, int64_t x_stride, const Weights& weights, int column, int row, float* c) {
   const char* w = weights.w + column * 4;
@@ -105,7 +106,7 @@ void multiply(const Scratch* x, int64_t x_stride, const Weights& weights, int co
 constexpr decltype(&multiply<1, 4>) kWhole[] = {nullptr, multiply<1, 4>, multiply<2, 4>};
 constexpr decltype(&multiply<1, 2>) kHalf[] = {nullptr, multiply<1, 2>, multiply<2, 2>, multiply<3, 2>, multiply<4, 2>};
 
-// Rows from t of k on.
+// Multiplies rows from position t of k on.
 void run_pairs(const Rows& rows, int64_t t, const Weights& weights, float* c) {
   if (rows.count <= kFew) return kWhole[rows.count](rows.x + t, rows.stride, weights, 0, 0, c);
   const int tall = height_of(rows.count, kTall);
@@ -122,7 +123,7 @@ void run_plain(const Rows& rows, const char* panel, float* c) {
     run_pairs(rows, t, {panel + t * 64, (k - t < most ? k - t : most) / 2, t == 0, 1, nullptr}, c);
 }
 
-// Of a group's codes, [from, to) of k as pairs, as a panel of bfloat16 has them.
+// Decodes values [from, to) of a group's codes to pairs, in the layout of a bfloat16 panel.
 template <bool EXACT, class Codes>
 MM_INLINE void decode_some(const Codes& codes, const char* at, int from, int to, char* tile) {
   at += from / Codes::kDeep * 128, tile += from * 64;
@@ -145,7 +146,7 @@ void decode(const mm_linear& linear, const char* group, char* tile) {
   }
 }
 
-// A group's scales as float32, and its mins, of which int4 always has some.
+// A group's scales and mins as float32; int4 always has mins.
 struct Shared {
   alignas(32) float scales[kPanel], mins[kPanel];
 
@@ -165,7 +166,7 @@ struct Shared {
   }
 };
 
-// A piece of k after the other is decoded, and multiplied by all rows.
+// Decodes k piece by piece, and multiplies all rows with each piece.
 template <class Codes>
 void run_many(const Rows& rows, const char* group, float* c) {
   const mm_linear& linear = rows.linear;
@@ -188,7 +189,7 @@ void run_many(const Rows& rows, const char* group, float* c) {
 
 template <bool EXACT, class Codes>
 MM_INLINE void add_some(const Codes& codes, const Scratch* x, const char* at, int from, int to, __m256 (&sums)[4]) {
-  __m256 found[4] = {sums[0], sums[1], sums[2], sums[3]};  // in registers, whatever sums is
+  __m256 found[4] = {sums[0], sums[1], sums[2], sums[3]};  // forces registers, whatever sums is
   at += from / Codes::kDeep * 128;
   for (int t = from; t < to; t += Codes::kDeep, at += 128) {
     fetch_codes_ahead(at);
@@ -203,7 +204,7 @@ __attribute__((noinline)) void add_odd(const Codes& codes, const Scratch* x, con
   add_some<true>(codes, x, at, from, to, sums);
 }
 
-// A row that is alone: codes are decoded in registers.
+// Multiplies a single row, with codes decoded in registers.
 template <class Codes>
 void run_alone(const Rows& rows, const char* group, float* c) {
   const mm_linear& linear = rows.linear;

@@ -1,4 +1,4 @@
-// Rows by a panel with AVX-512: weights as they are, and codes a group at a time.
+// Multiplies rows with a panel with AVX-512: plain weights, and codes group by group.
 #include <type_traits>
 
 #if defined(__AVX512F__) && !defined(__AMX_BF16__)
@@ -8,7 +8,7 @@
 namespace mm {
 namespace {
 
-// c [16] += sums of a group * scales, and where there are mins these * the row's x, summed over the group.
+// c [16] += sums of a group * scales, plus mins * the row's x summed over the group, if there are mins.
 MM_INLINE void add_scaled(f16v sums, const Scales& by, int half, const float* group_sum, float* c) {
   f16v found = fused(sums, by.scales[half], load_as<f16v>(c + half * 16));
   if (group_sum) found = fused(splat(*group_sum), by.mins[half], found);
@@ -21,7 +21,7 @@ void multiply_some(const Rows& rows, int64_t t, const char* w, int64_t steps, bo
 }
 
 #if defined(__AVX512BF16__)
-// c [M, 32] += sums of group i, scaled.
+// c [M, 32] += scaled sums of group i.
 template <int M>
 MM_INLINE void add_group(const Rows& rows, int i, const char* group, const __m512 (&sums)[M][2], float* c) {
   const Scales by(rows.linear, group);
@@ -33,7 +33,8 @@ MM_INLINE void add_group(const Rows& rows, int i, const char* group, const __m51
                  c + row * kPanel);
 }
 
-// A group decoded in registers, and into `tile` for more rows. Where scales come behind the product c goes on.
+// Multiplies a group that is decoded in registers, and stored to `tile` for more rows. FP8, whose scales come before
+// the product, continues from c.
 template <class Codes, int M, bool TILE>
 MM_INLINE void multiply_group(const Rows& rows, int i, const char* group, char* tile, float* c) {
   const mm_linear& linear = rows.linear;
@@ -48,7 +49,7 @@ MM_INLINE void multiply_group(const Rows& rows, int i, const char* group, char* 
     add_group<M>(rows, i, group, sums, c);
 }
 
-// All groups of a panel for few rows.
+// Multiplies few rows with all groups of a panel.
 template <class Codes, int M>
 void multiply_panel(const Rows& rows, const char* group, char* tile, float* c) {
   const mm_linear& linear = rows.linear;
@@ -62,7 +63,7 @@ void multiply_panel(const Rows& rows, const char* group, char* tile, float* c) {
   }
 }
 
-// Two panels of int4, whose lines alternate, for few rows.
+// Multiplies few rows with two int4 panels, whose lines alternate.
 template <int M>
 void multiply_pair(const Rows& rows, const char* group, float* c) {
   const mm_linear& linear = rows.linear;
@@ -87,12 +88,12 @@ void multiply_pair(const Rows& rows, const char* group, float* c) {
   }
 }
 
-constexpr int kScaledRows = 6;   // sums of a group and of all groups are in registers
-constexpr int kDecodedRows = 4;  // and codes beside them
-constexpr int kFirstRows = 8;    // that many rows are decoded with, where codes are scaled as they are
-constexpr int kPiece = 256;      // of k, whose codes are decoded for many rows
+constexpr int kScaledRows = 6;   // rows per block: sums of a group and of all groups are in registers
+constexpr int kDecodedRows = 4;  // the same with codes in registers as well
+constexpr int kFirstRows = 8;    // rows that are multiplied during decoding if codes are scaled then
+constexpr int kPiece = 256;      // values of k that are decoded at a time for many rows
 
-// Groups from `first` on, decoded in registers and into `tile`, and their scales into `by`.
+// Multiplies groups from `first` on, decoded in registers and stored to `tile`, and stores their scales in `by`.
 template <class Codes, int M>
 void multiply_groups(const Rows& rows, int first, int count, const char* group, char* tile, Scales* by, float* c) {
   const mm_linear& linear = rows.linear;
@@ -110,7 +111,7 @@ void multiply_groups(const Rows& rows, int first, int count, const char* group, 
   store_sums<M>(totals, c);
 }
 
-// Groups from `first` on that lie decoded in `tile`.
+// Multiplies groups from `first` on that are stored decoded in `tile`.
 template <int M>
 void multiply_tile(const Rows& rows, int first, int count, const char* tile, const Scales* by, Next next, float* c) {
   const int size = rows.linear.group;
@@ -118,7 +119,7 @@ void multiply_tile(const Rows& rows, int first, int count, const char* tile, con
                      rows.linear.mins ? rows.sums + first : nullptr, rows.groups, next, c);
 }
 
-// The same of FP8, which is scaled as it is decoded.
+// The same for FP8, which is scaled during decoding.
 template <int M>
 void multiply_scaled_tile(const Rows& rows, int first, int count, const char* tile, Next next, float* c) {
   const int size = rows.linear.group;
@@ -127,7 +128,7 @@ void multiply_scaled_tile(const Rows& rows, int first, int count, const char* ti
 #endif
 
 #if !defined(__AVX512BF16__)
-// All groups of a panel for few rows.
+// Multiplies few rows with all groups of a panel.
 template <class Codes, int M>
 void multiply_panel(const Rows& rows, const char* group, char*, float* c) {
   const mm_linear& linear = rows.linear;
@@ -140,7 +141,7 @@ void multiply_panel(const Rows& rows, const char* group, char*, float* c) {
       columns sums[M][2] = {}, scales[2];
       for (int v = 0; v < 2; ++v) {
         scales[v] = load_as<columns>((const float*)by.scales + column + v * kColumns);
-        for (int row = 0; row < M && is_scaled; ++row)  // c begins as zeros
+        for (int row = 0; row < M && is_scaled; ++row)  // c was zeroed by the caller
           sums[row][v] = load_as<columns>(c + row * kPanel + column + v * kColumns);
       }
       multiply_codes<Codes, M>(rows.x + (int64_t)i * linear.group, rows.stride, group + codes_at(linear) + column,
@@ -173,7 +174,7 @@ struct Blocks {
 };
 typedef Blocks<1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12> All;
 
-// Rows by `steps` of bfloat16 at w, which stand at t of k.
+// Multiplies rows with `steps` bfloat16 steps at w, which begin at t of k.
 void run_steps(const Rows& rows, int64_t t, const char* w, int64_t steps, float* c) {
   if (!rows.count) return;
   int tall = height_of(rows.count, kRows);
@@ -184,8 +185,8 @@ void run_steps(const Rows& rows, int64_t t, const char* w, int64_t steps, float*
 }
 
 #if defined(__AVX512BF16__)
-// A panel of codes that more than kRows are multiplied by: a piece of k after the other is decoded, as it is multiplied
-// by the first of them.
+// Multiplies more than kRows rows with a panel of codes: each piece of k is decoded while the first rows are multiplied
+// with it.
 template <class Codes>
 void run_many(const Rows& rows, const char* group, char* tile, float* c) {
   const mm_linear& linear = rows.linear;
@@ -205,7 +206,7 @@ void run_many(const Rows& rows, const char* group, char* tile, float* c) {
   }
 }
 
-// The same of FP8, whose codes are scaled as they are decoded.
+// The same for FP8, whose codes are scaled during decoding.
 template <>
 void run_many<Fp8Codes>(const Rows& rows, const char* group, char* tile, float* c) {
   const mm_linear& linear = rows.linear;
@@ -232,7 +233,7 @@ void run_many<Fp8Codes>(const Rows& rows, const char* group, char* tile, float* 
 }
 
 #else
-// A panel of codes: a group after the other is decoded, codes alone where their scales come behind the product.
+// A panel of codes is decoded group by group; integer codes stay unscaled, because scales come after the product.
 template <class Codes>
 void run_many(const Rows& rows, const char* group, char* tile, float* c) {
   const mm_linear& linear = rows.linear;

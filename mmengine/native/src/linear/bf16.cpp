@@ -1,4 +1,4 @@
-// bfloat16 without AMX: rows of x, a panel after the other.
+// bfloat16 without AMX: rows of x, panel by panel.
 #include "common/vec.h"
 #include "linear/int8.h"
 #include "linear/rows.h"
@@ -8,13 +8,13 @@
 namespace mm {
 namespace {
 
-constexpr int kMostRows = 512;  // whose sums wait in a cache
+constexpr int kMostRows = 512;  // rows whose sums stay in a cache
 
-// From a row of x to the next in scratch: a cache line further than k asks for, or rows of a k that is a power
-// of two would all stand in the same set of the first cache.
+// The distance between rows of x in scratch: one cache line more than k requires. Otherwise rows with k a power of two
+// would all map to the same set of the first-level cache.
 int64_t row_stride(const LinearJob& job) { return (int64_t)job.steps() * kStep + 64 / (int64_t)sizeof(Scratch); }
 
-// Behind the rows, where they are wanted: sums of each group of a row, float32 [m, groups].
+// The offset of each row's group sums, float32 [m, groups], which follow the rows if they are needed.
 int64_t group_sums_at(const LinearJob& job) { return ceil_div(job.m * row_stride(job) * sizeof(Scratch), 64) * 64; }
 
 void sum_groups(const mm_linear& linear, const uint16_t* x, float* sums) {
@@ -29,7 +29,7 @@ void sum_groups(const mm_linear& linear, const uint16_t* x, float* sums) {
   }
 }
 
-// Those from `panel` on that are multiplied by at once.
+// How many panels, starting at `panel`, are multiplied at once.
 int panels_at_once(const LinearJob& job, const Share& share, int panel) {
   const bool few = share.row1 - share.row0 <= kPairRows;
   return few && alternating(*job.linear) == 2 && panel % 2 == 0 && panel + 1 < share.panel1 ? 2 : 1;

@@ -1,5 +1,5 @@
-// Sums of a few rows by a panel of bfloat16 with AVX-512, without AMX: through vdpbf16ps, or as float32 through FMA.
-// Either adds up k in its order, so a row's result is the same bits in any company.
+// Products of a few rows with a bfloat16 panel with AVX-512, without AMX: by vdpbf16ps, or as float32 by FMA. Both sum
+// over k in order, so a row's result has the same bits in any batch.
 #pragma once
 
 #include <type_traits>
@@ -13,10 +13,10 @@ namespace mm {
 
 #if defined(__AVX512BF16__)
 constexpr int kRows = 12;
-// Rows up to which AMD's cores fetch ahead best by themselves; beyond them, so many bytes are asked for ahead.
+// Up to this many rows, AMD's own prefetching is best; with more rows, kAhead bytes are prefetched.
 constexpr int kUnfetched = 8, kUnfetchedCodes = 2, kAhead = 2048;
 
-// Intel's, which are here where a hypervisor keeps AMX to itself, do better with any number of rows, asked in two hops.
+// Intel CPUs (present here if a hypervisor disables AMX) are faster with two-stage prefetching for any number of rows.
 template <bool ON_AMD, int AHEAD = kAhead>
 MM_INLINE void fetch_line(bool amd, const char* line) {
   if (!amd)
@@ -25,7 +25,7 @@ MM_INLINE void fetch_line(bool amd, const char* line) {
     __builtin_prefetch(line + AHEAD);
 }
 
-// Sums of M rows of a panel: they begin as zeros, or go on from what c is.
+// Sums of M rows of a panel, starting at zero or continuing from c.
 template <int M>
 MM_INLINE void begin_sums(bool first, const float* c, __m512 (&sums)[M][2]) {
 #pragma GCC unroll 16
@@ -35,7 +35,7 @@ MM_INLINE void begin_sums(bool first, const float* c, __m512 (&sums)[M][2]) {
       sums[i][half] = first ? _mm512_setzero_ps() : load_as<__m512>(c + i * kPanel + half * 16);
 }
 
-// They grow by a pair of k.
+// Adds one pair of k to the sums.
 template <int M>
 MM_INLINE void add_pair(const Scratch* x, int64_t x_stride, __m512i low, __m512i high, __m512 (&sums)[M][2]) {
 #pragma GCC unroll 16
@@ -55,7 +55,7 @@ MM_INLINE void store_sums(const __m512 (&sums)[M][2], float* c) {
   }
 }
 
-// Later lines of the weights that are read.
+// Prefetches later lines of the weights.
 template <bool ON_AMD>
 struct Later {
   const bool amd = kIsAmd;
@@ -66,7 +66,7 @@ struct Later {
   }
 };
 
-// Codes that are looked at next, while decoded ones are read: a line for each pair of k.
+// Prefetches the next codes, one line per pair of k, while decoded ones are read.
 struct Next {
   const char* line;
 
@@ -76,7 +76,7 @@ struct Next {
   }
 };
 
-// c [M, 32] = x [M, steps * 32] * panel, and unless `first` what c was.
+// c [M, 32] = x [M, steps * 32] * panel, plus the previous c unless `first`.
 template <int M, class Fetch = Later<(M > kUnfetched)>>
 void multiply(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, bool first, float* c,
               Fetch fetch = Fetch()) {
@@ -91,7 +91,7 @@ void multiply(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, 
   store_sums<M>(sums, c);
 }
 
-// The same of `size` codes of a group, decoded in registers, and into `tile` where it is given.
+// The same for `size` codes of a group, decoded in registers, and also stored to `tile` if TILE.
 template <class Codes, int M, bool TILE>
 MM_INLINE void multiply_codes(const Codes& found, const Scratch* x, int64_t x_stride, const char* codes, int size,
                               char* tile, __m512 (&sums)[M][2]) {
@@ -112,7 +112,7 @@ MM_INLINE void multiply_codes(const Codes& found, const Scratch* x, int64_t x_st
   }
 }
 
-// totals [M, 32] += sums of a group, scaled. `group_sum`: of that group of each row, where there are mins.
+// totals [M, 32] += scaled sums of a group. `group_sum`: each row's sum over that group, if there are mins.
 template <int M>
 MM_INLINE void add_totals(const __m512 (&sums)[M][2], const Scales& by, const float* group_sum, int groups,
                           __m512 (&totals)[M][2]) {
@@ -128,8 +128,8 @@ MM_INLINE void add_totals(const __m512 (&sums)[M][2], const Scales& by, const fl
     }
 }
 
-// c [M, 32] += that of each of `count` groups of codes that lie as steps of bfloat16 at w, scaled. `group_sums`: of
-// the groups of each row, where there are mins.
+// c [M, 32] += the scaled products with `count` groups of codes, which are stored decoded at w. `group_sums`: each
+// row's sums over the groups, if there are mins.
 template <int M>
 MM_INLINE void multiply_scaled(const Scratch* x, int64_t x_stride, const char* w, int size, const Scales* by, int count,
                                const float* group_sums, int groups, Next next, float* c) {
@@ -147,9 +147,9 @@ MM_INLINE void multiply_scaled(const Scratch* x, int64_t x_stride, const char* w
 }
 #else
 constexpr int kRows = 12;
-constexpr int kAhead = 8192;  // bytes: weights come from memory, later ones are asked for
+constexpr int kAhead = 8192;  // bytes: weights come from memory and are prefetched
 
-// Sums and columns of a panel lie apart by halves; a pair of k becomes two multiply-adds, the even one first.
+// Sums and columns of a panel are processed in halves; a pair of k becomes two multiply-adds, the even one first.
 template <int M>
 void multiply(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, bool first, float* c) {
   f16v sums[M][2] = {};
@@ -186,7 +186,7 @@ void multiply(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, 
 }
 constexpr int kWide = 2 * kColumns;  // columns that are summed at once
 
-// sums [M, kWide] += x [M, size] * codes; those of FP8 are scaled first.
+// sums [M, kWide] += x [M, size] * codes; FP8 codes are scaled first.
 template <class Codes, int M>
 MM_INLINE void multiply_codes(const Scratch* x, int64_t x_stride, const char* codes, int size,
                               const columns (&scales)[2], columns (&sums)[M][2]) {

@@ -1,4 +1,4 @@
-// Codes of a panel for AVX-512.
+// Encodes and decodes codes of a panel for AVX-512.
 #include "linear/codes.h"
 
 #if defined(__AVX512F__)
@@ -9,7 +9,7 @@ namespace {
 #if defined(__AVX512VBMI__)
 constexpr float kTooSmall = 256.0f;  // float16's exponent is biased by 15, e4m3's by 7
 
-// 16 codes of e4m3 by the bits of float16, which has their subnormals, too.
+// 16 e4m3 codes through the bits of float16, which also represents their subnormals.
 MM_INLINE f16v fp8_values(const char* codes) {
   __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_as<__m128i>(codes)), 7);
   return from_halves(_mm256_and_si256(wide, _mm256_set1_epi16((int16_t)0xbf80))) * kTooSmall;
@@ -24,7 +24,7 @@ int64_t place_byte(const mm_linear& linear, int column, int64_t t) {
   return linear.form == MM_INT8 ? t / 2 * 64 + column * 2 + t % 2 : place_looked_up(column, t);
 }
 
-// Of int4 the byte, and the shift in it.
+// The byte of an int4 code, and the shift within the byte.
 int64_t place_half(int column, int64_t t) {
   return t / 4 * 64 + (column % 8 * 2 + t % 2) * 4 + t / 2 % 2 * 2 + column / 16;
 }
@@ -44,7 +44,7 @@ void decode_fp8(const char* codes, int size, char* out) {
 
 int64_t place_byte(const mm_linear&, int column, int64_t t) { return place_looked_up(column, t); }
 
-// Of int4 the byte, and the shift in it.
+// The byte of an int4 code, and the shift within the byte.
 int64_t place_half(int column, int64_t t) { return t / 4 * 128 + column % 16 * 4 + t % 2 * 2 + t / 2 % 2; }
 int shift_of(int column, int64_t) { return column / 16 * 4; }
 
@@ -54,7 +54,7 @@ uint8_t stored(const mm_linear& linear, uint8_t code) {
 int number(uint8_t code) { return code & 128 ? -(code & 127) : code; }
 #endif
 #else
-// `by`: of weights that are scaled here.
+// `by`: the scales, for weights that are scaled here.
 template <class Codes>
 void decode_pairs(const mm_linear& linear, const char* group, char* out, const Scales* by = nullptr) {
   const char* codes = group + codes_at(linear);
@@ -80,7 +80,7 @@ MM_INLINE columns fp8_values(const char* codes) { return Fp8Codes::one(codes); }
 #endif
 
 #if !defined(__AMX_BF16__)
-// Steps of codes become weights.
+// Scales steps of codes to weights.
 void scale_steps(const Scales& by, int size, char* out) {
   for (int t = 0; t < size; t += 2, out += 128)
     for (int half = 0; half < 2; ++half) {
@@ -111,7 +111,7 @@ const CodeValues CodeValues::all;
 #endif
 
 #if defined(__AMX_BF16__)
-// linear/codes_amx.h has them.
+// These functions are in linear/codes_amx.h.
 #elif defined(__AVX512VBMI__)
 void decode_weights(const mm_linear& linear, const char* group, char* out) {
   if (linear.form == MM_FP8 && Fp8Codes::fit(group)) return decode_pairs<Fp8Codes>(linear, group, out);

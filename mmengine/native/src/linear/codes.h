@@ -1,13 +1,14 @@
-// Codes of a panel, and what they stand for.
+// Codes of a panel, and the values that they encode.
 //
-// With VBMI codes of a byte lie [group / 4][2 halves][4][2 pairs of k][4 columns][2]: a half of two pairs is a cache
-// line, whose bytes interleave to what bfloat16 has (linear/job.h). int8 has its sign apart, as e4m3 has, so that
-// both are looked up in a table of 128. int4 lies [group / 4][16 columns][2 of a pair] in words of 4 codes + 8, from
-// the low bits up: of the first pair the left half of the columns and the right one, then of the second pair; every
-// other line is the neighbouring panel's (linear/job.h). With AMX only e4m3 lies so (linear/codes_amx.h).
+// With VBMI, one-byte codes are laid out as [group / 4][2 halves][4][2 pairs of k][4 columns][2]: each half of two
+// pairs is a cache line, whose bytes interleave to the bfloat16 layout (linear/job.h). int8, like e4m3, stores its sign
+// separately, so that both are looked up in a table of 128 entries. int4 is laid out as [group / 4][16 columns][2 of a
+// pair] in words of 4 codes + 8, from the low bits up: for the first pair the left half of the columns and the right
+// half, then for the second pair; every other line belongs to the neighbouring panel (linear/job.h). With AMX only e4m3
+// has this layout (linear/codes_amx.h).
 //
-// AVX-512 without it makes float32 of them, and they lie [group][32 columns]; of int4, + 8, [group / 2][32], the first
-// in the low half of a byte. AVX2 has a layout of its own (linear/codes_avx2.h).
+// AVX-512 without VBMI converts codes to float32 and stores them as [group][32 columns]; int4, + 8, as [group / 2][32],
+// the first value in the low half of a byte. AVX2 has its own layout (linear/codes_avx2.h).
 #pragma once
 
 #include <immintrin.h>
@@ -18,7 +19,7 @@
 
 namespace mm {
 
-// Of float16.
+// Converts float16 to float32.
 MM_INLINE f16v from_halves(__m256i bits) {
 #if defined(__AVX512F__)
   return (f16v)_mm512_cvtph_ps(bits);
@@ -30,7 +31,7 @@ MM_INLINE f16v from_halves(__m256i bits) {
 #endif
 }
 
-// Of a group, for its 32 columns.
+// Scales and mins of a group, for its 32 columns.
 struct Scales {
   f16v scales[2], mins[2];
 
@@ -49,40 +50,40 @@ struct Scales {
 };
 
 #if defined(__AVX512F__) && !defined(__AMX_BF16__)
-// A group as `group` / 32 steps of bfloat16(code * scale + min).
+// Decodes a group to `group` / 32 steps of bfloat16(code * scale + min).
 void decode_weights(const mm_linear& linear, const char* group, char* out);
 
-// A group as steps of its codes.
+// Decodes a group to steps of its unscaled codes.
 void decode_codes(const mm_linear& linear, const char* group, char* out);
 #endif
 
-// One weight, t of its group.
+// Returns one weight, at position t of its group.
 uint16_t decode_one(const mm_linear& linear, const char* group, int column, int64_t t);
 
-// Of a column, into a group of zeros: `count` codes as mm_linear_pack has them, and what they share.
+// Stores `count` codes (as in mm_linear_pack) of a column, with their scale and min, in a zeroed group.
 void encode_column(const mm_linear& linear, char* group, int column, const uint8_t* codes, int64_t count, float scale,
                    float min);
 
 #if defined(__AVX512VBMI__)
-// What 128 codes without a sign stand for, in e4m3 and as whole numbers, these and those of int4 in bfloat16 too;
-// which bytes of a vector are low ones of bfloat16, and high ones.
+// Tables: the values of 128 codes without sign, as e4m3 and as integers (integers and int4 also in bfloat16), and the
+// indices of a vector's low and high bfloat16 bytes.
 struct CodeValues {
   alignas(64) float fp8[128];
   alignas(64) uint16_t int4[32];
   alignas(64) uint8_t int8_low[128], int8_high[128];
   alignas(64) uint8_t even[64], odd[64];
-  alignas(64) uint16_t interleaved[32];  // of two halves of a vector
+  alignas(64) uint16_t interleaved[32];  // for two halves of a vector
   CodeValues();
   static const CodeValues all;
 };
 
-// Of 128 values: high and low bytes of bfloat16.
+// High and low bytes of the bfloat16 values of 128 codes.
 struct CodeTable {
   __m512i high[2], low[2];
 
   CodeTable() = default;
 
-  // Codes of e4m3 times a scale.
+  // e4m3 codes times a scale.
   MM_INLINE_MEMBER explicit CodeTable(__m512 scale) {
     const CodeValues& values = CodeValues::all;
     __m512i even = load_as<__m512i>(values.even), odd = load_as<__m512i>(values.odd);
@@ -97,7 +98,7 @@ struct CodeTable {
     }
   }
 
-  // 16 columns of two pairs of k.
+  // Decodes 16 columns of two pairs of k.
   MM_INLINE_MEMBER void decode(const char* codes, __m512i& first, __m512i& second) const {
     __m512i code = load_as<__m512i>(codes);
     __m512i below = _mm512_permutex2var_epi8(low[0], code, low[1]);
@@ -108,8 +109,9 @@ struct CodeTable {
   }
 };
 
-// A group's codes in registers, two pairs of k at a time, which take kBytes, kNext from the next two: `low` 16 columns,
-// and `high` ones. Of FP8 they are scaled, where 16 columns share a scale, as the blocks of a file give them (`fit`).
+// Decoders of a group in registers, two pairs of k at a time, which take kBytes and are kNext apart: `low` has 16
+// columns and `high` the others. FP8 codes are scaled if each 16 columns share a scale, as the blocks of a file do
+// (`fit`).
 struct Fp8Codes {
   static constexpr int kBytes = 128, kNext = 128;
   CodeTable of[2];
@@ -150,7 +152,7 @@ struct Int8Codes {
   }
 };
 
-// A word's low 5 bits are looked up: the fifth is of the next code, and makes no difference.
+// The low 5 bits of a word are looked up: the fifth belongs to the next code and has no effect.
 struct Int4Codes {
   static constexpr int kBytes = 64, kNext = 128;
   __m512i values;
@@ -168,7 +170,7 @@ struct Int4Codes {
   }
 };
 
-// A group as steps of bfloat16.
+// Decodes a group to steps of bfloat16.
 template <class Codes>
 MM_INLINE void decode_pairs(const mm_linear& linear, const char* group, char* out) {
   const Codes found(group);
@@ -185,7 +187,7 @@ MM_INLINE void decode_pairs(const mm_linear& linear, const char* group, char* ou
 }
 #endif
 #elif defined(__AVX512F__)
-// Codes of neighbouring columns as float32: two values of k, kBytes from the next two.
+// Decoders of neighbouring columns to float32: two values of k, kBytes apart from the next two.
 typedef f16v columns;
 MM_INLINE columns from_bytes(const char* at) {
   return (columns)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_as<__m128i>(at)));
@@ -227,7 +229,7 @@ struct Int4Codes {
   }
 };
 
-// bfloat16(value * scale), without NaN among them.
+// bfloat16(value * scale), without NaN.
 MM_INLINE columns scaled(columns value, columns scale) {
   typedef uint32_t bits_of __attribute__((vector_size(sizeof(columns))));
   bits_of bits = (bits_of)(value * scale);

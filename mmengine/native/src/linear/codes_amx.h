@@ -1,8 +1,9 @@
-// Codes of a panel for AMX: four values of k at a time become bfloat16 in registers, as a tile of weights has them.
+// Codes of a panel for AMX: four values of k at a time are decoded to bfloat16 in registers, in the layout of a weight
+// tile.
 //
-// Whole numbers lie as their weights do, so that nothing is moved once it was scaled and rounded: int8 [group / 2][32
-// columns][2], int4 [group / 4] in 16 words of 8 codes + 8, of which the lowest are of columns 0 to 7 of the first pair
-// of k, the next ones of columns 8 to 15, and so on. e4m3 lies as linear/codes.h has it.
+// Integers are stored in the order of their weights, so that nothing moves after scaling and rounding: int8 [group /
+// 2][32 columns][2], int4 [group / 4] in 16 words of 8 codes + 8, the lowest for columns 0 to 7 of the first pair of k,
+// the next for columns 8 to 15, and so on. e4m3 has the layout of linear/codes.h.
 #pragma once
 
 #include "linear/codes.h"
@@ -11,7 +12,7 @@
 
 namespace mm {
 
-// Of a group, for 8 columns and the two values of a pair of k each.
+// Scales and mins of a group, for 8 columns and both values of a pair of k.
 struct PairScales {
   f16v scales[4], mins[4];
 
@@ -26,7 +27,7 @@ struct PairScales {
     }
   }
 
-  // 16 columns of a pair.
+  // Scales and rounds 16 columns of a pair.
   MM_INLINE_MEMBER __m512i rounded(__m512 left, __m512 right, int half) const {
     const f16v low = fused((f16v)left, scales[half * 2], mins[half * 2]);
     const f16v high = fused((f16v)right, scales[half * 2 + 1], mins[half * 2 + 1]);
@@ -34,7 +35,7 @@ struct PairScales {
   }
 };
 
-// Decoders of a group: `four` makes weights of four values of k, whose codes take kBytes.
+// Decoders of a group: `four` decodes four values of k, whose codes take kBytes.
 struct Int8Weights {
   static constexpr int kBytes = 128;
   PairScales by;
@@ -61,7 +62,7 @@ struct Int4Weights {
       : by(linear, group), table(_mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7)) {}
 
   MM_INLINE_MEMBER void four(const char* codes, char* out) const {
-    const __m512i words = load_as<__m512i>(codes);  // of an index the low 4 bits are looked at
+    const __m512i words = load_as<__m512i>(codes);  // the low 4 bits of each index are used
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i)
       store_as(out + i * 64, by.rounded(_mm512_permutexvar_ps(_mm512_srli_epi32(words, i * 8), table),
@@ -69,7 +70,7 @@ struct Int4Weights {
   }
 };
 
-// e4m3 where 16 columns share a scale.
+// e4m3 with a scale per 16 columns.
 struct Fp8Weights {
   static constexpr int kBytes = 128;
   Fp8Codes of;
@@ -85,7 +86,7 @@ struct Fp8Weights {
   }
 };
 
-// e4m3 where each column has a scale.
+// e4m3 with a scale per column.
 struct Fp8ColumnWeights {
   static constexpr int kBytes = 128;
   CodeTable of;
@@ -113,7 +114,7 @@ struct Fp8ColumnWeights {
   }
 };
 
-// A group's steps of k, one after the other, each to where `sink` has room, which hears when it lies there.
+// Decodes a group's steps in order, each to `sink.room()`, followed by `sink.decoded()`.
 template <class Weights, class Sink>
 MM_INLINE void decode_steps(const mm_linear& linear, const char* group, Sink& sink) {
   const Weights weights(linear, group);

@@ -1,4 +1,4 @@
-// Codes of a panel for AVX2, one by one.
+// Encodes and decodes single codes of a panel for AVX2.
 #include "linear/codes.h"
 
 #if !defined(__AVX512F__)
@@ -17,7 +17,7 @@ int64_t place_int4(int column, int64_t t) {
 }
 int shift_int4(int64_t t) { return t / 2 % 2 * 4; }
 
-// The scale's place may tell of odd codes already. What lies behind `count` is multiplied by zeros.
+// The scale may already carry the sign that marks odd codes. Values after `count` are multiplied by zeros.
 void encode_fp8(char* group, int size, int column, const uint8_t* codes, int64_t count, float scale) {
   uint32_t bits, known;
   memcpy(&bits, &scale, 4);

@@ -1,20 +1,21 @@
-// Codes of a panel for AVX2, 32 bytes after the other.
+// Codes of a panel for AVX2, in blocks of 32 bytes.
 //
-//   FP8   [group / 4][4 eights of columns][2 fours of them][2 pairs of k][4 columns][2]
-//   int8  [group / 4][4 eights of columns][4 of k][8 columns]
-//   int4  [group / 4][2 sixteens of columns][2 halves of 8][4 eighths of 2][2][2 of k], + 8: the low half of a byte
-//         is of k, the high one of k + 2
+//     FP8   [group / 4][4 eights of columns][2 fours of them][2 pairs of k][4 columns][2]
+//     int8  [group / 4][4 eights of columns][4 of k][8 columns]
+//     int4  [group / 4][2 sixteens of columns][2 halves of 8][4 eighths of 2][2][2 of k], + 8: the low half of a byte
+//           belongs to k, the high half to k + 2
 //
-// FP8 interleaves within 16 bytes to pairs of bfloat16, and so does int4: 16 bytes are of the columns 0 to 3 and 8 to
-// 11 of a sixteen, or of the others. A word of int4 has two columns, of which 4 of k are told apart by a mask: they
-// are numbers then, times 1, 2^8, 2^4 and 2^12. So are divided the values of a row that is alone (kMaskedBy): one
-// that is looked up in tables takes half as long again. What 8 was added for comes behind the product, as a min.
+// FP8 interleaves within 16 bytes to bfloat16 pairs, and so does int4: 16 bytes hold the columns 0 to 3 and 8 to 11 of
+// sixteen, or the others. An int4 word has two columns, whose 4 values of k are separated by masks: they are then
+// integers times 1, 2^8, 2^4 and 2^12. The values of a single row are divided by these factors (kMaskedBy); looking
+// codes up in tables would take half as long again. The offset 8 is subtracted after the product, as a min.
 //
-// What bfloat16(code * scale) is for e4m3 follows from the mantissa and the lowest bit of the exponent, 16 values, to
-// which the rest of the exponent is added: a byte holds the sign, these 4 bits, which are looked up, and that rest.
-// Subnormals do not follow: 4 to 7 of them are stored as normal numbers of an exponent below the least, and the
-// others, zero among them, take its odd mantissas, `odd` codes, which are computed one by one. Where there are any, of
-// 4 values of k (of 8 in a group of 256), is told by the sign of the group's scales; a scale's own sign is its codes'.
+// bfloat16(code * scale) for e4m3 follows from the mantissa and the lowest exponent bit, 16 values, to which the rest
+// of the exponent is added: a byte holds the sign, these 4 bits, which are looked up, and the rest. Subnormals do not
+// follow this rule: 4 to 7 of them are stored as normal numbers with an exponent below the smallest, and the others,
+// including zero, take that exponent's odd mantissas: `odd` codes, which are computed one by one. Whether any of 4
+// values of k (8 in a group of 256) is odd is stored in the sign of the group's scales; a scale's own sign is moved to
+// its codes.
 #pragma once
 
 #include <immintrin.h>
@@ -26,31 +27,30 @@ namespace mm {
 
 MM_INLINE __m256i twice(__m128i bytes) { return _mm256_broadcastsi128_si256(bytes); }
 
-// Bits of bfloat16(value) in 32 of their own, without NaN.
+// bfloat16(value) as the low bits of 32-bit lanes, without NaN.
 MM_INLINE __m256i rounded_bits(__m256 value) {
   const __m256i bits = (__m256i)value, lowest = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
   return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), lowest), 16);
 }
 
-// e4m3 as it is stored here.
+// e4m3 in the stored form.
 inline uint8_t stored_fp8(uint8_t code) {
   if (!(code & 0x78)) code = (code & 0x80) | (code & 4 ? 2 * (code & 3) : 2 * (code & 3) + 1);
   return (code & 0x80) | (code & 15) << 3 | (code >> 4 & 7);
 }
 inline bool is_odd(uint8_t stored) { return (stored & 0x4f) == 8; }
 
-// Which scale's sign tells of odd codes at t of a group, and of how many values of k.
+// Which scale's sign marks odd codes at t of a group, and for how many values of k.
 inline int odd_span(int64_t group) { return group > 128 ? 8 : 4; }
 inline int odd_place(int64_t group, int64_t t) { return (int)(t / odd_span(group)); }
 
-// A group in registers, 128 bytes at a time, which are kDeep of k. lines(): as a panel of bfloat16 has them. add():
-// times those of a row that is alone, to sums that ordered() brings into the order of the columns. kScaled: they are
-// times their scales, which else come behind the product.
-// known_until(): where codes from t on end that may be taken as they are; the others, which are EXACT, end at
-// odd_until().
+// Decoders of a group in registers, 128 bytes (kDeep values of k) at a time. lines(): decodes to the layout of a
+// bfloat16 panel. add(): multiplies with a single row, to sums that ordered() sorts by column. kScaled: codes are
+// multiplied by their scales here, otherwise after the product. known_until(): where codes from t on stop being normal;
+// the following odd codes, which are EXACT, end at odd_until().
 
-// Of codes of which 32 bytes are of 8 columns: pairs() and values() of an eight of the panel's, in pairs of bfloat16
-// and in float32.
+// Decoders of codes with 8 columns per 32 bytes: pairs() and values() give eight of the panel's columns as bfloat16
+// pairs and as float32.
 template <class Codes>
 struct Eights {
   static constexpr int kDeep = 4;
@@ -81,7 +81,7 @@ struct Eights {
 
 struct Fp8Codes : Eights<Fp8Codes> {
   static constexpr bool kScaled = true;
-  __m256i low[2], high[2];  // of 16 columns, by the 4 low bits of a code
+  __m256i low[2], high[2];  // for 16 columns, indexed by the 4 low bits of a code
   const float* scales;
   uint32_t odd;
   int size;
@@ -102,7 +102,7 @@ struct Fp8Codes : Eights<Fp8Codes> {
       const __m256 all = _mm256_set1_ps(scale);
       const __m256 same = _mm256_and_ps(_mm256_cmp_ps(each[half * 2], all, _CMP_EQ_OQ),
                                         _mm256_cmp_ps(each[half * 2 + 1], all, _CMP_EQ_OQ));
-      // So that no value is subnormal, or too large.
+      // So that no value is subnormal or overflows.
       fit = fit && _mm256_movemask_ps(same) == 0xff && scale > 1e-30f && scale < 1e30f;
       set_table(half, scale);
     }
@@ -143,7 +143,7 @@ struct Fp8Codes : Eights<Fp8Codes> {
     for (int pair = 0; pair < 2; ++pair) out[pair * 2] = even_of(both[pair]), out[pair * 2 + 1] = odd_of(both[pair]);
   }
 
-  // By the bits of float16, which has their subnormals, too; its exponent is biased by 15, e4m3's by 7.
+  // Through the bits of float16, which also represents the subnormals; its exponent is biased by 15, e4m3's by 7.
   __attribute__((noinline)) static void exact(const char* at, const float* scales, __m256i (&out)[2]) {
     const __m256i codes = load_as<__m256i>(at), sign = _mm256_set1_epi8(-128);
     const __m256i below = _mm256_and_si256(_mm256_srli_epi16(codes, 3), _mm256_set1_epi8(15));
@@ -194,7 +194,7 @@ struct Int8Codes : Eights<Int8Codes> {
   }
 };
 
-// 0 to 15, of which 8 are subtracted behind the product.
+// Codes 0 to 15; the offset 8 is subtracted after the product.
 struct Int4Codes {
   static constexpr int kDeep = 8;
   static constexpr bool kScaled = false;
@@ -205,7 +205,7 @@ struct Int4Codes {
   MM_INLINE_MEMBER int known_until(int) const { return size; }
   MM_INLINE_MEMBER int odd_until(int t) const { return t; }
 
-  // bfloat16 of 0 to 15: its first byte, and its second one.
+  // bfloat16 of 0 to 15: first byte and second byte.
   template <bool>
   MM_INLINE_MEMBER void lines(const char* at, char* tile) const {
     const __m256i high = twice(_mm_setr_epi8(0, 63, 64, 64, 64, 64, 64, 64, 65, 65, 65, 65, 65, 65, 65, 65));

@@ -1,5 +1,5 @@
-// float32 micro-kernels: sums of a few rows by some columns in registers. Every path adds up k in its
-// order, one fused multiply-add each, so a row's result is the same bits in any company.
+// float32 micro-kernels: sums of a few rows by some columns in registers. Every path sums over k in order with fused
+// multiply-adds, so a row's result has the same bits in any batch.
 #include "common/vec.h"
 #include "linear/job.h"
 
@@ -7,30 +7,30 @@ namespace mm {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int kWidth = 16, kMostSums = 28;  // of 32 registers
+constexpr int kWidth = 16, kMostSums = 28;  // out of 32 registers
 #else
-constexpr int kWidth = 8, kMostSums = 12;  // of 16
+constexpr int kWidth = 8, kMostSums = 12;  // out of 16
 #endif
-constexpr int kVectors = kPanel / kWidth;  // of a panel
-constexpr int kTall = kMostSums / 2;       // rows at most of a block
+constexpr int kVectors = kPanel / kWidth;  // per panel
+constexpr int kTall = kMostSums / 2;       // most rows of a block
 constexpr int kMostRows = 512;             // rows whose sums wait between pieces of k
-constexpr int64_t kPiece = 192;            // of k: 24 KB of a panel, for the first cache
-constexpr int64_t kAhead = 64 * kPanel;    // floats: weights are fetched 8 KB ahead
+constexpr int64_t kPiece = 192;            // values of k per piece: 24 KB of a panel, for the first-level cache
+constexpr int64_t kAhead = 64 * kPanel;    // floats: weights are prefetched 8 KB ahead
 typedef float vec __attribute__((vector_size(kWidth * 4)));
 
 struct Block {
   const float* x;
   int64_t x_stride;
   const float* w;   // the first column of the first panel, at the first k
-  int64_t w_panel;  // floats from a panel to the next
+  int64_t w_panel;  // floats between panels
   int64_t k;
-  float* sums;  // [kPanel] a row, sums_panel floats from a panel to the next
+  float* sums;  // rows of [kPanel], with sums_panel floats between panels
   int64_t sums_panel;
   bool first;
 };
 
-// ROWS rows by VECTORS vectors of columns, over neighbouring panels where one has fewer. FETCH: the weights
-// come from memory, so later ones are asked for.
+// Multiplies ROWS rows with VECTORS vectors of columns, across neighbouring panels if one has fewer. FETCH: the weights
+// come from memory and are prefetched.
 template <int ROWS, int VECTORS, bool FETCH>
 void multiply(const Block& b) {
   vec sums[ROWS][VECTORS] = {};
@@ -53,7 +53,7 @@ void multiply(const Block& b) {
     for (int v = 0; v < VECTORS; ++v) columns[v] = load_as<vec>(w + v / kVectors * b.w_panel + v % kVectors * kWidth);
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS; ++i) {
-      vec row = x[i * b.x_stride] - vec{};  // x to every lane: unlike + 0, - 0 is no operation
+      vec row = x[i * b.x_stride] - vec{};  // broadcasts x: unlike + 0, - 0 compiles to no operation
 #pragma GCC unroll 8
       for (int v = 0; v < VECTORS; ++v) sums[i][v] += row * columns[v];
     }
@@ -64,7 +64,7 @@ void multiply(const Block& b) {
     for (int v = 0; v < VECTORS; ++v) store_as(place(i, v), sums[i][v]);
 }
 
-// As many vectors as the registers hold sums of, up to `most`.
+// As many vectors as fit into the sum registers, up to `most`.
 constexpr int vectors_of(int rows, int most) {
   return rows * 8 <= kMostSums && most >= 8 ? 8 : rows * 4 <= kMostSums && most >= 4 ? 4 : 2;
 }
@@ -82,7 +82,7 @@ typedef Table<1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14> Kernels;
 typedef Table<1, 2, 3, 4, 5, 6> Kernels;
 #endif
 
-// A block of rows by one panel: in as many passes as the registers need.
+// Multiplies a block of rows with a panel, in as many passes as the registers require.
 void multiply_panel(Block block, int rows, bool fetch) {
   int vectors = vectors_of(rows, kVectors);
   Multiply multiply = (fetch ? Kernels::fetching : Kernels::near)[rows];
@@ -93,8 +93,8 @@ void multiply_panel(Block block, int rows, bool fetch) {
   }
 }
 
-// One block of rows and a short k, all in a near cache: several panels at once, so that there are enough
-// sums on their way to hide the latency of an addition.
+// For one block of rows and a short k, all in a near cache: several panels at once, so that there are enough
+// independent sums to hide the latency of an addition.
 int run_wide(const LinearJob& job, const Share& share) {
   alignas(64) float sums[kTall * kPanel * 4];
   int rows = share.row1 - share.row0, panels = vectors_of(rows, 8) / kVectors, panel = share.panel0;

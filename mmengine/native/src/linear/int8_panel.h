@@ -1,4 +1,4 @@
-// A few rows of x in int8 by a panel of codes (linear/int8.h).
+// Multiplies a few int8 rows of x with a panel of codes (linear/int8.h).
 #pragma once
 
 #include <immintrin.h>
@@ -10,13 +10,14 @@ namespace mm {
 
 constexpr int kBlock = 32;  // values of x that share a scale
 
-// Of a row in scratch: its codes, then for each block a scale and the sum of its codes, and for each group the sum of
-// what its codes stand for.
+// The layout of a row in scratch: its codes; for each block a scale and the sum of its codes; for each group the sum of
+// the values that its codes encode.
 struct Row {
   int64_t k, blocks, groups, stride;
 
   explicit Row(const LinearJob& job) : k((int64_t)job.steps() * kStep), blocks(k / kBlock), groups(job.groups()) {
-    stride = ceil_div(k + blocks * 8 + groups * 4, 64) * 64 + 64;  // rows do not all stand in one set of the cache
+    // spread, so that rows do not all share one cache set
+    stride = ceil_div(k + blocks * 8 + groups * 4, 64) * 64 + 64;
   }
   int8_t* codes(char* row) const { return (int8_t*)row; }
   float* scales(char* row) const { return (float*)(row + k); }
@@ -25,13 +26,13 @@ struct Row {
 };
 
 #if defined(__AVX512VNNI__)
-constexpr int kTall = 6;          // rows that are multiplied at once
-constexpr bool kUnsigned = true;  // codes of x that are multiplied by int8
+constexpr int kTall = 6;  // rows that are multiplied at once
+constexpr bool kUnsigned = true;  // whether codes of x are stored unsigned for int8 weights
 
 MM_INLINE __m512i four(const int8_t* codes) { return _mm512_set1_epi32(load_as<int32_t>(codes)); }
 
-// Sums of a block's products, of M rows and the panel's columns. Of int8, codes of x are 128 more than they stand for,
-// as vpdpbusd has one side unsigned: so much of the weights is taken off, which the same instruction adds up.
+// Sums of a block's products, for M rows and the panel's columns. With int8, codes of x are stored + 128, because
+// vpdpbusd takes one unsigned operand; the excess, which the same instruction sums up, is subtracted.
 template <int M>
 MM_INLINE void multiply_int8(const int8_t* x, int64_t stride, const char* at, __m512i (&sums)[M][2]) {
   __m512i more[2] = {};
@@ -72,7 +73,7 @@ MM_INLINE void multiply_int4(const int8_t* x, int64_t stride, const char* at, __
   }
 }
 
-// c [M, 32] of M rows by a panel.
+// c [M, 32] for M rows and a panel.
 template <bool INT4, int M>
 void multiply_panel(const mm_linear& linear, const Row& row, char* rows, const char* group, float* c) {
   __m512 totals[M][2] = {};
@@ -115,15 +116,15 @@ void multiply_panel(const mm_linear& linear, const Row& row, char* rows, const c
 constexpr int kTall = 4;
 constexpr bool kUnsigned = false;
 
-// sums + those of products of 4 neighbours each, a without a sign.
+// sums + the products of 4 neighbours each; a is unsigned.
 MM_INLINE __m256i add_products(__m256i sums, __m256i a, __m256i b) {
   return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
 }
 
 MM_INLINE __m256i four(const int8_t* codes) { return _mm256_set1_epi32(load_as<int32_t>(codes)); }
 
-// Sums of a block's products, of M rows and 8 * V columns; x and `at`: the block's codes of the first row, and of the
-// first column. Functions of their own, so that nothing else is in registers.
+// Sums of a block's products, for M rows and 8 * V columns; x and `at` are the block's codes of the first row and the
+// first column. Not inlined, so that nothing else occupies registers.
 template <int M, int V>
 __attribute__((noinline)) void multiply_int8(const int8_t* x, int64_t stride, const char* at, __m256i (&found)[M][V]) {
   __m256i sums[M][V] = {};
@@ -169,7 +170,7 @@ __attribute__((noinline)) void multiply_int4(const int8_t* x, int64_t stride, co
   memcpy(found, sums, sizeof sums);
 }
 
-// c [M, 32] from `column` on, of M rows by a panel.
+// c [M, 32] from `column` on, for M rows and a panel.
 template <bool INT4, int M, int V>
 void multiply(const mm_linear& linear, const Row& row, char* rows, const char* group, int column, float* c) {
   __m256 totals[M][V] = {};
@@ -203,7 +204,7 @@ void multiply(const mm_linear& linear, const Row& row, char* rows, const char* g
     for (int v = 0; v < V; ++v) store_as(c + i * kPanel + column + v * 8, totals[i][v]);
 }
 
-// One row by the whole panel, more of them by its halves: their sums are in registers.
+// One row is multiplied with the whole panel, several rows with its halves, so that their sums are in registers.
 template <bool INT4, int M>
 void multiply_panel(const mm_linear& linear, const Row& row, char* rows, const char* panel, float* c) {
   if constexpr (M == 1) {

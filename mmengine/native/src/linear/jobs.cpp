@@ -1,4 +1,4 @@
-// Several calls of linear layers in one pass of the threads.
+// Runs several calls of linear layers in one parallel region.
 #include <atomic>
 #include <cstring>
 
@@ -9,8 +9,8 @@
 namespace mm {
 namespace {
 
-constexpr int64_t kSmall = 100000;  // multiply-adds below which a second thread costs more than it gives
-constexpr int kReading = 4;         // rows that take as long as the weights of a panel to be read
+constexpr int64_t kSmall = 100000;  // multiply-adds below which a second thread costs more than it saves
+constexpr int kReading = 4;         // rows whose products take as long as reading a panel's weights
 
 int64_t rows_bytes(const LinearJob& job) {
   const int64_t bytes = job.bf16() ? linear_scratch_bytes(job) : (int64_t)job.m * job.linear->k * 4;
@@ -38,13 +38,13 @@ void multiply(LinearJob job, char* scratch, const Share& share) {
   linear_run_fp32(job, share);
 }
 
-// One of so many equal parts of things that stand in a row, `each` of them weighing the same.
+// One of several equal parts of a sequence of weighted items.
 struct Part {
   int64_t begin, end, at = 0;
 
   Part(int64_t all, int part, int parts) : begin(all * part / parts), end(all * (part + 1) / parts) {}
 
-  // Of the next `count` things: [first, last).
+  // The items [first, last) of the next `count` items, with weight `each`, that belong to this part.
   void take(int64_t count, int64_t each, int& first, int& last) {
     first = place(begin, count, each), last = place(end, count, each);
     at += count * each;
@@ -57,13 +57,13 @@ struct Part {
   }
 };
 
-// Panels that are taken together, since they stand in pairs: how many of these a job has, and what one weighs.
+// Panels that are taken together because they are stored in pairs: how many pairs a job has, and a pair's weight.
 int64_t pairs(const LinearJob& job) { return ceil_div(job.panels(), alternating(*job.linear)); }
 int64_t pair_weight(const LinearJob& job) {
   return (int64_t)alternating(*job.linear) * (job.m + kReading) * job.linear->k;
 }
 
-// Panels are taken in parts by who is free, as those of one layer are.
+// Free threads take parts of panels, as for a single layer.
 void run_part(const LinearJob* jobs, int count, char* scratch, char* room, Part part) {
   for (int i = 0, first, last; i < count; scratch += rows_bytes(jobs[i++])) {
     const int panels = jobs[i].panels(), pair = alternating(*jobs[i].linear);

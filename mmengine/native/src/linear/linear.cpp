@@ -1,4 +1,4 @@
-// A call of a linear layer: how its rows and panels are shared among threads.
+// A call of a linear layer: dividing its rows and panels among threads.
 #include "linear/linear.h"
 
 #include <atomic>
@@ -10,12 +10,12 @@
 namespace mm {
 namespace {
 
-constexpr int64_t kSmall = 100000;  // multiply-adds below which a second thread costs more than it gives
-constexpr int kChunk = 1024;        // rows brought into scratch at a time
+constexpr int64_t kSmall = 100000;  // multiply-adds below which a second thread costs more than it saves
+constexpr int kChunk = 1024;        // rows that are copied to scratch at a time
 
 int64_t thread_bytes(const LinearJob& job) { return job.bf16() ? linear_thread_bytes(job) : 0; }
 
-// Where there are fewer panels than threads, these share blocks of rows too.
+// If there are fewer panels than threads, blocks of rows are divided too.
 Share share_of(const LinearJob& job, char* room, int thread, int threads) {
   int across = job.panels(), down = threads / across;
   if (thread >= across * down) return {};
@@ -32,15 +32,15 @@ void run_share(const LinearJob& job, const char* scratch, const Share& share) {
     linear_run_fp32(job, share);
 }
 
-// Neighbouring panels are taken by who is free: one core may have other work, or be shared with another machine.
-// An even number of them, for those that stand in pairs.
+// Free threads take neighbouring panels: a core may have other work, or be shared with another machine. The count is
+// even, for panels that are stored in pairs.
 int panels_at_once(const LinearJob& job, int threads) {
   int count = (int)ceil_div(job.panels(), threads * kPieces);
   return threads == 1 ? job.panels() : count + count % 2;
 }
 
-// `scratch`: `rows_bytes` for the rows of x, and for each thread what its kernel needs. `next`: a panel that nobody
-// took yet.
+// `scratch`: `rows_bytes` for the rows of x, then each thread's kernel memory. `next`: the first panel that is not
+// taken.
 void run_thread(const LinearJob& job, char* scratch, int64_t rows_bytes, int thread, int threads,
                 std::atomic<int>& next) {
   if (job.bf16()) {

@@ -1,4 +1,4 @@
-// Weights into panels and back.
+// Packs weights into panels, and unpacks them.
 #include <cstring>
 
 #include "linear/codes.h"
@@ -8,7 +8,7 @@
 namespace mm {
 namespace {
 
-// The row of w behind a column of a panel, or -1 for padding. `half` is i where gate and up share panels.
+// The row of w at a panel's column, or -1 for padding. `half` is i if gate and up share panels.
 int64_t source_row(int64_t panel, int column, int32_t n, int32_t half) {
   if (half == 0) {
     int64_t row = panel * kPanel + column;
@@ -18,13 +18,13 @@ int64_t source_row(int64_t panel, int column, int32_t n, int32_t half) {
   return row < half ? row + (column < 16 ? 0 : half) : -1;
 }
 
-// Where a column's value at position t of k lies in its panel, in elements of 2 bytes.
+// The offset of a column's value at position t of k in its panel, in elements of 2 bytes.
 inline int64_t place_bf16(int column, int64_t t) { return t / 2 * 2 * kPanel + column * 2 + t % 2; }
 
-// rows are those of w behind the panel's columns, NULL for padding and for what another piece brings.
+// `rows`: the rows of w at the panel's columns, NULL for padding and for rows of other chunks.
 void pack_panel_bf16(const uint16_t* const* rows, int32_t k, uint16_t* out) {
   int64_t whole = k / kStep * kStep;
-  for (int64_t step = 0; step < whole; step += kStep)  // a cache line of a row after the other
+  for (int64_t step = 0; step < whole; step += kStep)  // one cache line of each row after the other
     for (int column = 0; column < kPanel; ++column) {
       uint16_t* to = out + place_bf16(column, step);
       if (!rows[column]) continue;
@@ -43,14 +43,14 @@ void pack_panel_fp32(const float* const* rows, int32_t k, float* out) {
   }
 }
 
-// Some rows of w, [count, k], from row `first` on; of codes with their scales, and mins where there are any.
+// Rows of w, [count, k], from row `first` on; codes have scales, and optionally mins.
 struct Piece {
   const void* w;
   const float *scales, *mins;
   int32_t first, count;
 };
 
-// `rows`: those of the piece behind the panel's columns, or -1.
+// `rows`: the chunk's rows at the panel's columns, or -1.
 void pack_panel_codes(const mm_linear& linear, const Piece& piece, const int64_t* rows, char* out) {
   int64_t k = linear.k, groups = ceil_div(k, linear.group);
   for (int64_t i = 0; i < groups; ++i, out += group_step(linear)) {
@@ -85,7 +85,7 @@ void pack_panel(const mm_linear& linear, const Piece& piece, int64_t panel, int3
 
 void pack(const mm_linear& linear, const Piece& piece, int32_t half, void* packed) {
   int64_t begin = piece.first, end = begin + piece.count, width = half ? 16 : kPanel;
-  if (half && begin < half && end > half)  // of gate and of up
+  if (half && begin < half && end > half)  // rows of gate and of up
     begin = 0, end = half;
   else if (half && begin >= half)
     begin -= half, end -= half;
@@ -94,7 +94,7 @@ void pack(const mm_linear& linear, const Piece& piece, int32_t half, void* packe
     pack_panel(linear, piece, panel, half, (char*)packed + panel_at(linear, panel));
 }
 
-// A column of a panel as k values of the layer's dtype.
+// Unpacks a column of a panel to k values in the layer's dtype.
 void column_of(const mm_linear& linear, const char* panel, int column, void* out) {
   int64_t k = linear.k;
   uint16_t* to = (uint16_t*)out;

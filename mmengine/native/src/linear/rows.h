@@ -1,4 +1,4 @@
-// A call's rows, as bfloat16 layers read them without AMX.
+// A call's rows in the form that bfloat16 layers read without AMX.
 #pragma once
 
 #include "linear/job.h"
@@ -11,7 +11,7 @@ typedef uint16_t Scratch;
 typedef float Scratch;
 #endif
 
-// Some rows of x in scratch. `sums`: of their groups. `alone`: no other row is in the call.
+// Rows of x in scratch. `sums`: the sums of their groups. `alone`: the call has no other row.
 struct Rows {
   const mm_linear& linear;
   const Scratch* x;
@@ -26,7 +26,7 @@ struct Rows {
   }
 };
 
-// AVX2 tells codes of int4 apart by masks, as 0 to 15 times a power of two, by which a row that is alone is divided
+// AVX2 separates int4 codes by masks, as 0 to 15 times a power of two, by which a single row is divided
 // (linear/codes_avx2.h).
 constexpr float kMaskedBy[] = {1, 0x1p-8f, 0x1p-4f, 0x1p-12f};  // by k
 inline bool is_masked(const mm_linear& linear) {
@@ -37,13 +37,14 @@ inline bool is_masked(const mm_linear& linear) {
 #endif
 }
 
-// Whether what a row's groups are in sum is wanted.
+// Whether the sums of a row's groups are needed.
 inline bool wants_sums(const mm_linear& linear) { return linear.mins || is_masked(linear); }
 
-// Blocks of at most so many rows are as high as each other, but for the last.
+// The height of blocks with at most `most` rows: all equal, except the last.
 inline int height_of(int count, int most) { return (int)ceil_div(count, ceil_div(count, most)); }
 
-// Sums of rows by so many panels: c [panels, rows, 32]. One, or two whose lines alternate, of at most kPairRows rows.
+// Sums of rows over `panels` panels: c [panels, rows, 32]. One panel, or two alternating ones for at most kPairRows
+// rows.
 constexpr int kPairRows = 6;
 void run_panels(int panels, const Rows& rows, const char* first, float* c);
 

@@ -1,4 +1,4 @@
-// From float32 sums to y: bias, silu(gate) * up, rounding, residual.
+// Converts float32 sums to y: bias, silu(gate) * up, rounding, residual.
 #include "common/row_vec.h"
 #include "linear/job.h"
 
@@ -58,7 +58,7 @@ void store_plain(const LinearJob& job, const float* c, int ldc, int row0, int ro
   }
 }
 
-// Columns [at, at + kWide) of a panel's 16, of which `count` are there.
+// Columns [at, at + kWide) of a panel's 16, of which `count` exist.
 template <bool BF16>
 MM_INLINE void store_products(const LinearJob& job, const float* sums, int64_t row, int column, int count) {
   const int i = job.linear->n / 2;

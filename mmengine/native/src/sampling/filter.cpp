@@ -1,4 +1,4 @@
-// Where top-k and top-p cut: a bound on the scaled logit, found without sorting the vocabulary.
+// The bound of top-k and top-p on the scaled logits, found without sorting the vocabulary.
 #include <algorithm>
 #include <functional>
 
@@ -9,15 +9,15 @@ namespace mm {
 namespace {
 
 constexpr int BUCKETS = 1024;
-constexpr float PER_UNIT = 32;   // buckets of a logit's unit
-constexpr float NEAR = -12;      // most nuclei end above it; e^-12 is 6e-6
+constexpr float PER_UNIT = 32;   // buckets per unit of a logit
+constexpr float NEAR = -12;      // most nuclei end above this; e^-12 is 6e-6
 
 int bucket_of(float value) { return value > -(BUCKETS - 1) / PER_UNIT ? (int)(-value * PER_UNIT) : BUCKETS - 1; }
 
-// The k largest of the row, in descending order, into row.some.
+// Writes the k largest values of the row, in descending order, to row.some.
 void take_largest(Row& row, int vocab, int k) {
   float bound = NEVER;
-  if (k <= row.groups) {  // the k-th largest of the groups' maxima: k values at least are not below it
+  if (k <= row.groups) {  // the k-th largest of the groups' maxima: at least k values are not below it
     row.some.assign(row.most.begin(), row.most.begin() + row.groups);
     std::nth_element(row.some.begin(), row.some.begin() + (k - 1), row.some.end(), std::greater<float>());
     bound = row.some[k - 1];
@@ -33,7 +33,7 @@ void take_largest(Row& row, int vocab, int k) {
   row.some.resize(k);
 }
 
-// The last of `values` (descending) before which less than `wanted` mass lies; `before`: what lies before all.
+// The last of `values` (descending) before which the mass is less than `wanted`; `before`: the mass before all values.
 float last_before(const std::vector<float>& values, double before, double wanted) {
   float least = values[0];
   for (size_t i = 0; i < values.size() && before < wanted; i++) {
@@ -43,7 +43,7 @@ float last_before(const std::vector<float>& values, double before, double wanted
   return least;
 }
 
-// Mass of each bucket, over the groups that reach `bound`; gives the mass of all of them.
+// Computes the mass of each bucket, over the groups that reach `bound`; returns the total mass.
 double weigh(const Row& row, float bound, double* buckets) {
   alignas(64) float mass[GROUP];
   double total = 0;
@@ -53,7 +53,7 @@ double weigh(const Row& row, float bound, double* buckets) {
     f16v sum{};
     for (int i = 0; i < GROUP; i += 16) {
       f16v values = load_as<f16v>(scaled + i), each = exp_clamped(values);
-      each = values > -87.0f ? each : f16v{};  // what is below weighs nothing beside the largest
+      each = values > -87.0f ? each : f16v{};  // smaller values are negligible beside the largest
       store_as(mass + i, each);
       sum += each;
     }
@@ -64,7 +64,7 @@ double weigh(const Row& row, float bound, double* buckets) {
   return total;
 }
 
-// The values of the row in one bucket, descending, into row.some.
+// Writes the values of the row in one bucket, descending, to row.some.
 void take_bucket(Row& row, int vocab, int bucket) {
   row.some.clear();
   float bound = bucket == BUCKETS - 1 ? NEVER : -(bucket + 1) / PER_UNIT;
@@ -82,7 +82,7 @@ float nucleus_end(Row& row, int vocab, float top_p) {
   for (float bound : {NEAR, NEVER}) {
     double buckets[BUCKETS] = {}, before = 0;
     weigh(row, bound, buckets);
-    int last = bound == NEVER ? BUCKETS - 1 : bucket_of(bound) - 1;  // those above the bound are complete
+    int last = bound == NEVER ? BUCKETS - 1 : bucket_of(bound) - 1;  // buckets above the bound are complete
     for (int bucket = 0; bucket <= last; bucket++) {
       if (buckets[bucket] > 0 && before + buckets[bucket] >= wanted) {
         take_bucket(row, vocab, bucket);
@@ -91,7 +91,7 @@ float nucleus_end(Row& row, int vocab, float top_p) {
       before += buckets[bucket];
     }
   }
-  return NEVER;  // rounding left no end: all of it is wanted
+  return NEVER;  // due to rounding the mass is never reached: keep everything
 }
 
 }  // namespace

@@ -8,7 +8,7 @@ namespace mm {
 
 namespace {
 
-constexpr int FEW = 1 << 17;  // values that one thread looks at sooner than it wakes another
+constexpr int FEW = 1 << 17;  // values that one thread processes faster than it wakes another
 
 struct Best {
   int32_t token = 0;
@@ -22,7 +22,7 @@ struct Best {
   }
 };
 
-// 32 tokens that are all allowed: mostly none of them is better.
+// 32 tokens that are all allowed: usually none of them is better.
 void offer_all(Best& best, const float* logits, int32_t first) {
   f16v most = larger(load_as<f16v>(logits), load_as<f16v>(logits + 16));
   if (largest_lane(most) <= best.value) return;

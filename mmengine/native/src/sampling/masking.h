@@ -1,4 +1,4 @@
-// Packed masks of allowed tokens on rows of logits.
+// Applies packed masks of allowed tokens to rows of logits.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,14 @@ extern "C" {
 
 typedef struct {  // m rows; all arrays are host memory
   int32_t rows, vocab;
-  float* logits;             // rows lie `stride` values apart
+  float* logits;             // rows have a stride of `stride` values
   int64_t stride;
-  const int64_t* places;     // [m], which rows of `logits`
+  const int64_t* places;     // [m], row indices in `logits`
   const uint32_t* bits;      // [m, words], token t is bit t % 32 of word t / 32
   int32_t words;
-  const uint8_t* writes;     // [m], whether the row's other logits become -inf; else it is only read
-  int32_t* tokens;           // [m] out: the most likely allowed token, of equals the lowest
-  float* largest;            // [m] out: its logit; -inf where nothing is allowed
+  const uint8_t* writes;     // [m], whether the row's other logits become -inf; otherwise the row is only read
+  int32_t* tokens;           // [m] out: the most likely allowed token, ties to the lowest id
+  float* largest;            // [m] out: its logit; -inf if nothing is allowed
 } mm_masks;
 
 void mm_keep_allowed(const mm_masks*);

@@ -9,7 +9,7 @@
 namespace mm {
 
 struct PhiloxKey {
-  uint32_t low, high, output, sample;  // of the seed; output index; sample index
+  uint32_t low, high, output, sample;  // low and high bits of the seed; output index; sample index
 };
 
 constexpr int PHILOX_ROUNDS = 10;

@@ -1,4 +1,4 @@
-// One row on its way to a token: scaled logits in groups of 64, and what each group holds at most.
+// One row during sampling: scaled logits in groups of 64, and the maximum of each group.
 #pragma once
 
 #include <limits>
@@ -12,9 +12,9 @@ constexpr int GROUP = 64;
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
 struct Row {
-  std::vector<float> scaled;  // (logit - largest) / temperature; -inf behind the vocabulary
-  std::vector<float> most;    // of each group
-  std::vector<float> some;    // room for values that a filter looks at
+  std::vector<float> scaled;  // (logit - largest) / temperature; padded with -inf
+  std::vector<float> most;    // maximum of each group
+  std::vector<float> some;    // values that a filter collects
   int groups = 0;
 };
 
@@ -38,7 +38,7 @@ MM_INLINE uint32_t at_least(f16v a, f16v b) {
 #endif
 }
 
-// The smallest scaled logit that top-k and top-p leave.
+// Returns the smallest scaled logit that top-k and top-p keep.
 float least_kept(Row& row, int vocab, int top_k, float top_p);
 
 }  // namespace mm

@@ -10,12 +10,12 @@ namespace mm {
 
 namespace {
 
-// Two scores that are closer may change places with other logarithms: those of two libraries differ by less
-// than a tenth of it.
+// Two scores closer than this may change order with another library's logarithms, which differ by less than a tenth of
+// it.
 constexpr float MARGIN = 1e-4f;
 constexpr float MOST_NOISE = 22.9f;
 constexpr float LN2 = 0.6931472f;
-constexpr int FEW = 1 << 15;  // values that one thread draws from sooner than it wakes another
+constexpr int FEW = 1 << 15;  // values that one thread draws from faster than it wakes another
 
 struct Best {
   int32_t token = 0;
@@ -32,13 +32,14 @@ struct Best {
   }
 };
 
-// u = (bits + 1/2) / 2^32 in float32, as gumbel.py rounds it; the logarithms are exact beside its own.
+// u = (bits + 1/2) / 2^32 in float32, rounded as in gumbel.py; the logarithms are exact compared with those in
+// gumbel.py.
 float noise_of(uint32_t bits) {
   float u = std::min(((float)bits + 0.5f) * 0x1p-32f, 0x1.fffffep-1f);
   return (float)-std::log(-std::log1p(-(double)u));
 }
 
-// Fills `row`; false where the largest logit is not finite. `token`: a largest one.
+// Fills `row`; returns false if the largest logit is not finite. `token`: a largest token.
 bool scale(Row& row, const float* logits, int vocab, float temperature, int* token) {
   row.groups = (vocab + GROUP - 1) / GROUP;
   row.scaled.resize((size_t)row.groups * GROUP);
@@ -64,8 +65,8 @@ bool scale(Row& row, const float* logits, int vocab, float temperature, int* tok
   return true;
 }
 
-// Offers the tokens of a group that may be the best, by a bound on their noise: -log(-log(1 - u)) is at most
-// -log(u), and that at most the number of leading zeros of the bits, and one, times log(2).
+// Offers the tokens of a group that may be the best, by a bound on their noise: -log(-log(1 - u)) is at most -log(u),
+// which is at most the number of leading zeros of the bits plus one, times log(2).
 void draw_group(const Row& row, int group, float least, const PhiloxKey& key, Best& best) {
   alignas(64) uint32_t bits[GROUP];
   philox_bits(key, group * GROUP, bits);
@@ -94,7 +95,7 @@ void draw(const mm_draw& what, int index, Row& row) {
   PhiloxKey key{(uint32_t)seed, (uint32_t)(seed >> 32), (uint32_t)what.output_index[index],
                 (uint32_t)what.sample_index[index]};
   Best best;
-  draw_group(row, likely / GROUP, least, key, best);  // first, so that the bound is good from the start
+  draw_group(row, likely / GROUP, least, key, best);  // first, so that the bound is tight from the start
   for (int group = 0; group < row.groups; group++)
     if (group != likely / GROUP && row.most[group] >= least && row.most[group] + MOST_NOISE >= best.score)
       draw_group(row, group, least, key, best);

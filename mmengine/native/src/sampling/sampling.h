@@ -1,4 +1,4 @@
-// Tokens drawn from rows of logits: temperature, top-k, top-p, min-p, and Gumbel noise.
+// Draws tokens from rows of logits: temperature, top-k, top-p, min-p, and Gumbel noise.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ extern "C" {
 
 typedef struct {  // r rows; all arrays are host memory
   int32_t rows, vocab;
-  const float* logits;        // rows lie `stride` values apart
+  const float* logits;        // rows have a stride of `stride` values
   int64_t stride;
   const float* temperature;   // [r], above 0
   const int32_t* top_k;       // [r], 1 to vocab; vocab: all
@@ -18,11 +18,11 @@ typedef struct {  // r rows; all arrays are host memory
   const int64_t* seed;        // [r]
   const int32_t* output_index;
   const int32_t* sample_index;
-  int32_t* tokens;            // [r] out; -1: another one is so close that the caller's arithmetic decides
+  int32_t* tokens;            // [r] out; -1: the two best scores are so close that the caller must decide
 } mm_draw;
 
-// Filters are those of mmengine/runtime/sampling/filters.py, noise is that of gumbel.py, and so are the tokens. A row
-// whose largest logit is not finite gives token 0.
+// The filters are those of mmengine/runtime/sampling/filters.py, the noise is that of gumbel.py, and the tokens are the
+// same. A row whose largest logit is not finite gets token 0.
 void mm_draw_tokens(const mm_draw*);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-// Attention within segments: the tasks, and how keys and queries are turned on their way into them.
+// Attention within segments: the tasks, and the rotation of keys and queries while they are packed.
 #include <cstdlib>
 #include <cstring>
 
@@ -9,9 +9,9 @@
 namespace mm {
 namespace {
 
-constexpr int kQueryChunk = 4096;  // most queries of a task; a segment's keys are packed anew for each
-constexpr int kLeastChunk = 512;   // queries for which keys are packed, where threads share a segment
-constexpr int kTasks = 4;          // of a thread, of a long segment
+constexpr int kQueryChunk = 4096;  // most queries per task; each task packs the segment's keys again
+constexpr int kLeastChunk = 512;   // fewest queries per task if threads share a segment
+constexpr int kTasks = 4;          // tasks per thread for a long segment
 
 // Queries [query0, query1) of one head against the keys [start, stop) of their segment.
 struct VisionTask {
@@ -19,12 +19,12 @@ struct VisionTask {
   const void* qkv;
   int64_t qkv_stride;
   void* out;
-  int64_t out_stride, out_query;  // whose result stands first in `out`
+  int64_t out_stride, out_query;  // out_query: the query whose result is first in `out`
   int64_t start, stop, query0, query1;
   int head;
 };
 
-// `half` pairs of values, rotated: to = x * cos + (x with its halves swapped) * sin.
+// Rotates `half` pairs of values: to = x * cos + (x with its halves swapped) * sin.
 MM_INLINE void rotate(const float* __restrict x, const float* __restrict cos, const float* __restrict sin, int half,
                       float* __restrict to) {
   for (int i = 0; i < half; i++) {
@@ -81,7 +81,7 @@ class SegmentSource {
 using Fp32 = Flash<VectorTiles, SegmentSource<float>>;
 using Bf16 = Flash<Bf16Tiles, SegmentSource<uint16_t>>;
 
-// Of the queries [query0, query1) those that lie in the segment.
+// Attends the queries of [query0, query1) that are in the segment.
 void attend_segment(const VisionTask& whole, void* scratch) {
   const int64_t first = whole.query0 > whole.start ? whole.query0 : whole.start;
   const int64_t last = whole.query1 < whole.stop ? whole.query1 : whole.stop;

@@ -1,11 +1,11 @@
-// Pixels to numbers, and the activation of the vision tower's layers.
+// Pixel normalisation, and the activation of the vision tower's layers.
 #include "common/vec.h"
 #include "vision/vision.h"
 
 namespace mm {
 namespace {
 
-constexpr int64_t kShare = 16384;  // values that are worth a thread
+constexpr int64_t kShare = 16384;  // values that justify a thread
 
 // 0.5 x (1 + tanh(u)) is x / (1 + e^(-2u)), u = sqrt(2 / pi) (x + 0.044715 x^3)
 MM_INLINE f16v gelu_tanh(f16v x) {
@@ -24,7 +24,7 @@ MM_INLINE void store(void* x, int64_t at, f16v value, bool bf16) {
     store_as((float*)x + at, value);
 }
 
-// f over `count` values in vectors; the last, broken one goes through a buffer.
+// Applies f to `count` values in vectors; a last partial vector goes through a buffer.
 template <class F>
 MM_INLINE void over(int64_t count, F f) {
 #pragma omp parallel for schedule(static) if (count > kShare)
@@ -54,7 +54,7 @@ extern "C" void mm_vision_gelu(void* x, int64_t count, int32_t dtype) {
 }
 
 extern "C" void mm_vision_pixels(const uint8_t* pixels, int64_t count, int32_t dtype, void* out) {
-  float table[256];  // one value a grey level: three roundings each, the same for every pixel
+  float table[256];  // one value per grey level, with three roundings
   uint16_t narrow_table[256];
   for (int i = 0; i < 256; i++) {
     table[i] = ((float)i / 255.0f - 0.5f) / 0.5f;

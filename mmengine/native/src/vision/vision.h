@@ -1,4 +1,4 @@
-// What a vision tower needs beside its linear layers, over the packed patches of many images.
+// Operations of a vision tower besides its linear layers, over the packed patches of many images.
 //
 // dtype everywhere: 0 float32, 1 bfloat16.
 #pragma once
@@ -11,22 +11,22 @@ extern "C" {
 
 typedef struct {
   int32_t num_segments, num_heads, head_dim, dtype;  // head_dim: a multiple of 8, at most 256
-  const int32_t* starts;  // [num_segments + 1] first patch of each segment, then their number
-  const float* cos;       // [patches, head_dim] rotation of q and k; NULL: they are not rotated
+  const int32_t* starts;  // [num_segments + 1] first patch of each segment, then the number of patches
+  const float* cos;       // [patches, head_dim] rotation of q and k; NULL: no rotation
   const float* sin;       // [patches, head_dim], the first half negated
 } mm_segments;
 
-// Each patch of [first, last) attends to all patches of its segment. qkv: [patches, 3 * num_heads * head_dim],
-// q then k then v; out: [last - first, num_heads * head_dim]. Strides are in elements between patches. A
-// patch's result depends on its own segment alone, not on the others, on the patches that are asked for with
-// it, nor on the number of threads. Gives 0, or 1 where memory for the work could not be had.
+// Attends from each patch of [first, last) to all patches of its segment. qkv: [patches, 3 * num_heads * head_dim], q
+// then k then v; out: [last - first, num_heads * head_dim]. Strides are in elements between patches. A patch's result
+// depends only on its own segment: neither on other segments or requested patches, nor on the number of threads.
+// Returns 0, or 1 if scratch memory cannot be allocated.
 int32_t mm_vision_attention(const mm_segments* segments, const void* qkv, int64_t qkv_stride, int64_t first,
                             int64_t last, void* out, int64_t out_stride);
 
 // x = gelu(x) in its tanh form, `count` values in place.
 void mm_vision_gelu(void* x, int64_t count, int32_t dtype);
 
-// out = (pixel / 255 - 0.5) / 0.5, each operation rounded to float32 as it stands.
+// out = (pixel / 255 - 0.5) / 0.5, each operation rounded to float32.
 void mm_vision_pixels(const uint8_t* pixels, int64_t count, int32_t dtype, void* out);
 
 #ifdef __cplusplus
