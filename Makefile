@@ -2,7 +2,7 @@
 # make check    style, format, import contracts, types, and the short tests of core, events, golden logs and this
 #               house's limits; what a commit is to pass (.pre-commit-config.yaml), in under a minute
 # make test     the same, and all tests
-# make limits   writes docs/reference/limits.md from the code
+# make limits   writes limits.md, cli.md, settings.md and events.md in docs/reference from the code
 # make picture  draws docs/images/architecture.svg from the imports of the packages
 # make soak     the long versions of tests
 # make soak-schemas  of these the random schemas, their mutations and answers, in under 20 minutes
@@ -67,6 +67,7 @@ $(FETCHED:%=fetch-%): fetch-%: .venv/.ready
 
 limits: .venv/.ready
 	$(BIN)/python -m tests.project.limits_page
+	$(BIN)/python -m tests.project.reference_pages
 
 picture:
 	$(PYTHON) docs/site/picture.py

@@ -6,6 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("", "docs/**", "benchmarks/results", "plugins/*", "examples/**")
+GENERATED = "docs/reference/cli.md"  # from the commands' help: tests/project/reference_pages.py
 _COMMAND = re.compile(r"(?:[A-Z_]+=\S+ )*(mmengine|python|make|pip|git|bash) ")
 _FENCE = re.compile(r"(\s*)(```+|~~~+)\s*(\S*)\s*$")
 
@@ -26,7 +27,7 @@ class Block:
 
 def documents() -> list[str]:
     found = {path for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.md" if folder else "*.md")}
-    return sorted(str(path.relative_to(ROOT)) for path in found)
+    return sorted({str(path.relative_to(ROOT)) for path in found} - {GENERATED})
 
 
 def blocks(document: str, language: str | None = None) -> list[Block]:

@@ -8,7 +8,7 @@ import pytest
 
 from mmengine.config import EngineConfig
 from mmengine.server.settings import ServerSettings
-from tests.project import limits_page
+from tests.project import limits_page, reference_pages
 
 TEXTS = tomllib.loads(limits_page.TEXTS.read_text())
 
@@ -24,6 +24,16 @@ def test_each_setting_has_a_text_and_a_module_that_names_it(kind, struct):
         assert text.endswith(".") and len(text.split()) > 3, name
         source = (limits_page.ROOT / "mmengine" / module).read_text()
         assert re.search(rf"\b{name}\b", source), f"{module} does not name {name}"
+
+
+@pytest.mark.parametrize(("kind", "struct"), [("engine", EngineConfig), ("server", ServerSettings)])
+def test_each_setting_without_a_range_has_a_text(kind, struct):
+    assert TEXTS[f"{kind}_choices"].keys() == {*struct.__struct_fields__} - limits_page.ranges(struct).keys()
+
+
+@pytest.mark.parametrize("name", reference_pages.PAGES)
+def test_the_generated_pages_are_current(name):
+    assert (reference_pages.FOLDER / name).read_text() == reference_pages.PAGES[name](), "run `make limits`"
 
 
 def test_each_key_of_fixed_limits_is_used():

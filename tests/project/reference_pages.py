@@ -1,0 +1,168 @@
+"""docs/reference/cli.md, settings.md and events.md, generated from the code.
+
+python -m tests.project.reference_pages     writes the pages (`make limits`)
+
+The texts are the commands' help, the texts in limits.toml, and the docstrings of the events.
+"""
+
+import inspect
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from typer.main import get_command
+
+from mmengine.cli.main import app
+from mmengine.config import EngineConfig
+from mmengine.events import vocabulary
+from mmengine.server.settings import ServerSettings
+from tests.project.limits_page import TEXTS
+
+FOLDER = Path(__file__).parents[2] / "docs" / "reference"
+CLI = """# Command line
+
+`make limits` writes this page from the commands' help; `mmengine COMMAND --help` prints the same text.
+Options of `mmengine serve` also come from the environment (`MMENGINE_PORT`) and from the `--config` file.
+"""
+SETTINGS = """# Settings
+
+`make limits` writes this page from the code. [Limits](limits.md) has the ranges.
+"""
+ENGINE = """
+## Engine
+
+Fields of `EngineConfig`: `--set NAME=VALUE` on the command line, keyword arguments of `Engine` and
+`AsyncEngine`. A resumed log keeps its settings. Sizes are in tokens unless the name says otherwise; encoder
+sizes are in embeddings.
+
+| setting | type | default | meaning |
+|---|---|---|---|
+"""
+SERVER = """
+## Server
+
+Options of `mmengine serve`: `--max-body-bytes` for `max_body_bytes`. Times are in seconds, sizes in bytes.
+
+| setting | type | default | meaning |
+|---|---|---|---|
+"""
+EVENTS = """# Events
+
+`make limits` writes this page from `mmengine/events/vocabulary.py`. A log is a sequence of these events.
+[The log format](log-format.md) describes their bytes, and [the log](log.md) the commands that read them.
+
+* An **observation** is a fact that only the log knows: an arrival, a token, a failure. `verify` takes
+  observations as input.
+* A **decision** follows from the state. `verify` derives each decision again and compares.
+
+Integer columns are little-endian int32 bytes. Fields are only added at the end, with a default, and a number
+is never used twice.
+"""
+
+
+def cli_page() -> str:
+    sections = "".join(_section(name, command) for name, command in _commands(get_command(app), "mmengine"))
+    return CLI + sections
+
+
+def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if hasattr(command, "commands"):
+        for each in command.commands.values():
+            if not each.hidden:
+                yield from _commands(each, f"{name} {each.name}")
+    else:
+        yield name, command
+
+
+def _section(name: str, command: Any) -> str:
+    paragraphs = [each.strip() for each in _plain(command.help or "").split("\n\n") if each.strip()]
+    text, is_example, examples = f"\n## {name}\n", False, []
+    for paragraph in paragraphs:
+        if paragraph in ("Example", "Examples"):
+            is_example = True
+        elif is_example and paragraph.startswith(("mmengine", "curl")):
+            examples += [line.strip() for line in paragraph.splitlines()]
+        else:
+            text += f"\n{paragraph}\n"
+    if examples:
+        text += "\n```text\n" + "".join(f"{line}\n" for line in examples) + "```\n"
+    rows = [_option(each) for each in command.params if not getattr(each, "hidden", False)]
+    rows = [row for row in rows if "`--help`" not in row]
+    return text + ("\n| argument | default | meaning |\n|---|---|---|\n" + "".join(rows) if rows else "")
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\[/?[a-z ]+\]", "", inspect.cleandoc(text)).replace("\b", "")
+
+
+def _option(param: Any) -> str:
+    names = ", ".join(f"`{name}`" for name in (*param.opts, *param.secondary_opts))
+    if param.param_type_name == "argument":
+        names = f"`{(param.metavar or param.name or '').upper().strip('[]')}`"
+    shown = getattr(param, "show_default", None)
+    default = shown if isinstance(shown, str) else "" if param.default in (None, False, ()) else param.default
+    default = "" if callable(default) else default
+    meaning = _plain(getattr(param, "help", "") or "").replace("\n", " ")
+    return _row(names, f"{default}", meaning)
+
+
+def settings_page() -> str:
+    texts = tomllib.loads(TEXTS.read_text())
+    engine = _settings(EngineConfig, described(texts, "engine"))
+    server = _settings(ServerSettings, described(texts, "server"))
+    return SETTINGS + ENGINE + engine + SERVER + server
+
+
+def described(texts: dict[str, Any], kind: str) -> dict[str, str]:
+    """Return the text of each setting, with a range or without."""
+    return {name: text for name, (text, _) in texts[kind].items()} | texts[f"{kind}_choices"]
+
+
+def _settings(struct: type[msgspec.Struct], texts: dict[str, str]) -> str:
+    rows = ""
+    for field in msgspec.structs.fields(struct):
+        default = "" if field.default is msgspec.NODEFAULT else msgspec.json.encode(field.default).decode()
+        rows += _row(f"`{field.name}`", _type(field.type), f"`{default}`", texts[field.name])
+    return rows
+
+
+def _type(hint: Any) -> str:
+    if hint is type(None):
+        return "null"
+    hint = getattr(hint, "__origin__", hint) if hasattr(hint, "__metadata__") else hint
+    args = getattr(hint, "__args__", ())
+    if "Literal" in str(hint):
+        return ", ".join(f"`{each!r}`".replace("'", '"') for each in args)
+    if args and "Union" in str(type(hint)):
+        return " or ".join(_type(each) for each in args)
+    if getattr(hint, "__origin__", None) is tuple:
+        return f"list of {_type(args[0])}"
+    return getattr(hint, "__name__", str(hint))
+
+
+def events_page() -> str:
+    text = EVENTS
+    for number, kind in sorted(vocabulary.TYPES.items()):
+        doc = re.sub(r"\s+", " ", inspect.getdoc(kind) or "")
+        text += f"\n## {kind.__name__} ({number})\n\n{doc}\n\n| field | type | default |\n|---|---|---|\n"
+        for field in msgspec.structs.fields(kind):
+            hint = str(kind.__annotations__.get(field.name, field.type)).replace("mmengine.request.", "")
+            name = getattr(kind.__annotations__.get(field.name), "__name__", "") or hint
+            name = hint if "[" in hint or "|" in hint else name
+            default = "" if field.default is msgspec.NODEFAULT else f"`{field.default!r}`"
+            text += _row(f"`{field.name}`", f"`{name}`", default)
+    return text
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+PAGES = {"cli.md": cli_page, "settings.md": settings_page, "events.md": events_page}
+
+if __name__ == "__main__":
+    for name, written in PAGES.items():
+        (FOLDER / name).write_text(written())
