@@ -248,14 +248,14 @@ def test_an_engine_that_stops_is_told_to_who_has_read_all_there_is(stream, monke
 def test_a_call_of_which_the_log_has_one_prompt_is_asked_for_the_other(tmp_path, monkeypatch):
     """The process died between the two: what it wrote goes on, under the ids that the call has again."""
     body, headers = {"prompt": ["x" * 100, "y" * 100], "max_tokens": 300}, {"x-request-id": "mine"}
-    submit, died = AsyncEngine._submit, tmp_path / "died"
+    submit, died = Admission._submit, tmp_path / "died"
 
     def first_alone(self, request, result):
         if request.channel.options.request_id != "mine-1":
             submit(self, request, result)
 
     with served(executor_class=Leaving, drain_s=0, engine_options={"log": tmp_path / "log"}) as server:
-        monkeypatch.setattr(AsyncEngine, "_submit", first_alone)
+        monkeypatch.setattr(Admission, "_submit", first_alone)
         asking = threading.Thread(target=server.call, args=("/v1/completions", body, headers))
         asking.start()
         wait_for(lambda: server.engine.stats().num_output_tokens > 10)
