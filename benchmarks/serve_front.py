@@ -19,10 +19,10 @@ from mmengine.request import SamplingParams
 from mmengine.serve.prompt.options import SubmitOptions, make_options
 from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.requests.health import Readiness
-from mmengine.serve.requests.recovered_requests import Left
+from mmengine.serve.requests.recovered_requests import RecoveredRequest
 from mmengine.serve.stream.channel import Channel, put_all
 from mmengine.serve.stream.request_stream import Stream
-from mmengine.serve.text.output_text import AnswerTexts
+from mmengine.serve.text.output_text import OutputText
 from mmengine.serve.text.request_output import Choice, Completion, RequestOutput
 from mmengine.server.app.app import App
 from mmengine.server.http.auth import ApiKeys
@@ -65,7 +65,7 @@ class ScriptedEngine:
     def metrics_text(self) -> str:
         return ""
 
-    def left(self) -> list[Left]:
+    def left(self) -> list[RecoveredRequest]:
         return []
 
     def stream(
@@ -73,7 +73,7 @@ class ScriptedEngine:
     ) -> Stream:
         asked = make_options(sampling, options)
         prepared = Prompt.of(prompt).prepare(self.processor, asked.cache_salt)
-        channel = Channel(asked, AnswerTexts(self.processor.tokenizer, sampling))
+        channel = Channel(asked, OutputText(self.processor.tokenizer, sampling))
         channel.accepted.set()
         if not self._speaking:
             asyncio.get_running_loop().call_soon(self._step)

@@ -162,7 +162,7 @@ def _answer_one(
     from mmengine.cli.batch import draft_lines  # lazy: numpy, msgspec
     from mmengine.serve.prompt.options import Options, make_sampling
     from mmengine.serve.prompt.prompt import Prompt
-    from mmengine.serve.text.request_output import CUT, succeeded
+    from mmengine.serve.text.request_output import CUT, require_success
     from mmengine.structured_output.request.spec import grammar_of  # lazy: msgspec
 
     response_format = question.response_format()
@@ -186,7 +186,7 @@ def _answer_one(
         with prompt_bar() as bar:
             completion = _stepped(engine, request_id, bar, live)
         drafts = list(draft_lines(engine))
-    succeeded(completion)
+    require_success(completion)
     if as_json:
         import msgspec  # lazy: not needed for help
 

@@ -14,35 +14,35 @@ import msgspec
 from mmengine.config import EngineConfig
 from mmengine.core.outputs import Stats
 from mmengine.errors import ConfigError, InvalidRequest, QueueFull, RequestFailed
-from mmengine.fleet.journey import Carrier, Journey, Patience, ReplicaLost
-from mmengine.fleet.kept import KeptRequests
-from mmengine.fleet.ledger import Kept
-from mmengine.fleet.media import fetched
+from mmengine.fleet.durable_requests import DurableRequests
+from mmengine.fleet.ledger import LedgerEntry
+from mmengine.fleet.media import with_fetched_media
 from mmengine.fleet.metrics import FleetMetrics
+from mmengine.fleet.routed_request import Carrier, ReplicaLost, RoutedRequest, RoutingLimits
 from mmengine.fleet.routing import affinity
 from mmengine.fleet.wire import (
-    Ask,
-    Begun,
-    Refused,
-    asked_prompt,
-    decoded_told,
-    encoded,
-    prompt_of,
+    Accepted,
+    Rejection,
+    ReplicaRequest,
+    decode_message,
+    encode,
+    prompt_from_wire,
     submit_options,
+    wire_prompt,
 )
 from mmengine.models.plugin import Processor
 from mmengine.processing.workers.attempt import GIVEN_UP
 from mmengine.request import SamplingParams
 from mmengine.serve.async_engine.typed_answers import AsyncAnswers
 from mmengine.serve.prompt.options import SUBMIT, Options, SubmitOptions, make_options
-from mmengine.serve.prompt.prompt import Prompt, Prompted, request_ids
-from mmengine.serve.requests.adapters import KnownAdapter
+from mmengine.serve.prompt.prompt import Prompt, PromptInput, request_ids
+from mmengine.serve.requests.adapters import LocalAdapter
 from mmengine.serve.requests.health import Readiness
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.serve.requests.request_times import Times
 from mmengine.serve.stream.channel import Channel
-from mmengine.serve.stream.request_stream import Held, Stream
-from mmengine.serve.text.output_text import AnswerTexts
+from mmengine.serve.stream.request_stream import HeldAnswer, Stream
+from mmengine.serve.text.output_text import OutputText
 from mmengine.serve.text.reasoning import Reasoning
 from mmengine.serve.text.request_output import RequestOutput, engine_failed
 
@@ -66,15 +66,15 @@ class FleetEngine(AsyncAnswers):
         processor: Processor,
         config: EngineConfig,
         max_open: int,
-        patience: Patience = Patience(),  # noqa: B008 (it is frozen)
-        kept: KeptRequests | None = None,
+        patience: RoutingLimits = RoutingLimits(),  # noqa: B008 (it is frozen)
+        kept: DurableRequests | None = None,
     ):
         self._kept = kept
         self._carrier, self._processor, self.config = carrier, processor, config
         self._max_open, self._patience = max_open, patience
         self._loop = asyncio.get_running_loop()
         self._open: dict[Channel, asyncio.Task[None]] = {}
-        self._journeys: dict[Channel, Journey] = {}  # of those whose prompts are here
+        self._journeys: dict[Channel, RoutedRequest] = {}  # of those whose prompts are here
         self._names: set[str] = set()  # of the requests that are open
         self._new_id = request_ids()
         markers = config.reasoning_start, config.reasoning_end
@@ -102,11 +102,11 @@ class FleetEngine(AsyncAnswers):
         return self._max_open
 
     @property
-    def adapters(self) -> tuple[KnownAdapter, ...]:
+    def adapters(self) -> tuple[LocalAdapter, ...]:
         """None: replicas are given no adapters."""
         return ()
 
-    async def load_adapter(self, name: str, source: str) -> KnownAdapter:
+    async def load_adapter(self, name: str, source: str) -> LocalAdapter:
         """Raises ConfigError."""
         raise ConfigError("replicas take no adapters")
 
@@ -119,27 +119,27 @@ class FleetEngine(AsyncAnswers):
         """Whether thinking_token_budget is taken."""
         return self._can_end_reasoning
 
-    async def count(self, prompt: Prompted) -> int:
+    async def count(self, prompt: PromptInput) -> int:
         """Tokens of a prompt with its media, as a replica prepares it. Raises what comes out of a stream."""
-        async with fetched(Prompt.of(prompt)) as given:
+        async with with_fetched_media(Prompt.of(prompt)) as given:
             return await self._count(given)
 
     async def _count(self, given: Prompt) -> int:
-        ask = Ask(self._new_id(), asked_prompt(given), SamplingParams(), is_count=True)
+        ask = ReplicaRequest(self._new_id(), wire_prompt(given), SamplingParams(), is_count=True)
         for _ in range(COUNT_TRIES):
             with suppress(ReplicaLost, TimeoutError):
                 async with asyncio.timeout(self._patience.patience_s):
-                    async for word in self._carrier.call(affinity(given), encoded(ask)):
-                        match decoded_told(word):
-                            case Begun(num_prompt_tokens=count):
+                    async for word in self._carrier.call(affinity(given), encode(ask)):
+                        match decode_message(word):
+                            case Accepted(num_prompt_tokens=count):
                                 return count
-                            case Refused() as refused:
+                            case Rejection() as refused:
                                 raise refused.error()
         raise RequestFailed("no replica counted the prompt's tokens; try again later")
 
     def stream(
         self,
-        prompt: Prompted,
+        prompt: PromptInput,
         sampling: SamplingParams | None = None,
         *,
         hold: bool = False,
@@ -155,7 +155,7 @@ class FleetEngine(AsyncAnswers):
         params = msgspec.structs.replace(asked.sampling, seed=seed)
         name = asked.request_id or self._new_id()
         asked = replace(asked, sampling=params, request_id=name)
-        channel = Channel(asked, AnswerTexts(self._processor.tokenizer, params), hold)
+        channel = Channel(asked, OutputText(self._processor.tokenizer, params), hold)
         channel.request_id = name
         if len(self._open) >= self._max_open:
             raise QueueFull(f"{self._max_open} requests are open already; try again later")
@@ -169,7 +169,7 @@ class FleetEngine(AsyncAnswers):
             raise InvalidRequest("the engine is closed")
         self._open[channel] = self._loop.create_task(self._answer(channel, way))
         self._names.add(channel.request_id)
-        return Stream(channel, self._close_channel, self.let_go)
+        return Stream(channel, self._close_channel, self.release_answers)
 
     async def _answer(self, channel: Channel, way: Coroutine[None, None, None]) -> None:
         try:
@@ -187,14 +187,14 @@ class FleetEngine(AsyncAnswers):
                 self._kept.drop(channel.request_id)  # as it is handed over, it is delivered
 
     async def _asked(self, channel: Channel, prompt: Prompt, options: SubmitOptions) -> None:
-        async with fetched(prompt, lambda: channel.closed) as given:
+        async with with_fetched_media(prompt, lambda: channel.closed) as given:
             await self._travel(channel, given, options)
 
     async def _travel(self, channel: Channel, prompt: Prompt, options: SubmitOptions) -> None:
         asked = channel.options
-        ask = Ask(
+        ask = ReplicaRequest(
             asked.request_id,
-            asked_prompt(prompt),
+            wire_prompt(prompt),
             asked.sampling,
             {key: value for key, value in options.items() if key in PASSED_ON and value is not None},
             options.get("calls"),
@@ -203,7 +203,7 @@ class FleetEngine(AsyncAnswers):
         await self._journey(channel, ask, prompt, ())
 
     async def _journey(
-        self, channel: Channel, ask: Ask, prompt: Prompt, said: Iterable[RequestOutput]
+        self, channel: Channel, ask: ReplicaRequest, prompt: Prompt, said: Iterable[RequestOutput]
     ) -> None:
         """`said`: of the answer by an ingress before this one."""
         salt = channel.options.cache_salt
@@ -213,7 +213,7 @@ class FleetEngine(AsyncAnswers):
             key = affinity(prompt, salt)
         moved = partial(self._moved, ask.request_id)
         keeper = self._kept if channel.is_held or channel.accepted.is_set else None
-        journey = Journey(ask, key, channel, self._carrier, self._patience, moved, keeper)
+        journey = RoutedRequest(ask, key, channel, self._carrier, self._patience, moved, keeper)
         journey.go_on(said)
         self._journeys[channel] = journey
         try:
@@ -234,15 +234,15 @@ class FleetEngine(AsyncAnswers):
         if (task := self._open.get(channel)) is not None:
             journey = self._journeys.get(channel)
             if journey is None or not journey.is_over:  # what is given up is nobody's
-                self.let_go([Held(channel.request_id, 1)])
+                self.release_answers([HeldAnswer(channel.request_id, 1)])
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(task.cancel)
 
     # Of an ingress before this one
 
-    def left(self) -> list[Kept]:
+    def recovered_requests(self) -> list[LedgerEntry]:
         """Requests of an ingress before this one that nobody took up yet."""
-        return [] if self._kept is None else self._kept.left()
+        return [] if self._kept is None else self._kept.recovered_requests()
 
     def attach(self, request_id: str, *, hold: bool = False) -> Stream:
         """As AsyncEngine's: what replicas' logs have of its answer comes first."""
@@ -255,28 +255,28 @@ class FleetEngine(AsyncAnswers):
             deadline_s=options.get("deadline_s") or 0.0,
             envelope=kept.envelope,
         )
-        channel = Channel(asked, AnswerTexts(self._processor.tokenizer, sampling), hold)
+        channel = Channel(asked, OutputText(self._processor.tokenizer, sampling), hold)
         channel.request_id = request_id
         kept.begun.tell(channel)
         return self._begin(channel, self._go_on(channel, kept))
 
-    async def _go_on(self, channel: Channel, kept: Kept) -> None:
+    async def _go_on(self, channel: Channel, kept: LedgerEntry) -> None:
         assert self._kept is not None
         said = await self._kept.heard(kept)
-        await self._journey(channel, kept.ask, prompt_of(kept.ask.prompt), said)
+        await self._journey(channel, kept.ask, prompt_from_wire(kept.ask.prompt), said)
 
     def give_up(self, request_id: str) -> None:
         """Nobody will take up a request of an ingress before. Raises InvalidRequest for one that is not among
-        the `left`."""
-        self.let_go([Held(self._taken(request_id).request_id, 1)])
+        the `recovered_requests`."""
+        self.release_answers([HeldAnswer(self._taken(request_id).request_id, 1)])
 
-    def _taken(self, request_id: str) -> Kept:
+    def _taken(self, request_id: str) -> LedgerEntry:
         if self._kept is not None:
             with suppress(KeyError):
                 return self._kept.take(request_id)
         raise InvalidRequest(f"no request {request_id!r} of the process before waits to be taken up")
 
-    def let_go(self, answers: list[Held]) -> None:
+    def release_answers(self, answers: list[HeldAnswer]) -> None:
         """These answers, of streams that held them, are where they will not be lost."""
         if self._kept is None or self._leaving:
             return

@@ -15,7 +15,7 @@ import msgspec
 from mmengine.errors import KeepFailed, LogError, QueueFull
 from mmengine.events.file_system import sync_folder, write_whole
 from mmengine.events.lock import lock
-from mmengine.fleet.wire import Ask, Begun, as_plain
+from mmengine.fleet.wire import Accepted, ReplicaRequest, as_plain
 from mmengine.serve.requests.operator_log import operator_log
 
 MAX_LEDGER_BYTES = 4 * 2**30  # of requests with their media
@@ -23,12 +23,12 @@ _SUFFIX = ".request"
 _NAME_BYTES = 16
 
 
-class Kept(msgspec.Struct, frozen=True):
+class LedgerEntry(msgspec.Struct, frozen=True):
     """A request that was accepted. `ask`: as its first replica was asked. Fields are only ever added, with a
     default."""
 
-    ask: Ask
-    begun: Begun
+    ask: ReplicaRequest
+    begun: Accepted
 
     @property
     def request_id(self) -> str:
@@ -42,7 +42,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=as_plain).encode
-_decode = msgspec.msgpack.Decoder(Kept).decode
+_decode = msgspec.msgpack.Decoder(LedgerEntry).decode
 
 
 class Ledger:
@@ -56,7 +56,7 @@ class Ledger:
         self._guard = threading.Lock()
         self._sizes: dict[str, int] = {}  # bytes by request id
         self.since = 0.0  # when the first of those that are here was written, Unix time; 0.0: none is
-        self.found: dict[str, Kept] = {}  # that stood here, by request id, until somebody takes them
+        self.found: dict[str, LedgerEntry] = {}  # that stood here, by request id, until somebody takes them
         try:
             for path in sorted(folder.glob(f"*{_SUFFIX}")):
                 self._read(path)
@@ -78,7 +78,7 @@ class Ledger:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._sizes
 
-    def put(self, kept: Kept) -> None:
+    def put(self, kept: LedgerEntry) -> None:
         """It is on the disk when this returns. Raises QueueFull, KeepFailed, LogError when it is closed."""
         data = _encode(kept)
         with self._guard:

@@ -9,10 +9,15 @@ from mmengine.serve.prompt.prompt_media import PromptMedia, names_urls
 
 
 @asynccontextmanager
-async def fetched(prompt: Prompt, is_over: Callable[[], bool] = lambda: False) -> AsyncIterator[Prompt]:
-    """The prompt with bytes in place of names; the door counts them until the block ends, however it does.
-    No thread of the loop's waits meanwhile: a few silent hosts would have them all. `is_over`: whether nobody
-    wants it any more. Raises what PromptMedia raises."""
+async def with_fetched_media(
+    prompt: Prompt, is_over: Callable[[], bool] = lambda: False
+) -> AsyncIterator[Prompt]:
+    """Give the prompt with the bytes of its media in place of URLs.
+
+    The bytes count against the limit of fetched media until the block ends. No thread of the event loop's
+    pool waits for hosts, since a few silent ones would occupy all of them. `is_over` says whether the caller
+    has given up. Raises what PromptMedia raises.
+    """
     if not names_urls(prompt):
         yield prompt
         return

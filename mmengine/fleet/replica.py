@@ -8,21 +8,21 @@ from typing import NamedTuple
 
 from mmengine.errors import ExecutorFailed, MMEngineError
 from mmengine.fleet.wire import (
-    Ask,
-    Beat,
-    Begun,
-    Here,
-    Moved,
-    News,
-    Refused,
-    Told,
-    begun,
-    decoded_ask,
-    encoded,
-    ended_of,
-    prompt_of,
-    said,
+    Accepted,
+    Heartbeat,
+    Outputs,
+    Redirect,
+    Rejection,
+    ReplicaMessage,
+    ReplicaName,
+    ReplicaRequest,
+    accepted_message,
+    answer_end,
+    decode_request,
+    encode,
+    prompt_from_wire,
     submit_options,
+    wire_output,
 )
 from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.serve.stream.request_stream import Stream
@@ -55,25 +55,25 @@ class Replica:
     async def run(self, data: bytes) -> AsyncIterator[bytes]:
         """Answers an Ask; leaving the iteration cancels the request. Raises InvalidRequest for what is no
         Ask."""
-        ask = decoded_ask(data)
-        yield encoded(Here(self.name))
+        ask = decode_request(data)
+        yield encode(ReplicaName(self.name))
         if self.name in ask.avoid or self._leaving:
-            yield encoded(Moved(self._leaving or "it is not wanted here"))
+            yield encode(Redirect(self._leaving or "it is not wanted here"))
             return
         if ask.is_count:
-            yield encoded(await self._counted(ask))
+            yield encode(await self._counted(ask))
             return
         await self._vacate(ask)
         try:
-            stream = self.engine.stream(prompt_of(ask.prompt), ask.sampling, **submit_options(ask))
+            stream = self.engine.stream(prompt_from_wire(ask.prompt), ask.sampling, **submit_options(ask))
         except MMEngineError as error:
-            yield encoded(_refusal(error))
+            yield encode(_refusal(error))
             return
         run = _Run(stream, ask.journey, len(ask.outputs) // 4)
         self._runs[ask.request_id] = run
         try:
             async for told in self._tell(run):
-                yield encoded(told)
+                yield encode(told)
         finally:
             run.stream.cancel()
             run.is_told = True
@@ -83,9 +83,9 @@ class Replica:
                 run.stream.listen(partial(self._take_rest, ask.request_id, run))
                 self._take_rest(ask.request_id, run)
 
-    async def _counted(self, ask: Ask) -> Told:
+    async def _counted(self, ask: ReplicaRequest) -> ReplicaMessage:
         try:
-            return Begun(NO_REASONING, None, {}, await self.engine.count(prompt_of(ask.prompt)))
+            return Accepted(NO_REASONING, None, {}, await self.engine.count(prompt_from_wire(ask.prompt)))
         except MMEngineError as error:
             return _refusal(error)
 
@@ -103,7 +103,7 @@ class Replica:
         if self._runs.get(request_id) is run:
             del self._runs[request_id]
 
-    async def _vacate(self, ask: Ask) -> None:
+    async def _vacate(self, ask: ReplicaRequest) -> None:
         """A request that comes again was given up by its ingress, which may not have come through yet."""
         before = self._runs.get(ask.request_id)
         if before is None or before.journey != ask.journey:
@@ -114,7 +114,7 @@ class Replica:
             async with asyncio.timeout(VACATE_S):
                 await before.gone.wait()
 
-    async def _tell(self, run: "_Run") -> AsyncIterator[Told]:
+    async def _tell(self, run: "_Run") -> AsyncIterator[ReplicaMessage]:
         stream = run.stream
         run.listen()
         accepted = asyncio.ensure_future(stream.accepted())
@@ -125,9 +125,9 @@ class Replica:
                     return
                 done, _ = await asyncio.wait((accepted,), timeout=self._beat_s)
                 if not done:
-                    yield Beat()
+                    yield Heartbeat()
             accepted.result()  # raises why it was refused
-            yield begun(stream.prompted)
+            yield accepted_message(stream.accepted_request)
             while not stream.is_over:
                 if (moved := self._moved(run)) is not None:
                     yield moved
@@ -135,18 +135,18 @@ class Replica:
                 found = stream.take()
                 run.num_outputs += sum(len(each.token_ids) for each in found)
                 if found or stream.is_over:
-                    yield News([said(each) for each in found], ended_of(stream))
+                    yield Outputs([wire_output(each) for each in found], answer_end(stream))
                 elif not await run.wait(self._beat_s):
-                    yield Beat()
+                    yield Heartbeat()
         except MMEngineError as error:
             yield _refusal(error)
         finally:
             accepted.cancel()
 
-    def _moved(self, run: "_Run") -> Moved | None:
+    def _moved(self, run: "_Run") -> Redirect | None:
         """Why a request is to go on elsewhere, if it is."""
         why = self._leaving or run.why or self._hang()
-        return Moved(why) if why else None
+        return Redirect(why) if why else None
 
     def _hang(self) -> str:
         step_s = self.engine.step_clock.seconds
@@ -207,8 +207,8 @@ class _Run:
         return 0 if self.num_outputs else self.stream.num_prompt_tokens
 
 
-def _refusal(error: MMEngineError) -> Refused | Moved:
+def _refusal(error: MMEngineError) -> Rejection | Redirect:
     """An engine that stopped says nothing of the request: another one may answer it."""
     if isinstance(error, ExecutorFailed):
-        return Moved(str(error))
-    return Refused.by(error)
+        return Redirect(str(error))
+    return Rejection.by(error)

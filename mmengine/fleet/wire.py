@@ -26,9 +26,9 @@ from mmengine.errors import (
 from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.prompt.options import SubmitOptions
 from mmengine.serve.prompt.prompt import Prompt
-from mmengine.serve.prompt.tools import CallsAsked
+from mmengine.serve.prompt.tools import ToolCallSpec
 from mmengine.serve.stream.channel import Channel
-from mmengine.serve.stream.request_stream import Prompted, Stream
+from mmengine.serve.stream.request_stream import AcceptedRequest, Stream
 from mmengine.serve.text.reasoning import ReasoningTokens
 from mmengine.serve.text.request_output import Logprobs, RequestOutput
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
@@ -48,7 +48,7 @@ _ERRORS: dict[str, type[MMEngineError]] = {
 }
 
 
-class AskedPrompt(msgspec.Struct, frozen=True, omit_defaults=True):
+class WirePrompt(msgspec.Struct, frozen=True, omit_defaults=True):
     """A Prompt whose media stand in it, as bytes or data: URLs."""
 
     messages: list[dict[str, object]] | None = None
@@ -62,7 +62,7 @@ class AskedPrompt(msgspec.Struct, frozen=True, omit_defaults=True):
     template_options: dict[str, object] | None = None
 
 
-class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
+class ReplicaRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """One request. `options`: those of `AsyncEngine.stream` that are neither here nor `calls`, whose types
     are the caller's business there. `outputs`: int32 [m], tokens of the answer that the ingress has.
     `avoid`: replicas that are not to take it. `journey`: a word of the ingress's own for all that it asks of
@@ -70,10 +70,10 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     a default: in a rolling update both sides may be the older one."""
 
     request_id: str
-    prompt: AskedPrompt
+    prompt: WirePrompt
     sampling: SamplingParams
     options: dict[str, object] = {}
-    calls: CallsAsked | None = None
+    calls: ToolCallSpec | None = None
     outputs: bytes = b""
     sample_index: int = 0
     avoid: tuple[str, ...] = ()
@@ -85,13 +85,13 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
         return np.frombuffer(self.outputs, np.int32).tolist()
 
 
-class Here(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class ReplicaName(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """`replica`: by this name. The log of its life has it, too."""
 
     replica: str
 
 
-class Begun(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The log has the request: what Stream tells of it from then on."""
 
     reasoning: ReasoningTokens
@@ -108,7 +108,7 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag=True):
         channel.accepted.set()
 
 
-class Scores(NamedTuple):
+class WireScores(NamedTuple):
     """PromptLogprobs, row by row: int32 and float32 [n, 1 + k]."""
 
     num_columns: int
@@ -116,7 +116,7 @@ class Scores(NamedTuple):
     logprobs: bytes
 
 
-class Said(msgspec.Struct, frozen=True, array_like=True):
+class WireOutput(msgspec.Struct, frozen=True, array_like=True):
     """A RequestOutput without its text and its completion."""
 
     index: int
@@ -125,7 +125,7 @@ class Said(msgspec.Struct, frozen=True, array_like=True):
     detail: str = ""
     after: tuple[int, ...] = ()
     logprobs: Logprobs | None = None
-    scores: Scores | None = None
+    scores: WireScores | None = None
     code: ErrorCode | None = None
 
     def output(self, request_id: str) -> RequestOutput:
@@ -143,7 +143,7 @@ class Said(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
-class Ended(msgspec.Struct, frozen=True, array_like=True):
+class AnswerEnd(msgspec.Struct, frozen=True, array_like=True):
     """What is known of the whole answer, by the replica that ended it. `prompt`: int32 [n]."""
 
     prompt: bytes
@@ -153,24 +153,24 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
     notes: tuple[Note, ...] = ()
 
 
-class News(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Outputs(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """What came together, and with the last of it the answer's end."""
 
-    said: list[Said]
-    ended: Ended | None = None
+    outputs: list[WireOutput]
+    end: AnswerEnd | None = None
 
 
-class Beat(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Nothing came, and the replica lives."""
 
 
-class Moved(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Redirect(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Another replica is to go on, for this reason."""
 
     why: str
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Rejection(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """It is over without an answer, by an error of this kind."""
 
     kind: str
@@ -179,7 +179,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
     path: tuple[str | int, ...] = ()
 
     @classmethod
-    def by(cls, error: MMEngineError) -> "Refused":
+    def by(cls, error: MMEngineError) -> "Rejection":
         kinds = (each.__name__ for each in type(error).__mro__)
         return cls(next(kind for kind in kinds if kind in _ERRORS), error.text, error.code, tuple(error.path))
 
@@ -187,10 +187,10 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
         return _ERRORS.get(self.kind, RequestFailed)(self.text, code=self.code, path=self.path)
 
 
-Told = Here | Begun | News | Beat | Moved | Refused
+ReplicaMessage = ReplicaName | Accepted | Outputs | Heartbeat | Redirect | Rejection
 
 
-def asked_prompt(prompt: Prompt) -> AskedPrompt:
+def wire_prompt(prompt: Prompt) -> WirePrompt:
     """Raises InvalidRequest for what cannot leave this process: media as objects, paths."""
     given = (*prompt.images, *prompt.videos)
     if prompt.base_folder is not None or not all(isinstance(each, (bytes, str)) for each in given):
@@ -198,7 +198,7 @@ def asked_prompt(prompt: Prompt) -> AskedPrompt:
             "media of a fleet's requests are bytes or data: URLs; put them into the messages"
         )
     options = None if prompt.media_options is None else dict(prompt.media_options)
-    return AskedPrompt(
+    return WirePrompt(
         None if prompt.messages is None else list(prompt.messages),
         prompt.text,
         None if prompt.token_ids is None else list(prompt.token_ids),
@@ -211,7 +211,7 @@ def asked_prompt(prompt: Prompt) -> AskedPrompt:
     )
 
 
-def prompt_of(asked: AskedPrompt) -> Prompt:
+def prompt_from_wire(asked: WirePrompt) -> Prompt:
     return Prompt(
         messages=asked.messages,
         text=asked.text,
@@ -225,22 +225,22 @@ def prompt_of(asked: AskedPrompt) -> Prompt:
     )
 
 
-def begun(prompted: Prompted) -> Begun:
-    return Begun(prompted.reasoning, prompted.grammar, prompted.num_embeds, prompted.num_prompt_tokens)
+def accepted_message(prompted: AcceptedRequest) -> Accepted:
+    return Accepted(prompted.reasoning, prompted.grammar, prompted.num_embeds, prompted.num_prompt_tokens)
 
 
-def ended_of(stream: Stream) -> Ended | None:
+def answer_end(stream: Stream) -> AnswerEnd | None:
     """Of one that is over, with an answer."""
     answer = stream.completion
     if answer is None or not stream.is_over:
         return None
     prompt = answer.prompt_token_ids.astype(np.int32).tobytes()
-    return Ended(prompt, answer.num_cached_tokens, answer.num_drafts, answer.num_accepted, answer.notes)
+    return AnswerEnd(prompt, answer.num_cached_tokens, answer.num_drafts, answer.num_accepted, answer.notes)
 
 
-def said(output: RequestOutput) -> Said:
+def wire_output(output: RequestOutput) -> WireOutput:
     scores = output.prompt_scores
-    return Said(
+    return WireOutput(
         output.index,
         output.token_ids,
         output.finish_reason,
@@ -249,17 +249,17 @@ def said(output: RequestOutput) -> Said:
         output.logprobs,
         None
         if scores is None
-        else Scores(scores.token_ids.shape[1], scores.token_ids.tobytes(), scores.logprobs.tobytes()),
+        else WireScores(scores.token_ids.shape[1], scores.token_ids.tobytes(), scores.logprobs.tobytes()),
         output.code,
     )
 
 
-def _prompt_logprobs(scores: Scores) -> PromptLogprobs:
+def _prompt_logprobs(scores: WireScores) -> PromptLogprobs:
     ids = np.frombuffer(scores.token_ids, np.int32).reshape(-1, scores.num_columns)
     return PromptLogprobs(0, ids, np.frombuffer(scores.logprobs, np.float32).reshape(ids.shape))
 
 
-def submit_options(ask: Ask) -> SubmitOptions:
+def submit_options(ask: ReplicaRequest) -> SubmitOptions:
     """As `AsyncEngine.stream` takes them, which checks them as it does those of any caller."""
     options: SubmitOptions = msgspec.to_builtins(ask.options, builtin_types=(bytes,))
     options["request_id"], options["sample_index"] = ask.request_id, ask.sample_index
@@ -278,11 +278,11 @@ def as_plain(value: object) -> object:
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=as_plain).encode
-_decode_ask = msgspec.msgpack.Decoder(Ask).decode
-_decode_told = msgspec.msgpack.Decoder(Told).decode
+_decode_ask = msgspec.msgpack.Decoder(ReplicaRequest).decode
+_decode_told = msgspec.msgpack.Decoder(ReplicaMessage).decode
 
 
-def encoded(message: Ask | Told) -> bytes:
+def encode(message: ReplicaRequest | ReplicaMessage) -> bytes:
     """Raises InvalidRequest for a value that is no text, number, bytes, list or mapping of those."""
     try:
         return _encode(message)
@@ -292,7 +292,7 @@ def encoded(message: Ask | Told) -> bytes:
         ) from None
 
 
-def decoded_ask(data: bytes) -> Ask:
+def decode_request(data: bytes) -> ReplicaRequest:
     """Raises InvalidRequest."""
     try:
         return _decode_ask(data)
@@ -300,7 +300,7 @@ def decoded_ask(data: bytes) -> Ask:
         raise InvalidRequest(f"an ingress sent what is no request of this version: {error}") from None
 
 
-def decoded_told(data: bytes) -> Told:
+def decode_message(data: bytes) -> ReplicaMessage:
     """Raises RequestFailed."""
     try:
         return _decode_told(data)

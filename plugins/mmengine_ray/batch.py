@@ -28,7 +28,7 @@ from mmengine.errors import LogError, MMEngineError
 from mmengine.events.lock import is_locked
 from mmengine.events.segment import segment_paths
 from mmengine.serve.batch.request_file import RequestFile, numbered_lines
-from mmengine.serve.batch.run_batch import Answered, Job, run_batch
+from mmengine.serve.batch.run_batch import AnsweredJob, Job, run_batch
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.prompt.options import Options
 from mmengine.serve.requests.operator_log import operator_log
@@ -105,10 +105,10 @@ class _Jobs:
         self._lines, self._base_folder, self._left, self._engine = lines, base_folder, left, engine
         self.done: dict[int, Completion | MMEngineError] = {}
 
-    def __iter__(self) -> Iterator[Job | MMEngineError | Answered]:
+    def __iter__(self) -> Iterator[Job | MMEngineError | AnsweredJob]:
         lines = (line for _, line in numbered_lines(io.BytesIO(self._lines)))
         for place, (job, line) in enumerate(zip(self.file, lines, strict=True)):
-            if not isinstance(job, tuple) or isinstance(job, Answered):
+            if not isinstance(job, tuple) or isinstance(job, AnsweredJob):
                 yield job
                 continue
             prompt, options = job[0], replace(_seeded(job[1]), envelope=self._asked(line or b""))

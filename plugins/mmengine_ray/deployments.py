@@ -16,10 +16,16 @@ from ray.serve.handle import DeploymentHandle
 
 from mmengine.config import EngineConfig
 from mmengine.events.lock import is_locked
+from mmengine.fleet.durable_requests import (
+    INGRESS,
+    NOT_ADOPTED,
+    REQUESTS,
+    DurableRequests,
+    open_durable_requests,
+)
 from mmengine.fleet.engine import FleetEngine
-from mmengine.fleet.journey import Patience
-from mmengine.fleet.kept import INGRESS, NOT_ADOPTED, REQUESTS, KeptRequests, opened
 from mmengine.fleet.replica import Replica
+from mmengine.fleet.routed_request import RoutingLimits
 from mmengine.models.loader import resolve_folder
 from mmengine.models.registry import plugin_for
 from mmengine.serve.async_engine.async_engine import AsyncEngine
@@ -113,10 +119,10 @@ class Ingress:
         return AnyServer(self._app)
 
 
-def kept_of(settings: RaySettings, say: Callable[[str], None]) -> KeptRequests | None:
+def kept_of(settings: RaySettings, say: Callable[[str], None]) -> DurableRequests | None:
     """What an ingress before this one left beside the replicas' logs; None where there is no log, or none
     can be kept, which is said. Raises LogError where another ingress has it, OSError."""
-    return opened(Path(settings.log), settings.patience_s, say) if settings.log else None
+    return open_durable_requests(Path(settings.log), settings.patience_s, say) if settings.log else None
 
 
 def opening(engine: FleetEngine, settings: RaySettings, keys: ApiKeys) -> Callable[[], Keep] | None:
@@ -134,7 +140,7 @@ def _warn(text: str) -> None:
 async def fleet_engine(
     settings: RaySettings,
     replicas: DeploymentHandle,
-    kept: KeptRequests | None,
+    kept: DurableRequests | None,
     say: Callable[[str], None],
 ) -> FleetEngine:
     """The replicas as an engine, on this loop; waits for the first of them. `kept`: where its lock, or that
@@ -148,7 +154,7 @@ async def fleet_engine(
     processor = plugin_for(folder).load_processor(folder)
     processor.max_prompt_tokens = facts.config.max_model_len - 1
     most = max(settings.replicas, settings.max_replicas) * min(facts.max_open, settings.max_open)
-    patience = Patience(settings.silence_s, settings.patience_s)
+    patience = RoutingLimits(settings.silence_s, settings.patience_s)
     return FleetEngine(RayCarrier(replicas), processor, facts.config, most, patience, kept)
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from mmengine.core.resume import Resume, read_resume_state
 from mmengine.errors import LogError
 from mmengine.events.lock import is_locked
+from mmengine.fleet.durable_requests import INGRESS, REQUESTS, open_durable_requests
 from mmengine.fleet.engine import FleetEngine
-from mmengine.fleet.journey import Patience
-from mmengine.fleet.kept import INGRESS, REQUESTS, opened
 from mmengine.fleet.replica import Replica
-from mmengine.fleet.wire import decoded_ask
+from mmengine.fleet.routed_request import RoutingLimits
+from mmengine.fleet.wire import decode_request
 from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.serve.prompt.prompt import core_ids
 from mmengine.server.settings import ServerSettings
@@ -21,7 +21,7 @@ from tests.serve.serve_fakes import EchoProcessor, builder
 from tests.server.running import NAMES, Served, SlowEcho
 
 CONFIG = builder()(stop_watcher_factory=lambda tokenizer: None).config
-PATIENCE = Patience(silence_s=5.0, patience_s=20.0)
+PATIENCE = RoutingLimits(silence_s=5.0, patience_s=20.0)
 
 
 class Leaving(SlowEcho):
@@ -46,7 +46,7 @@ class Watched(LocalCarrier):
         self._root, self.twice = root, []
 
     async def call(self, key, data):
-        ask = decoded_ask(data)
+        ask = decode_request(data)
         logs = [log for log in self._root.iterdir() if log.name != INGRESS]
         for name in core_ids(ask.request_id, ask.sampling.n):
             self.twice += [(name, log) for log in logs if is_locked(log) and _has(log, name)]
@@ -82,7 +82,7 @@ class ServedFleet(Served):
 
 @contextmanager
 def ingress(root, carrier, *, patience=PATIENCE, said=None, **settings):
-    kept = opened(root, patience.patience_s, (said if said is not None else []).append)
+    kept = open_durable_requests(root, patience.patience_s, (said if said is not None else []).append)
     one = ServedFleet(root, carrier, kept, patience, **settings)
     try:
         yield one

@@ -8,12 +8,12 @@ import pytest
 
 from mmengine.config import EngineConfig
 from mmengine.fleet.engine import FleetEngine
-from mmengine.fleet.journey import Patience, ReplicaLost
 from mmengine.fleet.replica import Replica
-from mmengine.fleet.wire import Begun, News, decoded_told
+from mmengine.fleet.routed_request import ReplicaLost, RoutingLimits
+from mmengine.fleet.wire import Accepted, Outputs, decode_message
 from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.serve.prompt.prompt import Prompt
-from mmengine.serve.prompt.tools import CallsAsked, tools_asked
+from mmengine.serve.prompt.tools import ToolCallSpec, parse_tools
 
 PROPERTIES = {"n": {"type": "integer"}, "s": {"type": "string", "maxLength": 20}}
 SCHEMA = {"type": "object", "properties": PROPERTIES}
@@ -25,7 +25,7 @@ ASKED = {
     "penalties and drafts": {"max_tokens": 16, "temperature": 1.0, "seed": 3, "frequency_penalty": 1, "n": 2},
     "logprobs": {"max_tokens": 8, "temperature": 1.0, "seed": 4, "logprobs": 2, "prompt_logprobs": 1, "n": 2},
     "a form": {"max_tokens": 24, "temperature": 1.2, "seed": 5, "n": 2, "response_format": FORM},
-    "calls": {"max_tokens": 40, "seed": 6, "calls": CallsAsked(tools_asked([TOOL], "required"), "json")},
+    "calls": {"max_tokens": 40, "seed": 6, "calls": ToolCallSpec(parse_tools([TOOL], "required"), "json")},
     "a stop string": {"max_tokens": 40, "temperature": 1.2, "seed": 8, "stop": ["e"]},
     "a budget": {"max_tokens": 16, "temperature": 1.0, "seed": 9, "thinking_token_budget": 3},
 }
@@ -45,7 +45,7 @@ class Breaking:
         self.replicas.reverse()
         async with contextlib.aclosing(self.replicas[0].run(data)) as words:
             async for word in words:
-                if isinstance(decoded_told(word), (Begun, News)) and self.chosen.random() < 0.15:
+                if isinstance(decode_message(word), (Accepted, Outputs)) and self.chosen.random() < 0.15:
                     self.num_breaks += 1
                     raise ReplicaLost("a break")
                 yield word
@@ -70,7 +70,7 @@ def test_equal_tokens_whatever_breaks(names):
         config = EngineConfig(spec="ngram", max_num_seqs=8, batch_invariant=True)
         engines = [AsyncEngine(config=config) for _ in "ab"]
         carrier = Breaking(*(Replica(name, each) for name, each in zip("ab", engines)))
-        patience = Patience(deaths=100)
+        patience = RoutingLimits(deaths=100)
         fleet = FleetEngine(carrier, engines[0].processor, engines[0].config, 64, patience)
 
         async def both(name):

@@ -11,13 +11,13 @@ from mmengine.events import lock as locks
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.segment import segment_name
-from mmengine.fleet import kept as kept_requests
+from mmengine.fleet import durable_requests as kept_requests
 from mmengine.fleet import ledger as ledgers
-from mmengine.fleet.journey import Patience, ReplicaLost
-from mmengine.fleet.kept import INGRESS, NOT_ADOPTED, REQUESTS, opened
-from mmengine.fleet.ledger import Kept, Ledger
-from mmengine.fleet.lives import Lives
-from mmengine.fleet.wire import Ask, Begun, Here, asked_prompt, encoded
+from mmengine.fleet.durable_requests import INGRESS, NOT_ADOPTED, REQUESTS, open_durable_requests
+from mmengine.fleet.ledger import Ledger, LedgerEntry
+from mmengine.fleet.replica_logs import ReplicaLogs
+from mmengine.fleet.routed_request import ReplicaLost, RoutingLimits
+from mmengine.fleet.wire import Accepted, ReplicaName, ReplicaRequest, encode, wire_prompt
 from mmengine.request import SamplingParams
 from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.text.reasoning import NO_REASONING
@@ -103,7 +103,7 @@ def test_a_log_without_a_record_keeps_nobody_from_going_on(tmp_path):
     async def heard():
         alive = LogWriter(tmp_path / "a")
         begin_log(tmp_path / "a")
-        lives = Lives(tmp_path, ["r"])
+        lives = ReplicaLogs(tmp_path, ["r"])
         waiting = asyncio.ensure_future(lives.heard(["r"]))
         await asyncio.sleep(0.2)
         assert not waiting.done()
@@ -122,7 +122,7 @@ def test_logs_that_cannot_be_read_keep_nobody_from_going_on(tmp_path):
         write_log(tmp_path / name, [started, queued])
     segment = tmp_path / "b" / segment_name(0)
     segment.symlink_to(segment.rename(tmp_path / "elsewhere"))
-    found = asyncio.run(Lives(tmp_path, ["r"]).heard(["r"]))
+    found = asyncio.run(ReplicaLogs(tmp_path, ["r"]).heard(["r"]))
     assert [list(each) for each in found] == [[], [], ["r"]]
 
 
@@ -139,7 +139,7 @@ class Stuck(Leaving):
 
 def test_what_a_frozen_replica_has_goes_nowhere_else(tmp_path, caplog):
     """However long that takes, and is reported."""
-    Stuck.may_end, patience = False, Patience(silence_s=5.0, patience_s=0.1)
+    Stuck.may_end, patience = False, RoutingLimits(silence_s=5.0, patience_s=0.1)
     with fleet(tmp_path / "logs", "ab", Stuck, patience=patience) as one:
         name = begun(one)
         wait_for(lambda: any(each.engine.stats().steps >= 20 for each in one.carrier.kept))
@@ -157,7 +157,7 @@ def test_what_a_frozen_replica_has_goes_nowhere_else(tmp_path, caplog):
 
 
 async def dies(key, data):
-    yield encoded(Here("nobody"))
+    yield encode(ReplicaName("nobody"))
     raise ReplicaLost("it died")
 
 
@@ -198,12 +198,12 @@ def test_an_ingress_that_ends_leaves_what_is_kept_and_says_so(tmp_path):
 
 def test_of_two_that_start_one_has_the_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(kept_requests, "OWNER_WAIT_S", 0.1)
-    found = all_at_once(*[lambda: opened(tmp_path, 1.0, print)] * 2)
-    (kept,) = (each for each in found if isinstance(each, kept_requests.KeptRequests))
+    found = all_at_once(*[lambda: open_durable_requests(tmp_path, 1.0, print)] * 2)
+    (kept,) = (each for each in found if isinstance(each, kept_requests.DurableRequests))
     (refused,) = (each for each in found if each is not kept)
     assert isinstance(refused, LogError) and "another ingress keeps its requests" in str(refused)
     kept.close()
-    opened(tmp_path, 1.0, print).close()
+    open_durable_requests(tmp_path, 1.0, print).close()
 
 
 def both_may(fd):
@@ -218,7 +218,7 @@ def nobody_may(fd):
 def test_where_locks_do_not_hold_nothing_is_kept(tmp_path, monkeypatch, take, why):
     said = []
     monkeypatch.setattr(locks, "_take", take)
-    kept = opened(tmp_path, 1.0, said.append)
+    kept = open_durable_requests(tmp_path, 1.0, said.append)
     monkeypatch.undo()
     assert kept is None and len(said) == 1 and said[0].startswith(NOT_ADOPTED) and why in said[0]
     assert [path.name for path in (tmp_path / INGRESS).iterdir()] == []
@@ -234,8 +234,8 @@ def test_without_a_folder_it_is_refused_with_its_sentence(tmp_path, monkeypatch)
 
 
 def kept_of(name, text="hi"):
-    ask = Ask(name, asked_prompt(Prompt(text=text)), SamplingParams(seed=1), {"envelope": b"e"})
-    return Kept(ask, Begun(NO_REASONING, None, {}, 2))
+    ask = ReplicaRequest(name, wire_prompt(Prompt(text=text)), SamplingParams(seed=1), {"envelope": b"e"})
+    return LedgerEntry(ask, Accepted(NO_REASONING, None, {}, 2))
 
 
 def test_a_ledger_is_bounded_and_forgives_what_it_cannot_read(tmp_path, monkeypatch):

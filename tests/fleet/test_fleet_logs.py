@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from mmengine.cli.main import app
 from mmengine.fleet.engine import FleetEngine
-from mmengine.fleet.journey import Patience
 from mmengine.fleet.replica import Replica
+from mmengine.fleet.routed_request import RoutingLimits
 from mmengine.replay.ask.fleet import ids_of, is_fleet, logs_in, story, ways_in
 from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.serve.prompt.prompt import Prompt
@@ -29,7 +29,7 @@ def logs(tmp_path_factory):
         build = builder(executor_class=SlowEcho)
         kept = [Replica(name, AsyncEngine(builder=build, log=folder / name), beat_s=0.05) for name in "abc"]
         carrier = LocalCarrier(*kept)
-        engine = FleetEngine(carrier, EchoProcessor(), kept[0].engine.config, 64, Patience(10, 60))
+        engine = FleetEngine(carrier, EchoProcessor(), kept[0].engine.config, 64, RoutingLimits(10, 60))
         asked = [
             asyncio.create_task(engine.generate(Prompt(text=f"{n}{TEXT}"), request_id=f"r{n}", n=1 + n % 2))
             for n in range(8)

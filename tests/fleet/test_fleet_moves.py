@@ -8,18 +8,18 @@ import pytest
 
 from mmengine.errors import ExecutorFailed, ExecutorLost, InvalidRequest, QueueFull, RequestFailed
 from mmengine.fleet.engine import FleetEngine
-from mmengine.fleet.journey import Patience
 from mmengine.fleet.replica import Replica
+from mmengine.fleet.routed_request import RoutingLimits
 from mmengine.fleet.wire import (
-    Ask,
-    Begun,
-    Here,
-    News,
-    Refused,
-    asked_prompt,
-    decoded_ask,
-    decoded_told,
-    encoded,
+    Accepted,
+    Outputs,
+    Rejection,
+    ReplicaName,
+    ReplicaRequest,
+    decode_message,
+    decode_request,
+    encode,
+    wire_prompt,
 )
 from mmengine.request import SamplingParams
 from mmengine.serve.async_engine.async_engine import AsyncEngine
@@ -31,7 +31,7 @@ from tests.server.running import SlowEcho
 
 TEXT = "the quick brown fox jumps over the lazy dog " * 3
 CONFIG = builder()(stop_watcher_factory=lambda tokenizer: None).config
-SHORT = Patience(silence_s=0.4, patience_s=20.0)
+SHORT = RoutingLimits(silence_s=0.4, patience_s=20.0)
 
 
 def replica(name, executor_class=SlowEcho, *, beat_s=0.05, hang_s=60.0, **config):
@@ -83,7 +83,7 @@ def test_replicas_are_cut_off_one_after_the_other():
             assert said == {index: (wanted, ["stop"]) for index in range(1 + n % 3)}
         assert engine.metrics.num_tokens == sum((len(TEXT) + 3) * (1 + n % 3) for n in range(8))
         assert engine.metrics.moves._value.get() >= 5 and not engine._open
-        asked = [decoded_ask(data) for _, data in carrier.calls]
+        asked = [decode_request(data) for _, data in carrier.calls]
         assert any(ask.outputs and ask.sample_index for ask in asked), "none moved in the middle"
         await closed(engine, *kept)
 
@@ -171,7 +171,7 @@ def test_an_engine_that_stopped_is_a_reason_to_move_and_to_be_unhealthy():
     asyncio.run(go())
 
 
-@pytest.mark.parametrize("words", [[], [Begun(NO_REASONING, None, {}, 3)]], ids=["at once", "in a step"])
+@pytest.mark.parametrize("words", [[], [Accepted(NO_REASONING, None, {}, 3)]], ids=["at once", "in a step"])
 def test_what_kills_every_replica_is_given_up(words):
     async def go():
         kept = [replica(name) for name in "abcd"]
@@ -179,8 +179,8 @@ def test_what_kills_every_replica_is_given_up(words):
 
         def kill(name):
             async def run(data):
-                for word in (Here(name), *words):
-                    yield encoded(word)
+                for word in (ReplicaName(name), *words):
+                    yield encode(word)
                 carrier.lose(name)
                 await asyncio.sleep(1000)
 
@@ -298,22 +298,22 @@ def test_who_asks_again_at_once_is_not_in_its_own_way():
 
     async def go():
         one = replica("a")
-        prompt = asked_prompt(Prompt(text=TEXT))
-        data = encoded(Ask("r", prompt, SamplingParams(seed=1), journey="j"))
+        prompt = wire_prompt(Prompt(text=TEXT))
+        data = encode(ReplicaRequest("r", prompt, SamplingParams(seed=1), journey="j"))
         for number in range(4):
             words = one.run(data)
             async for word in words:
-                if isinstance(decoded_told(word), Begun) or number == 1:
+                if isinstance(decode_message(word), Accepted) or number == 1:
                     break  # the second time before it is begun
             await words.aclose()
-        said = [decoded_told(word) async for word in one.run(data)]
-        assert isinstance(said[-1], News) and said[-1].ended is not None, said[-1]
-        other = encoded(Ask("r", prompt, SamplingParams(seed=1), journey="another"))
+        said = [decode_message(word) async for word in one.run(data)]
+        assert isinstance(said[-1], Outputs) and said[-1].ended is not None, said[-1]
+        other = encode(ReplicaRequest("r", prompt, SamplingParams(seed=1), journey="another"))
         first = one.run(data)
-        while not isinstance(decoded_told(await anext(first)), Begun):
+        while not isinstance(decode_message(await anext(first)), Accepted):
             pass
-        refused = [decoded_told(word) async for word in one.run(other)][-1]
-        assert isinstance(refused, Refused) and "ids must differ" in refused.text
+        refused = [decode_message(word) async for word in one.run(other)][-1]
+        assert isinstance(refused, Rejection) and "ids must differ" in refused.text
         await first.aclose()
         while one._runs:
             await asyncio.sleep(0.01)
@@ -328,7 +328,7 @@ def test_processes_that_are_killed_and_frozen(tmp_path):
     kept = [ReplicaProcess(tmp_path, name) for name in "abc"]
 
     async def go():
-        patience = Patience(silence_s=1.0, patience_s=20)
+        patience = RoutingLimits(silence_s=1.0, patience_s=20)
         engine = FleetEngine(SocketCarrier(tmp_path), EchoProcessor(), CONFIG, 64, patience)
         streams = [engine.stream(Prompt(text=f"{n} {TEXT}"), request_id=f"r{n}") for n in range(12)]
         tasks = [asyncio.create_task(told(stream)) for stream in streams]

@@ -10,7 +10,7 @@ from mmengine.fleet import wire
 from mmengine.fleet.routing import Ring, affinity
 from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.prompt.prompt import Prompt
-from mmengine.serve.prompt.tools import CallsAsked, tools_asked
+from mmengine.serve.prompt.tools import ToolCallSpec, parse_tools
 from mmengine.serve.text.reasoning import ReasoningTokens
 from mmengine.serve.text.request_output import RequestOutput
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused
@@ -34,12 +34,14 @@ def test_an_ask_crosses_as_it_is():
         "envelope": b"\0",
         "response_format": {"type": "json_object"},
     }
-    calls = CallsAsked(tools_asked([TOOL]), "json", ("<think>", "</think>"))
+    calls = ToolCallSpec(parse_tools([TOOL]), "json", ("<think>", "</think>"))
     outputs = np.array([0, 2**31 - 1], np.int32).tobytes()
-    ask = wire.Ask("r", wire.asked_prompt(prompt), sampling, options, calls, outputs, 3, ("b",), "j")
-    found = wire.decoded_ask(wire.encoded(ask))
+    ask = wire.ReplicaRequest(
+        "r", wire.wire_prompt(prompt), sampling, options, calls, outputs, 3, ("b",), "j"
+    )
+    found = wire.decode_request(wire.encode(ask))
     assert found == ask
-    assert wire.prompt_of(found.prompt).messages == messages
+    assert wire.prompt_from_wire(found.prompt).messages == messages
     given = wire.submit_options(found)
     assert given["outputs"] == [0, 2**31 - 1] and given["calls"] == calls and given["envelope"] == b"\0"
 
@@ -49,17 +51,17 @@ def test_what_a_replica_says_crosses_as_it_is():
     output = RequestOutput(
         "r", 1, "", [7, 8], "stop", None, (9,), [((7, -0.5),), ((8, -1.0),)], "eos", scores
     )
-    ended = wire.Ended(np.array([1, 2], np.int32).tobytes(), 16, 4, 2)
+    ended = wire.AnswerEnd(np.array([1, 2], np.int32).tobytes(), 16, 4, 2)
     grammar = GrammarRequest("json", "{}", (3,), "close")
     for told in (
-        wire.Here("a"),
-        wire.Begun(ReasoningTokens(True, (1,), (2,)), grammar, {"image": 4}, 10),
-        wire.News([wire.said(output)], ended),
-        wire.Beat(),
-        wire.Moved("it drains"),
+        wire.ReplicaName("a"),
+        wire.Accepted(ReasoningTokens(True, (1,), (2,)), grammar, {"image": 4}, 10),
+        wire.Outputs([wire.wire_output(output)], ended),
+        wire.Heartbeat(),
+        wire.Redirect("it drains"),
     ):
-        assert wire.decoded_told(wire.encoded(told)) == told
-    again = wire.said(output).output("r")
+        assert wire.decode_message(wire.encode(told)) == told
+    again = wire.wire_output(output).output("r")
     assert (again.prompt_scores.token_ids == scores.token_ids).all()
     names = ("index", "token_ids", "finish_reason", "after", "logprobs", "detail")
     assert [getattr(again, name) for name in names] == [getattr(output, name) for name in names]
@@ -76,21 +78,23 @@ def test_what_a_replica_says_crosses_as_it_is():
     ],
 )
 def test_an_error_keeps_its_kind_and_words(error, kind):
-    found = wire.decoded_told(wire.encoded(wire.Refused.by(error))).error()
+    found = wire.decode_message(wire.encode(wire.Rejection.by(error))).error()
     assert type(found) is kind and str(found) == str(error)
 
 
 def test_what_cannot_cross_is_refused():
     with pytest.raises(InvalidRequest, match="media of a fleet's requests are bytes"):
-        wire.asked_prompt(Prompt(text="<image>", images=[object()]))
-    ask = wire.Ask("r", wire.asked_prompt(Prompt([{"role": "user", "content": object()}])), SamplingParams())
+        wire.wire_prompt(Prompt(text="<image>", images=[object()]))
+    ask = wire.ReplicaRequest(
+        "r", wire.wire_prompt(Prompt([{"role": "user", "content": object()}])), SamplingParams()
+    )
     with pytest.raises(InvalidRequest, match="cannot go there: object"):
-        wire.encoded(ask)
+        wire.encode(ask)
     for data in (b"", b"\x80", msgspec.msgpack.encode({"request_id": 1})):
         with pytest.raises(InvalidRequest, match="no request of this version"):
-            wire.decoded_ask(data)
+            wire.decode_request(data)
         with pytest.raises(RequestFailed, match="nobody here understands"):
-            wire.decoded_told(data)
+            wire.decode_message(data)
 
 
 def test_requests_about_one_image_belong_together():

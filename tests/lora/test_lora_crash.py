@@ -58,7 +58,7 @@ def begun(made, log, loras, steps=4):
 def finished(engine):
     answers = {}
     for name in list(engine.requests.resumed):
-        done = engine.requests.take_up(name, 1, stream=False)
+        done = engine.requests.resume(name, 1, stream=False)
         answers |= {name: done} if done is not None else {}
     while engine.has_work:
         answers |= {out.request_id: out.completion for out in engine.step() if out.completion}

@@ -81,7 +81,7 @@ def gone_on(folder, after, loras=None, place="old"):
 
 def answer_of(engine):
     """Of the request that was taken up, and that nothing is left of it."""
-    engine.requests.take_up("asked")
+    engine.requests.resume("asked")
     (done,) = [out.completion for _ in range(30) for out in engine.step() if out.completion]
     assert not engine.built.core.state.adapters.nameless
     assert engine.built.executor.known.keys() == {known.adapter.digest for known in engine.adapters}

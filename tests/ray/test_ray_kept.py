@@ -14,7 +14,7 @@ pytest.importorskip("ray.serve", reason="Ray cannot be had here; make ray makes 
 
 from ray import serve  # noqa: E402
 
-from mmengine.fleet.kept import INGRESS, REQUESTS  # noqa: E402
+from mmengine.fleet.durable_requests import INGRESS, REQUESTS  # noqa: E402
 from mmengine.replay.ask.fleet import logs_in, ways_in  # noqa: E402
 from mmengine_ray.deployments import application  # noqa: E402
 from tests.ray.fleets import replicas, serving, settings_for  # noqa: E402

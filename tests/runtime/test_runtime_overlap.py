@@ -322,7 +322,7 @@ def test_a_gpu_that_is_gone_ends_the_engine_and_the_log_goes_on(monkeypatch, tmp
                     engine.step()
     monkeypatch.undo()
     with Engine(log=tmp_path, resume=Resume()) as engine:
-        found = engine.requests.take_up("a")
+        found = engine.requests.resume("a")
         while not engine.is_idle:
             found = next((output.completion for output in engine.step() if output.completion), found)
     assert found.choices[0].token_ids == whole and verify(tmp_path).ok

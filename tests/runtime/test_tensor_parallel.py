@@ -145,7 +145,7 @@ def test_a_rank_that_dies_ends_the_engine_and_the_log_goes_on(tmp_path):
         assert time.monotonic() - begin < 20
         assert "rank 1 of 2" in engine.readiness().reasons[0]
     with Engine(config=EngineConfig(tensor_parallel=2), log=tmp_path, resume=Resume()) as engine:
-        found = engine.requests.take_up("a")
+        found = engine.requests.resume("a")
         while not engine.is_idle:
             found = next((output.completion for output in engine.step() if output.completion), found)
     assert found.choices[0].token_ids == whole and verify(tmp_path).ok

@@ -14,7 +14,7 @@ from mmengine.request import SamplingParams
 from mmengine.serve.batch.run_batch import run_batch
 from mmengine.serve.prompt.chat_messages import for_template
 from mmengine.serve.prompt.options import Options
-from mmengine.serve.prompt.tools import ToolLimits, tools_asked
+from mmengine.serve.prompt.tools import ToolLimits, parse_tools
 
 JSON_TEMPLATE = (Path(__file__).parents[2] / "examples" / "tool_calls.jinja").read_text()
 XML_TEMPLATE = """{%- if tools -%}<|im_start|>system
@@ -227,13 +227,13 @@ NAMED = {"type": "function", "function": {"name": "x"}}
 )
 def test_tools_are_checked(tools, choice, words):
     with pytest.raises(InvalidRequest, match=words):
-        tools_asked(tools, choice)
+        parse_tools(tools, choice)
 
 
 def test_what_may_be_called():
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [AREA]}}
-    found = tools_asked(TOOLS, allowed)
+    found = parse_tools(TOOLS, allowed)
     assert found.choice == "required" and [each.name for each in found.tools] == ["area"]
     assert len(found.shown) == 2
-    assert tools_asked(TOOLS, "none") is None and tools_asked([], "auto") is None
-    assert tools_asked([tool({})], limits=ToolLimits(is_strict=True)).tools[0].is_strict
+    assert parse_tools(TOOLS, "none") is None and parse_tools([], "auto") is None
+    assert parse_tools([tool({})], limits=ToolLimits(is_strict=True)).tools[0].is_strict

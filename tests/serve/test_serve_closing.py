@@ -251,7 +251,7 @@ def test_another_process_goes_on_to_the_same_end(tmp_path):
     assert len(folders) == 3
     for folder in folders.values():
         with Engine(log=folder, resume=Resume()) as engine:
-            found = {name: engine.requests.take_up(name) for name in "abcd"}
+            found = {name: engine.requests.resume(name) for name in "abcd"}
             while not engine.is_idle:
                 for output in engine.step():
                     found[output.request_id] = output.completion or found[output.request_id]

@@ -250,8 +250,8 @@ def test_a_batch_waits_for_room_on_the_disk(tmp_path, monkeypatch):
 
 
 def test_a_batch_does_not_wait_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr("mmengine.serve.requests.stall_watch.STALL_PAUSE_S", 0.001)
-    monkeypatch.setattr("mmengine.serve.requests.stall_watch.STALL_LIMIT_S", 0.05)
+    monkeypatch.setattr("mmengine.serve.requests.health.STALL_PAUSE_S", 0.001)
+    monkeypatch.setattr("mmengine.serve.requests.health.STALL_LIMIT_S", 0.05)
     fill_the_disk(monkeypatch, 10**9)
     engine = Engine(builder=builder(), log=tmp_path / "log")
     with pytest.raises(LogError, match="No space left"):

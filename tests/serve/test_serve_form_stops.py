@@ -163,7 +163,7 @@ def test_another_process_goes_on_closing(tmp_path):
     assert {answer.choices[0].detail for answer in wanted.values()} == {"closed"}
     for folder in folders.values():
         with Engine(log=folder, resume=Resume()) as engine:
-            found = {name: engine.requests.take_up(name) for name in "abcdef"}
+            found = {name: engine.requests.resume(name) for name in "abcdef"}
             while not engine.is_idle:
                 for output in engine.step():
                     found[output.request_id] = output.completion or found[output.request_id]

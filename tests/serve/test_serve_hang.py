@@ -14,7 +14,7 @@ from mmengine.replay.verify import verify
 from mmengine.serve.async_engine.admission import Admission
 from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.serve.engine.engine import Engine
-from mmengine.serve.requests.watchdog import Watchdog
+from mmengine.serve.requests.health import Watchdog
 from tests.serve import serve_fakes as fakes
 
 

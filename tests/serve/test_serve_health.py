@@ -56,7 +56,7 @@ def test_every_counter_of_the_core_is_a_metric():
 
 
 def test_a_log_that_cannot_be_written(tmp_path, monkeypatch):
-    monkeypatch.setattr("mmengine.serve.requests.stall_watch.STALL_PAUSE_S", 0.001)
+    monkeypatch.setattr("mmengine.serve.requests.health.STALL_PAUSE_S", 0.001)
     with Engine(builder=builder(), log=tmp_path / "log") as engine:
         engine.submit("hello", max_tokens=9)
         engine.step()

@@ -167,9 +167,9 @@ def test_requests_of_the_process_before_are_let_go_of_too(tmp_path):
         with pytest.raises(InvalidRequest, match="in use"):
             engine.submit("another", request_id="dropped")
         assert engine.built.executor.held["dropped"]
-        assert engine.requests.take_up("taken up") is None
+        assert engine.requests.resume("taken up") is None
         engine.requests.drop_resumed("dropped")
-        engine.requests.take_up("lost")
+        engine.requests.resume("lost")
         assert drive(engine) == {"taken up": "stop", "lost": "error"}
         assert kept(engine, ids) == [] and list(store.iterdir()) == []
 

@@ -111,7 +111,7 @@ def test_it_does_not_wait_for_room_on_the_disk_for_ever(
     engine = Engine(log=tmp_path / "log")
     stream = engine.stream_json("What?", RECORD)
     next(stream)
-    monkeypatch.setattr("mmengine.serve.requests.stall_watch.STALL_PAUSE_S", 0.001)
+    monkeypatch.setattr("mmengine.serve.requests.health.STALL_PAUSE_S", 0.001)
     monkeypatch.setattr("mmengine.serve.batch.run_batch.ABANDON_LIMIT_S", 0.05)
     monkeypatch.setattr(LogWriter, "_write", full)
     with pytest.raises(LogError, match="No space left"):

@@ -70,7 +70,7 @@ def test_who_goes_on_with_the_log_begins_the_item_again(whole, tmp_path):
         assert engine.built.core.state.part is not None
         copied(tmp_path / "log", tmp_path / "killed")
     with Engine(config=config_of(30), log=tmp_path / "killed", resume=Resume()) as engine:
-        assert engine.requests.take_up("large") is None
+        assert engine.requests.resume("large") is None
         outputs = [output for _ in range(200) if engine.has_work for output in engine.step()]
     assert outputs[-1].completion.choices[0].token_ids == whole
     report = verify(tmp_path / "killed")

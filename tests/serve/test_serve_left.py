@@ -62,7 +62,7 @@ def test_what_was_left_comes_from_its_first_token_on(tmp_path, steps):
 
     async def main():
         async with taking_up(tmp_path / "log") as engine:
-            left = {each.request_id: each for each in engine.left()}
+            left = {each.request_id: each for each in engine.recovered_requests()}
             left.pop("gone", None)  # it was whole when it was given up
             assert left.keys() == {"short", "long", "both"}
             assert left["long"].envelope == b"of the long one" and left["both"].num_choices == 2
@@ -77,7 +77,7 @@ def test_what_was_left_comes_from_its_first_token_on(tmp_path, steps):
                 assert count <= len(choices) * (len(text) + 1)
                 with pytest.raises(InvalidRequest, match="waits to be taken up"):
                     engine.attach(name)
-            assert {each.request_id for each in engine.left()} <= {"gone"}
+            assert {each.request_id for each in engine.recovered_requests()} <= {"gone"}
             assert (await engine.generate("and new ones", max_tokens=50)).text == "AND NEW ONES"
 
     run(main)
@@ -106,7 +106,7 @@ def test_what_nobody_takes_up_is_there_for_the_next(tmp_path):
     async def main():
         for _ in range(2):
             async with taking_up(tmp_path / "log") as engine:
-                assert {each.request_id for each in engine.left()} == {"short", "long", "both"}
+                assert {each.request_id for each in engine.recovered_requests()} == {"short", "long", "both"}
                 assert (await engine.generate("meanwhile", max_tokens=50)).text == "MEANWHILE"
         async with taking_up(tmp_path / "log") as engine:
             texts, _, _ = await all_of(engine.attach("long"))
@@ -125,7 +125,7 @@ def test_what_was_given_up_before_it_was_told_is_nobodys_and_leaves_the_log(tmp_
 
     async def main():
         async with taking_up(tmp_path / "log") as engine:
-            assert "gone" not in {each.request_id for each in engine.left()}
+            assert "gone" not in {each.request_id for each in engine.recovered_requests()}
             await engine.generate("meanwhile", max_tokens=50)
 
     run(main)
@@ -149,10 +149,10 @@ def test_choices_whose_request_is_not_whole_any_more_are_nobodys(tmp_path, how, 
 
     async def main():
         async with taking_up(tmp_path / "log") as engine:
-            for left in engine.left():
+            for left in engine.recovered_requests():
                 await all_of(engine.attach(left.request_id))
             assert (await engine.generate("meanwhile", max_tokens=50)).text == "MEANWHILE"
-            assert engine.left() == [] and not engine._engine.requests.resumed
+            assert engine.recovered_requests() == [] and not engine._engine.requests.resumed
 
     run(main)
     assert not undelivered(tmp_path / "log")
@@ -162,7 +162,7 @@ def test_choices_whose_request_is_not_whole_any_more_are_nobodys(tmp_path, how, 
 def test_nothing_is_left_without_a_log():
     async def main():
         async with AsyncEngine(builder=builder()) as engine:
-            assert engine.left() == []
+            assert engine.recovered_requests() == []
             with pytest.raises(InvalidRequest, match="'x' of the process before"):
                 engine.attach("x")
 
@@ -181,9 +181,9 @@ def test_what_was_left_with_the_same_form_has_that_form(tmp_path):
 
     async def main():
         async with taking_up(tmp_path / "log") as engine:
-            one, two = (left.queued.grammar for left in engine.left())
+            one, two = (left.queued.grammar for left in engine.recovered_requests())
             assert one == two and "property19" in one.source
-            for left in engine.left():
+            for left in engine.recovered_requests():
                 engine.give_up(left.request_id)
 
     run(main)

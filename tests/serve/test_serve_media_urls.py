@@ -252,7 +252,7 @@ def test_what_was_accepted_is_never_fetched_again(net, picture, tmp_path):
     first.close()
     num_fetched = len(net.heads)
     with Engine(log=tmp_path / "killed", resume=Resume()) as second:
-        gone_on = second.requests.take_up("a", 1) or _finish(second)
+        gone_on = second.requests.resume("a", 1) or _finish(second)
     assert gone_on.choices[0].token_ids == whole.choices[0].token_ids and num_fetched == 1 == len(net.heads)
 
 

@@ -2,12 +2,12 @@
 
 import asyncio
 
-from mmengine.serve.stream.one_shot_event import Once
+from mmengine.serve.stream.one_shot_event import OneShotEvent
 
 
 def test_all_who_wait_hear_of_it():
     async def run():
-        once, heard = Once(), []
+        once, heard = OneShotEvent(), []
 
         async def wait(name):
             await once.wait()

@@ -14,7 +14,7 @@ from mmengine.models.decoding import EncodedMedia
 from mmengine.processing.workers.decoders import Decoders
 from mmengine.serve.async_engine import preparation
 from mmengine.serve.async_engine.async_engine import AsyncEngine
-from mmengine.serve.async_engine.worker_threads import Lane
+from mmengine.serve.async_engine.cancellable_workers import CancellableWorkers
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.prompt.prompt import MAX_LOOKED_AT, Prompt
 from mmengine_qwen3_vl.processing import load_processor
@@ -233,7 +233,7 @@ def test_readiness_and_metrics_tell_what_stands_still(monkeypatch):
 
 
 def test_a_lane_takes_back_what_waits():
-    lane, gate, done = Lane(2, "lane"), threading.Event(), []
+    lane, gate, done = CancellableWorkers(2, "lane"), threading.Event(), []
     begun = threading.Barrier(3)
     for k in range(2):
         lane.put(k, lambda: (begun.wait(20), gate.wait(20)))

@@ -121,7 +121,7 @@ def test_another_process_finds_them_in_the_log_or_computes_them(reference, tmp_p
                 folders.append(copied(tmp_path / "log", tmp_path / f"log{step}"))
     for folder in folders:
         with Engine(log=folder, resume=Resume()) as engine:
-            found = {name: engine.requests.take_up(name) for name in "abc"}
+            found = {name: engine.requests.resume(name) for name in "abc"}
             while not engine.is_idle:
                 for output in engine.step():
                     found[output.request_id] = output.completion or found[output.request_id]

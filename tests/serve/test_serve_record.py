@@ -9,7 +9,7 @@ import pytest
 from mmengine.errors import RequestFailed
 from mmengine.request import SamplingParams
 from mmengine.serve.prompt.options import Options
-from mmengine.serve.stream.answer_record import FirstReader, Reader, Record
+from mmengine.serve.stream.answer_record import AnswerRecord, DirectReader, RecordReader
 from mmengine.serve.stream.channel import Channel
 from mmengine.serve.stream.request_stream import Stream
 from mmengine.serve.text.request_output import Choice, Completion, RequestOutput
@@ -24,8 +24,8 @@ class Bench:
         self.channel = Channel(Options(SamplingParams(max_tokens=NUM_TOKENS), "a"), None)
         self.stream = Stream(self.channel, lambda channel: None, lambda answers: None)
         self.ends, self.has_left = 0, False
-        self.record = Record(self.stream, self._ended)
-        self.only = FirstReader(self.record, self.stream, self._left)
+        self.record = AnswerRecord(self.stream, self._ended)
+        self.only = DirectReader(self.record, self.stream, self._left)
         self.heard = []
         self.only.listen(lambda: self.heard.append(self.only))
 
@@ -60,7 +60,7 @@ async def case(joins_at, takes, leaves_at):
             bench.only.leave()
         if token == joins_at:
             bench.record.follow()
-            second = Reader(bench.record)
+            second = RecordReader(bench.record)
             second.listen(partial(bench.heard.append, second))
         bench.say(token)
         if token in takes and (leaves_at is None or token < leaves_at):
@@ -75,7 +75,7 @@ async def case(joins_at, takes, leaves_at):
         assert second in bench.heard
     assert bench.record.is_over and bench.ends == 1 and bench.record.is_good
     assert bench.channel.listener is None and bench.record.first is None, "a cycle would keep it in memory"
-    late = Reader(bench.record)
+    late = RecordReader(bench.record)
     assert tokens_of(late, []) == list(range(NUM_TOKENS)) and late.is_over
 
 
@@ -100,7 +100,7 @@ def test_an_error_ends_it_for_all(is_followed):
             while True:
                 tokens_of(bench.only, found)
         assert found == [0] and bench.only.is_over and bench.ends == 1
-        late = Reader(bench.record)
+        late = RecordReader(bench.record)
         assert tokens_of(late, []) == [0]
         with pytest.raises(RequestFailed):
             late.take()

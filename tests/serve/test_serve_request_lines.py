@@ -8,7 +8,7 @@ import pytest
 from mmengine.errors import InvalidRequest
 from mmengine.request import SamplingParams
 from mmengine.serve.engine.engine import Engine
-from mmengine.serve.prompt.request_lines import custom_id_of, fields_of, head_of, written
+from mmengine.serve.prompt.request_lines import custom_id_of, encode_line, parse_fields, read_head
 from tests.cli.test_cli_batch import answer
 from tests.cli.test_cli_resume import run as run_batch
 from tests.serve.serve_fakes import builder
@@ -46,7 +46,7 @@ def test_a_line_that_is_refused_keeps_its_custom_id(line, name, says):
     assert custom_id_of(encoded(line)) == name
     if says:
         with pytest.raises(InvalidRequest) as refusal:
-            fields_of(encoded(line))
+            parse_fields(encoded(line))
         assert says in str(refusal.value) and "codec" not in str(refusal.value)
 
 
@@ -65,10 +65,10 @@ def test_a_batch_answers_each_line_by_its_custom_id(tmp_path):
 
 
 def test_an_answer_with_half_a_pair_is_read_again():
-    line = written({"custom_id": "a\ud800ü", "error": "line 3: x"})
+    line = encode_line({"custom_id": "a\ud800ü", "error": "line 3: x"})
     assert line.endswith(b"\n") and json.loads(line)["custom_id"] == "a\ud800ü"
-    assert (head_of(line).custom_id, head_of(line).error) == ("a\ud800ü", "line 3: x")
-    assert written({"custom_id": "ü"}) == '{"custom_id":"ü"}\n'.encode()
+    assert (read_head(line).custom_id, read_head(line).error) == ("a\ud800ü", "line 3: x")
+    assert encode_line({"custom_id": "ü"}) == '{"custom_id":"ü"}\n'.encode()
 
 
 def test_a_batch_goes_on_behind_such_lines(tmp_path):

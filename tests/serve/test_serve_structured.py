@@ -355,7 +355,7 @@ def test_another_process_goes_on_in_the_middle_of_an_answer(tmp_path):
     assert len(folders) == 3
     for step, folder in folders.items():
         with Engine(log=folder, resume=Resume()) as engine:
-            found = {name: engine.requests.take_up(name, 2 if name == "d" else 1) for name in "abcd"}
+            found = {name: engine.requests.resume(name, 2 if name == "d" else 1) for name in "abcd"}
             assert not all(found.values())
             while not engine.is_idle:
                 for output in engine.step():
@@ -389,7 +389,7 @@ def test_a_grammar_that_cannot_be_had_again_ends_its_request(tmp_path):
         return built
 
     with Engine(config=one_by_one, log=tmp_path / "copy", resume=Resume(), builder=make) as engine:
-        found = {name: engine.requests.take_up(name) for name in ("bad", "good")}
+        found = {name: engine.requests.resume(name) for name in ("bad", "good")}
         while not engine.is_idle:
             for output in engine.step():
                 found[output.request_id] = output.completion or found[output.request_id]

@@ -195,7 +195,7 @@ def test_another_process_goes_on_inside_a_tag(tmp_path):
     assert len(folders) == 2
     for folder in folders:
         with Engine(log=folder, resume=Resume()) as engine:
-            found = {name: engine.requests.take_up(name) for name in wanted}
+            found = {name: engine.requests.resume(name) for name in wanted}
             assert not all(found.values())
             while not engine.is_idle:
                 for output in engine.step():

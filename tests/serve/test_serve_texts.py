@@ -8,7 +8,7 @@ import numpy as np
 from mmengine.request import SamplingParams
 from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.serve.engine.engine import Engine
-from mmengine.serve.text.output_text import AnswerTexts
+from mmengine.serve.text.output_text import OutputText
 from mmengine.serve.text.request_output import Choice, Completion, RequestOutput
 from tests.serve.serve_fakes import ByteTokenizer, EchoProcessor, builder
 
@@ -67,7 +67,7 @@ def test_the_engine_thread_decodes_nothing():
 
 
 def test_without_pieces_only_the_whole_answer_has_a_text():
-    texts = AnswerTexts(ByteTokenizer(), SamplingParams())
+    texts = OutputText(ByteTokenizer(), SamplingParams())
     texts.pieces = False
     tokens = ByteTokenizer().encode("abc")
     assert texts.fill(RequestOutput("r", 0, "", list(tokens))).text == ""

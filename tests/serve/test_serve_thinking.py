@@ -139,7 +139,7 @@ def test_another_process_ends_reasoning_where_this_one_would(tmp_path):
                 folders[step] = copied(tmp_path / "log", tmp_path / f"log{step}")
     for folder in folders.values():
         with Engine(log=folder, resume=Resume()) as engine:
-            found = {name: engine.requests.take_up(name) for name in wanted}
+            found = {name: engine.requests.resume(name) for name in wanted}
             while not engine.is_idle:
                 for output in engine.step():
                     found[output.request_id] = output.completion or found[output.request_id]

@@ -34,7 +34,7 @@ def test_a_line_that_nobody_knows_how_to_answer_costs_that_line_alone(tmp_path, 
         statuses = {name: each["status_code"] for name, each in errors.items()}
         assert statuses == {"huge": 400, "negative": 400, "read": 500, "answer": 500}
         assert {errors[name]["body"]["error"]["param"] for name in ("huge", "negative")} == {"prompt"}
-        assert not server.engine._open and not server.engine.left()
+        assert not server.engine._open and not server.engine.recovered_requests()
     assert caplog.text.count("nobody thought of it") == 2
 
 

@@ -77,7 +77,7 @@ def test_what_is_wrong_with_a_request_stands_in_the_error_file(tmp_path):
         params = {name: each["body"]["error"]["param"] for name, each in errors.items()}
         assert params["temperature"] == "temperature" and params["streams"] == "stream"
         assert params["file"] == "messages[0].content[0].image_url"
-        assert not server.engine._open and not server.engine.left()
+        assert not server.engine._open and not server.engine.recovered_requests()
         told = server.call("/metrics")[2].splitlines()
         kept = sum(path.stat().st_size for path in server.keep.files.folder.iterdir())
         for line_of in (

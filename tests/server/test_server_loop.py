@@ -15,7 +15,7 @@ from mmengine.request import SamplingParams
 from mmengine.serve.prompt.options import Options
 from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.stream import request_stream as stream
-from mmengine.serve.text.output_text import AnswerTexts
+from mmengine.serve.text.output_text import OutputText
 from mmengine.serve.text.request_output import RequestOutput
 from mmengine.server.app import service_routes as other_routes
 from mmengine.server.chat import chat_reader as chat_request
@@ -199,7 +199,7 @@ def test_prompts_of_more_ids_than_a_body_may_have_values_are_taken():
 
 def filled(sampling):
     """Of an engine that has said so much before anybody looks, and failed behind it."""
-    channel = stream.Channel(Options(sampling), AnswerTexts(EchoProcessor.tokenizer, sampling))
+    channel = stream.Channel(Options(sampling), OutputText(EchoProcessor.tokenizer, sampling))
     channel.accepted.set()
     channel.items.extend(RequestOutput("r", 0, "", [97]) for _ in range(3 * stream.TAKEN_AT_ONCE - 1))
     channel.items.append(RequestFailed("it broke"))

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from mmengine.errors import FieldPath
-from mmengine.serve.chat.completion import WholeChoice
+from mmengine.serve.chat.completion import AccumulatedChoice
 from mmengine.server.chat.parsed_request import Envelope
 from mmengine.server.http.field_names import Place
 from mmengine.server.http.media_payloads import NO_PAYLOADS, in_data_fields, take_out
@@ -123,7 +123,7 @@ def test_a_call_that_is_cut_is_a_call_without_its_input(echo):
     ],
 )
 def test_the_input_of_a_call_is_what_the_model_wrote(arguments, kept):
-    choice = WholeChoice(0, names=["f"], arguments=[[arguments]], finish_reason="stop")
+    choice = AccumulatedChoice(0, names=["f"], arguments=[[arguments]], finish_reason="stop")
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}}
     usage["completion_tokens_details"] = {"reasoning_tokens": 0}
     whole = MessagesFrames("a", Envelope("messages", 0, "echo")).whole([choice], usage)

@@ -11,6 +11,7 @@ from openai import OpenAI
 from mmengine.core.resume import Resume
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
+from mmengine.serve.async_engine.admission import Admission
 from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.server.calls import call_registry as calls
 from tests.log_copies import copied

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mmengine.errors import ErrorCode
 from mmengine.request import SamplingParams
-from mmengine.serve.chat.completion import WholeChoice
+from mmengine.serve.chat.completion import AccumulatedChoice
 from mmengine.serve.text.choice_deltas import ChoiceDeltas
 from mmengine.serve.text.reasoning import ReasoningTokens
 from mmengine.server.chat.parsed_request import Envelope
@@ -72,7 +72,7 @@ def told(found, logprobs=False, after=-1, envelope=ENVELOPE):
     """The stream that tells of these news, and the whole answer."""
     texts = TEXTS if logprobs else None
     frames = ResponsesFrames("r", envelope, texts, after=after)
-    whole, made = WholeChoice(0), [frames.first(0)]
+    whole, made = AccumulatedChoice(0), [frames.first(0)]
     for delta, reason, stop in found:
         whole.add(delta, reason, stop)
         made.append(frames.delta(0, delta) if reason is None else frames.finish(0, delta, reason, stop))

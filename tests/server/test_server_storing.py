@@ -17,7 +17,7 @@ from mmengine.errors import KeepFailed
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked import CheckedLog
 from mmengine.request import SamplingParams
-from mmengine.serve.stream.answer_record import Reader, Record, Said, Whole
+from mmengine.serve.stream.answer_record import AnswerRecord, RecordReader, StoredAnswer, StoredChoice
 from mmengine.serve.stream.request_stream import Stream
 from mmengine.serve.text.reasoning import NO_REASONING
 from mmengine.server.calls import answer_writer as storing
@@ -192,11 +192,11 @@ def test_a_store_that_fails_is_tried_again(one, monkeypatch):
     monkeypatch.setattr(storing, "MAX_WAITING", 2)
     store = Store(one, monkeypatch)
     store.fails = True
-    let_go = []
-    monkeypatch.setattr(Stream, "let_go", lambda stream: let_go.append(stream) or stream.held)
+    released, release = [], Stream.release
+    monkeypatch.setattr(Stream, "release", lambda stream: released.append(stream) or release(stream))
     names = [one.call(PATH, {"input": "hi"})[2]["id"] for _ in range(2)]
     wait_for(lambda: store.tries >= 2)
-    assert not let_go, "the log keeps what the store does not have"
+    assert not released, "the log keeps what the store does not have"
     status, headers, body = one.call(PATH, {"input": "hi"})
     assert status == 503 and "the disk is full" in body["error"]["message"], "nothing piles up behind it"
     assert one.chat("hi")[0] == 200 and one.call(PATH, {"input": "hi", "store": False})[0] == 200
@@ -216,7 +216,7 @@ def test_what_was_cancelled_or_deleted_stays_so_behind_a_kill(one, log, tmp_path
     with going_on(copy) as server:
         assert look(server, cancelled)[2]["status"] == "cancelled"
         assert look(server, deleted)[0] == 404
-        wait_for(lambda: not server.engine.left())
+        wait_for(lambda: not server.engine.recovered_requests())
         assert look(server, deleted)[0] == 404
 
 
@@ -263,8 +263,8 @@ def test_a_long_answer_is_read_a_little_at_a_time(scores):
     tokens = list(range(5000))
     logprobs = [((token, -1.0),) for token in tokens] if scores else None
     sampling, asked = SamplingParams(max_tokens=5000), ("a", NO_REASONING, None, {}, 3)
-    said = [Said(0, tokens, "stop", "eos", logprobs), Said(1, [7], "length")]
-    reader, found = Reader(Record(Whole(asked[0], sampling, *asked[1:], said))), []
+    said = [StoredChoice(0, tokens, "stop", "eos", logprobs), StoredChoice(1, [7], "length")]
+    reader, found = RecordReader(AnswerRecord(StoredAnswer(asked[0], sampling, *asked[1:], said))), []
     while not reader.is_over:
         some = reader.take()
         assert sum(len(output.token_ids) for output in some) < 256

@@ -79,7 +79,7 @@ def gone_on(asked, log, config):
     with Engine(config=config, dtype="float32", log=log, resume=Resume()) as engine:
         Clock(engine.built.executor, turn=10**6)
         for name, (_, options) in asked.by_id.items():
-            ended = engine.requests.take_up(name, options.sampling.n)
+            ended = engine.requests.resume(name, options.sampling.n)
             if ended is not None:
                 found[name] = ended
         while not engine.is_idle:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mmengine.errors import InvalidRequest
-from mmengine.serve.text.tool_call_parser import CallParser
+from mmengine.serve.text.tool_call_parser import ToolCallParser
 from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 from mmengine.structured_output.request.spec import read_grammar
 from mmengine.structured_output.request.tool_calls import RequestedTool, ToolCalls, tool_calls
@@ -126,7 +126,7 @@ def test_allowed_texts_parse_as_valid_calls(backend, form):
             continue
         whole += 1
         found = {}
-        for piece in CallParser(read_grammar(made)).push(text.decode(errors="replace")):
+        for piece in ToolCallParser(read_grammar(made)).push(text.decode(errors="replace")):
             assert not isinstance(piece, str), text
             name, arguments = found.get(piece.number, ("", ""))
             found[piece.number] = name or piece.name, arguments + piece.arguments
@@ -181,6 +181,6 @@ def test_parameters_that_the_schema_does_not_name(backend):
         text = "<tool_call>\n<function=weather>\n<parameter=k>\n{}\n</parameter>\n</function>\n</tool_call>"
         assert accepts(backend, made, text.format(value))
         assert other is None or not accepts(backend, made, text.format(other))
-        pieces = CallParser(read_grammar(made)).push(text.format(value))
+        pieces = ToolCallParser(read_grammar(made)).push(text.format(value))
         arguments = json.loads("".join(each.arguments for each in pieces))
         assert arguments == {"k": value if others["type"] == "string" else int(value)}

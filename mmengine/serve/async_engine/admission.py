@@ -14,7 +14,7 @@ from mmengine.serve.async_engine.preparation import Preparation, Preparing
 from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.requests.session_media import Load
 from mmengine.serve.stream.channel import Channel
-from mmengine.serve.text.request_output import ended, engine_failed, unbegun
+from mmengine.serve.text.request_output import engine_failed, final_outputs, unstarted_completion
 from mmengine.serve.text.response_format import ResponseFormat
 from mmengine.structured_output.request.fields import Normalizer
 
@@ -134,8 +134,8 @@ class Admission:
         if not request.is_late:
             self._open.end(channel, request.too_slow())
             return
-        outputs = ended(
-            unbegun(
+        outputs = final_outputs(
+            unstarted_completion(
                 channel.options.request_id, channel.options.sampling.n, DEADLINE, ErrorCode.DEADLINE_EXCEEDED
             )
         )

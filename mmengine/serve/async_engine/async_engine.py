@@ -31,16 +31,16 @@ from mmengine.serve.async_engine.typed_answers import AsyncAnswers
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.prompt.media_memory import media_workers, schema_processes_of
 from mmengine.serve.prompt.options import FORM, Options, SessionOptions, SubmitOptions, make_options
-from mmengine.serve.prompt.prompt import Prompt, Prompted
-from mmengine.serve.requests.adapters import KnownAdapter
+from mmengine.serve.prompt.prompt import Prompt, PromptInput
+from mmengine.serve.requests.adapters import LocalAdapter
 from mmengine.serve.requests.health import Readiness, stopped_engine
 from mmengine.serve.requests.operator_log import operator_log
-from mmengine.serve.requests.recovered_requests import Left
+from mmengine.serve.requests.recovered_requests import RecoveredRequest
 from mmengine.serve.requests.request_times import Times
 from mmengine.serve.requests.sessions import IDLE_S, SessionFacts
 from mmengine.serve.stream.channel import Channel
-from mmengine.serve.stream.request_stream import Held, Stream
-from mmengine.serve.text.output_text import AnswerTexts
+from mmengine.serve.stream.request_stream import HeldAnswer, Stream
+from mmengine.serve.text.output_text import OutputText
 from mmengine.serve.text.request_output import engine_failed
 from mmengine.serve.text.response_format import ResponseFormat, response_format_of
 
@@ -129,7 +129,7 @@ class AsyncEngine(AsyncAnswers):
 
     def stream(
         self,
-        prompt: Prompted,
+        prompt: PromptInput,
         sampling: SamplingParams | None = None,
         *,
         hold: bool = False,
@@ -150,17 +150,17 @@ class AsyncEngine(AsyncAnswers):
     ) -> Stream:
         options.check()
         options.sampling.check_vocabulary(self._engine.built.spec.vocab_size)
-        channel = Channel(options, AnswerTexts(self.processor.tokenizer, options.sampling), hold)
+        channel = Channel(options, OutputText(self.processor.tokenizer, options.sampling), hold)
         self._admission.add(channel, prompt, form)
-        return Stream(channel, self._close_channel, self.let_go)
+        return Stream(channel, self._close_channel, self.release_answers)
 
-    async def count(self, prompt: Prompted) -> int:
+    async def count(self, prompt: PromptInput) -> int:
         """Return the number of tokens of a prompt with its media, which is prepared like that of a request.
 
         Raises what `stream` and its stream raise.
         """
         options = make_options(None, {})
-        texts = AnswerTexts(self.processor.tokenizer, options.sampling)
+        texts = OutputText(self.processor.tokenizer, options.sampling)
         self._admission.add(channel := Channel(options, texts, is_count=True), Prompt.of(prompt), None)
         try:
             await channel.accepted.wait()
@@ -177,16 +177,16 @@ class AsyncEngine(AsyncAnswers):
 
     # Requests of the previous process
 
-    def left(self) -> list[Left]:
+    def recovered_requests(self) -> list[RecoveredRequest]:
         """Return the previous process's requests to which no caller is attached; they run or have ended."""
         return self._recovery.waiting()
 
     def attach(self, request_id: str, *, hold: bool = False) -> Stream:
         """Return a stream of a request of the previous process, from its first token on.
 
-        `hold` as for `stream`. Raises InvalidRequest if no such request is `left`.
+        `hold` as for `stream`. Raises InvalidRequest if no such request is `recovered_requests`.
         """
-        return Stream(self._recovery.attach(request_id, hold=hold), self._close_channel, self.let_go)
+        return Stream(self._recovery.attach(request_id, hold=hold), self._close_channel, self.release_answers)
 
     def give_up(self, request_id: str) -> None:
         """Cancel a request of the previous process, or drop its answer if it has ended.
@@ -195,12 +195,12 @@ class AsyncEngine(AsyncAnswers):
         """
         self._recovery.give_up(request_id)
 
-    def let_go(self, answers: list[Held]) -> None:
+    def release_answers(self, answers: list[HeldAnswer]) -> None:
         """Let the log forget these answers, which their streams held and their callers have stored."""
         self._recovery.release(answers)
 
     async def settled(self) -> None:
-        """Wait until the log has recorded all earlier calls of `let_go`, or the engine has failed."""
+        """Wait until the log has recorded all earlier `release_answers`, or the engine has failed."""
         await self._recovery.settled()
 
     # Sessions and adapters
@@ -234,11 +234,11 @@ class AsyncEngine(AsyncAnswers):
         return await self._sessions.facts()
 
     @property
-    def adapters(self) -> tuple[KnownAdapter, ...]:
+    def adapters(self) -> tuple[LocalAdapter, ...]:
         """The LoRA adapters that requests may name. Any thread may read it."""
         return tuple(self._engine.adapters)
 
-    async def load_adapter(self, name: str, source: str) -> KnownAdapter:
+    async def load_adapter(self, name: str, source: str) -> LocalAdapter:
         """Read an adapter, which requests may name from now on; it replaces one of the same name.
 
         Adapters are read one at a time, on their own thread, and loaded between two steps. Raises ModelError,

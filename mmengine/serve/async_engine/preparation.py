@@ -15,7 +15,7 @@ from typing import NamedTuple
 from mmengine.errors import RequestFailed
 from mmengine.models.plugin import MediaInput, Prepared
 from mmengine.processing.workers.attempt import GIVEN_UP, Attempt, AttemptOver
-from mmengine.serve.async_engine.worker_threads import Lane
+from mmengine.serve.async_engine.cancellable_workers import CancellableWorkers
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.prompt.options import Options
 from mmengine.serve.prompt.prompt import Prompt
@@ -115,10 +115,10 @@ class Preparation:
         work_out: Normalizer | None = None,
     ) -> None:
         self._engine, self._done, self._work_out = engine, done, work_out
-        self._forms = Lane(FORM_WORKERS, "mmengine-form")
-        self._texts = Lane(TEXT_WORKERS, "mmengine-text")
-        self._media = Lane(num_media_workers, "mmengine-media")
-        self._urls = Lane(URL_WORKERS, "mmengine-urls")
+        self._forms = CancellableWorkers(FORM_WORKERS, "mmengine-form")
+        self._texts = CancellableWorkers(TEXT_WORKERS, "mmengine-text")
+        self._media = CancellableWorkers(num_media_workers, "mmengine-media")
+        self._urls = CancellableWorkers(URL_WORKERS, "mmengine-urls")
         self._lanes = self._forms, self._texts, self._urls, self._media
         self._lock = threading.Lock()
         self._requests: dict[Preparing, None] = {}  # those that wait, and those that a thread works on

@@ -14,11 +14,11 @@ from mmengine.serve.async_engine.engine_thread import EngineThread
 from mmengine.serve.async_engine.open_requests import OpenRequests
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.prompt.options import Options
-from mmengine.serve.requests.recovered_requests import Left, left_of
+from mmengine.serve.requests.recovered_requests import RecoveredRequest, find_recovered
 from mmengine.serve.stream.channel import Channel
-from mmengine.serve.stream.request_stream import Held
-from mmengine.serve.text.output_text import AnswerTexts
-from mmengine.serve.text.request_output import ended, in_pieces
+from mmengine.serve.stream.request_stream import HeldAnswer
+from mmengine.serve.text.output_text import OutputText
+from mmengine.serve.text.request_output import final_outputs, split_output
 
 AGAIN = "the engine hung before it took this; send it again"
 _SYNC_LIMIT_S = 10.0  # how long `settled` waits for an engine that may have ended
@@ -30,11 +30,11 @@ class Recovery:
     def __init__(self, thread: EngineThread, open_requests: OpenRequests) -> None:
         self._thread, self._open = thread, open_requests
         self._lock = threading.Lock()
-        self._waiting, unclaimed = left_of(thread.engine.requests.resumed)
+        self._waiting, unclaimed = find_recovered(thread.engine.requests.resumed)
         for core_id in unclaimed:  # the log would keep their answers for ever
             thread.engine.requests.drop_resumed(core_id)
 
-    def waiting(self) -> list[Left]:
+    def waiting(self) -> list[RecoveredRequest]:
         """Return the previous process's requests to which no caller is attached yet."""
         with self._lock:
             return list(self._waiting.values())
@@ -46,7 +46,7 @@ class Recovery:
         left = self._claim(request_id)
         sampling = msgspec.structs.replace(left.queued.sampling, n=left.num_choices)
         options = Options(sampling, request_id, grammar=left.queued.grammar, envelope=left.envelope)
-        texts = AnswerTexts(engine.processor.tokenizer, sampling)
+        texts = OutputText(engine.processor.tokenizer, sampling)
         texts.grammar = left.queued.grammar
         channel = Channel(options, texts, hold)
         prompt = np.frombuffer(left.queued.prompt, np.int32)
@@ -62,13 +62,13 @@ class Recovery:
         drop = partial(self._drop, request_id, left.num_choices)
         self._thread.put(drop)
 
-    def _claim(self, request_id: str) -> Left:
+    def _claim(self, request_id: str) -> RecoveredRequest:
         with self._lock:
             if request_id not in self._waiting:
                 raise InvalidRequest(f"no request {request_id!r} of the process before waits to be taken up")
             return self._waiting.pop(request_id)
 
-    def release(self, answers: list[Held]) -> None:
+    def release(self, answers: list[HeldAnswer]) -> None:
         """Let the log forget these answers, which their callers have stored."""
         self._thread.put(lambda: self._release(answers))
 
@@ -89,33 +89,33 @@ class Recovery:
         engine.sessions.go_on_from(stuck.sessions)
         for request_id, channel in list(self._open.running.items()):
             requests, num_choices = engine.requests, channel.options.sampling.n
-            if requests.can_take_up(request_id, num_choices):
-                completion = requests.take_up(request_id, num_choices, stream=True)
+            if requests.can_resume(request_id, num_choices):
+                completion = requests.resume(request_id, num_choices, stream=True)
                 if completion is not None:
-                    self._open.deliver(ended(completion)[-1:], engine)
+                    self._open.deliver(final_outputs(completion)[-1:], engine)
             elif channel.options.place is None:  # no step had seen the request yet
                 options = replace(channel.options.after(channel.age_s), request_id=request_id)
                 engine.submit_prepared(stuck.requests.prepared(request_id), options)
             else:
-                requests.run_on(request_id)
+                requests.detach(request_id)
                 del self._open.running[request_id]  # its session gives the id to the next request
                 self._open.end(channel, RequestFailed(AGAIN))
 
     # The engine's thread
 
-    def _attach(self, channel: Channel, left: Left) -> None:
+    def _attach(self, channel: Channel, left: RecoveredRequest) -> None:
         engine = self._thread.engine
         channel.request_id = left.request_id
         self._open.running[channel.request_id] = channel
-        outputs = engine.requests.take_up_whole(left.request_id, left.num_choices)
-        self._open.deliver([piece for output in outputs for piece in in_pieces(output)], engine)
+        outputs = engine.requests.resume_with_outputs(left.request_id, left.num_choices)
+        self._open.deliver([piece for output in outputs for piece in split_output(output)], engine)
         if channel.closed and channel.request_id in self._open.running:
             engine.cancel(channel.request_id)
 
     def _drop(self, request_id: str, num_choices: int) -> None:
         self._thread.engine.requests.drop_resumed(request_id, num_choices)
 
-    def _release(self, answers: list[Held]) -> None:
+    def _release(self, answers: list[HeldAnswer]) -> None:
         requests = self._thread.engine.requests
         for answer in answers:
             requests.delivered(answer.request_id)

@@ -10,12 +10,12 @@ from mmengine.core.outputs import Stats
 from mmengine.models.plugin import Processor
 from mmengine.request import SamplingParams
 from mmengine.serve.prompt.options import SubmitOptions
-from mmengine.serve.prompt.prompt import Prompted
-from mmengine.serve.requests.adapters import KnownAdapter
+from mmengine.serve.prompt.prompt import PromptInput
+from mmengine.serve.requests.adapters import LocalAdapter
 from mmengine.serve.requests.health import Readiness
-from mmengine.serve.requests.recovered_requests import LeftRequest
+from mmengine.serve.requests.recovered_requests import UnclaimedRequest
 from mmengine.serve.requests.request_times import Times
-from mmengine.serve.stream.request_stream import Held, Stream
+from mmengine.serve.stream.request_stream import HeldAnswer, Stream
 from mmengine.serve.text.request_output import Completion
 
 
@@ -46,20 +46,20 @@ class ServedEngine(Protocol):
     def max_open(self) -> int: ...
 
     @property
-    def adapters(self) -> tuple[KnownAdapter, ...]: ...
+    def adapters(self) -> tuple[LocalAdapter, ...]: ...
 
-    async def load_adapter(self, name: str, source: str) -> KnownAdapter: ...
+    async def load_adapter(self, name: str, source: str) -> LocalAdapter: ...
 
     async def unload_adapter(self, name: str) -> None: ...
 
     @property
     def can_end_reasoning(self) -> bool: ...
 
-    async def count(self, prompt: Prompted) -> int: ...
+    async def count(self, prompt: PromptInput) -> int: ...
 
     def stream(
         self,
-        prompt: Prompted,
+        prompt: PromptInput,
         sampling: SamplingParams | None = None,
         *,
         hold: bool = False,
@@ -68,18 +68,18 @@ class ServedEngine(Protocol):
 
     async def generate(
         self,
-        prompt: Prompted,
+        prompt: PromptInput,
         sampling: SamplingParams | None = None,
         **options: Unpack[SubmitOptions],
     ) -> Completion: ...
 
-    def left(self) -> Sequence[LeftRequest]: ...
+    def recovered_requests(self) -> Sequence[UnclaimedRequest]: ...
 
     def attach(self, request_id: str, *, hold: bool = False) -> Stream: ...
 
     def give_up(self, request_id: str) -> None: ...
 
-    def let_go(self, answers: list[Held]) -> None: ...
+    def release_answers(self, answers: list[HeldAnswer]) -> None: ...
 
     async def settled(self) -> None: ...
 

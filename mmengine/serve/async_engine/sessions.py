@@ -23,7 +23,7 @@ from mmengine.serve.prompt.options import FORM, Options, SessionOptions, SubmitO
 from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.requests.sessions import SessionFacts, SessionSettings
 from mmengine.serve.stream.request_stream import Stream
-from mmengine.serve.text.request_output import CUT_AT_STOP, Completion, succeeded
+from mmengine.serve.text.request_output import CUT_AT_STOP, Completion, require_success
 from mmengine.serve.text.response_format import ResponseFormat, response_format_of
 
 MAX_WAITING = 16  # requests of one session that wait behind the one on its way; one more is refused
@@ -176,7 +176,7 @@ class AsyncSession:
     ) -> Appended:
         prompt, asked = self._placed(facts, content, is_anchor=is_anchor, is_film=is_film)
         async with self._sessions.submit(prompt, asked, None, False) as stream:
-            done = succeeded(await stream.completed())
+            done = require_success(await stream.completed())
         self._frames.settle(facts.num_requests + 1)
         return Appended(len(done.prompt_token_ids), done.num_cached_tokens)
 
@@ -231,7 +231,7 @@ class AsyncSession:
     ) -> Completion:
         """See Session."""
         async with self.stream(question, sampling, **options) as stream:
-            return succeeded(await stream.completed())
+            return require_success(await stream.completed())
 
     async def close(self) -> None:
         """Let its blocks and images go, also while a request of it is on its way. Closing one that is closed

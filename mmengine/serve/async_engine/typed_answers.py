@@ -18,10 +18,10 @@ from mmengine.serve.chat.completion import (
 )
 from mmengine.serve.chat.json_stream import JsonStream
 from mmengine.serve.prompt.options import SubmitOptions
-from mmengine.serve.prompt.prompt import Prompted
+from mmengine.serve.prompt.prompt import PromptInput
 from mmengine.serve.stream.request_stream import Stream
-from mmengine.serve.text.request_output import Completion, succeeded
-from mmengine.serve.text.response_format import decoded, json_format
+from mmengine.serve.text.request_output import Completion, require_success
+from mmengine.serve.text.response_format import decode_answer, json_format
 from mmengine.structured_output.partial_json import JsonValue
 
 
@@ -53,7 +53,7 @@ class AsyncChatStream:
             )
             self._chunks += self._answer.first()
             return
-        outputs = await stream.news()
+        outputs = await stream.next_outputs()
         if not outputs:
             self._answer.finish()
             raise StopAsyncIteration
@@ -90,7 +90,7 @@ class AsyncAnswers(ABC):
     @abstractmethod
     def stream(
         self,
-        prompt: Prompted,
+        prompt: PromptInput,
         sampling: SamplingParams | None = None,
         *,
         hold: bool = False,
@@ -98,14 +98,14 @@ class AsyncAnswers(ABC):
     ) -> Stream: ...
 
     async def chat(
-        self, messages: Prompted, *, sampling: SamplingParams | None = None, **options: Unpack[ChatOptions]
+        self, messages: PromptInput, *, sampling: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> ChatCompletion:
         """Return what `Engine.chat` returns; other requests may run at the same time."""
         async with self.stream_chat(messages, sampling=sampling, **options) as stream:
             return await stream.get_final_completion()
 
     def stream_chat(
-        self, messages: Prompted, *, sampling: SamplingParams | None = None, **options: Unpack[ChatOptions]
+        self, messages: PromptInput, *, sampling: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> AsyncChatStream:
         """Return the chunks of `Engine.stream_chat`, for `async for`. Raises what `stream` raises."""
         chat = ChatRequest(messages, options, self.processor, self.config)
@@ -113,17 +113,17 @@ class AsyncAnswers(ABC):
 
     async def generate(
         self,
-        prompt: Prompted,
+        prompt: PromptInput,
         sampling: SamplingParams | None = None,
         **options: Unpack[SubmitOptions],
     ) -> Completion:
         """Return the complete answer. Raises what `stream` raises, and RequestFailed if it was cancelled."""
         async with self.stream(prompt, sampling, **options) as stream:
-            return succeeded(await stream.completed())
+            return require_success(await stream.completed())
 
     async def generate_json(
         self,
-        messages: Prompted,
+        messages: PromptInput,
         schema: object,
         *,
         reasoning: bool | None = None,
@@ -133,11 +133,11 @@ class AsyncAnswers(ABC):
     ) -> Any:
         """Return what `Engine.generate_json` returns; `options` are those of `generate`."""
         options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
-        return decoded(await self.generate(messages, sampling, **options), schema)
+        return decode_answer(await self.generate(messages, sampling, **options), schema)
 
     async def stream_json(
         self,
-        messages: Prompted,
+        messages: PromptInput,
         schema: object,
         *,
         reasoning: bool | None = None,

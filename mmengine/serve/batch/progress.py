@@ -19,7 +19,7 @@ from mmengine.errors import InvalidRequest, LogError
 from mmengine.events.file_system import sync_data, write_whole
 from mmengine.events.segment import segment_paths
 from mmengine.serve.batch.request_file import WHOLE_FILE, Shard, numbered_lines
-from mmengine.serve.prompt.request_lines import custom_id_of, head_of
+from mmengine.serve.prompt.request_lines import custom_id_of, read_head
 
 MANIFEST = "batch.json"
 SYNC_INTERVAL_S = 0.1
@@ -178,7 +178,7 @@ def answered_in(path: Path, index: RequestIndex) -> set[int]:
 def num_errors(path: Path) -> int:
     """Lines of an answer file that hold an error in place of an answer. Raises OSError."""
     with path.open("rb") as file:
-        return sum(head_of(line).error is not None for line in file)
+        return sum(read_head(line).error is not None for line in file)
 
 
 def _read_answers(file: BinaryIO, path: Path, index: RequestIndex) -> tuple[set[int], int]:
@@ -209,7 +209,7 @@ def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
 
 def _owner(line: bytes, owners: dict[str, list[int]], places: dict[int, int]) -> int | None:
     """Which request a line answers; None for one that answers none."""
-    head = head_of(line)
+    head = read_head(line)
     named = owners.get(head.custom_id, []) if isinstance(head.custom_id, str) else []
     if len(named) == 1:
         return named[0]

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from mmengine.errors import FIELD, LINES, FieldPath, InvalidRequest, MMEngineError
-from mmengine.serve.batch.run_batch import Answered, Job
+from mmengine.serve.batch.run_batch import AnsweredJob, Job
 from mmengine.serve.prompt.options import LINE, MAX_ID_CHARS, make_options
 from mmengine.serve.prompt.prompt import Prompt
-from mmengine.serve.prompt.request_lines import MAX_LINE_BYTES, custom_id_of, fields_of, written
+from mmengine.serve.prompt.request_lines import MAX_LINE_BYTES, custom_id_of, encode_line, parse_fields
 from mmengine.serve.prompt.vllm_options import as_form
-from mmengine.serve.text.request_output import Completion, succeeded
+from mmengine.serve.text.request_output import Completion, require_success
 from mmengine.serve.text.response_format import ResponseFormat
 
 _CHUNK = 2**20
@@ -73,7 +73,7 @@ class RequestFile:
         self._seen: set[str] = set()
         self.custom_ids: dict[int, str | None] = {}
 
-    def __iter__(self) -> Iterator[Job | MMEngineError | Answered]:
+    def __iter__(self) -> Iterator[Job | MMEngineError | AnsweredJob]:
         for place, (number, line) in enumerate(numbered_lines(self._file)):
             custom_id, index = custom_id_of(line), place // self._shard.count
             if not self._shard.has(place):
@@ -85,10 +85,10 @@ class RequestFile:
                 job = self._job(index, line)
             except MMEngineError as error:
                 done = index in self._answered
-                yield Answered("", 1) if done else error.within(LINES, number)
+                yield AnsweredJob("", 1) if done else error.within(LINES, number)
             else:
                 done = index in self._answered
-                yield Answered(job[1].request_id, job[1].sampling.n) if done else job
+                yield AnsweredJob(job[1].request_id, job[1].sampling.n) if done else job
 
     def _job(self, index: int, line: bytes | None) -> Job:
         custom_id = self.custom_ids[index]
@@ -96,7 +96,7 @@ class RequestFile:
             raise InvalidRequest(f"the custom_id {custom_id!r} stands in an earlier line; ids must differ")
         if custom_id is not None:
             self._seen.add(custom_id)
-        fields = fields_of(line)
+        fields = parse_fields(line)
         if custom_id is None:
             raise InvalidRequest(f"custom_id must be a string of 1 to {MAX_ID_CHARS} characters")
         if "messages" not in fields and {"body", "url"} & fields.keys():
@@ -116,12 +116,12 @@ class RequestFile:
     def answer_line(self, index: int, answer: Completion | MMEngineError) -> bytes:
         """The line that answers request `index`, with its end of line."""
         try:
-            body: dict[str, object] = succeeded(answer).as_json()
+            body: dict[str, object] = require_success(answer).as_json()
         except MMEngineError as error:
             body = {"error": str(error)}
             if error.path[:1] == (LINES,):
                 body["line"] = error.path[1]
-        return written({"custom_id": self.custom_ids.pop(index), **body})
+        return encode_line({"custom_id": self.custom_ids.pop(index), **body})
 
 
 class LineSource(Protocol):

@@ -15,11 +15,11 @@ from mmengine.serve.prompt.media_memory import MediaMemory, media_workers
 from mmengine.serve.prompt.options import Options
 from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.prompt.prompt_media import PromptMedia
-from mmengine.serve.requests.running_requests import InProgress
+from mmengine.serve.requests.running_requests import RunningRequests
 from mmengine.serve.text.request_output import Completion, RequestOutput, engine_failed
 
 
-class Answered(NamedTuple):
+class AnsweredJob(NamedTuple):
     """In place of a job: its answer is in the answer file already."""
 
     request_id: str
@@ -37,7 +37,7 @@ class BatchEngine(Protocol):
 
     config: EngineConfig
     processor: Processor
-    requests: InProgress
+    requests: RunningRequests
     media_memory: MediaMemory
     batch_done: dict[str, Completion]
 
@@ -70,7 +70,7 @@ class _Ahead:
 
 def run_batch(
     engine: BatchEngine,
-    jobs: Iterable[Job | MMEngineError | Answered],
+    jobs: Iterable[Job | MMEngineError | AnsweredJob],
     *,
     received: bool = True,
     drain: threading.Event | None = None,
@@ -134,7 +134,7 @@ class _Batch:
     def __init__(
         self,
         engine: BatchEngine,
-        jobs: Iterable[Job | MMEngineError | Answered],
+        jobs: Iterable[Job | MMEngineError | AnsweredJob],
         received: bool,
         drain: threading.Event,
         stop: threading.Event,
@@ -183,7 +183,7 @@ class _Batch:
                 self._more = False
             elif isinstance(job[1], MMEngineError):
                 self._ahead.append((job[0], job[1]))
-            elif isinstance(job[1], Answered):
+            elif isinstance(job[1], AnsweredJob):
                 self._engine.requests.drop_resumed(*job[1])
             else:
                 prompt, options = job[1]
@@ -194,7 +194,7 @@ class _Batch:
         self, index: int, prompt: Prompt, options: Options, pool: ThreadPoolExecutor
     ) -> Future[Prepared] | None:
         known_as = options.request_id, options.sampling.n
-        if self._engine.requests.can_take_up(*known_as):
+        if self._engine.requests.can_resume(*known_as):
             return None
         self._engine.requests.drop_resumed(*known_as)
         self._holding.add(index)
@@ -247,7 +247,7 @@ class _Batch:
         try:
             if job.prepared is None:
                 request_id = job.options.request_id
-                if (completion := self._engine.requests.take_up(request_id, count)) is not None:
+                if (completion := self._engine.requests.resume(request_id, count)) is not None:
                     return completion
             else:
                 request_id = self._engine.submit_prepared(job.prepared.result(), job.options, stream=False)

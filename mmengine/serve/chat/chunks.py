@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mmengine.serve.text.choice_deltas import ArgumentError, ChoiceNews, Delta, Entry
+from mmengine.serve.text.choice_deltas import ArgumentError, ChoiceDelta, Delta, Entry
 from mmengine.serve.text.tool_call_parser import CallDelta, call_id
 
 
@@ -83,7 +83,7 @@ def end_of(rest: Delta) -> tuple[Delta, ...]:
     return rest._replace(argument_errors=()), end
 
 
-def chunks_of(request_id: str, index: int, news: ChoiceNews) -> Iterator[ChatChunk]:
+def chunks_of(request_id: str, index: int, news: ChoiceDelta) -> Iterator[ChatChunk]:
     """`index`: of the choice."""
     delta, finish_reason, stop_reason = news
     *before, last = (delta,) if finish_reason is None else end_of(delta)

@@ -16,11 +16,11 @@ from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.chat.chunks import BEGINNING, ChatChunk, ChunkChoice, chunks_of
 from mmengine.serve.prompt.chat_messages import for_template
 from mmengine.serve.prompt.options import SubmitOptions
-from mmengine.serve.prompt.prompt import Prompt, Prompted
-from mmengine.serve.prompt.tools import NO_TEMPLATE, CallsAsked, ToolsAsked, tools_asked
+from mmengine.serve.prompt.prompt import Prompt, PromptInput
+from mmengine.serve.prompt.tools import NO_TEMPLATE, ToolCallSpec, ToolSelection, parse_tools
 from mmengine.serve.text.choice_deltas import ArgumentError, ChoiceDeltas, Delta, Entry
 from mmengine.serve.text.reasoning import ReasoningTokens
-from mmengine.serve.text.request_output import Completion, RequestOutput, succeeded
+from mmengine.serve.text.request_output import Completion, RequestOutput, require_success
 from mmengine.serve.text.tool_call_parser import call_id
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
 
@@ -85,7 +85,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class WholeChoice:
+class AccumulatedChoice:
     """What the deltas of a choice add up to."""
 
     index: int
@@ -148,8 +148,8 @@ class ChatRequest:
     Raises InvalidRequest.
     """
 
-    def __init__(self, prompt: Prompted, options: ChatOptions, processor: Processor, config: EngineConfig):
-        tools = tools_asked(
+    def __init__(self, prompt: PromptInput, options: ChatOptions, processor: Processor, config: EngineConfig):
+        tools = parse_tools(
             options.pop("tools", None),
             options.pop("tool_choice", None),
             options.pop("parallel_tool_calls", None),
@@ -182,7 +182,7 @@ class ChatAnswer:
         self._request_id, self._deltas = request_id, deltas
         self.completion: ChatCompletion | None = None
         self._engine_completion: Completion | None = None
-        self._whole = [WholeChoice(index) for index in range(len(deltas))]
+        self._whole = [AccumulatedChoice(index) for index in range(len(deltas))]
 
     def first(self) -> Iterator[ChatChunk]:
         """What is said before all news."""
@@ -199,7 +199,7 @@ class ChatAnswer:
     def finish(self) -> None:
         """Set `completion` after the last output. Raises RequestFailed if the request failed."""
         if self._engine_completion is not None:
-            self.completion = self._completed(succeeded(self._engine_completion))
+            self.completion = self._completed(require_success(self._engine_completion))
 
     def _completed(self, answer: Completion) -> ChatCompletion:
         choices = tuple(
@@ -230,8 +230,8 @@ def final_completion(answer: ChatAnswer | None) -> ChatCompletion:
 
 
 def with_tools(
-    prompt: Prompt, asked: ToolsAsked | None, processor: Processor, markers: tuple[str, str]
-) -> tuple[Prompt, CallsAsked | None]:
+    prompt: Prompt, asked: ToolSelection | None, processor: Processor, markers: tuple[str, str]
+) -> tuple[Prompt, ToolCallSpec | None]:
     """The prompt that shows the tools, and what its answer is held to. `markers`: between which the model may
     reason. Raises InvalidRequest."""
     if prompt.messages is not None and (messages := for_template(prompt.messages)) is not prompt.messages:
@@ -246,5 +246,5 @@ def with_tools(
     if form is None:
         raise InvalidRequest(NO_TEMPLATE, path=("tools",))
     template = {**(prompt.template_options or {}), "tools": list(asked.shown)}
-    calls = CallsAsked(asked, form, markers if all(markers) else None)
+    calls = ToolCallSpec(asked, form, markers if all(markers) else None)
     return replace(prompt, template_options=template), calls

@@ -32,23 +32,27 @@ from mmengine.serve.prompt.options import (
     SubmitOptions,
     make_options,
 )
-from mmengine.serve.prompt.prompt import Prompt, Prompted
+from mmengine.serve.prompt.prompt import Prompt, PromptInput
 from mmengine.serve.prompt.prompt_media import PromptMedia
-from mmengine.serve.requests.adapters import Adapters, KnownAdapter
+from mmengine.serve.requests.adapters import Adapters, LocalAdapter
 from mmengine.serve.requests.grammar_memory import GrammarMemory
-from mmengine.serve.requests.health import Readiness, core_reasons, stopped_engine
-from mmengine.serve.requests.large_media import LargeMedia
+from mmengine.serve.requests.health import (
+    HANG_EXIT,
+    Readiness,
+    StallWatch,
+    Watchdog,
+    core_reasons,
+    stopped_engine,
+)
 from mmengine.serve.requests.log_sync import LogSyncer
 from mmengine.serve.requests.media_store import MediaStore
 from mmengine.serve.requests.metrics import Metrics
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.serve.requests.recovery import open_store, recover
-from mmengine.serve.requests.request_resources import Holders
-from mmengine.serve.requests.running_requests import InProgress
-from mmengine.serve.requests.sessions import IDLE_S, SessionSettings, sessions_of
-from mmengine.serve.requests.stall_watch import StallWatch
-from mmengine.serve.requests.submission import Intake
-from mmengine.serve.requests.watchdog import HANG_EXIT, Watchdog
+from mmengine.serve.requests.request_resources import RequestResources
+from mmengine.serve.requests.running_requests import RunningRequests
+from mmengine.serve.requests.sessions import IDLE_S, SessionSettings, make_sessions
+from mmengine.serve.requests.submission import LargeMedia, Submission
 from mmengine.serve.text.reasoning import Reasoning
 from mmengine.serve.text.request_output import (
     Completion,
@@ -70,7 +74,7 @@ class Engine(TypedAnswers):
 
     `model`: a folder, a hub id, or None for the embedded checkpoint. `log`: folder for the event
     log; None keeps a bounded one in memory. `resume`: go on with the log that stands there, if one does;
-    its live requests run on, and `requests.take_up` gives the answers of those and of the ones that
+    its live requests run on, and `requests.resume` gives the answers of those and of the ones that
     nobody received. `on_hang`: called on another thread when a step got no further for step_timeout_s;
     None notes that in the log and ends the process. `texts` False: outputs and answers come without their
     texts (`serve.texts` makes them, on another thread). `untrusted`: media are strangers', for
@@ -132,16 +136,20 @@ class Engine(TypedAnswers):
             for known in coming:
                 self.adapters.load(known)
         self._syncer = self._new_syncer() if log is not None else None
-        self._holders = Holders(self.built, self.media_memory, self.grammar_memory, self.metrics, store)
+        self._holders = RequestResources(
+            self.built, self.media_memory, self.grammar_memory, self.metrics, store
+        )
         self._holders.add(self.adapters)
-        self.requests = InProgress(self._core, self.processor.tokenizer, resumed, texts)
+        self.requests = RunningRequests(self._core, self.processor.tokenizer, resumed, texts)
         markers = self.config.reasoning_start, self.config.reasoning_end
         self.reasoning = Reasoning(self.processor.tokenizer, self.config.eos_token_ids, *markers)
         awaited = resume.awaited if resume is not None else frozenset()
-        self.sessions = sessions_of(self._core, store, self.processor, self.adapters, self.requests, awaited)
+        self.sessions = make_sessions(
+            self._core, store, self.processor, self.adapters, self.requests, awaited
+        )
         told = self._holders, self.requests, self.metrics
         pools = self.grammar_memory, self.sessions, self.adapters
-        self._intake = Intake(self.built, *told, self.reasoning, *pools)
+        self._intake = Submission(self.built, *told, self.reasoning, *pools)
         limit_s = self.config.step_timeout_s
         self._watchdog = Watchdog(limit_s, on_hang or self._end_process) if limit_s else nullcontext()
         built = self.built
@@ -170,7 +178,7 @@ class Engine(TypedAnswers):
             raise
 
     def _open_store(
-        self, log: str | Path | None, resume: Resume | None, coming: Iterable[KnownAdapter]
+        self, log: str | Path | None, resume: Resume | None, coming: Iterable[LocalAdapter]
     ) -> tuple[MediaStore | None, dict[str, ResumedAnswer]]:
         """The media store beside a log, and the answers of the process before, by core id."""
         found = self.built.resumed
@@ -182,7 +190,7 @@ class Engine(TypedAnswers):
 
     def submit(
         self,
-        prompt: Prompted,
+        prompt: PromptInput,
         sampling: SamplingParams | None = None,
         *,
         stream: bool = True,
@@ -220,7 +228,7 @@ class Engine(TypedAnswers):
     def check_batchable(self) -> None:
         """Raise InvalidRequest while requests submitted with `stream` are on their way: a batch
         would step past their outputs."""
-        if self.requests.any_streams:
+        if self.requests.has_streams:
             raise InvalidRequest("submitted requests are on their way; step until has_work is False")
 
     def _new_syncer(self) -> LogSyncer:
@@ -292,7 +300,7 @@ class Engine(TypedAnswers):
 
     def generate(
         self,
-        prompts: Iterable[Prompted],
+        prompts: Iterable[PromptInput],
         sampling: SamplingParams | None = None,
         **options: Unpack[GenerateOptions],
     ) -> list[Completion]:

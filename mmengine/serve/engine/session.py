@@ -22,7 +22,7 @@ from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.prompt.prompt_media import PromptMedia
 from mmengine.serve.prompt.session_turns import frames_part
 from mmengine.serve.requests.sessions import SessionFacts, Sessions, request_id_of
-from mmengine.serve.text.request_output import Completion, succeeded
+from mmengine.serve.text.request_output import Completion, require_success
 from mmengine.serve.text.response_format import response_format_of
 
 
@@ -194,7 +194,7 @@ class Session:
             for output in outputs:
                 completion = output.completion or completion
         assert completion is not None, "a request ends with its completion"
-        completion = succeeded(completion)
+        completion = require_success(completion)
         self._frames.settle(facts.num_requests + 1)
         return completion
 

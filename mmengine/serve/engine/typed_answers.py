@@ -18,10 +18,10 @@ from mmengine.serve.chat.completion import (
 )
 from mmengine.serve.chat.json_stream import JsonStream
 from mmengine.serve.prompt.options import GenerateOptions, Options, SubmitOptions, make_options
-from mmengine.serve.prompt.prompt import Prompted
+from mmengine.serve.prompt.prompt import PromptInput
 from mmengine.serve.text.reasoning import Reasoning
 from mmengine.serve.text.request_output import Completion, RequestOutput
-from mmengine.serve.text.response_format import decoded, json_format, response_format_of
+from mmengine.serve.text.response_format import decode_answer, json_format, response_format_of
 from mmengine.structured_output.partial_json import JsonValue
 
 
@@ -76,7 +76,7 @@ class TypedAnswers(ABC):
     @abstractmethod
     def submit(
         self,
-        prompt: Prompted,
+        prompt: PromptInput,
         sampling: SamplingParams | None = None,
         *,
         stream: bool = True,
@@ -92,13 +92,13 @@ class TypedAnswers(ABC):
     @abstractmethod
     def generate(
         self,
-        prompts: Sequence[Prompted],
+        prompts: Sequence[PromptInput],
         sampling: SamplingParams | None = None,
         **options: Unpack[GenerateOptions],
     ) -> list[Completion]: ...
 
     def chat(
-        self, messages: Prompted, *, sampling: SamplingParams | None = None, **options: Unpack[ChatOptions]
+        self, messages: PromptInput, *, sampling: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> ChatCompletion:
         """Return the answer to a conversation as a message, as OpenAI's chat API does.
 
@@ -112,7 +112,7 @@ class TypedAnswers(ABC):
         return self._chat(messages, sampling, options, stream=False).get_final_completion()
 
     def stream_chat(
-        self, messages: Prompted, *, sampling: SamplingParams | None = None, **options: Unpack[ChatOptions]
+        self, messages: PromptInput, *, sampling: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> ChatStream:
         """Return an iterator over the answer of `chat` in OpenAI's chunks, as the server sends them.
 
@@ -122,7 +122,7 @@ class TypedAnswers(ABC):
         return self._chat(messages, sampling, options, stream=True)
 
     def _chat(
-        self, messages: Prompted, sampling: SamplingParams | None, options: ChatOptions, *, stream: bool
+        self, messages: PromptInput, sampling: SamplingParams | None, options: ChatOptions, *, stream: bool
     ) -> ChatStream:
         chat = ChatRequest(messages, options, self.processor, self.config)
         return ChatStream(self._chunks(chat, sampling, stream))
@@ -147,7 +147,7 @@ class TypedAnswers(ABC):
 
     def generate_json(
         self,
-        messages: Prompted,
+        messages: PromptInput,
         schema: object,
         *,
         reasoning: bool | None = None,
@@ -164,11 +164,11 @@ class TypedAnswers(ABC):
         within its token budget.
         """
         options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
-        return decoded(self.generate([messages], sampling, **options)[0], schema)
+        return decode_answer(self.generate([messages], sampling, **options)[0], schema)
 
     def stream_json(
         self,
-        messages: Prompted,
+        messages: PromptInput,
         schema: object,
         *,
         reasoning: bool | None = None,

@@ -21,7 +21,7 @@ from mmengine.request import (
     check_unicode,
 )
 from mmengine.serve.prompt.session_turns import SessionPlace
-from mmengine.serve.prompt.tools import CallsAsked
+from mmengine.serve.prompt.tools import ToolCallSpec
 from mmengine.serve.prompt.vllm_options import VLLM_NAMES
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
 
@@ -106,7 +106,7 @@ class SubmitOptions(GenerateOptions, total=False):
     """
 
     deadline_s: float
-    calls: CallsAsked | None
+    calls: ToolCallSpec | None
     request_id: str
     envelope: bytes
     outputs: Sequence[int]

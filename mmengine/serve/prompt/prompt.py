@@ -100,7 +100,7 @@ class Prompt:
         )
 
 
-Prompted = Prompt | str | list[dict[str, Any]]  # what `Prompt.of` takes
+PromptInput = Prompt | str | list[dict[str, Any]]  # what `Prompt.of` takes
 
 
 def _of_tokens(token_ids: Sequence[int], processor: Processor) -> Prepared:

@@ -14,7 +14,7 @@ _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _FIRST_FIELD = re.compile(rb'\s*\{\s*"custom_id"\s*:\s*("(?:[^"\\]|\\.)*+")')
 
 
-class Head(msgspec.Struct):
+class LineHead(msgspec.Struct):
     """The fields by which an answer finds its request."""
 
     custom_id: object = None
@@ -22,34 +22,34 @@ class Head(msgspec.Struct):
     line: object = None  # of the request file, where the custom_id does not name one request
 
 
-def head_of(line: bytes) -> Head:
+def read_head(line: bytes) -> LineHead:
     """Whatever of them can be read: JSON may say what is no Unicode text (half of a surrogate pair), and in
     other text that is no JSON the custom_id is found where it stands first."""
     try:
-        return msgspec.json.decode(line, type=Head)
+        return msgspec.json.decode(line, type=LineHead)
     except _UNREADABLE:
         pass
     try:
         fields = json.loads(line)
         if isinstance(fields, dict):
-            return Head(fields.get("custom_id"), fields.get("error"), fields.get("line"))
+            return LineHead(fields.get("custom_id"), fields.get("error"), fields.get("line"))
     except (ValueError, RecursionError):
         pass
     found = _FIRST_FIELD.match(line)
     try:
-        return Head(json.loads(found[1])) if found is not None else Head()
+        return LineHead(json.loads(found[1])) if found is not None else LineHead()
     except ValueError:
-        return Head()
+        return LineHead()
 
 
 def custom_id_of(line: bytes | None) -> str | None:
     """The custom_id of a request line; None where it has none that can be used. Half of a surrogate pair may
     stand in it: such a line is no request, but its answer says which one it is."""
-    name = head_of(line or b"").custom_id
+    name = read_head(line or b"").custom_id
     return name if isinstance(name, str) and 1 <= len(name) <= MAX_ID_CHARS else None
 
 
-def fields_of(line: bytes | None) -> dict[str, Any]:
+def parse_fields(line: bytes | None) -> dict[str, Any]:
     """The fields of a request line. Raises InvalidRequest."""
     if line is None:
         raise InvalidRequest(f"longer than {MAX_LINE_BYTES // 2**20} MiB; name large media by their path")
@@ -66,8 +66,8 @@ def fields_of(line: bytes | None) -> dict[str, Any]:
     return fields
 
 
-def written(fields: dict[str, object]) -> bytes:
-    """A line with its end, that `head_of` reads again."""
+def encode_line(fields: dict[str, object]) -> bytes:
+    """A line with its end, that `read_head` reads again."""
     try:
         return msgspec.json.encode(fields) + b"\n"
     except UnicodeEncodeError:  # half of a surrogate pair, which JSON can say only as an escape

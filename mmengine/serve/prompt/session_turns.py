@@ -34,7 +34,7 @@ class SessionPlace:
     loaded: tuple[MediaInput, ...] = ()
 
 
-class Chain(NamedTuple):
+class SessionChain(NamedTuple):
     """The prompt of a request of a session, whole: int32 [n], and its media in order. `num_kept`: tokens of
     the session that it goes on with; `num_opening`: of those behind them, as in APPENDED."""
 
@@ -45,25 +45,25 @@ class Chain(NamedTuple):
     film: int = 0
 
 
-def in_film(session: SessionState) -> bool:
+def has_open_video(session: SessionState) -> bool:
     """Whether a video was left open, for more frames."""
     return bool(session.chunks and session.chunks[-1].film)
 
 
-def opens_of(session: SessionState) -> Opens:
+def next_opening(session: SessionState) -> Opens:
     """What the next piece opens."""
     if not session.chunks:
         return "first"
     return "next" if session.chunks[-1].num_outputs else ""
 
 
-def chain_of(
+def build_chain(
     session: SessionState,
     prepared: Prepared,
     place: SessionPlace,
     num_answer: int,
     film_begins: Callable[[], list[int]],
-) -> Chain:
+) -> SessionChain:
     """`num_answer`: tokens that are kept free for the answer. `film_begins`: gives the tokens before a video.
     Raises InvalidRequest where the piece does not fit behind the anchor, or is an anchor behind something
     that is none."""
@@ -114,13 +114,13 @@ class _Piece(NamedTuple):
         return _Piece(np.concatenate((np.array(tokens, np.int32), self.tokens)), media, self.num_opening)
 
 
-def _joined(session: SessionState, kept: int, pieces: Sequence[_Piece], film: int) -> Chain:
+def _joined(session: SessionState, kept: int, pieces: Sequence[_Piece], film: int) -> SessionChain:
     tokens, media, length = [session.tokens[:kept]], list(session.before(kept)), kept
     for piece in pieces:
         tokens.append(piece.tokens)
         media += [item.moved(length) for item in piece.media]
         length += len(piece.tokens)
-    return Chain(np.concatenate(tokens), tuple(media), kept, pieces[0].num_opening, film)
+    return SessionChain(np.concatenate(tokens), tuple(media), kept, pieces[0].num_opening, film)
 
 
 def _end_of_anchor(session: SessionState) -> int:

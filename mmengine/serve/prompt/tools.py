@@ -46,7 +46,7 @@ class ToolLimits(NamedTuple):
     is_strict: bool = False
 
 
-class ToolsAsked(msgspec.Struct, frozen=True):
+class ToolSelection(msgspec.Struct, frozen=True):
     """`shown`: tools as the chat template gets them. `tools`: those that may be called."""
 
     shown: tuple[dict[str, object], ...]
@@ -55,20 +55,20 @@ class ToolsAsked(msgspec.Struct, frozen=True):
     parallel: bool = True
 
 
-class CallsAsked(msgspec.Struct, frozen=True):
+class ToolCallSpec(msgspec.Struct, frozen=True):
     """What an answer with tools is held to. `reasoning`: the markers of a model that may reason by itself."""
 
-    asked: ToolsAsked
+    asked: ToolSelection
     format: CallFormat
     reasoning: tuple[str, str] | None = None
 
 
-def tools_asked(
+def parse_tools(
     tools: object,
     tool_choice: object = None,
     parallel_tool_calls: object = None,
     limits: ToolLimits = ToolLimits(),  # noqa: B008 (it is frozen)
-) -> ToolsAsked | None:
+) -> ToolSelection | None:
     """None where no tool may be called: there are none, or `tool_choice` is none. Raises InvalidRequest,
     naming the field."""
     parallel = parallel_tool_calls is None or check_flag(
@@ -94,7 +94,7 @@ def tools_asked(
     if tool_choice == "none":
         return None
     choice, chosen = _choice(tool_choice, names)
-    return ToolsAsked(tuple(given), tuple(tool for tool in found if tool.name in chosen), choice, parallel)
+    return ToolSelection(tuple(given), tuple(tool for tool in found if tool.name in chosen), choice, parallel)
 
 
 def _bounded(tools: Sequence[object], limits: ToolLimits) -> Sequence[object]:
@@ -188,7 +188,7 @@ def _list(names: Sequence[str]) -> str:
 
 
 def call_grammar(
-    calls: CallsAsked, answer: GrammarRequest | None, on_truncation: Truncation
+    calls: ToolCallSpec, answer: GrammarRequest | None, on_truncation: Truncation
 ) -> GrammarRequest:
     """The grammar of an answer with tools. `answer`: that of its text. Raises InvalidRequest."""
     if answer is not None and answer.kind != "json_schema":

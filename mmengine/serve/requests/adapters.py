@@ -23,7 +23,7 @@ MAX_ADAPTERS = 1024  # that can be asked for at once
 
 
 @dataclass(frozen=True, slots=True)
-class KnownAdapter:
+class LocalAdapter:
     """`adapter`: what a request that asks for it carries. `folder`: from which it is read."""
 
     adapter: Adapter
@@ -35,7 +35,7 @@ class _Use:
     """Of one content: the requests that have it, and its names, the one that was loaded last at the end."""
 
     requests: set[str] = field(default_factory=set)
-    names: dict[str, KnownAdapter] = field(default_factory=dict)
+    names: dict[str, LocalAdapter] = field(default_factory=dict)
 
 
 class Adapters:
@@ -44,14 +44,14 @@ class Adapters:
 
     def __init__(self, built: "Built") -> None:
         self._built, self._config = built, built.config
-        self.by_name: dict[str, KnownAdapter] = {}
+        self.by_name: dict[str, LocalAdapter] = {}
         self._uses: dict[bytes, _Use] = {}
         self._of_request: dict[str, bytes] = {}
 
-    def __iter__(self) -> Iterator[KnownAdapter]:
+    def __iter__(self) -> Iterator[LocalAdapter]:
         return iter(tuple(self.by_name.values()))
 
-    def read(self, name: str, source: str | Path) -> KnownAdapter:
+    def read(self, name: str, source: str | Path) -> LocalAdapter:
         """The adapter in a folder or of the hub, checked; any thread may ask. Raises ModelError, ConfigError,
         InvalidRequest."""
         if not isinstance(name, str) or not 1 <= len(name) <= MAX_ID_CHARS or not name.isprintable():
@@ -62,7 +62,7 @@ class Adapters:
         check_unicode(("lora_path",), str(folder))  # it goes into the log
         files = self._read(folder)
         size = files.num_bytes(self._value_bytes)
-        return KnownAdapter(Adapter(files.digest, size, files.is_visual, name), folder)
+        return LocalAdapter(Adapter(files.digest, size, files.is_visual, name), folder)
 
     def _read(self, folder: Path) -> AdapterFiles:
         read = getattr(self._built.plugin, "read_adapter", None)
@@ -76,7 +76,7 @@ class Adapters:
     def _value_bytes(self) -> int:
         return 4 if self._built.dtype == "float32" else 2
 
-    def load(self, known: KnownAdapter) -> None:
+    def load(self, known: LocalAdapter) -> None:
         """It can be asked for from now on, in place of one that had its name. Raises InvalidRequest where
         there are too many."""
         name, digest = known.adapter.name, known.adapter.digest
@@ -120,7 +120,7 @@ class Adapters:
             self._use(digest).requests.discard(request_id)
             self._forget_unused(digest)
 
-    def take_up(self, resumed: ResumeState, coming: Iterable[KnownAdapter] = ()) -> list[tuple[str, str]]:
+    def recover(self, resumed: ResumeState, coming: Iterable[LocalAdapter] = ()) -> list[tuple[str, str]]:
         """Those of the log that is continued: what its requests have, and what was loaded while it was
         written. `coming`: what will be loaded next, where contents are found as well. Gives the requests
         whose adapter cannot be had any more, and why."""
@@ -146,7 +146,7 @@ class Adapters:
                 lost.append((name, f"its adapter {adapter.name!r} is not there any more ({where})"))
         return lost
 
-    def _found(self, loaded: ev.AdapterLoaded) -> KnownAdapter | None:
+    def _found(self, loaded: ev.AdapterLoaded) -> LocalAdapter | None:
         """What a log says was loaded; None where its folder is gone, or holds something else now."""
         with suppress(MMEngineError, OSError):
             known = self.read(loaded.adapter.name, Path(loaded.source))
@@ -154,13 +154,13 @@ class Adapters:
                 return known
         return None
 
-    def _name(self, known: KnownAdapter) -> None:
+    def _name(self, known: LocalAdapter) -> None:
         names = self._use(known.adapter.digest).names
         names.pop(known.adapter.name, None)
         names[known.adapter.name] = self.by_name[known.adapter.name] = known
         self._note(known)
 
-    def _note(self, known: KnownAdapter) -> None:
+    def _note(self, known: LocalAdapter) -> None:
         """Its content is read from its folder from now on."""
         self._use(known.adapter.digest)
         self._built.executor.know_adapter(known.adapter.digest, partial(self._read, known.folder))
@@ -168,7 +168,7 @@ class Adapters:
     def _use(self, digest: bytes) -> _Use:
         return self._uses.setdefault(digest, _Use())
 
-    def _drop_name(self, known: KnownAdapter) -> None:
+    def _drop_name(self, known: LocalAdapter) -> None:
         names = self._use(known.adapter.digest).names
         del names[known.adapter.name]
         if names:  # the folder of the name that goes may go as well

@@ -9,7 +9,7 @@ from mmengine.events.vocabulary import Queued
 from mmengine.serve.prompt.prompt import core_ids
 
 
-class LeftRequest(Protocol):
+class UnclaimedRequest(Protocol):
     """What whoever asked knows a request of the process before by. `envelope`: what it kept with it."""
 
     @property
@@ -20,7 +20,7 @@ class LeftRequest(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class RecoveredRequest:
     """`queued`: of its first answer. `num_tokens`: of all its answers when the log was read. `has_ended`:
     whether they were whole then, and only nobody had received them."""
 
@@ -36,13 +36,13 @@ class Left:
         return self.queued.envelope
 
 
-def left_of(resumed: Mapping[str, ResumedAnswer]) -> tuple[dict[str, Left], list[str]]:
+def find_recovered(resumed: Mapping[str, ResumedAnswer]) -> tuple[dict[str, RecoveredRequest], list[str]]:
     """By request id; `resumed` is by core id. The second: core ids of what is nobody's, because its request
     was given up, or lacks a choice that was delivered or given up."""
     choices: dict[str, dict[str, ResumedAnswer]] = {}  # by the core id of the first
     for name, answer in resumed.items():
         choices.setdefault(answer.queued.group or name, {})[name] = answer
-    out: dict[str, Left] = {}
+    out: dict[str, RecoveredRequest] = {}
     nobodys: list[str] = []
     for first, answers in choices.items():
         request_id = first.removesuffix("/0") if len(answers) > 1 else first
@@ -52,5 +52,5 @@ def left_of(resumed: Mapping[str, ResumedAnswer]) -> tuple[dict[str, Left], list
             continue
         tokens = sum(len(answer.token_ids) for answer in answers.values())
         ended = all(answer.reason for answer in answers.values())
-        out[request_id] = Left(request_id, len(answers), answers[names[0]].queued, tokens, ended)
+        out[request_id] = RecoveredRequest(request_id, len(answers), answers[names[0]].queued, tokens, ended)
     return out, nobodys

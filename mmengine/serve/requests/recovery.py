@@ -12,7 +12,7 @@ from mmengine.core.undelivered_answers import ResumedAnswer
 from mmengine.errors import InvalidMedia, MMEngineError
 from mmengine.models.plugin import MediaInput
 from mmengine.request import MediaItem
-from mmengine.serve.requests.adapters import Adapters, KnownAdapter
+from mmengine.serve.requests.adapters import Adapters, LocalAdapter
 from mmengine.serve.requests.grammar_memory import GrammarMemory
 from mmengine.serve.requests.media_store import MediaStore
 from mmengine.serve.requests.operator_log import operator_log
@@ -45,7 +45,7 @@ def recover(
     store: MediaStore | None,
     memory: GrammarMemory,
     adapters: Adapters,
-    coming: Iterable[KnownAdapter],
+    coming: Iterable[LocalAdapter],
     cause: str,
 ) -> dict[str, ResumedAnswer]:
     """Let the core go on. A request whose media, grammar or adapter cannot be had again ends with an error.
@@ -62,7 +62,7 @@ def recover(
             lost.append((name, str(error)))
         built.executor.attach(name, media)
     lost += _compile_again(built, resumed, memory)
-    lost += adapters.take_up(resumed, coming)
+    lost += adapters.recover(resumed, coming)
     built.core.recover(resumed.recovered(tuple(lost)), cause)
     running = len(resumed.state.requests)
     operator_log.info(

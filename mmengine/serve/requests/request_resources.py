@@ -15,14 +15,14 @@ if TYPE_CHECKING:  # mmengine.build brings torch
     from mmengine.build import Built
 
 
-class RequestHolder(Protocol):
+class RequestResource(Protocol):
     """Keeps something of requests, by the ids that the core knows them by."""
 
     def release(self, request_id: str, /) -> None:
         """The request is over. An unknown one is no error."""
 
 
-class Holders:
+class RequestResources:
     """All holders of an engine. A new one is added to `_all`, and hears of every request that ends: one that
     was answered, cancelled, refused, or that failed. Not thread-safe."""
 
@@ -38,11 +38,11 @@ class Holders:
         self._media_memory, self._grammar_memory = media_memory, grammar_memory
         self._max_model_len = built.config.max_model_len
         self._ids = set(built.resumed.state.requests if built.resumed is not None else ())
-        self._all: list[RequestHolder] = [self._executor, self._grammars]
+        self._all: list[RequestResource] = [self._executor, self._grammars]
         self._all += [grammar_memory, media_memory, metrics]
         self._all += [store] if store is not None else []
 
-    def add(self, holder: RequestHolder) -> None:
+    def add(self, holder: RequestResource) -> None:
         self._all.append(holder)
 
     def hold(

@@ -18,7 +18,7 @@ from mmengine.serve.prompt.prompt import core_ids
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.serve.text.detokenizer import Stops, TextStream
 from mmengine.serve.text.output_text import with_texts
-from mmengine.serve.text.request_output import Choice, Completion, Logprobs, RequestOutput, detail_of
+from mmengine.serve.text.request_output import Choice, Completion, Logprobs, RequestOutput, finish_detail
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
 
 
@@ -50,7 +50,7 @@ class _Pending:
     prompt_scores: PromptLogprobs | None = None
 
 
-class InProgress:
+class RunningRequests:
     """`resumed`: answers of the process before that nobody took up yet, by core id. `texts` False: all texts
     are empty; who reads the news makes them."""
 
@@ -74,7 +74,7 @@ class InProgress:
         return request_id in self._pending
 
     @property
-    def any_streams(self) -> bool:
+    def has_streams(self) -> bool:
         """Whether somebody wants text before an answer is whole."""
         return any(answer.stream is not None for _, answer in self._answers.values())
 
@@ -176,7 +176,7 @@ class InProgress:
             operator_log.warning("request failed", request_id=output.request_id, reason=output.detail)
         self._undelivered.setdefault(pending.request_id, []).append(output.request_id)
         del self._answers[output.request_id]
-        detail = detail_of(reason, output.detail, has_form=answer.has_form)
+        detail = finish_detail(reason, output.detail, has_form=answer.has_form)
         choice = Choice(
             answer.index,
             "",
@@ -216,17 +216,17 @@ class InProgress:
 
     # Requests of the process before
 
-    def can_take_up(self, request_id: str, num_choices: int = 1) -> bool:
+    def can_resume(self, request_id: str, num_choices: int = 1) -> bool:
         """Whether the process before had this request, with so many answers, and did not give it up."""
         names = core_ids(request_id, num_choices) if self.resumed else [""]
         found = [self.resumed.get(name) for name in names]
         return all(one is not None and not one.was_given_up for one in found)
 
-    def take_up_whole(self, request_id: str, num_choices: int = 1) -> list[RequestOutput]:
+    def resume_with_outputs(self, request_id: str, num_choices: int = 1) -> list[RequestOutput]:
         """The same, and its news from the first token on, an item for each choice that has some; where the
-        answer is whole, the last has it. Raises KeyError as `take_up` does."""
+        answer is whole, the last has it. Raises KeyError as `resume` does."""
         found = [self.resumed[name] for name in core_ids(request_id, num_choices)]
-        completion = self.take_up(request_id, num_choices)
+        completion = self.resume(request_id, num_choices)
         news = [
             RequestOutput(
                 request_id,
@@ -247,10 +247,10 @@ class InProgress:
             news[-1] = msgspec.structs.replace(news[-1], completion=completion)
         return news
 
-    def take_up(self, request_id: str, num_choices: int = 1, *, stream: bool = False) -> Completion | None:
+    def resume(self, request_id: str, num_choices: int = 1, *, stream: bool = False) -> Completion | None:
         """Go on with a request of the process before. Gives its answer when it ended there; else the
         answer comes out of the engine's `step`, with `stream` the text that is new from here on. Raises
-        KeyError for a request that `can_take_up` denies."""
+        KeyError for a request that `can_resume` denies."""
         names = core_ids(request_id, num_choices)
         found = [self.resumed.pop(name) for name in names]
         first, completion = found[0].queued, None
@@ -269,7 +269,7 @@ class InProgress:
                 completion = self._finish(ended, one.reason, pending, answer)
         return completion
 
-    def run_on(self, core_id: str) -> None:
+    def detach(self, core_id: str) -> None:
         """Nobody takes up this request of the process before, if it had it, and it goes on to its end."""
         one = self.resumed.pop(core_id, None)
         if one is not None and one.reason:

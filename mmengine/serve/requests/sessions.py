@@ -20,10 +20,17 @@ from mmengine.models.plugin import MediaInput, Opens, Prepared, Processor, TurnP
 from mmengine.request import Adapter, MediaItem, Request, num_before
 from mmengine.serve.prompt.options import DEFAULT_OPTIONS, Options, SessionOptions
 from mmengine.serve.prompt.prompt import Prompt
-from mmengine.serve.prompt.session_turns import Chain, SessionPlace, chain_of, in_film, opens_of, parts_of
+from mmengine.serve.prompt.session_turns import (
+    SessionChain,
+    SessionPlace,
+    build_chain,
+    has_open_video,
+    next_opening,
+    parts_of,
+)
 from mmengine.serve.requests.adapters import Adapters
 from mmengine.serve.requests.media_store import MediaStore
-from mmengine.serve.requests.running_requests import InProgress
+from mmengine.serve.requests.running_requests import RunningRequests
 from mmengine.serve.requests.session_media import Load, SessionMedia
 
 IDLE_S = 600.0  # without a request, after which a session is closed where nobody says otherwise
@@ -64,7 +71,7 @@ class SessionFacts(NamedTuple):
     num_leased_tokens: int
     live: str
     answer: list[int]
-    in_film: bool
+    has_open_video: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,7 @@ class TurnPrompt(Prompt):
     settings: SessionSettings = SessionSettings()
     opens: Opens = ""
     closes: bool = False
-    in_film: bool = False
+    has_open_video: bool = False
     is_film: bool = False
 
     def prepare(self, processor: Processor, options: Options = DEFAULT_OPTIONS) -> Prepared:
@@ -87,7 +94,7 @@ class TurnPrompt(Prompt):
             system=self.settings.system,
             opens=self.opens,
             closes=self.closes,
-            in_film=self.in_film,
+            in_film=self.has_open_video,
             is_film=self.is_film,
             base_folder=self.base_folder,
             media_options=self.media_options,
@@ -189,14 +196,14 @@ class Sessions:
         return SessionFacts(
             session_id,
             settings,
-            opens_of(session),
+            next_opening(session),
             session.num_grown,
             len(session.tokens),
             len(session.media),
             len(session.leased) * self._config.block_size,
             session.live,
             session.tokens[len(session.tokens) - num_outputs :].tolist(),
-            in_film(session),
+            has_open_video(session),
         )
 
     def question(self, session_id: str) -> np.ndarray:
@@ -225,17 +232,17 @@ class Sessions:
             settings=settings,
             opens=facts.opens,
             closes=closes,
-            in_film=facts.in_film,
+            has_open_video=facts.has_open_video,
             is_film=is_film,
             media_options=dict(media_options) if media_options else None,
             template_options=settings.template_options or None,
         )
-        film = is_film + (is_film and facts.in_film)
+        film = is_film + (is_film and facts.has_open_video)
         limits = settings.length, settings.keep
-        place = SessionPlace(facts.session_id, facts.opens, is_anchor, *limits, film, facts.in_film)
+        place = SessionPlace(facts.session_id, facts.opens, is_anchor, *limits, film, facts.has_open_video)
         return prompt, place
 
-    def chain(self, prepared: Prepared, place: SessionPlace, num_answer: int) -> Chain:
+    def chain(self, prepared: Prepared, place: SessionPlace, num_answer: int) -> SessionChain:
         """The whole prompt of a request. Raises InvalidRequest."""
         options = self.settings(place.session_id).template_options
         found = self._found(place)
@@ -244,7 +251,7 @@ class Sessions:
             processor = self._processor
             return processor.around_film(options)[0] if isinstance(processor, TurnProcessor) else []
 
-        return chain_of(found, prepared, place, max(1, num_answer), film_begins)
+        return build_chain(found, prepared, place, max(1, num_answer), film_begins)
 
     def to_load(self, prepared: Prepared, place: SessionPlace, options: Options) -> list[Load]:
         """What makes the pixels of older media again that a request would have encoded once more, in the
@@ -271,24 +278,24 @@ class Sessions:
         items = behind(num_found(self._core.view, request))
         return self._media.loads(place.session_id, items.values())
 
-    def hold(self, prepared: Prepared, place: SessionPlace, chain: Chain) -> Sequence[MediaInput]:
+    def hold(self, prepared: Prepared, place: SessionPlace, chain: SessionChain) -> Sequence[MediaInput]:
         """Keep the media of a chain, and give their pixels. Raises InvalidMedia, QueueFull."""
         self._media.take(self._found(place), chain.media, prepared.media)
         return self._media.inputs(place.session_id, chain.media, (*prepared.media, *place.loaded))
 
     def _found(self, place: SessionPlace) -> SessionState:
         session = self._core.sessions.found(place.session_id)
-        if opens_of(session) != place.opens or in_film(session) != place.was_in_film:
+        if next_opening(session) != place.opens or has_open_video(session) != place.was_in_film:
             raise InvalidRequest("the session went on meanwhile; append it again")
         return session
 
 
-def sessions_of(
+def make_sessions(
     core: EngineCore,
     store: MediaStore | None,
     processor: Processor,
     adapters: Adapters,
-    requests: InProgress,
+    requests: RunningRequests,
     awaited: Set[str] = frozenset(),
 ) -> Sessions:
     """Those of an engine. What the process before accepted for sessions goes on, and nobody takes it up but
@@ -296,7 +303,7 @@ def sessions_of(
     for session_id, session in core.state.sessions.all.items():
         for number in range(session.num_grown + 1):
             if (name := request_id_of(session_id, number)) not in awaited:
-                requests.run_on(name)
+                requests.detach(name)
     media = SessionMedia(store, processor, core.config.session_media_bytes)
     return Sessions(core, media, processor, adapters)
 

@@ -1,9 +1,13 @@
 """Prompts that were prepared become requests of the core."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from mmengine.config import EngineConfig
+from mmengine.core.state.view import View
+from mmengine.encoder_cache.cache import encoder_key
+from mmengine.encoder_cache.work import work_of
 from mmengine.errors import FIELD, FieldPath, InvalidRequest, id_in_use
 from mmengine.models.plugin import MediaInput, Prepared
 from mmengine.request import Request
@@ -12,11 +16,10 @@ from mmengine.serve.prompt.prompt import core_requests, request_ids
 from mmengine.serve.prompt.session_turns import SessionPlace
 from mmengine.serve.requests.adapters import Adapters
 from mmengine.serve.requests.grammar_memory import GrammarMemory
-from mmengine.serve.requests.large_media import LOWERED_BY, LargeMedia, large_media
 from mmengine.serve.requests.metrics import Metrics
 from mmengine.serve.requests.operator_log import operator_log
-from mmengine.serve.requests.request_resources import Holders
-from mmengine.serve.requests.running_requests import InProgress
+from mmengine.serve.requests.request_resources import RequestResources
+from mmengine.serve.requests.running_requests import RunningRequests
 from mmengine.serve.requests.sessions import Sessions
 from mmengine.serve.text.reasoning import Reasoning
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
@@ -24,19 +27,47 @@ from mmengine.structured_output.json_schema.vocabulary.notes import Note
 if TYPE_CHECKING:  # mmengine.build brings torch
     from mmengine.build import Built
 
+LOWERED_BY = "max_pixels"  # the option of a request, and of `mmengine run`
 MAX_NOTED = 1_000  # notes on forms that are remembered; more are logged again
 MAX_LOGGED_NOTES = 10  # of one form, in the operators' log
 OTHER_ADAPTER = "a session has the adapter that it was opened with, or none; leave it out, or open another"
 
 
-class Intake:
+class LargeMedia(NamedTuple):
+    """`tokens`: of the prompt. `seconds`: that the encoder takes for it at the pace that was measured when
+    the model was loaded, without what runs beside it."""
+
+    modality: str
+    tokens: int
+    seconds: float
+
+    def __str__(self) -> str:
+        time = f"{self.seconds:.0f} seconds" if self.seconds < 90 else f"{self.seconds / 60:.0f} minutes"
+        option = LOWERED_BY.replace("_", "-")
+        return (
+            f"the {self.modality} takes {self.tokens:,} tokens, and the encoder about {time}; "
+            f"--{option} makes it smaller"
+        )
+
+
+def large_media(request: Request, config: EngineConfig, view: View) -> Iterator[LargeMedia]:
+    """Items that are encoded over several steps, and that nobody had encoded before."""
+    for item in request.media if config.encoder_piece else ():
+        work = work_of(item.grid, config.encoder_even_patches)
+        if work <= config.encoder_piece:
+            continue
+        if not view.encoder.has(encoder_key(item.mm_hash, request.cache_salt, request.visual_adapter)):
+            yield LargeMedia(item.modality, item.num_embeds, work * config.encoder_work_ns / 1e9)
+
+
+class Submission:
     """Tells the holders, the core, the metrics and those `in_progress` of each new request."""
 
     def __init__(
         self,
         built: "Built",
-        holders: Holders,
-        in_progress: InProgress,
+        holders: RequestResources,
+        in_progress: RunningRequests,
         metrics: Metrics,
         reasoning: Reasoning,
         grammar_memory: GrammarMemory,

@@ -8,13 +8,13 @@ import numpy as np
 
 from mmengine.errors import ErrorCode, MMEngineError
 from mmengine.request import GrammarRequest, SamplingParams
-from mmengine.serve.stream.one_shot_event import Once
+from mmengine.serve.stream.one_shot_event import OneShotEvent
 from mmengine.serve.stream.request_stream import TAKEN_AT_ONCE, ChannelReader, Stream
 from mmengine.serve.text.reasoning import ReasoningTokens
-from mmengine.serve.text.request_output import Choice, Completion, Logprobs, RequestOutput, in_pieces
+from mmengine.serve.text.request_output import Choice, Completion, Logprobs, RequestOutput, split_output
 
 
-class News(Protocol):
+class AnswerSource(Protocol):
     """What comes of one request: a Stream, or a Reader of its record. What its parts say, Stream tells."""
 
     is_over: bool
@@ -52,7 +52,7 @@ class News(Protocol):
     async def accepted(self) -> None: ...
 
 
-class Said(msgspec.Struct, array_like=True):
+class StoredChoice(msgspec.Struct, array_like=True):
     """Outputs of one choice, without their texts."""
 
     index: int
@@ -63,7 +63,7 @@ class Said(msgspec.Struct, array_like=True):
     code: ErrorCode | None = None
 
 
-class Whole(msgspec.Struct, array_like=True, frozen=True):
+class StoredAnswer(msgspec.Struct, array_like=True, frozen=True):
     """An answer that ended, as a store keeps it. Fields are only ever added, with a default."""
 
     request_id: str
@@ -72,26 +72,26 @@ class Whole(msgspec.Struct, array_like=True, frozen=True):
     grammar: GrammarRequest | None
     num_embeds: dict[str, int]
     num_prompt_tokens: int
-    said: list[Said]
+    said: list[StoredChoice]
     num_cached_tokens: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
 
 
-class Record:
+class AnswerRecord:
     """Of a stream, which it reads to its end, or of an answer that is whole. `ended`: called when the last of
     a stream has come. It belongs to an event loop, as the stream does.
 
     While a stream has one reader, that one takes from it and leaves what it took here: most have no other.
     """
 
-    def __init__(self, source: "Stream | Whole", ended: Callable[[], None] | None = None):
+    def __init__(self, source: "Stream | StoredAnswer", ended: Callable[[], None] | None = None):
         self.items: list[RequestOutput] = []
         self.error: MMEngineError | None = None
         self.is_over = False
-        self.first: FirstReader | None = None  # who takes from the stream
-        self._ended, self._over = ended, Once()
-        self._listeners: dict[Reader, Callable[[], None]] = {}
+        self.first: DirectReader | None = None  # who takes from the stream
+        self._ended, self._over = ended, OneShotEvent()
+        self._listeners: dict[RecordReader, Callable[[], None]] = {}
         self.source = source
         if not isinstance(source, Stream):
             self.items, self.is_over = _outputs(source), True
@@ -142,7 +142,7 @@ class Record:
         if ended is not None:
             ended()
 
-    def listen(self, reader: "Reader", listener: Callable[[], None] | None) -> None:
+    def listen(self, reader: "RecordReader", listener: Callable[[], None] | None) -> None:
         if listener is None:
             self._listeners.pop(reader, None)
         else:
@@ -169,19 +169,19 @@ class Record:
         """Of an answer that ended without an error."""
         return self.items[-1].completion if self.items else None
 
-    def whole(self) -> Whole:
+    def whole(self) -> StoredAnswer:
         """Of a stream that is over, with an answer."""
         stream, completion = self.source, self.completion
         assert isinstance(stream, Stream) and completion is not None
         said = [
-            Said(choice.index, choice.token_ids, choice.finish_reason, "", choice.logprobs)
+            StoredChoice(choice.index, choice.token_ids, choice.finish_reason, "", choice.logprobs)
             for choice in completion.choices
         ]
         for item in self.items:
             if item.detail and item.finish_reason is not None:
                 said[item.index].detail, said[item.index].code = item.detail, item.code
-        return Whole(
-            *stream.prompted,
+        return StoredAnswer(
+            *stream.accepted_request,
             said,
             completion.num_cached_tokens,
             completion.num_drafts,
@@ -189,20 +189,20 @@ class Record:
         )
 
 
-class FirstReader(ChannelReader):
+class DirectReader(ChannelReader):
     """Reads a stream, and notes what it took in the record of it. `left`: called when it leaves or gives the
     request up, which goes on then."""
 
-    def __init__(self, record: Record, stream: Stream, left: Callable[[], None]):
+    def __init__(self, record: AnswerRecord, stream: Stream, left: Callable[[], None]):
         super().__init__(stream._channel)
         self._record, self._left = record, left
-        self._follower: Reader | None = None  # in its place, once others read the record, too
+        self._follower: RecordReader | None = None  # in its place, once others read the record, too
         record.first = self
 
     def follow(self) -> None:
         """Read the record from now on."""
         if not self.is_over:
-            self._follower = Reader(self._record, at=len(self._record.items))
+            self._follower = RecordReader(self._record, at=len(self._record.items))
             self._follower.listen(self._channel.listener)
 
     def listen(self, listener: Callable[[], None] | None) -> None:
@@ -224,7 +224,7 @@ class FirstReader(ChannelReader):
             self._record.end(None)
         return found
 
-    def _take_of_record(self, follower: "Reader") -> list[RequestOutput]:
+    def _take_of_record(self, follower: "RecordReader") -> list[RequestOutput]:
         try:
             return follower.take()
         finally:
@@ -247,11 +247,11 @@ class FirstReader(ChannelReader):
         self.leave()
 
 
-class Reader:
+class RecordReader:
     """Reads a record, from its first output on or behind `at` of them. `left`: called when it leaves or gives
     the request up."""
 
-    def __init__(self, record: Record, left: Callable[[], None] | None = None, at: int = 0):
+    def __init__(self, record: AnswerRecord, left: Callable[[], None] | None = None, at: int = 0):
         self._record, self._left, self._at = record, left or _nothing, at
         self._source = record.source
         self.is_over = False
@@ -328,7 +328,7 @@ def _nothing() -> None:
     pass
 
 
-def _outputs(whole: Whole) -> list[RequestOutput]:
+def _outputs(whole: StoredAnswer) -> list[RequestOutput]:
     """The last of them with a completion."""
     choices = [
         Choice(
@@ -364,4 +364,4 @@ def _outputs(whole: Whole) -> list[RequestOutput]:
         for said in whole.said
     ]
     outputs[-1] = msgspec.structs.replace(outputs[-1], completion=completion)
-    return [piece for output in outputs for piece in in_pieces(output)]
+    return [piece for output in outputs for piece in split_output(output)]

@@ -11,8 +11,8 @@ import numpy as np
 from mmengine.errors import MMEngineError
 from mmengine.request import MediaItem
 from mmengine.serve.prompt.options import Options
-from mmengine.serve.stream.one_shot_event import Once
-from mmengine.serve.text.output_text import AnswerTexts
+from mmengine.serve.stream.one_shot_event import OneShotEvent
+from mmengine.serve.text.output_text import OutputText
 from mmengine.serve.text.reasoning import NO_REASONING, Reasoning, ReasoningTokens
 from mmengine.serve.text.request_output import RequestOutput
 
@@ -22,9 +22,7 @@ LISTENERS_AT_ONCE = 32  # that are called before the event loop looks at its soc
 class Channel:
     """From the engine's thread to one caller. All but `closed` belongs to the caller's loop, once it runs."""
 
-    def __init__(
-        self, options: Options, texts: AnswerTexts, is_held: bool = False, *, is_count: bool = False
-    ):
+    def __init__(self, options: Options, texts: OutputText, is_held: bool = False, *, is_count: bool = False):
         self.options, self.is_held = options, is_held
         self.is_count = is_count  # its prompt is counted, and not answered
         self.texts = texts
@@ -33,7 +31,7 @@ class Channel:
         self.items: deque[RequestOutput | MMEngineError | None] = deque()  # that nobody took; None is the end
         self.listener: Callable[[], None] | None = None
         self._arrived: asyncio.Event | None = None  # made where somebody waits: most listen
-        self.accepted = Once()  # on the disk, or refused with `error`
+        self.accepted = OneShotEvent()  # on the disk, or refused with `error`
         self.error: MMEngineError | None = None
         self.is_refused = False
         self.timer: asyncio.TimerHandle | None = None  # ends its preparation

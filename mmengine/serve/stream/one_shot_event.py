@@ -3,7 +3,7 @@
 import asyncio
 
 
-class Once:
+class OneShotEvent:
     """Like an asyncio.Event that is never cleared, but small: an Event has a queue for whoever waits from its
     beginning to its end, and here it is there while somebody does. Belongs to an event loop."""
 

@@ -15,7 +15,7 @@ def _nothing(channel: Channel) -> None:
     pass
 
 
-class Prompted(NamedTuple):
+class AcceptedRequest(NamedTuple):
     """What a stream knows of its request when it is `accepted`, as its properties tell it."""
 
     request_id: str
@@ -26,7 +26,7 @@ class Prompted(NamedTuple):
     num_prompt_tokens: int
 
 
-class Held(NamedTuple):
+class HeldAnswer(NamedTuple):
     """An answer that the log keeps until it is told that it need not."""
 
     request_id: str
@@ -111,10 +111,10 @@ class ChannelReader:
         return self._channel.num_prompt_tokens
 
     @property
-    def prompted(self) -> Prompted:
+    def accepted_request(self) -> AcceptedRequest:
         channel = self._channel
         asked = channel.options
-        return Prompted(
+        return AcceptedRequest(
             channel.request_id,
             asked.sampling,
             channel.reasoning,
@@ -145,11 +145,11 @@ class Stream(ChannelReader):
     """
 
     def __init__(
-        self, channel: Channel, close: Callable[[Channel], None], let_go: Callable[[list[Held]], None]
+        self, channel: Channel, close: Callable[[Channel], None], release: Callable[[list[HeldAnswer]], None]
     ):
         super().__init__(channel)
         self.texts = channel.texts
-        self._close, self._let_go = close, let_go
+        self._close, self._release = close, release
 
     def __aiter__(self) -> "Stream":
         return self
@@ -168,7 +168,7 @@ class Stream(ChannelReader):
             raise StopAsyncIteration
         raise item
 
-    async def news(self) -> list[RequestOutput]:
+    async def next_outputs(self) -> list[RequestOutput]:
         """What `take` gives, once something has come; [] at the end."""
         found: list[RequestOutput] = []
         while not found and not self.is_over:
@@ -196,18 +196,17 @@ class Stream(ChannelReader):
     def delivered(self) -> None:
         """The answer, which it holds, is where it will not be lost, or needed by nobody: the log may forget
         it when it is whole."""
-        self._let_go([self.let_go()])
+        self._release([self.release()])
 
-    def let_go(self) -> Held:
-        """As `delivered`, but it is the caller who tells the engine (`AsyncEngine.let_go`): of several
-        answers at once."""
+    def release(self) -> HeldAnswer:
+        """Return the answer for `AsyncEngine.release_answers`, which the caller calls for several at once."""
         self._channel.is_held = False
-        return self.held
+        return self.held_answer
 
     @property
-    def held(self) -> Held:
-        """By which `AsyncEngine.let_go` knows it. Known when it is `accepted`."""
-        return Held(self._channel.request_id, self._channel.options.sampling.n)
+    def held_answer(self) -> HeldAnswer:
+        """By which `AsyncEngine.release_answers` knows it. Known when it is `accepted`."""
+        return HeldAnswer(self._channel.request_id, self._channel.options.sampling.n)
 
     def cancel(self) -> None:
         """Give the request up; its last news still come."""

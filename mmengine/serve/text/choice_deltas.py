@@ -16,7 +16,7 @@ from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.text.detokenizer import TextStream, UntilStop
 from mmengine.serve.text.reasoning import ReasoningTokens
 from mmengine.serve.text.request_output import RequestOutput
-from mmengine.serve.text.tool_call_parser import CallDelta, CallParser
+from mmengine.serve.text.tool_call_parser import CallDelta, ToolCallParser
 from mmengine.structured_output.json_schema.validation import find_violation
 from mmengine.structured_output.request.tool_calls import calls_of
 
@@ -48,7 +48,7 @@ class Delta(NamedTuple):
 
 
 # With the last one, its finish_reason and stop_reason.
-ChoiceNews = tuple[Delta, str | None, str | int | None]
+ChoiceDelta = tuple[Delta, str | None, str | int | None]
 
 
 class ChoiceDeltas:
@@ -69,7 +69,7 @@ class ChoiceDeltas:
         self._has_form, self._closes = grammar is not None, grammar is not None and grammar.closes
         self._calls = calls = calls_of(grammar)
         self._show_reasoning = show_reasoning
-        self._parser = None if calls is None else CallParser(calls)
+        self._parser = None if calls is None else ToolCallParser(calls)
         self._until = UntilStop(self._stop, self._closes)  # of the text beside calls
         self._loose = {tool.name: tool for tool in calls.tools if not tool.is_enforced} if calls else {}
         self._loose_calls: dict[int, tuple[str, list[str]]] = {}  # name and arguments of those tools' calls
@@ -97,7 +97,7 @@ class ChoiceDeltas:
         """What the stop string cut off, from it on."""
         return self._stream.behind or self._until.behind
 
-    def take(self, output: RequestOutput) -> Iterator[ChoiceNews]:
+    def take(self, output: RequestOutput) -> Iterator[ChoiceDelta]:
         """What the engine's news say; of the end of an answer that was given up, nothing."""
         for delta in self.push(output.token_ids, output.logprobs):
             yield delta, None, None

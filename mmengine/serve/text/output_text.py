@@ -11,7 +11,7 @@ from mmengine.serve.text.request_output import Choice, Completion, RequestOutput
 from mmengine.structured_output.grammar_start import find_end
 
 
-class AnswerTexts:
+class OutputText:
     """Fills in the texts of one request's news, which have to come in their order. With `pieces` False,
     only the texts of its whole answers. `grammar`: of a request that has a form, known before its news."""
 

@@ -173,7 +173,7 @@ class RequestOutput(msgspec.Struct, frozen=True, eq=False):
     code: ErrorCode | None = None
 
 
-def in_pieces(output: RequestOutput) -> list[RequestOutput]:
+def split_output(output: RequestOutput) -> list[RequestOutput]:
     """News without a text, of so few tokens each that whoever takes them does not keep others waiting."""
     ids, scores = output.token_ids, output.logprobs
     if len(ids) <= PIECE:
@@ -214,20 +214,20 @@ def engine_failed(error: BaseException) -> MMEngineError:
     return ExecutorFailed(f"{type(error).__name__}: {error}")
 
 
-def detail_of(reason: str, detail: str, *, has_form: bool) -> str:
+def finish_detail(reason: str, detail: str, *, has_form: bool) -> str:
     """As Choice tells it: of a form that was cut, where."""
     if has_form and reason == "length":
         return CUT_AT_STOP if detail == CUT_BY_STRING else CUT
     return detail
 
 
-def unbegun(request_id: str, num_choices: int, detail: str, code: ErrorCode) -> Completion:
+def unstarted_completion(request_id: str, num_choices: int, detail: str, code: ErrorCode) -> Completion:
     """The answer to a request that was given up before it became tokens."""
     choices = [Choice(index, "", [], "abort", detail, code=code) for index in range(num_choices)]
     return Completion(request_id, np.zeros(0, np.int32), choices)
 
 
-def ended(completion: Completion) -> list[RequestOutput]:
+def final_outputs(completion: Completion) -> list[RequestOutput]:
     """The last news of its choices, without tokens."""
     news = [
         RequestOutput(
@@ -250,12 +250,12 @@ def answer_to_prompt(answer: Completion | MMEngineError, index: int, is_one_of_s
 
     Raises the error of an answer that is not; with several prompts it says which of them."""
     try:
-        return succeeded(answer)
+        return require_success(answer)
     except MMEngineError as error:
         raise (error.within(PROMPTS, index) if is_one_of_several else error) from None
 
 
-def succeeded(answer: Completion | MMEngineError) -> Completion:
+def require_success(answer: Completion | MMEngineError) -> Completion:
     """The answer, which is whole. Raises the error of an answer that is not."""
     if isinstance(answer, MMEngineError):
         raise answer

@@ -87,7 +87,7 @@ def _asked(schema: object) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"schema": schema}}
 
 
-def decoded(completion: Completion, schema: object) -> Any:
+def decode_answer(completion: Completion, schema: object) -> Any:
     """The value of an answer. Raises RequestFailed for an answer that was cut, with its beginning."""
     content = completion.choices[0].content
     if completion.finish_reason == "length" or content is None:

@@ -46,7 +46,7 @@ def call_id(request_id: str, choice: int, index: int) -> str:
     return "call_" + hashlib.sha256(text).hexdigest()[:ID_CHARS]
 
 
-class CallParser:
+class ToolCallParser:
     """`push` text as it comes, and `finish` at its end: what was cut there and is no whole part of a call is
     left out. `num_calls`: those that began."""
 

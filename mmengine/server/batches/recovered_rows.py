@@ -22,7 +22,7 @@ class RowsLeft:
 
     def __init__(self, engine: ServedEngine, batches: Batches):
         self._rows: dict[str, RowLeft] = {}  # by their ids in the log
-        for left in engine.left():
+        for left in engine.recovered_requests():
             found = _ROW.fullmatch(left.request_id)
             batch = batches.get(found["batch"], found["owner"] or "") if found is not None else None
             if batch is None:

@@ -14,7 +14,7 @@ import msgspec
 from mmengine.errors import ErrorCode, FieldPath, MMEngineError
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.requests.operator_log import operator_log
-from mmengine.serve.stream.answer_record import News, Reader, Record
+from mmengine.serve.stream.answer_record import AnswerRecord, AnswerSource, RecordReader
 from mmengine.serve.stream.request_stream import Stream
 from mmengine.server.calls.answer_writer import Storing
 from mmengine.server.calls.call_identity import ITS_ID, Caller, Key, keys_of
@@ -45,7 +45,7 @@ class Calls:
         self._orphans: list[Orphan] = []
         self._taken_up: list[tuple[Orphan, Call]] = []  # orphans that go into the store, whoever asks
         self._storing = Storing(kept, self._stored) if kept is not None else None
-        left = engine.left()
+        left = engine.recovered_requests()
         if kept is not None and kept.begun_before:
             self._aside(partial(kept.drop_unasked, {one.request_id for one in left}))
         for orphan in orphans_of(left):
@@ -56,7 +56,9 @@ class Calls:
         if left:
             asyncio.get_running_loop().call_later(reattach_s, self._forget_orphans)
 
-    async def sources(self, asked: Asked, caller: Caller, fill: _Fill) -> tuple[Asked, Sequence[News]]:
+    async def sources(
+        self, asked: Asked, caller: Caller, fill: _Fill
+    ) -> tuple[Asked, Sequence[AnswerSource]]:
         """Where the answers to a call come from, and the call as it was accepted first. `fill`: gives its
         prompts what they lack, unless there is an answer that needs none of it. Raises ApiError where its key
         is taken, what `fill` does, and InvalidRequest, QueueFull, KeepFailed."""
@@ -85,12 +87,12 @@ class Calls:
 
     async def _stored_sources(
         self, asked: Asked, caller: Caller, keys: list[Key], kept: KeptResponses, fill: _Fill
-    ) -> tuple[Asked, Sequence[News]]:
+    ) -> tuple[Asked, Sequence[AnswerSource]]:
         for key in keys:
             before = await kept.of(key)
             if before is not None and before.answer is not None:
                 _check_same(key, before.envelope, asked.envelope)
-                found = Reader(Record(before.answer))
+                found = RecordReader(AnswerRecord(before.answer))
                 return _as_accepted(asked, before.request_id, before.envelope), [found]
         await fill(asked)
         envelope = await kept.begin(asked.envelope, asked.request_id, asked.media)
@@ -105,7 +107,9 @@ class Calls:
             raise
         return asked, self._keep(asked, streams, keys, True).readers()
 
-    def _again(self, asked: Asked, keys: list[Key], caller: Caller) -> tuple[Asked, Sequence[News]] | None:
+    def _again(
+        self, asked: Asked, keys: list[Key], caller: Caller
+    ) -> tuple[Asked, Sequence[AnswerSource]] | None:
         """Those of a call that was accepted before."""
         for key in keys:
             if (call := self._calls.get(key)) is not None:
@@ -127,7 +131,7 @@ class Calls:
 
     def _tried_again(
         self, asked: Asked, keys: list[Key], caller: Caller
-    ) -> tuple[Asked, Sequence[News]] | None:
+    ) -> tuple[Asked, Sequence[AnswerSource]] | None:
         """Those of a response of the process before, of which its client did not hear; once."""
         for orphan, call in self._taken_up if caller.tries_again else ():
             if call.keys and not call.is_live and orphan.is_of(asked.envelope, keys, caller):
@@ -215,7 +219,7 @@ class Calls:
         task.add_done_callback(self._background.discard)
 
     def _forget(self, call: Call) -> None:
-        self._engine.let_go(call.let_go())
+        self._engine.release_answers(call.release())
         for key in (*call.keys, call.name):
             if self._calls.get(key) is call:
                 del self._calls[key]
@@ -234,7 +238,7 @@ class Calls:
             self._calls.pop(call.name, None)
             if not call.keys and call.timer is not None:
                 self.attended(call)
-        self._engine.let_go([held for call in calls for held in call.let_go()])
+        self._engine.release_answers([held for call in calls for held in call.release()])
 
     async def flush(self) -> None:
         """Store now what has ended, unless the store fails."""
@@ -257,7 +261,7 @@ class Calls:
 
     def _forget_orphans(self) -> None:
         orphans, self._orphans, self._taken_up = self._orphans, [], []
-        for one in self._engine.left():
+        for one in self._engine.recovered_requests():
             self._engine.give_up(one.request_id)
         if orphans:
             operator_log.info("nobody asked for calls of the process before", calls=len(orphans))

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Protocol
 
-from mmengine.serve.stream.answer_record import FirstReader, News, Reader, Record
-from mmengine.serve.stream.request_stream import Held, Stream
+from mmengine.serve.stream.answer_record import AnswerRecord, AnswerSource, DirectReader, RecordReader
+from mmengine.serve.stream.request_stream import HeldAnswer, Stream
 from mmengine.server.calls.call_identity import Key
 from mmengine.server.calls.stored_responses import Answered
 from mmengine.server.chat.parsed_request import Asked
@@ -38,11 +38,11 @@ class Call:
         self.envelope, self.request_id, self._keeper = asked.envelope, asked.request_id, keeper
         self.keys, self.is_stored = keys, is_stored
         self._streams = streams
-        self._records = [Record(stream, self._ended) for stream in streams]
+        self._records = [AnswerRecord(stream, self._ended) for stream in streams]
         self.name: Key = asked.envelope.owner, RESPONSE, asked.request_id
         self.is_answered = False  # all of it has come, its keeper was told so, and it is good
         self._answered: Answered | None = None  # what is left of it in memory while it waits for the store
-        self._held: list[Held] = []  # where its streams are forgotten
+        self._held: list[HeldAnswer] = []  # where its streams are forgotten
         self._num_readers = 0
         self._has_begun = False
         self.timer: asyncio.TimerHandle | None = None  # None: it never waited for a client
@@ -85,10 +85,10 @@ class Call:
         """Whether it was accepted, and did not fail."""
         return all(map(_IS_GOOD, self._records))
 
-    def record(self) -> Record:
+    def record(self) -> AnswerRecord:
         """Of its first answer, with all that has come."""
         if not self._records and self._answered is not None:
-            return Record(self._answered.answer)
+            return AnswerRecord(self._answered.answer)
         self.go_on()
         return self._records[0]
 
@@ -98,20 +98,20 @@ class Call:
         for record in self._records:
             record.follow()
 
-    def readers(self) -> list[News]:
+    def readers(self) -> list[AnswerSource]:
         if self.timer is not None:
             self._keeper.attended(self)
         if not self._has_begun:
             self._has_begun = True
             self._num_readers = len(self._records)
             return [
-                FirstReader(record, stream, self._left)
+                DirectReader(record, stream, self._left)
                 for record, stream in zip(self._records, self._streams, strict=True)
             ]
         records = self._records or [self.record()]
         self.go_on()
         self._num_readers += len(records)
-        return [Reader(record, self._left) for record in records]
+        return [RecordReader(record, self._left) for record in records]
 
     def _left(self) -> None:
         self._num_readers -= 1
@@ -127,9 +127,9 @@ class Call:
         for stream in self._streams:
             stream.cancel()
 
-    def let_go(self) -> list[Held]:
+    def release(self) -> list[HeldAnswer]:
         """Nobody needs its answers any more: by which the log knows them."""
-        return self._held or [stream.let_go() for stream in self._streams]
+        return self._held or [stream.release() for stream in self._streams]
 
     def settle(self) -> None:
         """It is answered, and waits for the store, until when the log keeps it: of one that no key is known
@@ -137,7 +137,7 @@ class Call:
         asked = self.envelope, self.request_id, self._streams[0].envelope
         self._answered = Answered(*asked, self._records[0].whole())
         if not self.keys:
-            self._held = [stream.held for stream in self._streams]
+            self._held = [stream.held_answer for stream in self._streams]
             self._streams, self._records = (), []
 
     @property

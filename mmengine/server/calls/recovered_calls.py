@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from mmengine.request import SamplingParams
-from mmengine.serve.requests.recovered_requests import LeftRequest
+from mmengine.serve.requests.recovered_requests import UnclaimedRequest
 from mmengine.server.calls.call_identity import Caller, Key, keys_of
 from mmengine.server.chat.parsed_request import Asked, Envelope
 from mmengine.server.chat.submission import in_log, log_id
@@ -18,7 +18,7 @@ class Orphan(NamedTuple):
 
     envelope: Envelope
     request_id: str
-    left: dict[int, LeftRequest]
+    left: dict[int, UnclaimedRequest]
 
     def keys(self) -> list[Key]:
         return keys_of(self.envelope, self.request_id)
@@ -35,7 +35,7 @@ class Orphan(NamedTuple):
         return may_claim and not mine.key and mine.digest == envelope.digest
 
 
-def orphans_of(left: Iterable[LeftRequest]) -> list[Orphan]:
+def orphans_of(left: Iterable[UnclaimedRequest]) -> list[Orphan]:
     """Calls of which something is left."""
     found: dict[str, Orphan] = {}
     for one in left:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from mmengine.errors import CorruptLog
-from mmengine.serve.stream.answer_record import Whole
+from mmengine.serve.stream.answer_record import StoredAnswer
 from mmengine.server.calls.call_identity import ITS_ID, Key
 from mmengine.server.chat.parsed_request import Envelope
 from mmengine.server.chat.submission import in_log, log_id
@@ -17,7 +17,7 @@ _SMALL_INPUT = LARGE_ENVELOPE // 2  # bytes of what a call brings, with which it
 _JSON_BYTES = 6  # of a character at most: \u0000
 _encode, _pack = msgspec.json.encode, msgspec.msgpack.encode
 _decode_envelope = msgspec.json.Decoder(Envelope).decode
-_decode_whole = msgspec.msgpack.Decoder(Whole).decode
+_decode_whole = msgspec.msgpack.Decoder(StoredAnswer).decode
 
 
 class KeptResponse(NamedTuple):
@@ -25,7 +25,7 @@ class KeptResponse(NamedTuple):
 
     request_id: str
     envelope: Envelope
-    answer: Whole | None
+    answer: StoredAnswer | None
 
 
 class Answered(NamedTuple):
@@ -34,7 +34,7 @@ class Answered(NamedTuple):
     envelope: Envelope
     request_id: str
     told: bytes
-    answer: Whole
+    answer: StoredAnswer
 
 
 class KeptResponses:
@@ -110,7 +110,7 @@ def _read(kept: Kept | None) -> KeptResponse | None:
         raise CorruptLog(f"response {request_id} in the store cannot be read: {error}") from None
 
 
-def _as_kept(envelope: Envelope, request_id: str, told: bytes, answer: Whole) -> Kept:
+def _as_kept(envelope: Envelope, request_id: str, told: bytes, answer: StoredAnswer) -> Kept:
     is_begun = envelope.responses is not None and envelope.responses.is_begun
     name = log_id(envelope, request_id, 0)
     mine = name, envelope.owner, envelope.created, told, _pack(answer)

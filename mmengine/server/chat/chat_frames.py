@@ -11,7 +11,7 @@ import msgspec
 
 from mmengine.core.executor import PromptLogprobs
 from mmengine.serve.chat.chunks import BEGINNING, end_of, message_delta
-from mmengine.serve.chat.completion import WholeChoice
+from mmengine.serve.chat.completion import AccumulatedChoice
 from mmengine.serve.text.choice_deltas import Delta, Entry
 from mmengine.server.chat.parsed_request import Envelope, UsageFrames
 from mmengine.server.chat.token_texts import TokenTexts, clipped
@@ -67,7 +67,7 @@ class Frames(Protocol):
     def error(self, error: ApiError) -> bytes:
         """The last frame of a stream that breaks off."""
 
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes: ...
+    def whole(self, choices: Sequence[AccumulatedChoice], usage: Usage) -> bytes: ...
 
 
 class PlainEnds:
@@ -135,7 +135,7 @@ class ChatFrames(PlainEnds):
     def usage(self, usage: Usage) -> bytes:
         return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"
 
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
+    def whole(self, choices: Sequence[AccumulatedChoice], usage: Usage) -> bytes:
         return _encode(
             {
                 "id": self._about["id"],
@@ -146,7 +146,7 @@ class ChatFrames(PlainEnds):
             }
         )
 
-    def _choice(self, choice: WholeChoice) -> dict[str, object]:
+    def _choice(self, choice: AccumulatedChoice) -> dict[str, object]:
         said = choice.message(self._request_id)
         message: dict[str, object] = {"role": "assistant", "content": said.content, "refusal": None}
         if said.reasoning_content is not None:

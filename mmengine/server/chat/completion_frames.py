@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from mmengine.core.executor import PromptLogprobs
-from mmengine.serve.chat.completion import WholeChoice
+from mmengine.serve.chat.completion import AccumulatedChoice
 from mmengine.serve.text.choice_deltas import Delta, Entry
 from mmengine.serve.text.request_output import entries_of
 from mmengine.server.chat.chat_frames import PlainEnds, Tails, Usage
@@ -72,7 +72,7 @@ class CompletionFrames(PlainEnds):
     def usage(self, usage: Usage) -> bytes:
         return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"
 
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
+    def whole(self, choices: Sequence[AccumulatedChoice], usage: Usage) -> bytes:
         made = [
             {
                 "index": choice.index,
@@ -109,5 +109,5 @@ class CompletionFrames(PlainEnds):
         return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": offsets}
 
 
-def _all_entries(choice: WholeChoice) -> list[Entry]:
+def _all_entries(choice: AccumulatedChoice) -> list[Entry]:
     return [*(() if choice.scores is None else entries_of(choice.scores)), *choice.logprobs]

@@ -12,7 +12,7 @@ from mmengine.errors import FIELD, HERE, ErrorCode, FieldPath, InvalidRequest
 from mmengine.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
 from mmengine.serve.prompt.options import make_sampling
 from mmengine.serve.prompt.prompt import Prompt
-from mmengine.serve.prompt.tools import CallsAsked
+from mmengine.serve.prompt.tools import ToolCallSpec
 from mmengine.serve.prompt.vllm_options import as_form
 from mmengine.server.chat.bodies import Body
 from mmengine.server.chat.response_echo import ResponsesAsked
@@ -60,7 +60,7 @@ class Form(NamedTuple):
     response_format: Json | None = None
     grammar: Json | None = None
     place: FieldPath = HERE
-    calls: CallsAsked | None = None  # of tools, beside which the form is that of an answer without calls
+    calls: ToolCallSpec | None = None  # of tools, beside which the form is that of an answer without calls
 
     def __bool__(self) -> bool:
         return any(each is not None for each in (self.response_format, self.grammar, self.calls))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from mmengine.core.executor import PromptLogprobs
 from mmengine.errors import ErrorCode, InvalidRequest, QueueFull
 from mmengine.models.plugin import Tokenizer
-from mmengine.serve.stream.answer_record import News
+from mmengine.serve.stream.answer_record import AnswerSource
 from mmengine.serve.text.choice_deltas import ArgumentError, ChoiceDeltas, Delta
 from mmengine.serve.text.request_output import RequestOutput
 from mmengine.server.chat.parsed_request import Asked
@@ -26,7 +26,7 @@ class Turn:
     """One prompt of a call, and its n answers; `first` is the index of the first of them. Of an output
     first `push`, then `end` where it has a `finish_reason`."""
 
-    def __init__(self, stream: News, asked: Asked, tokenizer: Tokenizer, first: int):
+    def __init__(self, stream: AnswerSource, asked: Asked, tokenizer: Tokenizer, first: int):
         self.stream, self._asked, self._tokenizer, self.first = stream, asked, tokenizer, first
         self._choices: list[ChoiceDeltas] = []
         self.indices = range(first, first + asked.sampling.n)

@@ -10,8 +10,8 @@ import msgspec
 
 from mmengine.core.executor import PromptLogprobs
 from mmengine.models.plugin import Tokenizer
-from mmengine.serve.chat.completion import WholeChoice
-from mmengine.serve.stream.answer_record import News
+from mmengine.serve.chat.completion import AccumulatedChoice
+from mmengine.serve.stream.answer_record import AnswerSource
 from mmengine.serve.stream.request_stream import Stream
 from mmengine.serve.text.request_output import Completion, RequestOutput
 from mmengine.server.chat.chat_frames import Frames, Usage
@@ -27,7 +27,7 @@ class Answering:
     """A call. `open` it first; then `take` gives frames, or `whole` the answer. `close` it in any case.
     `sources`: where its answers come from, one for each prompt."""
 
-    def __init__(self, asked: Asked, frames: Frames, sources: Sequence[News], tokenizer: Tokenizer):
+    def __init__(self, asked: Asked, frames: Frames, sources: Sequence[AnswerSource], tokenizer: Tokenizer):
         self.asked, self._frames = asked, frames
         num_choices = asked.sampling.n
         self._turns = [
@@ -188,7 +188,7 @@ class Answering:
 
     async def whole(self) -> bytes:
         """The body of an answer that is no stream."""
-        choices = [WholeChoice(index) for index in range(self._num_choices)]
+        choices = [AccumulatedChoice(index) for index in range(self._num_choices)]
         while True:
             for said in self._tell():
                 if isinstance(said, Said):  # the others are of streams

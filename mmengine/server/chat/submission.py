@@ -6,7 +6,7 @@ import msgspec
 
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.prompt.options import SubmitOptions
-from mmengine.serve.requests.recovered_requests import LeftRequest
+from mmengine.serve.requests.recovered_requests import UnclaimedRequest
 from mmengine.serve.stream.request_stream import Stream
 from mmengine.server.chat.parsed_request import Asked, Envelope
 
@@ -25,7 +25,11 @@ def log_id(envelope: Envelope, request_id: str, place: int) -> str:
 
 
 def ask(
-    engine: ServedEngine, asked: Asked, *, hold: bool = False, left: Mapping[int, LeftRequest] | None = None
+    engine: ServedEngine,
+    asked: Asked,
+    *,
+    hold: bool = False,
+    left: Mapping[int, UnclaimedRequest] | None = None,
 ) -> list[Stream]:
     """A stream for each prompt; `hold` as for `AsyncEngine.stream`. `left`: those that the process before has
     begun, by their places, which go on. Raises InvalidRequest, QueueFull; nothing runs then."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from mmengine.core.executor import PromptLogprobs
-from mmengine.serve.chat.completion import WholeChoice
+from mmengine.serve.chat.completion import AccumulatedChoice
 from mmengine.serve.text.choice_deltas import ArgumentError, Delta
 from mmengine.serve.text.tool_call_parser import CallDelta, call_id
 from mmengine.server.chat.chat_frames import Tails, Usage
@@ -112,7 +112,7 @@ class MessagesFrames:
             said["argument_errors"] = self._errors
         return _event("message_delta", said) + _event("message_stop", {})
 
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
+    def whole(self, choices: Sequence[AccumulatedChoice], usage: Usage) -> bytes:
         (choice,) = choices
         blocks: list[Json] = []
         if choice.reasoning:

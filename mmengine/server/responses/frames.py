@@ -10,7 +10,7 @@ import msgspec
 
 from mmengine.core.executor import PromptLogprobs
 from mmengine.errors import ErrorCode
-from mmengine.serve.chat.completion import WholeChoice
+from mmengine.serve.chat.completion import AccumulatedChoice
 from mmengine.serve.text.choice_deltas import ArgumentError, Delta
 from mmengine.serve.text.tool_call_parser import CallDelta, call_id
 from mmengine.server.chat.chat_frames import Tails, Usage
@@ -134,7 +134,7 @@ class ResponsesFrames:
             more=b',"argument_errors":' + _encode(self._errors) if self._errors else b"",
         )
 
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
+    def whole(self, choices: Sequence[AccumulatedChoice], usage: Usage) -> bytes:
         (choice,) = choices
         for delta in _deltas(choice):
             self.delta(0, delta)
@@ -161,7 +161,7 @@ class ResponsesFrames:
         return b"event: error\ndata: " + _encode(said) + b"\n\n"
 
 
-def _deltas(choice: WholeChoice) -> Iterator[Delta]:
+def _deltas(choice: AccumulatedChoice) -> Iterator[Delta]:
     """One for each item, and of a call two."""
     if choice.reasoning:
         yield Delta(reasoning="".join(choice.reasoning))

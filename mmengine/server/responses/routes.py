@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from mmengine.errors import ErrorCode, FieldPath
 from mmengine.models.plugin import Tokenizer
-from mmengine.serve.stream.answer_record import News, Reader, Record
+from mmengine.serve.stream.answer_record import AnswerRecord, AnswerSource, RecordReader
 from mmengine.server.calls.call_registry import Calls
 from mmengine.server.calls.detached_call import Call
 from mmengine.server.calls.recovered_calls import asked_before
@@ -44,7 +44,7 @@ class Found(NamedTuple):
 
     request_id: str
     envelope: Envelope
-    record: Record
+    record: AnswerRecord
     call: Call | None
 
     @property
@@ -82,7 +82,7 @@ class ResponseRoutes:
         return _json(await self._object(found))
 
     async def _stream(self, found: Found, after: int, owner: str) -> ASGIApp:
-        readers: Sequence[News] = [Reader(found.record)]
+        readers: Sequence[AnswerSource] = [RecordReader(found.record)]
         if found.call is not None:
             readers = found.call.readers()
         answering = self._answering(found, readers, after)
@@ -171,7 +171,7 @@ class ResponseRoutes:
         kept = await self._kept.get(owner, request_id)
         if kept is None or kept.answer is None:
             return None
-        return Found(request_id, kept.envelope, Record(kept.answer), None)
+        return Found(request_id, kept.envelope, AnswerRecord(kept.answer), None)
 
     async def _input(self, owner: str, found: Found) -> msgspec.Raw:
         """Its items, as a JSON list."""
@@ -181,7 +181,7 @@ class ResponseRoutes:
             asked = kept.envelope.responses or asked
         return asked.input
 
-    def _answering(self, found: Found, readers: Sequence[News], after: int = -1) -> Answering:
+    def _answering(self, found: Found, readers: Sequence[AnswerSource], after: int = -1) -> Answering:
         asked = asked_before(found.request_id, found.envelope, readers[0].sampling)
         texts = self._texts if asked.logprobs else None
         frames = ResponsesFrames(found.request_id, found.envelope, texts, after=after)
@@ -194,7 +194,7 @@ class ResponseRoutes:
             return response.of("in_progress" if found.record.items else "queued")
         if found.was_cancelled:
             return response.of(_CANCELLED)
-        answering = self._answering(found, [Reader(found.record)])
+        answering = self._answering(found, [RecordReader(found.record)])
         try:
             await answering.open()
             return await answering.whole()

@@ -9,7 +9,7 @@ from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.serve.async_engine.sessions import AsyncSession, Ended
 from mmengine.serve.prompt.options import make_options
 from mmengine.serve.requests.sessions import SessionFacts
-from mmengine.serve.stream.answer_record import Said, Whole
+from mmengine.serve.stream.answer_record import StoredAnswer, StoredChoice
 from mmengine.serve.text.detokenizer import Stops
 from mmengine.server.chat.parsed_request import Asked
 from mmengine.server.http.errors import ApiError
@@ -29,7 +29,7 @@ def is_repeated(facts: SessionFacts, index: int | None) -> bool:
 
 async def answered_before(
     engine: AsyncEngine, session: AsyncSession, facts: SessionFacts, asked: Asked
-) -> Whole:
+) -> StoredAnswer:
     """The answer that the session ends with, in the form that is asked for again. Raises ApiError where it
     cannot be told as it was."""
     if not facts.answer:
@@ -45,10 +45,10 @@ async def answered_before(
     reasoning = await engine.on_engine(
         lambda one: one.reasoning.tokens(options, one.sessions.question(session.session_id))
     )
-    said = [Said(0, facts.answer, ended.reason, ended.detail, code=ended.code)]
+    said = [StoredChoice(0, facts.answer, ended.reason, ended.detail, code=ended.code)]
     num_prompt = facts.num_tokens - len(facts.answer)
     prompted = (asked.request_id, asked.sampling, reasoning, grammar, ended.num_embeds, num_prompt)
-    return Whole(*prompted, said, ended.num_cached_tokens, ended.num_drafts, ended.num_accepted)
+    return StoredAnswer(*prompted, said, ended.num_cached_tokens, ended.num_drafts, ended.num_accepted)
 
 
 def _grammar_of(asked: Asked) -> GrammarRequest | None:

@@ -23,7 +23,7 @@ from mmengine.errors import FIELD, ErrorCode, FieldPath, MMEngineError
 from mmengine.serve.async_engine.sessions import AsyncSession
 from mmengine.serve.requests.sessions import SessionFacts
 from mmengine.serve.requests.submission import OTHER_ADAPTER
-from mmengine.serve.stream.answer_record import News, Reader, Record
+from mmengine.serve.stream.answer_record import AnswerRecord, AnswerSource, RecordReader
 from mmengine.serve.stream.request_stream import Stream
 from mmengine.server.answers.routes import ID_HEADER, AnswerRoutes
 from mmengine.server.chat.parsed_request import Asked, Json, item_options
@@ -148,9 +148,11 @@ class SessionRoutes:
             asked = await self._asked(request, chat, self._answers.id_of(request), adapter)
             with unless_gone(request.scope):
                 facts = await ending.enter_async_context(session.turn())
-                source: News
+                source: AnswerSource
                 if is_repeated(facts, index):
-                    source = Reader(Record(await answered_before(self._engine, session, facts, asked)))
+                    source = RecordReader(
+                        AnswerRecord(await answered_before(self._engine, session, facts, asked))
+                    )
                 else:
                     await self._fill(asked, held)
                     source = self._stream(session, facts, asked)

@@ -8,11 +8,11 @@ from mmengine.core.undelivered_answers import ResumedAnswer
 from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.prompt.prompt import core_ids
 from mmengine.serve.text.detokenizer import Stops
-from mmengine.serve.text.request_output import Choice, Logprobs, RequestOutput, detail_of
+from mmengine.serve.text.request_output import Choice, Logprobs, RequestOutput, finish_detail
 
 
 @dataclass(slots=True)
-class Told:
+class ChoiceProgress:
     """Of one choice, what the caller has."""
 
     index: int
@@ -30,7 +30,7 @@ class Told:
     def choice(self, *, has_form: bool) -> Choice:
         assert self.last is not None and self.last.finish_reason is not None
         reason = self.last.finish_reason
-        detail = detail_of(reason, self.last.detail, has_form=has_form)
+        detail = finish_detail(reason, self.last.detail, has_form=has_form)
         return Choice(
             self.index,
             "",
@@ -43,7 +43,7 @@ class Told:
         )
 
 
-def heard_of(
+def logged_outputs(
     request_id: str,
     sampling: SamplingParams,
     grammar: GrammarRequest | None,

@@ -18,24 +18,24 @@ import numpy as np
 from mmengine.core.executor import PromptLogprobs
 from mmengine.errors import ErrorCode, InvalidRequest, MMEngineError, QueueFull, RequestFailed, in_one_line
 from mmengine.events.vocabulary import DEADLINE
-from mmengine.fleet.told import Told
+from mmengine.fleet.choice_progress import ChoiceProgress
 from mmengine.fleet.wire import (
-    Ask,
-    Beat,
-    Begun,
-    Ended,
-    Here,
-    Moved,
-    News,
-    Refused,
-    Said,
-    decoded_told,
-    encoded,
+    Accepted,
+    AnswerEnd,
+    Heartbeat,
+    Outputs,
+    Redirect,
+    Rejection,
+    ReplicaName,
+    ReplicaRequest,
+    WireOutput,
+    decode_message,
+    encode,
 )
 from mmengine.serve.prompt.prompt import core_ids
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.serve.stream.channel import Channel
-from mmengine.serve.text.request_output import Completion, RequestOutput, engine_failed, in_pieces
+from mmengine.serve.text.request_output import Completion, RequestOutput, engine_failed, split_output
 
 AVOIDED = 8  # replicas, the last ones of which a request was let down
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.3  # before it is asked for again
@@ -57,7 +57,7 @@ class Carrier(Protocol):
         """Whether this replica is known to take no more requests: what it has goes elsewhere."""
 
 
-class Patience(NamedTuple):
+class RoutingLimits(NamedTuple):
     """`silence_s`: without a sign of life, after which a replica is given up. `patience_s`: for which a
     request waits for a replica that takes it. `deaths`: of replicas in a row without a token, after which a
     request is taken for what kills them."""
@@ -67,17 +67,17 @@ class Patience(NamedTuple):
     deaths: int = 3
 
 
-class Keeper(Protocol):
+class RequestKeeper(Protocol):
     """Of a request that outlives its ingress."""
 
-    async def accept(self, ask: Ask, begun: Begun) -> None:
+    async def accept(self, ask: ReplicaRequest, begun: Accepted) -> None:
         """A replica's log has it, and its caller has not heard so. Raises what it is refused with."""
 
     async def released(self, replica: str, names: Collection[str]) -> None:
         """Wait until this replica, which had it, computes none of these any more, by core id."""
 
 
-class _Move(Exception):
+class _Reroute(Exception):
     """It is to go on elsewhere. `replica`: that may still have it, or "". `is_death`: of that, or of what
     looks like it."""
 
@@ -86,7 +86,7 @@ class _Move(Exception):
         self.replica, self.is_death = replica, is_death
 
 
-class Journey:
+class RoutedRequest:
     """`ask`: with its seed drawn. `key`: for routing. `moved`: hears why, each time that it moves. `keeper`:
     of one that outlives this process: it is computed by one replica at a time, and by another only when the
     log of the one before says so; once it is accepted it waits for that, and for a replica, as long as it
@@ -94,20 +94,20 @@ class Journey:
 
     def __init__(
         self,
-        ask: Ask,
+        ask: ReplicaRequest,
         key: str,
         channel: Channel,
         carrier: Carrier,
-        patience: Patience,
+        patience: RoutingLimits,
         moved: Callable[[str], None],
-        keeper: Keeper | None = None,
+        keeper: RequestKeeper | None = None,
     ):
         self._ask, self._key, self._channel = ask, key, channel
         self._carrier, self._patience, self._moved = carrier, patience, moved
         self._keeper, self._core_ids = keeper, core_ids(ask.request_id, ask.sampling.n)
-        self._told = [Told(index) for index in range(ask.sampling.n)]
+        self._told = [ChoiceProgress(index) for index in range(ask.sampling.n)]
         self._scores: PromptLogprobs | None = None
-        self._ends: list[Ended] = []
+        self._ends: list[AnswerEnd] = []
         self._last: RequestOutput | None = None
         self._num_prompt_tokens = 0
         self._avoid: list[str] = []
@@ -136,7 +136,7 @@ class Journey:
         self._num_prompt_tokens = self._channel.num_prompt_tokens
         for output in news:
             self._scores = output.prompt_scores or self._scores
-            for piece in in_pieces(output):
+            for piece in split_output(output):
                 self._put(self._told[piece.index], piece)
         self._channel.wake()
 
@@ -162,11 +162,14 @@ class Journey:
             self._end_all("error", why, ErrorCode.REQUEST_FAILED)
         self._complete()
 
-    async def _go_on(self, told: Told) -> None:
+    async def _go_on(self, told: ChoiceProgress) -> None:
         await self._persist(lambda: self._leg(self._ask_for(told)), lambda: told.last is not None, [told])
 
     async def _persist(
-        self, leg: Callable[[], Awaitable[None]], is_done: Callable[[], bool], choices: Sequence[Told]
+        self,
+        leg: Callable[[], Awaitable[None]],
+        is_done: Callable[[], bool],
+        choices: Sequence[ChoiceProgress],
     ) -> None:
         """Legs of these choices, until one comes to its end, or `is_done` says that no other is to begin."""
         names = [self._core_ids[told.index] for told in choices]
@@ -176,7 +179,7 @@ class Journey:
             try:
                 await leg()
                 return
-            except _Move as move:
+            except _Reroute as move:
                 if self._keeper is not None and move.replica:
                     self.is_unheard = False  # it is known who may have it
                     await self._keeper.released(move.replica, names)
@@ -209,10 +212,10 @@ class Journey:
 
     # What is asked
 
-    def _ask_for_all(self) -> Ask:
+    def _ask_for_all(self) -> ReplicaRequest:
         return msgspec.structs.replace(self._ask, options=self._options(), avoid=tuple(self._avoid))
 
-    def _ask_for(self, told: Told) -> Ask:
+    def _ask_for(self, told: ChoiceProgress) -> ReplicaRequest:
         """One choice, from behind what was said of it."""
         ask = self._ask_for_all()
         scored = ask.sampling.prompt_logprobs
@@ -233,15 +236,15 @@ class Journey:
 
     # What is said
 
-    async def _leg(self, ask: Ask) -> None:
+    async def _leg(self, ask: ReplicaRequest) -> None:
         """On one replica. Raises _Move, and what the request is refused with."""
         key = f"{self._key}/{self._num_dodges}" if self._num_dodges else self._key
         replica = ""
-        async with aclosing(self._carrier.call(key, encoded(ask))) as words:
+        async with aclosing(self._carrier.call(key, encode(ask))) as words:
             while True:
                 try:
                     async with asyncio.timeout(self._patience.silence_s):
-                        told = decoded_told(await anext(words))
+                        told = decode_message(await anext(words))
                 except StopAsyncIteration:
                     raise self._let_down(replica, "it stopped in the middle") from None
                 except ReplicaLost as lost:
@@ -253,39 +256,39 @@ class Journey:
                     raise self._let_down(replica, "it is silent") from None
                 self.is_unheard = False
                 match told:
-                    case Here(replica=name):
+                    case ReplicaName(replica=name):
                         replica = name
                         if name in self._avoid:
                             self._num_dodges += 1  # another place on the ring, the next time
                             if self._num_dodges % DODGES == 0:
                                 self._avoid = []
-                    case Moved(why=why):
+                    case Redirect(why=why):
                         if replica in ask.avoid:
                             raise self._move(f"replica {replica}: {why}")
                         self._dodge(replica)
                         raise self._move(f"replica {replica}: {why}", replica)
-                    case Refused():
+                    case Rejection():
                         self._refuse(told.error(), replica, is_first=not self._channel.accepted.is_set)
-                    case Begun():
+                    case Accepted():
                         await self._begin(told)
-                    case News():
-                        self._tell(told.said)
-                        if told.ended is not None:
-                            self._ends.append(told.ended)
+                    case Outputs():
+                        self._tell(told.outputs)
+                        if told.end is not None:
+                            self._ends.append(told.end)
                             return
-                    case Beat():
+                    case Heartbeat():
                         pass
                 if self._carrier.is_leaving(replica):
                     raise self._move(f"replica {replica} takes no more requests", replica)
 
-    def _let_down(self, replica: str, why: str) -> _Move:
+    def _let_down(self, replica: str, why: str) -> _Reroute:
         self._dodge(replica)
         return self._move(f"replica {replica or '(none yet)'}: {why}", replica, is_death=bool(replica))
 
-    def _move(self, why: str, replica: str = "", *, is_death: bool = False) -> _Move:
+    def _move(self, why: str, replica: str = "", *, is_death: bool = False) -> _Reroute:
         self.is_unheard = True
         self._moved(why)
-        return _Move(why, replica, is_death=is_death)
+        return _Reroute(why, replica, is_death=is_death)
 
     def _dodge(self, replica: str) -> None:
         if replica and replica not in self._avoid:
@@ -298,7 +301,7 @@ class Journey:
         self._dodge(replica)
         raise self._move(f"replica {replica} refused it: {error}")
 
-    async def _begin(self, begun: Begun) -> None:
+    async def _begin(self, begun: Accepted) -> None:
         channel = self._channel
         self.news_at = time.monotonic()
         self._num_prompt_tokens = begun.num_prompt_tokens
@@ -308,7 +311,7 @@ class Journey:
             await self._keeper.accept(self._ask, begun)
         begun.tell(channel)
 
-    def _tell(self, said: list[Said]) -> None:
+    def _tell(self, said: list[WireOutput]) -> None:
         """Forward it."""
         self.news_at = time.monotonic()
         for each in said:
@@ -318,7 +321,7 @@ class Journey:
                 self._put(told, output)
         self._channel.wake()
 
-    def _put(self, told: Told, output: RequestOutput) -> None:
+    def _put(self, told: ChoiceProgress, output: RequestOutput) -> None:
         """The last word of all is kept back for `_complete`."""
         told.add(output)
         if self.is_over:
@@ -339,7 +342,7 @@ class Journey:
         """The last word, with the answer."""
         assert self._last is not None, "each choice is over"
         has_form = self._channel.options.grammar is not None
-        ends = self._ends or [Ended(np.zeros(self._num_prompt_tokens, np.int32).tobytes())]
+        ends = self._ends or [AnswerEnd(np.zeros(self._num_prompt_tokens, np.int32).tobytes())]
         completion = Completion(
             self._ask.request_id,
             np.frombuffer(ends[-1].prompt, np.int32),
@@ -354,7 +357,7 @@ class Journey:
         self._channel.wake()
 
 
-def _num_said(choices: Iterable[Told]) -> int:
+def _num_said(choices: Iterable[ChoiceProgress]) -> int:
     """Tokens of them."""
     return sum(len(told.token_ids) for told in choices)
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from mmengine.errors import LogError, RequestFailed
 from mmengine.events.lock import why_not_held
-from mmengine.fleet.ledger import Kept, Ledger
-from mmengine.fleet.lives import Lives
-from mmengine.fleet.told import heard_of
-from mmengine.fleet.wire import Ask, Begun
+from mmengine.fleet.choice_progress import logged_outputs
+from mmengine.fleet.ledger import Ledger, LedgerEntry
+from mmengine.fleet.replica_logs import ReplicaLogs
+from mmengine.fleet.wire import Accepted, ReplicaRequest
 from mmengine.serve.prompt.prompt import core_ids
 from mmengine.serve.text.request_output import RequestOutput
 
@@ -27,40 +27,40 @@ OWNER_WAIT_S, OWNER_AGAIN_S = 15.0, 0.05  # for an ingress that is ending
 NOT_ADOPTED = "nothing is adopted from logs of the dead, and nothing kept: store, background, files, batches"
 
 
-class KeptRequests:
-    """`root`: the folder of all logs. Make it by `opened`; it belongs to an event loop then."""
+class DurableRequests:
+    """`root` is the folder of all logs. Made by `open_durable_requests`; belongs to an event loop."""
 
     def __init__(self, root: Path, ledger: Ledger, patience_s: float):
         self.folder, self._ledger = ledger.folder, ledger
         before = [
             name for kept in ledger.found.values() for name in core_ids(kept.request_id, kept.ask.sampling.n)
         ]
-        self._lives = Lives(root, before, ledger.since, patience_s)
+        self._lives = ReplicaLogs(root, before, ledger.since, patience_s)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._ledger
 
-    def left(self) -> list[Kept]:
+    def recovered_requests(self) -> list[LedgerEntry]:
         """Of an ingress before this one, and nobody took them up yet."""
         return list(self._ledger.found.values())
 
-    def take(self, request_id: str) -> Kept:
+    def take(self, request_id: str) -> LedgerEntry:
         """One of them, the caller's from now on. Raises KeyError."""
         return self._ledger.found.pop(request_id)
 
-    async def heard(self, kept: Kept) -> list[RequestOutput]:
+    async def heard(self, kept: LedgerEntry) -> list[RequestOutput]:
         """What replicas' logs say of one, choice by choice, when none of them computes it any more."""
         sampling = kept.ask.sampling
         logs = await self._lives.heard(core_ids(kept.request_id, sampling.n))
-        return await asyncio.to_thread(heard_of, kept.request_id, sampling, kept.begun.grammar, logs)
+        return await asyncio.to_thread(logged_outputs, kept.request_id, sampling, kept.begun.grammar, logs)
 
     async def released(self, replica: str, names: Collection[str]) -> None:
         """As Keeper says."""
         await self._lives.released(replica, names)
 
-    async def accept(self, ask: Ask, begun: Begun) -> None:
+    async def accept(self, ask: ReplicaRequest, begun: Accepted) -> None:
         """As Keeper says. Raises QueueFull, KeepFailed."""
-        writing = asyncio.ensure_future(asyncio.to_thread(self._ledger.put, Kept(ask, begun)))
+        writing = asyncio.ensure_future(asyncio.to_thread(self._ledger.put, LedgerEntry(ask, begun)))
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
@@ -88,7 +88,9 @@ class KeptRequests:
         self._ledger.close()
 
 
-def opened(root: Path, patience_s: float, say: Callable[[str], None]) -> KeptRequests | None:
+def open_durable_requests(
+    root: Path, patience_s: float, say: Callable[[str], None]
+) -> DurableRequests | None:
     """What is kept below `root`; None where locks there do not hold, which is said. Waits for an ingress that
     is ending. Raises LogError where another one has it, OSError."""
     folder = root / INGRESS
@@ -99,7 +101,7 @@ def opened(root: Path, patience_s: float, say: Callable[[str], None]) -> KeptReq
     until = time.monotonic() + OWNER_WAIT_S
     while True:
         try:
-            return KeptRequests(root, Ledger(folder / REQUESTS), patience_s)
+            return DurableRequests(root, Ledger(folder / REQUESTS), patience_s)
         except LogError:
             if time.monotonic() > until:
                 raise LogError(

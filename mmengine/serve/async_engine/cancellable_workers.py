@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
 
-class Lane:
+class CancellableWorkers:
     """Calls what was put in, in that order, on `num_threads` threads, which start when they are needed.
     What is called raises nothing. Thread-safe."""
 

@@ -22,7 +22,7 @@ FIRST_LOOK_S, LONGEST_PAUSE_S = 0.05, 2.0  # between two looks at a log that som
 SLACK_S = 600.0  # by which clocks of machines, and a log and what was kept behind it, may lie apart
 
 
-class _Life(NamedTuple):
+class _LogState(NamedTuple):
     """A log as it was. `looked_at`: monotonic. `is_known`: whether it could be read. `answers`: those that
     are open in it, or wanted, by core id."""
 
@@ -43,7 +43,7 @@ class _Life(NamedTuple):
         return not self.is_known or any(each is not None and not each.reason for each in found)
 
 
-class Lives:
+class ReplicaLogs:
     """`root`: the folder of all logs, each by its replica's name. `wanted`: core ids of requests that were
     begun before, since `since` (Unix time). Who waits for a replica that gets no further is heard of each
     `patience_s`, and waits on. Belongs to an event loop."""
@@ -54,7 +54,7 @@ class Lives:
         self._root, self._wanted, self._since = root, frozenset(wanted), since
         self._patience_s = patience_s
         self._before = list(self._logs_before()) if wanted else []
-        self._seen: dict[Path, _Life] = {}
+        self._seen: dict[Path, _LogState] = {}
         self._turns: defaultdict[Path, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def _logs_before(self) -> Iterator[Path]:
@@ -77,7 +77,7 @@ class Lives:
         found = [await self._settled(log, core_ids) for log in self._before]
         return [{name: life.answers[name] for name in core_ids if name in life.answers} for life in found]
 
-    async def _settled(self, log: Path, core_ids: Collection[str]) -> _Life:
+    async def _settled(self, log: Path, core_ids: Collection[str]) -> _LogState:
         pause, told, news_at = FIRST_LOOK_S, -1, time.monotonic()
         while (life := await self._look(log, time.monotonic())).has_open(core_ids):
             if (count := life.num_tokens(core_ids)) != told:
@@ -89,7 +89,7 @@ class Lives:
             pause = min(2 * pause, LONGEST_PAUSE_S)
         return life
 
-    async def _look(self, log: Path, since: float) -> _Life:
+    async def _look(self, log: Path, since: float) -> _LogState:
         """As it was then or later; all who ask meanwhile have one look together."""
         async with self._turns[log]:
             life = self._seen.get(log)
@@ -97,16 +97,16 @@ class Lives:
                 life = self._seen[log] = await asyncio.to_thread(self._read, log)
             return life
 
-    def _read(self, log: Path) -> _Life:
+    def _read(self, log: Path) -> _LogState:
         begun, locked = time.monotonic(), is_locked(log)  # first: who is dead by then has written all
         if not locked and log not in self._before:
-            return _Life(begun, False, True, {})
+            return _LogState(begun, False, True, {})
         wanted = self._wanted.__contains__ if self._wanted else None
         try:
             answers = read_resume_state(log, Resume(wanted=wanted)).answers
         except (LogError, OSError) as error:
             if not locked:  # then it is computed again
                 operator_log.warning("a log of before cannot be read", log=log.name, reason=str(error))
-            return _Life(begun, locked, False, {})
+            return _LogState(begun, locked, False, {})
         kept = {name: each for name, each in answers.items() if name in self._wanted or not each.reason}
-        return _Life(begun, locked, True, kept)
+        return _LogState(begun, locked, True, kept)
