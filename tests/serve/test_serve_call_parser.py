@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmengine.request import GrammarRequest, SamplingParams
-from mmengine.serve.chat.completion import WholeChoice
+from mmengine.serve.chat.completion import AccumulatedChoice
 from mmengine.serve.text.choice_deltas import ChoiceDeltas
 from mmengine.serve.text.reasoning import NO_REASONING, ReasoningTokens
-from mmengine.serve.text.tool_call_parser import CallDelta, CallParser, call_id
+from mmengine.serve.text.tool_call_parser import CallDelta, ToolCallParser, call_id
 from mmengine.structured_output.request.tool_calls import RequestedTool, ToolCalls, calls_of, tool_calls
 from tests.serve.serve_fakes import ByteTokenizer
 
@@ -69,7 +69,7 @@ def told(form, data, cuts=(), *, reasoning=NO_REASONING, stop=(), **options):
     asked = FORMS[form] if isinstance(form, str) else form
     grammar = GrammarRequest("tool_calls", msgspec.json.encode(asked).decode())
     deltas = ChoiceDeltas(TOKENIZER, SamplingParams(stop=stop), reasoning, grammar, **options)
-    whole, found = WholeChoice(0), []
+    whole, found = AccumulatedChoice(0), []
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     for start, end in zip(places, places[1:], strict=False):
         found += deltas.push(list(data[start:end]), None)
@@ -206,7 +206,7 @@ def test_the_work_grows_with_the_text():
     def seconds(size):
         body = json.dumps({"text": "".join(random.Random(1).choices('ab{}"\\<', k=size))})
         text = f'<tool_call>\n{{"name": "say", "arguments": {body}}}\n</tool_call>'
-        parser, begun = CallParser(FORMS["json"]), time.process_time()
+        parser, begun = ToolCallParser(FORMS["json"]), time.process_time()
         pieces = [piece for char in text for piece in parser.push(char)]
         assert "".join(each.arguments for each in pieces if isinstance(each, CallDelta)) == body
         return time.process_time() - begun

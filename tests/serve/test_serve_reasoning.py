@@ -277,7 +277,7 @@ def test_another_process_goes_on_in_the_middle_of_the_reasoning(random_weights, 
         with Engine(random_weights, dtype="float32", **options) as engine:
             said = [one.token_ids for one in engine.requests.resumed.values()]
             num_reasoning += sum(len(each) > 0 and find_end(each, (1535,)) is None for each in said)
-            found = {name: engine.requests.take_up(name) for name in wanted}
+            found = {name: engine.requests.resume(name) for name in wanted}
             while not engine.is_idle:
                 for output in engine.step():
                     found[output.request_id] = output.completion or found[output.request_id]

@@ -4,8 +4,8 @@ from typing import Any
 
 from mmengine.models.plugin import Tokenizer
 from mmengine.serve.text.detokenizer import Stops
-from mmengine.serve.text.request_output import RequestOutput, succeeded
-from mmengine.serve.text.response_format import decoded
+from mmengine.serve.text.request_output import RequestOutput, require_success
+from mmengine.serve.text.response_format import decode_answer
 from mmengine.structured_output.grammar_start import find_end
 from mmengine.structured_output.partial_json import PartialJson
 
@@ -29,7 +29,7 @@ class JsonStream:
         Raises RequestFailed if the request failed or its answer was cut.
         """
         if output.completion is not None:
-            return [decoded(succeeded(output.completion), self._schema)]
+            return [decode_answer(require_success(output.completion), self._schema)]
         token_ids = self._behind(output)
         changed = self._partial.push(self._text.push(token_ids))
         return [self._partial.value()] if changed else []

@@ -12,7 +12,7 @@ from mmengine.models.plugin import Processor
 from mmengine.processing.fetch.door import MediaDoor
 from mmengine.serve.chat.completion import with_tools
 from mmengine.serve.prompt.prompt import Prompt
-from mmengine.serve.prompt.tools import CallsAsked, ToolLimits, tools_asked
+from mmengine.serve.prompt.tools import ToolCallSpec, ToolLimits, parse_tools
 from mmengine.server.chat.bodies import ChatBody
 from mmengine.server.chat.field_tables import CHAT
 from mmengine.server.chat.media_fetch import check_url
@@ -115,7 +115,7 @@ class ChatReader:
 
     def prompt_of(
         self, body: ChatBody, payloads: Payloads = NO_PAYLOADS, uploads: list[Uploaded] | None = None
-    ) -> tuple[Prompt, CallsAsked | None]:
+    ) -> tuple[Prompt, ToolCallSpec | None]:
         """The prompt, and what its answer is held to beside tools. `uploads`: to which is added what it still
         lacks; None: it may name no uploaded file. Raises ApiError."""
         tools = self._tools
@@ -123,7 +123,7 @@ class ChatReader:
             text = f"messages has {len(body.messages)} entries; at most {self.max_messages} are taken"
             raise ApiError(ErrorCode.INVALID_VALUE, f"{text} (max_messages)", FieldPath("messages"))
         try:
-            asked = tools_asked(body.tools, body.tool_choice, body.parallel_tool_calls, tools.limits)
+            asked = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls, tools.limits)
             return with_tools(self._prompt(body, payloads, uploads), asked, tools.processor, tools.markers)
         except InvalidRequest as error:
             raise api_error(error, FIELDS.names) from None
