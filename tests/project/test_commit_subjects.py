@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.project.doc_blocks import blocks
+
 ROOT = Path(__file__).parents[2]
 MOST_CHARS = 72
 SUBJECT = re.compile(r"[a-z][a-z0-9_./, -]*: \S.*")
@@ -48,6 +50,12 @@ def new_subjects() -> list[str]:
 def test_new_commits_have_a_good_subject():
     refused = {subject: why for subject in new_subjects() if (why := problem(subject))}
     assert not refused
+
+
+def test_the_examples_for_contributors_pass():
+    (shown,) = blocks("CONTRIBUTING.md", "text")
+    subjects = shown.text.splitlines()
+    assert len(subjects) == 5 and not [subject for subject in subjects if problem(subject)]
 
 
 @pytest.mark.parametrize(
