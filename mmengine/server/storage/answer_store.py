@@ -1,5 +1,6 @@
-"""Answers that outlive the log: what was asked and said, and the media of it, until their time is over, their
-room is needed, or they are deleted."""
+"""Answers that outlive the log: request, answer and media, until they expire, are deleted, or make room for
+others.
+"""
 
 import sqlite3
 import time
@@ -11,15 +12,19 @@ import msgspec
 from mmengine.errors import QueueFull, id_in_use
 from mmengine.server.storage.database import Database
 
-SWEEP_S = 30.0  # between two looks for what is too old
+SWEEP_S = 30.0  # seconds between two searches for expired answers
 _SWEPT_AT_ONCE = 256  # answers that one commit removes
-_ROWS_AT_ONCE = (64, 16, 4, 1)  # of one statement: threads take turns behind each
+_ROWS_AT_ONCE = (64, 16, 4, 1)  # rows per statement: other threads run between two statements
 _UNFINISHED = "SELECT id FROM responses WHERE answer IS NULL ORDER BY id"
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """`created`: Unix time in seconds. `answer`: None until it is finished. `media`: SHA-256 in hex.
-    `key`: by which its owner may ask for it, too. `keeps_envelope`: one that is there already stays."""
+    """A row of the table `responses`.
+
+    `created`: Unix time in seconds. `answer`: None until the answer is finished. `media`: SHA-256 in hex.
+    `key`: the Idempotency-Key by which the owner may ask for the answer, too. `keeps_envelope`: a row that
+    exists keeps its envelope.
+    """
 
     response_id: str
     owner: str
@@ -32,10 +37,11 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class Store:
-    """`ttl_s`: from the end of an answer, as `clock` (Unix time) says. `max_bytes`: of all together; of what
-    is finished the oldest goes first, and what is not never goes by itself.
+    """The stored answers of all owners.
 
-    All raise KeepFailed where the disk fails.
+    `ttl_s`: seconds from an answer's end until it expires, measured by `clock` (Unix time). `max_bytes`:
+    limit for all answers together. When they exceed it, the oldest finished answers go first; unfinished
+    answers stay. All methods raise KeepFailed when the disk fails.
     """
 
     def __init__(
@@ -43,7 +49,8 @@ class Store:
     ):
         self._database, self._ttl_s, self._max_bytes, self._clock = database, ttl_s, max_bytes, clock
         self.num_bytes = database.now(_num_bytes)
-        self.begun_before = database.now(partial(_ids, _UNFINISHED))  # by the process before
+        # ids of the last process's unfinished answers
+        self.begun_before = database.now(partial(_ids, _UNFINISHED))
 
     async def begin(
         self,
@@ -54,9 +61,11 @@ class Store:
         media: Mapping[str, bytes],
         key: str = "",
     ) -> None:
-        """Keep what was accepted and has no answer yet. `media`: by their SHA-256 in hex. Once more is no
-        error. Raises QueueFull where there is no room beside what is not finished either, InvalidRequest for
-        an id that is another owner's."""
+        """Store a request that was accepted and has no answer yet.
+
+        `media`: bytes by SHA-256 in hex. Calling `begin` again is no error. Raises QueueFull when unfinished
+        answers alone fill the store, InvalidRequest when another owner has the id.
+        """
         await self._keep(Kept(response_id, owner, created, envelope, None, key=key), media)
 
     async def put(
@@ -68,22 +77,26 @@ class Store:
         answer: bytes,
         media: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Keep an answer: it is on the disk when this returns. `media`: those that `begin` was not given.
-        Once more is no error, and takes the place of the answer before. Raises InvalidRequest for an id that
-        is another owner's."""
+        """Store an answer, and return when it is on the disk.
+
+        `media`: media that `begin` did not get. A second call replaces the answer. Raises InvalidRequest when
+        another owner has the id.
+        """
         await self._keep(Kept(response_id, owner, created, envelope, answer), media or {})
 
     async def put_all(self, made: Callable[[], Sequence[Kept]]) -> None:
-        """The same, of several at once; what has another owner's id is left out. `made`: gives them, on the
-        thread that writes."""
+        """Store several answers in one commit. Skip those whose id another owner has.
+
+        `made` returns the answers; it runs on the thread that writes.
+        """
         self.num_bytes = await self._database.write(lambda connection: self._keep_all(connection, made()))
 
     async def get(self, response_id: str, owner: str) -> Kept | None:
-        """None where there is none, or it is another owner's."""
+        """Return the answer, or None if it does not exist or has another owner."""
         return await self._find("id=?", response_id, owner)
 
     async def of_key(self, key: str, owner: str) -> Kept | None:
-        """The last that came with this key. None where there is none of this owner."""
+        """Return the latest answer with this Idempotency-Key, or None if this owner has none."""
         return await self._find("key=? AND key != ''", key, owner)
 
     async def _find(self, asked: str, value: str, owner: str) -> Kept | None:
@@ -102,7 +115,7 @@ class Store:
         return await self._database.read(job)
 
     async def media(self, sha: str) -> bytes | None:
-        """None where no answer holds it any more."""
+        """Return the bytes of a media item, or None if no answer holds it any more."""
 
         def job(connection: sqlite3.Connection) -> bytes | None:
             row = connection.execute("SELECT data FROM media WHERE sha=?", (sha,)).fetchone()
@@ -111,7 +124,9 @@ class Store:
         return await self._database.read(job)
 
     async def delete(self, response_id: str, owner: str) -> bool:
-        """Whether there was one. Its text is gone from the disk, and its media that no other answer holds."""
+        """Delete an answer and return whether it existed. Its text leaves the disk, and so do media that no
+        other answer holds.
+        """
 
         def job(connection: sqlite3.Connection) -> tuple[bool, int]:
             found = connection.execute("DELETE FROM responses WHERE id=? AND owner=?", (response_id, owner))
@@ -121,15 +136,15 @@ class Store:
         return found
 
     async def ids(self) -> list[str]:
-        """Of all, in order."""
+        """Return the ids of all answers, sorted."""
         return await self._database.read(partial(_ids, "SELECT id FROM responses ORDER BY id"))
 
     async def unfinished(self) -> list[str]:
-        """Ids of those that have no answer yet."""
+        """Return the ids of answers that are not finished."""
         return await self._database.read(partial(_ids, _UNFINISHED))
 
     async def drop_unfinished(self, names: Sequence[str]) -> None:
-        """Those of them that have no answer, whoever's they are."""
+        """Delete the unfinished answers among `names`, whoever owns them."""
 
         def job(connection: sqlite3.Connection) -> int:
             rows = [(name,) for name in names]
@@ -139,7 +154,7 @@ class Store:
         self.num_bytes = await self._database.write(job, scrub=True)
 
     async def sweep(self) -> int:
-        """Remove answers whose time is over; how many."""
+        """Remove expired answers and return how many there were."""
         total = 0
         while await self._any_expired():
             count, self.num_bytes = await self._database.write(self._sweep, scrub=True)
@@ -177,7 +192,9 @@ class Store:
         return self._make_room(connection, answers)
 
     def _make_room(self, connection: sqlite3.Connection, answers: Sequence[Kept]) -> int:
-        """Bytes of all, after the oldest but these went. Raises QueueFull."""
+        """Delete the oldest finished answers, except `answers`, until the rest fits; return its bytes. Raises
+        QueueFull.
+        """
         total = _num_bytes(connection)
         names = {kept.response_id for kept in answers}
         while total > self._max_bytes:
@@ -186,11 +203,12 @@ class Store:
             )
             row = next((row for row in oldest.fetchall() if row[0] not in names), None)
             if row is None:
-                if answers[0].answer is not None:  # it was accepted, and so it is kept
+                if answers[0].answer is not None:  # a finished answer was accepted, so it is stored
                     return total
                 raise QueueFull(
-                    f"answers and their media have {self._max_bytes} bytes (--store-bytes), and none is "
-                    "finished that could go; try again later, or send store false"
+                    f"unfinished answers fill the store of {self._max_bytes} bytes (--store-bytes); try "
+                    f"again "
+                    "later, or send store=false"
                 )
             connection.execute("DELETE FROM responses WHERE id=?", row)
             total = _num_bytes(connection)
@@ -198,7 +216,7 @@ class Store:
 
 
 def _chunks(answers: Sequence[Kept]) -> Iterator[Sequence[Kept]]:
-    """Of a few sizes alone, so that SQLite has their statements ready."""
+    """Yield groups of a few fixed sizes, so that SQLite can reuse prepared statements."""
     at = 0
     while at < len(answers):
         size = next(size for size in _ROWS_AT_ONCE if size <= len(answers) - at)
@@ -207,8 +225,10 @@ def _chunks(answers: Sequence[Kept]) -> Iterator[Sequence[Kept]]:
 
 
 def _put(connection: sqlite3.Connection, answers: Sequence[Kept], now: float) -> int:
-    """By one statement where none of them is there. Gives how many are there then: all but those whose id is
-    another owner's."""
+    """Insert rows in one statement, or update them one by one when an id exists.
+
+    Returns how many rows exist afterwards: all but those whose id another owner has.
+    """
     rows = ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * len(answers))
     values: list[object] = []
     for kept in answers:
@@ -224,7 +244,7 @@ def _put(connection: sqlite3.Connection, answers: Sequence[Kept], now: float) ->
 
 
 def _change(connection: sqlite3.Connection, kept: Kept, now: float) -> int:
-    """What is there already. Gives 0 where it is another owner's."""
+    """Update an existing row and return 1, or 0 if another owner has it."""
     return connection.execute(
         "UPDATE responses SET envelope=iif(?, envelope, ?), kept=iif(answer IS NULL, ?, kept), "
         "answer=coalesce(?, answer) WHERE id=? AND owner=?",
@@ -233,7 +253,7 @@ def _change(connection: sqlite3.Connection, kept: Kept, now: float) -> int:
 
 
 def _count(connection: sqlite3.Connection, num_bytes: int) -> None:
-    """Of new rows: a trigger for each would cost as much as the row."""
+    """Add bytes of new rows to the total. A trigger per row would cost as much as the row."""
     connection.execute("UPDATE totals SET num_bytes = num_bytes + ?", (num_bytes,))
 
 

@@ -1,4 +1,4 @@
-"""Batches: what was asked, and how far it came, as rows of the database."""
+"""Batches as rows of the database: their request, status and counts."""
 
 import hashlib
 import secrets
@@ -13,13 +13,13 @@ from mmengine.server.storage.database import Database
 from mmengine.server.storage.files import Files, StoredFile, insert
 from mmengine.server.storage.list_positions import Places
 
-MAX_BATCHES = 10_000  # of all owners; of those that ended the oldest go
+MAX_BATCHES = 10_000  # of all owners together; the oldest ended batches are deleted first
 MAX_LIVE_BATCHES = 200
 LIVE = ("validating", "in_progress", "finalizing", "cancelling")
 
 
 class LineError(msgspec.Struct, frozen=True):
-    """Why a batch failed. `line`: from 1; None where it is no line's."""
+    """The reason a batch failed. `line`: 1-based, or None if the error belongs to no line."""
 
     code: str
     message: str
@@ -34,8 +34,11 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`at`: Unix time in seconds of what happened, by OpenAI's names (in_progress_at, …). `output_file_id`,
-    `error_file_id`: "" until the file is there."""
+    """A batch and its status.
+
+    `at`: Unix times in seconds by OpenAI's names (in_progress_at, …). `output_file_id` and `error_file_id`
+    are "" until the file exists.
+    """
 
     batch_id: str
     owner: str
@@ -52,30 +55,32 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     output_file_id: str = ""
     error_file_id: str = ""
     output_expires_s: int = 0
-    key: str = ""  # the Idempotency-Key that it was created with
-    digest: bytes = b""  # of the call
+    key: str = ""  # the Idempotency-Key that created it
+    digest: bytes = b""  # of the call's body
 
     @property
     def is_live(self) -> bool:
         return self.status in LIVE
 
     def file_id(self, kind: str) -> str:
-        """Of the file of its answers, or of its errors ("output", "errors"), known before it is there: so a
-        batch that is ended twice has one of each."""
+        """Return the id of the file of answers ("output") or errors ("errors").
+
+        The id is known before the file exists, so a batch that ends twice writes one file of each kind.
+        """
         return f"file-{hashlib.sha256(f'{self.batch_id} {kind}'.encode()).hexdigest()[:24]}"
 
     def turned(self, status: str, now: float) -> "Batch":
-        """With another status from `now` on."""
+        """Return a copy that has another status from `now` on."""
         return msgspec.structs.replace(self, status=status, at={**self.at, f"{status}_at": int(now)})
 
 
 class Batches:
     def __init__(self, database: Database):
         self._database = database
-        self._batches: dict[str, Batch] = {}  # in the order they came
-        self._live: dict[str, Batch] = {}  # those of them that are; they are looked for twice a second
+        self._batches: dict[str, Batch] = {}  # by id, in order of creation
+        self._live: dict[str, Batch] = {}  # batches that have not ended; the runner asks twice a second
         self.places = Places()
-        self._num_coming = 0  # that are written, and not among them yet
+        self._num_coming = 0  # batches whose creation is being written
         rows = database.now(lambda it: it.execute("SELECT state FROM batches ORDER BY number").fetchall())
         for (state,) in rows:
             self._put(msgspec.json.decode(state, type=Batch))
@@ -93,37 +98,39 @@ class Batches:
         return f"batch_{secrets.token_hex(12)}"
 
     def get(self, batch_id: str, owner: str | None = None) -> Batch | None:
-        """None where there is none, or it is another owner's."""
+        """Return the batch, or None if it does not exist or has another owner."""
         batch = self._batches.get(batch_id)
         return batch if batch is not None and owner in (None, batch.owner) else None
 
     def created_by(self, owner: str, key: str) -> Batch | None:
-        """The batch of a call with this Idempotency-Key."""
+        """Return the batch that a call with this Idempotency-Key created, or None."""
         return next((each for each in self.listed(owner) if each.key == key), None)
 
     def created_alike(self, owner: str, digest: bytes, since: float) -> Batch | None:
-        """The last one of a call without a key and with this digest, if it came then or later."""
+        """Return the latest batch of a call without a key and with this digest, created at `since` or later,
+        or None.
+        """
         found = (each for each in reversed(self.listed(owner)) if not each.key and each.digest == digest)
         return next((each for each in found if each.created >= since), None)
 
     def listed(self, owner: str) -> list[Batch]:
-        """Of one owner, the oldest first."""
+        """Return the owner's batches, oldest first."""
         return [batch for batch in list(self._batches.values()) if batch.owner == owner]
 
     def live(self) -> list[Batch]:
-        """Those that have not ended, the oldest first."""
+        """Return the batches that have not ended, oldest first."""
         return list(self._live.values())
 
     def spared(self) -> set[str]:
-        """Ids of files that are written by those that are live."""
+        """Return the ids of files that live batches write."""
         return {batch.file_id(kind) for batch in self.live() for kind in ("output", "errors")}
 
     def inputs(self) -> set[str]:
-        """Ids of files that are read by those that are live."""
+        """Return the ids of files that live batches read."""
         return {batch.input_file_id for batch in self.live()}
 
     async def create(self, batch: Batch) -> None:
-        """It is on the disk when this returns. Raises QueueFull, KeepFailed."""
+        """Add a batch and return when it is on the disk. Raises QueueFull, KeepFailed."""
         if len(self._live) + self._num_coming >= MAX_LIVE_BATCHES:
             raise QueueFull(f"{MAX_LIVE_BATCHES} batches run or wait already; try again later")
         ended = (each.batch_id for each in self._batches.values() if not each.is_live)
@@ -144,17 +151,19 @@ class Batches:
         self._put(batch)
 
     async def save(self, batch: Batch) -> None:
-        """It goes on as this. Raises KeepFailed."""
+        """Write a batch's new state, with the counts known here. Raises KeepFailed."""
         await self._database.write(lambda connection: _save(connection, batch))
         counts = self._batches[batch.batch_id].counts
         self._put(msgspec.structs.replace(batch, counts=counts))
 
     def count(self, batch_id: str, counts: Counts) -> None:
-        """How far it is now, which the next start finds in its files."""
+        """Set the counts in memory only. After a restart they are counted again from the batch's files."""
         self._put(msgspec.structs.replace(self._batches[batch_id], counts=counts))
 
     async def end(self, batch: Batch, written: Iterable[StoredFile], files: Files) -> None:
-        """It has ended, and its files are there from now on. Once more is no error. Raises KeepFailed."""
+        """Write the end of a batch together with the rows of its files. Calling it again is no error. Raises
+        KeepFailed.
+        """
         made = list(written)
 
         def job(connection: sqlite3.Connection) -> None:

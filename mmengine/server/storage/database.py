@@ -1,7 +1,7 @@
-"""The SQLite file beside a log: one process, one thread that writes, one that reads.
+"""The SQLite file beside a log: one process, one thread that writes, one thread that reads.
 
-Whoever waits for a write hears of it when it is on the disk. Writes that wait together share one commit, so
-that many cost as much as one.
+A caller's write completes when it is on the disk. Writes that wait together share one commit, so many cost as
+much as one.
 """
 
 import asyncio
@@ -21,16 +21,16 @@ from mmengine.events.lock import lock
 from mmengine.serve.requests.operator_log import operator_log
 
 NAME = "answers.db"
-VERSION = 2  # of the tables; those of 1 had no keys, and a trigger for each new row
-MAX_TOGETHER = 256  # writes of one commit
-MAX_CHECKED_BYTES = 64 * 2**20  # of a database that is looked through as it is opened
-VACUUMED_PAGES = 1024  # that a scrub gives back to the disk at most
-BUSY_S = 5.0  # that a checkpoint waits for readers
-_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # primary codes, the low byte of an error's
+VERSION = 2  # of the tables; version 1 had no keys, and a trigger for each new row
+MAX_TOGETHER = 256  # writes per commit
+MAX_CHECKED_BYTES = 64 * 2**20  # size up to which a database is checked on opening
+VACUUMED_PAGES = 1024  # pages that one scrub returns to the disk at most
+BUSY_S = 5.0  # seconds that a checkpoint waits for readers
+_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # primary result codes: the low byte of an error's code
 
 
 def _counted(table: str, size: str) -> tuple[str, ...]:
-    """Triggers that keep the bytes of a table's rows in `totals`, but for those of new rows."""
+    """Return triggers that keep the byte sum of a table's rows in `totals`. New rows are added by the writer."""
     new, old = size.format(row="NEW"), size.format(row="OLD")
     change = "BEGIN UPDATE totals SET num_bytes = num_bytes {change}; END"
     return (
@@ -39,7 +39,7 @@ def _counted(table: str, size: str) -> tuple[str, ...]:
     )
 
 
-_SINCE_1 = (  # behind what tables of version 1 have
+_SINCE_1 = (  # statements that turn version 1's tables into version 2's
     "DROP TRIGGER IF EXISTS responses_come",
     "DROP TRIGGER IF EXISTS media_come",
     "ALTER TABLE responses ADD COLUMN key TEXT NOT NULL DEFAULT ''",
@@ -75,7 +75,7 @@ Fault = Callable[[str], None]
 
 
 def no_fault(place: str) -> None:
-    """Nothing happens."""
+    """Do nothing: the default fault."""
 
 
 class _Write(NamedTuple):
@@ -85,8 +85,8 @@ class _Write(NamedTuple):
     scrub: bool
 
     def tell(self, error: MMEngineError | None) -> None:
-        """On the loop of whoever waits."""
-        if self.done.done():  # nobody waits any more
+        """Complete the caller's future. Runs on the caller's event loop."""
+        if self.done.done():  # the caller no longer waits
             return
         if error is None:
             self.done.set_result(None)
@@ -95,9 +95,12 @@ class _Write(NamedTuple):
 
 
 class Database:
-    """Raises ConfigError where another process has it, where it is damaged or newer than this program, and
-    where its folder cannot be written. `fault`: called before and after each commit, on the thread that
-    writes."""
+    """The connections and threads of one SQLite file.
+
+    `fault`: called before and after each commit, on the thread that writes. Raises ConfigError when another
+    process has the file, when it is damaged or newer than this program, and when its folder cannot be
+    written.
+    """
 
     def __init__(self, folder: Path, fault: Fault = no_fault):
         self.folder, self.fault = folder, fault
@@ -107,10 +110,12 @@ class Database:
             self._lock = lock(folder)
         except LogError:
             raise ConfigError(
-                f"another process keeps its answers in {folder}; end it, or name another --log"
+                f"another process stores answers in {folder}; stop it, or use another --log"
             ) from None
         except OSError as error:
-            raise ConfigError(f"answers cannot be kept in {folder} ({error.strerror})") from None
+            raise ConfigError(
+                f"{folder} cannot store answers ({error.strerror}); check its permissions"
+            ) from None
         try:
             self._writing = self._opened()
             self._reading = self._connected()
@@ -139,7 +144,7 @@ class Database:
                     f"{self._path} cannot be written ({error}); make room on its disk"
                 ) from None
             raise ConfigError(
-                f"{self._path} is damaged ({in_one_line(error)}); move it away, what it kept is lost then"
+                f"{self._path} is damaged ({in_one_line(error)}); move it away to start with an empty store"
             ) from None
         except OSError as error:
             raise ConfigError(f"{self._path} cannot be opened ({error.strerror})") from None
@@ -150,7 +155,7 @@ class Database:
         return connection
 
     def now(self, job: Job[_R]) -> _R:
-        """Run it here and commit, before anybody waits for writes. Raises ConfigError."""
+        """Run `job` on this thread and commit. For use before the first write. Raises ConfigError."""
         try:
             with _transaction(self._reading):
                 return job(self._reading)
@@ -158,26 +163,31 @@ class Database:
             raise ConfigError(f"{self._path} cannot be read or written ({in_one_line(error)})") from None
 
     async def write(self, job: Job[_R], *, scrub: bool = False) -> _R:
-        """What `job` gives, when all that it wrote is on the disk. `scrub`: nothing that it deleted is in any
-        file then. Raises KeepFailed, and what `job` raises of MMEngineError; nothing was changed then."""
+        """Run `job` on the writing thread, and return its result when its changes are on the disk.
+
+        `scrub`: deleted bytes are then in no file any more. Raises KeepFailed, and any MMEngineError that
+        `job` raises; neither changes anything.
+        """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         results: list[_R] = []
         if self._closed:
-            raise KeepFailed("the server is shutting down, and keeps nothing more")
+            raise KeepFailed("the server is shutting down and stores nothing more; try again later")
         self._queue.put(_Write(lambda connection: results.append(job(connection)), loop, done, scrub))
         await done
         return results[0]
 
     async def read(self, job: Job[_R]) -> _R:
-        """What it gives, of all that was written. Raises KeepFailed."""
+        """Run `job` on the reading thread, after all completed writes, and return its result. Raises
+        KeepFailed.
+        """
         try:
             return await asyncio.get_running_loop().run_in_executor(self._reader, job, self._reading)
         except sqlite3.DatabaseError as error:
             raise _told(error) from None
 
     def close(self) -> None:
-        """Write what waits. Closing twice is no error."""
+        """Finish waiting writes and close the file. Closing twice is no error."""
         if self._closed:
             return
         self._closed = True
@@ -189,14 +199,14 @@ class Database:
             self._writing.close()
         os.close(self._lock)
 
-    # The thread that writes
+    # Everything below runs on the thread that writes.
 
     def _run(self) -> None:
         while self._turn():
-            pass  # nothing of the last writes stays in memory while the next are waited for
+            pass  # so that no local variable keeps the last writes in memory while the thread waits
 
     def _turn(self) -> bool:
-        """Write what waits, once something does. Gives whether more may come."""
+        """Wait for writes and commit them together. Return whether more may come."""
         found = [self._queue.get()]
         while len(found) < MAX_TOGETHER and not self._queue.empty():
             found.append(self._queue.get())
@@ -208,8 +218,8 @@ class Database:
     def _commit(self, writes: list[_Write]) -> None:
         try:
             errors = self._written(writes)
-        except Exception as failure:  # whoever waits must hear of it, whatever it is
-            operator_log.error("answers cannot be kept", reason=in_one_line(failure))
+        except Exception as failure:  # a caller that waits must get an answer, whatever failed
+            operator_log.error("answers cannot be stored", reason=in_one_line(failure))
             errors = [_told(failure)] * len(writes)
         if any(write.scrub for write in writes) and (failed := self._scrub()) is not None:
             errors = [
@@ -224,7 +234,9 @@ class Database:
                 loop.call_soon_threadsafe(_tell_all, some)
 
     def _written(self, writes: list[_Write]) -> list[MMEngineError | None]:
-        """What each of them raised. Raises what the commit does: nothing is written then."""
+        """Run the writes in one transaction, and return each one's error. If the commit raises, nothing is
+        written.
+        """
         connection, errors = self._writing, list[MMEngineError | None]()
         with _transaction(connection):
             for write in writes:
@@ -233,7 +245,7 @@ class Database:
                     write.run(connection)
                     errors.append(None)
                 except (sqlite3.DatabaseError, MMEngineError) as error:
-                    if not connection.in_transaction:  # a full disk may take back what the others wrote, too
+                    if not connection.in_transaction:  # a full disk may roll back the other writes, too
                         raise
                     errors.append(_told(error))
                     connection.execute("ROLLBACK TO one")
@@ -243,17 +255,17 @@ class Database:
         return errors
 
     def _scrub(self) -> MMEngineError | None:
-        """Deleted bytes are zeros in the database; what the log of SQLite still has of them goes too."""
+        """Return freed pages to the disk and truncate SQLite's log, which may hold deleted bytes."""
         try:
             self._writing.execute(f"PRAGMA incremental_vacuum({VACUUMED_PAGES})").fetchall()
             busy, _, _ = self._writing.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         except sqlite3.DatabaseError as error:
             return _told(error)
-        return KeepFailed("what was deleted is not yet gone from the disk; try again") if busy else None
+        return KeepFailed("deleted bytes are still on the disk; try again") if busy else None
 
 
 class _transaction:
-    """One that is rolled back where its body raises."""
+    """A transaction that is rolled back when its body raises."""
 
     def __init__(self, connection: sqlite3.Connection):
         self._connection = connection
@@ -272,7 +284,7 @@ class _transaction:
         self._roll_back()
 
     def _roll_back(self) -> None:
-        if self._connection.in_transaction:  # of some errors SQLite rolls back itself
+        if self._connection.in_transaction:  # SQLite rolls back by itself on some errors
             self._connection.execute("ROLLBACK")
 
 
@@ -284,18 +296,16 @@ def _tell_all(some: list[tuple[_Write, MMEngineError | None]]) -> None:
 def _told(error: BaseException) -> MMEngineError:
     if isinstance(error, MMEngineError):
         return error
-    return KeepFailed(
-        f"what the server keeps cannot be written or read ({in_one_line(error)}); try again later"
-    )
+    return KeepFailed(f"the server's store cannot be written or read ({in_one_line(error)}); try again later")
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Its tables are there, and whole. Raises ConfigError, sqlite3.DatabaseError."""
+    """Create or upgrade the tables and check the file. Raises ConfigError, sqlite3.DatabaseError."""
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version > VERSION:
         raise ConfigError(
-            f"{path} was written by a newer mmengine (its tables have version {version}, this program knows "
-            f"{VERSION}); serve with that one, or move the file away"
+            f"{path} was written by a newer mmengine (table version {version}; this program supports "
+            f"{VERSION}); serve with the newer program, or move the file away"
         )
     if not version:
         connection.execute("PRAGMA auto_vacuum=INCREMENTAL")

@@ -1,7 +1,7 @@
-"""Uploaded files, and those that batches write: bytes in a folder, the rest in the database.
+"""Files of uploads and of batches: bytes in a folder, metadata in the database.
 
-A file is whole on the disk before its row is, and its row is gone before its bytes go; what an end in between
-leaves is removed at the next start.
+A file is complete on the disk before its row exists, and its row is deleted before its bytes. The next start
+removes whatever an interruption leaves.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from mmengine.events.file_system import open_file, sync_data, sync_folder
 from mmengine.server.storage.database import Database
 from mmengine.server.storage.list_positions import Places
 
-MAX_FILES = 20_000  # of all owners, those that batches write included
-MAX_SHOWN = 10_000  # of one list
+MAX_FILES = 20_000  # of all owners, files of batches included
+MAX_SHOWN = 10_000  # files in one list
 PART = ".part"
 
 
 class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`created`, `expires_at`: Unix time in seconds; 0: it does not expire."""
+    """A file's metadata. `created`, `expires_at`: Unix time in seconds; an `expires_at` of 0 never expires."""
 
     file_id: str
     owner: str
@@ -42,7 +42,7 @@ class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class FileLimits(NamedTuple):
-    """Bytes of one file, of all, and of those of one owner."""
+    """Limits in bytes: for one file, for all files, and for one owner's files."""
 
     max_file_bytes: int
     max_bytes: int
@@ -50,8 +50,11 @@ class FileLimits(NamedTuple):
 
 
 class Files:
-    """Raises ConfigError where the folder cannot be had. `spared`: ids whose bytes are still being written,
-    by batches that go on."""
+    """The files of all owners.
+
+    `spared`: ids of files that live batches are still writing. Raises ConfigError when the folder cannot be
+    used.
+    """
 
     def __init__(
         self,
@@ -62,11 +65,11 @@ class Files:
     ):
         self._database, self.limits, self.clock = database, limits, clock
         self.folder = database.folder / "files"
-        self._files: dict[str, StoredFile] = {}  # in the order they came
+        self._files: dict[str, StoredFile] = {}  # by id, in order of creation
         self._owners: dict[str, dict[str, StoredFile]] = {}
         self.places = Places()
-        self._lock = threading.Lock()  # guards the next
-        self._taken: Counter[str] = Counter()  # bytes by owner, those of uploads included
+        self._lock = threading.Lock()  # guards `_taken`
+        self._taken: Counter[str] = Counter()  # bytes by owner, uploads in progress included
         self.threads = ThreadPoolExecutor(2, "mmengine-files")
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
@@ -76,7 +79,7 @@ class Files:
             for name in there.difference(self._files, spared):
                 self.path(name).unlink()
         except OSError as error:
-            raise ConfigError(f"files cannot be kept in {self.folder} ({error.strerror})") from None
+            raise ConfigError(f"{self.folder} cannot store files ({error.strerror})") from None
 
     def _add(self, file: StoredFile) -> None:
         with self._lock:
@@ -86,7 +89,7 @@ class Files:
         self._owners.setdefault(file.owner, {})[file.file_id] = file
 
     def get(self, file_id: str, owner: str) -> StoredFile | None:
-        """None where there is none, it is another owner's, or its time is over."""
+        """Return the file, or None if it does not exist, has another owner, or is expired."""
         file = self._files.get(file_id)
         if file is None or file.owner != owner or (file.expires_at and file.expires_at <= self.clock()):
             return None
@@ -96,13 +99,13 @@ class Files:
         return self.folder / file_id
 
     def listed(self, owner: str) -> list[StoredFile]:
-        """Of one owner, the oldest first."""
+        """Return the owner's files, oldest first."""
         now = self.clock()
         found = list(self._owners.get(owner, {}).values())
         return [file for file in found if not file.expires_at or file.expires_at > now]
 
     def read(self, file: StoredFile) -> bytes:
-        """All of it; blocks. Raises KeepFailed."""
+        """Return a file's bytes. Blocks. Raises KeepFailed."""
         try:
             return self.path(file.file_id).read_bytes()
         except OSError as error:
@@ -110,34 +113,32 @@ class Files:
 
     @property
     def num_bytes(self) -> int:
-        """Of all, those that are being uploaded included."""
+        """Bytes of all files, uploads in progress included."""
         return self._taken.total()
 
     def incoming(self, owner: str) -> "Incoming":
-        """A file that is being written. Raises QueueFull where there are too many, KeepFailed."""
+        """Return a new file to write to. Raises QueueFull when there are too many files, KeepFailed."""
         if len(self._files) >= MAX_FILES:
-            raise QueueFull(f"there are {MAX_FILES} files already; delete some first")
+            raise QueueFull(f"the server stores {MAX_FILES} files, its limit; delete some first")
         return Incoming(self, f"file-{secrets.token_hex(12)}", owner)
 
     def reserve(self, owner: str, num_bytes: int) -> None:
-        """Room for bytes of an upload, or with less than 0 of one that ended. On any thread. Raises
-        QueueFull."""
+        """Reserve bytes for an upload, or release them with a negative number. Thread-safe. Raises QueueFull."""
         with self._lock:
             total = self._taken.total() + num_bytes
             if num_bytes > 0 and self._taken[owner] + num_bytes > self.limits.max_owner_bytes:
                 raise QueueFull(
-                    f"the files of this API key would have more than {self.limits.max_owner_bytes} bytes "
+                    f"the files of this API key would exceed {self.limits.max_owner_bytes} bytes "
                     "(files_bytes, key_share); delete some first"
                 )
             if num_bytes > 0 and total > self.limits.max_bytes:
                 raise QueueFull(
-                    f"all files would have more than {self.limits.max_bytes} bytes (files_bytes); delete "
-                    "some first"
+                    f"all files would exceed {self.limits.max_bytes} bytes (files_bytes); delete some first"
                 )
             self._taken[owner] += num_bytes
 
     async def add(self, incoming: "Incoming", filename: str, purpose: str, expires_s: int = 0) -> StoredFile:
-        """The file is whole: from now on it is there. Raises KeepFailed."""
+        """Register a complete file. Raises KeepFailed."""
         now = int(self.clock())
         expires_at = now + expires_s if expires_s else 0
         file = StoredFile(
@@ -148,30 +149,30 @@ class Files:
         return file
 
     async def delete(self, file_id: str, owner: str) -> bool:
-        """Whether there was one. Its bytes are gone from the folder."""
+        """Delete a file and its bytes, and return whether it existed."""
         file = self._files.get(file_id)
         if file is None or file.owner != owner:
             return False
         await self._database.write(lambda connection: _delete(connection, file_id))
         if self._files.pop(file_id, None) is None:
-            return False  # somebody else was faster
+            return False  # another call deleted it first
         self.places.remove(file_id)
         self._owners[owner].pop(file_id)
         with self._lock:
             self._taken[owner] -= file.num_bytes
         if not self._owners[owner]:
             del self._owners[owner]
-        # Not here: a large file takes a tenth of a second.
+        # On a thread: to unlink a large file takes a tenth of a second.
         await asyncio.get_running_loop().run_in_executor(self.threads, _remove, self.path(file_id))
         return True
 
     def added(self, file: StoredFile) -> None:
-        """Its row is in the database."""
+        """Register a file whose row is in the database."""
         if file.file_id not in self._files:
             self._add(file)
 
     async def sweep(self, used: Collection[str]) -> None:
-        """Remove those whose time is over, but for those that are `used`."""
+        """Remove expired files, except those in `used`."""
         now = self.clock()
         over = [each for each in list(self._files.values()) if each.expires_at and each.expires_at <= now]
         for file in over:
@@ -183,7 +184,7 @@ class Files:
 
 
 class Incoming:
-    """A file on its way to the disk; its methods block. `discard` what is not added."""
+    """A file that is being written; its methods block. Call `discard` for a file that is not added."""
 
     def __init__(self, files: Files, file_id: str, owner: str):
         self._files, self.file_id, self.owner = files, file_id, owner
@@ -192,11 +193,11 @@ class Incoming:
         self._file: BinaryIO | None = None
 
     def write(self, data: bytes) -> None:
-        """Raises InvalidRequest where it is too large, QueueFull, KeepFailed."""
+        """Append bytes. Raises FileTooLarge, QueueFull, KeepFailed."""
         limit = self._files.limits.max_file_bytes
         if self.num_bytes + len(data) > limit:
             raise FileTooLarge(
-                f"the file has more than {limit} bytes (max_file_bytes); send several smaller ones"
+                f"the file exceeds {limit} bytes (max_file_bytes); split it into smaller files"
             )
         self._files.reserve(self.owner, len(data))
         self._reserved += len(data)
@@ -209,7 +210,7 @@ class Incoming:
         self.num_bytes += len(data)
 
     def finish(self) -> None:
-        """All of it came: it is on the disk under its name. Raises KeepFailed."""
+        """Sync the complete file to the disk under its name. Raises KeepFailed."""
         self.write(b"")
         assert self._file is not None
         try:
@@ -222,12 +223,12 @@ class Incoming:
             raise _failed(error) from None
 
     def release(self) -> None:
-        """It was added, or discarded: its room is counted no more by this."""
+        """Return the reserved bytes, after the file was added or discarded."""
         reserved, self._reserved = self._reserved, 0
         self._files.reserve(self.owner, -reserved)
 
     def discard(self) -> None:
-        """Nobody wants it."""
+        """Delete the bytes and return the reservation."""
         with suppress(OSError):
             if self._file is not None:
                 self._file.close()
@@ -237,13 +238,13 @@ class Incoming:
 
 
 class FileTooLarge(InvalidRequest):
-    """One file has more bytes than are taken."""
+    """A file exceeds the limit for one file."""
 
     code = ErrorCode.FILE_TOO_LARGE
 
 
 def _rows(connection: sqlite3.Connection, there: Collection[str]) -> list[StoredFile]:
-    """In the order they came; those without bytes in the folder go."""
+    """Return the files in order of creation, and delete rows whose bytes are missing from the folder."""
     rows = connection.execute("SELECT state FROM files ORDER BY number").fetchall()
     found = [msgspec.json.decode(state, type=StoredFile) for (state,) in rows]
     for file in found:
@@ -253,7 +254,7 @@ def _rows(connection: sqlite3.Connection, there: Collection[str]) -> list[Stored
 
 
 def insert(connection: sqlite3.Connection, file: StoredFile) -> None:
-    """A row for it. Once more is no error."""
+    """Insert the file's row. Inserting it again is no error."""
     connection.execute(
         "INSERT OR IGNORE INTO files(id, state) VALUES (?, ?)", (file.file_id, msgspec.json.encode(file))
     )
@@ -264,7 +265,7 @@ def _delete(connection: sqlite3.Connection, file_id: str) -> None:
 
 
 def _remove(path: Path) -> None:
-    with suppress(OSError):  # it is not there, or goes at the next start
+    with suppress(OSError):  # it does not exist, or the next start removes it
         path.unlink()
 
 

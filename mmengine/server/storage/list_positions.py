@@ -1,8 +1,10 @@
-"""In which order things came, those that are gone included: who turns pages may stand at one of them."""
+"""Positions in a list's order of creation. Deleted entries keep their position for a while, so a client can
+go on with the page after one.
+"""
 
 from collections import deque
 
-MAX_GONE = 20_000  # things that are gone whose places are remembered, of all owners
+MAX_GONE = 20_000  # deleted entries whose positions are remembered, of all owners together
 
 
 class Places:
@@ -12,18 +14,20 @@ class Places:
         self._last = 0
 
     def add(self, name: str, owner: str) -> None:
-        """It came behind all others, unless it is there."""
+        """Append an entry, unless it is known."""
         if name not in self._places:
             self._last += 1
             self._places[name] = owner, self._last
 
     def remove(self, name: str) -> None:
-        """It is gone, and its place stays for a while."""
+        """Mark an entry as deleted; its position stays known for a while."""
         self._gone.append(name)
         if len(self._gone) > MAX_GONE:
             self._places.pop(self._gone.popleft(), None)
 
     def of(self, name: str, owner: str) -> int | None:
-        """Larger for what came later; None for what never was, or is another owner's. On any thread."""
+        """Return a number that grows with creation order, or None if the entry is unknown or another owner's.
+        Thread-safe.
+        """
         found = self._places.get(name)
         return found[1] if found is not None and found[0] == owner else None

@@ -1,4 +1,4 @@
-"""All that a server keeps beside its log, opened and closed together."""
+"""Everything that a server stores beside its log, opened and closed together."""
 
 import asyncio
 import time
@@ -13,12 +13,15 @@ from mmengine.server.storage.batches import Batches
 from mmengine.server.storage.database import Database, Fault, no_fault
 from mmengine.server.storage.files import FileLimits, Files
 
-FOLDER = "store"  # below the log's
+FOLDER = "store"  # below the log's folder
 
 
 class Keep:
-    """`log`: the folder of the log. `has_several_keys`: each may fill its share of the room for files.
-    `clock`: Unix time. `fault`: see Database. Raises ConfigError."""
+    """Answers, files and batches of one server.
+
+    `log`: the log's folder. `has_several_keys`: limits each key to its share of the bytes for files. `clock`:
+    Unix time in seconds. `fault`: see Database. Raises ConfigError.
+    """
 
     def __init__(
         self,
@@ -44,7 +47,7 @@ class Keep:
             raise
 
     async def watch(self) -> None:
-        """Removes what is too old, until it is cancelled."""
+        """Remove expired entries until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_S)
             await self.sweep()
@@ -54,9 +57,9 @@ class Keep:
             await self.answers.sweep()
             await self.files.sweep(self.batches.inputs())
         except KeepFailed as error:
-            operator_log.warning("what is too old was not removed", reason=str(error))
+            operator_log.warning("expired answers and files were not removed", reason=str(error))
 
     def close(self) -> None:
-        """Closing twice is no error."""
+        """Close the threads and the database. Closing twice is no error."""
         self.files.close()
         self._database.close()

@@ -1,4 +1,6 @@
-"""The body of an upload, multipart/form-data: its file goes to the disk as it comes, its fields are small."""
+"""The body of an upload, multipart/form-data: the file goes to the disk as it arrives; other fields are
+small.
+"""
 
 import logging
 
@@ -10,28 +12,32 @@ from mmengine.server.storage.files import Incoming
 
 MAX_FIELD_BYTES = 1024  # of one field beside the file
 MAX_FIELDS = 16
-MAX_HEADER_BYTES = 8192  # of one part; older parsers have no bound
-MAX_FILENAME_CHARS = 255  # the rest is cut
+MAX_HEADER_BYTES = 8192  # of one part; older parsers have no limit
+MAX_FILENAME_CHARS = 255  # longer names are truncated
 _TAKEN = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
-logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # the app says what there is to say
+# the application reports these errors itself
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
 class Upload:
-    """`content_type`: the header of the call. `feed` it the body's pieces, which blocks, and
-    `check` it; then `fields` and `filename` are known, and `incoming` is whole. Raises InvalidRequest."""
+    """A parser for the body of one upload.
+
+    `content_type`: the call's header. Pass the body's pieces to `feed`, which blocks, then call `check`.
+    After that `fields` and `filename` are known, and `incoming` is complete. Raises InvalidRequest.
+    """
 
     def __init__(self, content_type: str, incoming: Incoming):
         kind, options = parse_options_header(content_type)
         boundary = options.get(b"boundary", b"")
         if kind != b"multipart/form-data" or not boundary:
-            raise InvalidRequest("a file is sent as multipart/form-data with a boundary")
+            raise InvalidRequest("the body must be multipart/form-data with a boundary")
         self.incoming = incoming
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
         self._is_over = self._in_file = False
         self._name, self._value = "", bytearray()
         self._header, self._header_value = bytearray(), bytearray()
-        self._num_header_bytes = 0  # of the part that is read
+        self._num_header_bytes = 0  # of the current part
         self._disposition = b""
         self._num_parts = 0
         try:
@@ -55,12 +61,12 @@ class Upload:
         try:
             self._parser.write(data)
         except FormParserError as error:
-            raise InvalidRequest(f"the body is no multipart/form-data that can be read ({error})") from None
+            raise InvalidRequest(f"the body is not valid multipart/form-data ({error})") from None
 
     def check(self) -> None:
-        """All of the body came: whether it had all that it must have."""
+        """Raise InvalidRequest unless the body is complete and has a file."""
         if not self._is_over:
-            raise InvalidRequest("the body ends before its last boundary; send all of it")
+            raise InvalidRequest("the body ends before its last boundary; send the whole body")
         if self.filename is None:
             raise InvalidRequest("file is missing; send it as a part with a filename")
 
@@ -81,7 +87,7 @@ class Upload:
     def _bounded(self, data: bytes) -> bytes:
         self._num_header_bytes += len(data)
         if self._num_header_bytes > MAX_HEADER_BYTES:
-            raise InvalidRequest(f"the headers of a part have more than {MAX_HEADER_BYTES} bytes")
+            raise InvalidRequest(f"the headers of a part exceed {MAX_HEADER_BYTES} bytes")
         return data
 
     def _header_end(self) -> None:
@@ -93,12 +99,12 @@ class Upload:
     def _headers_finished(self) -> None:
         kind, options = parse_options_header(self._disposition)
         if kind != b"form-data" or b"name" not in options:
-            raise InvalidRequest("a part of the body has no name; send file and purpose")
+            raise InvalidRequest("a part of the body has no name; send the parts file and purpose")
         self._name = options[b"name"].decode("utf-8", "replace")
         if self._name not in _TAKEN:
-            raise InvalidRequest(f"{self._name[:64]} is not known; the fields are {', '.join(_TAKEN)}")
+            raise InvalidRequest(f"unknown field {self._name[:64]}; the fields are {', '.join(_TAKEN)}")
         if self._name in self.fields or (self._name == "file" and self.filename is not None):
-            raise InvalidRequest(f"{self._name} is there twice")
+            raise InvalidRequest(f"{self._name} appears twice; send it once")
         self._in_file = self._name == "file"
         if self._in_file:
             self.filename = _filename(options.get(b"filename", b""))
@@ -109,7 +115,7 @@ class Upload:
             return
         self._value += data[start:end]
         if len(self._value) > MAX_FIELD_BYTES:
-            raise InvalidRequest(f"{self._name} has more than {MAX_FIELD_BYTES} bytes; it holds a word")
+            raise InvalidRequest(f"{self._name} exceeds {MAX_FIELD_BYTES} bytes")
 
     def _part_end(self) -> None:
         if not self._in_file:
@@ -120,6 +126,6 @@ class Upload:
 
 
 def _filename(given: bytes) -> str:
-    """Without folders, and without what no header could hold."""
+    """Return the file's name without folders and unprintable characters."""
     name = given.decode("utf-8", "replace").replace("\\", "/").rpartition("/")[2]
     return "".join(each for each in name if each.isprintable())[:MAX_FILENAME_CHARS] or "upload"
