@@ -1,4 +1,4 @@
-"""/v1/files: what is uploaded, and what batches write."""
+"""/v1/files: uploads, and the files that batches write."""
 
 import asyncio
 import time
@@ -19,18 +19,18 @@ from mmengine.server.storage.files import MAX_SHOWN, StoredFile
 from mmengine.server.storage.storage import Keep
 from mmengine.server.storage.uploads import Upload
 
-MAX_UPLOADS = 16  # at once
+MAX_UPLOADS = 16  # uploads in progress, all keys together
 PURPOSES = ("batch", *IMAGE_PURPOSES)
-MIN_EXPIRES_S, MAX_EXPIRES_S = 3600, 30 * 86400  # OpenAI's
-_PIECE = 2**20  # bytes of a body that must come within body_timeout_s
-_SHOWN = 1000  # of a list for which no limit is asked
+MIN_EXPIRES_S, MAX_EXPIRES_S = 3600, 30 * 86400  # OpenAI's limits
+_PIECE = 2**20  # bytes of a body that must arrive within body_timeout_s
+_SHOWN = 1000  # files in a list when the call sets no limit
 
 
 class FileRoutes:
     def __init__(self, keep: Keep, admission: Admission, body_timeout_s: float):
         self._files, self._batches = keep.files, keep.batches
         self._admission, self._timeout_s = admission, body_timeout_s
-        self._uploads: Counter[str] = Counter()  # that are on their way, by key
+        self._uploads: Counter[str] = Counter()  # uploads in progress by key
 
     async def create(self, request: Request) -> ASGIApp:
         if (why := self._admission.draining()) is not None:
@@ -40,8 +40,7 @@ class FileRoutes:
         if self._uploads[owner] >= most or self._uploads.total() >= MAX_UPLOADS:
             raise ApiError(
                 ErrorCode.UPLOADS_FULL,
-                f"{MAX_UPLOADS} files may be uploaded at once, half of them with one of several keys; try "
-                "again later",
+                f"{MAX_UPLOADS} uploads are the limit, half of that for one of several keys; try again later",
                 headers={"retry-after": "1", "connection": "close"},
             )
         self._uploads[owner] += 1
@@ -71,7 +70,7 @@ class FileRoutes:
             raise _told(error) from None
 
     async def _receive(self, request: Request, upload: Upload) -> None:
-        """Its body goes to the disk. Who sends slower than a piece in body_timeout_s is not waited for."""
+        """Write the body to the disk. Raises ApiError when a piece takes longer than body_timeout_s."""
         loop, begun, num_bytes = asyncio.get_running_loop(), time.monotonic(), 0
         while True:
             left_s = begun + self._timeout_s * (1 + num_bytes // _PIECE) - time.monotonic()
@@ -80,7 +79,8 @@ class FileRoutes:
             except TimeoutError:
                 raise ApiError(
                     ErrorCode.BODY_TIMEOUT,
-                    f"no {_PIECE} bytes of the file came within {self._timeout_s:g} seconds (body_timeout_s)",
+                    f"fewer than {_PIECE} bytes of the file arrived within {self._timeout_s:g} seconds "
+                    "(body_timeout_s)",
                     headers={"connection": "close"},
                 ) from None
             if message["type"] == "http.disconnect":
@@ -125,7 +125,7 @@ class FileRoutes:
         if file.file_id in self._batches.inputs():
             raise ApiError(
                 ErrorCode.FILE_IN_USE,
-                "a batch that has not ended reads this file; cancel it first",
+                "a running batch reads this file; cancel the batch first",
                 FieldPath("file_id"),
             )
         try:
@@ -157,7 +157,7 @@ def shown_file(file: StoredFile) -> Json:
 
 
 def _asked(fields: dict[str, str]) -> tuple[str, int]:
-    """The purpose, and after how many seconds it goes. Raises ApiError."""
+    """Return the purpose, and the seconds until the file expires (0: never). Raises ApiError."""
     purpose = fields.get("purpose", "")
     if purpose not in PURPOSES:
         raise ApiError(
@@ -174,17 +174,17 @@ EXPIRES_AFTER = FieldPath("expires_after")
 
 
 def expires_after(anchor: str | None, seconds: int | None, where: FieldPath = EXPIRES_AFTER) -> int:
-    """Raises ApiError."""
+    """Return the seconds after which a file expires. Raises ApiError."""
     if anchor != "created_at":
         raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} must be created_at", where / "anchor")
     if seconds is None or not MIN_EXPIRES_S <= seconds <= MAX_EXPIRES_S:
-        text = f"{FIELD} must lie in {MIN_EXPIRES_S} to {MAX_EXPIRES_S}"
+        text = f"{FIELD} must be {MIN_EXPIRES_S} to {MAX_EXPIRES_S}"
         raise ApiError(ErrorCode.INVALID_VALUE, text, where / "seconds")
     return seconds
 
 
 def _told(error: BaseException) -> BaseException:
-    """As its caller is told; what broke off an upload closes its connection."""
+    """Return the error that the caller gets. An interrupted upload closes its connection."""
     if isinstance(error, (ApiError, ClientLeft)) or not isinstance(error, MMEngineError):
         return error
     found = api_error(error)

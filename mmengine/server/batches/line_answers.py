@@ -1,5 +1,6 @@
-"""Answers to lines of batches: through the readers and frames of the routes, and on from where the process
-before ended."""
+"""Answers to a batch's lines, made by the same readers and frames as live calls. Recovered requests go on
+where the last process ended.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -22,25 +23,27 @@ from mmengine.server.chat.submission import ask, log_id
 from mmengine.server.chat.uploaded_images import UploadedImages
 from mmengine.server.http.errors import ApiError, api_error
 
-AGAIN = (409, 429, 503)  # statuses of what is tried again until it is answered
+AGAIN = (409, 429, 503)  # statuses after which a line is tried again
 
 
 class LineReader(Protocol):
-    """What the routes of answers do for a line."""
+    """The part of the answer routes that a line needs."""
 
     uploads: UploadedImages
 
     def read_line(self, endpoint: str, data: bytes, name: str, owner: str) -> Asked:
-        """What it asks. `name`: of the request. On any thread. Raises ApiError."""
+        """Parse a line's body. `name`: the request's id. Thread-safe. Raises ApiError."""
 
     def frames_of(self, asked: Asked) -> Frames: ...
 
     def told(self, error: BaseException, asked: Asked) -> BaseException:
-        """An error of the engine as its caller is told it."""
+        """Return an engine error as the caller gets it."""
 
 
 class Answered(NamedTuple):
-    """`body`: of an answer, or of an error. `written`: to be called when it is where it will not be lost."""
+    """The outcome for one line. `body`: an answer or an error. `written`: call it when the body is safe on
+    the disk.
+    """
 
     status: int
     body: bytes
@@ -48,21 +51,25 @@ class Answered(NamedTuple):
 
 
 class LineAnswers:
-    """`seats`: choices that may be on their way at once. `priority`: of all lines, at the least."""
+    """Answers lines for all batches. `seats`: limits the choices in flight. `priority`: the highest priority
+    that a line may have.
+    """
 
     def __init__(
         self, engine: ServedEngine, reader: LineReader, rows_left: RowsLeft, seats: Room, priority: int
     ):
         self._engine, self._reader, self._seats, self._priority = engine, reader, seats, priority
         self.rows_left = rows_left
-        self._parser = ThreadPoolExecutor(1, "mmengine-parse-batch")  # beside those of calls that wait
-        self.leaves = False  # what is cancelled from now on stays in the log
+        # a thread of its own: live calls do not wait for lines
+        self._parser = ThreadPoolExecutor(1, "mmengine-parse-batch")
+        self.leaves = False  # whether requests that are cancelled from now on stay in the log
 
     async def answer(
         self, endpoint: str, body: bytes, name: str, owner: str, accepted: Callable[[], None]
     ) -> Answered:
-        """The whole answer to a line, or why there is none. `accepted`: called when the log has the request.
-        Raises ApiError with one of the statuses AGAIN."""
+        """Return the outcome for one line. `accepted`: called when the log has the request. Raises ApiError
+        with a status in AGAIN.
+        """
         try:
             asked = await asyncio.get_running_loop().run_in_executor(
                 self._parser, self._reader.read_line, endpoint, body, name, owner
@@ -97,7 +104,7 @@ class LineAnswers:
             raise told from error
         except asyncio.CancelledError:
             for stream in streams:
-                if self.leaves:  # the log may have it though nobody heard so yet
+                if self.leaves:  # the log may have the request although its acceptance was not reported yet
                     stream.leave()
                 else:
                     let_go(stream)
@@ -105,7 +112,9 @@ class LineAnswers:
         return Answered(200, body, partial(_delivered, streams))
 
     async def _streams(self, asked: Asked) -> tuple[Asked, Sequence[Stream]]:
-        """Those of the process before, as they were accepted, where it had all of them."""
+        """Return the recovered streams with the request as accepted then, if all of them exist; otherwise
+        submit the request.
+        """
         several = len(asked.prompts)
         envelope = msgspec.structs.replace(asked.envelope, num_prompts=several)
         names = [log_id(envelope, asked.request_id, place) for place in range(several)]

@@ -1,4 +1,4 @@
-"""Lines of a batch in OpenAI's form.
+"""Lines of a batch in OpenAI's format.
 
 {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {…}}
 {"id": "batch_req_…", "custom_id": "a", "response": {"status_code": 200, "body": {…}, …}, "error": null}
@@ -20,13 +20,15 @@ from mmengine.server.http.json_values import MAX_VALUES, has_too_many_values
 from mmengine.server.http.media_payloads import MIN_CHARS, cut_short
 from mmengine.server.storage.batches import LineError
 
-MAX_ERRORS = 100  # of a batch that are told
+MAX_ERRORS = 100  # errors reported per batch
 _FIELDS = ("custom_id", "method", "url", "body")
 _UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
 
 
 class Line(NamedTuple):
-    """`place`: among those that are not blank, from 0. `number`: in the file, from 1."""
+    """A line to answer. `place`: 0-based, blank lines not counted. `number`: the line's number in the file,
+    1-based.
+    """
 
     place: int
     number: int
@@ -35,19 +37,19 @@ class Line(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """A file of requests, and what is wrong with it."""
+    """A file's requests, and the errors in the file."""
 
     requests: RequestIndex
     errors: list[LineError]
 
 
 def checked(path: Path, endpoint: str, max_lines: int) -> Checked:
-    """Blocks. Raises OSError."""
+    """Check every line of a file. Blocks. Raises OSError."""
     requests = index_of(path)
     if not len(requests):
         return Checked(requests, [LineError("empty_file", "the file has no requests")])
     if len(requests) > max_lines:
-        text = f"the file has {len(requests)} requests; at most {max_lines} are taken (max_batch_lines)"
+        text = f"the file has {len(requests)} requests; the limit is {max_lines} (max_batch_lines)"
         return Checked(requests, [LineError("too_many_requests", text)])
     errors: list[LineError] = []
     seen: set[str] = set()
@@ -62,12 +64,12 @@ def checked(path: Path, endpoint: str, max_lines: int) -> Checked:
 
 
 def index_of(path: Path) -> RequestIndex:
-    """Blocks. Raises OSError."""
+    """Return the index of a file's requests. Blocks. Raises OSError."""
     return RequestIndex(path, _custom_id)
 
 
 def lines_of(path: Path, index: RequestIndex, answered: set[int]) -> Iterator[Line]:
-    """Those of a file that was checked, but for the places that are answered; blocks. Raises OSError."""
+    """Yield the lines of a checked file whose places are not in `answered`. Blocks. Raises OSError."""
     with path.open("rb") as file:
         for place, (number, line) in enumerate(numbered_lines(file)):
             if line is not None and place not in answered:
@@ -79,11 +81,12 @@ class _Body(msgspec.Struct):
     body: msgspec.Raw
 
 
-_decode_body = msgspec.json.Decoder(_Body).decode  # by one thread: two that are the first crash in it
+# used by one thread only: msgspec crashes when two threads use a new decoder first
+_decode_body = msgspec.json.Decoder(_Body).decode
 
 
 class _Fields(msgspec.Struct, forbid_unknown_fields=True):
-    """Those of _FIELDS, as they came."""
+    """A line's fields, not decoded."""
 
     custom_id: msgspec.Raw | UnsetType = UNSET
     method: msgspec.Raw | UnsetType = UNSET
@@ -92,8 +95,10 @@ class _Fields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _small(line: bytes) -> bytes:
-    """Without large media, or where it has many values without those of its body, over all of which a parser
-    would keep the interpreter. Raises what is in _UNREADABLE."""
+    """Return the line with large media cut short, and without its body if that has too many values.
+
+    A parser holds the interpreter lock for all values of a body. Raises the errors in _UNREADABLE.
+    """
     line = cut_short(line) if len(line) > MIN_CHARS else line
     if not has_too_many_values(line):
         return line
@@ -114,29 +119,29 @@ def _custom_id(line: bytes | None) -> str | None:
 
 
 def _error(number: int, line: bytes | None, endpoint: str, seen: set[str]) -> LineError | None:
-    """What is wrong with a line. `seen`: custom_ids of those before, to which its own is added."""
+    """Return a line's error, or None. Adds its custom_id to `seen`."""
     if line is None:
-        text = f"the line has more than {MAX_LINE_BYTES} bytes; send smaller images, or name them by file id"
+        text = f"the line exceeds {MAX_LINE_BYTES} bytes; send smaller images, or upload them as files"
         return LineError("line_too_long", text, number)
     try:
         line = _small(line)
         fields = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
     except _UNREADABLE as error:
         return LineError(
-            "invalid_json_line", f"the line is no JSON object ({in_one_line(error, 120)})", number
+            "invalid_json_line", f"the line is not a JSON object ({in_one_line(error, 120)})", number
         )
     for name in _FIELDS:
         if name not in fields:
             return LineError("missing_required_parameter", f"{name} is missing", number, name)
     for name in fields:
         if name not in _FIELDS:
-            return LineError("unknown_parameter", f"{name[:64]} is not known", number, name[:64])
+            return LineError("unknown_parameter", f"unknown field {name[:64]}", number, name[:64])
     custom_id = custom_id_of(line)
     if custom_id is None:
         text = f"custom_id must be a text of 1 to {MAX_ID_CHARS} characters"
         return LineError("invalid_custom_id", text, number, "custom_id")
     if custom_id in seen:
-        text = f"the custom_id {custom_id[:64]!r} stands in an earlier line; ids must differ"
+        text = f"custom_id {custom_id[:64]!r} repeats that of an earlier line; ids must be unique"
         return LineError("duplicate_custom_id", text, number, "custom_id")
     seen.add(custom_id)
     if _text(fields["method"]) != "POST":
@@ -175,13 +180,15 @@ class _Out(msgspec.Struct):
 
 
 def answer_line(name: str, custom_id: str, status: int, body: bytes) -> bytes:
-    """Of a request that was answered, also with an error. `name`: of the request."""
+    """Return the output line of a request that was answered, possibly with an error. `name`: the request's
+    id.
+    """
     return _written(_Out(_line_id(name), custom_id, _Response(status, name, msgspec.Raw(body)), None))
 
 
 def expired_line(name: str, custom_id: str) -> bytes:
-    """Of a request that was not, in time."""
-    why = _Why("batch_expired", "this request could not be answered before the completion window was over")
+    """Return the error line of a request that was not answered in time."""
+    why = _Why("batch_expired", "the completion window ended before this request was answered")
     return _written(_Out(_line_id(name), custom_id, None, why))
 
 

@@ -1,4 +1,4 @@
-"""The two files that a batch writes. They are the truth: which lines of it are answered stands in them."""
+"""The output file and the error file of a batch. They are the source of truth for which lines are answered."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -14,11 +14,11 @@ from mmengine.server.storage.batches import Batch, Counts
 from mmengine.server.storage.files import Files, StoredFile
 
 OUTPUT, ERRORS = "output", "errors"
-_TOGETHER = 1000  # lines that are written, and then synced, at once
+_TOGETHER = 1000  # lines per write and sync
 
 
 class Answer(NamedTuple):
-    """What is written of one request. `place`: of its line."""
+    """A line to write. `place`: the place of the request's line."""
 
     place: int
     line: bytes
@@ -26,7 +26,10 @@ class Answer(NamedTuple):
 
 
 class BatchFiles:
-    """All methods block. Raises OSError, and InvalidRequest where a file holds what is not of this batch."""
+    """The two files of one batch, open for appending.
+
+    All methods block. Raises OSError, and InvalidRequest when a file holds lines of another batch.
+    """
 
     def __init__(self, files: Files, batch: Batch, requests: RequestIndex):
         self._batch, self._requests = batch, requests
@@ -48,8 +51,9 @@ class BatchFiles:
         return Counts(len(self._requests), len(self.answered) - self._num_failed, self._num_failed)
 
     def write(self, answers: Sequence[Answer]) -> None:
-        """Those that are not there yet; they are on the disk when this returns. After an OSError the same
-        may be tried again."""
+        """Append the answers that are missing, and return when they are on the disk. May be repeated after an
+        OSError.
+        """
         for answer in answers:
             if answer.place not in self.answered:
                 self._files[OUTPUT if answer.is_good else ERRORS].write(answer.line, "one")
@@ -59,8 +63,9 @@ class BatchFiles:
             file.delivered(now=True)
 
     def expire(self, name_of: Callable[[int], str]) -> None:
-        """Write of all requests without an answer that their time was over. `name_of`: of a request, by the
-        number of its line."""
+        """Write an expiry error for every request without an answer. `name_of`: returns the request's id from
+        its line number.
+        """
         missing = self._missing(name_of)
         while some := list(islice(missing, _TOGETHER)):
             self.write(some)
@@ -77,7 +82,7 @@ class BatchFiles:
             file.close()
 
     def finish(self, now: int) -> list[StoredFile]:
-        """Close them. Those that hold anything, as the owner of the batch will find them."""
+        """Close the files, delete empty ones, and return the others as stored files."""
         self.close()
         found = []
         for kind, path in self._paths.items():

@@ -1,4 +1,4 @@
-"""Requests of batches that the process before left in the log."""
+"""Requests of batches that were recovered from the log."""
 
 import re
 from typing import NamedTuple
@@ -17,11 +17,14 @@ class RowLeft(NamedTuple):
 
 
 class RowsLeft:
-    """Those of batches that are live are taken up, those of batches that have ended are given up. Make it
-    before anybody else looks at what was left: they are no calls."""
+    """Recovered requests of live batches, each with its stream.
+
+    Requests of ended batches are given up. Create this object before anything else reads the engine's
+    recovered requests: these are not calls.
+    """
 
     def __init__(self, engine: ServedEngine, batches: Batches):
-        self._rows: dict[str, RowLeft] = {}  # by their ids in the log
+        self._rows: dict[str, RowLeft] = {}  # by id in the log
         for left in engine.recovered_requests():
             found = _ROW.fullmatch(left.request_id)
             batch = batches.get(found["batch"], found["owner"] or "") if found is not None else None
@@ -34,22 +37,22 @@ class RowsLeft:
                 engine.give_up(left.request_id)
 
     def pop(self, names: list[str]) -> list[RowLeft]:
-        """Those of these ids that there are, which are the caller's from now on."""
+        """Remove and return the requests with these ids. The caller owns their streams."""
         return [self._rows.pop(name) for name in names if name in self._rows]
 
     def drop(self, owner: str, batch_id: str) -> None:
-        """The batch has ended: nobody needs what is still there of it."""
+        """Cancel the remaining requests of a batch that has ended."""
         begin = in_log(owner, f"{batch_id}-")
         for row in self.pop([name for name in self._rows if name.startswith(begin)]):
             let_go(row.stream)
 
     def leave(self) -> None:
-        """The process ends: they stay in the log."""
+        """Detach all streams: the process ends, and their requests stay in the log."""
         for row in self.pop(list(self._rows)):
             row.stream.leave()
 
 
 def let_go(stream: Stream) -> None:
-    """Nobody needs its answer."""
+    """Cancel a stream whose answer is not needed."""
     stream.cancel()
     stream.delivered()

@@ -1,4 +1,4 @@
-"""/v1/batches: files of requests that are answered beside all else, and finished whatever happens."""
+"""/v1/batches: files of requests that run beside live traffic and are finished after any restart."""
 
 import asyncio
 import re
@@ -27,8 +27,8 @@ from mmengine.server.storage.storage import Keep
 
 MAX_METADATA = 16  # entries
 MAX_WINDOW_S = 14 * 86400
-MAX_PAGE = 100  # of one list
-_SHOWN = 20  # of a list for which no limit is asked
+MAX_PAGE = 100  # batches in one list
+_SHOWN = 20  # batches in a list when the call sets no limit
 _WINDOW = re.compile(r"([1-9][0-9]{0,7})([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _AT = (
@@ -60,7 +60,9 @@ _decode = msgspec.json.Decoder(BatchBody).decode
 
 
 class BatchRoutes:
-    """`reattach_s`: within which a try that broke is taken up."""
+    """Handlers of /v1/batches. `reattach_s`: seconds within which a retry finds the batch that its first try
+    created.
+    """
 
     def __init__(self, keep: Keep, runner: BatchRunner, admission: Admission, reattach_s: float):
         self._keep, self._runner, self._admission = keep, runner, admission
@@ -94,7 +96,7 @@ class BatchRoutes:
         return _json(shown_batch(batch))
 
     def _created(self, request: Request, owner: str, key: str, digest: bytes) -> Batch | None:
-        """The batch that the same call created before: by its key, or by a try of it that broke."""
+        """Return the batch that the same call created before: by its key, or by an interrupted try."""
         batches = self._keep.batches
         if key:
             return batches.created_by(owner, key)
@@ -102,12 +104,12 @@ class BatchRoutes:
         return batches.created_alike(owner, digest, since) if tries_again(request) else None
 
     def _asked(self, body: BatchBody, owner: str, key: str, digest: bytes) -> Batch:
-        """Raises ApiError."""
+        """Return a new batch with its checked fields. Raises ApiError."""
         file = self._keep.files.get(body.input_file_id, owner)
         if file is None:
             raise no_file(body.input_file_id, "input_file_id")
         if file.purpose != "batch":
-            text = f"the file was uploaded for {file.purpose}; upload it with the purpose batch"
+            text = f"the file's purpose is {file.purpose}; upload it with the purpose batch"
             raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("input_file_id"))
         if body.endpoint not in LINE_ENDPOINTS:
             text = f"endpoint must be one of {', '.join(LINE_ENDPOINTS)}"
@@ -191,11 +193,11 @@ def shown_batch(batch: Batch) -> Json:
 
 
 def _seconds(window: str) -> int:
-    """Raises ApiError."""
+    """Return a completion window in seconds. Raises ApiError."""
     found = _WINDOW.fullmatch(window)
     seconds = int(found[1]) * _UNITS[found[2]] if found is not None else 0
     if not 1 <= seconds <= MAX_WINDOW_S:
-        text = "completion_window must be a time of at most 14 days, as 24h, 30m or 90s"
+        text = "completion_window must be at most 14 days, written as 24h, 30m or 90s"
         raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("completion_window"))
     return seconds
 

@@ -1,4 +1,4 @@
-"""One batch on its way to its end."""
+"""One batch from validation to its end."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -19,17 +19,19 @@ from mmengine.server.http.errors import ApiError
 from mmengine.server.storage.batches import Batch, LineError
 from mmengine.server.storage.storage import Keep
 
-DISK_AGAIN_S = 5.0  # after which a disk that was full is asked again
-MAX_PAUSE_S = 30.0  # between two tries of a request that found no place
-MIN_HELD_BYTES = 2**18  # that a line counts for until the engine has it, so that few lines wait there
-_BYTES_AT_ONCE = 2**16  # of lines that are read
+DISK_AGAIN_S = 5.0  # seconds until a full disk is tried again
+MAX_PAUSE_S = 30.0  # seconds between two tries of a request that was refused for lack of capacity
+MIN_HELD_BYTES = 2**18  # least weight of a line until the engine has it, so that few lines wait there
+_BYTES_AT_ONCE = 2**16  # bytes of lines per read
 _R = TypeVar("_R")
 
 
 class Means(NamedTuple):
-    """What all batches share. `bodies`: room for bytes of lines that the engine does not have yet.
-    `may_begin`: whether requests may still be asked. `answered`: see BatchRunner. `turning`: a lock of each
-    batch, under which it gets another status."""
+    """What all batches share.
+
+    `bodies`: limits the bytes of lines that the engine does not have yet. `may_begin`: whether new requests
+    may be submitted. `answered`: see BatchRunner. `turning`: a lock per batch, held while its status changes.
+    """
 
     keep: Keep
     answers: LineAnswers
@@ -41,38 +43,42 @@ class Means(NamedTuple):
 
 
 class BatchRun:
-    """`run` it until it ends. Where that is cancelled, all stays as it is for the next `run`, also of another
-    process."""
+    """The task of one batch. When `run` is cancelled, the batch stays as it is for the next `run`, also in
+    another process.
+    """
 
     def __init__(self, batch_id: str, means: Means):
         self.batch_id, self._means = batch_id, means
         self._keep, self._turning = means.keep, means.turning.setdefault(batch_id, asyncio.Lock())
-        self._stopped = ""  # the status that it ends with before all is answered
+        self._stopped = ""  # the status of a batch that ends before all lines are answered
         self._asking: asyncio.Task[None] | None = None
-        self._ready: list[tuple[Answer, Answered]] = []  # to be written
+        self._ready: list[tuple[Answer, Answered]] = []  # answers to write
         self._came = asyncio.Event()
-        self._is_asked = self._gives_up = False  # nothing more comes to be written; it is not worth waiting
+        # whether no more answers come, and whether to stop waiting for the disk
+        self._is_asked = self._gives_up = False
 
     @property
     def batch(self) -> Batch:
         found = self._keep.batches.get(self.batch_id)
-        assert found is not None  # those that run are never forgotten
+        assert found is not None  # running batches are never deleted
         return found
 
     async def cancel(self) -> None:
-        """Asks no more, and ends with what is there. Raises ApiError where it has ended or is about to."""
+        """Submit no more lines, and end with the answers so far. Raises ApiError if the batch has ended or is
+        ending.
+        """
         async with self._turning:
             batch = self.batch
             if batch.status in ("cancelling", "cancelled"):
                 return
             if batch.status not in ("validating", "in_progress"):
-                text = f"the batch is {batch.status}, and cannot be cancelled any more"
+                text = f"the batch is {batch.status}; only a validating or running batch can be cancelled"
                 raise ApiError(ErrorCode.BATCH_NOT_CANCELLABLE, text, FieldPath("batch_id"))
             await self._keep.batches.save(batch.turned("cancelling", self._keep.clock()))
         self._stop("cancelled")
 
     def look(self) -> None:
-        """It may have been cancelled while it began, or its time be over."""
+        """Stop the run if the batch was cancelled meanwhile or its completion window is over."""
         batch = self.batch
         if self._stopped:
             return
@@ -82,12 +88,12 @@ class BatchRun:
             self._stop("expired")
 
     def _stop(self, status: str) -> None:
-        if self._asking is not None and not self._stopped:  # it may clean up already
+        if self._asking is not None and not self._stopped:  # it may be cleaning up already
             self._asking.cancel()
         self._stopped = status
 
     async def run(self) -> None:
-        """Raises KeepFailed, OSError; it may be run again then."""
+        """Run the batch to its end. Raises KeepFailed or OSError, after which it may run again."""
         self.look()
         try:
             requests = await self._validated()
@@ -96,12 +102,12 @@ class BatchRun:
         except InvalidRequest as error:
             await self._fail([LineError("output_damaged", str(error))])
         except FileNotFoundError:
-            await self._fail([LineError("file_lost", "a file of the batch is not there any more")])
+            await self._fail([LineError("file_lost", "a file of the batch was deleted")])
         if not self.batch.is_live:
             self._means.answers.rows_left.drop(self.batch.owner, self.batch_id)
 
     async def _validated(self) -> RequestIndex | None:
-        """The lines of its file; None where they are wrong, and the batch has failed."""
+        """Return the index of the input's lines, or None after the batch failed on wrong lines."""
         batch, files = self.batch, self._keep.files
         path = files.path(batch.input_file_id)
         if batch.status != "validating":
@@ -164,10 +170,10 @@ class BatchRun:
             )
             await keep.batches.end(batch, written, keep.files)
 
-    # Asking
+    # Submitting lines
 
     async def _ask_all(self, requests: RequestIndex, out: BatchFiles) -> None:
-        """Until all lines are answered, or it is stopped."""
+        """Submit lines until all are answered or the run is stopped."""
         if self._stopped or len(out.answered) == len(requests):
             return
         asking = self._asking = asyncio.create_task(self._feed(requests, out))
@@ -217,7 +223,7 @@ class BatchRun:
                     operator_log.info("a line of a batch waits", id=name, reason=str(error))
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, MAX_PAUSE_S)
-                except Exception as error:  # a bug, which is no reason to keep the other lines waiting
+                except Exception as error:  # a bug must not keep the other lines waiting
                     answered = failed(name, error)
                     break
         finally:
@@ -228,13 +234,13 @@ class BatchRun:
         self._came.set()
 
     def _name(self, number: int) -> str:
-        """Of the request of a line."""
+        """Return the id of a line's request."""
         return f"{self.batch_id}-{number}"
 
-    # Writing
+    # Writing answers
 
     async def _write(self, out: BatchFiles) -> None:
-        """What is answered, until all is."""
+        """Write answers until all lines are answered."""
         while self._ready or not self._is_asked:
             await self._came.wait()
             self._came.clear()
@@ -245,7 +251,7 @@ class BatchRun:
             except OSError as error:
                 operator_log.error("a batch cannot be written", id=self.batch_id, reason=error.strerror)
                 if self._is_asked and self._gives_up:
-                    return  # who goes on has these answers again
+                    return  # the next run gets these answers again
                 await asyncio.sleep(DISK_AGAIN_S)
                 self._came.set()
                 continue
@@ -262,7 +268,7 @@ class BatchRun:
 
 
 class _HeldBody:
-    """Bytes of a line, to its release."""
+    """A line's share of the body bytes, until its release."""
 
     def __init__(self, room: Room, amount: int):
         self._room, self._amount = room, amount
@@ -273,7 +279,7 @@ class _HeldBody:
 
 
 def _some(lines: Iterator[Line]) -> list[Line]:
-    """The next ones; large ones one by one."""
+    """Return the next lines: several small lines, or one large line."""
     found: list[Line] = []
     num_bytes = 0
     while num_bytes < _BYTES_AT_ONCE and (line := next(lines, None)) is not None:

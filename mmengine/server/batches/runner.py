@@ -1,4 +1,4 @@
-"""Runs batches beside the calls of clients, all those that are live, each for itself."""
+"""Runs every live batch as a task beside the calls of clients."""
 
 import asyncio
 import time
@@ -18,15 +18,20 @@ from mmengine.server.settings import ServerSettings
 from mmengine.server.storage.batches import Batch
 from mmengine.server.storage.storage import Keep
 
-BODIES_BYTES = 64 * 2**20  # of lines that the engine does not have yet
-FREE_SEATS = 4  # one of so many is not for batches: what runs gives way for its blocks, never for its place
-LOOK_S = 0.5  # between two looks at the clock
-AGAIN_S = 10.0  # after which a batch is tried again that the disk stopped
+BODIES_BYTES = 64 * 2**20  # bytes of lines that the engine does not have yet
+# one in so many rows is never used by batches: a batch's row gives up its blocks when preempted, but not its
+# place
+FREE_SEATS = 4
+LOOK_S = 0.5  # seconds between two looks at the clock
+AGAIN_S = 10.0  # seconds until a batch that the disk stopped is tried again
 
 
 class BatchRunner:
-    """`reader`: the routes of answers. `answered`: called with each line that is written, and whether with an
-    answer. Make it on the event loop."""
+    """Starts, cancels and watches the runs of all batches.
+
+    `reader`: the answer routes. `answered`: called for each line that is written, with whether it holds an
+    answer. Must be created on the event loop.
+    """
 
     def __init__(
         self,
@@ -52,22 +57,23 @@ class BatchRunner:
             WeakValueDictionary(),
         )
         self._runs: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
-        self._not_before: dict[str, float] = {}  # monotonic, of those that the disk stopped
+        # monotonic time by batch id, for batches that the disk stopped
+        self._not_before: dict[str, float] = {}
         self._woken = asyncio.Event()
 
     async def create(self, batch: Batch) -> None:
-        """It will be run, whatever becomes of this process. Raises QueueFull, KeepFailed."""
+        """Add a batch, which then runs after any restart. Raises QueueFull, KeepFailed."""
         await self._keep.batches.create(batch)
         self._woken.set()
 
     async def cancel(self, batch_id: str) -> None:
-        """Raises ApiError where it has ended or is about to, KeepFailed."""
+        """Cancel a batch. Raises KeepFailed, and ApiError if the batch has ended or is ending."""
         run = self._runs[batch_id][0] if batch_id in self._runs else BatchRun(batch_id, self._means)
         await run.cancel()
         self._woken.set()
 
     async def run(self) -> None:
-        """Until it is cancelled: what runs then stays in the log."""
+        """Run batches until cancelled. Requests in flight then stay in the log."""
         try:
             while True:
                 self._begin()

@@ -1,4 +1,4 @@
-"""What /v1/files and /v1/batches say, as OpenAI's clients read it."""
+"""Response schemas of /v1/files and /v1/batches, as OpenAI's clients read them."""
 
 from typing import Literal
 
@@ -29,7 +29,7 @@ class FileObjects(Page):
 
 
 class BatchError(Said):
-    """`line`: of the file, from 1."""
+    """An error in a batch. `line`: the line's number in the file, 1-based."""
 
     code: str
     message: str
@@ -92,7 +92,7 @@ class Upload(Said):
 
 
 def described_upload(schema: Json) -> Json:
-    """Its file is bytes, and it may go by itself."""
+    """Describe the file as bytes and the optional parts that set its expiry."""
     properties = schema["properties"]
     assert isinstance(properties, dict)
     properties["file"] = {"type": "string", "contentMediaType": "application/octet-stream"}

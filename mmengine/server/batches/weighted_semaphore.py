@@ -1,11 +1,11 @@
-"""Room that those who wait for it get in their order."""
+"""A FIFO semaphore with weights."""
 
 import asyncio
 from collections import deque
 
 
 class Room:
-    """`size`: of all of it, in any unit. Belongs to one event loop."""
+    """A semaphore of `size` units. Belongs to one event loop."""
 
     def __init__(self, size: int):
         self._size = self._free = size
@@ -16,7 +16,7 @@ class Room:
         return self._size - self._free
 
     async def take(self, amount: int) -> int:
-        """Gives what was taken, which is to be given back: who asks for more than there is has all of it."""
+        """Wait for `amount` units, and return how many were taken: at most `size`. Return them with `give`."""
         amount = min(amount, self._size)
         if not self._waiting and amount <= self._free:
             self._free -= amount
@@ -30,7 +30,7 @@ class Room:
                 self.give(amount)
             else:
                 granted.cancel()
-                self.give(0)  # those behind it may fit
+                self.give(0)  # smaller requests further back may fit
             raise
         return amount
 
@@ -38,7 +38,7 @@ class Room:
         self._free += amount
         while self._waiting:
             wanted, granted = self._waiting[0]
-            if granted.done():  # it was cancelled
+            if granted.done():  # cancelled
                 self._waiting.popleft()
             elif wanted <= self._free:
                 self._waiting.popleft()

@@ -30,7 +30,8 @@ _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # primary result codes: the
 
 
 def _counted(table: str, size: str) -> tuple[str, ...]:
-    """Return triggers that keep the byte sum of a table's rows in `totals`. New rows are added by the writer."""
+    """Return triggers that keep the byte sum of a table's rows in `totals`. New rows are added by the
+    writer."""
     new, old = size.format(row="NEW"), size.format(row="OLD")
     change = "BEGIN UPDATE totals SET num_bytes = num_bytes {change}; END"
     return (

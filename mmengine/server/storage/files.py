@@ -30,7 +30,8 @@ PART = ".part"
 
 
 class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A file's metadata. `created`, `expires_at`: Unix time in seconds; an `expires_at` of 0 never expires."""
+    """A file's metadata. `created`, `expires_at`: Unix time in seconds; an `expires_at` of 0 never
+    expires."""
 
     file_id: str
     owner: str
@@ -123,7 +124,8 @@ class Files:
         return Incoming(self, f"file-{secrets.token_hex(12)}", owner)
 
     def reserve(self, owner: str, num_bytes: int) -> None:
-        """Reserve bytes for an upload, or release them with a negative number. Thread-safe. Raises QueueFull."""
+        """Reserve bytes for an upload, or release them with a negative number. Thread-safe. Raises
+        QueueFull."""
         with self._lock:
             total = self._taken.total() + num_bytes
             if num_bytes > 0 and self._taken[owner] + num_bytes > self.limits.max_owner_bytes:
