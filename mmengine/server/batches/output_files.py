@@ -1,4 +1,5 @@
-"""The output file and the error file of a batch. They are the source of truth for which lines are answered."""
+"""The output file and the error file of a batch. They are the source of truth for which lines are
+answered."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence

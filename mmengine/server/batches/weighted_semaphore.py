@@ -16,7 +16,8 @@ class Room:
         return self._size - self._free
 
     async def take(self, amount: int) -> int:
-        """Wait for `amount` units, and return how many were taken: at most `size`. Return them with `give`."""
+        """Wait for `amount` units, and return how many were taken: at most `size`. Return them with
+        `give`."""
         amount = min(amount, self._size)
         if not self._waiting and amount <= self._free:
             self._free -= amount
