@@ -1,0 +1,101 @@
+"""No code decides anything by the text of an error: errors have codes and paths (mmengine/errors.py)."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Methods and functions that test or take apart a text. Cutting a text to its first line for display is none.
+TESTS = ("startswith", "endswith", "find", "rfind", "index", "removeprefix", "removesuffix", "replace")
+MATCHES = ("match", "search", "fullmatch", "findall", "finditer", "sub", "split")
+TEXTS = ("args", "text", "message", "detail", "reason", "why")  # attributes of errors and of outputs
+NAMES = ("error", "exception", "failure", "refusal", "detail", "why")  # of variables that hold either
+# Adapters that read what a library reports by a sentence alone, and what they read.
+ADAPTERS = {
+    "mmengine/decode_errors.py": "msgspec",
+    "mmengine/structured_output/engines/llguidance/errors.py": "llguidance",
+    "mmengine/structured_output/engines/llguidance/backend.py": "llguidance",
+    "mmengine/structured_output/engines/engine_words.py": "llguidance, xgrammar",
+}
+SOURCES = [
+    str(path.relative_to(ROOT))
+    for folder in ("mmengine", "plugins")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
+
+
+def caught_names(tree):
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler) and node.name}
+
+
+class Finder:
+    """Finds expressions of a module that test the text of an error."""
+
+    def __init__(self, tree):
+        self.tree, self.names = tree, {*NAMES, *caught_names(tree)}
+
+    def is_text(self, node):
+        """Whether an expression is an error's text, or a variable that may hold one."""
+        match node:
+            case ast.Name(id=name):
+                return name in self.names
+            case ast.Call(func=ast.Name(id="str" | "repr"), args=[ast.Name(id=name)]):
+                return name in self.names
+            case ast.Call(func=ast.Attribute(value=value)) | ast.Subscript(value=value):
+                return self.is_text(value)
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute):
+                return name in self.names and attribute in TEXTS
+        return False
+
+    def is_test(self, node):
+        match node:
+            case ast.Call(func=ast.Attribute(value=value, attr=method), args=arguments):
+                if method in TESTS and self.is_text(value):
+                    return True
+                return method in MATCHES and any(map(self.is_text, arguments))
+            case ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[container]):
+                return self.is_text(container)
+            case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq()], comparators=[ast.Constant(str(value))]):
+                return " " in value and self.is_text(left)
+        return False
+
+    def found(self):
+        return [f"{node.lineno}: {ast.unparse(node)}" for node in ast.walk(self.tree) if self.is_test(node)]
+
+
+def find_text_tests(source):
+    return Finder(ast.parse(source)).found()
+
+
+@pytest.mark.parametrize(
+    "source",
+    (
+        "try: f()\nexcept ValueError as e:\n    a = str(e).startswith('x')",
+        "try: f()\nexcept ValueError as e:\n    a = 'x' in str(e)",
+        "re.match('x', str(error))",
+        "PATTERN.search(error.message)",
+        "error.args[0].endswith('x')",
+        "'x' in error.text",
+        "detail.removeprefix('x')",
+        "error.text == 'the queue is full'",
+    ),
+)
+def test_a_test_of_a_text_is_found(source):
+    assert len(find_text_tests(source)) == 1
+
+
+@pytest.mark.parametrize(
+    "source", ("str(error).partition('\\n')[0]", "error.code == 'x'", "error.path[:1] == ('x',)", "a in b")
+)
+def test_other_expressions_are_not_found(source):
+    assert not find_text_tests(source)
+
+
+def test_no_module_tests_the_text_of_an_error():
+    found = {name: find_text_tests((ROOT / name).read_text()) for name in SOURCES if name not in ADAPTERS}
+    assert not {name: tests for name, tests in found.items() if tests}
+
+
+def test_each_adapter_reads_texts():
+    assert all(find_text_tests((ROOT / name).read_text()) for name in ADAPTERS)
