@@ -173,13 +173,11 @@ def in_words(path: FieldPath) -> str:
     match path:
         case ():
             return "the request"
-        case ("messages", int(number), "content", int(part), *rest):
-            place = f"message {number}, part {part}"
-        case ("messages", int(number), *rest):
-            place = f"message {number}"
-        case _:
-            return str(path)
-    return f"{place}, {FieldPath(*rest)}" if rest else place
+        case ("messages", int(number), "content", int(part)):
+            return f"message {number}, part {part}"
+        case ("messages", int(number)):
+            return f"message {number}"
+    return str(path)
 
 
 class ConfigError(MMEngineError, ValueError):

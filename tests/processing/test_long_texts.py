@@ -83,7 +83,7 @@ def test_work_until_a_refusal_is_bounded_by_the_limit(counted, name):
     processor, tokenizer = counted
     text = (TEXTS | CRAFTED)[name]
     message = {"role": "user", "content": text * (CHARS // len(text))}
-    with pytest.raises(InvalidRequest, match="tokens or more, the model takes at most 4096"):
+    with pytest.raises(InvalidRequest, match="tokens or more; the model takes at most 4096"):
         processor.prepare([message])
     assert tokenizer.longest <= text_length.SLICE_CHARS
     assert tokenizer.chars <= 32 * processor.max_positions  # its longest tokens: 16 characters of white space

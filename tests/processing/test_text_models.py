@@ -163,7 +163,7 @@ def test_nothing_of_media_is_there(processor):
 
 
 def test_a_long_prompt_is_refused_as_any_other(processor):
-    with pytest.raises(InvalidRequest, match="tokens or more, the model takes at most 4000; shorten it$"):
+    with pytest.raises(InvalidRequest, match="tokens or more; the model takes at most 4000: shorten it$"):
         processor.prepare([{"role": "user", "content": "mat " * 5000}])
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from mmengine.cli.batch import run_batch_file
 from mmengine.core.resume import Resume
-from mmengine.errors import InvalidMedia, InvalidRequest
+from mmengine.errors import FIELD, InvalidMedia, InvalidRequest, in_words
 from mmengine.processing.fetch.door import MediaDoor
 from mmengine.processing.fetch.limits import FetchLimits
 from mmengine.processing.fetch.refusals import FetchRefused
@@ -61,7 +61,11 @@ def engine():
 
 def found_in(messages, reads_files=False):
     places = {}
-    replaced(messages, lambda name, where: places.setdefault(where, name), reads_files)
+    replaced(
+        messages,
+        lambda name, where: places.setdefault(where.text.replace(FIELD, in_words(where.path)), name),
+        reads_files,
+    )
     return places
 
 
@@ -145,7 +149,7 @@ def test_the_setting_opens_a_door_or_says_what_is_wrong():
     given = MediaDoor(FetchLimits(hosts=()))
     assert door_of(Prompt(media_options={"urls": given})) is given
     for wrong in (5, ["a b"], {"a": 1}, ["https://a.b"]):
-        with pytest.raises(InvalidRequest, match="media_options: urls"):
+        with pytest.raises(InvalidRequest, match="media_options.urls"):
             door_of(Prompt(media_options={"urls": wrong}))
 
 

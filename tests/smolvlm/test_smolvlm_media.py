@@ -159,7 +159,7 @@ def test_too_many_tiles_are_refused_before_they_are_made(folder, monkeypatch):
     processor.max_prompt_tokens = 30
     monkeypatch.setattr(Image.Image, "resize", None)
     with pytest.raises(
-        InvalidRequest, match="the prompt has 52 tokens or more, this engine takes at most 30"
+        InvalidRequest, match="the prompt has 52 tokens or more; this engine takes at most 30"
     ):
         processor.prepare(asked({"type": "image", "image": picture(64, 96)}))
 
