@@ -49,7 +49,7 @@ class BuildWithKernels(build_py):
         folder.mkdir(parents=True, exist_ok=True)
         for isa in isas():
             print(f"compiling the CPU kernels for {isa}", flush=True)
-            compile.compile_for_wheel(compile.find_compiler(), isa, folder / cache.built_name(isa))
+            compile.compile_for_wheel(compile.find_compiler(), isa, folder / cache.wheel_library_name(isa))
 
 
 class WithKernels(Distribution):

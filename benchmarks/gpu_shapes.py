@@ -11,7 +11,7 @@ from mmengine.models.network import Network, text_decoder
 from mmengine.models.vision.config import VisionConfig
 from mmengine.models.vision.tower import VisionTower
 from mmengine.models.weights import expected_tensors
-from mmengine.native.linear import CodePieces, Pieces
+from mmengine.native.linear import ChunkedCodes, ChunkedWeight
 from mmengine_qwen3_vl.config import ModelConfig
 
 
@@ -121,12 +121,12 @@ class RandomWeights:
     def read_each(self, groups: Sequence[Sequence[str]]) -> torch.Tensor:
         return torch.stack([self.read(*names) for names in groups])
 
-    def pieces(self, *names: str) -> Pieces:
-        return Pieces.of(self.read(*names).flatten(1))
+    def pieces(self, *names: str) -> ChunkedWeight:
+        return ChunkedWeight.of(self.read(*names).flatten(1))
 
     held = pieces  # none of them is in FP8
 
-    def held_each(self, groups: Sequence[Sequence[str]]) -> list[Pieces | CodePieces]:
+    def held_each(self, groups: Sequence[Sequence[str]]) -> list[ChunkedWeight | ChunkedCodes]:
         return [self.pieces(*names) for names in groups]
 
 

@@ -16,7 +16,7 @@ import torch
 
 from mmengine.native.cpu import usable_isas
 from mmengine.native.library import load
-from mmengine.native.linear import CodePieces, Codes, Form, PackedLinear
+from mmengine.native.linear import ChunkedCodes, Codes, Form, PackedLinear
 
 IN, OUT, LAYERS = 2048, 4096, 24
 ROWS = (1, 2, 4, 8, 12, 16, 32, 64, 512)
@@ -33,26 +33,26 @@ def least(work: Callable[[], object], rounds: int) -> float:
     return min(found)
 
 
-def in_fp8(weight: torch.Tensor) -> CodePieces:
+def in_fp8(weight: torch.Tensor) -> ChunkedCodes:
     blocks = weight.float().view(OUT // BLOCK, BLOCK, IN // BLOCK, BLOCK)
     scales = blocks.abs().amax((1, 3), keepdim=True) / 448
     codes = (blocks / scales).to(torch.float8_e4m3fn).view(torch.uint8).view(OUT, IN)
     shared = scales[:, 0, :, 0].repeat_interleave(BLOCK, 0)
-    return CodePieces(OUT, IN, Form.FP8, BLOCK, [(0, Codes(codes, shared))])
+    return ChunkedCodes(OUT, IN, Form.FP8, BLOCK, [(0, Codes(codes, shared))])
 
 
 def in_whole_numbers(
     weight: torch.Tensor, form: Form, group: int, *, mins: bool = False, int8_rows: bool = False
-) -> CodePieces:
+) -> ChunkedCodes:
     most = 127 if form is Form.INT8 else 7
     groups = weight.float().view(OUT, IN // group, group)
     scales = (groups.abs().amax(2) / most).half().float()
     codes = (groups / scales[..., None]).round().clamp(-most, most).to(torch.int8).view(OUT, IN)
     shared = Codes(codes, scales, scales * 0.5 if mins else None)
-    return CodePieces(OUT, IN, form, group, [(0, shared)], mins, int8_rows)
+    return ChunkedCodes(OUT, IN, form, group, [(0, shared)], mins, int8_rows)
 
 
-FORMS: dict[str, tuple[Callable[[torch.Tensor], CodePieces], float]] = {  # and bytes of a weight
+FORMS: dict[str, tuple[Callable[[torch.Tensor], ChunkedCodes], float]] = {  # and bytes of a weight
     "FP8 128 x 128": (in_fp8, 1 + 4 / BLOCK),
     "int8 g 32": (lambda weight: in_whole_numbers(weight, Form.INT8, 32), 1 + 2 / 32),
     "int4 g 128": (lambda weight: in_whole_numbers(weight, Form.INT4, 128), 0.5 + 2 / 128),

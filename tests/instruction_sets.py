@@ -4,15 +4,15 @@ import pytest
 
 from mmengine.native.compile import find_compiler
 from mmengine.native.cpu import usable_isas
+from mmengine.native.errors import NativeKernelsError
 from mmengine.native.library import open_isa
-from mmengine.native.problem import NativeProblem
 
 
 def isas() -> list[str]:
     try:
         find_compiler()
         return usable_isas()
-    except NativeProblem:
+    except NativeKernelsError:
         return []
 
 

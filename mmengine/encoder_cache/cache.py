@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Entry:
+class CacheEntry:
     size: int
     references: int = 0
     valid: bool = True  # False: the step that computed the entry failed
@@ -30,7 +30,7 @@ class EncoderCache:
     def __init__(self, capacity: int):
         self.capacity = capacity
         self.used = 0
-        self.entries: dict[bytes, Entry] = {}
+        self.entries: dict[bytes, CacheEntry] = {}
         self.idle: dict[bytes, None] = {}  # unreferenced keys, longest unused first
         self.idle_size = 0
         self.dropped: list[bytes] = []  # removed without an eviction; the next step tells the executor
@@ -67,7 +67,7 @@ class EncoderCache:
         return self.capacity - self.used - extra + idle
 
     def add(self, key: bytes, size: int) -> None:
-        self.entries[key] = Entry(size)
+        self.entries[key] = CacheEntry(size)
         self.idle[key] = None
         self.used += size
         self.idle_size += size

@@ -26,7 +26,7 @@ from mmengine.errors import ModelError
 from mmengine.models.progress import tell
 from mmengine.models.quantising import FP8_ROWS, Activations, quantise
 from mmengine.native import library as native
-from mmengine.native.linear import GROUPS, CodePieces, Codes, Form, Pieces
+from mmengine.native.linear import GROUPS, ChunkedCodes, ChunkedWeight, Codes, Form
 
 PIECE_VALUES = 2**22  # 8 MiB of bfloat16
 FORMS = {"fp8": Form.FP8, "int8": Form.INT8, "int4": Form.INT4}
@@ -102,31 +102,31 @@ class WeightReader:
             self._read_into(place, tuple(names))
         return out
 
-    def pieces(self, *names: str) -> Pieces:
+    def pieces(self, *names: str) -> ChunkedWeight:
         """The same as a matrix on the CPU, [n, k], a piece at a time: of dimensions behind the first, k is
         the product. A piece is lent until the next one is taken."""
         shape = self._joined(names)
         rows = ((first, rows.flatten(1).to(self._dtype)) for first, rows in self._rows(names, self._stored))
-        return Pieces(shape[0], math.prod(shape[1:]), self._dtype, rows)
+        return ChunkedWeight(shape[0], math.prod(shape[1:]), self._dtype, rows)
 
-    def held(self, *names: str) -> Pieces | CodePieces:
+    def held(self, *names: str) -> ChunkedWeight | ChunkedCodes:
         """The same for kernels that hold codes: as all of these are stored, where they are alike, or as they
         are quantised here."""
         return self._held(names, self._coding(names))
 
-    def held_each(self, groups: Sequence[Sequence[str]]) -> list[Pieces | CodePieces]:
+    def held_each(self, groups: Sequence[Sequence[str]]) -> list[ChunkedWeight | ChunkedCodes]:
         """Each of them as `held`, and all in one form."""
         coding = self._coding(tuple(name for names in groups for name in names))
         return [self._held(tuple(names), coding) for names in groups]
 
-    def _held(self, names: tuple[str, ...], coding: Coding | None) -> Pieces | CodePieces:
+    def _held(self, names: tuple[str, ...], coding: Coding | None) -> ChunkedWeight | ChunkedCodes:
         if coding is None:
             return self.pieces(*names)
         self._forms.add(coding.form)
         n, k = self._joined(names)
         rows = self._rows(names, partial(self._coded, coding=coding))
         int8_rows = self._activations == "int8" and coding.form in _WHOLE
-        return CodePieces(n, k, FORMS[coding.form], coding.group, rows, coding.mins, int8_rows)
+        return ChunkedCodes(n, k, FORMS[coding.form], coding.group, rows, coding.mins, int8_rows)
 
     def how_held(self) -> str:
         """For people: of what was read, how codes are held; "" where there were none."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mmengine.native import compile
 from mmengine.native.compile import all_flags, find_compiler, header_files, source_files, wheel_flags
-from mmengine.native.problem import NativeProblem
+from mmengine.native.errors import NativeKernelsError
 from mmengine.strict_modes import BadModes, open_strict
 
 FOLDER = "MMENGINE_CACHE"
@@ -53,8 +53,8 @@ class CacheFolder:
 
 
 def cache_folder() -> CacheFolder:
-    """Open the cache folder, creating the folder if needed. Raises NativeProblem when the folder cannot be
-    used.
+    """Open the cache folder, creating the folder if needed. Raises NativeKernelsError when the folder cannot
+    be used.
     """
     base = os.environ.get(FOLDER) or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mmengine")
     path = Path(base) / "native"
@@ -62,69 +62,69 @@ def cache_folder() -> CacheFolder:
         path = path.expanduser()
         return CacheFolder(path, open_strict(path, make=True))
     except BadModes as problem:
-        raise NativeProblem(
+        raise NativeKernelsError(
             f"the cache folder {path} is not safe for code: {problem}, or {_advice()}"
         ) from None
     except (OSError, RuntimeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise NativeProblem(f"the cache folder {path} cannot be made ({reason}); {_advice()}") from None
+        raise NativeKernelsError(f"the cache folder {path} cannot be made ({reason}); {_advice()}") from None
 
 
 def library_name(isa: str, openmp: Path | None) -> str:
     """Return the library's file name for these sources, flags and OpenMP runtime, independent of the
     compiler.
     """
-    return _named(isa, [isa, all_flags(isa, openmp), openmp.name if openmp else None])
+    return _file_name(isa, [isa, all_flags(isa, openmp), openmp.name if openmp else None])
 
 
-def built_name(isa: str) -> str:
+def wheel_library_name(isa: str) -> str:
     """Return the file name for the library that a wheel contains for these sources."""
-    return _named(isa, [isa, wheel_flags(isa)])
+    return _file_name(isa, [isa, wheel_flags(isa)])
 
 
-def _named(isa: str, facts: list[object]) -> str:
+def _file_name(isa: str, facts: list[object]) -> str:
     digest = hashlib.sha256(json.dumps(facts).encode())
     for path in [*source_files(), *header_files()]:
         digest.update(f"\0{path.relative_to(compile.SOURCES)}\0".encode() + path.read_bytes())
     return f"kernels-{isa}-{digest.hexdigest()[:24]}.so"
 
 
-def make_whole(folder: CacheFolder, name: str, compile_to: Callable[[str, Path], None]) -> None:
+def ensure_compiled(folder: CacheFolder, name: str, compile_to: Callable[[str, Path], None]) -> None:
     """Ensure that the library `name` exists in `folder` with a matching digest.
 
     Otherwise one process at a time calls `compile_to(compiler, path)`. A compiler that failed with these
-    sources is not tried again for a day. Raises NativeProblem.
+    sources is not tried again for a day. Raises NativeKernelsError.
     """
-    if _is_whole(folder, name):
+    if _has_valid_digest(folder, name):
         return
     try:
-        with _lock(folder, _beside(name, ".lock")):
-            if not _is_whole(folder, name):
-                made = _beside(name, f".{os.getpid()}.tmp")
+        with _lock(folder, _sibling(name, ".lock")):
+            if not _has_valid_digest(folder, name):
+                made = _sibling(name, f".{os.getpid()}.tmp")
                 try:
                     _compile(folder, name, made, compile_to)
-                    folder.write(_beside(name, ".sha256"), _digest(folder, made))
+                    folder.write(_sibling(name, ".sha256"), _digest(folder, made))
                     # The rename comes last: a library without a digest is not loaded.
                     os.rename(made, name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
                 finally:
                     folder.remove(made)
     except OSError as error:
         reason = error.strerror or error
-        raise NativeProblem(f"{folder.path} cannot be written to ({reason}); {_advice()}") from None
-    if not _is_whole(folder, name):
-        raise NativeProblem(f"{folder.path / name} is not what was compiled; {_advice()}")
+        raise NativeKernelsError(f"{folder.path} cannot be written to ({reason}); {_advice()}") from None
+    if not _has_valid_digest(folder, name):
+        raise NativeKernelsError(f"{folder.path / name} is not what was compiled; {_advice()}")
 
 
 def _compile(folder: CacheFolder, name: str, made: str, compile_to: Callable[[str, Path], None]) -> None:
     compiler = find_compiler()
-    marker = _beside(name, ".failed")
+    marker = _sibling(name, ".failed")
     identity = f"{compiler} {os.stat(compiler).st_mtime_ns}"
     reason = _failure(folder, marker, identity)
     if reason:
-        raise NativeProblem(f"{reason} (not tried again today; to try, delete {folder.path / marker})")
+        raise NativeKernelsError(f"{reason} (not tried again today; to try, delete {folder.path / marker})")
     try:
         compile_to(compiler, folder.path / made)
-    except NativeProblem as problem:
+    except NativeKernelsError as problem:
         folder.write(marker, json.dumps([identity, str(problem)]).encode())
         raise
     folder.remove(marker)
@@ -145,7 +145,7 @@ def _advice() -> str:
     return f"name another folder with {FOLDER}"
 
 
-def _beside(name: str, suffix: str) -> str:
+def _sibling(name: str, suffix: str) -> str:
     return f"{name.removesuffix('.so')}{suffix}"
 
 
@@ -153,9 +153,9 @@ def _digest(folder: CacheFolder, name: str) -> bytes:
     return hashlib.sha256(folder.read(name)).hexdigest().encode()
 
 
-def _is_whole(folder: CacheFolder, name: str) -> bool:
+def _has_valid_digest(folder: CacheFolder, name: str) -> bool:
     try:
-        return folder.read(_beside(name, ".sha256")) == _digest(folder, name)
+        return folder.read(_sibling(name, ".sha256")) == _digest(folder, name)
     except OSError:
         return False
 
@@ -170,7 +170,7 @@ def _lock(folder: CacheFolder, name: str) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > until:
-                    raise NativeProblem(
+                    raise NativeKernelsError(
                         f"another process has held {folder.path / name} for {LOCK_WAIT_S:.0f} s; end it and "
                         "try again"
                     ) from None

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from mmengine.native.problem import NativeProblem
+from mmengine.native.errors import NativeKernelsError
 
 SOURCES = Path(__file__).parent / "src"
 BUILT = Path(__file__).parent / "built"  # libraries that a wheel contains
@@ -34,14 +34,14 @@ _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=fast", "-Wno-psabi")
 
 
 def find_compiler() -> str:
-    """Return $CXX, or the first C++ compiler on the path. Raises NativeProblem."""
+    """Return $CXX, or the first C++ compiler on the path. Raises NativeKernelsError."""
     chosen = os.environ.get("CXX", "").strip()
     for name in (chosen,) if chosen else NAMES:
         found = shutil.which(name)
         if found:
             return found
     wanted = f"CXX names {chosen[:100]}, which is not there" if chosen else "there is no C++ compiler"
-    raise NativeProblem(f"{wanted}; install g++ (Debian, Ubuntu: apt install g++)")
+    raise NativeKernelsError(f"{wanted}; install g++ (Debian, Ubuntu: apt install g++)")
 
 
 def source_files() -> list[Path]:
@@ -70,7 +70,7 @@ def openmp_library() -> Path | None:
 
 
 def compile_library(compiler: str, isa: str, openmp: Path | None, out: Path) -> None:
-    """Write the library for `isa` to `out`. Raises NativeProblem."""
+    """Write the library for `isa` to `out`. Raises NativeKernelsError."""
     _log.warning(
         "compiling CPU kernels with %s, once for this machine: some ten seconds", Path(compiler).name
     )
@@ -78,7 +78,7 @@ def compile_library(compiler: str, isa: str, openmp: Path | None, out: Path) -> 
 
 
 def compile_for_wheel(compiler: str, isa: str, out: Path) -> None:
-    """Write the library for `isa` to `out` without linking an OpenMP runtime. Raises NativeProblem.
+    """Write the library for `isa` to `out` without linking an OpenMP runtime. Raises NativeKernelsError.
 
     The runtime on the target machine is not known, so its functions are resolved when the library is loaded.
     """
@@ -123,9 +123,9 @@ def _run(command: Sequence[str], seconds: float) -> None:
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
-        raise NativeProblem(f"the compiler {name} did not end within {seconds:.0f} s") from None
+        raise NativeKernelsError(f"the compiler {name} did not end within {seconds:.0f} s") from None
     except OSError as error:
-        raise NativeProblem(f"the compiler {name} does not start: {error.strerror or error}") from None
+        raise NativeKernelsError(f"the compiler {name} does not start: {error.strerror or error}") from None
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
-        raise NativeProblem(f"the compiler {name} failed: {(lines or ['it says nothing'])[0][:200]}")
+        raise NativeKernelsError(f"the compiler {name} failed: {(lines or ['it says nothing'])[0][:200]}")

@@ -4,7 +4,7 @@ import os
 import platform
 from pathlib import Path
 
-from mmengine.native.problem import NativeProblem
+from mmengine.native.errors import NativeKernelsError
 
 _VECTOR = {"avx2", "fma", "f16c"}
 _AVX512 = _VECTOR | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
@@ -22,18 +22,20 @@ CHOICE = "MMENGINE_NATIVE_ISA"
 def usable_isas() -> list[str]:
     """Return this CPU's instruction sets, best first, up to MMENGINE_NATIVE_ISA if that is set.
 
-    Raises NativeProblem if the CPU has none, or if MMENGINE_NATIVE_ISA has an unknown value.
+    Raises NativeKernelsError if the CPU has none, or if MMENGINE_NATIVE_ISA has an unknown value.
     """
     flags = cpu_flags()
     have = [isa for isa, needed in NEEDS.items() if needed <= flags]
     if not have:
-        raise NativeProblem(f"this CPU ({platform.machine()}) has no AVX2, which is the least they use")
+        raise NativeKernelsError(f"this CPU ({platform.machine()}) has no AVX2, which is the least they use")
     chosen = os.environ.get(CHOICE, "")
     if chosen:
         if chosen not in NEEDS:
-            raise NativeProblem(f"{CHOICE}={chosen[:40]} names no instruction set; use {', '.join(NEEDS)}")
+            raise NativeKernelsError(
+                f"{CHOICE}={chosen[:40]} names no instruction set; use {', '.join(NEEDS)}"
+            )
         if chosen not in have:
-            raise NativeProblem(f"{CHOICE}={chosen} was asked for, and this CPU does not have it")
+            raise NativeKernelsError(f"{CHOICE}={chosen} was asked for, and this CPU does not have it")
         have = have[: have.index(chosen) + 1]
     return have[::-1]
 

@@ -28,7 +28,7 @@ class Decoder:
         norm: Tensor,
     ) -> None:
         self._weights = DecoderWeights(sizes, dtype, layers, norm)
-        self._library, self._sizes = declared(library), sizes
+        self._library, self._sizes = declare_functions(library), sizes
         self._c = ctypes.addressof(self._weights.c)
         self._step = StepStruct()
         self._c_step = ctypes.addressof(self._step)
@@ -126,7 +126,7 @@ def check(failed: int) -> None:
 
 
 @cache
-def declared(library: ctypes.CDLL) -> ctypes.CDLL:
+def declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, number = ctypes.c_void_p, ctypes.c_int32
     library.mm_decoder_before_attention.argtypes = (pointer, pointer, number)
     library.mm_decoder_delta_layer.argtypes = (pointer, pointer, number, number)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmengine.native.decoder import check, declared
+from mmengine.native.decoder import check, declare_functions
 from mmengine.native.decoder_weights import DecoderStruct, DecoderWeights, Scratch, StepStruct
 from mmengine.native.linear import Linear, PackedLinear
 
@@ -116,7 +116,7 @@ class NativeHead:
     """An EAGLE-3 head that runs passes and chains, one at a time."""
 
     def __init__(self, library: ctypes.CDLL, weights: DecoderWeights, parts: HeadParts) -> None:
-        self._library, self._weights, self._parts = _declared(library), weights, parts
+        self._library, self._weights, self._parts = _declare_functions(library), weights, parts
         self._hidden_size, self._dtype = weights.sizes.hidden_size, weights.dtype
         norms = [torch.cat(parts.fc_norms)] if parts.fc_norms else []
         norms += [parts.embed_norm, parts.hidden_norm]
@@ -279,8 +279,8 @@ class NativeHead:
 
 
 @cache
-def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
-    declared(library)
+def _declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
+    declare_functions(library)
     long = ctypes.c_int64
     library.mm_draft_fuse.argtypes = (_ADDRESS, _ADDRESS, long, _NUMBER, _ADDRESS, _ADDRESS)
     library.mm_draft_forward.argtypes = library.mm_draft_run_chain.argtypes = (_ADDRESS,) * 4

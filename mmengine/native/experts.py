@@ -10,11 +10,11 @@ from torch import Tensor
 
 from mmengine.native.feed_forward import Mixture
 from mmengine.native.linear import (
-    CodePieces,
+    ChunkedCodes,
+    ChunkedWeight,
     Linear,
     PackedLinear,
-    Pieces,
-    declared,
+    declare_functions,
     pack_rows,
     packed_buffer,
     structure,
@@ -44,10 +44,10 @@ class PackedExperts:
     """
 
     def __init__(
-        self, library: ctypes.CDLL, weights: Sequence[Pieces | CodePieces], *, gate_up: bool = False
+        self, library: ctypes.CDLL, weights: Sequence[ChunkedWeight | ChunkedCodes], *, gate_up: bool = False
     ) -> None:
         self.count, self.c = len(weights), structure(weights[0])
-        library = declared(library)
+        library = declare_functions(library)
         num_bytes = library.mm_linear_bytes(ctypes.addressof(self.c))
         self._packed = packed_buffer(num_bytes * self.count)
         self.c.packed = self._packed.ctypes.data
@@ -63,7 +63,7 @@ class Experts:
     """A `Mixture` that runs on a step's rows. `hits`: int64 [count], tokens routed to each expert so far."""
 
     def __init__(self, library: ctypes.CDLL, weights: Mixture[PackedLinear, PackedExperts]) -> None:
-        self._library, self._weights = _declared(library), weights
+        self._library, self._weights = _declare_functions(library), weights
         self.hits = np.zeros(weights.gate_up.count, np.int64)
         self._hidden, self._dtype = weights.router.c.k, weights.router.dtype
         none, shared = Linear(), weights.shared
@@ -100,7 +100,7 @@ class Experts:
 
 
 @cache
-def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
+def _declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, number, long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
     library.mm_experts_run.argtypes = (pointer, pointer, long, number, pointer, long, pointer)
     library.mm_experts_run.restype = number

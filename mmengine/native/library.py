@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from mmengine.native.cache import built_name, cache_folder, library_name, make_whole
+from mmengine.native.cache import cache_folder, ensure_compiled, library_name, wheel_library_name
 from mmengine.native.compile import BUILT, compile_library, openmp_library
 from mmengine.native.cpu import usable_isas
-from mmengine.native.problem import NativeProblem
+from mmengine.native.errors import NativeKernelsError
 
 SWITCH = "MMENGINE_NATIVE"
 _log = logging.getLogger("mmengine.native")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LibraryStatus:
     """A loaded library, or None with the reason."""
 
     library: ctypes.CDLL | None
@@ -30,46 +30,46 @@ def load() -> ctypes.CDLL | None:
     Without a library torch computes, and the logger `mmengine.native` has logged the reason in one line. Each
     module declares arguments for the functions that it calls.
     """
-    return _found().library
+    return _status().library
 
 
 def describe() -> str:
     """Return a line that says which library is used, or why none is."""
-    return _found().text
+    return _status().text
 
 
 def forget() -> None:
     """Search for the library again at the next call, because the environment has changed."""
-    _found.cache_clear()
+    _status.cache_clear()
 
 
 @cache
-def _found() -> Found:
+def _status() -> LibraryStatus:
     if os.environ.get(SWITCH, "").lower() in ("off", "0", "no"):
-        return Found(None, f"off: {SWITCH}={os.environ[SWITCH]}")
+        return LibraryStatus(None, f"off: {SWITCH}={os.environ[SWITCH]}")
     try:
-        return _compiled()
-    except NativeProblem as problem:
+        return _open_best_isa()
+    except NativeKernelsError as problem:
         _log.warning("CPU kernels are off, torch computes instead, slower: %s", problem)
-        return Found(None, f"off: {problem}")
+        return LibraryStatus(None, f"off: {problem}")
 
 
-def _compiled() -> Found:
+def _open_best_isa() -> LibraryStatus:
     for isa in usable_isas():
         library = open_isa(isa)
         if isa != "amx" or library.mm_allow_amx():
             threads = "OpenMP" if openmp_library() else "one thread"
-            return Found(library, f"{isa}, {threads}, {os.path.realpath(library._name)}")
-    raise NativeProblem("the kernel of the system does not let this process use AMX")
+            return LibraryStatus(library, f"{isa}, {threads}, {os.path.realpath(library._name)}")
+    raise NativeKernelsError("the kernel of the system does not let this process use AMX")
 
 
-def _built(isa: str, openmp: Path | None) -> ctypes.CDLL | None:
+def _open_wheel_library(isa: str, openmp: Path | None) -> ctypes.CDLL | None:
     """Load the library from the wheel, which is as trusted as the wheel's Python code.
 
     Returns None if the wheel has no library, or the library does not load (for example with an older
     libstdc++); then the library is compiled on this machine.
     """
-    path = BUILT / built_name(isa)
+    path = BUILT / wheel_library_name(isa)
     if openmp is None or not path.exists():
         return None
     try:
@@ -81,18 +81,18 @@ def _built(isa: str, openmp: Path | None) -> ctypes.CDLL | None:
 
 
 def open_isa(isa: str) -> ctypes.CDLL:
-    """Load the library for an instruction set, which this CPU must support. Raises NativeProblem.
+    """Load the library for an instruction set, which this CPU must support. Raises NativeKernelsError.
 
     For "amx" the caller must first get 1 from `mm_allow_amx()`. A process may load several libraries.
     """
     openmp = openmp_library()
-    if (built := _built(isa, openmp)) is not None:
+    if (built := _open_wheel_library(isa, openmp)) is not None:
         return built
     folder, name = cache_folder(), library_name(isa, openmp)
-    make_whole(folder, name, lambda compiler, out: compile_library(compiler, isa, openmp, out))
+    ensure_compiled(folder, name, lambda compiler, out: compile_library(compiler, isa, openmp, out))
     try:
         if openmp is not None:
             ctypes.CDLL(str(openmp), mode=ctypes.RTLD_GLOBAL)
         return ctypes.CDLL(folder.loadable(name))
     except OSError as error:
-        raise NativeProblem(f"{folder.path / name} does not load: {error}") from None
+        raise NativeKernelsError(f"{folder.path / name} does not load: {error}") from None

@@ -54,7 +54,7 @@ def packed_buffer(num_bytes: int) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class ChunkedWeight:
     """A weight [n, k] delivered in chunks, so that the unpacked weight need not fit in memory beside the
     packed form.
 
@@ -65,10 +65,10 @@ class Pieces:
     n: int
     k: int
     dtype: torch.dtype
-    pieces: Iterable[tuple[int, Tensor]]
+    chunks: Iterable[tuple[int, Tensor]]
 
     @classmethod
-    def of(cls, weight: Tensor) -> "Pieces":
+    def of(cls, weight: Tensor) -> "ChunkedWeight":
         """Wrap a weight that is whole in memory. Raises ValueError for a weight that cannot be packed."""
         if weight.dtype not in DTYPES or weight.dim() != 2 or weight.device.type != "cpu":
             raise ValueError(
@@ -100,7 +100,7 @@ class Codes(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class CodePieces:
+class ChunkedCodes:
     """A bfloat16 weight [n, k] stored as codes and delivered in chunks.
 
     `group` codes along k share a scale, and with `mins` a minimum; GROUPS lists the allowed sizes.
@@ -112,7 +112,7 @@ class CodePieces:
     k: int
     form: Form
     group: int
-    pieces: Iterable[tuple[int, Codes]]
+    chunks: Iterable[tuple[int, Codes]]
     mins: bool = False
     int8_rows: bool = False
 
@@ -121,18 +121,18 @@ class CodePieces:
         return torch.bfloat16
 
 
-def structure(weight: Pieces | CodePieces, bias: int | None = None) -> Linear:
+def structure(weight: ChunkedWeight | ChunkedCodes, bias: int | None = None) -> Linear:
     """Return the C structure for a layer whose weight is not packed yet. `bias` is an address."""
     form, group, mins, x_form = 0, 0, False, 0
-    if isinstance(weight, CodePieces):
+    if isinstance(weight, ChunkedCodes):
         form, group, mins = int(weight.form), weight.group, weight.mins
         x_form = int(Form.INT8) if weight.int8_rows else 0
     return Linear(weight.n, weight.k, DTYPES[weight.dtype], form, group, mins, None, bias, x_form)
 
 
-def pack_rows(library: ctypes.CDLL, c: Linear, weight: Pieces | CodePieces, half: int) -> None:
+def pack_rows(library: ctypes.CDLL, c: Linear, weight: ChunkedWeight | ChunkedCodes, half: int) -> None:
     """Pack all the weight's chunks into the zeroed memory at `c.packed`."""
-    for first, rows in weight.pieces:
+    for first, rows in weight.chunks:
         of = rows if isinstance(rows, Codes) else (rows,)
         values, *shared = [None if each is None else each.contiguous() for each in of]
         assert values is not None
@@ -159,14 +159,14 @@ class PackedLinear:
     def __init__(
         self,
         library: ctypes.CDLL,
-        weight: Tensor | Pieces | CodePieces,
+        weight: Tensor | ChunkedWeight | ChunkedCodes,
         bias: Tensor | None = None,
         *,
         gate_up: bool = False,
     ) -> None:
         if isinstance(weight, Tensor):
-            weight = Pieces.of(weight)
-        self._library = declared(library)
+            weight = ChunkedWeight.of(weight)
+        self._library = declare_functions(library)
         n, self.dtype = weight.n, weight.dtype
         if bias is not None and bias.shape != (n,):
             raise ValueError(f"the bias is {list(bias.shape)}, the weight has {n} rows")
@@ -236,7 +236,7 @@ def _text(tensor: Tensor) -> str:
 
 
 @cache
-def declared(library: ctypes.CDLL) -> ctypes.CDLL:
+def declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, number, long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
     arguments = {
         "bytes": (pointer,),

@@ -135,7 +135,7 @@ def add_all(library: ctypes.CDLL, packed: PackedAdapter, x: Tensor, y: Tensor) -
     MemoryError.
     """
     step = LoraStep([(packed, np.arange(len(x), dtype=np.int32))])
-    failed = declared(library).mm_lora_add(
+    failed = declare_functions(library).mm_lora_add(
         step.address, 0, x.data_ptr(), x.stride(0), y.data_ptr(), y.stride(0), DTYPES[y.dtype]
     )
     if failed:
@@ -143,7 +143,7 @@ def add_all(library: ctypes.CDLL, packed: PackedAdapter, x: Tensor, y: Tensor) -
 
 
 @cache
-def declared(library: ctypes.CDLL) -> ctypes.CDLL:
+def declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, number, long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
     library.mm_lora_add.argtypes = (pointer, number, pointer, long, pointer, long, number)
     library.mm_lora_add.restype = number

@@ -25,7 +25,7 @@ class RotaryTable:
         `axis` [head_dim / 2]: which row of positions each frequency follows. `compute`: maps int64 positions
         [rows, n] to cos and sin, [n, head_dim / 2] each. `dtype`: the dtype that cos and sin are rounded to.
         """
-        self._rows, self._compute, self._dtype = _declared(library), compute, dtype
+        self._rows, self._compute, self._dtype = _declare_functions(library), compute, dtype
         self._axis = axis.to(torch.int32).contiguous()
         self._num_axes = int(axis.max()) + 1
         self._grow(_FIRST_LENGTH)
@@ -70,7 +70,7 @@ class RotaryTable:
 
 
 @cache
-def _declared(library: ctypes.CDLL) -> Callable[..., int]:
+def _declare_functions(library: ctypes.CDLL) -> Callable[..., int]:
     pointer, number, long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
     rows = library.mm_rotary_rows
     tables = (pointer, pointer, long, pointer, pointer)

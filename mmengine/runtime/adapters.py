@@ -22,8 +22,8 @@ ReadAdapter = Callable[[], AdapterFiles]
 
 
 class AdapterStore:
-    """A model's adapters, and the adapter that each row uses. `know` and `forget` register where an adapter
-    is read from.
+    """A model's adapters, and the adapter that each row uses. `register` and `forget` register where an
+    adapter is read from.
     """
 
     def __init__(self, model: VisionLanguageModel, max_rows: int) -> None:
@@ -34,7 +34,7 @@ class AdapterStore:
         self._loaded: dict[bytes, LoadedAdapter] = {}
         self._of_row = np.full(max_rows, NONE, np.int32)
 
-    def know(self, digest: bytes, read: ReadAdapter) -> None:
+    def register(self, digest: bytes, read: ReadAdapter) -> None:
         self._sources[digest] = read
 
     def forget(self, digest: bytes) -> None:

@@ -20,7 +20,7 @@ from mmengine.runtime.device.port import Device, Event, Recorder
 from mmengine.runtime.drafting.eagle3.head import DraftHead
 from mmengine.runtime.graphs.capture import recorder_for
 from mmengine.runtime.kv.store_client import StoreClient
-from mmengine.runtime.reading import Computed, Launched
+from mmengine.runtime.result_reader import ComputedStep, LaunchedStep
 from mmengine.runtime.rows import PositionsOf
 from mmengine.runtime.runner import ModelRunner
 from mmengine.runtime.sampling.stops import StopWatcher
@@ -29,7 +29,7 @@ from mmengine.structured_output.rows.rows import RowMatchers
 
 
 @dataclass(slots=True)
-class InFlight:
+class InFlightStep:
     """A dispatched step.
 
     Holds the plan, the pixels that the step encodes (a request may end and release its pixels before the step
@@ -38,8 +38,8 @@ class InFlight:
 
     plan: StepPlan
     pixels: dict[str, Sequence[MediaInput]]
-    computed: Computed | None = None
-    launched: Launched | None = None
+    computed: ComputedStep | None = None
+    launched: LaunchedStep | None = None
     error: Exception | None = None
     start: Event | None = None
     end: Event | None = None
@@ -98,7 +98,7 @@ class TorchExecutor:
             head,
             recorder,
         )
-        self._in_flight: deque[InFlight] = deque()
+        self._in_flight: deque[InFlightStep] = deque()
         self._clock, self._launches = StepClock(), LaunchClock()
 
     @property
@@ -122,7 +122,7 @@ class TorchExecutor:
 
     def know_adapter(self, digest: bytes, read: ReadAdapter) -> None:
         """Register how to read the adapter with this digest when a row needs the adapter."""
-        self._runner.adapters.know(digest, read)
+        self._runner.adapters.register(digest, read)
 
     def forget_adapter(self, digest: bytes) -> None:
         """Forget the adapter, which no request uses any more. An unknown digest is ignored."""
@@ -140,16 +140,16 @@ class TorchExecutor:
         self._runner.release(request_id)
 
     def dispatch(self, plan: StepPlan) -> None:
-        step = InFlight(plan, self._runner.pixels_of(plan))
+        step = InFlightStep(plan, self._runner.pixels_of(plan))
         if plan.fetched:
-            step.fetched = self._runner.taken(plan)
+            step.fetched = self._runner.take_fetched(plan)
         if self._is_ahead:
             if not self._in_flight:
                 self._launches.launch()
             self._launch(step)
         self._in_flight.append(step)
 
-    def _launch(self, step: InFlight) -> None:
+    def _launch(self, step: InFlightStep) -> None:
         step.start, step.end = (self._device.event(timed=True) for _ in range(2))
         try:
             with self._device.current():  # the current device is per thread
@@ -158,18 +158,18 @@ class TorchExecutor:
         except Exception as error:  # `collect` raises the error, and names the step
             step.error = error
 
-    def _begin(self, step: InFlight) -> None:
+    def _begin(self, step: InFlightStep) -> None:
         """Launch as much as possible. Sampling for rows with grammars waits until the previous step's tokens
         are known.
         """
         step.computed = self._run(step)
-        if not (self._in_flight and step.computed.depends_on_said):
+        if not (self._in_flight and step.computed.depends_on_sampled):
             self._sample(step)
 
-    def _run(self, step: InFlight) -> Computed:
+    def _run(self, step: InFlightStep) -> ComputedStep:
         return self._runner.launch(step.plan, step.pixels, step.fetched)
 
-    def _sample(self, step: InFlight) -> None:
+    def _sample(self, step: InFlightStep) -> None:
         computed, step.computed = step.computed, None
         assert computed is not None
         step.launched = self._runner.sample(computed)
@@ -200,7 +200,7 @@ class TorchExecutor:
         except Exception as error:
             raise _failure(step.plan, error, self._device) from error
 
-    def _finish(self, step: InFlight) -> StepResult:
+    def _finish(self, step: InFlightStep) -> StepResult:
         if self._is_ahead:
             if step.error is not None:
                 raise step.error
@@ -209,7 +209,7 @@ class TorchExecutor:
             result = self._runner.finish(step.launched)
             # Drafts are computed after the step's end event.
             result.device_ns = int(step.start.elapsed_time(step.end) * 1e6) + result.draft_ns
-            result.host_ns = max(0, self._launches.back() - result.device_ns)
+            result.host_ns = max(0, self._launches.finish() - result.device_ns)
             return result
         host_ns = self._clock.lap()
         torch.get_num_threads()  # initialises OpenMP's thread count in a thread that has not computed yet

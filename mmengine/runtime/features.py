@@ -14,15 +14,15 @@ from mmengine.runtime.device.upload import upload, upload_joined
 from mmengine.runtime.graphs.encoder import EncoderGraphs
 
 
-class KeptFeatures(Protocol):
+class ExternalFeatures(Protocol):
     """A store for encoder outputs that outlives this engine."""
 
-    def came(self, key: bytes) -> torch.Tensor | None:
+    def fetched_features(self, key: bytes) -> torch.Tensor | None:
         """Return the features for an item that is about to be encoded, [embeddings, width], or None if the
         store has none.
         """
 
-    def encoded(self, key: bytes, features: torch.Tensor) -> None:
+    def store_features(self, key: bytes, features: torch.Tensor) -> None:
         """Store an item's computed features."""
 
 
@@ -54,7 +54,7 @@ class FeatureStore:
         """
         width = (1 + self._num_deepstack) * self._hidden_size
         try:
-            self._go_on_in(torch.empty(self._capacity, width, dtype=dtype, device=device))
+            self._move_to(torch.empty(self._capacity, width, dtype=dtype, device=device))
         except torch.OutOfMemoryError as error:
             raise ConfigError(
                 f"the encoder cache of {self._capacity} embeddings needs "
@@ -85,7 +85,7 @@ class FeatureStore:
             self._free[self._num_free : self._num_free + len(places)] = places
             self._num_free += len(places)
 
-    def held(self, key: bytes) -> torch.Tensor:
+    def copy_of(self, key: bytes) -> torch.Tensor:
         """Copy and return a key's features, [embeddings, width]."""
         return self._cache.index_select(0, upload(self._places[key], self._cache.device))
 
@@ -105,9 +105,9 @@ class FeatureStore:
                 f"{len(features)} embeddings do not fit the encoder cache of {self._capacity}: "
                 f"{held - self._num_free} are held"
             )
-        self._go_on_in(features.new_empty(size, features.shape[1]))
+        self._move_to(features.new_empty(size, features.shape[1]))
 
-    def _go_on_in(self, cache: torch.Tensor) -> None:
+    def _move_to(self, cache: torch.Tensor) -> None:
         """Move all stored features to the larger tensor `cache`."""
         held, size = len(self._cache), len(cache)
         if held:
@@ -164,7 +164,7 @@ def encode(
     share: Callable[[torch.Tensor], torch.Tensor] | None = None,
     alone: bool = False,
     last: torch.Tensor | None = None,
-    kept: KeptFeatures | None = None,
+    kept: ExternalFeatures | None = None,
     adapter: LoadedAdapter | None = None,
 ) -> None:
     """Encode `items` in a single packed call and put their features into `store`.
@@ -179,7 +179,7 @@ def encode(
     the items have placeholders.
     """
     if kept is not None:
-        items = _without_kept(items, store, kept, last)
+        items = _not_external(items, store, kept, last)
         if not items:
             return
     if alone and len(items) > 1:
@@ -189,7 +189,7 @@ def encode(
                 model, [item], payloads, store, device, graphs=graphs, share=share, last=own, adapter=adapter
             )
             if kept is not None:
-                kept.encoded(item.key, store.held(item.key))
+                kept.store_features(item.key, store.copy_of(item.key))
         return
     media = [payload_of(item, payloads) for item in (items if last is None else items[:-1])]
     patches, grids = [one.patches for one in media], [one.item.grid for one in media]
@@ -209,17 +209,17 @@ def encode(
     store.put([item.key for item in items], sizes, features if share is None else share(features))
     if kept is not None:
         for item in items:
-            kept.encoded(item.key, store.held(item.key))
+            kept.store_features(item.key, store.copy_of(item.key))
 
 
-def _without_kept(
-    items: Sequence[EncodeItem], store: FeatureStore, kept: KeptFeatures, last: torch.Tensor | None
+def _not_external(
+    items: Sequence[EncodeItem], store: FeatureStore, kept: ExternalFeatures, last: torch.Tensor | None
 ) -> list[EncodeItem]:
     """Return the items whose features are not in `kept`, including a last item that was encoded in parts."""
     left = []
     for item in items:
         own = last is not None and item is items[-1]
-        came = None if own else kept.came(item.key)
+        came = None if own else kept.fetched_features(item.key)
         if came is None or len(came) != item.request.media[item.index].num_embeds:
             left.append(item)
         else:

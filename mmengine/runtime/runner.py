@@ -32,18 +32,18 @@ from mmengine.runtime.graphs.capture import Capture, capture
 from mmengine.runtime.graphs.decode import DecodeGraphs
 from mmengine.runtime.graphs.encoder import EncoderGraphs, capture_encoder
 from mmengine.runtime.inputs import StepInputs, fresh_blocks, prepare
-from mmengine.runtime.kv.features_store import FeatureRows
+from mmengine.runtime.kv.features_store import FetchedFeatures
 from mmengine.runtime.kv.pool import pool_of
 from mmengine.runtime.kv.states import state_pool
 from mmengine.runtime.kv.store_client import StoreClient
-from mmengine.runtime.reading import Computed, Launched, Reader
+from mmengine.runtime.result_reader import ComputedStep, LaunchedStep, Reader
 from mmengine.runtime.rows import GRAMMAR, STOP_STRINGS, THINKING, PositionsOf, RowColumns
 from mmengine.runtime.sampling.grammar_rows import sample_grammar_rows
-from mmengine.runtime.sampling.lazy_masks import LazyMasked
+from mmengine.runtime.sampling.lazy_masks import LazyMaskResult
 from mmengine.runtime.sampling.prompt_logprobs import PromptLogprobsGatherer
 from mmengine.runtime.sampling.runs import Runs, runs_of
 from mmengine.runtime.sampling.sample_rows import SampleRows
-from mmengine.runtime.sampling.sampler import NOTHING_DUE, Sampled, Sampler
+from mmengine.runtime.sampling.sampler import NO_FORCED_TOKENS, SampledTokens, Sampler
 from mmengine.runtime.sampling.stops import StopWatcher
 from mmengine.runtime.sampling.thinking import ThinkingRows
 from mmengine.spec_decode.base import Drafter
@@ -188,11 +188,11 @@ class ModelRunner:
         spec, features = self._model.spec, None
         if spec.has_encoder:
             width = (1 + spec.num_deepstack) * spec.hidden_size
-            features = FeatureRows(width, self._kv.dtype, self._device)
+            features = FetchedFeatures(width, self._kv.dtype, self._device)
         self._store = StoreClient(store, self._kv, config, fingerprints, features)
         return self._store
 
-    def taken(self, plan: StepPlan) -> list[tuple[np.ndarray, torch.Tensor]]:
+    def take_fetched(self, plan: StepPlan) -> list[tuple[np.ndarray, torch.Tensor]]:
         """Return the KV blocks that a store sent for the step, and their rows. Call once, at dispatch."""
         assert self._store is not None
         return [(blocks, self._store.take(name, len(blocks))) for name, blocks in plan.fetched]
@@ -202,10 +202,10 @@ class ModelRunner:
         plan: StepPlan,
         pixels: Mapping[str, Sequence[MediaInput]],
         fetched: Sequence[tuple[np.ndarray, torch.Tensor]] = (),
-    ) -> Computed:
+    ) -> ComputedStep:
         """Launch a step up to its logits.
 
-        `pixels` and `fetched` come from `pixels_of` and `taken` at dispatch. `sample` must follow
+        `pixels` and `fetched` come from `pixels_of` and `take_fetched` at dispatch. `sample` must follow
         before any other launch.
         """
         with torch.inference_mode():
@@ -231,7 +231,7 @@ class ModelRunner:
                 target_states = None
             batch, logits = self._logits(plan, runs, hidden, inputs)
             prompt_logprobs = self._prompt_logprobs.gather(plan, hidden, inputs.places, self._model.logits)
-            return Computed(plan, batch, logits, runs, target_states, prompt_logprobs)
+            return ComputedStep(plan, batch, logits, runs, target_states, prompt_logprobs)
 
     def _encode(self, plan: StepPlan, pixels: Mapping[str, Sequence[MediaInput]]) -> None:
         last = None
@@ -253,10 +253,12 @@ class ModelRunner:
                 adapter=adapter,
             )
 
-    def _launch_nobody(self, plan: StepPlan) -> Computed:
+    def _launch_nobody(self, plan: StepPlan) -> ComputedStep:
         """Launch a step that only encodes part of an item. KV from preempted rows is still copied first."""
         self._kv.copy(plan)
-        return Computed(plan, SampleRows.of(self._rows, plan.rows, plan.num_computed, None), None, None, None)
+        return ComputedStep(
+            plan, SampleRows.of(self._rows, plan.rows, plan.num_computed, None), None, None, None
+        )
 
     def _admit(self, plan: StepPlan) -> None:
         for admission in plan.admitted:
@@ -321,23 +323,25 @@ class ModelRunner:
             hidden = hidden.index_select(0, inputs.sample_tokens)
         return batch, self._model.logits(hidden)
 
-    def sample(self, computed: Computed) -> Launched:
+    def sample(self, computed: ComputedStep) -> LaunchedStep:
         """Choose a launched step's tokens. With grammars, the previous step must have been read."""
         with torch.inference_mode():
             return self._sample(computed)
 
-    def _sample(self, computed: Computed) -> Launched:
+    def _sample(self, computed: ComputedStep) -> LaunchedStep:
         plan, batch, logits, runs = computed.plan, computed.batch, computed.logits, computed.runs
         if logits is None:
-            nothing = Sampled(torch.empty(0, dtype=torch.int64), None)
-            return Launched(batch, nothing, target_states=computed.target_states, draft_room=plan.draft_room)
-        due = self._thinking.due(batch, runs) if batch.wanted & THINKING else NOTHING_DUE
+            nothing = SampledTokens(torch.empty(0, dtype=torch.int64), None)
+            return LaunchedStep(
+                batch, nothing, target_states=computed.target_states, draft_room=plan.draft_room
+            )
+        due = self._thinking.due(batch, runs) if batch.wanted & THINKING else NO_FORCED_TOKENS
         if batch.wanted & GRAMMAR:
             sampled, lazy_masked = sample_grammar_rows(
                 self._sampler, self._matchers, logits, batch, runs, due
             )
         else:
-            sampled, lazy_masked = self._sampler.sample(logits, batch, due=due), LazyMasked({}, {})
+            sampled, lazy_masked = self._sampler.sample(logits, batch, due=due), LazyMaskResult({}, {})
         # with drafts no step continues before they are read
         if self._config.max_in_flight > 1 and runs is None:
             rows = upload(batch.rows.astype(np.int64), self._device)
@@ -345,7 +349,7 @@ class ModelRunner:
         room = plan.draft_room
         if room is not None and len(room):
             room = room[:, plan.sample]
-        return Launched(
+        return LaunchedStep(
             batch,
             sampled.to_host(),
             runs,
@@ -363,7 +367,7 @@ class ModelRunner:
             rows, num_known = rows[runs.row_of], plan.token_index[runs.places] + 1
         return SampleRows.of(self._rows, rows, num_known, runs)
 
-    def finish(self, launched: Launched) -> StepResult:
+    def finish(self, launched: LaunchedStep) -> StepResult:
         """Read a launched step back. The executor sets `device_ns`."""
         with torch.inference_mode():
             result = self._reader.read(launched)

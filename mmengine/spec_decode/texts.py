@@ -11,8 +11,8 @@ class Texts:
     """All rows' token ids, read-only for drafters.
 
     `tokens` int32 [max_rows, width]: each row's prompt and answer, `lengths` (int64 [max_rows]) tokens;
-    `num_prompt` int64 [max_rows]. Pages that no row has reached take no memory. Tokens added by `later` are
-    there after `settle`, which precedes every read.
+    `num_prompt` int64 [max_rows]. Pages that no row has reached take no memory. Tokens added by
+    `append_later` are there after `settle`, which precedes every read.
     """
 
     def __init__(self, max_rows: int, width: int):
@@ -28,7 +28,7 @@ class Texts:
         self._tokens[row, : len(token_ids)] = token_ids
         self._lengths[row], self._num_prompt[row] = len(token_ids), num_prompt
 
-    def say(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray) -> None:
+    def append(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray) -> None:
         """Append `token_ids` to rows [s], `counts` [s] tokens each, row after row."""
         if len(rows) == 1:  # one row needs no index arithmetic
             row = int(rows[0])
@@ -40,8 +40,8 @@ class Texts:
         self._tokens[np.repeat(rows, counts), places] = token_ids
         self._lengths[rows] += counts
 
-    def later(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
-        """Append like `say`, but write several steps together before the next read.
+    def append_later(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
+        """Append like `append`, but write several steps together before the next read.
 
         `counts` None: one token per row. The arrays must not be changed afterwards.
         """

@@ -17,7 +17,7 @@ from mmengine.errors import ModelError
 from mmengine.models import reader
 from mmengine.models.reader import Part, open_reader
 from mmengine.native import library
-from mmengine.native.linear import CodePieces, PackedLinear
+from mmengine.native.linear import ChunkedCodes, PackedLinear
 from mmengine.testing.contract import PluginContract
 from mmengine_llama import plugin
 from tests.llama.tiny import make_tiny
@@ -113,7 +113,7 @@ def test_transformers_means_the_same():
 def packed(weights, *, held):
     names = ("a.q_proj.weight", "b.k_proj.weight")
     pieces = weights.held(*names) if held else weights.pieces(*names)
-    assert isinstance(pieces, CodePieces) == held
+    assert isinstance(pieces, ChunkedCodes) == held
     return PackedLinear(library.load(), pieces)
 
 
@@ -153,9 +153,9 @@ def test_what_is_held_is_what_it_stands_for(joined, monkeypatch, piece, part):
 )
 def test_what_cannot_be_held_is_dequantised(joined, dtype, part):
     with open_reader(entries(joined), CPU, dtype, part) as weights:
-        assert not isinstance(weights.held("a.q_proj.weight"), CodePieces)
+        assert not isinstance(weights.held("a.q_proj.weight"), ChunkedCodes)
     with open_reader(entries(joined), CPU, torch.bfloat16) as weights:
-        assert isinstance(weights.held("a.q_proj.weight"), CodePieces)
+        assert isinstance(weights.held("a.q_proj.weight"), ChunkedCodes)
 
 
 @needs_kernels

@@ -16,7 +16,7 @@ from mmengine.errors import ModelError
 from mmengine.models.reader import Part, open_reader
 from mmengine.models.weights import expected_tensors, open_weights
 from mmengine.native import library
-from mmengine.native.linear import CodePieces, PackedLinear
+from mmengine.native.linear import ChunkedCodes, PackedLinear
 from mmengine.testing.contract import PluginContract
 from mmengine_llama import plugin
 from tests.llama.tiny import make_tiny
@@ -191,7 +191,7 @@ def test_what_is_held_is_what_it_stands_for(plain, layout):
     wanted = to_int4(plain, layout, 32)[WEIGHT]
     with open_reader(entries(plain), CPU, torch.bfloat16) as weights:
         held = weights.held(WEIGHT)
-        assert isinstance(held, CodePieces) and held.mins == ("symmetric" not in layout)
+        assert isinstance(held, ChunkedCodes) and held.mins == ("symmetric" not in layout)
         packed = PackedLinear(library.load(), held)
         assert weights.how_held() == "int4"
     found = packed.rows(torch.arange(len(wanted)))
@@ -205,7 +205,7 @@ def test_scales_that_float16_lacks_are_dequantised(plain):
     tensors[f"{WEIGHT}_scale"] = tensors[f"{WEIGHT}_scale"].float() * (1 + 2**-12)
     save_file(tensors, plain / "model.safetensors")
     with open_reader(entries(plain), CPU, torch.bfloat16) as weights:
-        assert not isinstance(weights.held(WEIGHT), CodePieces)
+        assert not isinstance(weights.held(WEIGHT), ChunkedCodes)
 
 
 def test_all_that_belongs_to_a_weight_is_in_the_fingerprint(plain):

@@ -60,7 +60,7 @@ def test_what_is_no_number_is_refused(tmp_path, form, value):
         open_reader(entries, CPU, torch.bfloat16, quantize=CODINGS[form]) as weights,
         pytest.raises(ModelError, match=r"a\.q_proj\.weight holds a value that is no finite number"),
     ):
-        list(weights.held(NAMES[0]).pieces)
+        list(weights.held(NAMES[0]).chunks)
 
 
 @needs_kernels

@@ -50,7 +50,7 @@ def test_what_is_read_whole_and_in_pieces_is_what_was_stored(stored, small_piece
         lent = weights.pieces("a", "b")
         assert (lent.n, lent.k, lent.dtype) == (120, 96, dtype)
         places = []
-        for place, rows in lent.pieces:
+        for place, rows in lent.chunks:
             places.append(place)
             assert torch.equal(rows, joined[place : place + len(rows)])
         assert places == [*range(0, 70, 10), *range(70, 120, 10)]
@@ -71,7 +71,7 @@ def test_pieces_of_a_stored_dtype_are_no_copies(stored):
     with open_reader(stored({"a": drawn(40, 96)}), CPU, torch.bfloat16) as weights:
         (memory,) = (file.memory for file in weights._files.values())
         begin = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-        ((_, rows),) = weights.pieces("a").pieces
+        ((_, rows),) = weights.pieces("a").chunks
         assert begin < rows.data_ptr() < begin + len(memory)
 
 
@@ -82,7 +82,7 @@ def test_ranks_read_their_parts_in_pieces(stored, small_pieces, axis):
     for rank in range(2):
         with open_reader(entries, CPU, torch.bfloat16, Part(rank, 2, {"a": axis}.get)) as weights:
             parts.append(weights.read("a"))
-            assert torch.equal(torch.cat([rows for _, rows in weights.pieces("a").pieces]), parts[-1])
+            assert torch.equal(torch.cat([rows for _, rows in weights.pieces("a").chunks]), parts[-1])
     assert torch.equal(torch.cat(parts, axis), whole)
 
 

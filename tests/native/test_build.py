@@ -11,8 +11,8 @@ import pytest
 
 from mmengine.native import compile as native_compile
 from mmengine.native import cpu, library
-from mmengine.native.cache import CacheFolder, make_whole
-from mmengine.native.problem import NativeProblem
+from mmengine.native.cache import CacheFolder, ensure_compiled
+from mmengine.native.errors import NativeKernelsError
 from mmengine.strict_modes import open_strict
 
 SOURCE = 'extern "C" int mm_allow_amx() { return 1; }\nextern "C" int mm_answer() { return 42; }\n'
@@ -267,11 +267,11 @@ def test_a_damaged_library_without_a_compiler(native, monkeypatch, caplog):
 def test_a_failed_build_leaves_nothing_that_is_taken_for_a_library(tmp_path):
     def fail(compiler, out):
         out.write_bytes(b"half")
-        raise NativeProblem("the disk is full")
+        raise NativeKernelsError("the disk is full")
 
     folder = CacheFolder(tmp_path, open_strict(tmp_path))
-    with pytest.raises(NativeProblem):
-        make_whole(folder, "kernels.so", fail)
+    with pytest.raises(NativeKernelsError):
+        ensure_compiled(folder, "kernels.so", fail)
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".failed", ".lock"]
 
 

@@ -8,7 +8,7 @@ from mmengine.models.decoder.experts import feed_forward
 from mmengine.models.quantising import CODINGS, quantise
 from mmengine.native.experts import Experts, PackedExperts
 from mmengine.native.feed_forward import Dense, Mixture
-from mmengine.native.linear import CodePieces, Codes, Form, PackedLinear, Pieces
+from mmengine.native.linear import ChunkedCodes, ChunkedWeight, Codes, Form, PackedLinear
 
 COUNT, TOP_K, HIDDEN, WIDE, SHARED = 10, 3, 72, 40, 24
 DTYPES = (torch.float32, torch.bfloat16)
@@ -41,7 +41,7 @@ def in_torch(weights):
     )
 
 
-def in_kernels(library, weights, held=Pieces.of):
+def in_kernels(library, weights, held=ChunkedWeight.of):
     def packed(weight, **how):
         return None if weight is None else PackedLinear(library, weight, **how)
 
@@ -135,7 +135,7 @@ def test_experts_held_as_codes_are_near_those_that_were_quantised(library, form)
     def held(weight):
         codes = int4(weight) if form == "int4" else quantise(weight, CODINGS[form])
         group = 32 if form == "int4" else CODINGS[form].group
-        return CodePieces(*weight.shape, FORMS[form], group, [(0, codes)], codes.mins is not None)
+        return ChunkedCodes(*weight.shape, FORMS[form], group, [(0, codes)], codes.mins is not None)
 
     def read_back(weight):
         return PackedLinear(library, held(weight)).rows(torch.arange(len(weight)))
@@ -186,4 +186,4 @@ def test_a_shared_expert_is_added_as_transformers_adds_it(library):
 def test_experts_that_are_not_alike_are_refused(library):
     weights = drawn(torch.float32)
     with pytest.raises(ValueError, match="expert 1 has another shape or form than the first"):
-        PackedExperts(library, [Pieces.of(weights.down[0]), Pieces.of(weights.gate_up[0])])
+        PackedExperts(library, [ChunkedWeight.of(weights.down[0]), ChunkedWeight.of(weights.gate_up[0])])

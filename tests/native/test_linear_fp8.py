@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmengine.native.linear import GROUPS, CodePieces, Codes, Form, PackedLinear
+from mmengine.native.linear import GROUPS, ChunkedCodes, Codes, Form, PackedLinear
 
 SHAPES = ((64, 256), (100, 130), (512, 384), (96, 1057), (34, 40), (2, 1))
 ROWS = (1, 2, 3, 7, 12, 13, 24, 25, 40, 200)
@@ -37,7 +37,7 @@ def test_bits_are_those_of_the_dequantised_layer(library, group, shared, gate_up
         cuts = (0, n // 3, n) if n > 2 else (0, n)
         pieces = [(a, Codes(codes[a:b], scales[a:b])) for a, b in zip(cuts, cuts[1:], strict=False)]
         bias = torch.randn(n, generator=torch.Generator().manual_seed(1))
-        held = PackedLinear(library, CodePieces(n, k, Form.FP8, group, pieces), bias, gate_up=gate_up)
+        held = PackedLinear(library, ChunkedCodes(n, k, Form.FP8, group, pieces), bias, gate_up=gate_up)
         plain = dequantised(codes, scales, group)
         wanted = PackedLinear(library, plain, bias, gate_up=gate_up)
         for m in ROWS:
@@ -51,7 +51,7 @@ def test_every_code_is_its_value(library):
     """Subnormals too; zeros keep their sign as far as anybody sees."""
     codes = torch.arange(256).to(torch.uint8).repeat(32, 1)
     codes[codes & 0x7F == 0x7F] = 0
-    held = PackedLinear(library, CodePieces(32, 256, Form.FP8, 256, [(0, Codes(codes, torch.ones(32, 1)))]))
+    held = PackedLinear(library, ChunkedCodes(32, 256, Form.FP8, 256, [(0, Codes(codes, torch.ones(32, 1)))]))
     x = torch.eye(256).bfloat16()
     wanted = codes.view(torch.float8_e4m3fn).float().T
     for rows in (1, 12, 64):
@@ -61,5 +61,5 @@ def test_every_code_is_its_value(library):
 
 def test_codes_take_a_byte(library):
     codes, scales = drawn(1024, 2048, 128, True)
-    held = PackedLinear(library, CodePieces(1024, 2048, Form.FP8, 128, [(0, Codes(codes, scales))]))
+    held = PackedLinear(library, ChunkedCodes(1024, 2048, Form.FP8, 128, [(0, Codes(codes, scales))]))
     assert held._packed.nbytes == 1024 * 2048 + 1024 * 16 * 4

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mmengine.native.linear import GROUPS, CodePieces, Codes, Form, PackedLinear
+from mmengine.native.linear import GROUPS, ChunkedCodes, Codes, Form, PackedLinear
 from tests.instruction_sets import isas, opened
 from tests.native.test_linear_ints import MOST, SHAPES, drawn, exact
 
@@ -13,7 +13,7 @@ BLOCK = 32  # of x that share a scale
 
 
 def layer_of(library, codes, form, group, **how):
-    pieces = CodePieces(*codes.values.shape, form, group, [(0, codes)], codes.mins is not None, True)
+    pieces = ChunkedCodes(*codes.values.shape, form, group, [(0, codes)], codes.mins is not None, True)
     return PackedLinear(library, pieces, **how)
 
 

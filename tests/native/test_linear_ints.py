@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmengine.native.linear import GROUPS, CodePieces, Codes, Form, PackedLinear, packed_buffer
+from mmengine.native.linear import GROUPS, ChunkedCodes, Codes, Form, PackedLinear, packed_buffer
 
 SHAPES = ((64, 256), (100, 130), (96, 1057), (34, 40), (2, 1))
 ROWS = (2, 3, 4, 5, 6, 7, 12, 13, 25, 40, 600)  # 512 of them and the rest are apart
@@ -39,7 +39,7 @@ def held(library, codes, form, group, **how):
         (a, Codes(*(None if each is None else each[a:b] for each in codes)))
         for a, b in zip(cuts, cuts[1:], strict=False)
     ]
-    return PackedLinear(library, CodePieces(n, k, form, group, pieces, codes.mins is not None), **how)
+    return PackedLinear(library, ChunkedCodes(n, k, form, group, pieces, codes.mins is not None), **how)
 
 
 @pytest.mark.parametrize("form", MOST)

@@ -11,7 +11,7 @@ from mmengine.checkpoint.peft import LoraPair
 from mmengine.checkpoint.tensors import TensorEntry
 from mmengine.models.decoder.adapted import _gates_behind
 from mmengine.native.dtypes import DTYPES
-from mmengine.native.lora import LoraPart, LoraStep, PackedAdapter, add_all, declared
+from mmengine.native.lora import LoraPart, LoraStep, PackedAdapter, add_all, declare_functions
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 DTYPE = pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "bfloat16"])
@@ -86,8 +86,8 @@ def test_each_row_has_its_adapter_and_bits_of_its_own(library, dtype):
     step = LoraStep([(PackedAdapter([(), parts]), own) for parts, own in zip(adapters, rows, strict=True)])
     found = y.clone()
     arguments = (x.data_ptr(), x.stride(0), found.data_ptr(), found.stride(0), DTYPES[dtype])
-    assert declared(library).mm_lora_add(step.address, 0, *arguments) == 0 and torch.equal(found, y)
-    assert declared(library).mm_lora_add(step.address, 1, *arguments) == 0
+    assert declare_functions(library).mm_lora_add(step.address, 0, *arguments) == 0 and torch.equal(found, y)
+    assert declare_functions(library).mm_lora_add(step.address, 1, *arguments) == 0
     assert torch.equal(found[3::4], y[3::4])
     for parts, own in zip(adapters, rows, strict=True):
         for row in own.tolist():

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from mmengine.native import library
-from mmengine.native.cache import built_name, cache_folder, library_name
+from mmengine.native.cache import cache_folder, library_name, wheel_library_name
 from mmengine.native.compile import find_compiler, openmp_library
 from mmengine.native.cpu import usable_isas
-from mmengine.native.problem import NativeProblem
+from mmengine.native.errors import NativeKernelsError
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,18 +41,18 @@ def test_kernels_of_a_wheel_need_no_compiler(monkeypatch, without_a_compiler):
     if not ours.exists():
         pytest.skip("another cache is in use")
     monkeypatch.setenv("MMENGINE_CACHE", str(without_a_compiler.parent / "cache"))
-    with pytest.raises(NativeProblem):
+    with pytest.raises(NativeKernelsError):
         find_compiler()
     library.forget()
     assert library.load() is None and "no C++ compiler" in library.describe()
-    shutil.copy(ours, without_a_compiler / built_name(isa))
+    shutil.copy(ours, without_a_compiler / wheel_library_name(isa))
     library.forget()
     assert library.load() is not None and str(without_a_compiler) in library.describe()
 
 
 def test_a_library_that_does_not_load_is_none(without_a_compiler):
     for isa in usable_isas():
-        (without_a_compiler / built_name(isa)).write_bytes(b"no library")
+        (without_a_compiler / wheel_library_name(isa)).write_bytes(b"no library")
     library.forget()
     assert library.load() is None and "no C++ compiler" in library.describe()
 

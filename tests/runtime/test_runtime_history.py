@@ -8,7 +8,7 @@ from mmengine.core.executor import Admission
 from mmengine.request import Request, SamplingParams
 from mmengine.runtime.rows import GRAMMAR, HISTORY, RANDOM, TYPICAL, RowColumns
 from mmengine.runtime.sampling.filters import keep_typical
-from mmengine.runtime.sampling.lazy_masks import lazily_masked
+from mmengine.runtime.sampling.lazy_masks import uses_lazy_mask
 from mmengine.runtime.sampling.runs import NOTHING, Runs
 from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.runtime.sampling.sampler import Sampler
@@ -138,4 +138,4 @@ def test_typical_p_keeps_what_transformers_keeps():
 def test_a_form_with_typical_p_is_masked_first():
     """What is typical depends on what is allowed, as with the other filters."""
     options = np.array([GRAMMAR | RANDOM, GRAMMAR | RANDOM | TYPICAL, GRAMMAR | RANDOM | HISTORY])
-    assert lazily_masked(options).tolist() == [True, False, True]
+    assert uses_lazy_mask(options).tolist() == [True, False, True]

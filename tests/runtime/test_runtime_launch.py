@@ -30,7 +30,7 @@ from mmengine.runtime.drafting.eagle3 import drafter as drafting
 from mmengine.runtime.drafting.eagle3.loading import load_head
 from mmengine.runtime.sampling import masking, sampler
 from mmengine.runtime.sampling.sample_rows import SampleRows
-from mmengine.runtime.sampling.sampler import Sampled
+from mmengine.runtime.sampling.sampler import SampledTokens
 from mmengine.spec_decode.eagle3.config import Target
 from mmengine.spec_decode.eagle3.loading import open_head
 from mmengine.structured_output.request.spec import grammar_of
@@ -348,7 +348,7 @@ def test_a_chain_of_drafts_waits_once_for_all_of_them(request, monkeypatch, back
         executor.dispatch(driver.plan(*((name, None) for name in names)))
         said = torch.full((len(names),), 7)
         with nothing_to_wait_for():
-            launched = msgspec.structs.replace(executor.launched, sampled=Sampled(said, None))
+            launched = msgspec.structs.replace(executor.launched, sampled=SampledTokens(said, None))
             result = executor.runner.finish(launched)
         assert result.num_drafts.max() > 1
         for name in names:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mmengine.core.executor import ERROR_TOKEN, Admission
 from mmengine.request import GrammarRequest, Request, SamplingParams
 from mmengine.runtime.rows import RowColumns
-from mmengine.runtime.sampling.lazy_masks import mask_lazily
+from mmengine.runtime.sampling.lazy_masks import apply_lazy_masks
 from mmengine.runtime.sampling.runs import NOTHING, Runs
 from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.runtime.sampling.sampler import Sampler
@@ -99,7 +99,7 @@ def test_what_is_said_is_what_masks_would_give(backend, data):
     depth = np.arange(len(runs.places)) - runs.first[runs.row_of]
     batch = SampleRows.of(flat.columns, runs.row_of, flat.known[runs.row_of] + depth, runs)
     chosen = flat.sampler.choose(logits, batch)
-    lazy_masked = mask_lazily(flat.sampler, flat.matchers, chosen, batch, runs, range(len(forms)))
+    lazy_masked = apply_lazy_masks(flat.sampler, flat.matchers, chosen, batch, runs, range(len(forms)))
     assert not lazy_masked.errors
     token_ids = flat.sampler.conclude(chosen, batch).token_ids.numpy()
     counts = runs.counts(token_ids)

@@ -19,7 +19,7 @@ from mmengine.events.log import LogReader
 from mmengine.events.vocabulary import Failed
 from mmengine.replay import verify
 from mmengine.request import GrammarRequest, SamplingParams
-from mmengine.runtime import reading
+from mmengine.runtime import result_reader as reading
 from mmengine.runtime.device import clock
 from mmengine.runtime.device.cpu import CpuDevice
 from mmengine.runtime.device.cuda import CudaDevice
@@ -140,7 +140,7 @@ def by(request, monkeypatch):
     """Forms go by masks, as on a GPU, or as on a CPU."""
     if request.param == "masks":
         for module in (forms, reading):
-            monkeypatch.setattr(module, "lazily_masked", lambda options: np.zeros(len(options), bool))
+            monkeypatch.setattr(module, "uses_lazy_mask", lambda options: np.zeros(len(options), bool))
     return request.param
 
 
@@ -236,14 +236,14 @@ def test_a_step_takes_the_time_between_two_results(monkeypatch):
     passes(1000, 30)  # nobody asked for anything, for long
     launches.launch()
     passes(100, 5)
-    assert launches.back() == 30 + 100
+    assert launches.finish() == 30 + 100
     passes(20, 20)
     launches.launch()
     passes(50, 50)  # a second step is launched behind it
     passes(60)
-    assert launches.back() == 20 + 110
+    assert launches.finish() == 20 + 110
     passes(70, 40)
-    assert launches.back() == 70
+    assert launches.finish() == 70
 
 
 def failing(error, at):

@@ -12,7 +12,7 @@ from mmengine.block_store.sealed import seal
 from mmengine.config import EngineConfig
 from mmengine.encoder_cache.cache import encoder_key
 from mmengine.runtime.kv import store_client
-from mmengine.runtime.kv.features_store import FeatureRows
+from mmengine.runtime.kv.features_store import FetchedFeatures
 from mmengine.runtime.kv.store_client import StoreClient
 from tests.core.small_engine import image, request
 
@@ -63,7 +63,7 @@ def client_of():
     def make(store):
         pool = SimpleNamespace(blocks=torch.zeros(1, 4, 2, BLOCK, 1, 4))
         config = EngineConfig(block_size=BLOCK, num_blocks=64, max_model_len=64)
-        features = FeatureRows(WIDTH, torch.float32, torch.device("cpu"))
+        features = FetchedFeatures(WIDTH, torch.float32, torch.device("cpu"))
         client, told = StoreClient(store, pool, config, {"weights": "w"}, features), []
         client.connect(told.append)
         made.append(client)
@@ -85,7 +85,7 @@ def ask(client, one):
 def keep_features(client, *requests):
     for one in requests:
         (item,) = one.media
-        client.encoded(encoder_key(item.mm_hash, "", None), torch.ones(item.num_embeds, WIDTH))
+        client.store_features(encoder_key(item.mm_hash, "", None), torch.ones(item.num_embeds, WIDTH))
     until(lambda: client.num_put == len(requests))
 
 

@@ -24,7 +24,7 @@ from mmengine.replay import verify
 from mmengine.runtime.device.cuda import CudaDevice
 from mmengine.runtime.graphs import capture
 from mmengine.runtime.parallel import followers, leader
-from mmengine.runtime.parallel.channel import Channel, Closed, Kind
+from mmengine.runtime.parallel.channel import Channel, ChannelClosed, MessageKind
 from mmengine.runtime.parallel.followers import Followers
 from mmengine.serve.engine.engine import Engine
 from mmengine_qwen3_vl import plugin
@@ -182,17 +182,17 @@ def test_a_rank_that_failed_a_step_at_once_is_heard_when_that_is_collected():
     with ours, theirs:
         waiting = object.__new__(Followers)
         waiting._channels, waiting._lost = [Channel(ours)], ""
-        Channel(theirs).send(Kind.FAILED, b"on purpose")
+        Channel(theirs).send(MessageKind.FAILED, b"on purpose")
         waiting.step(b"frames")
-        assert Channel(theirs).receive() == (Kind.STEP, b"frames")
+        assert Channel(theirs).receive() == (MessageKind.STEP, b"frames")
         with pytest.raises(ExecutorFailed, match="rank 1: on purpose"):
             waiting.check()
 
 
 def test_a_rank_that_reads_nothing_is_not_waited_for():
     ours, theirs = socket.socketpair()
-    with ours, theirs, pytest.raises(Closed):
-        Channel(ours, 0.1).send(Kind.STEP, bytes(2**26))
+    with ours, theirs, pytest.raises(ChannelClosed):
+        Channel(ours, 0.1).send(MessageKind.STEP, bytes(2**26))
 
 
 def test_heads_that_cannot_be_shared_are_refused_with_the_arithmetic():

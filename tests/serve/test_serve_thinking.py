@@ -20,7 +20,7 @@ from mmengine.errors import InvalidRequest
 from mmengine.replay.convert.redact import redact
 from mmengine.replay.verify import verify
 from mmengine.request import ThinkingBudget
-from mmengine.runtime.sampling.thinking import Reasoned
+from mmengine.runtime.sampling.thinking import ReasoningState
 from mmengine.serve.batch.request_file import RequestFile
 from mmengine.serve.batch.run_batch import run_batch
 from mmengine.structured_output.grammar_start import find_end
@@ -37,11 +37,11 @@ END = (7, 8, 7, 9)
 def test_the_end_is_said_when_the_budget_is_used_up(model, tokens, is_open):
     """Whatever the model would say, which `model` has in the order in which it is asked."""
     budget = ThinkingBudget(tokens, is_open, (3,), END)
-    said, reasoned = [], Reasoned.begin(budget)
+    said, reasoned = [], ReasoningState.begin(budget)
     for token in model:
         due = reasoned.next(budget)
         said.append(token if due is None else due)
-        reasoned = reasoned.behind(budget, said[-1])
+        reasoned = reasoned.after(budget, said[-1])
     begins = 0 if is_open else 1
     if not is_open and said[:1] != [3]:
         assert said == model and (reasoned.is_over or not said)

@@ -4,7 +4,7 @@ import numpy as np
 from msgspec import structs
 
 from mmengine.runtime.device.clock import LaunchClock
-from mmengine.runtime.executor import InFlight
+from mmengine.runtime.executor import InFlightStep
 
 STEP_NS = 200_000
 
@@ -56,11 +56,11 @@ class LaunchedAhead:
         executor.dispatch, executor._finish = self.dispatch, self.finish
 
     def dispatch(self, plan):
-        step = InFlight(plan, self._executor._runner.pixels_of(plan))
+        step = InFlightStep(plan, self._executor._runner.pixels_of(plan))
         self._executor._begin(step)
         self._executor._in_flight.append(step)
 
     def finish(self, step):
         result = self._executor._runner.finish(step.launched)
-        result.device_ns = self._clock.back()
+        result.device_ns = self._clock.finish()
         return result

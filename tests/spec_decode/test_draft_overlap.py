@@ -9,7 +9,7 @@ import pytest
 
 from mmengine.config import EngineConfig
 from mmengine.replay.verify import verify
-from mmengine.runtime import reading
+from mmengine.runtime import result_reader as reading
 from mmengine.runtime.sampling import grammar_rows as forms
 from mmengine.serve.engine.engine import Engine
 from mmengine_shapes import draft_head_path
@@ -59,7 +59,7 @@ def test_forms_do_not_keep_steps_apart(by_masks, pool, wanted, tmp_path, monkeyp
     asked, want = wanted
     if by_masks:
         for module in (forms, reading):
-            monkeypatch.setattr(module, "lazily_masked", lambda options: np.zeros(len(options), bool))
+            monkeypatch.setattr(module, "uses_lazy_mask", lambda options: np.zeros(len(options), bool))
     settings = {"spec": "none", "max_in_flight": 2, **pool}
     found = answers(asked, None, tmp_path, random.Random(3), LaunchedAhead, **settings)
     assert_same(found, want)

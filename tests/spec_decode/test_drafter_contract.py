@@ -52,7 +52,7 @@ class Rows:
             (np.arange(count) + self.texts.lengths[row] - self.texts.num_prompt[row]) % VOCAB
             for row, count in zip(rows, counts)
         ]
-        self.texts.say(np.array(rows, np.intp), np.concatenate(said).astype(np.int32), np.array(counts))
+        self.texts.append(np.array(rows, np.intp), np.concatenate(said).astype(np.int32), np.array(counts))
 
     def propose(self, rows, most):
         """Drafts of each of `rows`, checked for what holds of all."""

@@ -58,7 +58,7 @@ class Rows:
         ]
         said = [self.tokens(1, 9) for _ in rows]
         flat = np.array([token for each in said for token in each], np.int32)
-        self.texts.say(np.array(rows, np.intp), flat, np.array([len(each) for each in said], np.int64))
+        self.texts.append(np.array(rows, np.intp), flat, np.array([len(each) for each in said], np.int64))
         for row, tokens in zip(rows, said):
             self.known[row] += tokens
         for row, tokens in self.known.items():

@@ -58,7 +58,7 @@ class Bench:
     def say(self, text):
         _, broken = self.matchers.advance([0], [list(text)])
         assert not broken
-        self.texts.say(ROW, np.array(list(text), np.int32), np.array([len(text)]))
+        self.texts.append(ROW, np.array(list(text), np.int32), np.array([len(text)]))
 
     def proposes(self, most=50):
         proposed = self.drafter.propose(ROW, self.texts, np.array([most]))

@@ -29,7 +29,7 @@ from mmengine.native.decoder_weights import LayerWeights, NativeLayer, Sizes
 from mmengine.native.delta import STATE_ARRAYS, DeltaSizes, StateStep
 from mmengine.native.experts import Experts, PackedExperts
 from mmengine.native.feed_forward import Dense, Mixture
-from mmengine.native.linear import CodePieces, Codes, PackedLinear, Pieces
+from mmengine.native.linear import ChunkedCodes, ChunkedWeight, Codes, PackedLinear
 from mmengine.native.lora import LoraStep, PackedAdapter
 from mmengine.native.rotary import RotaryTable
 
@@ -141,11 +141,13 @@ def delta_sizes(config: DecoderConfig) -> DeltaSizes | None:
     return None if d is None else DeltaSizes(d.num_key_heads, d.num_heads, d.key_dim, d.value_dim, d.taps)
 
 
-def with_gates_behind(weight: Pieces | CodePieces, config: DecoderConfig) -> Pieces | CodePieces:
+def with_gates_behind(
+    weight: ChunkedWeight | ChunkedCodes, config: DecoderConfig
+) -> ChunkedWeight | ChunkedCodes:
     """As `gates_behind` orders it, a piece at a time."""
-    if isinstance(weight, Pieces):
-        return replace(weight, pieces=_moved(weight.pieces, config))
-    return replace(weight, pieces=_moved(weight.pieces, config))
+    if isinstance(weight, ChunkedWeight):
+        return replace(weight, chunks=_moved(weight.chunks, config))
+    return replace(weight, chunks=_moved(weight.chunks, config))
 
 
 def _moved(pieces: Iterable[tuple[int, R]], config: DecoderConfig) -> Iterator[tuple[int, R]]:

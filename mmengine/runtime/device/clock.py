@@ -20,7 +20,7 @@ class LaunchClock:
         """
         self._before_ns, self._since_ns = self._host.lap(), perf_counter_ns()
 
-    def back(self) -> int:
+    def finish(self) -> int:
         """Return the oldest step's duration in ns; the step was just read."""
         now_ns = perf_counter_ns()
         passed = self._before_ns + now_ns - self._since_ns

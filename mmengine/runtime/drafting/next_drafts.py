@@ -11,7 +11,7 @@ import numpy as np
 import structlog
 
 from mmengine.core.executor import Admission
-from mmengine.runtime.drafting.eagle3.drafter import Eagle3Drafter, Given
+from mmengine.runtime.drafting.eagle3.drafter import Eagle3Drafter, GivenDrafts
 from mmengine.runtime.drafting.eagle3.target_states import TargetStates
 from mmengine.runtime.rows import GRAMMAR, RowColumns
 from mmengine.spec_decode.base import Drafter, Proposed
@@ -84,7 +84,7 @@ class Drafting:
 
     def rest(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
         """Update the drafters after a step without drafts. `counts` None: one token per row."""
-        self._texts.later(rows, token_ids, counts)
+        self._texts.append_later(rows, token_ids, counts)
 
     def drafts(
         self,
@@ -105,7 +105,7 @@ class Drafting:
             return None
         rows = rows.astype(np.intp)
         self._texts.settle()
-        self._texts.say(rows, token_ids, counts)
+        self._texts.append(rows, token_ids, counts)
         head_knows = self.head is None or self._catch_up(self.head, states)
         if room is not None and not len(room):
             return None
@@ -165,7 +165,7 @@ class Drafting:
                 return
             before, bounds = found[selected], limits[selected]
             if is_head:
-                given = Given(drafts[selected], before) if before.any() else None
+                given = GivenDrafts(drafts[selected], before) if before.any() else None
                 proposed = self._ask(number, rows[selected], np.maximum(bounds - before, 0), given)
             else:
                 proposed = self._ask(number, rows[selected], np.where(before > 0, 0, bounds))
@@ -174,7 +174,7 @@ class Drafting:
             selected = self._take(number, proposed, selected, rows, limits, out)
 
     def _ask(
-        self, number: int, rows: np.ndarray, most: np.ndarray, given: Given | None = None
+        self, number: int, rows: np.ndarray, most: np.ndarray, given: GivenDrafts | None = None
     ) -> Proposed | None:
         """Return a drafter's proposal, a head's after the `given` tokens; None if it is empty or unusable."""
         try:

@@ -11,7 +11,7 @@ from mmengine.block_store.sealed import SEAL_BYTES
 MAX_FEATURE_BYTES = 2**29  # limit for features that no step has taken yet
 
 
-class FeatureRows:
+class FetchedFeatures:
     """Encoder outputs by encoder key. `width`: values per embedding, with `dtype`."""
 
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -41,7 +41,7 @@ class FeatureRows:
                 self._bytes += value.nbytes
             self._for.setdefault(key, set()).add(request_id)
 
-    def came(self, key: bytes) -> Tensor | None:
+    def fetched_features(self, key: bytes) -> Tensor | None:
         """Return the features, [embeddings, width] on the device, or None."""
         with self._lock:
             rows = self._came.get(key)

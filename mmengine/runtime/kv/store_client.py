@@ -32,7 +32,7 @@ from mmengine.encoder_cache.cache import encoder_key
 from mmengine.events import vocabulary as ev
 from mmengine.request import Request
 from mmengine.runtime.device.upload import upload
-from mmengine.runtime.kv.features_store import FeatureRows
+from mmengine.runtime.kv.features_store import FetchedFeatures
 from mmengine.runtime.kv.pool import KVPool
 
 MAX_WAITING_BYTES = 256 * 2**20  # limit for computed rows that are not written yet
@@ -65,7 +65,7 @@ class StoreClient:
         pool: KVPool,
         config: EngineConfig,
         fingerprints: Mapping[str, str],
-        features: FeatureRows | None,
+        features: FetchedFeatures | None,
     ) -> None:
         self._store, self._pool, self._features = store, pool, features
         self._timeout_s, self._block_size = config.fetch_timeout_s, config.block_size
@@ -187,18 +187,18 @@ class StoreClient:
             self._waiting_bytes += size
             return True
 
-    def encoded(self, key: bytes, features: Tensor) -> None:
+    def store_features(self, key: bytes, features: Tensor) -> None:
         """Write an item's features, [embeddings, width], to the store under its encoder key."""
-        if self._features is not None and self._features.came(key) is None:
+        if self._features is not None and self._features.fetched_features(key) is None:
             name = self._features.name(key)
             if name not in self._known and self._may_wait(features.nbytes, 1):
                 self._know(name)
                 rows, size = [features.detach().clone()], features.nbytes
                 self._writes.put(lambda: self._put([self._feature_names + name], rows, size))
 
-    def came(self, key: bytes) -> Tensor | None:
+    def fetched_features(self, key: bytes) -> Tensor | None:
         """Return features from the store for an item that is about to be encoded, or None."""
-        return None if self._features is None else self._features.came(key)
+        return None if self._features is None else self._features.fetched_features(key)
 
     # Methods of the reader's thread.
 

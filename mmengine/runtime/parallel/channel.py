@@ -12,7 +12,7 @@ _HEADER = struct.Struct("<BQ")
 MAX_BYTES = 2**33  # larger than a snapshot of the largest state that settings allow
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """Message kinds: JOB, START and STEP go to a follower, the others come back.
 
     STEP: log frames; the follower runs the step that they decide. READY: the weights are loaded, or
@@ -30,7 +30,7 @@ class Kind(IntEnum):
     WORD = 7
 
 
-class Closed(Exception):
+class ChannelClosed(Exception):
     """The peer is gone."""
 
 
@@ -40,32 +40,34 @@ class Channel:
     def __init__(self, end: socket.socket, send_timeout_s: float | None = None) -> None:
         self._end, self._send_timeout_s = end, send_timeout_s
 
-    def send(self, kind: Kind, body: bytes = b"") -> None:
-        """Send a message. Raises Closed, after which nothing more can be sent."""
+    def send(self, kind: MessageKind, body: bytes = b"") -> None:
+        """Send a message. Raises ChannelClosed, after which nothing more can be sent."""
         try:
             self._end.settimeout(self._send_timeout_s)
             self._end.sendall(_HEADER.pack(kind, len(body)) + body)
             self._end.settimeout(None)
         except OSError as error:
-            raise Closed(str(error)) from None
+            raise ChannelClosed(str(error)) from None
 
-    def receive(self, timeout_s: float | None = None) -> tuple[Kind, bytes] | None:
-        """Return the next message, or None if none begins within `timeout_s` (None: wait). Raises Closed."""
+    def receive(self, timeout_s: float | None = None) -> tuple[MessageKind, bytes] | None:
+        """Return the next message, or None if none begins within `timeout_s` (None: wait). Raises
+        ChannelClosed.
+        """
         self._end.settimeout(timeout_s)
         try:
             first = self._end.recv(1)
         except (TimeoutError, BlockingIOError):
             return None
         except OSError as error:
-            raise Closed(str(error)) from None
+            raise ChannelClosed(str(error)) from None
         finally:
             self._end.settimeout(None)
         if not first:
-            raise Closed("it ended")
+            raise ChannelClosed("it ended")
         kind, length = _HEADER.unpack(first + self._exactly(_HEADER.size - 1))
         if length > MAX_BYTES:
-            raise Closed(f"a message of {length} bytes")
-        return Kind(kind), self._exactly(length)
+            raise ChannelClosed(f"a message of {length} bytes")
+        return MessageKind(kind), self._exactly(length)
 
     def _exactly(self, length: int) -> bytes:
         data = bytearray(length)
@@ -74,9 +76,9 @@ class Channel:
             try:
                 count = self._end.recv_into(view)
             except OSError as error:
-                raise Closed(str(error)) from None
+                raise ChannelClosed(str(error)) from None
             if not count:
-                raise Closed("it ended in the middle of a message")
+                raise ChannelClosed("it ended in the middle of a message")
             view = view[count:]
         return bytes(data)
 

@@ -26,10 +26,10 @@ from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.device.registry import open_device
 from mmengine.runtime.device.threads import choose_threads
 from mmengine.runtime.graphs.capture import recorder_for
-from mmengine.runtime.parallel.channel import Channel, Closed, Kind
+from mmengine.runtime.parallel.channel import Channel, ChannelClosed, MessageKind
 from mmengine.runtime.parallel.graphs import capture_steps
 from mmengine.runtime.parallel.group import StepGroup, num_embeds
-from mmengine.runtime.parallel.job import decode_job, sentence
+from mmengine.runtime.parallel.job import decode_job, error_sentence
 from mmengine.runtime.parallel.mirror import Mirror
 from mmengine.runtime.runner import ModelRunner
 from mmengine.runtime.sampling.runs import runs_of
@@ -76,9 +76,9 @@ class FollowingRunner(ModelRunner):
 def follow(channel: Channel) -> NoReturn:
     """Do the job that arrives on the channel, until the channel closes.
 
-    Raises Closed then, and any error before the first step.
+    Raises ChannelClosed then, and any error before the first step.
     """
-    job = decode_job(_expect(channel, Kind.JOB))
+    job = decode_job(_expect(channel, MessageKind.JOB))
     placement = Placement(open_device(job.device), DTYPES[job.dtype], job.attention)
     placement.device.set_current()
     group, folder = StepGroup(job.rank, job.size), Path(job.folder)
@@ -86,18 +86,18 @@ def follow(channel: Channel) -> NoReturn:
     where = str(placement.device.torch_device)
     model = plugin.load_model(folder, device=where, dtype=job.dtype, shard=group.shard())
     torch.set_num_threads(choose_threads(job.num_threads, model.spec.hidden_size, ranks=job.size).count)
-    channel.send(Kind.READY)
+    channel.send(MessageKind.READY)
     group.join(Path(job.store), placement.device, job.timeout_s)
-    mirror = Mirror(restore(_expect(channel, Kind.START))[0])
+    mirror = Mirror(restore(_expect(channel, MessageKind.START))[0])
     runner = _runner(mirror, plugin, model, group, placement)
-    channel.send(Kind.READY)
+    channel.send(MessageKind.READY)
     recorder = recorder_for(mirror.state.config, placement.device)
     capture_steps(runner, recorder, group, partial(_agree, channel))
     while True:
-        plan = mirror.fold(_expect(channel, Kind.STEP))
+        plan = mirror.fold(_expect(channel, MessageKind.STEP))
         if plan is None:
             raise CorruptLog("rank 0 runs a step that its log does not hold")
-        with group.step(plan, lambda error: channel.send(Kind.FAILED, sentence(error).encode())):
+        with group.step(plan, lambda error: channel.send(MessageKind.FAILED, error_sentence(error).encode())):
             runner.follow(plan, group, placement.dtype)
 
 
@@ -110,14 +110,14 @@ def _runner(
 
 
 def _agree(channel: Channel, word: str) -> bool:
-    channel.send(Kind.WORD, word.encode())
-    return _expect(channel, Kind.WORD) != b""
+    channel.send(MessageKind.WORD, word.encode())
+    return _expect(channel, MessageKind.WORD) != b""
 
 
-def _expect(channel: Channel, wanted: Kind) -> bytes:
+def _expect(channel: Channel, wanted: MessageKind) -> bytes:
     message = channel.receive()
     if message is None or message[0] is not wanted:
-        raise Closed(f"{message and message[0].name} came in place of {wanted.name}")
+        raise ChannelClosed(f"{message and message[0].name} came in place of {wanted.name}")
     return message[1]
 
 
@@ -134,12 +134,12 @@ def main() -> int:
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     try:
         follow(channel)
-    except Closed:
+    except ChannelClosed:
         return 0
     except Exception as error:
         try:
-            channel.send(Kind.ENDS, sentence(error).encode())
-        except Closed:  # rank 0 ended first, which is why the exchange failed
+            channel.send(MessageKind.ENDS, error_sentence(error).encode())
+        except ChannelClosed:  # rank 0 ended first, which is why the exchange failed
             return 0
         return 1
 

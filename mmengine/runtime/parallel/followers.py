@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mmengine.errors import ConfigError, ExecutorFailed, ExecutorLost
-from mmengine.runtime.parallel.channel import Channel, Closed, Kind
+from mmengine.runtime.parallel.channel import Channel, ChannelClosed, MessageKind
 from mmengine.runtime.parallel.job import Job, encode
 
 _COMMAND = (sys.executable, "-m", "mmengine.runtime.parallel.follower")
@@ -65,33 +65,33 @@ class Followers:
 
     def assign(self, jobs: list[Job]) -> None:
         for channel, job in zip(self._channels, jobs, strict=True):
-            with suppress(Closed):  # `await_ready` reports the reason
-                channel.send(Kind.JOB, encode(job))
+            with suppress(ChannelClosed):  # `await_ready` reports the reason
+                channel.send(MessageKind.JOB, encode(job))
 
     def start(self, snapshot: bytes) -> None:
         """Send the folds' initial state."""
         for channel in self._channels:
-            with suppress(Closed):
-                channel.send(Kind.START, snapshot)
+            with suppress(ChannelClosed):
+                channel.send(MessageKind.START, snapshot)
 
     def await_ready(self, timeout_s: float) -> None:
         """Wait until each rank says READY once more. Raises ConfigError with the message from a rank that did
         not.
         """
-        self._await(Kind.READY, timeout_s)
+        self._await(MessageKind.READY, timeout_s)
 
     def agree(self, word: str, timeout_s: float) -> bool:
         """Return whether all ranks now say this `word`, not an empty one, and tell them the answer.
 
         Raises ConfigError as `await_ready` does.
         """
-        agreed = {*self._await(Kind.WORD, timeout_s), word.encode()} == {word.encode() or None}
+        agreed = {*self._await(MessageKind.WORD, timeout_s), word.encode()} == {word.encode() or None}
         for channel in self._channels:
-            with suppress(Closed):  # the next wait for this rank reports it
-                channel.send(Kind.WORD, b"yes" if agreed else b"")
+            with suppress(ChannelClosed):  # the next wait for this rank reports it
+                channel.send(MessageKind.WORD, b"yes" if agreed else b"")
         return agreed
 
-    def _await(self, wanted: Kind, timeout_s: float) -> list[bytes]:
+    def _await(self, wanted: MessageKind, timeout_s: float) -> list[bytes]:
         """Return each rank's next message; all must have this kind."""
         deadline, bodies = time.monotonic() + timeout_s, []
         for rank, channel in enumerate(self._channels, 1):
@@ -101,7 +101,7 @@ class Followers:
                     raise ConfigError(f"rank {rank} was not ready within {timeout_s:g} seconds")
                 try:
                     message = channel.receive(POLL_S)
-                except Closed:
+                except ChannelClosed:
                     raise ConfigError(f"rank {rank} {self._ended(rank)} before it was ready") from None
             kind, body = message
             if kind is not wanted:
@@ -118,8 +118,8 @@ class Followers:
         if not self._lost:
             for channel in self._channels:
                 try:
-                    channel.send(Kind.STEP, frames)
-                except Closed as error:
+                    channel.send(MessageKind.STEP, frames)
+                except ChannelClosed as error:
                     self.lose(str(error))
                     break
         if self._lost:
@@ -159,8 +159,8 @@ class Followers:
                 while not ends and (message := channel.receive(wait_s)) is not None:
                     kind, body = message
                     said.append(f"rank {rank}: {body.decode(errors='replace')}")
-                    ends = kind is Kind.ENDS
-            except Closed:
+                    ends = kind is MessageKind.ENDS
+            except ChannelClosed:
                 ends = True
             if ends:
                 gone = gone or rank

@@ -37,7 +37,7 @@ def capture_steps(runner: ModelRunner, recorder: Recorder | None, group: StepGro
         log.warning("steps are launched kernel by kernel: the ranks of tensor_parallel capture other ones")
 
 
-class OtherRank(Exception):
+class OtherRankFailed(Exception):
     """Another rank cannot continue."""
 
 
@@ -63,7 +63,7 @@ class SharedCapture:
                 replay = recorder.record(partial(self._pass, compute, bucket))
                 replays[bucket] = partial(self._group.replay, bucket, replay)
             self._all_say(DONE)
-        except (OtherRank, GroupLost) as error:
+        except (OtherRankFailed, GroupLost) as error:
             if self._group.lost:
                 raise
             tell(what, bucket, str(error))
@@ -84,4 +84,4 @@ class SharedCapture:
 
     def _all_say(self, word: str) -> None:
         if not self._agree(word):
-            raise OtherRank("another rank could not, or is elsewhere")
+            raise OtherRankFailed("another rank could not, or is elsewhere")

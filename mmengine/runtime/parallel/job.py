@@ -27,6 +27,6 @@ encode = msgspec.msgpack.Encoder().encode
 decode_job = msgspec.msgpack.Decoder(Job).decode
 
 
-def sentence(error: BaseException) -> str:
+def error_sentence(error: BaseException) -> str:
     """Return a rank's error as a single line for the other ranks."""
     return str(error).partition("\n")[0] if isinstance(error, MMEngineError) else in_one_line(error)

@@ -14,12 +14,12 @@ from mmengine.events.tee import Tee
 from mmengine.models.plugin import ModelSpec, VisionLanguageModel
 from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.device.port import Event
-from mmengine.runtime.executor import InFlight, TorchExecutor
+from mmengine.runtime.executor import InFlightStep, TorchExecutor
 from mmengine.runtime.graphs.capture import recorder_for
 from mmengine.runtime.parallel.followers import Followers
 from mmengine.runtime.parallel.graphs import capture_steps
 from mmengine.runtime.parallel.group import GroupLost, StepGroup
-from mmengine.runtime.reading import Computed
+from mmengine.runtime.result_reader import ComputedStep
 from mmengine.runtime.rows import PositionsOf
 
 # intervals while waiting for a step: between checks of the device, and of the other ranks
@@ -78,7 +78,7 @@ class LeadingExecutor(TorchExecutor):
         self._followers.step(self.frames.take())
         super().dispatch(plan)
 
-    def _run(self, step: InFlight) -> Computed:
+    def _run(self, step: InFlightStep) -> ComputedStep:
         with self._group.step(step.plan):
             return super()._run(step)
 

@@ -4,10 +4,10 @@ import numpy as np
 import torch
 
 from mmengine.runtime.rows import CLOSES, GRAMMAR
-from mmengine.runtime.sampling.lazy_masks import LazyMasked, lazily_masked, mask_lazily
+from mmengine.runtime.sampling.lazy_masks import LazyMaskResult, apply_lazy_masks, uses_lazy_mask
 from mmengine.runtime.sampling.runs import Runs
 from mmengine.runtime.sampling.sample_rows import SampleRows
-from mmengine.runtime.sampling.sampler import NOTHING_DUE, Due, Sampled, Sampler
+from mmengine.runtime.sampling.sampler import NO_FORCED_TOKENS, ForcedTokens, SampledTokens, Sampler
 from mmengine.structured_output.rows.rows import Masks, RowMatchers
 
 NO_GRAMMARS = "this executor follows no grammars"
@@ -19,8 +19,8 @@ def sample_grammar_rows(
     logits: torch.Tensor,
     batch: SampleRows,
     runs: Runs | None,
-    due: Due = NOTHING_DUE,
-) -> tuple[Sampled, LazyMasked]:
+    due: ForcedTokens = NO_FORCED_TOKENS,
+) -> tuple[SampledTokens, LazyMaskResult]:
     """Sample float32 logits [s, vocab_size] like `Sampler.sample`, with masks or, on a CPU, by lazy masking.
 
     Without `matchers`, rows with a grammar fail.
@@ -29,18 +29,18 @@ def sample_grammar_rows(
     row_options = options if runs is None else options[runs.first]
     if matchers is None:
         nothing = dict.fromkeys(np.flatnonzero(row_options & GRAMMAR).tolist(), NO_GRAMMARS)
-        return sampler.sample(logits, batch, due=due), LazyMasked({}, nothing)
+        return sampler.sample(logits, batch, due=due), LazyMaskResult({}, nothing)
     is_bound = (options & GRAMMAR) != 0
     going: list[int] = []
     if sampler.device.type == "cpu":
-        is_bound &= ~lazily_masked(options)
-        going = lazily_masked(row_options).nonzero()[0].tolist()
+        is_bound &= ~uses_lazy_mask(options)
+        going = uses_lazy_mask(row_options).nonzero()[0].tolist()
     masks, errors = _masks(matchers, batch, runs, is_bound.nonzero()[0])
     chosen = sampler.choose(logits, batch, masks)
     sampler.put(chosen, due)
     if masks is not None and masks.closing is not None:
         sampler.close(chosen, masks.closing)
-    lazy_masked = mask_lazily(sampler, matchers, chosen, batch, runs, going)
+    lazy_masked = apply_lazy_masks(sampler, matchers, chosen, batch, runs, going)
     lazy_masked.errors.update(errors)
     return sampler.conclude(chosen, batch), lazy_masked
 

@@ -15,13 +15,13 @@ import numpy as np
 from mmengine.runtime.rows import CLOSES, GRAMMAR, MIN_P, TOP_K, TOP_P, TYPICAL
 from mmengine.runtime.sampling.runs import Runs
 from mmengine.runtime.sampling.sample_rows import SampleRows
-from mmengine.runtime.sampling.sampler import Chosen, Sampler
+from mmengine.runtime.sampling.sampler import Sampler, TokenChoice
 from mmengine.structured_output.rows.rows import Masks, RowMatchers
 
 NEEDS_MASK = TOP_K | TOP_P | MIN_P | TYPICAL
 
 
-class LazyMasked(NamedTuple):
+class LazyMaskResult(NamedTuple):
     """`complete`: rows (indices into the sampling rows) whose grammar is complete, with the token count
     used. `errors`: rows without a token, and why.
     """
@@ -30,26 +30,26 @@ class LazyMasked(NamedTuple):
     errors: dict[int, str]
 
 
-def lazily_masked(options: np.ndarray) -> np.ndarray:
+def uses_lazy_mask(options: np.ndarray) -> np.ndarray:
     """Return which rows with these `options` [s] use lazy masks, bool [s]."""
     return (options & (GRAMMAR | CLOSES | NEEDS_MASK)) == GRAMMAR
 
 
-def mask_lazily(
+def apply_lazy_masks(
     sampler: Sampler,
     matchers: RowMatchers,
-    chosen: Chosen,
+    chosen: TokenChoice,
     batch: SampleRows,
     runs: Runs | None,
     going: Sequence[int],
-) -> LazyMasked:
+) -> LazyMaskResult:
     """Advance the rows `going` (ascending indices into the sampling rows) by their chosen tokens, as far as
     those match the drafts.
 
     Where a row chose a disallowed token, `chosen` gets another choice in place.
     """
     if not going:  # always on a GPU, where reading the choice would wait for the device
-        return LazyMasked({}, {})
+        return LazyMaskResult({}, {})
     walk = _Walk(sampler, matchers, chosen, batch, runs)
     refused = [row for row in going if not walk.go(row)]
     while refused:
@@ -62,7 +62,7 @@ class _Walk:
         self,
         sampler: Sampler,
         matchers: RowMatchers,
-        chosen: Chosen,
+        chosen: TokenChoice,
         batch: SampleRows,
         runs: Runs | None,
     ):
@@ -73,7 +73,7 @@ class _Walk:
         self._follows = None if runs is None else runs.follows.tolist()
         self._at: dict[int, int] = {}  # positions of rows whose choice is not allowed
         self._corrected: set[int] = set()
-        self.found = LazyMasked({}, {})
+        self.found = LazyMaskResult({}, {})
 
     def go(self, row: int) -> bool:
         """Advance the row by its choices; return False at a disallowed token."""

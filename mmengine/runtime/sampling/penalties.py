@@ -11,7 +11,7 @@ from mmengine.runtime.rows import PENALTIES, RowColumns
 from mmengine.runtime.sampling.row_places import RowPlaces
 
 
-class Drafted(NamedTuple):
+class DraftPairs(NamedTuple):
     """Drafts between a row's known tokens and a sampling position: m (position, token) pairs."""
 
     rows: np.ndarray  # intp [m], the pair's row
@@ -83,7 +83,7 @@ class TokenCounts:
         logits[selected[index], tokens] = values
 
     def penalise_drafted(
-        self, logits: torch.Tensor, before: torch.Tensor, drafted: Drafted, penalties: torch.Tensor
+        self, logits: torch.Tensor, before: torch.Tensor, drafted: DraftPairs, penalties: torch.Tensor
     ) -> None:
         """Penalise again in place, so that drafts in the same row before a position count too.
 

@@ -5,7 +5,7 @@ import numpy as np
 
 from mmengine.ragged import NO_PLACE, counting
 from mmengine.runtime.rows import HISTORY, PENALTIES, RowColumns
-from mmengine.runtime.sampling.penalties import Drafted
+from mmengine.runtime.sampling.penalties import DraftPairs
 from mmengine.runtime.sampling.runs import Runs
 
 
@@ -23,7 +23,7 @@ class SampleRows(msgspec.Struct, frozen=True, eq=False):
     output_index: np.ndarray
     wanted: int
     in_runs: bool = False
-    drafted: Drafted | None = None
+    drafted: DraftPairs | None = None
     follows: np.ndarray | None = None
 
     @classmethod
@@ -47,7 +47,7 @@ class SampleRows(msgspec.Struct, frozen=True, eq=False):
             position, *others = drafted.pairs
             place = np.searchsorted(selected, position)
             kept = np.append(selected, NO_PLACE)[place] == position
-            drafted = Drafted(drafted.rows[kept], (place[kept], *(each[kept] for each in others)))
+            drafted = DraftPairs(drafted.rows[kept], (place[kept], *(each[kept] for each in others)))
         return SampleRows(
             self.rows[selected],
             self.columns[selected],
@@ -59,7 +59,7 @@ class SampleRows(msgspec.Struct, frozen=True, eq=False):
         )
 
 
-def _drafted(runs: Runs, rows: np.ndarray, selected: np.ndarray) -> Drafted | None:
+def _drafted(runs: Runs, rows: np.ndarray, selected: np.ndarray) -> DraftPairs | None:
     """Return the drafts before each of the positions `selected`, or None if there are none."""
     depths = selected - runs.first[runs.row_of[selected]]
     if not depths.any():
@@ -67,4 +67,4 @@ def _drafted(runs: Runs, rows: np.ndarray, selected: np.ndarray) -> Drafted | No
     positions = np.repeat(selected, depths)
     tokens = runs.follows[positions - counting(depths) - 1].astype(np.int64)
     pairs, further = np.unique(np.stack((positions, tokens)), axis=1, return_counts=True)
-    return Drafted(rows[pairs[0]].astype(np.intp), (pairs[0], pairs[1], further))
+    return DraftPairs(rows[pairs[0]].astype(np.intp), (pairs[0], pairs[1], further))

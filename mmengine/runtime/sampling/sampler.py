@@ -64,26 +64,27 @@ class Logprobs:
     best_ids: torch.Tensor
 
 
-class Sampled(msgspec.Struct, frozen=True, eq=False):
+class SampledTokens(msgspec.Struct, frozen=True, eq=False):
     token_ids: torch.Tensor  # int64 [s]; ERROR_TOKEN for a row without a finite distribution
     logprobs: Logprobs | None
 
-    def to_host(self) -> "Sampled":
+    def to_host(self) -> "SampledTokens":
         """Start copying to the host; on CUDA into pinned memory, without waiting."""
         if self.token_ids.device.type == "cpu":
             return self
         token_ids, lists = self.token_ids.to("cpu", non_blocking=True), self.logprobs
         if lists is None:
-            return Sampled(token_ids, None)
+            return SampledTokens(token_ids, None)
         chosen, best, ids = (
             one.to("cpu", non_blocking=True) for one in (lists.chosen, lists.best, lists.best_ids)
         )
-        return Sampled(token_ids, Logprobs(lists.indices, chosen, best, ids))
+        return SampledTokens(token_ids, Logprobs(lists.indices, chosen, best, ids))
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """Chosen tokens, int64 [s], and the largest allowed logit [s], which is not finite if the row has failed.
+class TokenChoice:
+    """Chosen tokens, int64 [s], and the largest allowed logit [s], which is not finite if the row has
+    failed.
 
     `logits` are the model's own if logprobs are wanted.
     """
@@ -93,14 +94,14 @@ class Chosen:
     logits: torch.Tensor
 
 
-class Due(NamedTuple):
+class ForcedTokens(NamedTuple):
     """Forced tokens, and their positions among all sampling positions."""
 
     places: Sequence[int] = ()
     token_ids: Sequence[int] = ()
 
 
-NOTHING_DUE = Due()
+NO_FORCED_TOKENS = ForcedTokens()
 
 
 class Sampler:
@@ -118,8 +119,12 @@ class Sampler:
         self._history.admit(admission, self._rows)
 
     def sample(
-        self, logits: torch.Tensor, batch: SampleRows, masks: Masks | None = None, due: Due = NOTHING_DUE
-    ) -> Sampled:
+        self,
+        logits: torch.Tensor,
+        batch: SampleRows,
+        masks: Masks | None = None,
+        due: ForcedTokens = NO_FORCED_TOKENS,
+    ) -> SampledTokens:
         """Sample float32 logits [s, vocab_size], a row per entry in `batch`, without waiting for the
         device.
         """
@@ -127,13 +132,13 @@ class Sampler:
         self.put(chosen, due)
         return self.conclude(chosen, batch)
 
-    def put(self, chosen: Chosen, due: Due) -> None:
+    def put(self, chosen: TokenChoice, due: ForcedTokens) -> None:
         """Write the forced tokens `due` in place."""
         if due.places:
             places = upload(np.array(due.places, np.int64), self.device)
             chosen.token_ids[places] = upload(np.array(due.token_ids, np.int64), self.device)
 
-    def choose(self, logits: torch.Tensor, batch: SampleRows, masks: Masks | None = None) -> Chosen:
+    def choose(self, logits: torch.Tensor, batch: SampleRows, masks: Masks | None = None) -> TokenChoice:
         """Choose tokens as `sample` does; the caller may change the choice before `conclude`."""
         largest, token_ids = topk_tokens(logits)
         options, wanted = batch.columns["options"], batch.wanted
@@ -151,16 +156,16 @@ class Sampler:
             else:
                 chosen = self._choose(take(logits, selected), options[selected], batch.take(selected))
                 token_ids[upload(selected, self.device)] = chosen
-        return Chosen(token_ids, largest, own_logits)
+        return TokenChoice(token_ids, largest, own_logits)
 
-    def choose_again(self, chosen: Chosen, batch: SampleRows, masks: Masks) -> None:
+    def choose_again(self, chosen: TokenChoice, batch: SampleRows, masks: Masks) -> None:
         """Choose again in place, on a CPU, for the rows in `masks`, among the allowed tokens."""
         selected = torch.from_numpy(masks.selected)
         narrow = Masks(np.arange(len(masks.selected)), masks.bits)
         again = self.choose(chosen.logits.index_select(0, selected), batch.take(masks.selected), narrow)
         chosen.token_ids[selected], chosen.largest[selected] = again.token_ids, again.largest
 
-    def close(self, chosen: Chosen, closing: Closing) -> None:
+    def close(self, chosen: TokenChoice, closing: Closing) -> None:
         """Replace choices in place by tokens that complete the rows' texts.
 
         The counts and the next step need these tokens, so this waits for the device, but only for such rows.
@@ -171,7 +176,7 @@ class Sampler:
         if kept != sampled:
             chosen.token_ids[places] = upload(np.array(kept, np.int64), self.device)
 
-    def conclude(self, chosen: Chosen, batch: SampleRows) -> Sampled:
+    def conclude(self, chosen: TokenChoice, batch: SampleRows) -> SampledTokens:
         """Make the choice final and return the sampled tokens."""
         token_ids = chosen.token_ids
         _refuse_broken(token_ids, chosen.largest)
@@ -179,7 +184,7 @@ class Sampler:
             self.count(batch, token_ids)
         options = batch.columns["options"]
         wants_logprobs = batch.wanted & LOGPROBS
-        return Sampled(
+        return SampledTokens(
             token_ids, self._logprobs(chosen.logits, token_ids, options, batch) if wants_logprobs else None
         )
 

@@ -12,10 +12,10 @@ import numpy as np
 from mmengine.request import Request, ThinkingBudget
 from mmengine.runtime.sampling.runs import Runs
 from mmengine.runtime.sampling.sample_rows import SampleRows
-from mmengine.runtime.sampling.sampler import Due
+from mmengine.runtime.sampling.sampler import ForcedTokens
 
 
-class Reasoned(NamedTuple):
+class ReasoningState(NamedTuple):
     """A text's position in its reasoning.
 
     `opened`: start marker tokens so far. `said`: tokens after the start marker, of which the last
@@ -28,13 +28,13 @@ class Reasoned(NamedTuple):
     is_over: bool = False
 
     @classmethod
-    def begin(cls, budget: ThinkingBudget) -> "Reasoned":
+    def begin(cls, budget: ThinkingBudget) -> "ReasoningState":
         """Return the position in an empty text."""
         if budget.is_open:
             return cls(len(budget.start))
         return cls(is_over=not budget.start)
 
-    def behind(self, budget: ThinkingBudget, token: int) -> "Reasoned":
+    def after(self, budget: ThinkingBudget, token: int) -> "ReasoningState":
         if self.is_over:
             return self
         if self.opened < len(budget.start):
@@ -55,16 +55,16 @@ class ThinkingRows:
     """Reasoning positions for rows with a budget. Other rows cost nothing."""
 
     def __init__(self) -> None:
-        self._rows: dict[int, tuple[ThinkingBudget, Reasoned]] = {}
+        self._rows: dict[int, tuple[ThinkingBudget, ReasoningState]] = {}
 
     def admit(self, row: int, request: Request, token_ids: np.ndarray) -> None:
         """Assign `row` to `request`. `token_ids`: int32, the prompt and all output tokens."""
         self._rows.pop(row, None)
         if request.thinking is not None:
-            self._rows[row] = request.thinking, Reasoned.begin(request.thinking)
+            self._rows[row] = request.thinking, ReasoningState.begin(request.thinking)
             self._say(row, token_ids[len(request.prompt_token_ids) :].tolist())
 
-    def due(self, batch: SampleRows, runs: Runs | None) -> Due:
+    def due(self, batch: SampleRows, runs: Runs | None) -> ForcedTokens:
         """Return the positions, ascending among all sampling positions, where a token is forced, and these
         tokens.
         """
@@ -74,14 +74,14 @@ class ThinkingRows:
             budget, reasoned = self._rows[int(batch.rows[place])]
             if runs is not None:
                 for draft in runs.follows[runs.first[runs.row_of[place]] : place].tolist():
-                    reasoned = reasoned.behind(budget, draft)
+                    reasoned = reasoned.after(budget, draft)
             token = reasoned.next(budget)
             if token is not None:
                 places.append(place)
                 tokens.append(token)
-        return Due(places, tokens)
+        return ForcedTokens(places, tokens)
 
-    def said(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
+    def advance(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
         """Append tokens (int32) to rows (int32 [s]): `counts` tokens each, row after row, or one
         each.
         """
@@ -97,7 +97,7 @@ class ThinkingRows:
     def _say(self, row: int, token_ids: Sequence[int]) -> None:
         budget, reasoned = self._rows[row]
         for token in token_ids:
-            reasoned = reasoned.behind(budget, token)
+            reasoned = reasoned.after(budget, token)
         if reasoned.is_over:
             del self._rows[row]
         else:

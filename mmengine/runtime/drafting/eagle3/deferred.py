@@ -16,14 +16,14 @@ from mmengine.spec_decode.texts import Texts
 
 MOST_TOKENS = 2048  # most tokens that may wait; 6 MiB for the embedded checkpoint
 # placeholders for a step number and a row, for tokens whose steps were already resolved
-LEFT, NOBODY = -1, -1
+MERGED, UNOWNED = -1, -1
 AT_ONCE = 1024  # tokens to read in one step, so that no step takes long
 
 
 class Tokens(msgspec.Struct, frozen=True, eq=False):
     """t tokens in the order in which they were computed."""
 
-    rows: np.ndarray  # intp [t], NOBODY for tokens of finished requests
+    rows: np.ndarray  # intp [t], UNOWNED for tokens of finished requests
     index: np.ndarray  # int32 [t], each token's position in its request
     slots: np.ndarray  # int64 [t]
     positions: torch.Tensor  # int64 [3, t]
@@ -49,7 +49,7 @@ class Deferred:
         self._steps: list[tuple[TargetStates, np.ndarray | None]] = []
         self._num_noted = 0  # number of steps that `_has_any` covers
         self._has_any = np.zeros(num_rows, bool)
-        self._since = np.full(num_rows, LEFT)  # for each row, the number of the first step that counts
+        self._since = np.full(num_rows, MERGED)  # for each row, the number of the first step that counts
 
     def add(self, states: TargetStates, late: np.ndarray | None = None) -> None:
         """Add a step whose next tokens are known, or will be: all rows, or only the rows `late` (bool
@@ -72,7 +72,7 @@ class Deferred:
             self._has_any[rows] = False
 
     def owners(self, blocks: np.ndarray, block_size: int) -> np.ndarray:
-        """Return the rows with waiting tokens in `blocks`; NOBODY stands for finished requests."""
+        """Return the rows with waiting tokens in `blocks`; UNOWNED stands for finished requests."""
         tokens = self._merged()
         return np.unique(tokens.rows[np.isin(tokens.slots // block_size, blocks)])
 
@@ -99,7 +99,7 @@ class Deferred:
         """Discard all waiting tokens and return the rows that had any, intp."""
         rows = np.flatnonzero(self.is_late(np.arange(len(self._has_any))))
         self._steps, self._left, self.num_tokens, self._num_noted = [], None, 0, 0
-        self._has_any[:], self._since[:] = False, LEFT
+        self._has_any[:], self._since[:] = False, MERGED
         return rows
 
     def take(self, rows: np.ndarray, table: np.ndarray, texts: Texts) -> HeadBatch | None:
@@ -109,12 +109,12 @@ class Deferred:
         `rows`: intp [n]. `table`: int32 [n, b].
         """
         tokens = self._merged()
-        stands = (tokens.index < texts.lengths[tokens.rows] - 1) | (tokens.rows == NOBODY)
-        place = np.full(len(self._has_any) + 1, NOBODY)  # the last entry stands for NOBODY
+        stands = (tokens.index < texts.lengths[tokens.rows] - 1) | (tokens.rows == UNOWNED)
+        place = np.full(len(self._has_any) + 1, UNOWNED)  # the last entry stands for UNOWNED
         place[rows] = np.arange(len(rows))
-        owner = np.where(stands, place[tokens.rows], NOBODY)
-        others = np.flatnonzero(stands & (owner == NOBODY))
-        order = np.lexsort((tokens.index, owner))[np.count_nonzero(owner == NOBODY) :]
+        owner = np.where(stands, place[tokens.rows], UNOWNED)
+        others = np.flatnonzero(stands & (owner == UNOWNED))
+        order = np.lexsort((tokens.index, owner))[np.count_nonzero(owner == UNOWNED) :]
         key = np.stack((owner[order], tokens.index[order]))
         # If a position was computed twice, the first token was a draft.
         order = order[np.append((key[:, 1:] != key[:, :-1]).any(axis=0), True)] if len(order) else order
@@ -135,13 +135,13 @@ class Deferred:
         self.clear()
         if len(tokens.rows):
             self._left, self.num_tokens = tokens, len(tokens.rows)
-            self._has_any[tokens.rows[tokens.rows != NOBODY]] = True
+            self._has_any[tokens.rows[tokens.rows != UNOWNED]] = True
 
     def _merged(self) -> Tokens:
         """Return all waiting tokens as a single group. At least one token must be waiting."""
         parts = []
         if self._left is not None:
-            self._left.rows[self._since[self._left.rows] > LEFT] = NOBODY
+            self._left.rows[self._since[self._left.rows] > MERGED] = UNOWNED
             parts.append(self._left)
         if self._steps:
             parts.append(self._waiting())
@@ -159,7 +159,7 @@ class Deferred:
             [np.ones(len(states.plan.rows), bool) if late is None else late for states, late in self._steps]
         )
         step = np.repeat(np.arange(len(plans)), [len(plan.rows) for plan in plans])
-        rows[step < self._since[rows]] = NOBODY
+        rows[step < self._since[rows]] = UNOWNED
         tokens = Tokens(
             np.repeat(rows, counts),
             np.concatenate([plan.token_index for plan in plans]),

@@ -41,7 +41,7 @@ from mmengine.spec_decode.texts import Texts
 MOST_STEPS = 256  # most steps without drafts whose states are kept; then the drafter sleeps
 
 
-class Given(NamedTuple):
+class GivenDrafts(NamedTuple):
     """Other drafters' tokens for rows [s]: int32 [s, m], and the number per row, intp [s]."""
 
     token_ids: np.ndarray
@@ -236,7 +236,7 @@ class Eagle3Drafter:
         hidden = self._head.fuse(head_batch.aux_hidden_states)
         embeds = self._head.embed(upload(following.astype(np.int64), self._head.device))
         z, carry = self._head.forward(hidden, embeds, head_batch.positions, self._attention, 0)
-        self.keys.wrote(head_batch)
+        self.keys.mark_written(head_batch)
         last = np.cumsum(counts) - 1
         if head_batch.is_all is not None:
             rows, last = rows[head_batch.is_all], last[head_batch.is_all]
@@ -250,7 +250,7 @@ class Eagle3Drafter:
         self._z_place[rows] = np.arange(first, len(z))
 
     def propose(
-        self, rows: np.ndarray, texts: Texts, most: np.ndarray, given: Given | None = None
+        self, rows: np.ndarray, texts: Texts, most: np.ndarray, given: GivenDrafts | None = None
     ) -> Proposed | None:
         """Propose drafts; see Drafter. `given`: other drafters' tokens, after which the head continues."""
         counts = np.where(self._z_place[rows] == NO_PLACE, 0, np.minimum(most, MAX_DRAFTS))

@@ -88,7 +88,7 @@ class Keys:
                 found[place] = True
         return found
 
-    def wrote(self, read: HeadBatch) -> None:
+    def mark_written(self, read: HeadBatch) -> None:
         """Note that the head now has these tokens' keys."""
         self.settle()
         blocks = read.slots // self._size

@@ -14,10 +14,10 @@ from mmengine.runtime.device.upload import upload
 from mmengine.runtime.drafting.eagle3.target_states import TargetStates
 from mmengine.runtime.drafting.next_drafts import Drafting
 from mmengine.runtime.rows import CLOSES, GRAMMAR, THINKING, RowColumns
-from mmengine.runtime.sampling.lazy_masks import LazyMasked, lazily_masked
+from mmengine.runtime.sampling.lazy_masks import LazyMaskResult, uses_lazy_mask
 from mmengine.runtime.sampling.runs import Runs
 from mmengine.runtime.sampling.sample_rows import SampleRows
-from mmengine.runtime.sampling.sampler import COUNTED, Sampled, Sampler
+from mmengine.runtime.sampling.sampler import COUNTED, SampledTokens, Sampler
 from mmengine.runtime.sampling.stops import (
     CLOSED,
     GRAMMAR_END,
@@ -36,11 +36,11 @@ Stops = tuple[tuple[int, str], ...]
 Logprobs = tuple[tuple[int, list[tuple[int, float]]], ...]
 
 
-class Computed(msgspec.Struct, frozen=True, eq=False):
+class ComputedStep(msgspec.Struct, frozen=True, eq=False):
     """A step on the device up to its logits.
 
     `logits`: float32 [s, vocab_size], a row per entry in `batch`; None if nothing samples. Other fields are
-    as in Launched.
+    as in LaunchedStep.
     """
 
     plan: StepPlan
@@ -51,12 +51,12 @@ class Computed(msgspec.Struct, frozen=True, eq=False):
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
     @property
-    def depends_on_said(self) -> bool:
+    def depends_on_sampled(self) -> bool:
         """Whether the allowed tokens depend on the tokens that the rows sampled before."""
         return bool(self.batch.wanted & (GRAMMAR | THINKING))
 
 
-class Launched(msgspec.Struct, frozen=True, eq=False):
+class LaunchedStep(msgspec.Struct, frozen=True, eq=False):
     """A step on the device whose tokens are sampled.
 
     `sampled` holds host tensors, which may be read once the device has finished. `batch`: the positions that
@@ -66,9 +66,9 @@ class Launched(msgspec.Struct, frozen=True, eq=False):
     """
 
     batch: SampleRows
-    sampled: Sampled
+    sampled: SampledTokens
     runs: Runs | None = None
-    lazy_masked: LazyMasked = LazyMasked({}, {})
+    lazy_masked: LazyMaskResult = LazyMaskResult({}, {})
     target_states: TargetStates | None = None
     draft_room: np.ndarray | None = None
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
@@ -83,15 +83,15 @@ class Reader:
     drafting: Drafting | None
     thinking: ThinkingRows
 
-    def read(self, launched: Launched) -> StepResult:
+    def read(self, launched: LaunchedStep) -> StepResult:
         """Return a launched step's result. The executor sets `device_ns`."""
         result = self._read(launched)
         if launched.batch.wanted & THINKING:
             rows = launched.batch.rows if launched.runs is None else launched.batch.rows[launched.runs.first]
-            self.thinking.said(rows, result.token_ids, result.counts)
+            self.thinking.advance(rows, result.token_ids, result.counts)
         return result
 
-    def _read(self, launched: Launched) -> StepResult:
+    def _read(self, launched: LaunchedStep) -> StepResult:
         token_ids = launched.sampled.token_ids.numpy().astype(np.int32)
         if not len(token_ids):
             result = StepResult(token_ids)
@@ -127,7 +127,7 @@ class Reader:
         self._draft(result, launched, batch.rows, None)
         return result
 
-    def _read_runs(self, launched: Launched, token_ids: np.ndarray, runs: Runs) -> StepResult:
+    def _read_runs(self, launched: LaunchedStep, token_ids: np.ndarray, runs: Runs) -> StepResult:
         """Read rows that give one or several tokens; each ends as if it had given them one at a time."""
         counts = runs.counts(token_ids)
         errors = dict(launched.lazy_masked.errors)
@@ -275,11 +275,11 @@ class Reader:
         options = batch.columns["options"]
         is_masked = (options & GRAMMAR) != 0
         if self.sampler.device.type == "cpu":
-            is_masked &= ~lazily_masked(options)
+            is_masked &= ~uses_lazy_mask(options)
         return np.flatnonzero(is_masked).tolist()
 
     def _draft(
-        self, result: StepResult, launched: Launched, rows: np.ndarray, counts: np.ndarray | None
+        self, result: StepResult, launched: LaunchedStep, rows: np.ndarray, counts: np.ndarray | None
     ) -> None:
         """Put drafts for the continuing rows into `result`, with the time that drafting took.
 
@@ -309,7 +309,7 @@ class Reader:
 
 
 def _logprob_lists(
-    launched: Launched, token_ids: np.ndarray, places: np.ndarray
+    launched: LaunchedStep, token_ids: np.ndarray, places: np.ndarray
 ) -> tuple[tuple[int, list[tuple[int, float]]], ...]:
     """Return logprobs by row for each position that counts (`places` [p]; NO_PLACE: does not count).
 
