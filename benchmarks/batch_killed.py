@@ -173,7 +173,7 @@ def main() -> None:
     given = parser.parse_args()
     import ray
 
-    from mmengine.replay.ask.fleet import logs_in, ways_in
+    from mmengine.replay.queries.fleet import logs_in, replica_paths
     from mmengine_ray.batch import AnswerLines
 
     ray.init(
@@ -192,7 +192,7 @@ def main() -> None:
         engine = {"max_num_seqs": BATCH, "num_threads": 1}
         options = {"root": str(root), "engine": engine, "builder": "benchmarks.batch_killed:paced_build"}
         ours = run(lines, AnswerLines, options, given.kill_s)
-        ways, broken = ways_in(logs_in(root))
+        ways, broken = replica_paths(logs_in(root))
         assert not broken, broken
         ours_computed = sum(way.num_computed for way in ways.values())
         print(f"AnswerLines: {len(ours[0])} answers, {ours[2]} kills, {ours[1]:.0f} s", flush=True)

@@ -1,7 +1,7 @@
-"""Replay: read a log, fold it, derive its decisions again. Needs no torch and no model."""
+"""Replay: read a log, fold it, and derive its decisions again. Needs no torch and no model."""
 
-from mmengine.replay.ask.show import RequestLine, StepLine, request_lines, step_lines
 from mmengine.replay.minimize.failures import Failure, replay_failure
+from mmengine.replay.queries.summaries import RequestLine, StepLine, request_lines, step_lines
 from mmengine.replay.timeline import Step, Timeline, open_log
 from mmengine.replay.verify import Divergence, VerifyReport, verify
 

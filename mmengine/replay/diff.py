@@ -1,7 +1,8 @@
-"""Where two logs part: both are folded side by side, and each event is compared in terms of requests.
+"""Finds the first difference between two logs: both are folded side by side, and each event is compared in
+terms of requests.
 
-Row and block numbers are no difference, nor is time; digests and deliveries are passed over. What came
-in and what was decided from it are told apart, because only one of them can be to blame.
+Row numbers, block numbers and times are not differences; digests and deliveries are skipped. Inputs and the
+decisions derived from them are distinguished, because only one of the two can be to blame.
 """
 
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from mmengine.core.state.state import State
 from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.timeline import fold, taken_tokens
 
 Match = Literal["id", "arrival"]
@@ -24,7 +25,9 @@ _TIMES = {"device_ns", "draft_ns", "host_ns", "logprobs", "prompt_logprobs"}
 
 
 class Side(msgspec.Struct, frozen=True):
-    """One log where they part. `event` "": it has ended. `value`: of the field that differs."""
+    """One of the two logs at the difference. `event` is "" if this log has ended. `value` is the differing
+    field's value.
+    """
 
     sequence: int
     step: int
@@ -36,9 +39,12 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class LogDifference(msgspec.Struct, frozen=True):
-    """`kind`: "inputs", "decisions", "end" (one log is the beginning of the other), or "" when they do not
-    part. `settings`: those that differ, (of the first log, of the second). `events`: compared and equal.
-    `request`: that the field is of, where it is of one."""
+    """The first difference between two logs.
+
+    `kind` is "inputs", "decisions", "end" (one log is a prefix of the other), or "" for equal logs.
+    `settings` has the differing settings as (first log's, second log's). `events` counts the equal events.
+    `request` is the request that the field belongs to, if any.
+    """
 
     kind: str
     settings: dict[str, tuple[Any, Any]]
@@ -50,14 +56,17 @@ class LogDifference(msgspec.Struct, frozen=True):
 
 
 def diff(first: Path, second: Path, match: Match = "id", *, shapes: bool = False) -> LogDifference:
-    """The first difference. `match`: which requests are the same, those of one id, or those that came as
-    the same in order. `shapes`: of tokens, media and texts only how many there are is compared. Raises what
-    `verify` raises, and LogError for logs that begin at different records."""
+    """Return the first difference.
+
+    `match` says which requests correspond: requests with the same id, or with the same arrival number. With
+    `shapes` only the number of tokens, media and texts is compared. Raises the errors of `verify`, and
+    LogError for logs that begin at different records.
+    """
     logs = CheckedLog(first), CheckedLog(second)
     if logs[0].begins_after != logs[1].begins_after:
         gone = first if logs[0].begins_after > logs[1].begins_after else second
         raise LogError(
-            f"the beginning of the log in {gone} is gone, so the two cannot be compared from there"
+            f"the beginning of the log in {gone} was deleted, so the two logs begin at different records"
         )
     settings = _settings(*(log.started for log in logs))
     walks = tuple(_facts(log, match, shapes) for log in logs)
@@ -75,8 +84,9 @@ _Fact = tuple[State, Record, str, dict[str, Any]]
 
 
 def _facts(log: CheckedLog, match: Match, shapes: bool) -> Iterator[_Fact]:
-    """Each event that counts: the state before it, its record, its kind, and its fields by name, rows as
-    requests."""
+    """Yield each compared event: the state before it, its record, its kind, and its fields by name, with rows
+    as requests.
+    """
     for state, record in fold(log):
         if not isinstance(record.event, _PASSED_OVER):
             with log.naming(record):
@@ -94,13 +104,13 @@ _CONTENT = {
 
 
 def _shape(name: str, value: Any) -> Any:
-    """How much of it there is, where it is what somebody said."""
+    """Return the size of a value in place of the value, if the value is user content."""
     if name not in _CONTENT or isinstance(value, int):
         return value
     if name == "grammar" and value is not None:
         return value["on_truncation"]
     if isinstance(value, dict):
-        return {key: _shape(name, one) for key, one in value.items()}
+        return {key: _shape(name, item) for key, item in value.items()}
     return len(value) if isinstance(value, (list, tuple)) else value is not None
 
 
@@ -129,7 +139,7 @@ class _Fields:
                 fields["group"] = self._name(event.group)
                 grammar = self._state.kept_grammars.whole(event).grammar
                 fields["grammar"] = grammar and msgspec.structs.asdict(grammar)
-                del fields["grammar_slot"]  # where it is kept says nothing of what was asked
+                del fields["grammar_slot"]  # The slot is not part of the request.
             case _:
                 fields = msgspec.structs.asdict(event)
         if hasattr(event, "request_id"):
@@ -232,8 +242,9 @@ def _difference(
 
 
 def _is_input(one: ev.Event, two: ev.Event) -> bool:
-    """Whether what came from outside differs. Where one log has a result and the other a decision, the
-    other decided more."""
+    """Return whether external input differs. If one log has a result and the other a decision, the other
+    decided more.
+    """
     results = [isinstance(event, (ev.Executed, ev.Failed)) for event in (one, two)]
     seen = [isinstance(event, ev.OBSERVATIONS) for event in (one, two)]
     return all(seen) or any(seen) and not any(results)

@@ -1,12 +1,12 @@
-"""A log as Python sees it: walk over its events and steps, stop at one, hold its state, and run the
-real scheduler there.
+"""A log as a Python object: walk over its events and steps, stop at a step, hold its state, and run the real
+scheduler there.
 
     log = open_log("run.log")
     step = log.at(120)          # just before step 120 was decided
-    step.view.waiting           # who waited
+    step.view.waiting           # the waiting requests
     step.decide()               # `schedule` again, on that state: set a breakpoint in it
 
-Nothing here is compared with the log unless asked for; `verify` does that for a whole log.
+Nothing is compared with the log by default; `verify` compares a whole log.
 """
 
 from collections import deque
@@ -24,11 +24,11 @@ from mmengine.core.state.view import View
 from mmengine.errors import CorruptLog, Diverged, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
 
 
 def open_log(folder: str | PathLike) -> "Timeline":
-    """A log to look into. Raises LogError when the folder holds none, CorruptLog when that is damaged."""
+    """Open a log for inspection. Raises LogError if there is none, CorruptLog if the log is damaged."""
     return Timeline(Path(folder))
 
 
@@ -36,7 +36,7 @@ _OF_A_STEP = (ev.Scheduled, ev.Admitted, ev.StatesKept, ev.Evicted, ev.Encoded)
 
 
 def fold(log: CheckedLog) -> Iterator[tuple[State, Record]]:
-    """Each record with the state before it. The state is one, and moves on with the iteration."""
+    """Yield each record with the state before it. A single state advances with the iteration."""
     state = log.first_state()
     for record in log:
         yield state, record
@@ -45,8 +45,11 @@ def fold(log: CheckedLog) -> Iterator[tuple[State, Record]]:
 
 
 def is_scheduling(state: State, event: ev.Event) -> bool:
-    """Whether `schedule` decided this event, given the state before it. A request whose step failed, whose
-    process ended, or whose cache is being reset is preempted before the scheduler is asked."""
+    """Return whether `schedule` decided this event, given the state before it.
+
+    A request whose step failed, whose process ended, or whose cache is being reset is preempted before the
+    scheduler runs.
+    """
     match event:
         case ev.Scheduled() | ev.Admitted() | ev.StatesKept() | ev.Evicted() | ev.Encoded() | ev.Fetched():
             return True
@@ -58,8 +61,10 @@ def is_scheduling(state: State, event: ev.Event) -> bool:
 
 
 def taken_tokens(state: State, event: ev.Executed) -> Iterator[tuple[int, np.ndarray]]:
-    """What each row gains by the event (row, int32 token ids), given the state before it. Rows that broke,
-    or that their request left while the step ran, gain nothing."""
+    """Yield the tokens that each row gains by the event (row, int32 token ids), given the state before it.
+
+    Broken rows, and rows whose request left while the step ran, gain nothing.
+    """
     sampled, tokens = state.sampled_rows().tolist(), np.frombuffer(event.token_ids, np.int32)
     counts = [1] * len(sampled) if event.counts is None else np.frombuffer(event.counts, np.int32).tolist()
     broken = {index for index, _ in event.errors}
@@ -72,7 +77,7 @@ def taken_tokens(state: State, event: ev.Executed) -> Iterator[tuple[int, np.nda
 
 
 class Timeline:
-    """A log on disk, read anew by each walk. `started`, `config`: what its first record says."""
+    """A log on disk, read anew by each walk. `started` and `config` come from its first record."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -80,14 +85,19 @@ class Timeline:
         self.started, self.config = first.started, first.config
 
     def events(self) -> Iterator[tuple[State, Record]]:
-        """Every record with the state before it. The state moves on with the iteration; copy what you
-        keep. Raises CorruptLog where the log is damaged or contradicts itself."""
+        """Yield every record with the state before it.
+
+        The state advances with the iteration, so copy what you keep. Raises CorruptLog where the log is
+        damaged or contradicts itself.
+        """
         return fold(CheckedLog(self.folder))
 
     def steps(self) -> Iterator["Step"]:
-        """Every step in which something was decided, each with the state just before that. A step is
-        good until the next one is asked for. Raises what `events` raises, and Diverged when a step's
-        `decide` led away from the log."""
+        """Yield every step with decisions, each with the state just before them.
+
+        A step is valid until the next is requested. Raises the errors of `events`, and Diverged when a step's
+        `decide` left the log's path.
+        """
         log = CheckedLog(self.folder)
         state = log.first_state()
         unread, ahead, decided = iter(log), deque[Record](), -1
@@ -98,14 +108,16 @@ class Timeline:
                     log.apply(state, record.event)
             if opens:
                 decided = record.step
-                logged, behind = _decisions(log, state, record, unread)
-                step = Step(log, state, record, [each.event for each in logged], behind)
+                logged, following = _decisions(log, state, record, unread)
+                step = Step(log, state, record, [each.event for each in logged], following)
                 yield step
-                ahead.extend((*logged[step.agreed() :], *behind))
+                ahead.extend((*logged[step.num_agreed() :], *following))
 
     def at(self, number: int) -> "Step":
-        """The step of that number, its state just before it was decided; it stays good. Raises LogError
-        when nothing was decided in it, with the steps that there are."""
+        """Return the step with that number, with its state just before its decisions; the step stays valid.
+
+        Raises LogError when the step has no decisions, and names the steps that have some.
+        """
         first = last = None
         for step in self.steps():
             if step.number == number:
@@ -113,78 +125,84 @@ class Timeline:
             first, last = step.number if first is None else first, step.number
             if last > number:
                 break
-        seen = f"the log decides steps {first} to {last}" if first is not None else "the log decides no step"
-        raise LogError(f"nothing was decided in step {number} of {self.folder}; {seen}")
+        seen = f"it has steps {first} to {last}" if first is not None else "it has no steps"
+        raise LogError(f"step {number} has no decisions in the log in {self.folder}; {seen}")
 
 
 class Step:
-    """A step about to be decided. `state` is that moment's; `view` is what decisions see of it.
+    """A step about to be decided. `state` is the state at this moment; `view` is its read-only form for
+    decisions.
 
-    `logged`: what the log says was decided, in order. `record`: the first of it, with its time.
-    `is_whole`: False when the log, or the process that wrote it, ended before the step's last decision may
-    have been reached.
+    `logged` holds the log's decisions, in order. `record` is the first of them, with its time. `is_whole` is
+    False when the log, or the process that wrote it, may have ended before the step's last decision.
     """
 
     def __init__(
-        self, log: CheckedLog, state: State, record: Record, logged: list[ev.Event], behind: list[Record]
+        self, log: CheckedLog, state: State, record: Record, logged: list[ev.Event], following: list[Record]
     ):
         self.number = record.step
         self.state, self.view = state, View(state)
         self._scheduler = scheduler_of(state.config)
         self.record, self.logged = record, logged
-        self.is_whole = bool(behind) and not isinstance(behind[0].event, ev.Recovered)
-        self._log_goes_on = bool(behind)
+        self.is_whole = bool(following) and not isinstance(following[0].event, ev.Recovered)
+        self._log_continues = bool(following)
         self.decided: list[ev.Event] = []
         self._log = log
         self._is_complete = False
 
     def next_decision(self) -> ev.Event | None:
-        """Ask the scheduler of this build for the next event of the step, and apply it; None when the
-        step is complete."""
+        """Ask this build's scheduler for the step's next event, and apply it. Return None when the step is
+        complete.
+        """
         with self._log.naming(self.record):
             event = self._scheduler.schedule(self.view)
             if event is None:
                 self._is_complete = True
                 return None
             if len(self.decided) >= _most_decisions(self.state):
-                raise CorruptLog(f"the scheduler comes to no end at step {self.number} of this log")
+                raise CorruptLog(f"the scheduler does not end step {self.number} of this log")
             self._log.apply(self.state, event)
         self.decided.append(event)
         return event
 
     def decide(self) -> list[ev.Event]:
-        """Let the scheduler of this build decide (the rest of) the step. The state moves on to where the
-        step is about to run. The events are those of the log when the rules and the log are sound;
-        compare with `logged`."""
+        """Let this build's scheduler decide the rest of the step.
+
+        The state advances to the point where the step is about to run. The events equal the log's if the
+        rules and the log are sound; compare with `logged`.
+        """
         while self.next_decision() is not None:
             pass
         return self.decided
 
     def follow(self) -> Iterator[ev.Event]:
-        """The rest of what the log says was decided: each event, with the state just before it. At the
-        end the step is about to run."""
+        """Yield the rest of the logged decisions, each with the state just before it. At the end the step is
+        about to run.
+        """
         for event in self.logged[len(self.decided) :]:
             yield event
             with self._log.naming(self.record):
                 self._log.apply(self.state, event)
             self.decided.append(event)
 
-    def agreed(self) -> int:
-        """How many of the logged decisions were decided here too. Raises Diverged when others were."""
+    def num_agreed(self) -> int:
+        """Return how many logged decisions were decided here too. Raises Diverged when others were."""
         count = min(len(self.decided), len(self.logged))
         apart = self.decided[:count] != self.logged[:count]
-        too_many = len(self.decided) > count and self._log_goes_on
+        too_many = len(self.decided) > count and self._log_continues
         if apart or too_many or self._is_complete and count < len(self.logged):
             raise Diverged(
-                f"step {self.number} was decided otherwise than the log says, so the steps behind it have no "
-                "state; open the log anew, or compare `decided` with `logged`"
+                f"step {self.number} was decided differently from the log, so the later steps have no state; "
+                "open the log again, or compare `decided` with `logged`"
             )
         return count
 
 
 def _most_decisions(state: State) -> int:
-    """More events than any step can have: rows leave and come once, items are evicted once, and a lease is
-    taken for one of these."""
+    """Return more events than any step can have.
+
+    Rows leave and arrive once, items are evicted once, and each of these takes at most a single lease.
+    """
     moved = 4 * state.config.max_num_seqs + len(state.requests) + len(state.sessions)
     return 2 * moved + len(state.encoder.entries) + 8
 
@@ -192,16 +210,17 @@ def _most_decisions(state: State) -> int:
 def _decisions(
     log: CheckedLog, state: State, first: Record, records: Iterator[Record]
 ) -> tuple[list[Record], list[Record]]:
-    """The step's scheduling records from `first` on, and the record read behind them, if any. None of
-    them is applied."""
-    logged, behind = [first], []
+    """Return the step's scheduling records from `first` on, and the following record, if any. None of them is
+    applied.
+    """
+    logged, following = [first], []
     most = _most_decisions(state)
     for record in records:
         same_step = record.step == first.step
         if not same_step or not isinstance(record.event, (*_OF_A_STEP, ev.Preempted, ev.LeaseTaken)):
-            behind.append(record)
+            following.append(record)
             break
         logged.append(record)
         if len(logged) > most:
-            raise log.contradiction(record, ValueError(f"a step of more than {most} decisions"))
-    return logged, behind
+            raise log.contradiction(record, ValueError(f"a step with more than {most} decisions"))
+    return logged, following

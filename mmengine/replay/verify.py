@@ -1,7 +1,6 @@
-"""Verify: run the loop again on a log's observations and compare every event it derives.
+"""Verify a log: run the loop again on its observations and compare every derived event.
 
-The executor, the source and the sink of the one loop are the log itself. No model, no device and
-no clock is needed.
+The log itself is the loop's executor, source and sink. No model, no device and no clock is needed.
 """
 
 from collections import deque
@@ -23,32 +22,32 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.events.lock import is_locked
 from mmengine.events.log_end import log_end
-from mmengine.replay.checked import CheckedLog
-from mmengine.replay.invariants import broken
+from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.invariants import find_broken
 from mmengine.replay.verify_report import Divergence, VerifyReport, readable
 from mmengine.request import SamplingParams
 
 _OBSERVATIONS = frozenset(ev.OBSERVATIONS)
-RECENT = 8  # observations shown with a divergence
-INVARIANT = "invariant "  # begins the `field` of a divergence that is one
+RECENT = 8  # Observations shown with a divergence.
+INVARIANT = "invariant "  # Prefix for the `field` of a broken invariant.
 
 
-# Both leave the loop from inside an executor or a sink. They are no `Exception`, because the loop
-# turns whatever an executor raises into FAILED.
+# These leave the loop from inside an executor or a sink. They do not derive from `Exception`, because the
+# loop turns an executor's exceptions into FAILED.
 
 
-class _Parted(BaseException):
+class _Diverged(BaseException):
     def __init__(self, divergence: Divergence):
         super().__init__(divergence.field)
         self.divergence = divergence
 
 
 class _Crashed(BaseException):
-    """The process ended here, and another one went on: RECOVERED comes next."""
+    """The process ended here, and another continued: RECOVERED comes next."""
 
 
 class _Blamed(BaseException):
-    """The process ended here, and the one that went on blames a step: FAILED comes next, and RECOVERED."""
+    """The process ended here, and its successor blames a step: FAILED comes next, then RECOVERED."""
 
     def __init__(self, cause: str, recovered: ev.Recovered):
         super().__init__(cause)
@@ -56,11 +55,11 @@ class _Blamed(BaseException):
 
 
 class _LogEnded(BaseException):
-    """The loop would go on where the log stops: a crash cut the step short."""
+    """The loop would continue where the log stops: a crash cut the step short."""
 
 
 class _Tape:
-    """The log as executor, source and sink of a replay."""
+    """The log as executor, source and sink in a replay."""
 
     needs_plan = False
     num_bytes, stalled = 0, ""
@@ -73,14 +72,14 @@ class _Tape:
         self._progress = progress
         self._recent: deque[Record] = deque(maxlen=RECENT)
         self.next: Record | None = next(records, None)
-        self.last: Record | None = None  # the one before
-        self.watched: State | None = None  # whose invariants must hold between any two records
-        self.agreed: Record | None = None  # the last digest that was the same
+        self.last: Record | None = None  # The previous record.
+        self.watched: State | None = None  # The state whose invariants must hold between any two records.
+        self.agreed: Record | None = None  # The last equal digest.
 
     # Executor
 
     def dispatch(self, plan: StepPlan) -> None:
-        """The log knows how the step went."""
+        """Do nothing: the log has the step's result."""
 
     def collect(self) -> StepResult:
         event = self._expect().event
@@ -89,7 +88,7 @@ class _Tape:
         if isinstance(event, ev.Failed):
             raise ExecutorFailed(event.error)
         if not isinstance(event, ev.Executed):
-            raise _Parted(self.divergence("event", type(event).__name__, "Executed"))
+            raise _Diverged(self.divergence("event", type(event).__name__, "Executed"))
         tokens = np.frombuffer(event.token_ids, np.int32)
         logprobs = tuple((index, list(entries)) for index, entries in event.logprobs)
         return StepResult(
@@ -108,24 +107,24 @@ class _Tape:
         )
 
     def discard(self) -> None:
-        """The log says nothing of steps behind one that failed."""
+        """Do nothing: the log has no results for steps after a failed step."""
 
     # Source
 
     def drain(self) -> Iterator[ev.Event]:
-        """The observations that come next in the log; each comes back through `append` before the next."""
-        return self._standing(_asked)
+        """Yield the log's next observations. Each comes back through `append` before the next."""
+        return self._observations(_observation_behind)
 
     def leavers(self) -> Iterator[ev.Event]:
         leaves = (ev.Cancelled, ev.GrammarFailed)
-        return self._standing(lambda event: event if isinstance(event, leaves) else None)
+        return self._observations(lambda event: event if isinstance(event, leaves) else None)
 
-    def _standing(self, choose: Callable[[ev.Event], ev.Event | None]) -> Iterator[ev.Event]:
-        while self.next is not None and (asked := choose(self.next.event)) is not None:
+    def _observations(self, choose: Callable[[ev.Event], ev.Event | None]) -> Iterator[ev.Event]:
+        while self.next is not None and (observation := choose(self.next.event)) is not None:
             before = self.next.sequence
-            yield asked
+            yield observation
             if self.next is not None and self.next.sequence == before:
-                raise _Parted(self.divergence("event", type(asked).__name__, "nothing"))
+                raise _Diverged(self.divergence("event", type(observation).__name__, "nothing"))
 
     def __len__(self) -> int:
         return int(self.next is not None)
@@ -137,11 +136,11 @@ class _Tape:
         return 0 if self.last is None else self.last.sequence + 1
 
     def _raise_if_blamed(self, logged: ev.Failed) -> None:
-        behind = next(self._records, None)
-        if behind is not None:
-            self._records = chain((behind,), self._records)
-            if isinstance(behind.event, ev.Recovered):
-                raise _Blamed(logged.error, behind.event)
+        following = next(self._records, None)
+        if following is not None:
+            self._records = chain((following,), self._records)
+            if isinstance(following.event, ev.Recovered):
+                raise _Blamed(logged.error, following.event)
 
     def append(self, event: ev.Event, step: int, mono_ns: int) -> None:
         self.check_invariants()
@@ -152,43 +151,43 @@ class _Tape:
         if type(event) is not type(logged):
             if isinstance(logged, ev.Failed):
                 self._raise_if_blamed(logged)
-            raise _Parted(self.divergence("event", type(logged).__name__, type(event).__name__))
+            raise _Diverged(self.divergence("event", type(logged).__name__, type(event).__name__))
         if event != logged:
             name = next(n for n in event.__struct_fields__ if getattr(event, n) != getattr(logged, n))
-            raise _Parted(self.divergence(name, getattr(logged, name), getattr(event, name)))
+            raise _Diverged(self.divergence(name, getattr(logged, name), getattr(event, name)))
         if step != record.step:
-            raise _Parted(self.divergence("step", record.step, step))
-        behind = next(self._records, None)
+            raise _Diverged(self.divergence("step", record.step, step))
+        following = next(self._records, None)
         if (
             self.last is not None
             and record.mono_ns < self.last.mono_ns
-            and not _begins_process(record, behind)
+            and not _begins_process(record, following)
         ):
-            raise _Parted(self.divergence("mono_ns", record.mono_ns, f"{self.last.mono_ns} or later"))
+            raise _Diverged(self.divergence("mono_ns", record.mono_ns, f"{self.last.mono_ns} or later"))
         self._count(record)
         if type(logged) in _OBSERVATIONS:
             self._recent.append(record)
-        self.last, self.next = record, behind
+        self.last, self.next = record, following
 
     def check_invariants(self) -> None:
-        """Raise _Parted for one that the record before broke."""
-        if self.watched is None or self.last is None or (found := broken(self.watched)) is None:
+        """Raise _Diverged for an invariant that the previous record broke."""
+        if self.watched is None or self.last is None or (found := find_broken(self.watched)) is None:
             return
         kind = type(self.last.event).__name__
         where = (self.last.sequence, self.last.step, kind, INVARIANT + found.name)
-        raise _Parted(Divergence(*where, "it holds", found.what, list(self._recent)))
+        raise _Diverged(Divergence(*where, "holds", found.text, list(self._recent)))
 
     def commit(self) -> bool:
         return True
 
     def sync(self) -> None:
-        """Nothing is written."""
+        """Do nothing: a replay writes nothing."""
 
     def tidy(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: a replay stores nothing."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: a replay opens nothing."""
 
     def _count(self, record: Record) -> None:
         report, event = self._report, record.event
@@ -218,7 +217,7 @@ class _Tape:
         )
 
     def located(self, found: Divergence, state: State) -> Divergence:
-        """Also where the states differ, if it is their digest that does."""
+        """Return the divergence, with the place where the states differ if their digests do."""
         if found.event == ev.Checkpoint.__name__ and found.field in ev.Checkpoint.__struct_fields__:
             event = self._expect().event
             assert isinstance(event, ev.Checkpoint)
@@ -228,11 +227,13 @@ class _Tape:
         return found
 
 
-def _begins_process(record: Record, behind: Record | None) -> bool:
-    """Whether another process, with a clock of its own, wrote this record and not the one before: RECOVERED,
-    or the blame of a step just before it."""
-    if isinstance(record.event, ev.Failed) and behind is not None:
-        record = behind
+def _begins_process(record: Record, following: Record | None) -> bool:
+    """Return whether a new process, with its own clock, wrote this record but not the previous one.
+
+    This is RECOVERED, or the blame for a step just before it.
+    """
+    if isinstance(record.event, ev.Failed) and following is not None:
+        record = following
     return isinstance(record.event, ev.Recovered)
 
 
@@ -240,8 +241,8 @@ def _int32(column: bytes | None) -> np.ndarray | None:
     return None if column is None else np.frombuffer(column, np.int32)
 
 
-def _asked(event: ev.Event) -> ev.Event | None:
-    """What was asked of the engine so that it logged this event first; None for a decision."""
+def _observation_behind(event: ev.Event) -> ev.Event | None:
+    """Return the observation that made the engine log this event first; None for a decision."""
     if isinstance(
         event,
         (
@@ -263,11 +264,13 @@ def verify(
     *,
     invariants: bool = False,
 ) -> VerifyReport:
-    """Fold a log and derive its decisions again. `progress` is called with each record. `after`: begin at
-    the newest snapshot of before that record, see CheckedLog. `invariants`: those of replay/invariants.py
-    must hold behind each record; one that does not is a divergence of the field INVARIANT and its name.
+    """Fold a log and derive its decisions again.
 
-    Raises LogError when there is no log, CorruptLog when it is damaged or is none.
+    `progress` is called with each record. `after` begins at the newest snapshot before that record, see
+    CheckedLog. `invariants` also checks those in replay/invariants.py after each record; a violation is a
+    divergence whose field is INVARIANT and its name.
+
+    Raises LogError when there is no log, CorruptLog when it is damaged or is not a log.
     """
     had_writer = is_locked(folder)
     log = CheckedLog(folder, after=after)
@@ -283,8 +286,8 @@ def verify(
     if not isinstance(state, Divergence):
         try:
             tape.check_invariants()
-        except _Parted as parted:
-            state = parted.divergence
+        except _Diverged as diverged:
+            state = diverged.divergence
     if isinstance(state, Divergence):
         report.divergence = state
     else:
@@ -312,7 +315,7 @@ def _derive(tape: _Tape, log: CheckedLog, invariants: bool) -> State | Divergenc
             try:
                 _advance(core, tape.next.event)
             except _Crashed:
-                continue  # RECOVERED is next
+                continue  # RECOVERED is next.
             except _Blamed as blamed:
                 core.recover(blamed.recovered, blamed.cause)
             except MMEngineError:
@@ -320,21 +323,21 @@ def _derive(tape: _Tape, log: CheckedLog, invariants: bool) -> State | Divergenc
                     raise
             if tape.next is not None and tape.next.sequence == here:
                 return tape.divergence("event", type(tape.next.event).__name__, "nothing")
-    except _Parted as parted:
-        return parted.divergence if core is None else tape.located(parted.divergence, core.state)
+    except _Diverged as diverged:
+        return diverged.divergence if core is None else tape.located(diverged.divergence, core.state)
     except _LogEnded:
         pass
     except LogError:
         raise
     except MMEngineError as error:
-        if tape.next is not None:  # at the end of the log the live engine stopped here too
+        if tape.next is not None:  # At the end of the log the live engine stopped here too.
             return tape.divergence("event", type(tape.next.event).__name__, str(error))
     except Exception as error:
-        lying = tape.last or log.record
-        if lying is None:
+        culprit = tape.last or log.record
+        if culprit is None:
             raise
-        raise log.contradiction(lying, error) from error
-    assert core is not None  # it comes first, and STARTED is there for it
+        raise log.contradiction(culprit, error) from error
+    assert core is not None  # STARTED comes first, and creates the core.
     return core.state
 
 
@@ -344,14 +347,14 @@ def _advance(core: EngineCore, coming: ev.Event) -> None:
             core.checkpoint()
         case ev.Recovered():
             core.recover(coming)
-        case ev.Delivered():  # who closes writes it with no step behind it
+        case ev.Delivered():  # Closing writes DELIVERED with no step after it.
             core.note(coming)
         case _:
             core.step()
 
 
 def _fold(tape: _Tape, log: CheckedLog, invariants: bool) -> State | Divergence:
-    """Apply every event as it stands, and compare the digests."""
+    """Apply every event unchanged, and compare the digests."""
     state = log.first_state()
     tape.watched = state if invariants else None
     while tape.next is not None:
@@ -360,8 +363,8 @@ def _fold(tape: _Tape, log: CheckedLog, invariants: bool) -> State | Divergence:
             event = checkpoint(state)
         try:
             tape.append(event, state.step_of(event), 0)
-        except _Parted as parted:
-            return tape.located(parted.divergence, state)
+        except _Diverged as diverged:
+            return tape.located(diverged.divergence, state)
         with log.naming(tape.last):
             log.apply(state, event)
     return state

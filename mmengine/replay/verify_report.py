@@ -1,4 +1,4 @@
-"""What `verify` found out about a log."""
+"""The result of verifying a log."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -14,10 +14,11 @@ from mmengine.version import __version__
 
 @dataclass(slots=True)
 class Divergence:
-    """The first event that differs: where, which field, and the observations before it.
+    """The first event that differs: its place, the field, and the observations before it.
 
-    Of a digest also where the states differ, as far as the log says that: `columns`, and `requests` with
-    their rows (-1: it waits). `agreed`: record and step of the last digest that was the same."""
+    For a digest, `columns` and `requests` (with their rows; -1: waiting) also locate the difference between
+    the states, as far as the log allows. `agreed` is the record and step of the last equal digest.
+    """
 
     sequence: int
     step: int
@@ -33,9 +34,12 @@ class Divergence:
 
 @dataclass(slots=True)
 class VerifyReport:
-    """`rederived` False: the log was written under other rules (`logged_version`, not `version`), so it
-    was only folded and its digests compared. `unfinished`: requests without an end in the log.
-    `begins_after`: the record of the snapshot that it began at, or -1. `end`: how the log ends."""
+    """What `verify` found.
+
+    `rederived` False means that the log was written under other rules (`logged_version`, not `version`), so
+    it was only folded and its digests compared. `unfinished` lists requests without an end in the log.
+    `begins_after` is the record of the starting snapshot, or -1. `end` says how the log ends.
+    """
 
     steps: int = 0
     events: int = 0
@@ -47,7 +51,7 @@ class VerifyReport:
     rederived: bool = True
     logged_version: int = 0
     logged_engine: str = ""
-    version: int = 0  # by which this build decides such a log
+    version: int = 0  # This build's rule version for such a log.
     engine: str = __version__
     torn: Cut | None = None
     divergence: Divergence | None = None
@@ -59,7 +63,7 @@ class VerifyReport:
 
 
 def readable(value: Any) -> Any:
-    """Integer columns as lists, so that a person can compare them."""
+    """Return integer columns as lists, so that a person can compare them; other values unchanged."""
     if isinstance(value, bytes) and len(value) % 4 == 0 and len(value) <= 4096:
         return np.frombuffer(value, np.int32).tolist()
     return value

@@ -22,7 +22,7 @@ from mmengine.errors import QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import timeline, verify
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
 from mmengine.simulation.simulated_executor import SimulatedExecutor, reference_tokens
 
 EOS_IN = 20

@@ -13,8 +13,8 @@ from mmengine.core.state.digest import state_digest
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import verify
-from mmengine.replay.ask.why import why
 from mmengine.replay.convert.redact import redact
+from mmengine.replay.queries.why import why
 from mmengine.simulation.simulated_executor import SimulatedExecutor, reference_tokens
 from tests.core.chaos import EOS_IN, Clock
 from tests.core.shaky_store import FAULTS, ShakyRemote, ShakyStore

@@ -9,7 +9,7 @@ import numpy as np
 from mmengine.config import EngineConfig
 from mmengine.core.executor import Executor, StepPlan, StepResult
 from mmengine.core.state.state import State
-from mmengine.replay.invariants import broken
+from mmengine.replay.invariants import find_broken
 from mmengine.request import Adapter, GrammarRequest, MediaItem, Request, SamplingParams
 
 # Sizes of which two, or only one, fit some budgets.
@@ -120,7 +120,7 @@ def _media(rng: random.Random, length: int, config: EngineConfig) -> list[MediaI
 
 def check_invariants(state: State) -> None:
     """What must hold between any two events of a run."""
-    found = broken(state)
+    found = find_broken(state)
     assert found is None, found
 
 

@@ -15,9 +15,9 @@ from mmengine.events.fsck import fsck
 from mmengine.events.log import LogReader
 from mmengine.events.segment import segment_paths, snapshot_sequences
 from mmengine.replay import request_lines, step_lines, verify
-from mmengine.replay.ask.life import life_lines
-from mmengine.replay.ask.why import why
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.queries.request_events import request_events
+from mmengine.replay.queries.why import why
 from mmengine.simulation.simulated_executor import SimulatedExecutor, reference_tokens
 from tests.core.small_engine import request, settings_of
 from tests.log_copies import copied
@@ -100,7 +100,9 @@ def test_a_log_of_three_lives_of_which_little_is_kept(tmp_path):
     assert any(path.name.endswith(".zst") for path in segment_paths(folder))
     lines, steps = request_lines(folder), list(step_lines(folder))
     assert 5 < len(lines) < 100 and steps
-    assert why(folder, lines[-1].request_id) and list(life_lines(CheckedLog(folder), lines[-1].request_id))
+    assert why(folder, lines[-1].request_id) and list(
+        request_events(CheckedLog(folder), lines[-1].request_id)
+    )
     assert sum(path.stat().st_size for path in folder.glob("*.mm*")) < 4 * KEPT
 
 

@@ -6,8 +6,8 @@ from mmengine.errors import CorruptLog
 from mmengine.events import follower as follow
 from mmengine.events.follower import LogFollower
 from mmengine.events.log import LogReader, LogWriter
-from mmengine.replay.ask.show import ended_requests
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.queries.summaries import ended_requests
 from tests.replay.runs import busy_run
 
 

@@ -15,7 +15,7 @@ from mmengine.core.resume import Resume, read_resume_state
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.events.segment import segment_name
-from mmengine.replay.ask.fleet import logs_in, ways_in
+from mmengine.replay.queries.fleet import logs_in, replica_paths
 from mmengine_ray import batch
 from mmengine_ray.batch import AnswerLines
 from tests.events.logs import rewrite
@@ -71,7 +71,7 @@ def test_rows_of_a_dead_worker(tmp_path):
     assert answers(other, lines(2, 8)) == answers(whole, lines(2, 8))
     for worker in (whole, other):
         worker._engine.close()
-    ways, broken = ways_in(logs_in(root))
+    ways, broken = replica_paths(logs_in(root))
     assert not broken and len(logs_in(root)) == 2
     taken = [way for name, way in ways.items() if len(way.stops) == 1 and way.end == "stop" and name < "r8"]
     gone_on = [way for way in ways.values() if len(way.stops) == 2 and way.stops[1].num_given]

@@ -10,7 +10,7 @@ from mmengine.cli.main import app
 from mmengine.fleet.engine import FleetEngine
 from mmengine.fleet.replica import Replica
 from mmengine.fleet.routed_request import RoutingLimits
-from mmengine.replay.ask.fleet import ids_of, is_fleet, logs_in, story, ways_in
+from mmengine.replay.queries.fleet import core_ids, describe_path, is_fleet, logs_in, replica_paths
 from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.serve.prompt.prompt import Prompt
 from tests.fleet.carriers import LocalCarrier
@@ -55,21 +55,21 @@ def run(*words):
 
 def test_ways_of_requests(logs):
     assert is_fleet(logs) and not is_fleet(logs / "a") and logs_in(logs / "a") == [logs / "a"]
-    ways, broken = ways_in(logs_in(logs))
+    ways, broken = replica_paths(logs_in(logs))
     assert not broken and len(ways) == 12, sorted(ways)
-    assert ids_of(ways, "r1") == ["r1/0", "r1/1"] and ids_of(ways, "r2") == ["r2"]
+    assert core_ids(ways, "r1") == ["r1/0", "r1/1"] and core_ids(ways, "r2") == ["r2"]
     for way in ways.values():
         assert way.end == "stop" and way.num_tokens == len(TEXT) + 2
         for before, after in zip(way.stops, way.stops[1:]):
             assert before.end == "abort" and after.num_given <= before.num_given + before.num_said
     moved = [way for way in ways.values() if len(way.stops) > 1]
     assert moved and any(way.stops[1].num_given for way in moved)
-    sentences = story(moved[0])
-    assert "was let go of there, to go on elsewhere" in sentences[0] and "ended there: stop" in sentences[-1]
+    sentences = describe_path(moved[0])
+    assert "migrated to another replica" in sentences[0] and "ended: stop" in sentences[-1]
 
 
 def test_the_verbs_know_a_fleet(logs, tmp_path):
-    ways, _ = ways_in(logs_in(logs))
+    ways, _ = replica_paths(logs_in(logs))
     name = next(way.core_id for way in ways.values() if len(way.stops) > 1)
     code, shown = run("show", logs)
     assert code == 0 and "→" in shown and "12 answers" in shown
@@ -77,7 +77,7 @@ def test_the_verbs_know_a_fleet(logs, tmp_path):
     assert code == 0 and {json.loads(line)["core_id"] for line in lines.splitlines()} == set(ways)
     for verb in (("show", logs, "--request", name), ("why", logs, name)):
         code, told = run(*verb)
-        assert code == 0 and "to go on elsewhere" in told and f", {name}\n" in told
+        assert code == 0 and "migrated to another replica" in told and f", {name}\n" in told
     assert run("show", logs, "--steps")[0] != 0
     assert run("why", logs, "nobody")[0] != 0
     code, verified = run("verify", logs)

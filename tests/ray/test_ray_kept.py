@@ -15,7 +15,7 @@ pytest.importorskip("ray.serve", reason="Ray cannot be had here; make ray makes 
 from ray import serve  # noqa: E402
 
 from mmengine.fleet.durable_requests import INGRESS, REQUESTS  # noqa: E402
-from mmengine.replay.ask.fleet import logs_in, ways_in  # noqa: E402
+from mmengine.replay.queries.fleet import logs_in, replica_paths  # noqa: E402
 from mmengine_ray.deployments import application  # noqa: E402
 from tests.ray.fleets import replicas, serving, settings_for  # noqa: E402
 
@@ -128,7 +128,7 @@ def test_a_replica_and_an_ingress_are_killed(client, tmp_path):
     while left := list((tmp_path / INGRESS / REQUESTS).glob("*.request")):
         assert time.monotonic() < end, left
         time.sleep(0.1)
-    ways, broken = ways_in(logs_in(tmp_path))
+    ways, broken = replica_paths(logs_in(tmp_path))
     moved = [way for way in ways.values() if len(way.stops) > 1]
     half = sum(way.stops[-1].num_given > 0 for way in moved)
     print(f"{len(moved)} of {len(ways)} answers went on elsewhere, {half} of them from the middle")

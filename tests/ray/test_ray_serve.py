@@ -12,7 +12,7 @@ pytest.importorskip("ray.serve", reason="Ray cannot be had here; make ray makes 
 
 from ray import serve  # noqa: E402
 
-from mmengine.replay.ask.fleet import logs_in  # noqa: E402
+from mmengine.replay.queries.fleet import logs_in  # noqa: E402
 from mmengine.replay.verify import verify  # noqa: E402
 from mmengine_ray.deployments import application  # noqa: E402
 from tests.ray.fleets import all_told, memory_mb, replicas, serving, settings_for  # noqa: E402

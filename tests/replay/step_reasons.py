@@ -1,7 +1,7 @@
 """The reasons of one step of a log, as the tests ask for them."""
 
 from mmengine.replay import Step
-from mmengine.replay.ask.reasons import Reason, Reasons
+from mmengine.replay.queries.reasons import Reason, Reasons
 
 
 def reasons_of(step: Step) -> list[Reason]:

@@ -5,9 +5,9 @@ import pytest
 from mmengine.cli.logs.show_tables import request_table
 from mmengine.core.engine import EngineCore
 from mmengine.events.log import LogWriter
-from mmengine.replay.ask.life import life_lines
-from mmengine.replay.ask.show import request_lines
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.queries.request_events import request_events
+from mmengine.replay.queries.summaries import request_lines
 from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import request, settings_of
 
@@ -31,6 +31,6 @@ def test_show_says_through_what_a_request_was_asked(tmp_path, envelope, said):
     core.close()
     lines = list(request_lines(folder))
     assert [line.api for line in lines] == [said]
-    first = next(life_lines(CheckedLog(folder), "a"))
-    assert first.changed["api"] == said and f"asked through {said}" in first.text
+    first = next(request_events(CheckedLog(folder), "a"))
+    assert first.changed["api"] == said and f"through {said}" in first.text
     assert "through" in [str(column.header) for column in request_table(lines).columns]

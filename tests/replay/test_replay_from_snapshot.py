@@ -15,7 +15,7 @@ from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.segment import segment_paths, snapshot_sequences
 from mmengine.events.snapshots import SnapshotFolder
 from mmengine.replay import open_log, request_lines, step_lines, verify
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
 from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import image, request, settings_of
 from tests.events.logs import drop_first

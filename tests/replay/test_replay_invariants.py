@@ -11,7 +11,7 @@ from mmengine.core.state.blocks import BlockPool
 from mmengine.core.state.columns import NEVER
 from mmengine.core.state.state import State
 from mmengine.events.log import LogWriter
-from mmengine.replay.invariants import INVARIANTS, broken
+from mmengine.replay.invariants import INVARIANTS, find_broken
 from mmengine.replay.verify import verify
 from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import Bench, image, request, settings_of
@@ -128,11 +128,11 @@ def turn_the_queue_around(state):
 )
 def test_damage_is_seen(damage, name):
     state = busy()
-    assert broken(state) is None
+    assert find_broken(state) is None
     damage(state)
-    assert broken(state).name == name
-    assert broken(state, name).what
-    assert [each for each in INVARIANTS if broken(state, each)] == [name]
+    assert find_broken(state).name == name
+    assert find_broken(state, name).text
+    assert [each for each in INVARIANTS if find_broken(state, each)] == [name]
 
 
 def free_twice(patch):

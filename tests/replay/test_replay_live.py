@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.report import live
 from mmengine.replay.report.collect import collect
 from mmengine.replay.report.live import LiveReport

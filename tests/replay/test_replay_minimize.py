@@ -17,12 +17,13 @@ from mmengine.core.fold import evolve
 from mmengine.core.state import policy
 from mmengine.errors import LogError
 from mmengine.replay import replay_failure
-from mmengine.replay.minimize import command, deadline, shrink
-from mmengine.replay.minimize.command import Command
+from mmengine.replay.minimize import command_probe as command
+from mmengine.replay.minimize import deadline, shrink
+from mmengine.replay.minimize.build_probe import BuildProbe
+from mmengine.replay.minimize.command_probe import CommandProbe
 from mmengine.replay.minimize.deadline import Deadline, OutOfTime
 from mmengine.replay.minimize.failures import Failure, find_failure
 from mmengine.replay.minimize.minimize import Minimizer
-from mmengine.replay.minimize.other import Other
 from mmengine.replay.rerun.playback import Playback
 from mmengine.replay.rerun.script import read_script
 from tests.replay.runs import busy_run
@@ -203,7 +204,7 @@ def test_scripts_shrink_as_they_say(tmp_path):
     script = read_script(tmp_path / "log")
     event = next(event for event in script.requests if event.media and len(event.prompt) > 80)
     name, item = event.request_id, event.media[0]
-    smaller = shrink.with_media_size(script, item.mm_hash, 1)
+    smaller = shrink.resize_media(script, item.mm_hash, 1)
     for each in smaller.requests:
         assert all(one.num_embeds == 1 for one in each.media if one.mm_hash == item.mm_hash)
         end = 0
@@ -212,14 +213,14 @@ def test_scripts_shrink_as_they_say(tmp_path):
                 assert start >= end
                 end = start + length
         assert end <= len(each.prompt) // 4
-    start, end = next(iter(shrink.texts(event)))
-    cut = shrink.without_text(script, name, start, end - start)
+    start, end = next(iter(shrink.text_ranges(event)))
+    cut = shrink.drop_text(script, name, start, end - start)
     changed = next(each for each in cut.requests if each.request_id == name)
     assert len(changed.prompt) == len(event.prompt) - 4 * (end - start)
     kept = np.delete(np.frombuffer(event.prompt, np.int32), np.s_[start:end])
     assert np.frombuffer(changed.prompt, np.int32).tolist() == kept.tolist()
     other = next(each.request_id for each in script.requests if each.request_id != name)
-    both = shrink.merged(script, other, name)
+    both = shrink.merge_requests(script, other, name)
     assert [each.request_id for each in both.requests].count(other) == 0
 
 
@@ -237,7 +238,7 @@ def test_another_failure_that_comes_first_is_told_apart(tmp_path, monkeypatch, c
     out = tmp_path / "made" / "small"
     arguments = ("minimize", tmp_path / "log", "--failing", "divergence", "-o", out)
     code, said = run(capsys, monkeypatch, *arguments)
-    assert code == 1 and "another failure comes first" in said.err and "--failing crash" in said.err
+    assert code == 1 and "another failure comes before" in said.err and "--failing crash" in said.err
     assert not out.parent.exists()
     code, said = run(capsys, monkeypatch, *arguments[:3], "crash", "-o", out)
     assert not code and [path.name for path in out.parent.iterdir()] == ["small"]
@@ -284,18 +285,18 @@ def test_other_commands_are_processes(on_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["mmengine"])
     monkeypatch.setattr(command, "write_log", lambda *arguments: None)
     for text in ("mmengine log fsck --repair {}", "mmengine log redact {} x", "sh -c 'exit 99' {}"):
-        assert Command(text, main=lambda arguments: 0).of_log(Path("log")).kind == "exit code 99"
-    assert Command("mmengine log verify {}", main=lambda arguments: 0).of_log(Path("log")) is None
-    with pytest.raises(LogError, match="cannot be split"):
-        Command("mmengine 'log {}")
+        assert CommandProbe(text, main=lambda arguments: 0).of_log(Path("log")).kind == "exit code 99"
+    assert CommandProbe("mmengine log verify {}", main=lambda arguments: 0).of_log(Path("log")) is None
+    with pytest.raises(LogError, match="cannot be parsed"):
+        CommandProbe("mmengine 'log {}")
 
 
 def test_a_command_ends_with_the_deadline(on_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["mmengine"])
     begin = time.monotonic()
     for text in ("sh -c 'sleep 60' {}", "mmengine log verify {}"):
-        with pytest.raises(OutOfTime, match="over while"):
-            Command(text, Deadline(0.2), main=lambda arguments: time.sleep(60) or 0).of_log(Path("log"))
+        with pytest.raises(OutOfTime, match="passed while"):
+            CommandProbe(text, Deadline(0.2), main=lambda arguments: time.sleep(60) or 0).of_log(Path("log"))
     assert time.monotonic() - begin < 20
 
 
@@ -305,7 +306,7 @@ def test_seconds_bound_the_first_replay(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Playback, "step", lambda self: (time.sleep(0.3), real(self))[1])
     arguments = ("minimize", tmp_path / "log", "--failing", "any", "-o", tmp_path / "small", "--seconds", "1")
     code, said = run(capsys, monkeypatch, *arguments)
-    assert code == 1 and "1 seconds were over while serving its requests for the first time" in said.err
+    assert code == 1 and "1 seconds passed while serving its requests for the first time" in said.err
     assert not (tmp_path / "small").exists()
 
 
@@ -364,10 +365,10 @@ def test_builds_that_agree_or_cannot_be_asked(tmp_path, monkeypatch, capsys):
     assert code == 1 and "nothing failed" in said.err
     (tmp_path / "old" / "mmengine").mkdir(parents=True)
     (tmp_path / "old" / "mmengine" / "__init__.py").touch()
-    for where, words in ((tmp_path / "old", "is it too old?"), (tmp_path, "is no Python")):
+    for where, words in ((tmp_path / "old", "is it too old?"), (tmp_path, "is not a Python")):
         code, said = run(capsys, monkeypatch, *arguments, "--against", where)
         assert code == 1 and words in said.err and "Traceback" not in said.err
     code, said = run(capsys, monkeypatch, *arguments)
     assert code == 2 and "give one of them" in said.err
-    with pytest.raises(LogError, match="answered|too old"), Other(str(tmp_path / "old")):
+    with pytest.raises(LogError, match="instead of its own|too old"), BuildProbe(str(tmp_path / "old")):
         pass

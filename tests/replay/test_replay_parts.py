@@ -5,12 +5,12 @@ import pytest
 from mmengine.cli.logs.show_tables import step_tables
 from mmengine.events.log import LogWriter
 from mmengine.replay import step_lines, verify
-from mmengine.replay.ask.life import life_lines
-from mmengine.replay.ask.step_report import step_report
-from mmengine.replay.ask.why import why
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.convert.redact import redact
-from mmengine.replay.rerun.measured import Watch
+from mmengine.replay.queries.request_events import request_events
+from mmengine.replay.queries.step_report import step_report
+from mmengine.replay.queries.why import why
+from mmengine.replay.rerun.measurement import Watch
 from mmengine.replay.timeline import fold
 from mmengine.simulation.device import share_of
 from tests.core.small_engine import Bench, request
@@ -30,9 +30,9 @@ def log(tmp_path_factory):
 
 def test_why_tells_of_the_wait_and_of_the_pieces(log):
     texts = [claim.text for claim in why(log, "a")]
-    (waited,) = [text for text in texts if "got nothing" in text]
-    assert "encoded in pieces: it takes 32 of encoder work, and a step 5" in waited
-    assert any("(image, 4 embeddings) was encoded in pieces: it takes 32" in text for text in texts)
+    (waited,) = [text for text in texts if "Not scheduled" in text]
+    assert "encoded in parts (32 units of encoder work, 5 per step)" in waited
+    assert any("(image, 4 embeddings) was encoded in parts: 32 units" in text for text in texts)
 
 
 def test_a_step_shows_its_part_and_who_waits_for_it(log):
@@ -45,7 +45,9 @@ def test_a_step_shows_its_part_and_who_waits_for_it(log):
 
 
 def test_a_life_and_the_steps_count_it_once(log):
-    parts = [line.changed["until"] for line in life_lines(CheckedLog(log), "a") if line.event == "Encoded"]
+    parts = [
+        line.changed["until"] for line in request_events(CheckedLog(log), "a") if line.event == "Encoded"
+    ]
     assert parts == [5, 10, 15, 20, 25, 30, 32]
     assert [line.step for line in step_lines(log) if line.num_encoded] == [6]
 

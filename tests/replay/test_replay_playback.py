@@ -7,7 +7,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter, MemoryLog
 from mmengine.replay.rerun.playback import Playback
 from mmengine.replay.rerun.script import read_script
-from mmengine.replay.rerun.scripted import ScriptedExecutor
+from mmengine.replay.rerun.scripted_executor import ScriptedExecutor
 from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import request, settings_of
 from tests.replay.runs import busy_run

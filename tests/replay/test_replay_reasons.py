@@ -12,7 +12,7 @@ from mmengine.core.state.state import State
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 from mmengine.replay import open_log
-from mmengine.replay.ask.reasons import (
+from mmengine.replay.queries.reasons import (
     BEHIND,
     BLOCKS,
     ENCODER_BUDGET,

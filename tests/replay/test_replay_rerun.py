@@ -135,7 +135,7 @@ def test_what_cannot_be_estimated_is_refused(log, tmp_path):
     with pytest.raises(ConfigError, match="no_such"):
         rerun(log[0], {"no_such": 3})
     simulated_log(tmp_path / "short", count=2)
-    with pytest.raises(LogError, match="steps with a time"):
+    with pytest.raises(LogError, match="timed steps"):
         rerun(tmp_path / "short", {})
 
 

@@ -10,12 +10,12 @@ from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.replay import request_lines, verify
-from mmengine.replay.ask.life import life_lines
-from mmengine.replay.ask.state_report import state_report
-from mmengine.replay.ask.step_report import step_report
-from mmengine.replay.ask.why import why
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.convert.redact import redact
+from mmengine.replay.queries.request_events import request_events
+from mmengine.replay.queries.state_report import state_report
+from mmengine.replay.queries.step_report import step_report
+from mmengine.replay.queries.why import why
 from mmengine.replay.report.collect import collect
 from mmengine.replay.rerun.script import read_script
 from mmengine.replay.timeline import open_log
@@ -49,18 +49,16 @@ def test_lines_tell_of_the_whole_prompt(folder):
 
 
 def test_a_life_and_its_reasons(folder):
-    life = [line.text for line in life_lines(CheckedLog(folder), "one.1")]
-    assert life[0] == "goes on with the first 14 tokens of session one"
-    assert any("session one keeps" in line for line in life)
+    life = [line.text for line in request_events(CheckedLog(folder), "one.1")]
+    assert life[0] == "continues the first 14 tokens of session one"
+    assert any("session one leases" in line for line in life)
     claims = {claim.kind: claim.text for claim in why(folder, "one.2")}
-    assert "It goes on with 27 tokens of session one" in claims["session"]
+    assert "Continues 27 tokens of session one" in claims["session"]
     claims = {claim.kind: claim.text for claim in why(folder, "two.1")}
-    assert claims["lease taken"] == (
-        "The session gave up all but 3 of its blocks in step 14 (no free blocks)."
-    )
+    assert claims["lease taken"] == ("Step 14 took all but 3 of the session's blocks (no free blocks).")
     claims = {claim.kind: claim for claim in why(folder, "one.3")}
     assert claims["session"].facts["dropped"] > 0 and "were dropped" in claims["session"].text
-    assert "nothing else was asked for" in claims["end"].text
+    assert "max_tokens is 0" in claims["end"].text
 
 
 def test_the_state_tells_of_sessions(folder):

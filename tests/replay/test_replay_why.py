@@ -11,12 +11,12 @@ from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import open_log, request_lines
-from mmengine.replay.ask.life import life_lines
-from mmengine.replay.ask.reasons import GAVE_WAY
-from mmengine.replay.ask.state_report import state_report
-from mmengine.replay.ask.step_report import step_report
-from mmengine.replay.ask.why import why
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.queries.reasons import GAVE_WAY
+from mmengine.replay.queries.request_events import request_events
+from mmengine.replay.queries.state_report import state_report
+from mmengine.replay.queries.step_report import step_report
+from mmengine.replay.queries.why import why
 from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import image, request, settings_of
 from tests.replay.runs import busy_run
@@ -49,7 +49,7 @@ def claim(folder, name, kind):
 def test_a_life_holds_every_token(tmp_path, seed, settings):
     live = busy_run(tmp_path / "log", seed, **settings)
     for line in request_lines(tmp_path / "log"):
-        life = list(life_lines(CheckedLog(tmp_path / "log"), line.request_id))
+        life = list(request_events(CheckedLog(tmp_path / "log"), line.request_id))
         tokens = [token for each in life for token in each.changed.get("token_ids", ())]
         assert tokens == live.tokens[line.request_id] and len(tokens) == line.num_output_tokens
         kinds = [each.event for each in life]
@@ -158,9 +158,7 @@ def test_a_prefix_that_was_taken(tmp_path):
     found = claim(folder, "again", "prefix cache")
     assert found.facts["cached_tokens"] < 12 and found.facts["miss"] == "lost"
     assert (found.facts["loss"]["by"], found.facts["loss"]["taken_by"]) == ("first", "big")
-    assert (
-        "first had computed it in step 0, and it was taken in step" in found.text and "for big" in found.text
-    )
+    assert "computed by first in step 0, but step" in found.text and "took it for big" in found.text
 
 
 def test_a_prefix_that_differs(tmp_path):
@@ -213,7 +211,7 @@ def test_a_preemption_says_what_was_short(tmp_path):
     requests = [request("a", 20, max_tokens=30), request("b", 20, max_tokens=30)]
     folder = run(tmp_path / "log", requests, num_blocks=17, max_model_len=60)
     found = claim(folder, "b", "preemption")
-    assert found.facts["needed"] > found.facts["free"] >= 0 and "admitted last" in found.text
+    assert found.facts["needed"] > found.facts["free"] >= 0 and "the last admitted request" in found.text
     again = [each for each in why(folder, "b") if each.kind == "start"]
     assert len(again) == 2 and "again" in again[1].text
 
@@ -237,9 +235,9 @@ def test_ends(tmp_path):
     folder = tmp_path / "log"
     assert "max_model_len 12" in claim(folder, "long", "end").text
     assert claim(folder, "left", "end").facts["reason"] == "abort"
-    assert "refused when it came" in claim(folder, "refused", "end").text
-    assert "still runs" in claim(folder, "open", "open").text
-    with pytest.raises(LogError, match="no request in .* has that id"):
+    assert "Rejected on arrival" in claim(folder, "refused", "end").text
+    assert "Still running" in claim(folder, "open", "open").text
+    with pytest.raises(LogError, match="no request in .* has this id"):
         why(folder, "nobody")
 
 

@@ -8,15 +8,15 @@ import pytest
 from mmengine.errors import LogError
 from mmengine.events.log import LogReader
 from mmengine.replay import request_lines
-from mmengine.replay.ask.life import life_lines
-from mmengine.replay.ask.state_report import state_report
-from mmengine.replay.ask.step_report import step_report
-from mmengine.replay.ask.why import why
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.convert.export import csv_lines, mooncake_lines
 from mmengine.replay.convert.perfetto import perfetto_lines
 from mmengine.replay.convert.redact import redact
 from mmengine.replay.diff import diff
+from mmengine.replay.queries.request_events import request_events
+from mmengine.replay.queries.state_report import state_report
+from mmengine.replay.queries.step_report import step_report
+from mmengine.replay.queries.why import why
 from tests.events.logs import drop_first
 from tests.replay.test_replay_from_snapshot import write_run
 
@@ -38,8 +38,8 @@ def test_what_is_left_is_as_in_the_whole_log(logs):
     old = set(log.first_state().requests)
     assert old and old < left
     for name in sorted(left):
-        all_lines = list(life_lines(CheckedLog(whole), name))
-        lines = list(life_lines(CheckedLog(rest), name))
+        all_lines = list(request_events(CheckedLog(whole), name))
+        lines = list(request_events(CheckedLog(rest), name))
         behind = [line for line in all_lines if line.sequence > log.begins_after]
         assert [(line.sequence, line.text) for line in lines] == [
             (line.sequence, line.text) for line in behind
@@ -65,9 +65,9 @@ def test_what_cannot_be_told(logs, tmp_path):
     whole, rest = logs
     name = next(iter(CheckedLog(rest).first_state().requests))
     for look, said in (
-        (lambda: why(rest, name), "the beginning of the log in .* is gone"),
-        (lambda: redact(rest, tmp_path / "public", bytes(16)), "the beginning of the log in .* is gone"),
-        (lambda: diff(whole, rest), "cannot be compared"),
+        (lambda: why(rest, name), "the beginning of the log in .* was deleted"),
+        (lambda: redact(rest, tmp_path / "public", bytes(16)), "the beginning of the log in .* was deleted"),
+        (lambda: diff(whole, rest), "begin at different records"),
     ):
         with pytest.raises(LogError, match=said):
             look()

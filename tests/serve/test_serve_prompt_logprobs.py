@@ -12,7 +12,7 @@ from mmengine.core.resume import Resume
 from mmengine.errors import InvalidRequest
 from mmengine.events import vocabulary as ev
 from mmengine.models.loader import resolve_folder
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.verify import verify
 from mmengine.request import Request, SamplingParams
 from mmengine.serve.engine.engine import Engine

@@ -11,7 +11,7 @@ from mmengine import AsyncEngine
 from mmengine.cli.serve import EMBEDDED_NAME
 from mmengine.core.resume import Resume
 from mmengine.events import vocabulary as ev
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
 from tests.pictures import data_url, scene
 from tests.project.doc_blocks import blocks
 from tests.server.batching import CHAT, batching, begun, client_of, ended, line, lines_in

@@ -7,7 +7,7 @@ import pytest
 
 from mmengine.core.resume import Resume
 from mmengine.events import vocabulary as ev
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
 from mmengine.serve.batch.progress import AnswerFile
 from mmengine.serve.stream.request_stream import Stream
 from mmengine.server.batches import run as batch_run

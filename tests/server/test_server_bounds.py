@@ -11,7 +11,7 @@ import pytest
 
 from mmengine.errors import QueueFull
 from mmengine.events import vocabulary as ev
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
 from mmengine.server.batches.lines import checked
 from mmengine.server.http import json_values as values
 from mmengine.server.http.auth import ApiKeys

@@ -18,7 +18,7 @@ import pytest
 
 from mmengine.cli import serve_config
 from mmengine.events import vocabulary as ev
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
 from tests.cli.cli_process import call_cli
 from tests.pictures import scene
 from tests.project.doc_blocks import blocks

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from mmengine.replay.ask.why import why
+from mmengine.replay.queries.why import why
 from mmengine.server.live import feed
 from mmengine.server.live.page import live_page
 from tests.server.openai_answers import named_events

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from mmengine.events import vocabulary as ev
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
 from mmengine.request import SamplingParams
 from mmengine.serve.text.choice_deltas import ChoiceDeltas
 from mmengine.serve.text.reasoning import NO_REASONING

@@ -10,7 +10,7 @@ import pytest
 
 from mmengine.core.resume import Resume
 from mmengine.events import vocabulary as ev
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
 from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.server.http.errors import ApiError
 from tests.serve.serve_fakes import builder

@@ -15,7 +15,7 @@ import pytest
 
 from mmengine.errors import KeepFailed
 from mmengine.events import vocabulary as ev
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
 from mmengine.request import SamplingParams
 from mmengine.serve.stream.answer_record import AnswerRecord, RecordReader, StoredAnswer, StoredChoice
 from mmengine.serve.stream.request_stream import Stream

@@ -58,7 +58,7 @@ def test_created_and_ids_are_those_of_the_log(tmp_path):
     import msgspec
 
     from mmengine.events import vocabulary as ev
-    from mmengine.replay.checked import CheckedLog
+    from mmengine.replay.checked_log import CheckedLog
 
     with served(engine_options={"log": tmp_path / "log"}) as one:
         answer = one.chat("hello", request_id="mine", n=2)[2]

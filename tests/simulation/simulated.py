@@ -4,7 +4,7 @@ import json
 import zlib
 from pathlib import Path
 
-from mmengine.replay.invariants import broken
+from mmengine.replay.invariants import find_broken
 from mmengine.simulation import Driver, read_settings
 from mmengine.simulation.records import Recorder
 from mmengine.simulation.workload_files import load_workload
@@ -14,11 +14,11 @@ class Checked(Recorder):
     """Looks at the invariants at each step, when it is decided and when its tokens are applied."""
 
     def decided(self, state):
-        assert broken(state) is None, broken(state)
+        assert find_broken(state) is None, find_broken(state)
         super().decided(state)
 
     def updated(self, state):
-        assert broken(state) is None, broken(state)
+        assert find_broken(state) is None, find_broken(state)
         super().updated(state)
 
 

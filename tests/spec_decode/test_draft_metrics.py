@@ -10,8 +10,8 @@ import pytest
 from mmengine.config import EngineConfig
 from mmengine.core.state.draft_counts import DraftCounts
 from mmengine.events import vocabulary as ev
-from mmengine.replay.ask.show import request_lines
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.queries.summaries import request_lines
 from mmengine.replay.timeline import fold
 from mmengine.serve.engine.engine import Engine
 from tests.cli.cli_process import call_cli

@@ -12,7 +12,7 @@ import mmengine.build
 from mmengine.config import EngineConfig
 from mmengine.events import vocabulary as ev
 from mmengine.models.plugin import Prepared
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.timeline import fold
 from mmengine.replay.verify import verify
 from mmengine.request import SamplingParams

@@ -7,11 +7,11 @@ from mmengine.cli.logs.printing import clean, console, print_json, printable
 from mmengine.errors import InvalidRequest, LogError
 
 if TYPE_CHECKING:  # heavy: loaded when a command runs
-    from mmengine.replay.ask.fleet import Way
+    from mmengine.replay.queries.fleet import ReplicaPath
 
 
 def is_fleet(folder: Path) -> bool:
-    from mmengine.replay.ask.fleet import is_fleet  # lazy, like all below: help needs none of it
+    from mmengine.replay.queries.fleet import is_fleet  # lazy, like all below: help needs none of it
 
     return is_fleet(folder)
 
@@ -50,10 +50,10 @@ def show_requests(folder: Path, limit: int, json_output: bool) -> None:
 
 def tell_of(folder: Path, request_id: str, json_output: bool) -> list[Path]:
     """The way of one request; gives the logs that have it. Raises LogError where none does."""
-    from mmengine.replay.ask.fleet import ids_of, story
+    from mmengine.replay.queries.fleet import core_ids, describe_path
 
     ways = _ways(folder)
-    found = [ways[name] for name in ids_of(ways, request_id)]
+    found = [ways[name] for name in core_ids(ways, request_id)]
     if not found:
         raise LogError(f"no log in {folder} has a request with that id; see mmengine log show {folder}")
     for way in found:
@@ -61,7 +61,7 @@ def tell_of(folder: Path, request_id: str, json_output: bool) -> list[Path]:
             print_json(_as_json(way))
             continue
         print(printable(way.core_id))
-        for sentence in story(way):
+        for sentence in describe_path(way):
             print(f"  {printable(sentence, 1000)}")
     return [folder / name for name in dict.fromkeys(stop.log for way in found for stop in way.stops)]
 
@@ -77,18 +77,18 @@ def write_page(folder: Path, out: Path, json_output: bool) -> None:
         print(f"{out}: {num_requests} answers over {num_logs} logs, each of which has a page beside it")
 
 
-def _ways(folder: Path) -> "dict[str, Way]":
+def _ways(folder: Path) -> "dict[str, ReplicaPath]":
     import sys
 
-    from mmengine.replay.ask.fleet import logs_in, ways_in
+    from mmengine.replay.queries.fleet import logs_in, replica_paths
 
-    ways, broken = ways_in(logs_in(folder))
+    ways, broken = replica_paths(logs_in(folder))
     for log, why in broken.items():
         print(f"mmengine: {log.name} is left out: {printable(why)}", file=sys.stderr)
     return ways
 
 
-def _as_json(way: "Way") -> dict[str, object]:
+def _as_json(way: "ReplicaPath") -> dict[str, object]:
     import msgspec
 
     counts = {"num_tokens": way.num_tokens, "num_computed": way.num_computed, "end": way.end}

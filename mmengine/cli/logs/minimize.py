@@ -12,7 +12,7 @@ from mmengine.cli.logs.printing import Folder, Json, existing, print_json
 from mmengine.errors import MMEngineError, code_of
 
 if TYPE_CHECKING:  # heavy: loaded when a command runs
-    from mmengine.replay.minimize.command import Main
+    from mmengine.replay.minimize.command_probe import Main
     from mmengine.replay.minimize.deadline import Deadline
     from mmengine.replay.minimize.failures import Failure
     from mmengine.replay.minimize.minimize import Minimizer, Progress
@@ -54,7 +54,7 @@ def minimize(
 ) -> None:
     from mmengine.replay.minimize.deadline import Deadline  # lazy, like all below: help needs none of it
     from mmengine.replay.minimize.minimize import Minimizer
-    from mmengine.replay.minimize.probe import Kind
+    from mmengine.replay.minimize.probe import KindProbe
     from mmengine.replay.minimize.reproduction import refuse_used, reproduce
     from mmengine.replay.rerun.script import read_script
 
@@ -64,8 +64,8 @@ def minimize(
         script = read_script(existing(folder), lambda state, record: deadline.check())
         minimizer = Minimizer(script, probe.of_script, deadline=deadline, progress=progress)
         first = minimizer.failure
-        if isinstance(probe, Kind):
-            probe.told_apart(first)
+        if isinstance(probe, KindProbe):
+            probe.check_kind(first)
         small = minimizer.minimize(settings=settings)
         test = reproduce(small, minimizer.failure, probe, out, len(script.requests))
     _print(minimizer, first, len(script.requests), test, deadline, json_output)
@@ -74,18 +74,18 @@ def minimize(
 @contextmanager
 def _probe(failing: str, against: str, deadline: "Deadline", main: "Main") -> "Iterator[Probe]":
     """What says whether a log fails."""
-    from mmengine.replay.minimize.command import Command
+    from mmengine.replay.minimize.build_probe import BuildProbe
+    from mmengine.replay.minimize.command_probe import CommandProbe
     from mmengine.replay.minimize.failures import KINDS
-    from mmengine.replay.minimize.other import Other
-    from mmengine.replay.minimize.probe import Kind
+    from mmengine.replay.minimize.probe import KindProbe
 
     if bool(failing) == bool(against):
         raise typer.BadParameter("give one of them", param_hint="--failing / --against")
     if against:
-        with Other(against, deadline) as other:
+        with BuildProbe(against, deadline) as other:
             yield other
     else:
-        yield Kind(failing, deadline) if failing in KINDS else Command(failing, deadline, main)
+        yield KindProbe(failing, deadline) if failing in KINDS else CommandProbe(failing, deadline, main)
 
 
 def _main_of(context: typer.Context) -> "Main":

@@ -13,7 +13,7 @@ from mmengine.cli.logs.printing import Folder, Json, console, existing, print_js
 from mmengine.errors import NO_END, InvalidRequest, LogError
 
 if TYPE_CHECKING:  # heavy: loaded when a command runs
-    from mmengine.replay.checked import CheckedLog
+    from mmengine.replay.checked_log import CheckedLog
 
 _Line = TypeVar("_Line")
 POLL_S = 0.2  # how often --follow looks
@@ -48,7 +48,7 @@ def show(
     from mmengine.cli.logs import show_tables as tables  # lazy, like all below: help needs none of it
     from mmengine.events.lock import is_locked
     from mmengine.events.log_end import log_end
-    from mmengine.replay.ask.show import request_lines, step_lines
+    from mmengine.replay.queries.summaries import request_lines, step_lines
 
     existing(folder)
     if fleet.is_fleet(folder):
@@ -68,18 +68,18 @@ def show(
     if follow:
         _follow(folder, request, steps, json_output)
     elif step is not None:
-        from mmengine.replay.ask.step_report import step_report
+        from mmengine.replay.queries.step_report import step_report
 
         _one(step_report(folder, step), tables.step_tables, limit, json_output)
     elif at is not None:
-        from mmengine.replay.ask.state_report import state_report
+        from mmengine.replay.queries.state_report import state_report
 
         _one(state_report(folder, at), tables.state_tables, limit, json_output)
     elif request is not None:
-        from mmengine.replay.ask.life import life_lines
-        from mmengine.replay.checked import CheckedLog
+        from mmengine.replay.checked_log import CheckedLog
+        from mmengine.replay.queries.request_events import request_events
 
-        life = list(life_lines(CheckedLog(folder), request))
+        life = list(request_events(CheckedLog(folder), request))
         if not life:
             raise LogError(f"no request in {folder} has that id; see mmengine log show {folder}")
         _list(tables.life_table(life), life, json_output)
@@ -98,15 +98,15 @@ def show(
 def _lives(log: Path, request: str, json_output: bool) -> None:
     """What one of several logs has of a request and its choices."""
     from mmengine.cli.logs import show_tables as tables  # lazy
-    from mmengine.replay.ask.fleet import ids_of
-    from mmengine.replay.ask.life import life_lines
-    from mmengine.replay.ask.show import request_lines
-    from mmengine.replay.checked import CheckedLog
+    from mmengine.replay.checked_log import CheckedLog
+    from mmengine.replay.queries.fleet import core_ids
+    from mmengine.replay.queries.request_events import request_events
+    from mmengine.replay.queries.summaries import request_lines
 
-    for name in ids_of([line.request_id for line in request_lines(log)], request):
+    for name in core_ids([line.request_id for line in request_lines(log)], request):
         if not json_output:
             print(f"\n{printable(log.name)}, {printable(name)}")
-        lines = list(life_lines(CheckedLog(log), name))
+        lines = list(request_events(CheckedLog(log), name))
         _list(tables.life_table(lines), lines, json_output)
 
 
@@ -137,7 +137,7 @@ def _follow(folder: Path, request: str | None, steps: bool, json_output: bool) -
     """Lines as they come, until Ctrl-C."""
     import time
 
-    from mmengine.replay.checked import CheckedLog  # lazy
+    from mmengine.replay.checked_log import CheckedLog  # lazy
 
     def wait() -> bool:
         time.sleep(POLL_S)
@@ -151,11 +151,11 @@ def _follow(folder: Path, request: str | None, steps: bool, json_output: bool) -
 
 def _print_lines(log: "CheckedLog", request: str | None, steps: bool, json_output: bool) -> None:
     from mmengine.cli.logs import show_tables as tables  # lazy
-    from mmengine.replay.ask.life import life_lines
-    from mmengine.replay.ask.show import ended_requests, step_lines
+    from mmengine.replay.queries.request_events import request_events
+    from mmengine.replay.queries.summaries import ended_requests, step_lines
 
     if request is not None:
-        _print_each(life_lines(log, request), tables.life_text, json_output)
+        _print_each(request_events(log, request), tables.life_text, json_output)
     elif steps:
         _print_each(step_lines(log), tables.step_text, json_output)
     else:

@@ -8,10 +8,10 @@ from rich.table import Table
 from mmengine.cli.logs.printing import clean, ms, printable
 
 if TYPE_CHECKING:  # heavy: loaded when a command runs
-    from mmengine.replay.ask.life import LifeLine
-    from mmengine.replay.ask.show import RequestLine, StepLine
-    from mmengine.replay.ask.state_report import SessionReport, StateReport
-    from mmengine.replay.ask.step_report import BatchRow, StepReport
+    from mmengine.replay.queries.request_events import RequestEvent
+    from mmengine.replay.queries.state_report import SessionReport, StateReport
+    from mmengine.replay.queries.step_report import BatchRow, StepReport
+    from mmengine.replay.queries.summaries import RequestLine, StepLine
 
 
 def request_table(lines: Iterable["RequestLine"]) -> Table:
@@ -74,7 +74,7 @@ def step_text(line: "StepLine") -> str:
     return printable(f"{text}, failed: {line.failed}" if line.failed else text)
 
 
-def life_table(lines: list["LifeLine"]) -> Table:
+def life_table(lines: list["RequestEvent"]) -> Table:
     """Steps that only decode, one token each, are drawn together."""
     table = Table("step", "ms", "event", "what")
     for group in _decode_runs(lines):
@@ -89,14 +89,14 @@ def life_table(lines: list["LifeLine"]) -> Table:
     return table
 
 
-def life_text(line: "LifeLine") -> str:
+def life_text(line: "RequestEvent") -> str:
     return printable(f"step {line.step}  {ms(line.since_ns)} ms  {line.event}  {line.text}")
 
 
-def _decode_runs(lines: list["LifeLine"]) -> Iterator[list["LifeLine"]]:
+def _decode_runs(lines: list["RequestEvent"]) -> Iterator[list["RequestEvent"]]:
     """Runs of (SCHEDULED one token, EXECUTED one token) that say nothing else, as one group; the other
     lines one by one."""
-    run: list[LifeLine] = []
+    run: list[RequestEvent] = []
     for line in lines:
         if _is_plain(line):
             run.append(line)
@@ -107,7 +107,7 @@ def _decode_runs(lines: list["LifeLine"]) -> Iterator[list["LifeLine"]]:
     yield from _as_groups(run)
 
 
-def _as_groups(run: list["LifeLine"]) -> Iterator[list["LifeLine"]]:
+def _as_groups(run: list["RequestEvent"]) -> Iterator[list["RequestEvent"]]:
     if run and run[0].event == "Executed":  # the token that a chunk of the prompt gave
         yield [run.pop(0)]
     behind = [run.pop()] if run and run[-1].event == "Scheduled" else []
@@ -118,7 +118,7 @@ def _as_groups(run: list["LifeLine"]) -> Iterator[list["LifeLine"]]:
     yield from ([line] for line in behind)
 
 
-def _is_plain(line: "LifeLine") -> bool:
+def _is_plain(line: "RequestEvent") -> bool:
     changed = line.changed
     match line.event:
         case "Scheduled":

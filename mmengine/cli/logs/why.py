@@ -1,4 +1,4 @@
-"""`mmengine log why`: a request's story, each sentence with its step."""
+"""`mmengine log why`: a request's course, each sentence with its step."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +8,7 @@ from mmengine.cli.logs import fleet
 from mmengine.cli.logs.printing import Folder, Json, console, existing, ms, print_json, printable
 
 if TYPE_CHECKING:  # heavy: loaded when a command runs
-    from mmengine.replay.ask.why import Claim
+    from mmengine.replay.queries.why import Claim
 
 HELP = (
     "Say in sentences why a request waited, was preempted, missed the caches and ended.\n\n"
@@ -22,16 +22,16 @@ def why(
     request: Annotated[str, typer.Argument(metavar="REQUEST", help="Its id.", show_default=False)],
     json_output: Json = False,
 ) -> None:
-    from mmengine.replay.ask.why import why as explain  # lazy: help needs none of it
+    from mmengine.replay.queries.why import why as explain  # lazy: help needs none of it
 
     if not fleet.is_fleet(existing(folder)):
         _print(explain(folder, request), json_output)
         return
-    from mmengine.replay.ask.fleet import ids_of
-    from mmengine.replay.ask.show import request_lines
+    from mmengine.replay.queries.fleet import core_ids
+    from mmengine.replay.queries.summaries import request_lines
 
     for log in fleet.tell_of(folder, request, json_output):
-        for name in ids_of([line.request_id for line in request_lines(log)], request):
+        for name in core_ids([line.request_id for line in request_lines(log)], request):
             if not json_output:
                 print(f"\n{printable(log.name)}, {printable(name)}")
             _print(explain(log, name), json_output)

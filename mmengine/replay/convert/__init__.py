@@ -1,1 +1,1 @@
-"""A log in other forms: for other programs, and for posting in public."""
+"""Converts a log for other programs and for publication."""

@@ -1,4 +1,4 @@
-"""A log in forms that other programs read: a Mooncake trace, and tables as CSV."""
+"""Exports a log as a Mooncake trace or as CSV tables."""
 
 import csv
 import hashlib
@@ -14,20 +14,22 @@ import numpy as np
 from mmengine.core.state.blocks import block_extras
 from mmengine.core.state.request_state import request_of
 from mmengine.events import vocabulary as ev
-from mmengine.replay.ask.show import RequestLine, StepLine, request_lines, step_lines
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.queries.summaries import RequestLine, StepLine, request_lines, step_lines
 from mmengine.replay.timeline import fold, taken_tokens
 
-MOONCAKE_BLOCK = 512  # tokens behind one hash id
+MOONCAKE_BLOCK = 512  # Tokens per hash id.
 
 
 def mooncake_lines(folder: Path) -> Iterator[str]:
-    """One line a request, in order of arrival: {"timestamp" (ms), "input_length", "output_length",
-    "hash_ids"}. Equal ids are equal beginnings: of tokens, media and salt up to the end of that block of
-    512. Ids count from 0, so nothing of the prompts is in them. Requests whose arrival is gone with the
-    beginning of the log are left out. Raises what `verify` raises.
+    """Yield a line per request, in order of arrival: {"timestamp" (ms), "input_length", "output_length",
+    "hash_ids"}.
 
-    The format is that of the Mooncake traces (FAST'25); `mmengine simulate --format mooncake` reads it.
+    Equal ids mean equal prefixes: tokens, media and salt up to the end of this block of 512. Ids count from
+    0, so they contain nothing of the prompts. Requests whose arrival was deleted with the beginning of the
+    log are omitted. Raises the errors of `verify`.
+
+    The format is the Mooncake traces' (FAST'25); `mmengine simulate --format mooncake` reads it.
     """
     lengths = _output_lengths(folder)
     ids: dict[bytes, int] = {}
@@ -47,7 +49,7 @@ def mooncake_lines(folder: Path) -> Iterator[str]:
 
 
 def _output_lengths(folder: Path) -> list[int]:
-    """Tokens that each request was given, in order of arrival; at least 1."""
+    """Return the number of tokens that each request generated, in order of arrival; at least 1."""
     lengths: list[int] = []
     number_of: dict[str, int] = {}
     log = CheckedLog(folder)
@@ -60,7 +62,7 @@ def _output_lengths(folder: Path) -> list[int]:
                 case ev.Executed():
                     for row, tokens in taken_tokens(state, record.event):
                         name = state.requests_by_row[row].request.request_id
-                        if name in number_of:  # else it came before what the log holds
+                        if name in number_of:  # Other requests arrived before the log's first record.
                             lengths[number_of[name]] += len(tokens)
                 case ev.Finished(request_id=name):
                     number_of.pop(name, None)
@@ -82,8 +84,10 @@ def _hash_ids(event: ev.Queued, ids: dict[bytes, int]) -> list[int]:
 
 
 def csv_lines(folder: Path, *, steps: bool) -> Iterator[str]:
-    """A table with a header, one line a request, or with `steps` one a step; times in ns. Text that a
-    spreadsheet would take for a formula begins with an apostrophe. Raises what `verify` raises."""
+    """Yield a table with a header and a line per request, or with `steps` a line per step; times are in ns.
+
+    Text that a spreadsheet would treat as a formula begins with an apostrophe. Raises the errors of `verify`.
+    """
     kind = StepLine if steps else RequestLine
     names = [field.name for field in fields(kind)]
     yield _csv_line(names)

@@ -1,7 +1,7 @@
-"""A log as a Chrome trace (JSON), which https://ui.perfetto.dev and chrome://tracing open.
+"""Exports a log as a Chrome trace (JSON), which https://ui.perfetto.dev and chrome://tracing open.
 
-One process; a track for the steps, one a row, one a request (asynchronous slices), and counters. Times
-are the log's own, in us since its first record. Format: "Trace Event Format", Google, 2016.
+The trace has a single process; a track for the steps, a track per row, asynchronous slices per request, and
+counters. Times are the log's own, in us since its first record. Format: "Trace Event Format", Google, 2016.
 """
 
 import json
@@ -13,15 +13,15 @@ from typing import Any
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.timeline import fold, taken_tokens
 
 QUEUED, PREFILL, DECODE, PREEMPTED = "QUEUED", "PREFILL", "DECODE", "PREEMPTED"
-_PID, _STEPS, _FIRST_ROW = 1, 1, 2  # thread ids
+_PID, _STEPS, _FIRST_ROW = 1, 1, 2  # Thread ids.
 
 
 def perfetto_lines(folder: Path) -> Iterator[str]:
-    """The trace, line by line; nothing of it is kept. Raises what `verify` raises."""
+    """Yield the trace line by line, without holding it in memory. Raises the errors of `verify`."""
     yield '{"displayTimeUnit": "ms", "traceEvents": ['
     log = CheckedLog(folder)
     trace = _Trace(0 if log.first is None else log.first.mono_ns)
@@ -39,13 +39,13 @@ def perfetto_lines(folder: Path) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Life:
-    """Where a live request is: its state, its row and since when (ns)."""
+    """A live request's position: its phase, its row, and the time (ns) at which it got the row."""
 
     number: int
     phase: str
     row: int = -1
     row_since: int = 0
-    resumed: int = 0  # how often it came back
+    resumed: int = 0  # Number of resumptions.
 
 
 class _Trace:
@@ -54,10 +54,10 @@ class _Trace:
         self._lives: dict[str, _Life] = {}
         self._num_requests = 0
         self._counters: dict[str, dict[str, int]] = {}
-        self._dispatched: dict[int, tuple[int, dict[str, int]]] = {}  # steps under way: since when, facts
+        self._dispatched: dict[int, tuple[int, dict[str, int]]] = {}  # Steps in flight: dispatch time, facts.
 
     def of(self, state: State, record: Record) -> Iterator[dict[str, Any]]:
-        """What a record adds, given the state before it."""
+        """Yield the trace events for a record, given the state before it."""
         now, event = record.mono_ns, record.event
         self._last = now
         match event:
@@ -78,7 +78,7 @@ class _Trace:
             yield from self._decided(state, record)
 
     def begins(self, state: State) -> Iterator[dict[str, Any]]:
-        """Names of tracks, and the requests that are older than what the log holds."""
+        """Yield the tracks' names, and the requests that are older than the log's first record."""
         yield _meta("thread_name", "steps", _STEPS)
         for row in range(min(state.config.max_num_seqs, 4096)):
             yield _meta("thread_name", f"row {row}", _FIRST_ROW + row)
@@ -96,7 +96,7 @@ class _Trace:
         yield self._async(name, "b", phase, now)
 
     def at_end(self) -> Iterator[dict[str, Any]]:
-        """Close what the log leaves open."""
+        """Close the slices that the log leaves open."""
         for name in list(self._lives):
             yield from self._ended(name, self._last, {"finish_reason": "", "detail": "the log ends"})
 
@@ -128,7 +128,7 @@ class _Trace:
             yield self._flow("f", life, now) | {"bp": "e"}
 
     def _flow(self, phase: str, life: _Life, now: int) -> dict[str, Any]:
-        """An arrow from a preemption to the row in which the request goes on."""
+        """Return a flow event from a preemption to the row in which the request resumes."""
         number = life.number * 4096 + life.resumed % 4096
         head = {"ph": phase, "cat": "preemption", "name": "resume", "id": number}
         return {**head, "pid": _PID, "tid": _FIRST_ROW + life.row, "ts": self._us(now)}
@@ -166,7 +166,7 @@ class _Trace:
             if self._lives[name].phase == PREFILL:
                 yield from self._turn(name, DECODE, record.mono_ns)
         if state.is_open and not state.flights:
-            return  # `_decided` draws it, because nothing said before when it was decided
+            return  # `_decided` draws this step, because the log has no earlier event for its decision.
         yield from self._ran(record.step, record.mono_ns, event.device_ns)
 
     def _ran(self, step: int, now: int, device_ns: int) -> Iterator[dict[str, Any]]:
@@ -180,7 +180,9 @@ class _Trace:
         self._dispatched.clear()
 
     def _decided(self, state: State, record: Record) -> Iterator[dict[str, Any]]:
-        """The open step is whole: counters, and where the log says only now that it ran, its slice."""
+        """Yield the counters for the complete open step, and its slice if the log has no earlier event for
+        it.
+        """
         flight, now = state.open_step(), record.mono_ns
         facts = {"rows": len(flight.rows), "tokens": flight.num_tokens, "encoded": len(flight.encoded)}
         if isinstance(record.event, ev.Dispatched):

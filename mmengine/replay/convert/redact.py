@@ -1,17 +1,16 @@
-"""A log without content, for showing to strangers: the same decisions, nobody's words.
+"""Redacts a log for publication: the same decisions, without any user content.
 
-Each token becomes a keyed pseudo-random function of all that stands before it in its request and of
-itself: the tokens, where which image begins, the tenant's salt, the adapter. So equal beginnings stay equal,
-which is all that the prefix cache ever compares, and nothing else does: a word that occurs twice is two
+Each token becomes a keyed pseudo-random function of the token and all tokens before it in its request, the
+positions and hashes of images, the tenant's salt, and the adapter. So equal prefixes stay equal, which is all
+that the prefix cache ever compares, and nothing else does: a word that occurs twice becomes two different
 numbers. Media hashes, salts, ids, adapters and fingerprints become keyed hashes. Grammars, stop strings,
-biases, seeds, logprobs, envelopes and the texts of errors are dropped. Lengths, shapes, times and settings
-stay.
+biases, seeds, logprobs, envelopes and error texts are dropped. Lengths, shapes, times and settings stay.
 
     state(i) = BLAKE2b(key, state(i - 1) | token i | runs of media that begin at i)
     token(i) = 31 bits of BLAKE2b(key, state(i - 1) | token i)
 
-A token does not depend on media that begin at its own place: with a drafter that keeps KV, what a block
-holds includes the next block's first token, but not the next block's media.
+A token does not depend on media that begin at its own place: with a drafter that keeps KV, a block's key
+includes the next block's first token, but not the next block's media.
 """
 
 import hashlib
@@ -32,13 +31,13 @@ from mmengine.errors import InvalidRequest, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.events.log import LogWriter
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
 from mmengine.request import Adapter, GrammarRequest, MediaItem, ThinkingBudget
 
 MIN_KEY_BYTES = 16
 COMMIT_RECORDS = 64
 _MODALITIES = frozenset({"image", "video", "audio"})
-# Words of this engine. Any other text may be somebody's.
+# This engine's own words. Any other text may be user content.
 _WORDS = frozenset(
     {
         *("", "eos", "token", "string", "grammar", "closed", "cut"),
@@ -58,18 +57,18 @@ class RedactReport:
 
 
 def redact(source: Path, target: Path, key: bytes) -> RedactReport:
-    """Write the log in `source` to `target` without content. The result verifies when the source does,
-    with the same decisions; a digest that is wrong there is wrong here too.
+    """Write the log in `source` to `target` without content.
 
-    `key`: at least 16 bytes nobody can guess; it is not stored, and logs redacted with the same one have
-    the same names for the same things. Raises LogError for a folder that cannot be written, or a log
-    whose beginning is gone, and what `verify` raises.
+    The result verifies if the source does, with the same decisions; a wrong digest stays wrong. `key` is at
+    least 16 unguessable bytes. It is not stored, and logs redacted with the same key use the same names for
+    the same things. Raises LogError for a folder that cannot be written, or a log without its beginning, and
+    the errors of `verify`.
     """
     if len(key) < MIN_KEY_BYTES:
-        raise InvalidRequest(f"the key has {len(key)} bytes; give at least {MIN_KEY_BYTES}")
+        raise InvalidRequest(f"the key has {len(key)} bytes; at least {MIN_KEY_BYTES} are required")
     log = CheckedLog(source)
     if log.begins_after >= 0 or log.first is None:
-        raise LogError(f"the beginning of the log in {source} is gone, so nobody knows its prompts")
+        raise LogError(f"the beginning of the log in {source} was deleted, and with it the prompts to redact")
     redactor, began = _Redactor(log, key), log.first.mono_ns
     writer = LogWriter(target, wall_ns=lambda: 0)
     try:
@@ -85,7 +84,7 @@ def redact(source: Path, target: Path, key: bytes) -> RedactReport:
 
 
 class _Hashes:
-    """Keyed hashes of the things of a log, each kind apart from the others."""
+    """Keyed hashes for a log's values; each kind of value has its own domain."""
 
     def __init__(self, key: bytes):
         self._key = hashlib.blake2b(key, digest_size=64, person=b"mmengine-redact").digest()
@@ -103,7 +102,7 @@ class _Hashes:
         return text if text in _WORDS else _REDACTED
 
     def prints(self, fingerprints: dict[str, str]) -> dict[str, str]:
-        """The names stay; equal prints stay equal."""
+        """Return the fingerprints with their names, and values hashed so that equal values stay equal."""
         return {
             name: self.of(b"print", f"{name}={value}".encode("utf-8", "surrogatepass"), 16).hex()
             for name, value in fingerprints.items()
@@ -112,8 +111,9 @@ class _Hashes:
     def chain(
         self, state: bytes, tokens: np.ndarray, keep: int, marks: dict[int, bytes] | None = None
     ) -> tuple[np.ndarray, bytes]:
-        """Tokens behind a state as numbers (int32 both), and the state behind `keep` of them. `marks`: what
-        begins at a token."""
+        """Return redacted tokens after a state (int32 both), and the state after the first `keep` of them.
+        `marks` has the media that begin at a token.
+        """
         numbers, kept = np.empty(len(tokens), np.int32), state
         key, blake2b, data = self._key, hashlib.blake2b, tokens.astype("<i4").tobytes()
         for place in range(len(tokens)):
@@ -128,14 +128,14 @@ class _Hashes:
 
 
 class _Redactor:
-    """Makes the events of the redacted log, one after the other, and folds both logs."""
+    """Produces the redacted log's events in sequence, and folds both logs."""
 
     def __init__(self, log: CheckedLog, key: bytes):
         self._hashes = _Hashes(key)
         self._log = log
         self._original, self._state = log.first_state(), log.first_state()
-        self._chains: dict[str, bytes] = {}  # of live requests, by their new names
-        self._keys: dict[bytes, bytes] = {}  # encoder keys
+        self._chains: dict[str, bytes] = {}  # For live requests, by their new names.
+        self._keys: dict[bytes, bytes] = {}  # Encoder keys.
         self.report = RedactReport()
 
     def redacted(self, record: Record) -> ev.Event:
@@ -209,7 +209,7 @@ class _Redactor:
         return event
 
     def _digests(self, digests: bytes) -> bytes:
-        """Of what a store sent, 8 bytes each: equal ones stay equal."""
+        """Hash a store's digests, 8 bytes each, so that equal digests stay equal."""
         each = (digests[place : place + 8] for place in range(0, len(digests), 8))
         return b"".join(self._hashes.of(b"kv", one, 8) for one in each)
 
@@ -272,7 +272,7 @@ class _Redactor:
         )
 
     def _adapter(self, adapter: Adapter) -> Adapter:
-        """Equal ones stay equal."""
+        """Hash an adapter's data, so that equal adapters stay equal."""
         return Adapter(
             self._digest_of(adapter.digest),
             adapter.num_bytes,
@@ -291,18 +291,18 @@ class _Redactor:
         return self._keys[key] if key in self._keys else self._hashes.of(b"key", key)
 
     def _forget_keys(self) -> None:
-        """Keep the names of encoder outputs that are in the cache, or that a live request may ask for."""
+        """Keep only the names of encoder outputs that are in the cache, or that a live request may need."""
         live = self._original.requests.values()
         needed = len(self._original.encoder.entries) + sum(len(req_state.media_keys) for req_state in live)
         if len(self._keys) > 2 * needed + 4096:
             keep = {key for req_state in live for key in req_state.media_keys} | set(
                 self._original.encoder.entries
             )
-            newest = dict(list(self._keys.items())[-2048:])  # those of the request at hand are among them
+            newest = dict(list(self._keys.items())[-2048:])  # The current request's keys are among them.
             self._keys = {key: new for key, new in self._keys.items() if key in keep} | newest
 
     def _executed(self, event: ev.Executed) -> ev.Executed:
-        """Rows that broke, or that nobody has any more, get zeros: their tokens are part of nothing."""
+        """Redact a result. Broken rows and rows without a request get zeros: their tokens are not used."""
         state, sampled = self._state, self._state.sampled_rows().tolist()
         tokens, drafts = np.frombuffer(event.token_ids, np.int32), np.frombuffer(event.drafts, np.int32)
         counts, num_drafts = _ints(event.counts, len(sampled), 1), _ints(event.num_drafts, len(sampled), 0)
@@ -335,10 +335,10 @@ class _Redactor:
         self._chains.pop(name, None)
         full = f"{self._state.config.max_waiting} requests wait already (max_waiting)"
         kept = detail if detail == full else self._hashes.text(detail)
-        return ev.Finished(name, self._hashes.text(event.reason), kept)
+        return ev.Finished(name, self._hashes.text(event.reason), kept, event.code)
 
     def _checkpoint(self, event: ev.Checkpoint) -> ev.Checkpoint:
-        """A divergence stays one, in the same columns and requests."""
+        """Redact a digest. A divergence stays a divergence, in the same columns and requests."""
         ours, theirs = checkpoint(self._state), checkpoint(self._original)
         if event == theirs:
             return ours
@@ -349,7 +349,7 @@ class _Redactor:
         )
 
     def _stalled(self, event: ev.Stalled) -> ev.Stalled:
-        """Its text is made from numbers, and made again here rather than believed."""
+        """Redact a stall report. Its text consists of numbers, and is generated again instead of trusted."""
         name = self._hashes.name(event.request_id)
         for stall in find_stalls(View(self._state)):
             if (stall.kind, stall.request_id) == (event.kind, name):
@@ -368,7 +368,7 @@ class _Redactor:
 
 
 def _parted(sums: bytes, places: list[int]) -> bytes:
-    """4-byte sums, other ones at these places."""
+    """Return the 4-byte sums, with different values at these places."""
     values = np.frombuffer(sums, np.uint32).copy()
     values[[place for place in places if place < len(values)]] ^= 0xFFFFFFFF
     return values.tobytes()
@@ -379,5 +379,7 @@ def _ints(column: bytes | None, count: int, each: int) -> list[int]:
 
 
 def _form(grammar: GrammarRequest | None) -> GrammarRequest | None:
-    """That there is one, and whether its text is completed within its budget: decisions depend on no more."""
+    """Return whether a grammar exists and whether its text is completed within the budget; decisions depend
+    on no more.
+    """
     return None if grammar is None else GrammarRequest("", _REDACTED, on_truncation=grammar.on_truncation)

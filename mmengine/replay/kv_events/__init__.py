@@ -1,1 +1,1 @@
-"""KV events: what a log says of the KV cache, in the words of vLLM's routers."""
+"""KV events: a log's changes to the KV cache, in the format that vLLM's routers read."""

@@ -1,4 +1,4 @@
-"""The batches of a log, numbered, as bytes: read once for who subscribes, and again for who missed some."""
+"""Numbers a log's event batches and encodes them, for subscribers and for replays of missed batches."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from mmengine.errors import MMEngineError
 from mmengine.events.codec import TornRecord
 from mmengine.events.segment import Scan, opened, segment_paths
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.kv_events.projection import KVProjection
 from mmengine.replay.kv_events.wire import EventBatch, packed
 
@@ -15,9 +15,11 @@ NS = 10**9
 
 
 class Numbered(NamedTuple):
-    """A batch with its number: 0, 1, … as the log counts them. Where the log's beginning is gone, the first
-    has the number of the record that comes first: a batch is of one record, so it has no smaller number than
-    when all of the log was there."""
+    """A batch with its number: 0, 1, … in the log's order.
+
+    If the log's beginning was deleted, the first batch has the number of the first record. A batch covers a
+    single record, so its number is never smaller than in the complete log.
+    """
 
     seq: int
     payload: bytes
@@ -26,33 +28,35 @@ class Numbered(NamedTuple):
 def batches(
     folder: Path, wait: Callable[[], bool] | None = None, *, until: int | None = None
 ) -> Iterator[Numbered]:
-    """Of the log in `folder` from its beginning. With `wait` it goes on with what is appended (see
-    LogFollower); `until`: the number of the first batch that is not wanted.
+    """Yield the batches of the log in `folder` from its beginning.
 
-    Raises LogError when there is no log, CorruptLog when it is damaged or contradicts itself.
+    With `wait` it continues with appended records (see LogFollower). `until` is the number of the first batch
+    to leave out. Raises LogError when there is no log, CorruptLog when it is damaged or contradicts itself.
     """
     log = CheckedLog(folder, wait)
     state = log.first_state()
     projection, offset_ns = KVProjection(state), _wall_offset_ns(folder)
-    told, mono_ns = projection.first(), log.first.mono_ns if log.first is not None else 0
+    events, mono_ns = projection.first(), log.first.mono_ns if log.first is not None else 0
     seq = log.begins_after + 1
     if until is not None and until <= seq:
         return
-    yield Numbered(seq, packed(EventBatch((mono_ns + offset_ns) / NS, told)))
+    yield Numbered(seq, packed(EventBatch((mono_ns + offset_ns) / NS, events)))
     for record in log:
         projection.before(record.event)
         with log.naming(record):
             log.apply(state, record.event)
-        told = projection.after(record.event)
-        if told:
+        events = projection.after(record.event)
+        if events:
             seq += 1
             if seq == until:
                 return
-            yield Numbered(seq, packed(EventBatch((record.mono_ns + offset_ns) / NS, told)))
+            yield Numbered(seq, packed(EventBatch((record.mono_ns + offset_ns) / NS, events)))
 
 
 def _wall_offset_ns(folder: Path) -> int:
-    """What makes a time of day of the log's own clock, as its first segment says; 0 where that is unknown."""
+    """Return the offset from the log's own clock to wall-clock time in ns, from its first segment; 0 if
+    unknown.
+    """
     try:
         with opened(segment_paths(folder)[0]) as data:
             scan = Scan(data)

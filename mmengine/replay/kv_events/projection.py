@@ -1,9 +1,9 @@
-"""From the records of a log to batches of KV events: a fold beside the state's.
+"""Projects a log's records to batches of KV events: a fold beside the state's.
 
-A block is told of when the step that computed it is EXECUTED, not when it is scheduled: until then others
-may hit it within this engine, whose next step comes behind that one, but nobody outside. It is taken back
-with the event that gives it to somebody else. Each record makes one batch or none, so the number of a batch
-follows from the log: a reader that begins anew counts the same.
+A block is announced when the step that computed it is EXECUTED, not when it is scheduled. Before that, other
+requests in this engine may hit it, because their step runs later, but external readers may not. The
+announcement is revoked with the event that gives the block to another request. Each record makes at most a
+single batch, so a batch's number follows from the log: a reader that starts again counts the same.
 """
 
 import hashlib
@@ -31,34 +31,36 @@ from mmengine.replay.kv_events.wire import (
     media_id_of,
 )
 
-MAX_SALTS = 4096  # whose words are remembered; of an older one routers hear the hash
+MAX_SALTS = 4096  # Number of salts whose text is remembered; for older salts routers receive the hash.
 Key = TypeVar("Key", int, bytes)
-_PART = struct.Struct("<Iqq")  # as core/state/blocks.py writes the parts of an extra
+_PART = struct.Struct("<Iqq")  # The layout that core/state/blocks.py writes for the parts of an extra.
 
 
 class KVProjection:
-    """Of one log. `state` is the one that the caller folds: `before` and `after` each event."""
+    """Projects a single log. The caller folds `state`, and calls `before` and `after` for each event."""
 
     def __init__(self, state: State):
         index = state.blocks.index
         self._state, self._index = state, index
         self._digests = ContentDigests(index, state.block_size)
-        self._content = index.content.copy()  # as of the event before
-        self._is_told = np.zeros(len(index.content), bool)  # by block: it was computed, and holds that
-        self._holders: Counter[int] = Counter()  # blocks that hold a content
-        # Those of them that are told, by their digest: with a drafter that keeps KV a content has the next
-        # token in it too, and several have one digest.
-        self._tellers: Counter[bytes] = Counter()
+        self._content = index.content.copy()  # The contents before the current event.
+        self._is_announced = np.zeros(len(index.content), bool)  # By block.
+        self._holders: Counter[int] = Counter()  # Number of blocks that hold a content.
+        # Announced holders by digest. With a drafter that keeps KV a content also covers the next token, so
+        # several contents share a digest.
+        self._announced: Counter[bytes] = Counter()
         self._filled: Iterable[np.ndarray] = ()
         self._salts: dict[bytes, str] = {}
-        self._adapters: dict[bytes, str] = {}  # names by digest
-        held = np.flatnonzero(self._content != NO_CONTENT)  # in a log whose beginning is gone
+        self._adapters: dict[bytes, str] = {}  # Names by digest.
+        held = np.flatnonzero(self._content != NO_CONTENT)  # Not empty if the log's beginning was deleted.
         self._digests.add(held)
         self._holders.update(self._content[held].tolist())
 
     def first(self) -> list[KVEvent]:
-        """What a router is told at the beginning: what it knew of this engine is no more. Where the log's
-        own beginning is gone, it hears of what is there."""
+        """Return the events for a router at the beginning: its earlier knowledge about this engine is void.
+
+        If the log's own beginning was deleted, the present blocks are announced.
+        """
         state = self._state
         awaited = [*state.step_filled, *(blocks for flight in state.flights for blocks in flight.filled)]
         held = np.flatnonzero(self._content != NO_CONTENT)
@@ -66,7 +68,7 @@ class KVProjection:
         return [AllBlocksCleared(), *self._stored()]
 
     def before(self, event: ev.Event) -> None:
-        """The event is about to be applied."""
+        """Prepare for an event that is about to be applied."""
         state = self._state
         if isinstance(event, ev.Executed):
             self._filled = state.filled_blocks()
@@ -78,30 +80,30 @@ class KVProjection:
                 _remember(self._adapters, event.adapter.digest, event.adapter.name)
 
     def after(self, event: ev.Event) -> list[KVEvent]:
-        """It was applied: what it changed for who asks from outside."""
+        """Return the changes that are visible from outside, after the event was applied."""
         if isinstance(event, (ev.Recovered, ev.CacheReset)):
             self._forget_all()
             return [AllBlocksCleared()]
-        told: list[KVEvent] = []
+        events: list[KVEvent] = []
         changed = np.flatnonzero(self._index.content != self._content)
         if len(changed):
             removed = self._change(changed)
             if removed:
-                told.append(BlockRemoved(removed, DEVICE))
+                events.append(BlockRemoved(removed, DEVICE))
         if isinstance(event, ev.Executed):
-            told += self._stored()
-        return told
+            events += self._stored()
+        return events
 
     def _forget_all(self) -> None:
         self._content[:] = self._index.content
-        self._is_told[:] = False
+        self._is_announced[:] = False
         self._holders.clear()
-        self._tellers.clear()
+        self._announced.clear()
         self._digests.clear()
         self._filled = ()
 
     def _change(self, changed: np.ndarray) -> list[int]:
-        """These blocks hold something else than before; gives the hashes of what cannot be hit any more."""
+        """Record the changed contents of these blocks, and return the hashes that can no longer be hit."""
         before, now = self._content[changed], self._index.content[changed]
         self._digests.add(changed)
         self._holders.update(now[now != NO_CONTENT].tolist())
@@ -110,40 +112,40 @@ class KVProjection:
             if content == NO_CONTENT:
                 continue
             digest = self._digests.get(content)
-            if self._is_told[block] and digest is not None and _less(self._tellers, digest):
+            if self._is_announced[block] and digest is not None and _decrement(self._announced, digest):
                 removed.append(event_hash(digest))
-            if _less(self._holders, content):
+            if _decrement(self._holders, content):
                 self._digests.drop(content)
-        self._is_told[changed] = False
+        self._is_announced[changed] = False
         self._content[changed] = now
         return removed
 
     def _stored(self) -> Iterator[KVEvent]:
-        """Of the blocks that the step filled those whose content nobody was told of."""
+        """Yield the blocks that the step filled and whose contents are not announced yet."""
         filled, self._filled = list(self._filled), ()
         if not filled:
             return
         blocks = np.unique(np.concatenate(filled))
-        blocks = blocks[(self._content[blocks] != NO_CONTENT) & ~self._is_told[blocks]]
+        blocks = blocks[(self._content[blocks] != NO_CONTENT) & ~self._is_announced[blocks]]
         content, parents, _, _ = self._index.columns()
         chain: list[int] = []
         for block in blocks[np.argsort(content[blocks], kind="stable")].tolist():
             digest = self._digests.get(int(content[block]))
-            if digest is None:  # what it stands behind is gone from the log
+            if digest is None:  # Its predecessors were deleted from the log.
                 continue
-            self._is_told[block] = True
-            self._tellers[digest] += 1
-            if self._tellers[digest] > 1:
+            self._is_announced[block] = True
+            self._announced[digest] += 1
+            if self._announced[digest] > 1:
                 continue
-            goes_on = chain and int(parents[block]) == int(content[chain[-1]])
-            if chain and (not goes_on or len(chain) == MAX_EVENT_BLOCKS):
-                yield self._told_of(chain)
+            continues = chain and int(parents[block]) == int(content[chain[-1]])
+            if chain and (not continues or len(chain) == MAX_EVENT_BLOCKS):
+                yield self._block_stored(chain)
                 chain = []
             chain.append(block)
         if chain:
-            yield self._told_of(chain)
+            yield self._block_stored(chain)
 
-    def _told_of(self, chain: list[int]) -> BlockStored:
+    def _block_stored(self, chain: list[int]) -> BlockStored:
         content, parents, tokens, _ = self._index.columns()
         size, blocks = self._state.block_size, np.array(chain)
         digests = [self._digests.get(held) or b"" for held in content[blocks].tolist()]
@@ -161,8 +163,9 @@ class KVProjection:
         )
 
     def _extra_keys(self, extra: bytes) -> ExtraKeys | None:
-        """vLLM's words for what a block's tokens do not say: each media item once, by where its first run in
-        the block begins, and the salt last."""
+        """Return vLLM's extra keys for a block: each media item once, with the place where its first run in
+        the block begins, and the salt last.
+        """
         items: dict[str, int] = {}
         salts: list[str] = []
         adapters: list[str] = []
@@ -174,7 +177,7 @@ class KVProjection:
                 salts.append(SALT + self._salts.get(name, name.hex()))
             elif embedding == OF_ADAPTER:
                 adapters.append(self._adapters.get(name) or name.hex())
-            else:  # from the last to the first
+            else:  # The parts come from last to first.
                 media_id = media_id_of(name)
                 items.pop(media_id, None)
                 items[media_id] = place
@@ -187,8 +190,8 @@ def _remember(names: dict[bytes, str], digest: bytes, name: str) -> None:
     names[digest] = name
 
 
-def _less(counts: Counter[Key], held: Key) -> bool:
-    """One less holds it; whether nobody does."""
+def _decrement(counts: Counter[Key], held: Key) -> bool:
+    """Decrement a holder count, and return whether it became zero."""
     counts[held] -= 1
     if counts[held] > 0:
         return False

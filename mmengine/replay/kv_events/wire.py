@@ -1,58 +1,62 @@
-"""The form of KV events on the wire: vLLM's, which Dynamo and llm-d read.
+"""KV events on the wire, in vLLM's format, which Dynamo and llm-d read.
 
-A batch is a msgpack array [ts, events, rank], an event a map that its `type` tells apart. Fields without a
-default are always there, the others only where they say something. Read in vLLM 0.33,
-vllm/distributed/kv_events.py. Hashes are 64-bit integers.
+A batch is a msgpack array [ts, events, rank]; an event is a map with a `type`. Fields without a default are
+always present, the others only with a value. Taken from vLLM 0.33, vllm/distributed/kv_events.py. Hashes are
+64-bit integers.
 """
 
 from typing import TypeAlias
 
 import msgspec
 
-DEVICE = "GPU"  # the tier of blocks that a step can read, whatever the device is
-MAX_EVENT_BLOCKS = 4096  # of one BlockStored, which a consumer reads at once
-# One for each thing that tokens alone do not say: [media id, offset of its beginning against the block's], or
-# a tenant's salt behind SALT.
+DEVICE = "GPU"  # The tier of blocks that a step can read, on any device.
+MAX_EVENT_BLOCKS = 4096  # Most blocks in a BlockStored, which a consumer reads at once.
+# An entry for each property beyond the tokens: [media id, offset of its beginning from the block's], or a
+# tenant's salt after SALT.
 ExtraKeys: TypeAlias = list[tuple[str, int] | str]
 SALT = "dynamo-cache-salt:"
 
 
 def media_id_of(mm_hash: bytes) -> str:
-    """The name of an image or video: 64 hex digits, as vLLM's are. Only the first 16 say something, because
-    Dynamo's index takes an id for one that its router may match when the others are zeros (ai-dynamo-runtime
-    1.6, kv-router/zmq_wire/extra_keys.rs)."""
+    """Return an image's or video's name: 64 hex digits, as in vLLM.
+
+    Only the first 16 carry information. With zeros in the others, Dynamo's index accepts an id as one that
+    its router may match (ai-dynamo-runtime 1.6, kv-router/zmq_wire/extra_keys.rs).
+    """
     return mm_hash[:8].hex() + "0" * 48
 
 
 class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
-    """A chain of blocks can be hit from now on, the first of them behind `parent_block_hash`."""
+    """A chain of blocks can be hit from now on; the first follows `parent_block_hash`."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
-    token_ids: list[int]  # of all of them
+    token_ids: list[int]  # The tokens in all blocks.
     block_size: int
     lora_id: int | None
     medium: str | None
     lora_name: str | None
-    extra_keys: list[ExtraKeys | None] | None = None  # by block
+    extra_keys: list[ExtraKeys | None] | None = None  # By block.
 
 
 class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True):
-    """They cannot be hit any more."""
+    """These blocks can no longer be hit."""
 
     block_hashes: list[int]
     medium: str | None
 
 
 class AllBlocksCleared(msgspec.Struct, tag=True):
-    """Nothing can be hit."""
+    """No block can be hit any more."""
 
 
 KVEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class EventBatch(msgspec.Struct, array_like=True):
-    """`ts`: seconds since 1970. `data_parallel_rank`: engines are not numbered here, so 0."""
+    """A batch. `ts` is in seconds since 1970. `data_parallel_rank` is 0, because engines are not numbered
+    here.
+    """
 
     ts: float
     events: list[KVEvent]

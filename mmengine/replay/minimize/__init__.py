@@ -1,1 +1,1 @@
-"""From a log that fails to the smallest one that fails alike."""
+"""Reduces a failing log to the smallest log with the same failure."""

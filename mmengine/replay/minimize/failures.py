@@ -1,8 +1,8 @@
-"""Plays a script again and says how it fails: the first failure of a kind, with its step.
+"""Plays a script and reports its first failure of a kind, with its step.
 
-Kinds: an invariant of the state by its name, "any" of them, or what only a run shows: "stalled" (no
-progress), "thrash", "crash" (an exception that nobody raised on purpose), "tokens" (KV was read that is
-not the request's own), "divergence" (the run's own log does not verify).
+Kinds: an invariant of the state by its name, "any" of them, or a failure that only a run shows: "stalled" (no
+progress), "thrash", "crash" (an unexpected exception), "tokens" (KV from another request was read),
+"divergence" (the run's own log does not verify).
 """
 
 import re
@@ -23,11 +23,11 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.events.log import LogWriter
 from mmengine.events.sink import Sink
-from mmengine.replay.invariants import INVARIANTS, broken
+from mmengine.replay.invariants import INVARIANTS, find_broken
 from mmengine.replay.minimize.deadline import Deadline
 from mmengine.replay.rerun.playback import ClockedExecutor, Playback
 from mmengine.replay.rerun.script import Script, read_script
-from mmengine.replay.rerun.scripted import ScriptedExecutor
+from mmengine.replay.rerun.scripted_executor import ScriptedExecutor
 from mmengine.replay.verify import verify
 from mmengine.simulation.simulated_executor import SimulatedExecutor, reference_tokens
 
@@ -37,8 +37,9 @@ _VARIES = re.compile(r"0x[0-9a-f]+|'[^']*'|\b[0-9a-f]{8,}\b|\d+(?:\.\d+)?")
 
 
 class Failure(NamedTuple):
-    """`kind`: of KINDS, never "any". `step`: the one that was open or next; -1 for a command. `present`: the
-    requests that waited or ran then, where that is known."""
+    """A failure. `kind` is in KINDS, never "any". `step` is the open or next step; -1 for a command.
+    `present` has the requests that waited or ran then, if known.
+    """
 
     kind: str
     what: str
@@ -47,7 +48,7 @@ class Failure(NamedTuple):
 
     @property
     def signature(self) -> tuple[str, str]:
-        """The kind and the text without its numbers and names: equal for what is the same failure."""
+        """The kind, and the text without its numbers and names: equal for the same failure."""
         return self.kind, _VARIES.sub("#", self.what)
 
     def __str__(self) -> str:
@@ -55,23 +56,26 @@ class Failure(NamedTuple):
 
 
 def replay_failure(folder: Path, kind: str, deadline: Deadline | None = None) -> Failure | None:
-    """How a log's requests fail when this build serves them again; None when they do not. `kind`: see
-    KINDS. Raises what `verify` raises."""
+    """Return how a log's requests fail when this build serves them again, or None. `kind` is in KINDS. Raises
+    the errors of `verify`.
+    """
     deadline = deadline or Deadline()
     script = read_script(Path(folder), lambda state, record: deadline.check())
     return find_failure(script, kind, max_steps=enough_steps(script), deadline=deadline)
 
 
 def enough_steps(script: Script) -> int:
-    """After so many steps a script that does not fail has shown that. What a log says of its lengths may be
-    a lie, and a run must end."""
+    """Return the number of steps after which a script counts as not failing.
+
+    A log's lengths may be false, and a run must end.
+    """
     return 4 * script.num_steps + 10_000
 
 
 def find_failure(
     script: Script, kind: str, *, max_steps: int = 2**62, deadline: Deadline | None = None
 ) -> Failure | None:
-    """Play a script until it fails as `kind` says, or in some other way that ends it. Raises OutOfTime."""
+    """Play a script until it fails with `kind`, or until another failure ends it. Raises OutOfTime."""
     deadline = deadline or Deadline()
     if kind == "divergence":
         with tempfile.TemporaryDirectory() as folder:
@@ -82,8 +86,9 @@ def find_failure(
 def write_log(
     script: Script, kind: str, folder: Path, max_steps: int = 2**62, deadline: Deadline | None = None
 ) -> Failure | None:
-    """Play a script into a new log, up to its failure. `kind`: see KINDS; "" is one of those that end a run
-    by themselves. Raises OutOfTime."""
+    """Play a script into a new log, up to its failure. `kind` is in KINDS, or "" for failures that end a run
+    by themselves. Raises OutOfTime.
+    """
     deadline = deadline or Deadline()
     sink = LogWriter(folder)
     try:
@@ -96,17 +101,17 @@ def write_log(
 
 
 def play(script: Script, kind: str, sink: Sink | None, max_steps: int, deadline: Deadline) -> Failure | None:
-    """How the run fails that goes into `sink`. `kind`: as for `write_log`, but a divergence is not seen."""
+    """Return how the run into `sink` fails. `kind` is as in `write_log`, but divergences are not detected."""
     if kind == "tokens":
         return _wrong_tokens(script, sink, max_steps, deadline)
     executor = ScriptedExecutor(script.config, script.answers, failed_steps=script.failed_steps)
     run = _Run(script, executor, sink, deadline)
     names = INVARIANTS if kind == "any" else {kind} & INVARIANTS.keys()
-    return run.until_failure(lambda: run.broken(names), max_steps)
+    return run.until_failure(lambda: run.find_broken(names), max_steps)
 
 
 def _divergence(folder: Path, deadline: Deadline) -> Failure | None:
-    """Whether decisions derived from the run's own log are those of the run."""
+    """Return a failure if the decisions derived from the run's own log differ from the run's."""
     step = 0
 
     def follow(record: Record) -> None:
@@ -125,7 +130,7 @@ def _divergence(folder: Path, deadline: Deadline) -> Failure | None:
 
 
 class _Run:
-    """One playback. What ends it by itself is a failure too, whatever was looked for."""
+    """A playback. A failure that ends it counts for every kind."""
 
     def __init__(self, script: Script, executor: ClockedExecutor, sink: Sink | None, deadline: Deadline):
         self._thrashing, self._deadline = "", deadline
@@ -137,9 +142,9 @@ class _Run:
         if isinstance(event, ev.Stalled) and event.kind == THRASH:
             self._thrashing = event.detail
 
-    def broken(self, names: Iterable[str]) -> Failure | None:
+    def find_broken(self, names: Iterable[str]) -> Failure | None:
         for name in names:
-            if (found := broken(self.playback.core.state, name)) is not None:
+            if (found := find_broken(self.playback.core.state, name)) is not None:
                 return self.failure(*found)
         return None
 
@@ -173,7 +178,7 @@ class _Run:
 
 
 def _place(error: Exception) -> str:
-    """What an exception says, and the function that raised it."""
+    """Return an exception's text, and the function that raised it."""
     *_, (frame, _) = walk_tb(error.__traceback__)
     code = frame.f_code
     text = (str(error).splitlines() or [""])[0][:200]
@@ -185,17 +190,17 @@ def _wrong_tokens(script: Script, sink: Sink | None, max_steps: int, deadline: D
     script = _by_length(script)
     executor = SimulatedExecutor(script.config, check_kv=True, fault=script.failed_steps.get)
     run = _Run(script, executor, sink, deadline)
-    asked = {event.request_id: event for event in script.requests}
+    queued = {event.request_id: event for event in script.requests}
 
     def look() -> Failure | None:
         for name, reason in run.ended:
-            expected = reference_tokens(request_of(asked[name]), script.config)
+            expected = reference_tokens(request_of(queued[name]), script.config)
             got = run.outputs.pop(name, [])
             if (got, reason) != expected:
                 place = next(
                     (n for n, pair in enumerate(zip(got, expected[0])) if len({*pair}) > 1), len(got)
                 )
-                what = f"request {name!r} got another token at output {place} than it gets alone"
+                what = f"request {name!r} got another token at output {place} than alone"
                 return Failure("tokens", what, run.playback.core.state.step)
         run.ended.clear()
         return None
@@ -204,7 +209,7 @@ def _wrong_tokens(script: Script, sink: Sink | None, max_steps: int, deadline: D
 
 
 def _by_length(script: Script) -> Script:
-    """The same with answers that end by length where they ended in the log."""
+    """Return the script with answers that end by length where they ended in the log."""
     observations = []
     for each in script.observations:
         event = each.event
@@ -219,7 +224,7 @@ def _by_length(script: Script) -> Script:
 
 
 def is_playable(script: Script) -> bool:
-    """Whether each request could be accepted under the script's settings."""
+    """Return whether each request would be accepted under the script's settings."""
     try:
         for event in script.requests:
             check_request(request_of(event), script.config)

@@ -1,8 +1,8 @@
-"""Makes a failing log small: fewer requests first, then smaller values, while it fails in the same way.
+"""Minimizes a failing log: fewer requests first, then smaller values, while it fails in the same way.
 
-A candidate is the log's script with something left out. It is served again by this build, in memory; it
-counts as failing when the failure has the signature of the log's own (its kind, and its text without
-numbers). Steps behind the first failure do not matter, so they go first.
+A candidate is the log's script with something left out. This build serves it again, in memory. It counts as
+failing when its failure has the log's signature (the kind, and the text without numbers). Steps after the
+first failure do not matter, so they are dropped first.
 """
 
 from collections.abc import Callable
@@ -19,16 +19,16 @@ from mmengine.replay.minimize.failures import Failure, enough_steps, is_playable
 from mmengine.replay.rerun.script import Script
 from mmengine.request import MediaItem
 
-Probe = Callable[[Script, int], Failure | None]  # the failure of a script within so many steps
-FEW = 6  # requests, for which every way to put them together is tried
-REPRODUCED_IN = 4  # times what the last replay of it took, a candidate that is under way included
+Probe = Callable[[Script, int], Failure | None]  # Returns a script's failure within so many steps.
+FEW = 6  # Number of requests up to which every merge is tried.
+REPRODUCED_IN = 4  # Times the last replay's duration, with a candidate in progress included.
 SPARE_SECONDS = 0.5
-MAX_ROUNDS = 8  # each but the last one made something smaller
+MAX_ROUNDS = 8  # Each round except the last made something smaller.
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`num_steps`: up to the failure. `tried`: candidates so far."""
+    """The minimizer's progress. `num_steps` counts up to the failure; `tried` counts candidates so far."""
 
     phase: str
     tried: int
@@ -38,11 +38,12 @@ class Progress:
 
 
 class Minimizer:
-    """`best` is the smallest script so far that fails as the whole one does, and `failure` how.
+    """Searches for the smallest script. `best` is the smallest script so far with the original failure, and
+    `failure` is its failure.
 
-    `probe`: how a script fails. `deadline`: candidates are tried as long as enough is left of it to write
-    down the best one. Raises LogError when the whole script does not fail, OutOfTime when that cannot be
-    said in time.
+    `probe` returns a script's failure. Until `deadline`, candidates are tried as long as enough time remains
+    to write the best script. Raises LogError when the whole script does not fail, OutOfTime when there is no
+    time to find out.
     """
 
     def __init__(
@@ -59,25 +60,25 @@ class Minimizer:
         self._phase, self.tried = "looking for the failure", 0
         self.best = script
         self.is_cut_short = False
-        self._found: dict[bytes, Failure | None] = {}  # by digest of a script; None: it does not fail alike
+        self._found: dict[bytes, Failure | None] = {}  # By a script's digest; None: another failure or none.
         self._tell()
         begin = self._deadline.passed()
         failure = probe(script, enough_steps(script))
         self._best_seconds = self._deadline.passed() - begin
         if failure is None:
             raise LogError(
-                "the log's requests were served again by this build and nothing failed; was the log written "
-                "by another build, or is the failure one that this kind does not see?"
+                "this build served the log's requests again and nothing failed; another build may have "
+                "written the log, or this kind does not detect the failure"
             )
         self.failure = failure
-        self._deadline.doing = "writing down what is left"
+        self._deadline.doing = "writing the result"
         self._tell()
 
     def minimize(self, *, settings: bool = False) -> Script:
-        """Shrink until nothing gets smaller any more. `settings`: then shrink those too, and go on."""
+        """Shrink until nothing becomes smaller. With `settings`, shrink the settings afterwards, too."""
         if self.failure.step >= 0:
-            self._phase = "dropping what came later"
-            self._try(shrink.until(self.best, self.failure.step))
+            self._phase = "dropping later events"
+            self._try(shrink.keep_until(self.best, self.failure.step))
         self._rounds(self._everything)
         if settings:
             self._rounds(self._settings_too)
@@ -92,7 +93,7 @@ class Minimizer:
 
     def _everything(self) -> None:
         self._requests()
-        self._happenings()
+        self._other_events()
         self._pressure()
         self._merges()
         self._ages()
@@ -103,7 +104,7 @@ class Minimizer:
         self._everything()
 
     def _try(self, script: Script) -> bool:
-        """Whether the script fails in the same way; then it is the best one."""
+        """Return whether the script fails in the same way; if so, it becomes the best script."""
         if self._is_over():
             return False
         digest = shrink.digest(script)
@@ -116,7 +117,7 @@ class Minimizer:
         return True
 
     def _ask(self, script: Script) -> Failure | None:
-        """How the script fails, if it does in the same way."""
+        """Return the script's failure if it is the same failure."""
         self.tried += 1
         most = 2 * self.failure.step + 64 if self.failure.step >= 0 else 2**62
         begin = self._deadline.passed()
@@ -133,8 +134,9 @@ class Minimizer:
         return failure
 
     def _is_over(self) -> bool:
-        """Whether the time that is left goes into writing down what there is: the log and its failure once
-        more, each as long as it took to find it."""
+        """Return whether the remaining time is needed to write the result: the log and its failure once more,
+        each as long as finding it took.
+        """
         if self._deadline.left() < REPRODUCED_IN * self._best_seconds + SPARE_SECONDS:
             self.is_cut_short = True
         return self.is_cut_short
@@ -144,20 +146,20 @@ class Minimizer:
         whole = self.best
         present = {*self.failure.present}
         names = [event.request_id for event in whole.requests]
-        if present and self._try(shrink.only(whole, present)):
+        if present and self._try(shrink.keep_requests(whole, present)):
             names = [name for name in names if name in present]
         recent = len(names) // 2
-        while recent and self._try(shrink.only(whole, names[-recent:])):
+        while recent and self._try(shrink.keep_requests(whole, names[-recent:])):
             names, recent = names[-recent:], recent // 2
         whole = self.best
-        shrink.fewest(names, lambda some: self._try(shrink.only(whole, some)))
+        shrink.fewest(names, lambda some: self._try(shrink.keep_requests(whole, some)))
 
-    def _happenings(self) -> None:
-        """What else happened: cancels, grammars, resets, failed steps."""
-        self._phase = "leaving out what happened to them"
+    def _other_events(self) -> None:
+        """Leave out other events: cancels, grammars, resets, failed steps."""
+        self._phase = "leaving out other events"
         whole = self.best
         others = [each for each in whole.observations if not isinstance(each.event, ev.Queued)]
-        shrink.fewest(others, lambda some: self._try(shrink.with_observations(whole, some)))
+        shrink.fewest(others, lambda some: self._try(shrink.keep_events(whole, some)))
         whole = self.best
         steps = list(whole.failed_steps)
         shrink.fewest(
@@ -166,18 +168,21 @@ class Minimizer:
         )
 
     def _pressure(self) -> None:
-        """What many requests do to the pool, a few long ones do too. Where in its last block the first of
-        them ends decides who needs the next one, so all places are tried."""
+        """Fill the pool with a few long requests in place of many. The position at which the first of them
+        ends in its last block decides who needs the next block, so all positions are tried.
+        """
         self._phase = "filling the pool with fewer requests"
         whole, names = self.best, [event.request_id for event in self.best.requests]
         counts = [count for count in (2, 3, 4) if count < len(names)]
         groups = [names[len(names) - count - back :][:count] for count in counts for back in (0, 1)]
         for more in range(whole.config.block_size):
-            if any(self._try(shrink.filling(whole, group, more)) for group in groups):
+            if any(self._try(shrink.fill_pool(whole, group, more)) for group in groups):
                 return
 
     def _merges(self) -> None:
-        """One long request can hold the memory of two; see `_pressure` for the places."""
+        """Replace two requests by a single long request that holds the memory of both; see `_pressure` for
+        the positions.
+        """
         self._phase = "merging requests"
         before = 0
         while before != len(self.best.requests):
@@ -185,14 +190,14 @@ class Minimizer:
             for more in range(self.best.config.block_size if before <= FEW else 1):
                 for name in [event.request_id for event in reversed(self.best.requests)]:
                     others = [event.request_id for event in self.best.requests if event.request_id != name]
-                    any(self._try(shrink.merged(self.best, name, into, more)) for into in others)
+                    any(self._try(shrink.merge_requests(self.best, name, into, more)) for into in others)
 
     def _ages(self) -> None:
-        """Long prompts hold the memory of long answers, in fewer steps."""
+        """Turn answers into prompts: long prompts hold the memory of long answers, in fewer steps."""
         self._phase = "turning answers into prompts"
         whole = self.best
         most = max((event.sampling.max_tokens for event in whole.requests), default=1) - 1
-        shrink.smallest(0, most, lambda kept: self._try(shrink.aged(whole, most - kept)))
+        shrink.smallest(0, most, lambda kept: self._try(shrink.move_answers_to_prompts(whole, most - kept)))
 
     def _values(self) -> None:
         names = [event.request_id for event in self.best.requests]
@@ -201,7 +206,7 @@ class Minimizer:
         self._phase = "letting all arrive at once"
         at_once = self.best
         for name in names:
-            at_once = shrink.arriving(at_once, name, 0)
+            at_once = shrink.move_arrival(at_once, name, 0)
         self._try(at_once)
         for name in names:
             self._arrival(name)
@@ -214,24 +219,24 @@ class Minimizer:
         self._phase = "arrivals"
         whole = self.best
         step = next(o.step for o in whole.observations if getattr(o.event, "request_id", "") == name)
-        shrink.smallest(0, step, lambda step: self._try(shrink.arriving(whole, name, step)))
+        shrink.smallest(0, step, lambda step: self._try(shrink.move_arrival(whole, name, step)))
 
     def _answer(self, name: str) -> None:
         self._phase = "answers"
         whole = self.best
-        most = self._asked(name).sampling.max_tokens
-        shrink.smallest(1, most, lambda count: self._try(shrink.with_answer(whole, name, count)))
+        most = self._queued(name).sampling.max_tokens
+        shrink.smallest(1, most, lambda count: self._try(shrink.shorten_answer(whole, name, count)))
         whole, answer = self.best, self.best.answers[name]
         if answer.stop:
             most = len(answer.tokens)
-            shrink.smallest(1, most, lambda count: self._try(shrink.with_stop(whole, name, count)))
+            shrink.smallest(1, most, lambda count: self._try(shrink.shorten_stop(whole, name, count)))
 
     def _media(self, name: str) -> None:
         self._phase = "media"
-        for index in reversed(range(len(self._asked(name).media))):
-            if self._try(shrink.without_media(self.best, name, index)):
+        for index in reversed(range(len(self._queued(name).media))):
+            if self._try(shrink.drop_media(self.best, name, index)):
                 continue
-            whole, item = self.best, self._asked(name).media[index]
+            whole, item = self.best, self._queued(name).media[index]
             shrink.smallest(
                 1,
                 item.runs[0][1] if len(item.runs) == 1 else item.runs[0][1] + 1,
@@ -239,11 +244,11 @@ class Minimizer:
             )
 
     def _try_media_size(self, whole: Script, item: MediaItem, size: int) -> bool:
-        return size <= item.runs[0][1] and self._try(shrink.with_media_size(whole, item.mm_hash, size))
+        return size <= item.runs[0][1] and self._try(shrink.resize_media(whole, item.mm_hash, size))
 
     def _prompt(self, name: str) -> None:
         self._phase = "prompts"
-        for start, end in shrink.texts(self._asked(name)):
+        for start, end in shrink.text_ranges(self._queued(name)):
             whole = self.best
             shrink.smallest(
                 0,
@@ -252,15 +257,15 @@ class Minimizer:
             )
 
     def _try_text(self, whole: Script, name: str, text: tuple[int, int], kept: int) -> bool:
-        """Of the prompt's tokens `text` (where they start, and end) leave the first `kept`."""
+        """Keep only the first `kept` of the prompt's tokens in the range `text` (start, end)."""
         start, end = text
-        return self._try(shrink.without_text(whole, name, start + kept, end - start - kept))
+        return self._try(shrink.drop_text(whole, name, start + kept, end - start - kept))
 
     def _fields(self, name: str) -> None:
         self._phase = "making values plain"
         self._try(shrink.plain_tokens(self.best, [name]))
-        for fields in shrink.plain_fields(self._asked(name)):
-            if self._try(shrink.with_fields(self.best, name, fields)) and len(fields) > 1:
+        for fields in shrink.plain_fields(self._queued(name)):
+            if self._try(shrink.set_fields(self.best, name, fields)) and len(fields) > 1:
                 break
 
     def _settings(self) -> None:
@@ -281,11 +286,11 @@ class Minimizer:
             return False
         return self._try(replace(whole, config=config))
 
-    def _asked(self, name: str) -> ev.Queued:
+    def _queued(self, name: str) -> ev.Queued:
         return next(event for event in self.best.requests if event.request_id == name)
 
     def _size(self) -> tuple:
-        """Gets smaller with each round, or stays."""
+        """Return a size that decreases with each round, or stays."""
         requests = self.best.requests
         limits = sum(event.sampling.max_tokens for event in requests)
         config = tuple(getattr(self.best.config, name) for name in shrink.SIZES)

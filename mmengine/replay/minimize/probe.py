@@ -1,4 +1,4 @@
-"""What minimizing asks of a log: does it fail, and how. A kind of failure, a command, or another build."""
+"""Probes whether and how a log fails: by a kind of failure, a command, or another build."""
 
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -18,8 +18,9 @@ from mmengine.replay.rerun.script import Script
 
 
 class TestParts(NamedTuple):
-    """Of the pytest file: the test's name, what it says, its imports, and the body of a function in which
-    `log` is the folder."""
+    """Parts of the pytest file: the test's name, its docstring, its imports, and the body of a function in
+    which `log` is the folder.
+    """
 
     name: str
     title: str
@@ -28,16 +29,16 @@ class TestParts(NamedTuple):
 
 
 class Probe(Protocol):
-    """Everything here raises OutOfTime when its deadline passes."""
+    """Finds failures. Every method raises OutOfTime when its deadline passes."""
 
     def of_script(self, script: Script, max_steps: int) -> Failure | None:
-        """How the script fails within so many steps."""
+        """Return the script's failure within `max_steps` steps, or None."""
 
     def write(self, script: Script, folder: Path) -> None:
-        """Leave in a new folder the log, and what else the test reads."""
+        """Write the log, and everything else that the test reads, into a new folder."""
 
     def of_log(self, folder: Path) -> Failure | None:
-        """How the log that `write` left there fails."""
+        """Return the failure of the log that `write` wrote there, or None."""
 
     def test(self, failure: Failure) -> TestParts: ...
 
@@ -46,9 +47,10 @@ _BODY = """    failure = replay_failure(log, "{kind}")
     assert failure is None, failure"""
 
 
-class Kind:
-    """One of KINDS, or another that ends the run before: `told_apart` says so. Of "any" only the invariant
-    that was broken first is looked at from then on."""
+class KindProbe:
+    """Looks for a kind in KINDS; another failure may end the run first, see `check_kind`. With "any", only
+    the invariant that broke first is checked from then on.
+    """
 
     def __init__(self, name: str, deadline: Deadline | None = None):
         self.name, self._deadline = name, deadline or Deadline()
@@ -72,11 +74,11 @@ class Kind:
         imports = "from mmengine.replay import replay_failure\n"
         return TestParts(failure.kind, title, imports, _BODY.format(kind=failure.kind))
 
-    def told_apart(self, failure: Failure) -> None:
-        """Raises LogError when something else failed than what was asked for."""
+    def check_kind(self, failure: Failure) -> None:
+        """Raise LogError if another failure than the requested kind occurred."""
         if self.name not in ("any", failure.kind):
             assert failure.kind in KINDS
             raise LogError(
-                f"another failure comes first, so nobody can say whether {self.name} would fail: {failure}; "
-                f"minimize that one with --failing {failure.kind}"
+                f"another failure comes before {self.name}: {failure}; minimize it with "
+                f"--failing {failure.kind}"
             )

@@ -1,6 +1,6 @@
-"""What `mmengine log minimize` leaves behind: the smallest log, and a pytest file that replays it.
+"""Writes the output of `mmengine log minimize`: the smallest log, and a pytest file that replays it.
 
-Names and texts of a log come from anybody; only plain characters of them reach the Python file.
+A log's names and texts are untrusted; only plain characters from them reach the Python file.
 """
 
 import re
@@ -34,16 +34,17 @@ def test_{name}():
 
 
 def refuse_used(folder: Path) -> None:
-    """Raises LogError when the folder holds something."""
+    """Raise LogError when the folder is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise LogError(f"{folder} is not empty; name another folder")
 
 
 def reproduce(script: Script, failure: Failure, probe: Probe, folder: Path, before: int) -> Path:
-    """Write `folder`/log and the test; gives the test's path. `before`: requests of the whole log.
+    """Write `folder`/log and the test, and return the test's path. `before` is the number of requests in the
+    original log.
 
-    The folder is there whole or not at all. Raises LogError when it holds something, or when what was
-    written does not fail as it should.
+    The folder appears complete or not at all. Raises LogError when it is not empty, or when the written log
+    does not fail as expected.
     """
     refuse_used(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +52,7 @@ def reproduce(script: Script, failure: Failure, probe: Probe, folder: Path, befo
     beside.mkdir()
     try:
         name = _written(script, failure, probe, beside, before)
-        beside.rename(folder)  # onto nothing, or an empty folder
+        beside.rename(folder)  # The target does not exist or is an empty folder.
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
@@ -59,12 +60,12 @@ def reproduce(script: Script, failure: Failure, probe: Probe, folder: Path, befo
 
 
 def _written(script: Script, failure: Failure, probe: Probe, folder: Path, before: int) -> str:
-    """Log and test, in this folder; gives the test's name."""
+    """Write log and test into this folder, and return the test's name."""
     log = folder / "log"
     probe.write(script, log)
     found = probe.of_log(log)
     if found is None or found.signature != failure.signature:
-        raise LogError(f"what was written does not fail as the whole log does: {found or 'it does not fail'}")
+        raise LogError(f"the written log does not fail like the whole log: {found or 'it does not fail'}")
     test = probe.test(found)
     text = _TEST.format(
         title=test.title,

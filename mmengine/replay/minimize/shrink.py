@@ -1,7 +1,7 @@
 """Smaller versions of a script: fewer requests, shorter prompts and answers, smaller media, plain values.
 
-Each function gives a new script and leaves the old one as it is. Whether the new one still fails is
-somebody else's question.
+Each function returns a new script and leaves the old script unchanged. The caller decides whether the new
+script still fails.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from mmengine.replay.rerun.script import Answer, Observation, Script
 from mmengine.request import MediaItem, SamplingParams
 
 T = TypeVar("T")
-# Each is tried from the smallest value up that the other settings allow.
+# Each is tried from the smallest value that the other settings allow.
 SIZES = (
     *("num_blocks", "max_num_seqs", "token_budget", "max_model_len", "encoder_cache_size"),
     *("encoder_budget", "swap_blocks", "num_draft_tokens", "lookahead_tokens", "num_state_slots"),
@@ -26,8 +26,9 @@ SIZES = (
 
 
 def fewest(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
-    """A subset, in order, that still fails and from which no single item can be left out: delta
-    debugging by complements, large pieces first."""
+    """Return a subset, in order, that still fails and from which no single item can be left out: delta
+    debugging by complements, large pieces first.
+    """
     kept, size = list(items), len(items)
     while kept and size:
         place, fewer = 0, False
@@ -44,7 +45,9 @@ def fewest(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
 
 
 def smallest(low: int, high: int, fails: Callable[[int], bool]) -> int:
-    """A value in [low, high] that fails; `high` is known to. The smallest, where failing is monotone."""
+    """Return a value in [low, high] that fails; `high` is known to fail. It is the smallest if failing is
+    monotone.
+    """
     if low >= high or fails(low):
         return min(low, high)
     while high - low > 1:
@@ -54,7 +57,7 @@ def smallest(low: int, high: int, fails: Callable[[int], bool]) -> int:
 
 
 def digest(script: Script) -> bytes:
-    """Equal for scripts that play alike."""
+    """Return a digest that is equal for scripts that play alike."""
     asked = [(each.step, each.landed, type(each.event).__name__, each.event) for each in script.observations]
     kept = [script.answers[event.request_id] for event in script.requests]
     answers = [(each.tokens.tobytes(), each.stop, each.error, each.runs.tobytes()) for each in kept]
@@ -62,14 +65,14 @@ def digest(script: Script) -> bytes:
     return hashlib.blake2b(msgspec.msgpack.encode(whole), digest_size=16).digest()
 
 
-def only(script: Script, names: Iterable[str]) -> Script:
-    """The requests of these names, and what happens to nobody."""
+def keep_requests(script: Script, names: Iterable[str]) -> Script:
+    """Return the script with the requests of these names, and with events without a request."""
     kept = {*names, ""}
     return replace(script, observations=[each for each in script.observations if _name(each.event) in kept])
 
 
-def until(script: Script, step: int) -> Script:
-    """What was seen up to a step."""
+def keep_until(script: Script, step: int) -> Script:
+    """Return the observations up to a step."""
     return replace(
         script,
         observations=[each for each in script.observations if each.step <= step],
@@ -77,8 +80,8 @@ def until(script: Script, step: int) -> Script:
     )
 
 
-def with_observations(script: Script, happened: Sequence[Observation]) -> Script:
-    """The arrivals, and of what else happened only this."""
+def keep_events(script: Script, happened: Sequence[Observation]) -> Script:
+    """Return the script with all arrivals, but only these other events."""
     kept = set(map(id, happened))
     return replace(
         script,
@@ -86,8 +89,8 @@ def with_observations(script: Script, happened: Sequence[Observation]) -> Script
     )
 
 
-def arriving(script: Script, name: str, step: int) -> Script:
-    """A request comes at another step, and what happens to it as much earlier or later."""
+def move_arrival(script: Script, name: str, step: int) -> Script:
+    """Move a request's arrival to another step, and its other events by the same number of steps."""
     first = next(each.step for each in script.observations if _name(each.event) == name)
     moved = [
         _shifted(each, step - first) if _name(each.event) == name else each for each in script.observations
@@ -100,8 +103,8 @@ def _shifted(observation: Observation, steps: int) -> Observation:
     return replace(observation, step=at[0], landed=at[1])
 
 
-def with_answer(script: Script, name: str, count: int) -> Script:
-    """An answer of `count` tokens that ends by length."""
+def shorten_answer(script: Script, name: str, count: int) -> Script:
+    """Return the script with an answer of `count` tokens that ends by length."""
     asked = _queued(script, name)
     limits = {"max_tokens": count, "min_tokens": 0}
     answers = {**script.answers, name: Answer(script.answers[name].tokens[:count])}
@@ -110,22 +113,24 @@ def with_answer(script: Script, name: str, count: int) -> Script:
     return replace(_changed(script, name, sampling=sampling, outputs=outputs), answers=answers)
 
 
-def with_stop(script: Script, name: str, count: int) -> Script:
-    """An answer whose text stops behind `count` tokens, as it did behind more."""
+def shorten_stop(script: Script, name: str, count: int) -> Script:
+    """Return the script with an answer that stops after `count` tokens, in the same way as before."""
     answer = script.answers[name]
     sooner = replace(answer, tokens=answer.tokens[:count], runs=answer.runs[answer.runs[:, 0] < count])
     return replace(script, answers={**script.answers, name: sooner})
 
 
-def without_media(script: Script, name: str, index: int) -> Script:
-    """An item's place in the prompt becomes text."""
+def drop_media(script: Script, name: str, index: int) -> Script:
+    """Replace an item's place in the prompt by text."""
     media = list(_queued(script, name).media)
     del media[index]
     return _changed(script, name, media=tuple(media))
 
 
-def with_media_size(script: Script, mm_hash: bytes, size: int) -> Script:
-    """An item with one run of `size` embeddings, for everyone who has it. Its prompts get shorter."""
+def resize_media(script: Script, mm_hash: bytes, size: int) -> Script:
+    """Give an item a single run with `size` embeddings, in every request with this item. Its prompts become
+    shorter.
+    """
     for event in script.requests:
         for index, item in enumerate(event.media):
             if item.mm_hash != mm_hash:
@@ -141,8 +146,8 @@ def with_media_size(script: Script, mm_hash: bytes, size: int) -> Script:
     return script
 
 
-def texts(event: ev.Queued) -> Iterator[tuple[int, int]]:
-    """(start, end) of the stretches of a prompt without embeddings, the last first."""
+def text_ranges(event: ev.Queued) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of a prompt's ranges without embeddings, the last first."""
     places = [(start, start + length) for item in event.media for start, length in item.runs]
     ends = [0, *(end for _, end in places)]
     starts = [*(start for start, _ in places), len(event.prompt) // 4]
@@ -151,23 +156,24 @@ def texts(event: ev.Queued) -> Iterator[tuple[int, int]]:
             yield start, end
 
 
-def without_text(script: Script, name: str, start: int, count: int) -> Script:
-    """A prompt without `count` tokens of text from `start` on."""
+def drop_text(script: Script, name: str, start: int, count: int) -> Script:
+    """Return the script with a prompt that lacks `count` text tokens from `start` on."""
     return _with(script, _without_tokens(_queued(script, name), start, count))
 
 
-def merged(script: Script, name: str, into: str, more: int = 0) -> Script:
-    """One request in place of two: `into` gets the length of both, and `more` tokens."""
+def merge_requests(script: Script, name: str, into: str, more: int = 0) -> Script:
+    """Merge two requests: `into` gets the length of both, and `more` tokens."""
     gone = _queued(script, name)
     longer = _lengthened(_queued(script, into), len(gone.prompt) // 4 + more)
     rest = [event.request_id for event in script.requests if event.request_id != name]
-    return only(_with(script, longer), rest)
+    return keep_requests(_with(script, longer), rest)
 
 
-def filling(script: Script, names: Sequence[str], more: int) -> Script:
-    """Only these requests, with prompts so long that together they hold the whole pool; that of the first
-    one is `more` tokens longer, those of the others as much shorter."""
-    config, script = script.config, only(script, names)
+def fill_pool(script: Script, names: Sequence[str], more: int) -> Script:
+    """Keep only these requests, with prompts so long that together they fill the whole pool. The first prompt
+    is `more` tokens longer, the others together as much shorter.
+    """
+    config, script = script.config, keep_requests(script, names)
     missing = (config.num_blocks - 1) * config.block_size - sum(len(e.prompt) // 4 for e in script.requests)
     for number, event in enumerate(script.requests):
         count = missing // (len(names) - number) + (more if number == 0 else 0)
@@ -177,12 +183,12 @@ def filling(script: Script, names: Sequence[str], more: int) -> Script:
     return script
 
 
-def aged(script: Script, count: int) -> Script:
-    """`count` tokens of each answer, as far as it has them, are in the prompt from the start."""
+def move_answers_to_prompts(script: Script, count: int) -> Script:
+    """Move `count` tokens of each answer, as far as it has them, to the prompt."""
     for event in [event for event in script.requests if event.sampling.max_tokens]:
         name, asked = event.request_id, event.sampling.max_tokens
         moved = min(count, asked - 1)
-        script = with_answer(_with(script, _lengthened(event, moved)), name, asked - moved)
+        script = shorten_answer(_with(script, _lengthened(event, moved)), name, asked - moved)
     return script
 
 
@@ -193,7 +199,7 @@ def _lengthened(event: ev.Queued, count: int) -> ev.Queued:
 
 
 def plain_tokens(script: Script, names: Iterable[str]) -> Script:
-    """Prompts that count up, each from another number: nobody shares a beginning with anybody."""
+    """Replace prompts by counting tokens from different numbers, so that no two requests share a prefix."""
     numbers = {event.request_id: number for number, event in enumerate(script.requests)}
     for name in names:
         count = len(_queued(script, name).prompt) // 4
@@ -207,7 +213,7 @@ def plain_tokens(script: Script, names: Iterable[str]) -> Script:
 
 
 def plain_fields(event: ev.Queued) -> Iterator[dict[str, Any]]:
-    """Fields that could have their default values: all of them, then each alone."""
+    """Yield fields that could have their default values: all of them, then each alone."""
     sampling = SamplingParams(max_tokens=event.sampling.max_tokens, seed=0)
     sampling = sampling if sampling.max_tokens else event.sampling
     defaults = {
@@ -231,7 +237,7 @@ def plain_fields(event: ev.Queued) -> Iterator[dict[str, Any]]:
             yield {name: value}
 
 
-def with_fields(script: Script, name: str, fields: dict[str, Any]) -> Script:
+def set_fields(script: Script, name: str, fields: dict[str, Any]) -> Script:
     changed = _changed(script, name, **fields)
     if "grammar" not in fields:
         return changed
@@ -241,7 +247,7 @@ def with_fields(script: Script, name: str, fields: dict[str, Any]) -> Script:
 
 
 def _without_tokens(event: ev.Queued, start: int, count: int) -> ev.Queued:
-    """A prompt without some tokens; media behind them move forward."""
+    """Return a prompt without some tokens; later media move forward."""
     media = tuple(
         msgspec.structs.replace(
             item, runs=tuple((at - count if at > start else at, size) for at, size in item.runs)
@@ -265,7 +271,7 @@ def _changed(script: Script, name: str, **fields: Any) -> Script:
 
 
 def _with(script: Script, event: ev.Queued) -> Script:
-    """The script with this arrival in place of the one of its name."""
+    """Return the script with this arrival in place of the arrival with the same name."""
     return replace(
         script,
         observations=[

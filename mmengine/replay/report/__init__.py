@@ -1,8 +1,8 @@
-"""A log as one page that a browser shows without a network.
+"""Renders a log as a single page that a browser shows without a network.
 
-log ──► collect.py (columns by step, segments by request) ──► page.py (HTML, one file)
+log ──► collect.py (columns by step, segments by request) ──► page.py (HTML, a single file)
                                                                 ▲
-                                          page.html, page.css, *.js of this folder
+                                    page.html, page.css, *.js in this folder
 """
 
 from mmengine.replay.report.page import write_report

@@ -1,7 +1,7 @@
-"""From a log to the columns that the page shows: one entry a step, one lane a request.
+"""Collects a log's columns for the page: an entry per step, a lane per request.
 
-A lane is a row of segments: what state the request is in from a step on, and why it waits. What a row
-computes in a step is one token, unless `chunks` says otherwise.
+A lane is a sequence of segments: the request's state from a step on, and its reason to wait. A row computes a
+single token in a step, unless `chunks` says otherwise.
 """
 
 import heapq
@@ -16,17 +16,18 @@ from mmengine.core.state.state import State
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
-from mmengine.replay.ask.reasons import BEHIND, PREEMPTING, PREFILL_FIRST, ROWS, TOKENS, Reason, Reasons
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.queries.reasons import BEHIND, PREEMPTING, PREFILL_FIRST, ROWS, TOKENS, Reason, Reasons
 from mmengine.replay.rerun.clock import SteadyClock
 from mmengine.replay.timeline import is_scheduling
 
-QUEUED, PREFILL, DECODE, PREEMPTED, SWAPPED, PASSED_OVER = range(6)  # states of a lane; the last has a row
-STATES = ("queued", "prefill", "decode", "preempted", "swapped", "running, got nothing")
-MAX_SEGMENTS = 8_000_000  # bars of the page of a log; later ones are left out
-# Why all wait who have no reason of their own: a fact of the step, kept once a step.
+# States of a lane; a request in the last state has a row.
+QUEUED, PREFILL, DECODE, PREEMPTED, SWAPPED, PASSED_OVER = range(6)
+STATES = ("queued", "prefill", "decode", "preempted", "swapped", "running, not scheduled")
+MAX_SEGMENTS = 8_000_000  # Segments on a log's page; later ones are left out.
+# Reasons for all requests without a reason of their own: a fact about the step, stored once per step.
 COMMON = frozenset((BEHIND, PREEMPTING, PREFILL_FIRST, ROWS, TOKENS))
-REASONS_EVERY = 16  # steps, where nothing happened that could change them
+REASONS_EVERY = 16  # Steps between two checks, if nothing happened that could change reasons.
 
 _BY_STEP = (
     *("time_ns", "device_ns", "tokens", "rows", "running", "waiting", "free_blocks"),
@@ -36,22 +37,24 @@ _BY_STEP = (
 
 
 class Lanes:
-    """Requests in order of arrival, and their segments. `end`: step, -1 while the log does not end it."""
+    """Requests in order of arrival, and their segments. `end` is a step, -1 if the log does not contain the
+    end.
+    """
 
     def __init__(self) -> None:
         self.ids: list[str] = []
-        self.ends: list[str] = []  # finish reason, with its detail
+        self.ends: list[str] = []  # Finish reason, with its detail.
         self.columns = {
             name: array("i")
             for name in ("start", "end", "prompt", "media", "embeds", "cached", "answer", "preemptions")
         }
-        # Flat, in order of time; `lane` says whose.
+        # Flat, in order of time; `lane` names the owner.
         self.segments = {name: array("i") for name in ("lane", "step", "state", "reason", "needed")}
         self.by_id: dict[str, int] = {}
         self._last: list[tuple[int, int, int]] = []
 
     def arrive(self, name: str, num_prompt: int, media: tuple[int, int], step: int) -> int:
-        """`media`: how many items and embeddings. Gives the lane."""
+        """Add a request and return its lane. `media` has the number of items and embeddings."""
         lane = self.by_id[name] = len(self.ids)
         self.ids.append(name)
         self.ends.append("")
@@ -63,7 +66,7 @@ class Lanes:
         return lane
 
     def enter(self, lane: int, step: int, state: int, reason: int = 0, needed: int = 0) -> None:
-        """The lane is in this state from `step` on."""
+        """Record that the lane is in this state from `step` on."""
         if self._last[lane] == (state, reason, needed) or len(self.segments["lane"]) >= MAX_SEGMENTS:
             return
         self._last[lane] = (state, reason, needed)
@@ -83,9 +86,11 @@ class Lanes:
 
 
 class Collector:
-    """Reads a log from its beginning to its end. `reasons`: the kinds that segments and steps name, from
-    1 on; a waiting segment that names none has the reason of its step. `state`: where it begins, if that is
-    not where the log does."""
+    """Reads a log from its beginning to its end.
+
+    `reasons` has the kinds that segments and steps refer to, from 1 on; a waiting segment without a kind has
+    its step's reason. `state` is the starting state, if it is not the log's first.
+    """
 
     def __init__(self, log: CheckedLog, state: State | None = None):
         self.log = log
@@ -93,22 +98,22 @@ class Collector:
         self._view = View(self.state)
         self.lanes = Lanes()
         self.steps = {name: array("q") for name in _BY_STEP}
-        self.chunks: list[np.ndarray] = []  # int32 [n, 3]: step, lane, tokens
+        self.chunks: list[np.ndarray] = []  # int32 [n, 3]: step, lane, tokens.
         self.reasons = [""]
-        self.notes: list[tuple[int, str]] = []  # what happened to the whole engine
+        self.notes: list[tuple[int, str]] = []  # Events that concern the whole engine.
         self.first_step = -1
         self.failed: list[int] = []
         self._lane_of_row = np.full(log.config.max_num_seqs, -1, np.int32)
         self._phase = np.full(log.config.max_num_seqs, -1, np.int8)
         self._why: Reasons | None = None
-        self._stale = True  # reasons may have changed since they were asked
+        self._stale = True  # Reasons may have changed since the last check.
         self._admitted = self._preempted = 0
-        self._common = 0  # of `reasons`
+        self._common = 0  # Index into `reasons`.
         self._in_flight = [-1] * len(
             self.state.flights
-        )  # places in `steps`; -1: decided before the log begins
+        )  # Places in `steps`; -1: decided before the log begins.
         self._clock, self._now = SteadyClock(), 0
-        for req_state in self.state.requests.values():  # the log's beginning is gone
+        for req_state in self.state.requests.values():  # Not empty if the log's beginning was deleted.
             self._present(req_state)
 
     def read(self, progress: Callable[[Record], None]) -> None:
@@ -118,14 +123,14 @@ class Collector:
         self.count_answers()
 
     def take(self, record: Record) -> None:
-        """The next one."""
+        """Process the next record."""
         with self.log.naming(record):
             self._before(record)
             self.log.apply(self.state, record.event)
             self._after(record)
 
     def count_answers(self) -> None:
-        """Of those that have no end yet, too."""
+        """Count answer tokens, for unfinished requests too."""
         for name, lane in self.lanes.by_id.items():
             req_state = self.state.requests[name]
             count = len(req_state.tokens) if req_state.row < 0 else int(self.state.num_tokens[req_state.row])
@@ -133,12 +138,12 @@ class Collector:
 
     @property
     def num_done(self) -> int:
-        """Steps of which nothing changes any more: those before the first one in flight."""
+        """The number of steps that can no longer change: the steps before the first step in flight."""
         flying = [place for place in self._in_flight if place >= 0]
         return min(flying, default=len(self.steps["rows"]))
 
     def _present(self, req_state: RequestState) -> None:
-        """A request that was there before the log's first record."""
+        """Add a request that precedes the log's first record."""
         request, step = req_state.request, self.state.step
         media = (len(request.media), sum(item.num_embeds for item in request.media))
         lane = self.lanes.arrive(request.request_id, req_state.num_prompt, media, step)
@@ -160,7 +165,7 @@ class Collector:
         match event:
             case ev.Recovered():
                 self._lose_flights()
-                self.notes.append((record.step, "the process ended, and another one went on"))
+                self.notes.append((record.step, "the process ended, and another process continued"))
             case ev.Executed(device_ns=device_ns, counts=counts):
                 if (place := self._in_flight.pop(0)) >= 0:
                     self.steps["device_ns"][place] = device_ns
@@ -185,8 +190,9 @@ class Collector:
         self._in_flight.clear()
 
     def _ask(self, event: ev.Event) -> None:
-        """Reasons are taken while the step is decided. In a step like the one before, with nobody new,
-        they are as they were."""
+        """Record reasons while the step is decided. A step like the previous one, without new requests, keeps
+        its reasons.
+        """
         state = self.state
         same = isinstance(event, ev.Scheduled) and event.rows is None and not event.encode
         everyone = len(state.running) == len(state.last_rows)
@@ -196,7 +202,7 @@ class Collector:
         self._why.before(event)
 
     def _close_step(self) -> None:
-        """The open step is decided: its batch, and who is not in it."""
+        """Record the decided open step: its batch, and the requests that are not in it."""
         state = self.state
         if self.first_step < 0:
             self.first_step = state.step
@@ -220,7 +226,9 @@ class Collector:
         self.steps["common_reason"][-1] = self._common
 
     def _place(self, rows: np.ndarray) -> None:
-        """Segments of the rows in the step that change their state, and chunks of other than one token."""
+        """Add segments for the step's rows that change their state, and chunks for rows with more or fewer
+        than a single token.
+        """
         state = self.state
         scheduled = state.scheduled[rows]
         before = state.num_computed[rows] - scheduled
@@ -253,7 +261,7 @@ class Collector:
             self.reasons.append(kind)
         return self.reasons.index(kind)
 
-    # After it was applied
+    # After a record is applied
 
     def _after(self, record: Record) -> None:
         state, event = self.state, record.event
@@ -279,7 +287,7 @@ class Collector:
 
 
 def _num_kept(counts: bytes | None) -> int:
-    """Drafts that a step kept: of what a row gained all but its last token."""
+    """Return the number of drafts that a step accepted: all tokens that a row gained except its last."""
     if counts is None:
         return 0
     gained = np.frombuffer(counts, np.int32)
@@ -287,11 +295,13 @@ def _num_kept(counts: bytes | None) -> int:
 
 
 def slots_of(start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Where each lane is drawn, int32: the first line that is free from its start to its end. Both
-    ascend with the lanes' order of arrival, or are the log's end."""
+    """Return each lane's line, int32: the first line that is free from its start to its end.
+
+    Both ascend with the lanes' order of arrival, or are the log's end.
+    """
     slots = np.zeros(len(start), np.int32)
     free: list[int] = []
-    busy: list[tuple[int, int]] = []  # until when, and which line
+    busy: list[tuple[int, int]] = []  # End, and line.
     for lane, (first, last) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
         while busy and busy[0][0] <= first:
             heapq.heappush(free, heapq.heappop(busy)[1])
@@ -302,7 +312,7 @@ def slots_of(start: np.ndarray, end: np.ndarray) -> np.ndarray:
 
 
 def collect(folder: Path, progress: Callable[[Record], None] = lambda record: None) -> Collector:
-    """Everything that the page shows of a log. Raises what `verify` raises."""
+    """Return all the page's data for a log. Raises the errors of `verify`."""
     collector = Collector(CheckedLog(folder))
     collector.read(progress)
     return collector

@@ -1,17 +1,16 @@
-"""One HTML page for a folder of replicas' logs: which lives there were, and where each request went.
+"""Writes an HTML page for a folder of replicas' logs: the replicas, and each request's path.
 
-Each log has its own page beside it, to which this one links. Texts of logs are escaped, and the page's policy
-allows no script at all.
+The page links to a page for each log. Log texts are escaped, and the page's policy allows no scripts.
 """
 
 from html import escape
 from pathlib import Path
 
 from mmengine.errors import LogError
-from mmengine.replay.ask.fleet import Way, logs_in, story, ways_in
+from mmengine.replay.queries.fleet import ReplicaPath, describe_path, logs_in, replica_paths
 from mmengine.replay.report.page import write_report
 
-MOST_SHOWN = 2_000  # requests on a page; those that moved come first
+MOST_SHOWN = 2_000  # Requests on a page; migrated requests come first.
 _STYLE = (
     "body{font:14px system-ui,sans-serif;margin:2em;max-width:75em}td,th{padding:.2em .8em;text-align:left;"
     "vertical-align:top;border-bottom:1px solid #ddd}ul{margin:0;padding-left:1em}.moved{background:#fff6df}"
@@ -20,11 +19,11 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-
 
 
 def write_fleet_report(folder: Path, out: Path) -> tuple[int, int]:
-    """Write the pages; gives how many logs and answers they show. Raises LogError where there is none."""
+    """Write the pages and return the number of logs and answers. Raises LogError if there are none."""
     logs = logs_in(folder)
-    ways, broken = ways_in(logs)
+    ways, broken = replica_paths(logs)
     if not ways:
-        raise LogError(f"{folder} holds no log with a request to show")
+        raise LogError(f"{folder} contains no log with a request")
     lives = "".join(_life(log, out, list(ways.values()), broken.get(log, "")) for log in logs)
     shown = sorted(ways.values(), key=lambda way: -len(way.stops))[:MOST_SHOWN]
     moved = sum(len(way.stops) > 1 for way in ways.values())
@@ -32,7 +31,7 @@ def write_fleet_report(folder: Path, out: Path) -> tuple[int, int]:
         sum(counts) for counts in zip(*(_counts(way) for way in ways.values()), strict=True)
     )
     summary = (
-        f"{len(logs)} lives of replicas, {len(ways)} answers, {moved} of them moved; "
+        f"{len(logs)} replica logs, {len(ways)} answers, {moved} of them migrated; "
         f"{computed - answered} of {computed} tokens were computed twice."
     )
     left_out = f"<p>{len(ways) - len(shown)} more are not shown.</p>" if len(ways) > len(shown) else ""
@@ -41,25 +40,25 @@ def write_fleet_report(folder: Path, out: Path) -> tuple[int, int]:
         '<!doctype html><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         f"<title>{name}</title><style>{_STYLE}</style><h1>{name}</h1><p>{summary}</p><h2>Replicas</h2>"
-        f"<table><tr><th>log<th>answers begun or gone on with<th>ended<th>unfinished<th></tr>{lives}</table>"
-        "<h2>Where requests went</h2><table><tr><th>request<th>tokens<th>computed<th>way</tr>"
+        f"<table><tr><th>log<th>answers<th>ended<th>unfinished<th></tr>{lives}</table>"
+        "<h2>Requests</h2><table><tr><th>request<th>tokens<th>computed<th>path</tr>"
         f"{''.join(map(_row, shown))}</table>{left_out}"
     )
     out.write_text(page, encoding="utf-8")
     return len(logs), len(ways)
 
 
-def _counts(way: Way) -> tuple[int, int]:
-    """Tokens that were computed, and those that there are, of what the logs saw computed."""
+def _counts(way: ReplicaPath) -> tuple[int, int]:
+    """Return the number of computed answer tokens, and the number of distinct ones among them."""
     return way.num_computed, way.num_tokens - way.stops[0].num_given
 
 
-def _life(log: Path, out: Path, ways: list[Way], why: str) -> str:
+def _life(log: Path, out: Path, ways: list[ReplicaPath], why: str) -> str:
     stops = [stop for way in ways for stop in way.stops if stop.log == log.name]
     page, link = out.with_name(f"{out.stem}.{log.name}.html"), ""
     try:
         write_report(log, page)
-        link = f'<a href="{escape(page.name, quote=True)}">its steps</a>'
+        link = f'<a href="{escape(page.name, quote=True)}">steps</a>'
     except LogError as error:
         link = escape(why or str(error))
     ended = sum(bool(stop.end) for stop in stops)
@@ -67,8 +66,8 @@ def _life(log: Path, out: Path, ways: list[Way], why: str) -> str:
     return f"<tr><td>{escape(log.name)}{counts}<td>{link}</tr>"
 
 
-def _row(way: Way) -> str:
-    told = "".join(f"<li>{escape(sentence)}" for sentence in story(way))
+def _row(way: ReplicaPath) -> str:
+    told = "".join(f"<li>{escape(sentence)}" for sentence in describe_path(way))
     kind = ' class="moved"' if len(way.stops) > 1 else ""
     computed, answered = _counts(way)
     return f"<tr{kind}><td>{escape(way.core_id)}<td>{way.num_tokens}<td>{computed}<td><ul>{told}</ul></tr>"

@@ -1,7 +1,7 @@
-"""A log as it is written, for a page that draws it: first what there is, then what is new.
+"""Streams a growing log to a page that draws it: first its present contents, then the changes.
 
-The columns are those of the report. What a page holds is bounded: behind `MAX_STEPS` steps, or `MAX_LANES`
-requests, all begins anew with those that are there.
+The columns are the report's. The page's size is bounded: after `MAX_STEPS` steps, or `MAX_LANES` requests, it
+starts again with the live requests.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,13 @@ from typing import TypeVar
 import numpy as np
 
 from mmengine.events.codec import Record
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.report.collect import STATES, Collector
 from mmengine.version import __version__
 
-MAX_STEPS = 20_000  # that a live page shows
-MAX_LANES = 20_000  # requests that a live page shows
-MAX_NOTES = 64  # that one message tells
+MAX_STEPS = 20_000  # Most steps on a live page.
+MAX_LANES = 20_000  # Most requests on a live page.
+MAX_NOTES = 64  # Most notes in a message.
 _ARRIVED = ("start", "prompt", "media", "embeds")
 _CHANGING = ("end", "cached", "answer", "preemptions")
 Message = dict[str, object]
@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class LiveReport:
-    """Give it each record of a log; `news` is what a page lacks since the last call."""
+    """Consumes each record of a log; `news` returns the changes since its last call."""
 
     def __init__(self, log: CheckedLog, name: str):
         self._log, self._name = log, name
@@ -34,13 +34,13 @@ class LiveReport:
         self._collector = collector
         self._is_new = True
         self._told = dict.fromkeys(("steps", "lanes", "segments", "chunks", "reasons", "notes", "failed"), 0)
-        self._lanes = np.zeros((0, len(_CHANGING)), np.int32)  # as they were told
+        self._lanes = np.zeros((0, len(_CHANGING)), np.int32)  # As they were last sent.
 
     def take(self, record: Record) -> None:
         self._collector.take(record)
 
     def news(self) -> list[Message]:
-        """Messages, in their order; [] where nothing happened."""
+        """Return messages in order; [] if nothing happened."""
         collector = self._collector
         if len(collector.steps["rows"]) > MAX_STEPS or len(collector.lanes.ids) > MAX_LANES:
             self._begin(Collector(self._log, collector.state))
@@ -96,8 +96,7 @@ class LiveReport:
         return more if any(said) else None
 
     def _changed(self, columns: Mapping[str, Sequence[int]], ends: Sequence[str]) -> list[list[object]]:
-        """Of each lane of which something is new: its number, end, cached, answer, preemptions, and how it
-        ended."""
+        """Return each changed lane's number, end, cached, answer, preemptions, and how it ended."""
         now = np.stack([np.array(columns[name], np.int32) for name in _CHANGING], axis=1)
         before = np.full_like(now, -1)
         before[: len(self._lanes)] = self._lanes

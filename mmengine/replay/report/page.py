@@ -1,8 +1,7 @@
-"""One HTML file: the page's own parts, and a log's columns in it, compressed.
+"""Builds a single HTML file: the page's own parts, and a log's compressed columns.
 
-A log is a stranger's file. Its texts stand in the page only inside the compressed columns, and the scripts
-give them to the browser as text, never as HTML. The page's policy allows the scripts and the style that
-stand in it, by their hashes, and nothing from anywhere else.
+A log is untrusted. Its texts are only inside the compressed columns, and the scripts pass them to the browser
+as text, never as HTML. The page's policy allows only the scripts and the style in the page, by their hashes.
 """
 
 import base64
@@ -27,18 +26,19 @@ SCRIPTS = ("data.js", "view.js", "lanes.js", "tracks.js", "panel.js", "input.js"
 def write_report(
     folder: Path, out: Path, progress: Callable[[Record], None] = lambda record: None
 ) -> tuple[int, int]:
-    """Write the page; gives how many steps and requests it shows. Raises LogError when no step of the
-    log was decided, and what `verify` raises."""
+    """Write the page, and return the number of steps and requests in it. Raises LogError when the log has no
+    decided step, and the errors of `verify`.
+    """
     collected = collect(folder, progress)
     num_steps, num_lanes = len(collected.steps["rows"]), len(collected.lanes.ids)
     if not num_steps or not num_lanes:
-        raise LogError(f"the log in {folder} holds no step to show")
+        raise LogError(f"the log in {folder} contains no step")
     out.write_text(page(_packed(collected, folder.name)), encoding="utf-8")
     return num_steps, num_lanes
 
 
 def page(data: str) -> str:
-    """The page around base64 data."""
+    """Return the page around base64 data."""
     here = files("mmengine.replay.report")
     style = (here / "page.css").read_text(encoding="utf-8")
     code = "\n".join((here / name).read_text(encoding="utf-8") for name in SCRIPTS)
@@ -54,12 +54,12 @@ def page(data: str) -> str:
 
 
 def hash_of(text: str) -> str:
-    """As a page's policy names what may run in it."""
+    """Return a hash in the format of a page's content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _packed(collected: Collector, name: str) -> str:
-    """gzip of: length of the head (int32), the head (JSON), the columns (8-byte aligned), in base64."""
+    """Return base64 of gzip of: length of the head (int32), the head (JSON), the columns (8-byte aligned)."""
     head, columns = _head(collected, name), _columns(collected)
     places, offset = {}, 0
     for key, column in columns.items():
@@ -89,7 +89,9 @@ def _head(collected: Collector, name: str) -> dict[str, Any]:
 
 
 def _columns(collected: Collector) -> dict[str, np.ndarray]:
-    """int32 and float64 only. Steps count from the log's first one; segments are sorted by lane."""
+    """Return the columns, int32 and float64 only. Steps count from the log's first step; segments are sorted
+    by lane.
+    """
     first, lanes = collected.first_step, collected.lanes
     num_steps = len(collected.steps["rows"])
     steps = {name: np.array(values, np.int64) for name, values in collected.steps.items()}

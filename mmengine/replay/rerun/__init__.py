@@ -1,1 +1,1 @@
-"""Serving a log's requests again: as they were, or under other settings."""
+"""Serves a log's requests again: as they were, or under other settings."""

@@ -1,14 +1,17 @@
-"""Time over a whole log: the clocks of the processes that wrote it have nothing in common."""
+"""A time axis over a whole log, whose writing processes have unrelated clocks."""
 
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 
-MAX_NS = 2**60  # 36 years; so that sums of times fit 64 bits
+MAX_NS = 2**60  # 36 years, so that sums of times fit 64 bits.
 
 
 class SteadyClock:
-    """Ns since the first record that it was asked of. It never goes back; between a process and the one
-    that recovered its log no time passes. Raises ValueError for a time that no log could reach."""
+    """Converts record times to ns since the first record.
+
+    Time never goes back, and no time passes between a process and the process that recovered its log. Raises
+    ValueError for a time that no log could reach.
+    """
 
     def __init__(self) -> None:
         self._offset_ns: int | None = None
@@ -21,5 +24,7 @@ class SteadyClock:
             self._offset_ns = self._last_ns - record.mono_ns
         self._last_ns = record.mono_ns + self._offset_ns
         if self._last_ns > MAX_NS:
-            raise ValueError(f"it lies {self._last_ns} ns behind the log's first record")
+            raise ValueError(
+                f"its time is {self._last_ns} ns after the log's first record; the limit is {MAX_NS}"
+            )
         return self._last_ns

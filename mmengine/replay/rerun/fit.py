@@ -1,9 +1,9 @@
-"""A cost model of steps, fitted to what a log says they took.
+"""A cost model for steps, fitted to the durations in a log.
 
-The time of a step is a sum of non-negative prices: for the step, its tokens, its rows, the tokens that rows
-attend to (each row's length), the pairs of a token and one that it attends to, and the embeddings computed.
-The prices minimise relative errors, and a step that took unusually long counts little (Huber weights,
-repeated least squares; Lawson and Hanson's active sets keep prices from going below zero).
+A step's time is a sum of non-negative prices: for the step, its tokens, its rows, the tokens that rows attend
+to (each row's length), the pairs of a token and an attended token, and the embeddings computed. The prices
+minimise relative errors, and an unusually long step counts little (Huber weights, iterated least squares;
+Lawson and Hanson's active sets keep prices from going below zero).
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from mmengine.core.executor import StepPlan
 
 PARTS = ("step", "token", "row", "attended token", "attended pair", "embedding")
 FOLDS = 5
-HUBER = 1.345  # standard deviations from which on an error counts by its size, not by its square
+HUBER = 1.345  # Number of standard deviations beyond which an error counts by its size, not by its square.
 ROUNDS = 12
 
 
 @dataclass(frozen=True, slots=True)
 class FitError:
-    """Relative errors of steps that the fit had not seen: shares, not percent. `total`: of their sum."""
+    """Relative errors on steps that the fit had not seen, as fractions. `total` is the error of their sum."""
 
     num_steps: int
     median: float
@@ -30,7 +30,9 @@ class FitError:
 
 @dataclass(frozen=True, slots=True)
 class FittedCost:
-    """`prices`: ns, float64, as PARTS names them. `host_prices`: ns a step and a row."""
+    """Fitted prices. `prices` are ns, float64, in the order of PARTS. `host_prices` are ns per step and per
+    row.
+    """
 
     prices: np.ndarray
     host_prices: np.ndarray
@@ -44,7 +46,9 @@ class FittedCost:
 
 
 def work_of(num_scheduled: np.ndarray, num_computed: np.ndarray, num_embeds: int) -> np.ndarray:
-    """How much of each part a step has, float64 [6]. `num_computed`: before the step, of each row."""
+    """Return a step's amount of each part, float64 [6]. `num_computed` counts each row's tokens before the
+    step.
+    """
     scheduled, computed = num_scheduled.astype(np.int64), num_computed.astype(np.int64)
     pairs = scheduled * computed + scheduled * (scheduled + 1) // 2
     tokens, rows = int(scheduled.sum()), len(scheduled)
@@ -52,7 +56,7 @@ def work_of(num_scheduled: np.ndarray, num_computed: np.ndarray, num_embeds: int
 
 
 def fit(work: np.ndarray, time_ns: np.ndarray) -> np.ndarray:
-    """Prices for steps of `work` [n, p] that took `time_ns` [n] (positive), float64 [p]."""
+    """Return prices for steps with `work` [n, p] that took `time_ns` [n] (positive), float64 [p]."""
     scale = np.maximum(work.max(axis=0), 1.0)
     relative, ones = work / scale / time_ns[:, None], np.ones(len(work))
     weights = ones
@@ -66,7 +70,9 @@ def fit(work: np.ndarray, time_ns: np.ndarray) -> np.ndarray:
 
 
 def non_negative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """x >= 0 that minimises |matrix x - target|: Lawson and Hanson, Solving Least Squares Problems, 23.10."""
+    """Return the x >= 0 that minimises |matrix x - target|: Lawson and Hanson, Solving Least Squares
+    Problems, 23.10.
+    """
     count = matrix.shape[1]
     x, active = np.zeros(count), np.zeros(count, bool)
     for _ in range(3 * count + 3):
@@ -95,7 +101,7 @@ def non_negative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def held_out_error(work: np.ndarray, time_ns: np.ndarray) -> FitError:
-    """The error on each fifth of the steps, in order, of prices fitted to the other four."""
+    """Return the error on each fifth of the steps, in order, with prices fitted to the other four."""
     predicted = np.zeros(len(work))
     for part in np.array_split(np.arange(len(work)), FOLDS):
         rest = np.ones(len(work), bool)

@@ -1,9 +1,9 @@
 """Plays a script through the engine's own loop: other settings, fewer requests, the same answers.
 
-    script ──► Playback (the source: what is due) ──► EngineCore ──► executor (answers, time)
+    script ──► Playback (the source: due observations) ──► EngineCore ──► executor (answers, time)
 
-Due is counted in steps, as the log stamped them, or in ns of the executor's clock. An engine that has
-nothing to do waits for what comes next; later observations keep their distance to it.
+Due times are counted in steps, as the log stamped them, or in ns on the executor's clock. An idle engine
+waits for the next observation; later observations keep their distance to it.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from mmengine.replay.rerun.script import Observation
 
 
 class Clock(Protocol):
-    """What `Observation`s are due by."""
+    """Decides when `Observation`s are due."""
 
     def due(self, observation: Observation) -> int: ...
 
@@ -30,20 +30,20 @@ class Clock(Protocol):
 
 
 class ClockedExecutor(Executor, Protocol):
-    """An executor with a clock of its own, as simulated ones have it."""
+    """An executor with a clock, such as a simulated executor."""
 
     @property
     def clock_ns(self) -> int: ...
 
 
 class WaitingExecutor(ClockedExecutor, Protocol):
-    """One that can let time pass in which nothing runs."""
+    """An executor that can let idle time pass."""
 
     def wait_until(self, time_ns: int) -> None: ...
 
 
 class Timer:
-    """By ns: the executor's clock shows 0 at `start_ns`."""
+    """Counts in ns: the executor's clock shows 0 at `start_ns`."""
 
     def __init__(self, executor: WaitingExecutor, start_ns: int):
         self._executor, self._start_ns = executor, start_ns
@@ -59,7 +59,7 @@ class Timer:
 
 
 class Counter:
-    """By steps, decided and landed. Waiting makes all later ones count from further on."""
+    """Counts steps, decided and landed. Waiting shifts all later observations."""
 
     def __init__(self, core: EngineCore):
         self._core, self._skipped = core, 0
@@ -76,7 +76,9 @@ class Counter:
 
 
 class _Heard(SinkBefore):
-    """Says each event before it is applied. `moved`: there was one since this was last set to False."""
+    """Reports each event before it is applied. `moved` is True if there was an event since it was last set to
+    False.
+    """
 
     def __init__(self, inner: Sink, see: Callable[[ev.Event], None]):
         super().__init__(inner)
@@ -89,9 +91,11 @@ class _Heard(SinkBefore):
 
 
 class Playback:
-    """An engine and what happens to it. `timer`: observations are due at their time on the executor's
-    clock, and deadlines pass by it; without one at their step, and deadlines pass where the log says. `see`
-    hears of each event right before it is applied. What a store of blocks sent the log's engine is computed.
+    """An engine with its scripted observations.
+
+    With `timer`, observations are due at their time on the executor's clock, and deadlines follow this clock.
+    Without it, they are due at their step, and deadlines pass where the log says. `see` is called with each
+    event right before it is applied. Blocks that a store sent to the log's engine are computed.
     """
 
     def __init__(
@@ -118,8 +122,9 @@ class Playback:
         self._clock: Clock = timer or Counter(self.core)
 
     def step(self) -> Outputs | None:
-        """One turn of the loop; None when nothing is left that could happen. Raises what the engine
-        raises when it makes no progress."""
+        """Run the loop once; return None when nothing more can happen. Raises the engine's errors when it
+        makes no progress.
+        """
         if not self.core.has_work:
             return None
         self._heard.moved = False
@@ -128,12 +133,14 @@ class Playback:
         if self._heard.moved or outputs:
             return outputs
         if self._next == len(self._observations):
-            return None  # what is left waits for a grammar that never came
+            return None  # The rest waits for a grammar that never arrived.
         self._clock.wait_until(self._clock.due(self._observations[self._next]))
         return outputs
 
     def _crash(self) -> None:
-        """Where the log's process ended and another one went on; in time of its own nobody does."""
+        """Repeat a crash at the place where the log's process ended and another continued; with its own time
+        there is none.
+        """
         while self._next < len(self._observations):
             event = self._observations[self._next].event
             due = self._clock.due(self._observations[self._next])
@@ -165,7 +172,7 @@ class Playback:
         return events + inbox.drain()
 
     def leavers(self) -> tuple[ev.Event, ...]:
-        """Nobody: all observations are handed out between steps."""
+        """Return nothing: all observations are delivered between steps."""
         return ()
 
     def __len__(self) -> int:

@@ -1,8 +1,8 @@
-"""What if: a log's requests under other settings, in time that a model fitted to the log says.
+"""What-if: a log's requests under other settings, with times from a model fitted to the log.
 
-Requests arrive, are cancelled and get their grammars when they did; they get the answers that they got. The
-scheduler is the engine's own. The log's own settings are played as well, so that the error of the whole
-estimate is seen beside it: what was logged against what is simulated of the same.
+Requests arrive, are cancelled and get their grammars as in the log, and get the same answers. The scheduler
+is the engine's own. The log's own settings are simulated as well, so that the estimate's error is visible:
+the logged figures beside the simulated ones.
 """
 
 from collections.abc import Callable
@@ -19,12 +19,12 @@ from mmengine.core.decide.scheduler import DECISION_VERSION
 from mmengine.core.state.request_state import request_of
 from mmengine.errors import ConfigError, InvalidRequest, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.rerun.fit import FitError, FittedCost, fit, held_out_error
-from mmengine.replay.rerun.measured import MAX_REQUESTS, Measured, Watch
+from mmengine.replay.rerun.measurement import MAX_REQUESTS, Measured, Watch
 from mmengine.replay.rerun.playback import Playback, Timer
 from mmengine.replay.rerun.script import Script, read_script
-from mmengine.replay.rerun.scripted import ScriptedExecutor
+from mmengine.replay.rerun.scripted_executor import ScriptedExecutor
 from mmengine.replay.timeline import open_log
 from mmengine.simulation.meter import Meter
 
@@ -33,7 +33,7 @@ MIN_STEPS = 50
 
 @dataclass(slots=True)
 class Estimate:
-    """One run in numbers; latencies in ms. `notes`: what else there is to say of it."""
+    """A run in numbers; latencies in ms. `notes` has remarks."""
 
     numbers: dict[str, float]
     notes: list[str] = field(default_factory=list)
@@ -41,8 +41,9 @@ class Estimate:
 
 @dataclass(slots=True)
 class Rerun:
-    """`again`: the log's own settings, simulated. `errors`: of `again` against `logged`, by number, as
-    shares; None where the logged one is 0."""
+    """A re-run's result. `again` simulates the log's own settings. `errors` compares `again` with `logged`,
+    by number, as fractions; None where the logged number is 0.
+    """
 
     logged: Estimate
     again: Estimate
@@ -61,10 +62,10 @@ class Rerun:
 def rerun(
     folder: Path, changes: dict[str, Any], progress: Callable[[str], None] = lambda text: None
 ) -> Rerun:
-    """Play a log under its own settings and under those with `changes` (names of EngineConfig).
+    """Play a log under its own settings and under these settings with `changes` (names in EngineConfig).
 
-    Raises ConfigError for settings that no engine could have, LogError for a log too short to fit a cost
-    model to, and what `verify` raises.
+    Raises ConfigError for invalid settings, LogError for a log that is too short to fit a cost model, and the
+    errors of `verify`.
     """
     timeline = open_log(folder)
     config = _changed(timeline.config, changes)
@@ -99,15 +100,15 @@ def _count_requests(folder: Path) -> int:
     count = len(log.first_state().requests)
     count += sum(isinstance(record.event, ev.Queued) for record in log)
     if count > MAX_REQUESTS:
-        raise LogError(f"{folder} holds {count} requests, more than {MAX_REQUESTS}")
+        raise LogError(f"the log in {folder} has {count} requests; the limit is {MAX_REQUESTS}")
     return count
 
 
 def _fit(measured: Measured, folder: Path) -> tuple[FittedCost, FitError]:
     if len(measured.work) < MIN_STEPS:
         raise LogError(
-            f"{folder} holds {len(measured.work)} steps with a time; a cost model needs {MIN_STEPS} or more, "
-            "of prompts and of answers"
+            f"the log in {folder} has {len(measured.work)} timed steps; a cost model needs at least "
+            f"{MIN_STEPS}, with prompts and with answers"
         )
     work, device_ns = np.array(measured.work), np.array(measured.device_ns, np.float64)
     host = np.zeros(2)
@@ -119,18 +120,18 @@ def _fit(measured: Measured, folder: Path) -> tuple[FittedCost, FitError]:
 
 
 def _acceptance(measured: Measured, logged: EngineConfig, config: EngineConfig) -> float:
-    """How often a draft was right when those before it were."""
+    """Return the fraction of drafts that were right after right drafts."""
     tried = measured.num_accepted + measured.num_refused
     if config.num_draft_tokens and not tried:
         raise ConfigError(
-            f"num_draft_tokens {config.num_draft_tokens}: the log has no drafts, so nobody knows how many "
-            f"would have been right; leave it at {logged.num_draft_tokens}"
+            f"num_draft_tokens {config.num_draft_tokens}: the log has no drafts, so their acceptance is "
+            f"unknown; leave it at {logged.num_draft_tokens}"
         )
     return measured.num_accepted / tried if tried else 0.0
 
 
 def _whole(script: Script) -> tuple[Script, list[str]]:
-    """The script with an end for each request; what it cannot repeat, in words."""
+    """Return the script with an end for each request, and notes about everything that it cannot repeat."""
     notes, unfinished = [], set(script.unfinished)
     observations = []
     for each in script.observations:
@@ -142,13 +143,15 @@ def _whole(script: Script) -> tuple[Script, list[str]]:
             each = replace(each, event=msgspec.structs.replace(event, sampling=sampling))
         observations.append(each)
     if unfinished:
-        notes.append(f"{len(unfinished)} requests have no end in the log; here they end with what they had")
+        notes.append(
+            f"{len(unfinished)} requests have no end in the log; here they end with their last token"
+        )
     if script.num_rejected:
         notes.append(f"{script.num_rejected} arrivals that found the queue full are not in the log")
     if script.failed_steps:
-        notes.append(f"{len(script.failed_steps)} steps failed in the log; in the simulations none does")
+        notes.append(f"{len(script.failed_steps)} steps failed in the log; none fails in the simulations")
     if any(isinstance(each.event, ev.Recovered) for each in observations):
-        notes.append("the log's process ended and another one went on; in the simulations none does")
+        notes.append("the log contains a crash; the simulations do not")
     return replace(script, observations=observations), notes
 
 
@@ -190,7 +193,7 @@ def _simulate(script: Script, cost: FittedCost, acceptance: float) -> Estimate:
 
 
 def _refused(script: Script) -> tuple[set[str], str]:
-    """Requests that these settings would not take, and why the first is not."""
+    """Return the requests that these settings would refuse, and the reason for the first."""
     names, reason = set(), ""
     for event in script.requests:
         try:
@@ -210,7 +213,7 @@ def _logged(measured: Measured) -> Estimate:
 def _numbers(meter: Meter, duration_ns: int, num_steps: int, num_encoder_hits: int) -> dict[str, float]:
     seconds = duration_ns / 1e9
     ran = meter.num_cached >= 0
-    asked, items = int(meter.num_prompt[ran].sum()), num_encoder_hits + meter.num_encoded
+    num_prompt, items = int(meter.num_prompt[ran].sum()), num_encoder_hits + meter.num_encoded
     numbers: dict[str, float] = {}
     for name, spread in (
         ("ttft_ms", meter.ttft()),
@@ -227,18 +230,20 @@ def _numbers(meter: Meter, duration_ns: int, num_steps: int, num_encoder_hits: i
         "steps": num_steps,
         "output_tokens": meter.num_output_tokens,
         "preemptions": meter.num_preemptions,
-        "prefix_hit_percent": 100.0 * int(meter.num_cached[ran].sum()) / asked if asked else 0.0,
+        "prefix_hit_percent": 100.0 * int(meter.num_cached[ran].sum()) / num_prompt if num_prompt else 0.0,
         "encoder_hit_percent": 100.0 * num_encoder_hits / items if items else 0.0,
     }
 
 
 def read_changes(pairs: list[str]) -> dict[str, Any]:
-    """`name=value` as settings; a value is JSON, or a word. Raises ConfigError for a pair without "="."""
+    """Parse `name=value` pairs as settings; a value is JSON, or a word. Raises ConfigError for a pair without
+    "=".
+    """
     changes: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise ConfigError(f"{pair!r} is no setting; write it as name=value")
+            raise ConfigError(f"{pair!r} is not a setting; write it as name=value")
         try:
             changes[name.strip()] = msgspec.json.decode(value)
         except msgspec.DecodeError:

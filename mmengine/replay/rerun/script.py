@@ -1,8 +1,8 @@
-"""What a log's requests brought and got, apart from how they were scheduled: what a re-run plays again.
+"""Extracts a log's requests and their answers, independent of their scheduling, for a re-run.
 
-A script is the observations of a log (arrivals, grammars, cancels, resets) with the step and the time at
-which the scheduler saw them, and the answer of each request: its tokens, and whether its text stopped or
-broke behind them. Settings can be changed and requests left out; what is left still has its answers.
+A script consists of a log's observations (arrivals, grammars, cancels, resets), with the step and the time at
+which the scheduler saw them, and of each request's answer: its tokens, and whether its text stopped or broke
+after them. Settings can be changed and requests left out; the remaining requests keep their answers.
 """
 
 from collections.abc import Callable
@@ -19,17 +19,20 @@ from mmengine.core.state.request_state import RequestState, queued_of
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.rerun.clock import SteadyClock
 
 
 @dataclass(slots=True)
 class Answer:
-    """`tokens`: int32. `stop`: how the text ended behind them, or empty. `error`: what broke the row
-    when its next token was due, or empty. Neither: it ran on, by length or until it was given up.
+    """A request's answer.
 
-    `runs`: int32 [n, 3], for steps with drafts: output index at which the step began, tokens that it
-    gave, drafts that it had."""
+    `tokens` is int32. `stop` says how the text ended after them, or is empty. `error` says what broke the row
+    when its next token was due, or is empty. With neither, the answer ended by length or by a cancel.
+
+    `runs` (int32 [n, 3]) describes steps with drafts: the output index at which the step began, its accepted
+    tokens, and its drafts.
+    """
 
     tokens: np.ndarray
     stop: str = ""
@@ -52,8 +55,11 @@ Observed = (
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """`step`: the one that was next when it was seen. `landed`: steps that were back by then; with one
-    in flight at most, that is the same. `time_ns`: since the log's first record."""
+    """An observation of a log.
+
+    `step` was the next step when the event was seen. `landed` counts the steps whose results were back by
+    then; with a single step in flight both are equal. `time_ns` counts from the log's first record.
+    """
 
     step: int
     landed: int
@@ -63,9 +69,12 @@ class Observation:
 
 @dataclass(slots=True)
 class Script:
-    """`unfinished`: ids of requests that the log ends before they do. `failed_steps`: error texts by step.
-    `num_rejected`: arrivals that found the queue full; the log
-    does not hold their prompts, so nobody can play them again."""
+    """A log's script.
+
+    `unfinished` has the ids of requests without an end in the log. `failed_steps` has error texts by step.
+    `num_rejected` counts arrivals that found the queue full; the log does not contain their prompts, so a
+    re-run cannot repeat them.
+    """
 
     config: EngineConfig
     observations: list[Observation] = field(default_factory=list)
@@ -73,11 +82,11 @@ class Script:
     unfinished: list[str] = field(default_factory=list)
     failed_steps: dict[int, str] = field(default_factory=dict)
     num_rejected: int = 0
-    num_steps: int = 0  # of the log
+    num_steps: int = 0  # the log's steps
 
     @property
     def requests(self) -> list[ev.Queued]:
-        """In order of arrival."""
+        """The requests in order of arrival."""
         return [each.event for each in self.observations if isinstance(each.event, ev.Queued)]
 
 
@@ -85,12 +94,15 @@ Watch = Callable[[State, Record], None]
 
 
 def read_script(folder: Path, watch: Watch = lambda state, record: None) -> Script:
-    """The script of a log. `watch` sees each record with the state before it. An id that comes again is
-    numbered ("a", then "a#2"), so that ids are unique in a script. Raises what `verify` raises."""
+    """Return a log's script.
+
+    `watch` is called with each record and the state before it. A reused id is numbered ("a", then "a#2"), so
+    that ids are unique in a script. Raises the errors of `verify`.
+    """
     log = CheckedLog(folder)
     state = log.first_state()
     reader = _Reader(Script(log.config))
-    for req_state in state.requests.values():  # the log's beginning is gone
+    for req_state in state.requests.values():  # Not empty if the log's beginning was deleted.
         reader.present(state, req_state)
     for record in log:
         with log.naming(record):
@@ -108,12 +120,13 @@ class _Reader:
         self.script = script
         self._clock, self._now = SteadyClock(), 0
         self._runs: dict[str, list[tuple[int, int, int]]] = {}
-        self._times: dict[str, int] = {}  # how often an id has come
-        self._name_of: dict[str, str] = {}  # of the living, and of the last dead, in the script
-        self._sessions: set[str] = set()  # that were opened since the log's first record
+        self._times: dict[str, int] = {}  # Number of arrivals by id.
+        # The script's names for live requests, and for the last ended ones.
+        self._name_of: dict[str, str] = {}
+        self._sessions: set[str] = set()  # Sessions opened since the log's first record.
 
     def present(self, state: State, req_state: RequestState) -> None:
-        """A request that was there before the log's first record comes with it."""
+        """Add a request that precedes the log's first record."""
         request = req_state.request
         event = queued_of(request)
         self._name_of[request.request_id], self._times[request.request_id] = request.request_id, 1
@@ -175,8 +188,9 @@ class _Reader:
                 self._runs.setdefault(request.request.request_id, []).append(tuple(run))
 
     def answer(self, state: State, name: str, end: ev.Finished | None = None) -> str:
-        """Keep what a request has got; gives its name in the script. `end`: how it finished, None: the
-        log ends before it does."""
+        """Store a request's answer, and return its name in the script. `end` says how it finished; None: the
+        log ends first.
+        """
         req_state = state.requests[name]
         tokens, broke = req_state.tokens, False
         if req_state.row >= 0:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from mmengine.errors import MMEngineError
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.report.live import LiveReport
 
 EVERY_S = 0.1  # at least, between two messages

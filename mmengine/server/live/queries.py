@@ -14,9 +14,9 @@ import msgspec
 
 from mmengine.errors import ErrorCode, FieldPath, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
-from mmengine.replay.ask.why import why
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.convert.perfetto import perfetto_lines
+from mmengine.replay.queries.why import why
 from mmengine.replay.timeline import fold, taken_tokens
 from mmengine.server.http.errors import ApiError
 

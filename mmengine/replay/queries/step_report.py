@@ -1,4 +1,4 @@
-"""One step whole: its batch, its budgets, who got nothing and why, and what came of it."""
+"""A complete step: its batch, its budgets, the requests without tokens and the reasons, and its outcome."""
 
 from pathlib import Path
 from typing import Any
@@ -7,15 +7,17 @@ import msgspec
 
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
-from mmengine.replay.ask.reasons import Reason, Reasons
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.queries.reasons import Reason, Reasons
 from mmengine.replay.timeline import Step, open_log
 
 
 class BatchRow(msgspec.Struct, frozen=True):
-    """One row of a step. It computes tokens [first, first + num_tokens) of the `known` ones of its
-    request; the last `num_drafts` are drafts. `start`: "" for a row that ran before, else "admitted" or
-    "swapped in"."""
+    """A row in a step.
+
+    The row computes tokens [first, first + num_tokens) of its request's `known` tokens; the last `num_drafts`
+    are drafts. `start` is "" for a row that ran before, otherwise "admitted" or "swapped in".
+    """
 
     row: int
     request_id: str
@@ -26,7 +28,7 @@ class BatchRow(msgspec.Struct, frozen=True):
     samples: bool
     start: str = ""
     num_cached_tokens: int = 0
-    encode: tuple[int, ...] = ()  # items of its request
+    encode: tuple[int, ...] = ()  # Indices of its request's items.
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -35,9 +37,13 @@ class Budget(msgspec.Struct, frozen=True):
 
 
 class StepReport(msgspec.Struct, frozen=True):
-    """`budgets`: by name, as the step leaves them. `preempted`: (request, mode, for whom). `outcome`:
-    "executed", "failed", or "" when the log does not tell. `mono_ns`: since the log's first record. `part`:
-    of an item in pieces: its request and number, from which place of its work, up to which, of how much."""
+    """A step's report.
+
+    `budgets` are the budgets by name, at the end of the step. `preempted` has (request, mode, beneficiary).
+    `outcome` is "executed", "failed", or "" if the log does not say. `mono_ns` counts from the log's first
+    record. `part` describes an item in parts: its request, its number, the start and the end of the part, and
+    the item's whole work.
+    """
 
     step: int
     mono_ns: int
@@ -55,7 +61,9 @@ class StepReport(msgspec.Struct, frozen=True):
 
 
 def step_report(folder: Path, number: int) -> StepReport:
-    """Raises LogError when nothing was decided in that step, and what `verify` raises."""
+    """Return the report of step `number`. Raises LogError when the step has no decisions, and the errors of
+    `verify`.
+    """
     step = open_log(folder).at(number)
     reasons, starts, preempted = Reasons(step.view), {}, []
     num_evicted = 0
@@ -134,8 +142,9 @@ def _budgets(step: Step) -> dict[str, Budget]:
 
 
 def _outcome(folder: Path, number: int) -> tuple[int, dict[str, Any]]:
-    """When the log begins, and how the step ended: with a step that failed, those in flight behind it are
-    void too."""
+    """Return the time at which the log begins, and how the step ended. A failed step voids the steps in
+    flight after it.
+    """
     began, dispatched = -1, False
     for record in CheckedLog(folder):
         began = record.mono_ns if began < 0 else began

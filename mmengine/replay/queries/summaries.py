@@ -1,4 +1,4 @@
-"""A log as tables: one line a request, one line a step. Folds the log; makes no decisions."""
+"""Summarises a log as tables: a line per request, a line per step. Folds the log and makes no decisions."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from mmengine.core.state.flight import Flight
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
-from mmengine.replay.ask.envelopes import kind_of
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.queries.envelopes import api_name
 from mmengine.replay.timeline import fold, taken_tokens
 
 
 @dataclass(slots=True)
 class RequestLine:
-    """One request's life. Times are ns since its arrival; -1 where it did not come so far."""
+    """A request's summary. Times are ns since its arrival; -1 if the request did not get that far."""
 
     request_id: str
     num_prompt_tokens: int
@@ -35,13 +35,13 @@ class RequestLine:
     end_step: int = -1
     finish_reason: str = ""
     detail: str = ""
-    api: str = ""  # through which it was asked, as its envelope says
-    num_given_tokens: int = 0  # of its answer, that came along: another engine gave them
+    api: str = ""  # The called API's name, from its envelope.
+    num_given_tokens: int = 0  # Answer tokens that came with the request from another engine.
 
 
 @dataclass(slots=True)
 class StepLine:
-    """One step: its batch and what was left when it was decided."""
+    """A step's summary: its batch, and the free resources after its decisions."""
 
     step: int
     num_rows: int
@@ -58,13 +58,13 @@ class StepLine:
 
 
 class _Requests:
-    """The lines of the requests that live, kept up to date by each record with the state before it."""
+    """The live requests' lines. Each record updates them, given the state before it."""
 
     def __init__(self) -> None:
-        self._live: dict[str, RequestLine] = {}  # an id may come again once its request has ended
+        self._live: dict[str, RequestLine] = {}  # An id may be reused once its request has ended.
 
-    def from_before(self, log: CheckedLog) -> list[RequestLine]:
-        """Lines of requests that are older than what the log holds of them. Their times count from there."""
+    def carried_over(self, log: CheckedLog) -> list[RequestLine]:
+        """Return lines for requests older than the log's first record. Their times count from there."""
         state, first = log.first_state(), log.first
         if first is None:
             return []
@@ -73,12 +73,12 @@ class _Requests:
             tokens = len(req_state.tokens) if row < 0 else int(state.num_tokens[row])
             line = RequestLine(name, req_state.num_prompt, len(queued.media), first.mono_ns, first.step)
             line.num_output_tokens = tokens - req_state.num_prompt
-            line.num_cached_tokens, line.api = max(0, req_state.num_cached), kind_of(queued.envelope)
+            line.num_cached_tokens, line.api = max(0, req_state.num_cached), api_name(queued.envelope)
             self._live[name] = line
         return list(self._live.values())
 
     def queued(self, state: State, record: Record) -> RequestLine | None:
-        """The line of a request that this record begins, given the state before it."""
+        """Return the line for a request that this record begins, given the state before it."""
         match record.event:
             case ev.Queued(request_id=name, prompt=prompt, media=media, outputs=outputs, envelope=envelope):
                 if name in state.sessions.of_request:
@@ -86,13 +86,13 @@ class _Requests:
                     prompt, media = whole.prompt, whole.media
                 line = RequestLine(name, len(prompt) // 4, len(media), record.mono_ns, record.step)
                 line.num_output_tokens = line.num_given_tokens = len(outputs) // 4
-                line.api = kind_of(envelope)
+                line.api = api_name(envelope)
                 self._live[name] = line
                 return line
         return None
 
     def ended(self, state: State, record: Record) -> RequestLine | None:
-        """Take the record in; the line of a request that it ends."""
+        """Apply the record, and return the line of a request that it ends."""
         event = record.event
         match event:
             case ev.Admitted(request_id=name) if self._live[name].num_preemptions == 0:
@@ -100,7 +100,7 @@ class _Requests:
             case ev.Preempted(request_id=name):
                 self._live[name].num_preemptions += 1
             case ev.Executed():
-                self._take_drafts(state, event)
+                self._count_drafts(state, event)
                 for row, tokens in taken_tokens(state, event):
                     line = self._live[state.requests_by_row[row].request.request_id]
                     line.num_output_tokens += len(tokens)
@@ -113,7 +113,7 @@ class _Requests:
                 return line
         return None
 
-    def _take_drafts(self, state: State, event: ev.Executed) -> None:
+    def _count_drafts(self, state: State, event: ev.Executed) -> None:
         sampled = state.sampled_rows()
         found = drafted(state, sampled, event)
         if found is None:
@@ -127,10 +127,10 @@ class _Requests:
 
 
 def request_lines(folder: Path) -> list[RequestLine]:
-    """Every request of a log, in order of arrival. Raises what `verify` raises."""
+    """Return every request in a log, in order of arrival. Raises the errors of `verify`."""
     log = CheckedLog(folder)
     requests = _Requests()
-    lines = requests.from_before(log)
+    lines = requests.carried_over(log)
     with log.naming():
         for state, record in fold(log):
             if (line := requests.queued(state, record)) is not None:
@@ -140,9 +140,9 @@ def request_lines(folder: Path) -> list[RequestLine]:
 
 
 def ended_requests(log: CheckedLog) -> Iterator[RequestLine]:
-    """Every request of a log, when it ends."""
+    """Yield every request in a log, when it ends."""
     requests = _Requests()
-    requests.from_before(log)
+    requests.carried_over(log)
     with log.naming():
         for state, record in fold(log):
             requests.queued(state, record)
@@ -151,12 +151,14 @@ def ended_requests(log: CheckedLog) -> Iterator[RequestLine]:
 
 
 def step_lines(log: CheckedLog | Path) -> Iterator[StepLine]:
-    """Every step of a log (or of the one in a folder) that ran or failed, but for those that were decided
-    before what the log holds. Raises what `verify` raises."""
+    """Yield every step in a log (or in a folder's log) that ran or failed, except steps decided before the
+    log's first record. Raises the errors of `verify`.
+    """
     log = CheckedLog(log) if isinstance(log, Path) else log
     admitted = encoded = preempted = 0
     state = log.first_state()
-    decided: deque[StepLine | None] = deque([None] * len(state.flights))  # None: decided before
+    # None: decided before the log's first record.
+    decided: deque[StepLine | None] = deque([None] * len(state.flights))
     is_before = state.is_open
     with log.naming():
         for state, record in fold(log):

@@ -1,8 +1,8 @@
-"""Why a request got nothing in a step: asked of the functions that decided it.
+"""Finds out why a request was not scheduled in a step, by calling the functions that decided it.
 
-A step is decided event by event, and a request that is passed over is not looked at again in that step.
-So each reason is taken at the moment of its decision: `before` each event that `schedule` decided, and
-`at_end` when it decided no further one.
+A step is decided event by event, and a request that was passed over is not looked at again in this step. So
+each reason is taken at the moment of its decision: `before` each event from `schedule`, and `at_end` after
+its last.
 """
 
 import msgspec
@@ -23,8 +23,8 @@ from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
 BLOCKS, ROWS, TOKENS, STATES = "blocks", "rows", "token budget", "state slots"
-ENCODER_BUDGET, ENCODER_CACHE = "encoder budget", "encoder cache"  # as Shortage names them
-ENCODER_WORK, ENCODER_PIECES = "encoder work", "encoder pieces"  # likewise
+ENCODER_BUDGET, ENCODER_CACHE = "encoder budget", "encoder cache"  # The names used by Shortage.
+ENCODER_WORK, ENCODER_PIECES = "encoder work", "encoder pieces"  # The names used by Shortage.
 GRAMMAR, GROUP, BEHIND, FLIGHT, STORE = "grammar", "group prefill", "behind", "in flight", "store"
 GAVE_WAY, PREEMPTING, PREFILL_FIRST, OTHER = "gave way", "preempting step", "prefill first", "other rules"
 TRIAL = "trial"
@@ -32,10 +32,10 @@ ADAPTERS, ADAPTER_LEAVES = "adapters", "adapter leaves"
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """Why one request got no tokens in a step.
+    """Why a request got no tokens in a step.
 
-    `kind`: one of the names above. Where something was short, `needed` of it and `free` (blocks, rows,
-    tokens, or embeddings). `other`: the request that this one waits for.
+    `kind` is one of the names above. For a shortage, `needed` and `free` count blocks, rows, tokens, or
+    embeddings. `other` is the request that this request waits for.
     """
 
     request_id: str
@@ -46,44 +46,44 @@ class Reason(msgspec.Struct, frozen=True):
 
     @property
     def short(self) -> int:
-        """How much more of it there would have to be."""
+        """Return the missing amount."""
         return max(0, self.needed - self.free)
 
     def sentence(self) -> str:
-        """A sentence for a person, in which the request is "it" and `other` is named by its id."""
+        """Return a clause for a person that names `other` by its id."""
         return _SENTENCES[self.kind].format(r=self)
 
 
 _SENTENCES = {
-    BLOCKS: "it needs {r.needed} free blocks and finds {r.free}: {r.short} short",
+    BLOCKS: "{r.needed} blocks needed, {r.free} free ({r.short} short)",
     ROWS: "all rows are taken",
     TOKENS: "the token budget is spent",
-    STATES: "all {r.needed} state slots are held by requests that run",
-    ENCODER_CACHE: "its image or video needs {r.needed} embeddings of the encoder cache, and {r.free} can be "
-    "had: {r.short} short",
-    ENCODER_BUDGET: "its image or video needs {r.needed} embeddings of the encoder budget, and {r.free} are "
-    "left: {r.short} short",
-    ENCODER_WORK: "its image or video takes {r.needed} of the step's encoder work, and {r.free} is left: "
-    "{r.short} short",
-    ENCODER_PIECES: "its image or video is encoded in pieces: it takes {r.needed} of encoder work, and a "
-    "step {r.free}",
-    ADAPTERS: "its adapter has no place beside those of the requests that run: max_loras is {r.needed}",
-    ADAPTER_LEAVES: "its adapter gives up its place for that of {r.other}, which came first",
-    GRAMMAR: "its grammar is not compiled yet",
-    STORE: "a store was asked for its prefix, or sends it",
-    GROUP: "it waits for {r.other}, which computes the prompt that both share",
-    BEHIND: "it stands behind {r.other}, which comes first and does not fit",
-    FLIGHT: "a step in flight computes the token that it needs to go on",
-    GAVE_WAY: "it was preempted in this step",
-    PREEMPTING: "nobody starts or goes on in a step that preempts",
-    PREFILL_FIRST: "prompts go first, and some were computed in this step",
-    TRIAL: "a step failed, and requests that were in it are tried apart from all others",
-    OTHER: "the rules of this build would not have let it wait",
+    STATES: "running requests hold all {r.needed} state slots",
+    ENCODER_CACHE: "an image or video needs {r.needed} embeddings in the encoder cache, {r.free} available "
+    "({r.short} short)",
+    ENCODER_BUDGET: "an image or video needs {r.needed} embeddings from the encoder budget, {r.free} left "
+    "({r.short} short)",
+    ENCODER_WORK: "an image or video needs {r.needed} units of encoder work, {r.free} left in the step "
+    "({r.short} short)",
+    ENCODER_PIECES: "an image or video is encoded in parts ({r.needed} units of encoder work, {r.free} per "
+    "step)",
+    ADAPTERS: "running requests' adapters take all places (max_loras {r.needed})",
+    ADAPTER_LEAVES: "the adapter's place is reserved for {r.other}, which came first",
+    GRAMMAR: "the grammar is not compiled yet",
+    STORE: "the prefix is requested from a store, or on its way",
+    GROUP: "{r.other} computes the shared prompt",
+    BEHIND: "{r.other} comes first and does not fit",
+    FLIGHT: "a step in flight computes the previous token",
+    GAVE_WAY: "preempted in this step",
+    PREEMPTING: "no request starts or continues in a step that preempts",
+    PREFILL_FIRST: "prompts go first, and this step computes some",
+    TRIAL: "a step failed, and its requests are tried separately from all others",
+    OTHER: "this build's rules would have scheduled the request",
 }
 
 
 class Reasons:
-    """Gathers the reasons of one step. `view`: of the state that the events are applied to in between."""
+    """Collects a step's reasons. `view` shows the state to which the events are applied in between."""
 
     def __init__(self, view: View):
         self._view = view
@@ -91,36 +91,38 @@ class Reasons:
         self._found: dict[str, Reason] = {}
 
     def before(self, event: ev.Event) -> None:
-        """`schedule` decided this event on the state as it is now."""
+        """Record the reasons before an event that `schedule` decided on the current state."""
         if self._view.suspects and not isinstance(event, ev.Preempted):
             return
         match event:
             case ev.Scheduled():
-                self._ask_running(event)
+                self._check_running(event)
             case ev.Admitted(request_id=name):
-                self._ask_running(None)
+                self._check_running(None)
                 self._pass_over(name)
             case ev.StatesKept():
-                self._ask_running(None)
-                self._ask_waiting()
-            case ev.Encoded():  # opens a step, and closes it: who is not in it by now gets nothing
-                self._ask_running(None)
-                self._ask_waiting()
+                self._check_running(None)
+                self._check_waiting()
+            # ENCODED opens and closes a step: requests outside the step get nothing by now.
+            case ev.Encoded():
+                self._check_running(None)
+                self._check_waiting()
             case ev.Preempted(request_id=name):
                 self._found[name] = Reason(name, GAVE_WAY)
 
     def at_end(self) -> list[Reason]:
-        """The step is complete: one reason for each request that is not in it, those with a row first."""
+        """Return a reason for each request outside the complete step, requests with a row first."""
         view, step = self._view, set(self._view.step_rows.tolist())
         if not view.suspects:
-            self._ask_running(None)
-            self._ask_waiting()
+            self._check_running(None)
+            self._check_waiting()
         idle = [view.requests_by_row[row] for row in view.running.tolist() if row not in step]
         return [self._reason_of(req_state) for req_state in (*idle, *view.waiting)]
 
     def blocks_short(self) -> tuple[int, int]:
-        """Blocks that the running rows need on this state for what they would get, and those that are
-        free: what a preemption is decided on."""
+        """Return the blocks that the running rows need on this state, and the free blocks: the numbers behind
+        a preemption.
+        """
         rows = self._undecided(None)
         if not len(rows):
             return 0, self._view.blocks.num_free
@@ -144,8 +146,8 @@ class Reasons:
 
     # Requests with a row
 
-    def _ask_running(self, event: ev.Scheduled | None) -> None:
-        """Rows that are asked here and get nothing. `event`: what came of it, if anything."""
+    def _check_running(self, event: ev.Scheduled | None) -> None:
+        """Record the rows that are considered and get nothing. `event` is the resulting event, if any."""
         view, scheduler = self._view, self._scheduler
         rows = self._undecided(event)
         wanted = scheduler.running.wanted_by(view, rows) if len(rows) else None
@@ -166,11 +168,11 @@ class Reasons:
                 self._found[name] = Reason(name, BLOCKS, needed, view.blocks.num_free)
 
     def _undecided(self, event: ev.Scheduled | None) -> ReadOnlyArray:
-        """The rows that the scheduler asks on this state before any others."""
+        """Return the rows that the scheduler considers first on this state."""
         rows = self._scheduler.undecided_rows(self._view)
         if event is None or not isinstance(self._scheduler, VllmScheduler):
             return rows
-        last = _last_row(self._view, event)  # those behind it are asked later
+        last = _last_row(self._view, event)  # Later rows are considered later.
         return rows[: 1 + rows.tolist().index(last)] if last in rows else rows[:0]
 
     def _without_tokens(self, name: str, row: int, refused: Shortage | None) -> Reason:
@@ -180,18 +182,18 @@ class Reasons:
             return Reason(name, FLIGHT)
         return Reason(name, TOKENS, 1, 0)
 
-    # Requests that wait
+    # Waiting requests
 
     def _pass_over(self, admitted: str) -> None:
-        """Requests before the one that starts: they were asked first."""
+        """Record the requests before the admitted one, which were considered first."""
         places = self._places()
         for req_state in self._view.waiting[self._view.scan_from :]:
             if req_state.request.request_id == admitted:
                 return
             self._note(self._try(req_state, places))
 
-    def _ask_waiting(self) -> None:
-        """Requests that were asked, and those behind, when no further one started."""
+    def _check_waiting(self) -> None:
+        """Record the requests that were considered, and those after them, when no further request started."""
         view, ahead, places = self._view, "", self._places()
         for req_state in view.waiting[view.scan_from :]:
             name = req_state.request.request_id
@@ -217,7 +219,7 @@ class Reasons:
         return self._scheduler.admission.places(self._view)
 
     def _try(self, req_state: RequestView, places: AdapterPlaces | None) -> Reason:
-        """What keeps the request from starting on this state, which has a row and tokens for it."""
+        """Return what keeps the request from starting on this state, which has a row and tokens for it."""
         view, name = self._view, req_state.request.request_id
         admission = self._scheduler.admission
         if places is not None and not places.has_place(req_state):
@@ -249,7 +251,7 @@ class Reasons:
 
 
 def _last_row(view: View, event: ev.Scheduled) -> int:
-    """-1 when nobody runs."""
+    """Return the event's last row, or -1 if no row runs."""
     if event.rows is None:
         return int(view.last_rows[-1]) if len(view.last_rows) else -1
     rows = np.frombuffer(event.rows, np.int32)

@@ -1,4 +1,4 @@
-"""One request's life: every event that touched it, and what it changed."""
+"""Lists the events that touched a request, and their effects."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,15 +9,18 @@ import numpy as np
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
-from mmengine.replay.ask.envelopes import kind_of
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.queries.envelopes import api_name
 from mmengine.replay.timeline import fold, taken_tokens
 from mmengine.request import GrammarRequest
 
 
-class LifeLine(msgspec.Struct, frozen=True):
-    """One event of a request. `since_ns`: since its arrival. `changed`: numbers and names by what they
-    are; `text` says the same to a person."""
+class RequestEvent(msgspec.Struct, frozen=True):
+    """An event in a request's life.
+
+    `since_ns` counts from the request's arrival. `changed` has the changed values by name; `text` says the
+    same in words.
+    """
 
     sequence: int
     step: int
@@ -27,9 +30,12 @@ class LifeLine(msgspec.Struct, frozen=True):
     changed: dict[str, Any]
 
 
-def life_lines(log: CheckedLog, request_id: str) -> Iterator[LifeLine]:
-    """The life of each request that had this id. Yields nothing for an id that never was. Where the
-    arrival of a request is gone with the beginning of the log, its times count from there."""
+def request_events(log: CheckedLog, request_id: str) -> Iterator[RequestEvent]:
+    """Yield the events of each request with this id; nothing for an unknown id.
+
+    If the request's arrival was deleted with the beginning of the log, its times count from the log's first
+    record.
+    """
     queued_ns = -1
     with log.naming():
         for state, record in fold(log):
@@ -44,7 +50,7 @@ def life_lines(log: CheckedLog, request_id: str) -> Iterator[LifeLine]:
                 text, changed = found
                 kind = type(record.event).__name__
                 since = record.mono_ns - queued_ns
-                yield LifeLine(record.sequence, record.step, since, kind, text, changed)
+                yield RequestEvent(record.sequence, record.step, since, kind, text, changed)
 
 
 def _change(state: State, record: Record, name: str) -> tuple[str, dict[str, Any]] | None:
@@ -53,13 +59,13 @@ def _change(state: State, record: Record, name: str) -> tuple[str, dict[str, Any
         return _own(state, event)
     req_state = state.requests.get(name)
     if req_state is not None and isinstance(event, ev.Recovered):
-        return "the process ended, and another one goes on with the log", {}
+        return "the process ended, and another process continues the log", {}
     if req_state is None or req_state.row < 0:
         return None
     match event:
         case ev.Leased(session_id=session_id) if state.sessions.all[session_id].live == name:
             count = event.num_kept + len(event.blocks) // 4
-            return f"session {session_id} keeps {count} of its blocks", {"leased": count}
+            return f"session {session_id} leases {count} of its blocks", {"leased": count}
         case ev.Scheduled():
             return _scheduled(state, event, req_state.row)
         case ev.Executed():
@@ -67,12 +73,12 @@ def _change(state: State, record: Record, name: str) -> tuple[str, dict[str, Any
         case ev.Failed(error=error) if state.in_flight[req_state.row] or state.scheduled[req_state.row]:
             return f"the step failed: {error}", {"error": error}
         case ev.CacheReset():
-            return "all cached prefixes are forgotten", {}
+            return "all cached prefixes are dropped", {}
     return None
 
 
 def _own(state: State, event: ev.Event) -> tuple[str, dict[str, Any]]:
-    """An event that names the request."""
+    """Describe an event that names the request."""
     match event:
         case ev.Queued():
             return _queued(state, event)
@@ -80,16 +86,16 @@ def _own(state: State, event: ev.Event) -> tuple[str, dict[str, Any]]:
             return _admitted(state, event)
         case ev.Encoded(index=index, until=until):
             work = state.requests[event.request_id].media_work[index]
-            text = f"encodes a part of item {index}: {until} of {work} of its work is done then"
+            text = f"encodes a part of item {index}, up to {until} of its work of {work}"
             return text, {"encode": [index], "until": until, "work": work}
         case ev.Preempted():
             tokens, blocks = int(state.num_tokens[event.row]), int(state.num_blocks[event.row])
-            where = "its KV goes to the host" if event.mode == "swap" else "its KV is dropped"
+            where = "KV copied to the host" if event.mode == "swap" else "KV dropped"
             changed: dict[str, Any] = {"mode": event.mode, "reason": event.reason, "blocks": blocks}
-            text = f"preempted ({event.reason}) at {tokens} tokens: {blocks} blocks given up, {where}"
+            text = f"preempted ({event.reason}) at {tokens} tokens: {blocks} blocks freed, {where}"
             if event.for_row >= 0 and state.requests_by_row[event.for_row] is not None:
                 changed["for"] = state.requests_by_row[event.for_row].request.request_id
-                text += f", to make room for {changed['for']}"
+                text += f", in favour of {changed['for']}"
             return text, changed
         case ev.Finished():
             return f"ended: {event.reason} {event.detail}".rstrip(), {
@@ -97,23 +103,23 @@ def _own(state: State, event: ev.Event) -> tuple[str, dict[str, Any]]:
                 "detail": event.detail,
             }
         case ev.Cancelled():
-            return f"given up: {event.reason}", {"reason": event.reason}
+            return f"cancelled: {event.reason}", {"reason": event.reason}
         case ev.Appended():
-            stands = f"goes on with the first {event.num_kept} tokens of session {event.session_id}"
+            text = f"continues the first {event.num_kept} tokens of session {event.session_id}"
             gone = len(state.sessions.all[event.session_id].tokens) - event.num_kept
-            text = stands + (f", whose other {gone} are forgotten" if gone > 0 else "")
+            text += f"; its other {gone} tokens are dropped" if gone > 0 else ""
             return text, {"session": event.session_id, "kept": event.num_kept, "forgotten": max(0, gone)}
         case ev.Offered():
-            items = f", and {len(event.items)} encoder outputs came" if event.items else ""
+            items = f", and sent {len(event.items)} encoder outputs" if event.items else ""
             text = f"a store has {event.num_blocks} blocks of its prefix{items}"
             return text, {"blocks": event.num_blocks, "items": [index for index, _ in event.items]}
         case ev.Fetched():
             count, cached = len(event.blocks) // 4, len(event.cached) // 4
-            return f"fetches {count} blocks behind {cached} cached ones", {"blocks": count, "cached": cached}
+            return f"fetches {count} blocks after {cached} cached blocks", {"blocks": count, "cached": cached}
         case ev.Arrived():
-            return f"{len(event.digests) // 8} blocks came", {"blocks": len(event.digests) // 8}
+            return f"{len(event.digests) // 8} blocks arrived", {"blocks": len(event.digests) // 8}
         case ev.Lost():
-            return f"what the store has does not come: {event.reason}", {"reason": event.reason}
+            return f"the store's blocks do not arrive: {event.reason}", {"reason": event.reason}
         case ev.GrammarReady():
             return "its grammar is compiled", {}
         case ev.GrammarFailed():
@@ -138,10 +144,10 @@ def _queued(state: State, event: ev.Queued) -> tuple[str, dict[str, Any]]:
         parts.append(f"{embeddings} of them embeddings of images or videos ({len(event.media)})")
     if event.outputs:
         changed["outputs"] = len(event.outputs) // 4
-        parts.append(f"{changed['outputs']} tokens of its answer come along")
+        parts.append(f"{changed['outputs']} tokens of its answer included")
     if event.envelope:
-        changed["api"] = kind_of(event.envelope)
-        parts.append(f"asked through {changed['api']}")
+        changed["api"] = api_name(event.envelope)
+        parts.append(f"through {changed['api']}")
     if event.adapter is not None:
         changed["adapter"] = event.adapter.name or event.adapter.digest.hex()[:12]
         parts.append(f"for the adapter {changed['adapter']}")
@@ -155,7 +161,7 @@ def _queued(state: State, event: ev.Queued) -> tuple[str, dict[str, Any]]:
     if grammar is not None:
         changed["grammar"] = _grammar(grammar)
         parts.append(_grammar_text(grammar))
-    parts.append(f"{len(state.waiting)} wait already")
+    parts.append(f"{len(state.waiting)} waiting")
     return "arrived: " + ", ".join(parts), changed
 
 
@@ -169,9 +175,9 @@ def _grammar(grammar: GrammarRequest) -> dict[str, object]:
 
 
 def _grammar_text(grammar: GrammarRequest) -> str:
-    parts = [f"{grammar.kind or 'of no known kind'}, {len(grammar.source):,} characters"]
+    parts = [f"{grammar.kind or 'unknown kind'}, {len(grammar.source):,} characters"]
     if grammar.after:
-        parts.append(f"behind {len(grammar.after)} tokens")
+        parts.append(f"after {len(grammar.after)} tokens")
     if grammar.closes:
         parts.append("completed within its budget")
     return f"with a grammar ({', '.join(parts)})"
@@ -192,9 +198,9 @@ def _admitted(state: State, event: ev.Admitted) -> tuple[str, dict[str, Any]]:
     text = f"got row {event.row}: computes {_span(first, event.num_tokens, len(req_state.tokens))}"
     text += f", {cached} of {len(req_state.tokens)} tokens cached, {changed['new_blocks']} new blocks"
     if event.swap_in:
-        text += f", {req_state.num_swapped} tokens come back from the host"
+        text += f", {req_state.num_swapped} tokens swapped in from the host"
     if event.copy is not None:
-        text += ", the block that ends its prompt is copied"
+        text += ", last prompt block copied"
     return text + _encoding(changed["encode"]), changed
 
 

@@ -1,4 +1,4 @@
-"""The whole state of an engine at a moment of its log, as plain numbers and names."""
+"""Reports an engine's whole state at a moment of its log, as plain numbers and names."""
 
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,14 @@ from mmengine.core.state.digest import state_digest
 from mmengine.core.state.request_state import SETTLED, RequestState
 from mmengine.core.state.sessions import SessionState
 from mmengine.core.state.state import State
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.timeline import open_log
 
 
 class SessionReport(msgspec.Struct, frozen=True):
-    """`num_requests`: those that became part of it. `live`: the one that is on its way, or ""."""
+    """A session's state. `num_requests` counts its finished requests. `live` is the request in progress, or
+    "".
+    """
 
     session_id: str
     num_requests: int
@@ -47,7 +49,9 @@ class StateReport(msgspec.Struct, frozen=True):
 
 
 def state_report(folder: Path, number: int) -> StateReport:
-    """`number` -1: where the log ends. Raises what `step_report` raises."""
+    """Return the state before step `number`, or with -1 at the end of the log. Raises the errors of
+    `step_report`.
+    """
     if number >= 0:
         return report_of(open_log(folder).at(number).state)
     log = CheckedLog(folder)

@@ -1,7 +1,7 @@
-"""A log's records, looked at before a replay believes them: a log may come from anybody.
+"""Checks a log's records before a replay trusts them: a log may come from an untrusted source.
 
-What would cost memory or never end is refused here by its size. Everything else that a record can
-lie about makes the fold raise, and `naming` turns that into CorruptLog with the record's number.
+Records that would cost too much memory or never end are refused here by their size. Every other false record
+makes the fold raise, and `naming` converts this error to CorruptLog with the record's number.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,21 +31,23 @@ from mmengine.events.recovery import Cut
 from mmengine.events.segment import segment_paths
 
 _CHECKED = frozenset((ev.Started, ev.Queued, ev.Finished))
-MAX_CELLS = 2**31  # rows x tokens, or KV slots, that a log's settings may ask a replay to hold
+# Most cells (rows x tokens, or KV slots) that a log's settings may require a replay to hold.
+MAX_CELLS = 2**31
 
 
 class CheckedLog:
-    """Iterates over the records of a folder. `record` is the one at hand. With `wait` the log is one that
-    is being written: see LogFollower. `after`: begin behind the newest snapshot of before that record; a
-    log whose beginning is gone begins behind its oldest snapshot. `begins_after` is its record, -1
-    without one; `first` is the first record, if any.
+    """Iterates over a folder's records; `record` is the current record.
 
-    Raises LogError when there is no log, CorruptLog when it is damaged or is none.
+    With `wait` the log is still being written: see LogFollower. `after` begins after the newest snapshot
+    before that record; a log without its beginning starts after its oldest snapshot. `begins_after` is the
+    snapshot's record, or -1; `first` is the first record, if any.
+
+    Raises LogError when there is no log, CorruptLog when it is damaged or is not a log.
     """
 
     def __init__(self, folder: Path, wait: Callable[[], bool] | None = None, after: int | None = None):
         while wait is not None and not segment_paths(folder) and wait():
-            pass  # nobody writes yet
+            pass  # Nothing is written yet.
         self._reader: LogReader | LogFollower = LogReader(folder)
         base = None
         if after is not None:
@@ -68,13 +70,13 @@ class CheckedLog:
         if self._base is not None:
             return self._base.started
         if self.first is None and (end := log_end(folder)).kind:
-            raise CorruptLog(f"{folder} holds no record; {end.text}", end.kind)
+            raise CorruptLog(f"{folder} contains no record; {end.text}", end.kind)
         if self.first is None or not isinstance(self.first.event, ev.Started):
-            raise CorruptLog(f"{folder} does not begin with STARTED; it is no whole log")
+            raise CorruptLog(f"{folder} does not begin with STARTED, so the log is incomplete")
         return self.first.event
 
     def first_state(self) -> State:
-        """The state before the first record."""
+        """Return the state before the first record."""
         if self._base is not None:
             return filled(self._base)
         with self.naming():
@@ -82,7 +84,7 @@ class CheckedLog:
 
     @property
     def torn(self) -> Cut | None:
-        """Set when the iteration ended at bytes that are no whole record."""
+        """The cut at which the iteration ended, if the bytes there are not a whole record."""
         return self._reader.torn
 
     def __iter__(self) -> Iterator[Record]:
@@ -100,7 +102,9 @@ class CheckedLog:
 
     @contextmanager
     def naming(self, record: Record | None = None) -> Iterator[None]:
-        """Name the record (the one at hand) whose lie makes what stands in here raise."""
+        """Convert errors in this block to CorruptLog errors that name the record (by default the current
+        record).
+        """
         try:
             yield
         except LogError:
@@ -115,19 +119,19 @@ class CheckedLog:
     def contradiction(record: Record, error: Exception) -> CorruptLog:
         what = (str(error).splitlines() or [""])[0][:200]
         return CorruptLog(
-            f"record {record.sequence} (step {record.step}, {type(record.event).__name__}) cannot follow "
-            f"what the log says before it: {type(error).__name__}: {what}"
+            f"record {record.sequence} (step {record.step}, {type(record.event).__name__}) contradicts the "
+            f"records before it: {type(error).__name__}: {what}"
         )
 
     def apply(self, state: State, event: ev.Event) -> None:
-        """Fold one event that no decision was compared with."""
+        """Fold an event without comparing a decision with it."""
         _check_columns(state, event)
         evolve(state, event)
 
     def _check_observation(self, event: ev.Event) -> None:
         match event:
             case ev.Started():
-                raise ValueError("a log has one STARTED")
+                raise ValueError("a log has only one STARTED")
             case ev.Queued(request_id=name):
                 if name in self._live:
                     raise ValueError(f"the request id {name!r} is in use")
@@ -136,15 +140,17 @@ class CheckedLog:
             case ev.Finished(request_id=name):
                 self._live.discard(name)
             case ev.Executed():
-                raise ValueError(f"{len(event.token_ids)} bytes are no int32 token ids")
+                raise ValueError(f"{len(event.token_ids)} bytes are not int32 token ids")
 
 
 def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
-    """The settings of the log, refused when a replay could not hold them in memory, or does not know the
-    schema under which they stand."""
+    """Return the log's settings.
+
+    Settings that a replay could not hold in memory, and an unknown schema, are refused.
+    """
     if started.schema != ev.SCHEMA_VERSION:
         raise CorruptLog(
-            f"STARTED in {folder} says schema {started.schema}; this build reads schema {ev.SCHEMA_VERSION}",
+            f"STARTED in {folder} has schema {started.schema}; this build reads schema {ev.SCHEMA_VERSION}",
             "version",
         )
     try:
@@ -152,29 +158,31 @@ def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
         config.check_foldable()
         policy_named(config.policy)
     except ConfigError as error:
-        raise CorruptLog(f"STARTED in {folder} holds settings that no engine could have: {error}") from None
+        raise CorruptLog(f"STARTED in {folder} contains invalid settings: {error}") from None
     if max(config.max_num_seqs * config.max_model_len, config.num_blocks * config.block_size) > MAX_CELLS:
-        raise CorruptLog(f"STARTED in {folder} claims more rows or blocks than a replay may hold")
+        raise CorruptLog(
+            f"STARTED in {folder} has more rows or blocks than a replay may hold ({MAX_CELLS} cells)"
+        )
     constants = scheduler_of(config).constants(config.lookahead_tokens)
     if started.decision_version == DECISION_VERSION and started.constants != constants:
         raise CorruptLog(f"STARTED in {folder} contradicts itself: its constants do not fit its settings")
     if started.num_blocks != config.num_blocks:
         raise CorruptLog(
-            f"STARTED in {folder} contradicts itself: {started.num_blocks} blocks, and its settings say "
+            f"STARTED in {folder} contradicts itself: {started.num_blocks} blocks, but its settings have "
             f"{config.num_blocks}"
         )
     return config
 
 
 def _check_columns(state: State, event: ev.Event) -> None:
-    """Raise ValueError for numbers that would make the fold allocate what no step could need."""
+    """Raise ValueError for numbers that would make the fold allocate more than any step could need."""
     config = state.config
     match event:
         case ev.Scheduled():
             _check_column("rows", event.rows, 0, config.max_num_seqs)
             _check_column("num_tokens", event.num_tokens, 1, config.token_budget + 1)
             if np.frombuffer(event.num_tokens or b"", np.int32).sum() > config.token_budget:
-                raise ValueError(f"num_tokens are more than token_budget {config.token_budget}")
+                raise ValueError(f"num_tokens exceed token_budget {config.token_budget}")
             _check_column("new_blocks", event.new_blocks, 1, config.num_blocks)
         case ev.Admitted():
             _check_column("cached_blocks", event.cached_blocks, 1, config.num_blocks)
@@ -191,7 +199,7 @@ def _check_columns(state: State, event: ev.Event) -> None:
             _check_column("blocks", event.blocks, 1, config.num_blocks)
             size = config.block_size * (len(event.cached) + len(event.blocks)) // 4
             if not event.blocks or size >= len(state.requests[name].tokens):
-                raise ValueError(f"{size} tokens are fetched of a request that has no more")
+                raise ValueError(f"{size} tokens are fetched, but the request has no more")
         case ev.Leased(session_id=name):
             _check_column("blocks", event.blocks, 1, config.num_blocks)
             _check_kept(event.num_kept, len(state.sessions.all[name].leased))
@@ -199,7 +207,7 @@ def _check_columns(state: State, event: ev.Event) -> None:
             _check_kept(event.num_kept, len(state.sessions.all[name].leased))
         case ev.Arrived(request_id=name):
             if not 0 < len(event.digests) <= 8 * state.requests[name].num_fetching:
-                raise ValueError(f"{len(event.digests)} bytes of digests are of no blocks that are fetched")
+                raise ValueError(f"{len(event.digests)} bytes of digests do not match the fetched blocks")
         case ev.Dispatched():
             if len(state.flights) >= config.max_in_flight:
                 raise ValueError(f"more steps in flight than max_in_flight {config.max_in_flight}")
@@ -209,7 +217,7 @@ def _check_columns(state: State, event: ev.Event) -> None:
 
 def _check_kept(num_kept: int, most: int) -> None:
     if not 0 <= num_kept <= most:
-        raise ValueError(f"num_kept {num_kept} of a lease of {most} blocks")
+        raise ValueError(f"num_kept {num_kept} is out of range for a lease of {most} blocks")
 
 
 def _check_tokens(state: State, event: ev.Executed) -> None:
@@ -219,24 +227,24 @@ def _check_tokens(state: State, event: ev.Executed) -> None:
         _check_column("counts", event.counts, 1, state.config.num_draft_tokens + 2)
         counts = np.frombuffer(event.counts, np.int32)
         if len(counts) != len(sampled) or (counts > state.scheduled_drafts[sampled] + 1).any():
-            raise ValueError("counts do not fit the rows that sampled")
+            raise ValueError("counts do not match the sampled rows")
         num_tokens = int(counts.sum())
     if len(event.token_ids) != 4 * num_tokens:
-        raise ValueError(f"{len(event.token_ids) // 4} tokens for {len(sampled)} rows that sampled")
+        raise ValueError(f"{len(event.token_ids) // 4} tokens do not match {len(sampled)} sampled rows")
     for found in prompt_logprobs(event):
         if not 0 <= found.row < len(sampled):
-            raise ValueError(f"prompt_logprobs of row {found.row}; {len(sampled)} rows sampled")
+            raise ValueError(f"prompt_logprobs for row {found.row}; {len(sampled)} rows sampled")
     if event.num_drafts is not None:
         _check_column("num_drafts", event.num_drafts, 0, state.config.num_draft_tokens + 1)
         num_drafts = np.frombuffer(event.num_drafts, np.int32)
         if len(num_drafts) != len(sampled) or 4 * int(num_drafts.sum()) != len(event.drafts):
-            raise ValueError("drafts do not fit the rows that sampled")
+            raise ValueError("drafts do not match the sampled rows")
         if len(state.flights) > 1 and len(event.drafts):
-            raise ValueError("drafts behind a step whose next one was dispatched")
+            raise ValueError("drafts after a step whose next step was already dispatched")
 
 
 def _check_column(name: str, column: bytes | None, low: int, high: int) -> None:
-    """int32 values in [low, high). Fails for bytes that are no int32 too."""
+    """Check that the values are int32 in [low, high). Also fails for bytes that are not int32."""
     values = np.frombuffer(column or b"", np.int32)
     if len(values) and not low <= int(values.min()) <= int(values.max()) < high:
-        raise ValueError(f"{name} holds {values.min()} to {values.max()}, out of {low} to {high - 1}")
+        raise ValueError(f"{name} is {values.min()} to {values.max()}, outside {low} to {high - 1}")

@@ -1,7 +1,7 @@
-"""Another build of mmengine, in a process of its own: where its decisions part from this one's.
+"""Another build of mmengine in its own process: where its decisions differ from this build's.
 
-A policy that is wrong breaks no invariant; only a build that decides otherwise shows it. This build serves
-the requests, and the other one derives the decisions over the observations of that run.
+A wrong policy breaks no invariant; only a build that decides differently reveals it. This build serves the
+requests, and the other build derives the decisions over this run's observations.
 """
 
 import os
@@ -21,7 +21,7 @@ from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.sink import SinkBefore
-from mmengine.replay.minimize import other_build
+from mmengine.replay.minimize import build_process as other_build
 from mmengine.replay.minimize.deadline import Deadline, OutOfTime
 from mmengine.replay.minimize.failures import Failure, play, write_log
 from mmengine.replay.minimize.probe import TestParts
@@ -29,7 +29,7 @@ from mmengine.replay.rerun.script import Script
 from mmengine.replay.verify import verify
 
 KIND = "parted"
-NEVER_A_DIGEST = 2**20  # steps; states may differ where decisions do not
+NEVER_A_DIGEST = 2**20  # Steps; states may differ where decisions do not.
 FIRST_STEPS = 512
 START_SECONDS, ANSWER_SECONDS = 60.0, 600.0
 
@@ -37,9 +37,12 @@ _BODY = """    found = verify(log.with_name("log_of_other")).divergence
     assert found is None, found"""
 
 
-class Other:
-    """`where`: a Python, by its path or its name; a virtual environment; or a checkout. Raises LogError when
-    nothing of that kind is there, or when its mmengine cannot be asked. To be closed."""
+class BuildProbe:
+    """The other build's process.
+
+    `where` is a Python, by its path or its name; a virtual environment; or a checkout. Raises LogError when
+    there is none, or when its mmengine cannot be used. Must be closed.
+    """
 
     def __init__(self, where: str, deadline: Deadline | None = None):
         self._where, self._deadline = where, deadline or Deadline()
@@ -62,9 +65,9 @@ class Other:
         hello = self._answer(START_SECONDS)
         self.place, self.version, self._rules = hello.place, hello.version, hello.rules
         if checkout and not Path(self.place).is_relative_to(checkout[0]):
-            raise LogError(f"{self._where} was asked for its mmengine, and the one of {self.place} answered")
+            raise LogError(f"{self._where} imported mmengine from {self.place} instead of its own")
 
-    def __enter__(self) -> "Other":
+    def __enter__(self) -> "BuildProbe":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -79,7 +82,7 @@ class Other:
     def of_script(self, script: Script, max_steps: int) -> Failure | None:
         self._introduce(script)
         most = FIRST_STEPS
-        while True:  # where they part early, the rest need not be served
+        while True:  # If they differ early, the rest need not be served.
             most = min(most, max_steps)
             with tempfile.TemporaryDirectory() as folder:
                 self._serve_for_other(script, Path(folder), most)
@@ -89,12 +92,12 @@ class Other:
             most *= 4
 
     def write(self, script: Script, folder: Path) -> None:
-        """Both logs: that of this build, and beside it `log_of_other`."""
+        """Write both logs: this build's, and `log_of_other` beside it."""
         write_log(_without_digests(script), "", folder, deadline=self._deadline)
         theirs = folder.with_name("log_of_other")
         self._serve_there(script, theirs)
         if verify(theirs).divergence is None:
-            raise LogError(f"this build decides as {self._where} does when that one serves the requests")
+            raise LogError(f"the decisions do not differ when {self._where} serves the requests")
 
     def of_log(self, folder: Path) -> Failure | None:
         with tempfile.TemporaryDirectory() as scratch:
@@ -120,15 +123,15 @@ class Other:
             _copy(log, LogWriter(folder), DECISION_VERSION)
 
     def _introduce(self, script: Script) -> None:
-        """Raises LogError when the other build cannot read a log of these settings, or not serve."""
+        """Raise LogError when the other build cannot read a log with these settings, or cannot serve."""
         if self._is_met:
             return
-        nobody = replace(script, observations=[], answers={}, failed_steps={})
+        empty = replace(script, observations=[], answers={}, failed_steps={})
         with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as theirs:
-            self._serve_there(nobody, Path(theirs))
-            self._serve_for_other(nobody, Path(folder), 1)
+            self._serve_there(empty, Path(theirs))
+            self._serve_for_other(empty, Path(folder), 1)
             if (found := self._parting(Path(folder))) is not None:
-                raise LogError(f"mmengine {self.version} of {self._where} cannot be asked: {found.what}")
+                raise LogError(f"mmengine {self.version} in {self._where} cannot be used: {found.what}")
         self._is_met = True
 
     def _parting(self, log: Path) -> Failure | None:
@@ -140,11 +143,11 @@ class Other:
             self._process.stdin.write(msgspec.json.encode(question) + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise LogError(f"the process of {self._where} has ended") from None
+            raise LogError(f"the process for {self._where} has ended") from None
         return self._answer(ANSWER_SECONDS)
 
     def _answer(self, seconds: float) -> "_Answer":
-        """The next line of its output, within so many seconds and the deadline."""
+        """Return the next line of its output, within `seconds` and the deadline."""
         assert self._process.stdout is not None
         pipe, line = self._process.stdout, b""
         until = self._deadline.passed() + min(seconds, self._deadline.left())
@@ -154,20 +157,21 @@ class Other:
                 left = until - self._deadline.passed()
                 if left <= 0 or not selector.select(left):
                     self._deadline.check()
-                    raise OutOfTime(f"mmengine of {self._where} gave no answer within {seconds:g} s")
+                    raise OutOfTime(f"mmengine in {self._where} did not answer within {seconds:g} s")
                 more = os.read(pipe.fileno(), 2**16)
                 if not more:
-                    raise LogError(f"the process of {self._where} ended without an answer")
+                    raise LogError(f"the process for {self._where} ended without an answer")
                 line += more
         answer = msgspec.json.decode(line, type=_Answer)
         if answer.error:
-            raise LogError(f"mmengine of {self._where} cannot be asked (is it too old?): {answer.error}")
+            raise LogError(f"mmengine in {self._where} cannot be used (is it too old?): {answer.error}")
         return answer
 
 
 class _Answer(msgspec.Struct):
-    """One of three: who it is (`version`, `rules`, `place`), where decisions part (`step` 0 or more; else the
-    log has so many `steps`), or an `error`."""
+    """An answer: the build's identity (`version`, `rules`, `place`), the first different decision (`step` 0
+    or more; otherwise the log's number of `steps`), or an `error`.
+    """
 
     version: str = ""
     rules: int = 0
@@ -192,8 +196,9 @@ def _failure(found: _Answer) -> Failure | None:
 
 
 class _Translated(SinkBefore):
-    """A log that says to be of other rules, and of its settings only those that differ from their defaults:
-    a build reads it that does not know them all."""
+    """A log that names other rules, and only the settings that differ from their defaults, so that a build
+    without some settings can read it.
+    """
 
     def __init__(self, inner: LogWriter, rules: int):
         super().__init__(inner)
@@ -226,7 +231,7 @@ def _without_digests(script: Script) -> Script:
 
 
 def _as_bytes(script: Script) -> bytes:
-    """What `other_build.serve` reads."""
+    """Encode a script for `other_build.serve`."""
     observations = [
         (each.step, each.landed, type(each.event).__name__, msgspec.msgpack.encode(each.event))
         for each in script.observations
@@ -241,7 +246,7 @@ def _as_bytes(script: Script) -> bytes:
 
 
 def _python_of(where: str) -> tuple[str, list[str]]:
-    """The Python to run, and the checkout whose mmengine it shall import, if one is meant."""
+    """Return the Python to run, and the checkout whose mmengine it imports, if any."""
     path = Path(where)
     if (path / "mmengine" / "__init__.py").is_file():
         own = path / ".venv" / "bin" / "python"
@@ -250,7 +255,5 @@ def _python_of(where: str) -> tuple[str, list[str]]:
         return str(path / "bin" / "python"), []
     python = shutil.which(where)
     if python is None:
-        raise LogError(
-            f"{where} is no Python, no virtual environment and no checkout of mmengine; name one of them"
-        )
+        raise LogError(f"{where} is not a Python, a virtual environment or a checkout of mmengine")
     return python, []

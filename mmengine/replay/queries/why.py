@@ -1,6 +1,6 @@
-"""Why a request went as it did: what it waited for, what it lost and to whom, what the caches had of it.
+"""Explains a request's course: its waits, its losses and the beneficiaries, and its cache hits.
 
-Every claim is taken from the fold at the moment of the decision that it explains.
+Every claim is read from the fold at the moment of the decision that it explains.
 """
 
 from pathlib import Path
@@ -15,17 +15,20 @@ from mmengine.core.state.view import View
 from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
-from mmengine.replay.ask.media_trail import MediaTrail
-from mmengine.replay.ask.prefix_trail import PrefixTrail
-from mmengine.replay.ask.reasons import GAVE_WAY, Reasons
-from mmengine.replay.ask.waits import Wait, told
-from mmengine.replay.checked import CheckedLog
+from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.queries.media_trail import MediaTrail
+from mmengine.replay.queries.prefix_trail import PrefixTrail
+from mmengine.replay.queries.reasons import GAVE_WAY, Reasons
+from mmengine.replay.queries.waits import Wait, describe_waits
 from mmengine.replay.timeline import fold, is_scheduling
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """One thing that happened to the request, and why. It holds of `step` (to `last_step`). `since_ns`:
-    since the request came. `facts`: the figures in the text."""
+    """An event in the request's life, with its reason.
+
+    It applies to the steps from `step` to `last_step`. `since_ns` counts from the request's arrival. `facts`
+    has the text's figures.
+    """
 
     step: int
     last_step: int
@@ -36,10 +39,12 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def why(folder: Path, request_id: str) -> list[Claim]:
-    """What happened to the last request of that id. Raises LogError when there was none, and what `verify`
-    raises."""
+    """Return what happened to the last request with that id.
+
+    Raises LogError when there was none, and the errors of `verify`.
+    """
     queued: tuple[Record, ev.Queued] | None = None
-    of_session = False  # what it brought stands behind what its session has
+    of_session = False  # Its own tokens follow its session's tokens.
     refused: tuple[Record, ev.Finished] | None = None
     for record in CheckedLog(folder):
         event = record.event
@@ -55,29 +60,29 @@ def why(folder: Path, request_id: str) -> list[Claim]:
         return _Inquiry(CheckedLog(folder), queued[0], whole).claims()
     if refused is None and request_id in CheckedLog(folder).first_state().requests:
         raise LogError(
-            f"the beginning of the log in {folder} is gone, and with it the arrival of that request; what is "
-            "left of it shows mmengine log show --request"
+            f"the beginning of the log in {folder} was deleted, and with it this request's arrival; see "
+            "mmengine log show --request for the rest"
         )
     if refused is None:
-        raise LogError(f"no request in {folder} has that id; see mmengine log show {folder}")
+        raise LogError(f"no request in {folder} has this id; mmengine log show {folder} lists the requests")
     record, finished = refused
-    text = f"It was refused when it came: {finished.detail}."
+    text = f"Rejected on arrival: {finished.detail}."
     return [Claim(record.step, record.step, 0, "end", text, {"reason": "rejected"})]
 
 
 def _whole(folder: Path, queued: Record) -> ev.Queued:
-    """With what stands before it in its session."""
+    """Return the request's QUEUED with the tokens that precede it in its session."""
     for state, record in fold(CheckedLog(folder)):
         if record.sequence == queued.sequence and isinstance(record.event, ev.Queued):
             return sessions.whole(state, record.event)
-    raise LogError("the log changed while it was read; ask again")
+    raise LogError("the log changed while it was read; run the command again")
 
 
 class _Inquiry:
-    """One fold of the log, with an eye on one request."""
+    """A fold over the log that follows a single request."""
 
     def __init__(self, log: CheckedLog, queued: Record, request: ev.Queued):
-        """`queued`: the record of the request's arrival, `request`."""
+        """Start at the log's beginning. `queued` is the record of the request's arrival, `request`."""
         self._log, self._queued = log, queued
         self._name = request.request_id
         self.state = log.first_state()
@@ -91,7 +96,7 @@ class _Inquiry:
         self._found: list[Claim] = []
         self._waits: list[Wait] = []
         self._is_live = False
-        self._taken: dict[str, Record] = {}  # by session, the last time that it gave up blocks
+        self._taken: dict[str, Record] = {}  # By session, the last record that took leased blocks.
 
     def claims(self) -> list[Claim]:
         for record in self._log:
@@ -107,15 +112,15 @@ class _Inquiry:
                 break
         self._tell_waits()
         if self._is_live:
-            where = "runs" if self.state.requests[self._name].row >= 0 else "waits"
-            self._claim(record, "open", f"The log ends here; the request still {where}.")
+            where = "running" if self.state.requests[self._name].row >= 0 else "waiting"
+            self._claim(record, "open", f"Still {where} at the end of the log.")
         return sorted(self._found, key=lambda claim: claim.since_ns)
 
     def _claim(self, record: Record, kind: str, text: str, **facts: Any) -> None:
         since = record.mono_ns - self._queued.mono_ns
         self._found.append(Claim(record.step, record.step, since, kind, text, facts))
 
-    # What each record says of the request
+    # What each record means for the request
 
     def _before(self, record: Record) -> None:
         event = record.event
@@ -141,27 +146,27 @@ class _Inquiry:
                 self._tell_waits()
                 self._preempted(record, event, None)
             case ev.Recovered() if self._is_live:
-                self._claim(record, "crash", "The process ended, and another one went on with the log.")
+                self._claim(record, "crash", "The process ended, and another process continued the log.")
             case ev.Failed() if self._was_in_step():
-                self._claim(record, "failed step", f"A step that it was in failed: {event.error}.")
+                self._claim(record, "failed step", f"A step with this request failed: {event.error}.")
             case ev.Cancelled(request_id=name) if name == self._name:
-                self._claim(record, "cancelled", f"It was given up ({event.reason}).", reason=event.reason)
+                self._claim(record, "cancelled", f"Cancelled ({event.reason}).", reason=event.reason)
             case ev.GrammarReady(request_id=name) if name == self._name:
-                self._claim(record, "grammar", "Its grammar was compiled.")
+                self._claim(record, "grammar", "Grammar compiled.")
             case ev.Fetched(request_id=name) if name == self._name:
                 count = len(event.blocks) // 4
-                text = f"A store has more of its prefix than is cached here: {count} blocks are fetched."
+                text = f"{count} further blocks of the prefix are fetched from a store."
                 self._claim(record, "fetch", text, blocks=count)
             case ev.Arrived(request_id=name) if name == self._name:
                 count = len(event.digests) // 8
                 self._claim(
-                    record, "arrived", f"{count} blocks of its prefix came of the store.", blocks=count
+                    record, "arrived", f"{count} blocks of the prefix arrived from the store.", blocks=count
                 )
             case ev.Lost(request_id=name) if name == self._name:
-                text = f"What it waited for of the store does not come ({event.reason}); it is computed."
+                text = f"The store's blocks did not arrive ({event.reason}) and are computed instead."
                 self._claim(record, "lost", text, reason=event.reason)
             case ev.Stalled(request_id=name) if name == self._name:
-                self._claim(record, "stall", f"The engine reported it: {event.kind}, {event.detail}.")
+                self._claim(record, "stall", f"Reported as stalled: {event.kind}, {event.detail}.")
             case ev.Finished(request_id=name) if name == self._name:
                 self._tell_waits()
                 self._ended(record, event)
@@ -171,12 +176,12 @@ class _Inquiry:
         return row >= 0 and bool(self.state.in_flight[row] or self.state.scheduled[row])
 
     def _note_wait(self, record: Record) -> None:
-        """The step's last decision was made: what it left the request without."""
+        """Record the wait of a request that the step's decisions left out."""
         assert self._reasons is not None
         reasons, self._reasons = self._reasons, None
         req_state = self.state.requests.get(self._name)
         if isinstance(record.event, ev.Recovered):
-            return  # the process ended before the step was decided
+            return  # The process ended before the step was decided.
         if req_state is None or req_state.row >= 0 and req_state.row in self.state.step_rows:
             return
         by_name = {reason.request_id: reason for reason in reasons.at_end()}
@@ -187,7 +192,7 @@ class _Inquiry:
 
     def _tell_waits(self) -> None:
         if self._waits:
-            text, facts = told(self._waits)
+            text, facts = describe_waits(self._waits)
             first, last = self._waits[0], self._waits[-1]
             self._found.append(Claim(first.step, last.step, first.since_ns, "wait", text, facts))
         self._waits.clear()
@@ -198,48 +203,48 @@ class _Inquiry:
         prompt = len(event.prompt) // 4
         media = sum(item.num_embeds for item in event.media)
         num_items = len(event.media)
-        of_media = f", {media} of them for images or videos ({num_items})" if media else ""
-        own = (
+        in_media = f", {media} of them for images or videos ({num_items})" if media else ""
+        adapter = (
             f", for the adapter {event.adapter.name or event.adapter.digest.hex()[:12]}"
             if event.adapter
             else ""
         )
-        text = f"It came with {prompt} prompt tokens{of_media}{own}; {running} ran, {waiting} waited."
+        text = (
+            f"Arrived with {prompt} prompt tokens{in_media}{adapter}; {running} running, {waiting} waiting."
+        )
         self._claim(record, "arrival", text, prompt_tokens=prompt, running=running, waiting=waiting)
         session = self.state.sessions.of_request.get(self._name)
         if session is not None:
-            self._told_of_session(record, session)
+            self._claim_session(record, session)
 
-    def _told_of_session(self, record: Record, session: SessionState) -> None:
+    def _claim_session(self, record: Record, session: SessionState) -> None:
         name, kept = session.session_id, session.place.num_kept
-        text = f"It goes on with {kept} tokens of session {name}"
+        text = f"Continues {kept} tokens of session {name}"
         if gone := len(session.tokens) - kept:
-            text += f", whose other {gone} were dropped, because it would have become too long"
+            text += f"; the other {gone} were dropped, because the session would have become too long"
         facts = {"session": name, "kept": kept, "dropped": gone}
-        self._claim(record, "session", f"{text}. {len(session.leased)} blocks were kept for it.", **facts)
+        self._claim(record, "session", f"{text}. The session held {len(session.leased)} blocks.", **facts)
         taken = self._taken.get(name)
         if taken is not None and isinstance(taken.event, ev.LeaseTaken):
             reason = taken.event.reason
-            text = f"The session gave up all but {taken.event.num_kept} of its blocks in step {taken.step}"
+            text = f"Step {taken.step} took all but {taken.event.num_kept} of the session's blocks"
             self._claim(record, "lease taken", f"{text} ({reason}).", step=taken.step, reason=reason)
 
     def _admitted(self, record: Record, event: ev.Admitted) -> None:
         req_state = self.state.requests[self._name]
         cached = len(event.cached_blocks) // 4 * self.state.block_size
         again = " again" if req_state.num_cached >= 0 else ""
-        text = f"It started{again} in row {event.row}."
+        text = f"Admitted{again} to row {event.row}."
         self._claim(record, "start", text, row=event.row, tokens=event.num_tokens)
         if event.swap_in:
-            text = f"{req_state.num_swapped} tokens of its KV came back from the host."
+            text = f"The KV of {req_state.num_swapped} tokens was swapped in from the host."
             self._claim(record, "swap in", text, tokens=req_state.num_swapped)
         elif event.num_computed >= 0:
-            text = f"It shares the prompt that {self._request.group} computed: {event.num_computed} tokens."
+            text = f"Shares the prompt computed by {self._request.group}: {event.num_computed} tokens."
             self._claim(record, "group", text, tokens=event.num_computed)
         elif isinstance(event, ev.AdmittedWithState) and event.num_shared > cached:
-            text = (
-                f"The prefix cache holds blocks of {event.num_shared} of its tokens, but the last recurrent "
-            )
-            text += f"state on them that is kept stands behind {cached}: it goes on from there."
+            text = f"The prefix cache has blocks for {event.num_shared} tokens, but the last kept recurrent "
+            text += f"state is after {cached}: the computation starts there."
             self._claim(record, "prefix cache", text, cached_tokens=cached, shared_tokens=event.num_shared)
         else:
             self._cached(record, cached, len(req_state.tokens))
@@ -251,43 +256,45 @@ class _Inquiry:
         if not state.config.enable_prefix_caching:
             text = "Prefix caching is off."
         elif not most:
-            text = f"Its {total} tokens fill no block of {size} and leave one to compute: nothing to hit."
+            text = f"Too short for the prefix cache: its {total} tokens fill no block of {size} tokens "
+            text += "and leave one to compute."
         elif cached == most:
-            text = f"All {cached} tokens that can be hits were: {cached // size} blocks."
+            text = f"All {cached} cacheable tokens were hits: {cached // size} blocks."
         else:
             miss, more = self._miss(cached // size)
             facts |= more
-            text = f"{cached} of its {total} tokens were in the prefix cache. "
-            text += f"Block {cached // size} was not: {miss}."
+            text = f"{cached} of {total} tokens were in the prefix cache. "
+            text += f"Block {cached // size} was missing: {miss}."
         self._claim(record, "prefix cache", text, **facts)
 
     def _miss(self, number: int) -> tuple[str, dict[str, Any]]:
         loss = self._prefix.losses.get(number)
         if loss is not None and loss.until >= 0:
-            whose = f"{loss.by or 'a request'} had computed it in step {loss.since}, and "
-            if loss.by == self._name:
-                whose = "it had computed that itself, and "
+            by = "this request" if loss.by == self._name else loss.by or "a request"
             how = {
-                "taken": f"it was taken in step {loss.until} for {loss.taken_by}",
+                "taken": f"step {loss.until} took it for {loss.taken_by}",
                 "reset": f"the cache was reset in step {loss.until}",
                 "crash": f"the process ended at step {loss.until}",
-                "failed": f"step {loss.until} failed, which was to fill it",
-            }.get(loss.why, f"its content was given up in step {loss.until}")
-            return whose + how, {"miss": "lost", "loss": msgspec.to_builtins(loss)}
+                "failed": f"step {loss.until}, which was to fill it, failed",
+            }.get(loss.why, f"its content was dropped in step {loss.until}")
+            text = f"computed by {by} in step {loss.since}, but {how}"
+            return text, {"miss": "lost", "loss": msgspec.to_builtins(loss)}
         found = self._prefix.difference(self.state)
         if found["kind"] == "tokens":
             text = (
-                f"cached blocks go on from here ({found['others']}), but none with its tokens: the closest "
+                f"{found['others']} cached blocks follow the same prefix, but the closest differs at token "
             )
-            return f"{text}differs at token {found['at']}", {"miss": "tokens", "at": found["at"]}
+            return f"{text}{found['at']}", {"miss": "tokens", "at": found["at"]}
         if found["kind"] == "media or salt":
-            text = "a cached block has its tokens, but other media or another tenant's salt"
+            text = "a cached block has the same tokens, but other media or another tenant's salt"
             text += ", or another adapter" if self.state.config.max_loras else ""
             return text, {"miss": "media or salt"}
-        return "nobody had computed it before", {"miss": "never there"}
+        return "never computed before", {"miss": "never there"}
 
     def _encoded(self, record: Record, row: int | None, encode: tuple[tuple[bytes, int, int], ...]) -> None:
-        """Items of the request that this decision has encoded. `row`: the one that it gives to a request."""
+        """Claim the request's items that this decision has encoded. `row` is the row that the decision gives
+        to a request.
+        """
         row = self.state.requests[self._name].row if row is None else row
         for key, owner, index in encode if row >= 0 else ():
             if owner == row:
@@ -297,33 +304,34 @@ class _Inquiry:
                 self._claim(record, "encoder cache", f"{text}{miss}.", item=index, **facts)
 
     def _encoded_part(self, record: Record, event: ev.Encoded) -> None:
-        """The last part of an item that was too large for a step."""
+        """Claim the last part of an item that was too large for a single step."""
         req_state, item = self.state.requests[self._name], self._request.media[event.index]
         work = req_state.media_work[event.index]
         if event.until >= work:
             text = (
-                f"Item {event.index} ({item.modality}, {item.num_embeds} embeddings) was encoded in pieces: "
+                f"Item {event.index} ({item.modality}, {item.num_embeds} embeddings) was encoded in parts: "
             )
-            text += f"it takes {work} of encoder work, and a step {self.state.config.encoder_piece}."
+            text += f"{work} units of encoder work, {self.state.config.encoder_piece} per step."
             self._claim(record, "encoder cache", text, item=event.index, work=work)
 
     def _preempted(self, record: Record, event: ev.Preempted, blocks: tuple[int, int] | None) -> None:
         state = self.state
         facts: dict[str, Any] = {"mode": event.mode, "reason": event.reason}
-        text = f"It was preempted: {event.reason}"
+        text = f"Preempted: {event.reason}"
         if blocks is not None:
             needed, free = blocks
             facts |= {"needed": needed, "free": free}
-            text += f", what runs needed {needed} more and found {free}"
+            text += f" (running requests needed {needed} more, {free} were free)"
         other = state.requests_by_row[event.for_row] if event.for_row >= 0 else None
         if other is not None and event.for_row != event.row:
             facts["for"] = other.request.request_id
-            text += f", and {facts['for']} was next"
+            text += f", in favour of {facts['for']}"
         if blocks is not None:
-            text += f". The policy {state.config.policy} gives up {_VICTIMS.get(state.config.policy, 'it')}"
-        kept = "were copied to the host" if event.mode == "swap" else "are computed again"
+            victim = _VICTIMS.get(state.config.policy, "this request")
+            text += f". The policy {state.config.policy} preempts {victim}"
+        fate = "were copied to the host" if event.mode == "swap" else "are computed again"
         tokens = int(state.num_computed[event.row])
-        self._claim(record, "preemption", f"{text}. {tokens} computed tokens {kept}.", tokens=tokens, **facts)
+        self._claim(record, "preemption", f"{text}. {tokens} computed tokens {fate}.", tokens=tokens, **facts)
         req_state = state.token_ids[event.row, : state.num_tokens[event.row]].copy()
         ahead = state.constants.media_ahead
         self._prefix = PrefixTrail(state, self._request, req_state, ahead, self._name)
@@ -337,21 +345,21 @@ class _Inquiry:
         output = num_tokens - req_state.num_prompt
         limit = self._request.sampling.max_tokens
         how = {
-            "length": "its prompt is computed, and nothing else was asked for"
+            "length": "the prompt is computed, and max_tokens is 0"
             if not limit
-            else f"it reached its max_tokens {limit}"
+            else f"max_tokens {limit} reached"
             if output >= limit
-            else f"prompt and answer reached max_model_len {self.state.config.max_model_len}",
-            "stop": f"its text ended ({event.detail})",
-            "abort": f"it was given up ({event.detail})",
-            "error": f"an error: {event.detail}",
+            else f"max_model_len {self.state.config.max_model_len} reached",
+            "stop": f"the text ended ({event.detail})",
+            "abort": f"cancelled ({event.detail})",
+            "error": f"error: {event.detail}",
         }.get(event.reason, event.reason)
-        text = f"It ended after {output} tokens: {how}."
+        text = f"Finished after {output} tokens: {how}."
         self._claim(record, "end", text, reason=event.reason, detail=event.detail, output_tokens=output)
 
 
 _VICTIMS = {
-    "fcfs": "the one that was admitted last",
-    "prefill_first": "the one that was admitted last",
-    "priority": "the least important, of equals the one that came last",
+    "fcfs": "the last admitted request",
+    "prefill_first": "the last admitted request",
+    "priority": "the least important request, the latest among equals",
 }

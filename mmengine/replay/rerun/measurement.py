@@ -1,4 +1,4 @@
-"""What a log says of time: what its requests waited for, and what its steps took."""
+"""Measures times in a log: its requests' waits, and its steps' durations."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -15,14 +15,17 @@ from mmengine.simulation.device import share_of
 from mmengine.simulation.meter import Meter
 
 MAX_REQUESTS = 2**22
-MAX_STEP_NS = 10**15  # eleven days
+MAX_STEP_NS = 10**15  # Eleven days.
 
 
 @dataclass(slots=True)
 class Measured:
-    """`work` [n, p] of steps (see fit.PARTS), what the device took for them (ns), and for the `host_rows`
-    steps that began right behind another, what passed beside that. `meter`: of the log's own times, from
-    its first arrival on."""
+    """Measurements from a log.
+
+    `work` [n, p] has the steps' parts (see fit.PARTS), and `device_ns` their durations. For the `host_rows`
+    steps that began right after another step, `host_ns` is the remaining time. `meter` uses the log's own
+    times, from its first arrival on.
+    """
 
     meter: Meter
     duration_ns: int = 0
@@ -32,12 +35,12 @@ class Measured:
     device_ns: list[int] = field(default_factory=list)
     host_rows: list[int] = field(default_factory=list)
     host_ns: list[int] = field(default_factory=list)
-    num_accepted: int = 0  # drafts
-    num_refused: int = 0  # rows that had drafts, of which one was wrong
+    num_accepted: int = 0  # Drafts.
+    num_refused: int = 0  # Rows with drafts that contained a wrong draft.
 
 
 class Watch:
-    """Sees each record of a log with the state before it; `measured` is good when all were seen."""
+    """Observes each record of a log with the state before it; `measured` is valid after the last record."""
 
     def __init__(self, config: EngineConfig, num_requests: int):
         self.measured = Measured(Meter(num_requests, config.max_num_seqs))
@@ -46,8 +49,8 @@ class Watch:
         self._has_begun = False
         self._count = 0
         self._start_ns = -1
-        self._decided: deque[tuple[np.ndarray | None, int]] = deque()  # work (None: not known), rows
-        self._last_ns = -1  # when a step came back, and work was left
+        self._decided: deque[tuple[np.ndarray | None, int]] = deque()  # Work (None: unknown), rows.
+        self._last_ns = -1  # Time at which a step returned with work left.
         self._admitted: tuple[str, int] | None = None
         self._overlaps = config.max_in_flight > 1
 
@@ -92,7 +95,7 @@ class Watch:
                 measured.meter.finished(self._names[name], event.reason, now)
 
     def _begin(self, state: State) -> None:
-        """Requests that were there before the log's first record count from there on."""
+        """Count requests that precede the log's first record from there on."""
         self._has_begun = True
         self._decided.extend([(None, 0)] * len(state.flights))
         for name, req_state in state.requests.items():
@@ -120,7 +123,7 @@ class Watch:
     def _land(self, state: State, event: ev.Executed, time_ns: int) -> None:
         measured, now = self.measured, time_ns - self._start_ns
         if event.device_ns > MAX_STEP_NS:
-            raise ValueError(f"a step took {event.device_ns} ns")
+            raise ValueError(f"a step took {event.device_ns} ns; the limit is {MAX_STEP_NS}")
         work, num_rows = self._decided.popleft()
         measured.num_steps += 1
         measured.duration_ns = now

@@ -1,4 +1,4 @@
-"""What became of a request's images and videos in the encoder cache."""
+"""Follows a request's images and videos through the encoder cache."""
 
 from typing import Any
 
@@ -10,37 +10,39 @@ from mmengine.request import Request
 
 
 class MediaTrail:
-    """Follows the encoder outputs that a request needs, from the log's first record on: feed it every
-    record once it was applied."""
+    """Follows the encoder outputs that a request needs, from the log's first record on.
+
+    Call `after` with every record once the record was applied.
+    """
 
     def __init__(self, state: State, request: Request):
         self._keys = {
             encoder_key(item.mm_hash, request.cache_salt, request.visual_adapter) for item in request.media
         }
-        self._there: set[bytes] = set()
-        self._lost: dict[bytes, tuple[int, str, str]] = {}  # step, why, for whom
+        self._present: set[bytes] = set()
+        self._lost: dict[bytes, tuple[int, str, str]] = {}  # Key to (step, reason, beneficiary).
 
     def after(self, state: State, record: Record) -> None:
-        """The record was applied."""
+        """Update the trail with a record that was just applied."""
         for key in self._keys:
             if state.encoder.has(key):
-                self._there.add(key)
-            elif key in self._there:
-                self._there.discard(key)
+                self._present.add(key)
+            elif key in self._present:
+                self._present.discard(key)
                 self._lost[key] = (record.step, *_cause(state, record))
 
     def miss(self, key: bytes) -> tuple[str, dict[str, Any]]:
-        """Why a key was not in the cache, in words and as facts."""
+        """Return why a key was not in the cache, as text and as facts."""
         if key not in self._lost:
-            return "nobody had encoded it before", {"miss": "never there"}
+            return "never encoded before", {"miss": "never there"}
         step, why, name = self._lost[key]
         facts = {"miss": "lost", "lost_step": step, "why": why, "for": name}
         if why == "crash":
-            return f"it went with the process that ended at step {step}", facts
+            return f"lost with the process that ended at step {step}", facts
         if why == "failed":
-            return f"step {step}, which encoded it, failed", facts
-        text = f"it was evicted from the cache in step {step}"
-        return text + (f" to make room for {name}" if name else ""), facts
+            return f"lost because step {step}, which encoded it, failed", facts
+        text = f"evicted from the cache in step {step}"
+        return text + (f" in favour of {name}" if name else ""), facts
 
 
 def _cause(state: State, record: Record) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""An executor that gives each request the answer of a script, in the time that a cost model says."""
+"""An executor that gives each request its answer from a script, with a cost model's times."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,15 +13,15 @@ from mmengine.simulation.device import Cost, Observer, TimedExecutor
 from mmengine.simulation.sampled_rows import sampled_rows
 from mmengine.simulation.simulated_executor import CostModel
 
-Ends = tuple[tuple[int, str], ...]  # place in the step's rows, and what is said
+Ends = tuple[tuple[int, str], ...]  # Place in the step's rows, and text.
 _ODD, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 
 
 class ScriptedExecutor(TimedExecutor):
-    """Gives each request the tokens of its answer, then stand-ins up to its length.
+    """Gives each request its answer's tokens, then substitutes up to its length.
 
-    `failed_steps`: error texts by step. Drafts are right where the answer says that they were; `acceptance`:
-    the chance of one to be right elsewhere, if those before it were, the same in each run.
+    `failed_steps` has error texts by step. Drafts are right where the answer says so; elsewhere `acceptance`
+    is the probability that a draft is right after right drafts, with the same outcome in each run.
     """
 
     def __init__(
@@ -40,14 +40,15 @@ class ScriptedExecutor(TimedExecutor):
         self._failed_steps = failed_steps or {}
         self._acceptance = acceptance
         rows, width = config.max_num_seqs, config.max_model_len + config.num_draft_tokens + 1
-        self._tokens = np.zeros((rows, width), np.int32)  # by output index
+        self._tokens = np.zeros((rows, width), np.int32)  # By output index.
         self._num_prompt = np.zeros(rows, np.int64)
-        self._ends_at = np.zeros(rows, np.int64)  # output index of a stop or an error, -1: none
+        self._ends_at = np.zeros(rows, np.int64)  # Output index of a stop or an error, -1: none.
         self._end: list[Answer | None] = [None] * rows
-        # By output index: tokens that the step there gave, 0: nobody knows, and drafts that it had.
+        # By output index: the tokens that the step there gave (0: unknown), and its drafts.
         drafted = (rows, width) if config.num_draft_tokens else (0, 0)
         self._given, self._offered = np.zeros(drafted, np.int8), np.zeros(drafted, np.int8)
-        self._room = np.zeros(rows, np.int64)  # tokens, prompt and answer, at which it ends by length
+        # Number of tokens, prompt and answer, at which the request ends by length.
+        self._room = np.zeros(rows, np.int64)
 
     def _set_row(self, row: int, request: Request) -> None:
         answer = self._answers[request.request_id]
@@ -98,14 +99,14 @@ class ScriptedExecutor(TimedExecutor):
         )
 
     def _one_each(self, rows: np.ndarray, num_known: np.ndarray, device_ns: int) -> StepResult:
-        """What a step gives without drafts. Candidates of `minimize` are mostly such steps."""
+        """Return a step's result without drafts. Most candidates in `minimize` are such steps."""
         index = num_known - self._num_prompt[rows]
         tokens = self._tokens[rows, np.minimum(index, self._tokens.shape[1] - 1)]
         stops, errors = self._ends(rows, (index == self._ends_at[rows]).nonzero()[0])
         return StepResult(tokens, stops, errors, device_ns=device_ns)
 
     def _ends(self, rows: np.ndarray, ended: np.ndarray) -> tuple[Ends, Ends]:
-        """How the answers end at these places of `rows`: by a stop, or by an error."""
+        """Return how the answers end at these places of `rows`: by a stop, or by an error."""
         stops: list[tuple[int, str]] = []
         errors: list[tuple[int, str]] = []
         for place in ended.tolist():

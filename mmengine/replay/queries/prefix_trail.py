@@ -1,4 +1,4 @@
-"""What became of a prefix in the cache: who computed it, when it was lost, and to whom."""
+"""Follows a prefix through the cache: who computed it, when it was lost, and to whom."""
 
 from typing import Any
 
@@ -14,8 +14,11 @@ from mmengine.request import Request
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """When a block of the prefix was there and when it went: `since` and `by` (the step and the request
-    that computed it), `until` (the step that took it, -1 while it is there), `why`, and for whom."""
+    """The lifetime of a block of the prefix.
+
+    `since` and `by` are the step and the request that computed it. `until` is the step that took it, -1 while
+    it is cached. `why` and `taken_by` say why it was taken and for which request.
+    """
 
     since: int
     by: str
@@ -25,10 +28,12 @@ class Loss(msgspec.Struct, frozen=True):
 
 
 class PrefixTrail:
-    """Follows the blocks that the beginning of a request would hit, from the log's first record on: feed
-    it every record, `before` and `after` it was applied. `tokens`: int32 [n], those the request is
-    admitted with. `ahead`: the log's constant `media_ahead`. `by`: who computed what is there when the trail
-    begins."""
+    """Follows the blocks that a request's prefix would hit, from the log's first record on.
+
+    Call `after` with every record once the record was applied. `tokens` (int32 [n]) are the request's tokens
+    at admission. `ahead` is the log's constant `media_ahead`. `by` names the request that computed the blocks
+    present at the start.
+    """
 
     def __init__(self, state: State, request: Request, tokens: np.ndarray, ahead: int, by: str = ""):
         size, width = state.block_size, state.content_width
@@ -37,17 +42,17 @@ class PrefixTrail:
         self._parts = state.blocks.index.token_parts(self._windows).tolist()
         self._extras = block_extras(request, 0, self.num_blocks, size, ahead)
         self._by = by
-        self._blocks: list[int] = []  # that hold the prefix now
+        self._blocks: list[int] = []  # The blocks that hold the prefix now.
         self._content: list[int] = []
-        self.losses: dict[int, Loss] = {}  # by number of the block: where it is, or how it was lost last
+        self.losses: dict[int, Loss] = {}  # By block number: the current block, or the last loss.
 
     @property
     def length(self) -> int:
-        """Blocks of the prefix that are in the cache now."""
+        """The number of prefix blocks in the cache now."""
         return len(self._blocks)
 
     def after(self, state: State, record: Record) -> None:
-        """The record was applied: shorten or lengthen what is there."""
+        """Update the trail with a record that was just applied."""
         index = state.blocks.index
         if self._blocks:
             same = index.content[self._blocks] == self._content
@@ -74,9 +79,11 @@ class PrefixTrail:
             self.losses[number] = Loss(old.since, old.by, record.step, why, taken_by)
 
     def difference(self, state: State) -> dict[str, Any]:
-        """Why the block behind the cached ones is none, as far as the cache now shows it: what follows the
-        same beginning there. `at`: the first token that differs from the closest of them, counted in the
-        request; `others`: how many blocks follow; `kind`: "tokens", "media or salt", or "nothing"."""
+        """Return why the next block is not cached, from the blocks that follow the same prefix now.
+
+        `kind` is "tokens", "media or salt", or "nothing". `others` counts the blocks that follow. `at` is the
+        position, in the request, of the first token that differs from the closest of them.
+        """
         index, number = state.blocks.index, self.length
         parent = self._content[-1] if self._content else ROOT
         found = index.follows(parent)
@@ -91,7 +98,7 @@ class PrefixTrail:
 
 
 def _holder(state: State, block: int) -> str:
-    """Who computes a block that was just filled."""
+    """Return the request that computes a block that was just filled."""
     for row in state.running.tolist():
         if block in state.block_table[row, : state.num_blocks[row]]:
             return state.requests_by_row[row].request.request_id
@@ -99,7 +106,7 @@ def _holder(state: State, block: int) -> str:
 
 
 def _cause(state: State, record: Record, lost: list[int]) -> tuple[str, str]:
-    """What the record did to the blocks, and for whom."""
+    """Return the record's effect on the blocks, and the request that benefits."""
     match record.event:
         case ev.Admitted(request_id=name):
             return "taken", name

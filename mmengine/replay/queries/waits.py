@@ -1,14 +1,17 @@
-"""The steps in which one request got nothing, told as one sentence."""
+"""Summarises the steps in which a request was not scheduled as a single sentence."""
 
 from collections import Counter
 from typing import Any, NamedTuple
 
-from mmengine.replay.ask.reasons import BEHIND, Reason
+from mmengine.replay.queries.reasons import BEHIND, Reason
 
 
 class Wait(NamedTuple):
-    """One step without tokens. `since_ns`: when, since the request came. `ahead`: why the request that it
-    stands behind waits itself."""
+    """A step in which the request was not scheduled.
+
+    `since_ns` counts from the request's arrival. `ahead` is the reason why the preceding request in the queue
+    waits itself.
+    """
 
     step: int
     since_ns: int
@@ -16,19 +19,19 @@ class Wait(NamedTuple):
     ahead: Reason | None
 
 
-def told(waits: list[Wait]) -> tuple[str, dict[str, Any]]:
-    """The sentence, the commonest reason first, and its figures."""
+def describe_waits(waits: list[Wait]) -> tuple[str, dict[str, Any]]:
+    """Return a sentence with the most frequent reason first, and its figures."""
     counts = Counter(wait.reason.kind for wait in waits)
     parts, facts = [], []
     for kind, count in counts.most_common():
         same = [wait for wait in waits if wait.reason.kind == kind]
         text, figures = _behind(same) if kind == BEHIND else _short(same)
-        share = "" if count == len(waits) else f"in {count} of them " if len(waits) > 1 else ""
+        share = "" if count == len(waits) else f"in {count} of them, " if len(waits) > 1 else ""
         parts.append(share + text)
         span = {"first_step": same[0].step, "last_step": same[-1].step}
         facts.append({"reason": kind, "steps": count, **span, **figures})
     plural = "a step" if len(waits) == 1 else f"{len(waits)} steps"
-    return f"It got nothing in {plural}: {'; '.join(parts)}.", {"steps": len(waits), "reasons": facts}
+    return f"Not scheduled for {plural}: {'; '.join(parts)}.", {"steps": len(waits), "reasons": facts}
 
 
 def _short(waits: list[Wait]) -> tuple[str, dict[str, Any]]:
@@ -41,7 +44,7 @@ def _short(waits: list[Wait]) -> tuple[str, dict[str, Any]]:
         short = [wait.reason.short for wait in waits]
         figures |= {"needed": last.needed, "free": last.free, "short": [min(short), max(short)]}
         if min(short) != max(short):
-            text += f" at last, {min(short)} to {max(short)} on the way"
+            text += f" in the last step, {min(short)} to {max(short)} short overall"
     return text, figures
 
 
@@ -50,6 +53,6 @@ def _behind(waits: list[Wait]) -> tuple[str, dict[str, Any]]:
     last = waits[-1]
     why = f" ({last.ahead.sentence()})" if last.ahead is not None else ""
     if len(names) == 1:
-        return f"it stands behind {names[0]}{why}", {"others": names}
-    text = f"it stands behind {len(names)} others, one after the other, from {names[0]} to {names[-1]}{why}"
+        return f"{names[0]} comes first{why}", {"others": names}
+    text = f"{len(names)} other requests come first, in turn, from {names[0]} to {names[-1]}{why}"
     return text, {"others": names}

@@ -1,10 +1,10 @@
-"""Run by the Python of another installation, as a script: answers a line of JSON for each line of JSON.
+"""A script for another installation's Python: answers each line of JSON with a line of JSON.
 
-    {"verify": LOG}              {"step": …, …} where its decisions part from the log's, or {"steps": …}
-    {"serve": FILE, "into": LOG} {}: it served the requests of the file and wrote their log
+    {"verify": LOG}              {"step": …, …} where its decisions differ from the log's, or {"steps": …}
+    {"serve": FILE, "into": LOG} {}: it served the file's requests and wrote their log
 
-The first line says which build it is. `argv[1]`, where given, is the checkout whose mmengine is meant. That
-build may be older than this file: it is asked for few names, and what it has not is said.
+The first line identifies the build. `argv[1]`, if given, is the checkout whose mmengine is used. That build
+may be older than this file, so the script uses few of its names, and reports missing ones.
 """
 
 import json
@@ -25,8 +25,9 @@ def who() -> Answer:
 
 
 def parting(log: str) -> Answer:
-    """Where the decisions that this build derives are not those of the log. What it cannot even fold is
-    where they part, too."""
+    """Return where this build's derived decisions differ from the log's. A log that it cannot fold counts as
+    different.
+    """
     from mmengine.errors import CorruptLog
     from mmengine.events.codec import Record
     from mmengine.replay.verify import verify
@@ -51,7 +52,7 @@ def parting(log: str) -> Answer:
 
 
 def serve(path: str, folder: str) -> Answer:
-    """Serve the requests that `other.py` wrote down, into a log."""
+    """Serve the requests that `other.py` wrote, into a log."""
     import msgspec
     import numpy as np
 
@@ -87,10 +88,10 @@ def _is_editable(finder: object) -> bool:
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever prints
+    os.dup2(2, 1)  # Send everything printed to stderr.
     if len(sys.argv) > 1:
         sys.path.insert(0, sys.argv[1])
-        # What the checkout has not must not come from a build that is installed here in editable mode.
+        # Names that the checkout lacks must not come from a build installed here in editable mode.
         sys.meta_path[:] = [each for each in sys.meta_path if not _is_editable(each)]
     try:
         say(answers, who())

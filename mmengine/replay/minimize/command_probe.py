@@ -1,6 +1,7 @@
-"""A command that fails on a log: run as a process, or in this one where it is a verb of our own.
+"""A command that fails on a log: run as a process, or in this process if it is one of our own verbs.
 
-A process of Python with mmengine takes most of a second to start, and minimizing asks hundreds of times.
+A Python process with mmengine takes most of a second to start, and minimizing runs the command hundreds of
+times.
 """
 
 import io
@@ -25,30 +26,33 @@ from mmengine.replay.minimize.probe import TestParts
 from mmengine.replay.rerun.script import Script
 
 Main = Callable[[list[str]], int]
-PLACE = "{}"  # in a command, where the folder of a log belongs
-OWN_VERBS = ("verify", "fsck", "show", "why")  # they read a log and change nothing
+PLACE = "{}"  # The placeholder for the log's folder in a command.
+OWN_VERBS = ("verify", "fsck", "show", "why")  # Verbs that read a log and change nothing.
 
 _BODY = """    command = [part.replace("{{}}", str(log)) for part in {command!r}]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != {code}, done.stdout + done.stderr"""
 
 
-class Command:
-    """It fails by ending with another exit code than 0. Its signature is that code and the last line it
-    prints, without numbers. It is stopped when the deadline passes. `main`: runs arguments of `mmengine` in
-    this process and gives the exit code; None: all are processes."""
+class CommandProbe:
+    """Fails if the command's exit code is not 0.
+
+    The signature is this code and the last line printed, without numbers. The command is stopped when the
+    deadline passes. `main` runs `mmengine` arguments in this process and returns the exit code; None runs
+    every command as a process.
+    """
 
     def __init__(self, text: str, deadline: Deadline | None = None, main: Main | None = None):
         try:
             self.parts = shlex.split(text)
         except ValueError as error:
-            raise LogError(f"{text!r} cannot be split into words: {error}") from None
+            raise LogError(f"the command {text!r} cannot be parsed: {error}") from None
         self._deadline = deadline or Deadline()
         self.code = 0
         if not self.parts or not any(PLACE in part for part in self.parts):
             raise LogError(
-                f"{text!r} is neither a kind of failure ({', '.join(KINDS)}) nor a command that says with "
-                f"{PLACE} where the log belongs"
+                f"{text!r} is neither a kind of failure ({', '.join(KINDS)}) nor a command with the "
+                f"placeholder {PLACE} for the log"
             )
         self._main = main if _is_own(self.parts) else None
 
@@ -91,7 +95,7 @@ class Command:
         try:
             said, _ = process.communicate(timeout=None if left == inf else max(left, 0.01))
         except BaseException as error:
-            os.killpg(process.pid, signal.SIGKILL)  # and whom it started
+            os.killpg(process.pid, signal.SIGKILL)  # With all its children.
             process.communicate()
             if isinstance(error, subprocess.TimeoutExpired):
                 raise self._deadline.over() from None
@@ -99,33 +103,33 @@ class Command:
         return process.returncode, said
 
     def _here(self, main: Main, arguments: list[str]) -> tuple[int, str]:
-        """The exit code and what would be printed."""
+        """Return the exit code and the output."""
         out, err = io.StringIO(), io.StringIO()
         with redirect_stdout(out), redirect_stderr(err), _alarm(self._deadline):
             code = main(arguments)
-        self._deadline.check()  # a command may have taken the alarm for an error of its own
+        self._deadline.check()  # The command may have handled the alarm as its own error.
         return code, out.getvalue() + err.getvalue()
 
 
 def _telling_line(said: str) -> str:
-    """The last line, but for what `verify` says, which is followed by tables."""
+    """Return the last line, or the verdict of `verify`, which is followed by tables."""
     lines = [line.strip() for line in said.splitlines() if line.strip()] or [""]
     return next((line for line in lines if line.startswith(("DIVERGED", "BROKEN"))), lines[-1])
 
 
 def _is_own(parts: list[str]) -> bool:
-    """Whether it asks the very program that runs here, and only reads."""
+    """Return whether the command runs the current program, and only reads."""
     if len(parts) < 3 or parts[1] != "log" or parts[2] not in OWN_VERBS:
         return False
     if {"--repair", "--follow", "-f"} & {*parts}:
         return False
-    asked, here = shutil.which(parts[0]), shutil.which(sys.argv[0])
-    return asked is not None and here is not None and Path(asked).resolve() == Path(here).resolve()
+    program, here = shutil.which(parts[0]), shutil.which(sys.argv[0])
+    return program is not None and here is not None and Path(program).resolve() == Path(here).resolve()
 
 
 @contextmanager
 def _alarm(deadline: Deadline) -> Iterator[None]:
-    """Raise OutOfTime in here when the deadline passes; what runs in here need not ask for it."""
+    """Raise OutOfTime in this block when the deadline passes, without checks by the code in it."""
     left = deadline.left()
     if left == inf or threading.current_thread() is not threading.main_thread():
         yield

@@ -1,1 +1,0 @@
-"""Asking a log: requests, steps, states, and why."""

@@ -1,0 +1,1 @@
+"""Queries over a log: requests, steps, states, and reasons."""
