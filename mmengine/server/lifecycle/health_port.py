@@ -1,8 +1,8 @@
-"""GET /health, /health/ready and /health/live on a port of their own, before an engine is there too: a little
-HTTP/1.1 over sockets that wait for nobody.
+"""GET /health, /health/ready and /health/live on a port of their own, also before an engine exists.
 
-Everybody may ask. So a head has MAX_HEAD_BYTES, a connection ASKING_S, and there are MAX_ASKING of them at
-once: one more takes the place of the oldest.
+A small HTTP/1.1 server over non-blocking sockets. Anyone may connect, so a head has at most MAX_HEAD_BYTES, a
+connection lasts at most ASKING_S, and MAX_ASKING connections exist at once: a new connection replaces the
+oldest.
 """
 
 import http
@@ -17,16 +17,19 @@ import msgspec
 from mmengine.errors import ErrorCode
 from mmengine.server.http.errors import ApiError, not_ready
 
-MAX_HEAD_BYTES = 4096  # of a call of the health port
-MAX_ASKING = 64  # connections of the health port at once
-ASKING_S = 5.0  # that a connection of the health port may last
+MAX_HEAD_BYTES = 4096  # of a call to the health port
+MAX_ASKING = 64  # connections to the health port at once
+ASKING_S = 5.0  # seconds that a connection to the health port may last
 READ_BYTES = 4096
 PATHS = ("/health", "/health/ready", "/health/live")
 
 
 class Health(msgspec.Struct, frozen=True):
-    """`is_told`: by an engine that serves, which then has no `reasons` where it is ready. Else the
-    `reasons` are those of the supervisor. `is_alive`: to start everything anew would help nobody."""
+    """The state that the health port reports.
+
+    `is_told`: an engine that serves reported it; no `reasons` then means ready. Otherwise the supervisor
+    gives the `reasons`. `is_alive`: False when a restart of everything would help.
+    """
 
     reasons: tuple[str, ...]
     retry_after_s: int
@@ -35,22 +38,24 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class HealthPort:
-    """Callbacks of a selector: its keys' data are called when something can be read."""
+    """The listening socket and its connections, as callbacks of a selector: a key's data is called when its
+    socket is readable.
+    """
 
     def __init__(
         self, bound: socket.socket, selector: selectors.BaseSelector, health: Callable[[], Health]
     ) -> None:
         self._selector, self._health, self._bound = selector, health, bound
-        self._asking: dict[socket.socket, _Asking] = {}  # the oldest first
+        self._asking: dict[socket.socket, _Asking] = {}  # oldest first
         selector.register(bound, selectors.EVENT_READ, self._take)
 
     def wait_s(self) -> float | None:
-        """In which time `tidy` has something to do; None: no connection is there."""
+        """Return the seconds until `tidy` is due, or None without a connection."""
         oldest = next(iter(self._asking.values()), None)
         return None if oldest is None else max(0.0, oldest.until - time.monotonic())
 
     def tidy(self) -> None:
-        """Close connections whose time is over."""
+        """Close connections that have reached their time limit."""
         now = time.monotonic()
         for asking in [each for each in self._asking.values() if each.until <= now]:
             self._drop(asking)
@@ -62,7 +67,7 @@ class HealthPort:
             self._drop(asking)
 
     def _take(self) -> None:
-        with suppress(OSError):  # whoever came has left
+        with suppress(OSError):  # the client has left already
             connection, _ = self._bound.accept()
             connection.setblocking(False)
             if len(self._asking) >= MAX_ASKING:
@@ -71,7 +76,8 @@ class HealthPort:
             self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(asking))
 
     def _read(self, asking: "_Asking") -> None:
-        if asking.connection not in self._asking:  # it was dropped for one that came at the same moment
+        # it was dropped for a connection that arrived at the same moment
+        if asking.connection not in self._asking:
             return
         try:
             data = asking.connection.recv(READ_BYTES)
@@ -83,7 +89,7 @@ class HealthPort:
         if not data or len(asking.head) > 2 * MAX_HEAD_BYTES:
             self._drop(asking)
             return
-        if asking.is_answered:  # it is read on, for to close with bytes unread would cut the answer off
+        if asking.is_answered:  # reading goes on, because closing with unread bytes would cut the answer off
             return
         if b"\r\n\r\n" in asking.head or len(asking.head) > MAX_HEAD_BYTES:
             self._answer(asking)
@@ -91,7 +97,7 @@ class HealthPort:
     def _answer(self, asking: "_Asking") -> None:
         asking.is_answered = True
         try:
-            asking.connection.send(answer_to(asking.head, self._health))  # it fits into an empty buffer
+            asking.connection.send(answer_to(asking.head, self._health))  # fits into an empty socket buffer
             asking.connection.shutdown(socket.SHUT_WR)
         except OSError:
             self._drop(asking)
@@ -109,19 +115,17 @@ class _Asking:
 
 
 def answer_to(head: bytes, health: Callable[[], Health]) -> bytes:
-    """The whole answer to a call's head."""
+    """Return the whole answer to a call's head."""
     line = head.partition(b"\r\n")[0].split(b" ")
     if len(head) > MAX_HEAD_BYTES:
-        return _refusal(ApiError(ErrorCode.HEAD_TOO_LARGE, f"the head has more than {MAX_HEAD_BYTES} bytes"))
+        return _refusal(ApiError(ErrorCode.HEAD_TOO_LARGE, f"the head exceeds {MAX_HEAD_BYTES} bytes"))
     if len(line) != 3 or not line[2].startswith(b"HTTP/1."):
-        return _refusal(ApiError(ErrorCode.INVALID_VALUE, "this is no HTTP/1.1"))
+        return _refusal(ApiError(ErrorCode.INVALID_VALUE, "the bytes are not HTTP/1.1"))
     method, path = line[0], line[1].partition(b"?")[0].decode("latin-1")
     if path not in PATHS:
-        return _refusal(ApiError(ErrorCode.UNKNOWN_URL, f"there is {', '.join(PATHS)}"))
+        return _refusal(ApiError(ErrorCode.UNKNOWN_URL, f"unknown path; use {', '.join(PATHS)}"))
     if method not in (b"GET", b"HEAD"):
-        return _refusal(
-            ApiError(ErrorCode.METHOD_NOT_ALLOWED, "GET is taken here", headers={"allow": "GET, HEAD"})
-        )
+        return _refusal(ApiError(ErrorCode.METHOD_NOT_ALLOWED, "use GET", headers={"allow": "GET, HEAD"}))
     found = health()
     answer = _live(found) if path == "/health/live" else _ready(found)
     return answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n" if method == b"HEAD" else answer
@@ -134,7 +138,7 @@ def _live(found: Health) -> bytes:
 
 
 def _ready(found: Health) -> bytes:
-    """What an engine says is answered in its own words, as on its own port."""
+    """Answer as the engine does on its own port, if an engine reported the state."""
     if not found.is_told:
         return _refusal(not_ready(found.reasons, found.retry_after_s))
     status = "not ready" if found.reasons else "ready"

@@ -1,9 +1,8 @@
-"""What an engine's process tells its supervisor, four times a second and with new tokens, over a
-pair of sockets.
+"""Heartbeats from the engine's process to its supervisor, four times a second and with new tokens.
 
-It is said by the event loop, and it holds what /health/ready would answer. So silence means that nobody would
-be answered, and no call over the real socket is needed, which would want a key or a certificate and stand in
-line behind clients.
+The event loop sends them over a pair of sockets, and each holds the answer of /health/ready. Silence
+therefore means that no client would be answered. A call over the real socket would need a key or a
+certificate, and would queue with the clients.
 """
 
 import os
@@ -14,15 +13,18 @@ from typing import NamedTuple
 import msgspec
 
 BEAT_S = 0.25
-MAX_BEAT_BYTES = 64 * 2**10  # that a supervisor reads at once
-MAX_REASONS = 16  # that a supervisor hears of
-MAX_REASON_CHARS = 500  # of a reason that a supervisor hears
+MAX_BEAT_BYTES = 64 * 2**10  # of one heartbeat
+MAX_REASONS = 16  # reasons in one heartbeat
+MAX_REASON_CHARS = 500  # of one reason
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True):
-    """`is_built`: weights are loaded, and steps of what was left in the log may run. `is_regular`: others
-    follow, so silence means something. `is_serving`: clients are answered. `reasons`: why none should be
-    sent here. `num_tokens`: that callers were given since the process began."""
+    """One heartbeat.
+
+    `is_built`: the weights are loaded, and recovered requests may run. `is_regular`: heartbeats follow at a
+    fixed interval, so silence means a fault. `is_serving`: clients are answered. `reasons`: why the server is
+    not ready. `num_tokens`: tokens delivered since the process began.
+    """
 
     is_built: bool = False
     is_regular: bool = False
@@ -33,7 +35,7 @@ class Beat(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Beats:
-    """The engine's end. Nothing that it does waits."""
+    """The engine's end of the socket pair. No method blocks."""
 
     def __init__(self, fd: int):
         self._socket = socket.socket(fileno=fd)
@@ -42,16 +44,19 @@ class Beats:
         self._last = Beat()
 
     def tell_built(self) -> None:
-        """Weights are there, and nothing else yet."""
+        """Report that the weights are loaded."""
         self.tell(Beat(is_built=True))
 
     def tell_end(self, reason: str) -> None:
-        """The process ends, because of that."""
+        """Report that the process ends, and why."""
         self.tell(msgspec.structs.replace(self._last, reasons=(reason,)))
 
     def tell(self, beat: Beat) -> None:
-        """A supervisor that does not read misses it. One that is gone ends this process, as the kernel does
-        where it can, so that the log is free for whoever comes next."""
+        """Send a heartbeat; a supervisor that does not read loses it.
+
+        If the supervisor is gone, end this process, so that its successor can lock the log. The kernel does
+        the same where it can.
+        """
         self._last = beat
         reasons = tuple(reason[:MAX_REASON_CHARS] for reason in beat.reasons[:MAX_REASONS])
         data = msgspec.json.encode(msgspec.structs.replace(beat, reasons=reasons))
@@ -60,11 +65,11 @@ class Beats:
         except ConnectionError:
             os._exit(1)
         except OSError:
-            return  # full
+            return  # the socket's buffer is full
 
 
 class Heard(NamedTuple):
-    """The supervisor's end, and the descriptor that is handed down."""
+    """The supervisor's end of the socket pair, and the descriptor for the engine."""
 
     ear: socket.socket
     mouth: socket.socket
@@ -76,7 +81,7 @@ class Heard(NamedTuple):
         return cls(ear, mouth)
 
     def newest(self) -> Beat | None:
-        """Of those that came since it was asked last; None: none did."""
+        """Return the newest heartbeat since the last call, or None."""
         found = None
         with suppress(OSError):
             while True:

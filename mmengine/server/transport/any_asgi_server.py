@@ -1,4 +1,6 @@
-"""The application below any ASGI server, which knows of no Line: what is written waits for its `send`."""
+"""Runs the application below an ASGI server other than ours. Such a server provides no Line, so writes wait
+for its `send`.
+"""
 
 import asyncio
 from collections import deque
@@ -9,11 +11,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmengine.server.transport.sse import LINE
 
-FULL_BYTES = 64 * 2**10  # that wait, from which on the reader is slow
+FULL_BYTES = 64 * 2**10  # bytes waiting from which on the reader counts as slow
 
 
 class AnyServer:
-    """`app`: an App, whose streams write to a Line."""
+    """Wraps `app`, an App whose streams write to a Line."""
 
     def __init__(self, app: ASGIApp):
         self._app = app
@@ -31,7 +33,7 @@ class AnyServer:
 
 
 class _Line:
-    """A Line over the two callables of a call. `on_room`, `on_gone`: as of any."""
+    """A Line over the `receive` and `send` callables of one call."""
 
     def __init__(self, receive: Receive, send: Send):
         self._receive, self._send = receive, send
@@ -85,7 +87,9 @@ class _Line:
             self.on_gone()
 
     async def receive(self) -> Message:
-        """As the server's; behind the body's end it is read here, for the client's leaving."""
+        """Return the server's next message. After the body's end, a task here reads on and notices when the
+        client leaves.
+        """
         message = await self._receive()
         if message["type"] == "http.disconnect":
             self._gone()
@@ -99,7 +103,7 @@ class _Line:
         self._gone()
 
     async def send(self, message: Message) -> None:
-        """Behind what was written."""
+        """Send a message after all earlier writes."""
         await self._all_sent.wait()
         if not self.is_gone:
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""How many files, sockets among them, this process may have open."""
+"""The number of files and sockets that this process may open."""
 
 import resource
 import sys
@@ -6,14 +6,16 @@ from contextlib import suppress
 
 
 def raise_limit() -> None:
-    """To all that the system lets this process have: the lower limit that most begin with (1024) is for
-    programs that call select(2), which this one does not."""
+    """Raise the soft limit to the hard limit.
+
+    The usual soft limit (1024) protects programs that call select(2), which this program does not.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # macOS has no hard limit, and does not take that as a soft one
+    with suppress(OSError, ValueError):  # macOS has no hard limit, and rejects that as a soft limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def most_connections() -> int:
-    """Half of them: an answer may read a file, and the engine has some, too."""
+    """Return half the limit: answers may read files, and the engine opens some, too."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else max(1, soft // 2)

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP connection, with our errors where it has its own, and limits for what it waits for."""
+"""uvicorn's HTTP connection with our error bodies, and with limits on every wait."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,12 +16,15 @@ from mmengine.server.transport.sse import LINE
 
 _TUNNEL = b"CONNECT"
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
-_PIECE = 2**16  # bytes of a whole answer that are taken within slow_reader_s
+_PIECE = 2**16  # bytes of a whole answer that the client must read within slow_reader_s
 
 
 class Connection(HttpToolsProtocol):
-    """A connection that is an answer's Line, within the `limits` of its server, which has `most` at once.
-    `idle`: those of the server that have no request, the longest first."""
+    """A connection, which is also the Line of its answer.
+
+    `limits`: the server's settings. `most`: limit for connections at once. `idle`: the server's connections
+    without a request, longest idle first.
+    """
 
     limits: ServerSettings
     most: int
@@ -29,10 +32,10 @@ class Connection(HttpToolsProtocol):
     on_room: Callable[[], None] | None = None
     on_gone: Callable[[], None] | None = None
     is_full = False
-    _num_head_bytes = 0  # since the last request's body, or the connection's begin
+    _num_head_bytes = 0  # since the last request's body, or since the connection's start
     _head_timer: asyncio.TimerHandle | None = None
     _reader_timer: asyncio.TimerHandle | None = None
-    _unread = 0  # bytes that waited for the reader when it was last looked at
+    _unread = 0  # bytes that waited for the reader at the last check
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert _has_both_ways(transport)
@@ -42,7 +45,7 @@ class Connection(HttpToolsProtocol):
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
         if len(self.connections) > self.most:
-            longest = next(iter(self.idle))  # this one, where all others have a request
+            longest = next(iter(self.idle))  # this connection itself, if all others have a request
             del self.idle[longest]
             longest.abort()
 
@@ -61,26 +64,26 @@ class Connection(HttpToolsProtocol):
         try:
             self._parse(memoryview(data))
         except httptools.HttpParserError:
-            self._refuse(ApiError(ErrorCode.INVALID_VALUE, "this is no HTTP request that can be read"))
+            self._refuse(ApiError(ErrorCode.INVALID_VALUE, "the bytes are not a valid HTTP request"))
         most = self.limits.max_header_bytes
         if self.transport.is_closing():
             return
         if self._num_head_bytes > most:
-            text = f"the head of the request has more than {most} bytes (max_header_bytes)"
+            text = f"the request's head exceeds {most} bytes (max_header_bytes)"
             self._refuse(ApiError(ErrorCode.HEAD_TOO_LARGE, text))
         elif self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
             self._head_timer = self.loop.call_later(self.limits.body_timeout_s, self._give_head_up)
 
     def _give_head_up(self) -> None:
-        """From the first byte on, however many come."""
-        if not self._num_head_bytes:  # but the rest of a body that was answered before its end
+        """Close the connection: the head is not complete in time, however many bytes arrive."""
+        if not self._num_head_bytes:  # only the rest of a body arrived that was answered before its end
             self.timeout_keep_alive_handler()
         elif not self.transport.is_closing():
             seconds = self.limits.body_timeout_s
             self._refuse(
                 ApiError(
                     ErrorCode.BODY_TIMEOUT,
-                    f"the head did not come within {seconds:g} seconds (body_timeout_s)",
+                    f"the request's head did not arrive within {seconds:g} seconds (body_timeout_s)",
                 )
             )
 
@@ -96,16 +99,20 @@ class Connection(HttpToolsProtocol):
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 if not self._is_read_again:
-                    return  # what is behind it is for the end of a tunnel, and there is none
+                    return  # the remaining bytes belong to a tunnel, which the server does not offer
                 data, head = data[upgrade.args[0] :], self._head_without_upgrade()
-                self.parser = httptools.HttpRequestParser(self)  # for the old one the connection may be over
-                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as that had
+                # the old parser may consider the connection closed
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as the old parser had
                 self.parser.feed_data(head)
 
     @property
     def _is_read_again(self) -> bool:
-        """Whether the head asks for another protocol. A server may ignore that (RFC 9110, 7.8), the parser
-        does not: it ends such a request behind its head. So that is read again, without asking."""
+        """Whether the head asks for another protocol.
+
+        A server may ignore that (RFC 9110, 7.8), but the parser ends such a request after its head. The head
+        is then parsed again without the request to upgrade.
+        """
         return self.parser.should_upgrade() and self.parser.get_method() != _TUNNEL
 
     def _head_without_upgrade(self) -> bytes:
@@ -138,7 +145,7 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._end_with_reader()
-        elif self.timeout_keep_alive_task is not None:  # no request waits behind this one
+        elif self.timeout_keep_alive_task is not None:  # no pipelined request waits
             self.idle[self] = None
 
     def timeout_keep_alive_handler(self) -> None:
@@ -179,7 +186,7 @@ class Connection(HttpToolsProtocol):
             self.on_room()
 
     def _end_with_reader(self) -> None:
-        """A connection that was closed stays as long as something waits for its reader."""
+        """Keep a closed connection while bytes wait for its reader."""
         if self._reader_timer is None and self.transport.get_write_buffer_size():
             self._watch_reader()
 
@@ -195,19 +202,19 @@ class Connection(HttpToolsProtocol):
 
     def _look_at_reader(self) -> None:
         num_taken = self._unread - self.transport.get_write_buffer_size()
-        if num_taken < _PIECE and self.on_room is None:  # a stream looks after its reader itself
+        if num_taken < _PIECE and self.on_room is None:  # a stream watches its reader itself
             self.transport.abort()
         else:
             self._watch_reader()
 
 
 def _has_both_ways(transport: asyncio.BaseTransport) -> TypeGuard[asyncio.Transport]:
-    """uvloop's are no asyncio.Transport by their class."""
+    """Whether the transport reads and writes. uvloop's transports are not subclasses of asyncio.Transport."""
     return hasattr(transport, "write") and hasattr(transport, "pause_reading")
 
 
 def http_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
-    """A class of connections within these limits."""
+    """Return a class of connections with these limits."""
 
     class Limited(Connection):
         limits, most, idle = settings, most_connections(), {}

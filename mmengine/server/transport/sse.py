@@ -1,4 +1,4 @@
-"""Server-sent events over ASGI: frames go to the socket when they come, without a task for each."""
+"""Server-sent events over ASGI. Frames are written to the socket as they arrive, without a task per frame."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -10,37 +10,41 @@ from starlette.types import Receive, Scope, Send
 
 from mmengine.server.http.errors import ApiError, ClientLeft
 
-LINE = "mmengine.line"  # in a scope's extensions: {"line": Line}
+LINE = "mmengine.line"  # the key in a scope's extensions: {"line": Line}
 PING = b": ping\n\n"
 
 
 class Line(Protocol):
-    """The connection under an answer. `on_room`: called when it is full no more, `on_gone`: when the client
-    leaves."""
+    """The connection under an answer. `on_room` is called when its buffer is no longer full, `on_gone` when
+    the client leaves.
+    """
 
     on_room: Callable[[], None] | None
     on_gone: Callable[[], None] | None
-    is_full: bool  # its reader is slow: what is written waits in memory
+    is_full: bool  # the reader is slow: writes wait in memory
 
     @property
     def is_gone(self) -> bool:
         """Whether the client left."""
 
     def write(self, data: bytes) -> None:
-        """A part of the body, at once."""
+        """Write a part of the body at once."""
 
     def abort(self) -> None:
-        """Close it without waiting for its reader."""
+        """Close the connection without waiting for its reader."""
 
 
 class FrameSource(Protocol):
-    """Where frames come from. `take` gives those of what has come, with a word at their end; `has_more`: some
-    are left for another call. `told`: an error as the caller is told it."""
+    """The source of a stream's frames.
+
+    `take` returns the new frames, and a word when the stream ends. `has_more`: more frames wait for another
+    `take`. `told` converts an exception to the error that the caller gets.
+    """
 
     def take(self, told: Callable[[Exception], ApiError]) -> tuple[bytes, str]: ...
 
     def broken_off(self, error: ApiError) -> bytes:
-        """The last frames, where the server ends before the answer."""
+        """Return the last frames of an answer that the server's shutdown cuts."""
 
     def listen(self, listener: Callable[[], None] | None) -> None: ...
 
@@ -53,13 +57,13 @@ class FrameSource(Protocol):
     def close(self) -> None: ...
 
     def leave(self) -> None:
-        """As `close`, but what is not finished runs on."""
+        """Close the source but let unfinished requests run on."""
 
 
 @contextmanager
 def unless_gone(scope: Scope) -> Iterator[None]:
-    """What is awaited in it is cancelled, and ClientLeft raised, when the client leaves before. The body must
-    have been read."""
+    """Cancel the body, and raise ClientLeft, when the client leaves. The request's body must have been
+    read."""
     line: Line = scope["extensions"][LINE]["line"]
     if line.is_gone:
         raise ClientLeft
@@ -74,7 +78,7 @@ def unless_gone(scope: Scope) -> Iterator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        if left and task is not None and not task.uncancel():  # else the server ends, too
+        if left and task is not None and not task.uncancel():  # otherwise the server is shutting down, too
             raise ClientLeft from None
         raise
     finally:
@@ -82,11 +86,14 @@ def unless_gone(scope: Scope) -> Iterator[None]:
 
 
 class EventStream:
-    """An answer as an ASGI application. All frames that have come go in one write by whoever brings news:
-    a task is woken for the end alone. A reader that keeps the line full for longer than `slow_reader_s`, or
-    lets `max_backlog` news wait, is cut. `sent`: hears how many events were. `told`: an error as the caller
-    is told it. `shutting_down`: the sentence for those whose stream the server's end cuts; the request goes
-    on then."""
+    """A streamed answer as an ASGI application.
+
+    The thread or task that brings news writes all new frames in one call; this task wakes up only for the
+    end. A reader is disconnected when it keeps the line full for longer than `slow_reader_s`, or lets
+    `max_backlog` outputs wait. `sent` gets the number of events. `told` converts an exception to the error
+    that the caller gets. `shutting_down` returns the error for streams that the server's shutdown cuts; their
+    requests run on.
+    """
 
     def __init__(
         self,
@@ -105,8 +112,8 @@ class EventStream:
         self._source, self._first, self._headers = source, first, headers
         self._ping_s, self._slow_reader_s, self._max_backlog = ping_s, slow_reader_s, max_backlog
         self._sent, self._told, self._ended, self._shutting_down = sent, told, ended, shutting_down
-        self._last = b""  # frames that go with the end
-        self._how = ""  # it ended
+        self._last = b""  # frames that are sent with the end
+        self._how = ""  # how the stream ended
         self._written_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -119,7 +126,8 @@ class EventStream:
             if self._line.is_gone:
                 self._end("left")
             await self._start(send)
-            if scope["method"] == "HEAD":  # whose body the server leaves out, but not what goes by the line
+            # the server drops the body of HEAD, but not bytes written to the line
+            if scope["method"] == "HEAD":
                 self._end("whole")
             else:
                 self._write(self._first)
@@ -148,7 +156,7 @@ class EventStream:
             self._ended(self._how)
 
     def _pump(self) -> None:
-        """News have come, or room for them."""
+        """Write new frames, when outputs arrived or the line has room again."""
         if self._how:
             return
         if self._line.is_full:
@@ -163,7 +171,7 @@ class EventStream:
         if data:
             self._write(data)
         if self._source.has_more:
-            self._loop.call_soon(self._pump)  # others first
+            self._loop.call_soon(self._pump)  # other tasks run first
 
     def _write(self, data: bytes) -> None:
         self._written_at = self._loop.time()
@@ -184,7 +192,7 @@ class EventStream:
         self._line.abort()
 
     def _watch(self) -> None:
-        """One timer looks at a stream now and then: for its reader, and for silence."""
+        """Check the reader and send pings, by one timer per stream."""
         now = self._loop.time()
         if self._line.is_full:
             if now - self._written_at >= self._slow_reader_s:
@@ -197,7 +205,7 @@ class EventStream:
         headers = {
             "content-type": "text/event-stream; charset=utf-8",
             "cache-control": "no-cache",
-            "x-accel-buffering": "no",  # nginx: do not collect
+            "x-accel-buffering": "no",  # tells nginx not to buffer
             **self._headers,
         }
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
