@@ -206,7 +206,7 @@ def test_what_is_no_http_is_told_so_in_json(server):
         connection.sendall(b"hello\r\n\r\n")
         head, _, body = connection.recv(4096).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ")
-    assert json.loads(body) == error(BAD, "this is no HTTP request that can be read")
+    assert json.loads(body) == error(BAD, "the bytes are not a valid HTTP request")
 
 
 ASKING = (

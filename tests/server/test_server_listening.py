@@ -68,15 +68,15 @@ def test_what_is_no_socket_that_listens_is_refused_with_a_sentence(third, tmp_pa
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM),
     ):
         third(made.detach())
-        with pytest.raises(ConfigError, match="is no socket of TCP that listens"):
+        with pytest.raises(ConfigError, match="is not a listening TCP socket"):
             listening.given(environment())
         os.close(listening.FIRST_FD)
     with (tmp_path / "file").open("w") as file:
         third(file.fileno())
-        with pytest.raises(ConfigError, match="is no socket .Socket operation on non-socket"):
+        with pytest.raises(ConfigError, match="is not a socket .Socket operation on non-socket"):
             listening.given(environment())
     third(10_000)
-    with pytest.raises(ConfigError, match="is no socket .Bad file descriptor"):
+    with pytest.raises(ConfigError, match="is not a socket .Bad file descriptor"):
         listening.given(environment())
 
 

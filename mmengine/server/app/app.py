@@ -45,7 +45,7 @@ from mmengine.server.live.routes import LIVE, LiveRoutes
 from mmengine.server.messages.counting import MessageCounts
 from mmengine.server.messages.errors import error_json, kind_of
 from mmengine.server.responses.route_table import RESPONSE_ROUTES
-from mmengine.server.sessions.registry import OpenSessions
+from mmengine.server.sessions.registry import SessionRegistry
 from mmengine.server.sessions.route_table import SESSION_ROUTES
 from mmengine.server.sessions.routes import SessionRoutes
 from mmengine.server.settings import ServerSettings, is_loopback
@@ -109,7 +109,7 @@ class App:
             **bind(SERVICE_ROUTES, others),
             ("GET", "/openapi.json"): serve_document,
         }
-        self._sessions = OpenSessions.of_engine(engine, settings, self.admission, answers.reader.opened)
+        self._sessions = SessionRegistry.of_engine(engine, settings, self.admission, answers.reader.opened)
         endpoints |= _session_endpoints(self._sessions, settings, served, self.admission, answers)
         self._keep, self._runner = keep, None
         if keep is not None and rows_left is not None:
@@ -260,7 +260,7 @@ class App:
 
 
 def _session_endpoints(
-    sessions: OpenSessions | None,
+    sessions: SessionRegistry | None,
     settings: ServerSettings,
     names: ModelNames,
     admission: Admission,

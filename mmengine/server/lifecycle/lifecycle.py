@@ -36,22 +36,25 @@ from mmengine.server.transport.protocol import http_protocol
 if TYPE_CHECKING:  # OpenTelemetry is an extra
     from mmengine.server.calls.tracing import Tracing
 
-SWITCH_S = 0.0005  # that a thread keeps the interpreter while the event loop waits; Python's own is 5 ms
-LAST_WORDS_S = 1.0  # to tell the callers that are left, when the server ends
-LOOK_S = 0.05  # between looks at what a supervisor is to hear
-WARM_UP_TOKENS = 2  # a prefill, and a step that decodes
-WARM_UP_PIXELS = 64  # a side
-COLLECTED = (5000, 2, 10)  # of the garbage collector: it looks at 5000 objects in half a millisecond
+# seconds that a thread keeps the interpreter while the event loop waits; Python's default is 5 ms
+SWITCH_S = 0.0005
+LAST_WORDS_S = 1.0  # seconds for the last answers to callers when the server shuts down
+LOOK_S = 0.05  # seconds between two checks for news that the supervisor must hear
+WARM_UP_TOKENS = 2  # a prefill step and a decode step
+WARM_UP_PIXELS = 64  # width and height
+COLLECTED = (5000, 2, 10)  # garbage collector thresholds: 5,000 objects take half a millisecond
 
 
 class _Uvicorn(uvicorn.Server):
-    """A first signal lets streams finish, a second one ends at once. What does not finish stays in the log,
-    and its callers are told so."""
+    """The first signal lets streams finish, a second signal ends the server at once.
+
+    Unfinished requests stay in the log, and their callers are told.
+    """
 
     def __init__(self, config: uvicorn.Config, app: App):
         super().__init__(config)
         self._app = app
-        self._loop: asyncio.AbstractEventLoop | None = None  # when it listens, as the sockets
+        self._loop: asyncio.AbstractEventLoop | None = None  # set when the server listens, as are the sockets
         self._sockets: list[socket.socket] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -65,8 +68,11 @@ class _Uvicorn(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._take_no_more)
 
     def _take_no_more(self) -> None:
-        """Who connects from now on waits for another process, where one has the socket too; who has connected
-        is answered until `shutdown`, a tenth of a second later."""
+        """Close the listening sockets.
+
+        New clients then wait for another process that has the same socket. Connected clients are answered
+        until `shutdown`, a tenth of a second later.
+        """
         for server in self.servers:
             server.close()
         for each in self._sockets:
@@ -77,7 +83,7 @@ class _Uvicorn(uvicorn.Server):
         self._app.admission.is_draining = True
         await super().shutdown(sockets)
         waiting = set(self.server_state.tasks)
-        if self.force_exit:  # else they were told when drain_s was over
+        if self.force_exit:  # otherwise they were told when drain_s was over
             for task in waiting:
                 task.cancel()
         if waiting:
@@ -85,7 +91,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 def run(serving: Coroutine[None, None, None]) -> None:
-    """`serve` on a loop of uvloop."""
+    """Run `serve` on a uvloop event loop."""
     raise_limit()
     sys.setswitchinterval(SWITCH_S)
     uvloop.run(serving)
@@ -105,12 +111,14 @@ async def serve(
     live: Path | None = None,
     admin_keys: ApiKeys | None = None,
 ) -> None:
-    """Answer until a signal ends it; the engine is closed then. `listening`: called when a step has run and
-    the socket is served. `door`: to media that messages name. `open_keep`: to what is kept beside the log.
-    `beats`: to a supervisor, which hears how things stand; then an engine that stops raises ExecutorFailed,
-    for another process to take its place. `in_haste`: clients of the process before wait, and are answered
-    while the first steps run. `live`: the folder of a log that /live shows. `admin_keys`: who may load
-    adapters; read again at SIGHUP too."""
+    """Answer calls until a signal arrives, then close the engine.
+
+    `listening`: called when the first steps have run and the socket is served. `door`: fetches media by URL.
+    `open_keep`: opens the store beside the log. `beats`: sends heartbeats to a supervisor; an engine that
+    stops then raises ExecutorFailed, so that another process can replace this one. `in_haste`: clients of the
+    last process wait, so they are answered while the first steps run. `live`: the log folder that /live
+    shows. `admin_keys`: may load adapters; SIGHUP reloads them with `keys`.
+    """
     pulse = _Pulse(engine, beats)
     tasks, keep = [asyncio.create_task(pulse.beat())], None
     tracing = _tracing(settings, engine)
@@ -118,12 +126,13 @@ async def serve(
         keep = open_keep() if open_keep is not None else None
         if in_haste:
             tasks.append(asyncio.create_task(_warm_up_meanwhile(engine, settings.chat_template)))
-            _look_seldom()  # of what is garbage by now there are some thousand objects
+            _look_seldom()  # few thousand objects are garbage by now
         else:
             await _warm_up(engine, settings.chat_template)
             keep_for_good()
         app = App(engine, settings, keys, names, door, keep, tracing, live, admin_keys)
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the app says what there is to say
+        # the application reports these errors itself
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         server = web_server(app, settings)
         pulse.app, pulse.server = app, server
         with suppress(NotImplementedError, ValueError):  # not on the main thread
@@ -134,7 +143,8 @@ async def serve(
             await server.serve(sockets=[bound])
         finally:
             running.cancel()
-            await asyncio.gather(running, return_exceptions=True)  # what batches wrote is on the disk then
+            # batches have written their answers to the disk then
+            await asyncio.gather(running, return_exceptions=True)
     finally:
         await engine.close(leave=True)
         if keep is not None:
@@ -156,17 +166,18 @@ def _tracing(settings: ServerSettings, engine: ServedEngine) -> "Tracing | None"
 
 
 class _Pulse:
-    """Tells a supervisor how things stand, and ends a server whose engine stopped: another process can load
-    the model again, which this one cannot."""
+    """Sends heartbeats, and ends a server whose engine stopped: only another process can load the model
+    again.
+    """
 
     def __init__(self, engine: ServedEngine, beats: Beats | None):
         self._engine, self._beats = engine, beats
-        self.app: App | None = None  # when it was made, as the server
+        self.app: App | None = None  # set when the application exists, as is the server
         self.server: uvicorn.Server | None = None
         self.failure = ""
 
     async def beat(self) -> None:
-        """Until it is cancelled."""
+        """Send heartbeats until cancelled."""
         told, due = 0, 0.0
         while self._beats is not None:
             tokens = max(0, self._engine.stats().num_output_tokens - 2 * WARM_UP_TOKENS)
@@ -188,20 +199,22 @@ class _Pulse:
 
 
 def keep_for_good() -> None:
-    """What is in memory by now stays there: the garbage collector does not look at it again."""
+    """Collect garbage once, then exempt all objects in memory from later collections."""
     gc.collect()
     _look_seldom()
 
 
 def _look_seldom() -> None:
-    """Keep what is in memory from the garbage collector, and have it look at what is new less often: by
-    Python's own thresholds a wave of four calls brings it, which leave no garbage."""
+    """Exempt all objects in memory from collection, and collect new objects less often.
+
+    With Python's own thresholds four concurrent calls trigger a collection, although they leave no garbage.
+    """
     gc.freeze()
     gc.set_threshold(*COLLECTED)
 
 
 def web_server(app: App, settings: ServerSettings) -> uvicorn.Server:
-    """Which serves a socket with the application, until it is told to end."""
+    """Return a uvicorn server for the application."""
     config = uvicorn.Config(
         app,
         http=http_protocol(settings),
@@ -227,9 +240,11 @@ async def _tell(server: uvicorn.Server, listening: Callable[[], None]) -> None:
 
 
 async def _warm_up(engine: ServedEngine, chat_template: str) -> None:
-    """Steps have run, of a text and of a chat with a form, and an image where the model takes some, before
-    anybody is told to come: kernels are compiled, and the processes and tables that the first of each makes
-    are there. A model may know of no messages."""
+    """Run the first steps: a text, a chat with structured output, and an image if the model takes images.
+
+    They compile kernels, and create the processes and tables that a first request needs. A model without a
+    chat template only gets the text.
+    """
     await engine.generate(Prompt(text="Hello"), max_tokens=WARM_UP_TOKENS, ignore_eos=True)
     content: list[dict[str, object]] = [{"type": "text", "text": "Hello"}]
     if engine.processor.max_image_pixels:
@@ -241,17 +256,17 @@ async def _warm_up(engine: ServedEngine, chat_template: str) -> None:
     try:
         await engine.generate(prompt, max_tokens=WARM_UP_TOKENS, response_format=form)
     except (InvalidRequest, InvalidMedia) as error:
-        operator_log.warning("no first step of a chat with a form", reason=str(error))
+        operator_log.warning("warm-up without structured output", reason=str(error))
 
 
 async def _warm_up_meanwhile(engine: ServedEngine, chat_template: str) -> None:
-    # The queue is full, or the server ends: callers hear of it, where it matters.
+    # A full queue or a shutdown fails this too; callers hear of both where it matters.
     with suppress(MMEngineError):
         await _warm_up(engine, chat_template)
 
 
 def _picture() -> str:
-    """A `data:` URL."""
+    """Return a small grey PNG as a `data:` URL."""
     file = io.BytesIO()
     Image.new("RGB", (WARM_UP_PIXELS, WARM_UP_PIXELS), "grey").save(file, "PNG")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
@@ -262,7 +277,7 @@ def _reload(*every: ApiKeys | None) -> None:
         for keys in every:
             if keys is not None:
                 keys.read()
-    except MMEngineError as error:  # those of before hold
+    except MMEngineError as error:  # the previous keys stay valid
         operator_log.error("API keys not reloaded", reason=str(error))
     else:
         operator_log.info("API keys reloaded")

@@ -1,5 +1,6 @@
-"""The socket that a server answers on: bound here, handed down by a supervisor, or by systemd. Who holds it
-needs no engine."""
+"""The socket that a server answers on: bound here, or inherited from a supervisor or from systemd. Needs no
+engine.
+"""
 
 import os
 import socket
@@ -8,19 +9,21 @@ from collections.abc import MutableMapping
 from mmengine.errors import ConfigError
 from mmengine.server.settings import ServerSettings
 
-FIRST_FD = 3  # of those that systemd hands down
+FIRST_FD = 3  # the first descriptor that systemd passes
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 def listen(settings: ServerSettings) -> socket.socket:
-    """The socket that systemd handed down, else one that is bound to the address. Raises ConfigError where
-    neither can be had."""
+    """Return the socket that systemd passed, or a socket bound to the address. Raises ConfigError if neither
+    works.
+    """
     return given(os.environ) or bind(settings.host, settings.port, settings.max_connections)
 
 
 def bind(host: str, port: int, backlog: int, options: str = "--host or --port") -> socket.socket:
-    """`backlog`: connections that wait to be taken. `options`: those that say where. Raises ConfigError where
-    the address cannot be had."""
+    """Return a listening socket. `backlog`: limit for connections not yet accepted. `options`: the options
+    named in the error. Raises ConfigError if the address cannot be bound.
+    """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         bound = socket.create_server((host, port), family=family, backlog=backlog)
@@ -33,41 +36,44 @@ def bind(host: str, port: int, backlog: int, options: str = "--host or --port") 
 
 
 def given(environment: MutableMapping[str, str]) -> socket.socket | None:
-    """The socket of a unit of systemd, as sd_listen_fds(3) has it: LISTEN_FDS descriptors from 3 on, meant
-    for the process LISTEN_PID. The variables are taken out, so that no process below this one reads them.
-    Raises ConfigError for anything but one socket of TCP that listens."""
+    """Return the socket of a systemd unit, or None, following sd_listen_fds(3).
+
+    systemd passes LISTEN_FDS descriptors, starting at 3, to the process LISTEN_PID. The variables are removed
+    so that child processes do not read them. Raises ConfigError unless there is exactly one listening TCP
+    socket.
+    """
     meant_for, count = (environment.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS"))
     environment.pop("LISTEN_FDNAMES", None)
     if meant_for != str(os.getpid()) or not count.isdecimal() or count == "0":
         return None
     if count != "1":
-        raise ConfigError(f"systemd handed {count} sockets down, and one is served; name one in the unit")
+        raise ConfigError(f"systemd passed {count} sockets; the server uses one: name one in the unit")
     return taken(FIRST_FD)
 
 
 def taken(fd: int) -> socket.socket:
-    """The listening socket behind a descriptor that this process has been given. Raises ConfigError."""
+    """Return the listening socket of an inherited descriptor. Raises ConfigError."""
     try:
         found = socket.socket(fileno=fd)
         listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     except OSError as error:
-        raise ConfigError(f"descriptor {fd}, which was handed down, is no socket ({_why(error)})") from None
+        raise ConfigError(f"inherited descriptor {fd} is not a socket ({_why(error)})") from None
     if found.family not in _FAMILIES or found.type != socket.SOCK_STREAM or not listens:
         found.detach()
-        raise ConfigError(f"descriptor {fd}, which was handed down, is no socket of TCP that listens")
+        raise ConfigError(f"inherited descriptor {fd} is not a listening TCP socket")
     found.set_inheritable(False)
     found.setblocking(False)
     return found
 
 
 def address_of(bound: socket.socket) -> str:
-    """As host:port, as a URL has it."""
+    """Return host:port as in a URL."""
     host, port = bound.getsockname()[:2]
     return f"{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _why(error: OSError) -> str:
-    """Of an error with a socket: the system's own words, which Python puts the address behind."""
+    """Return the system's error text without the address that Python appends."""
     if isinstance(error, socket.gaierror) or error.errno is None:
         return (error.strerror or str(error)).partition(" (while")[0]
     return os.strerror(error.errno)

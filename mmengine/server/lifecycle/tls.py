@@ -1,4 +1,4 @@
-"""TLS, as uvicorn takes its options."""
+"""TLS settings as uvicorn's options."""
 
 import ssl
 from typing import TypedDict
@@ -16,7 +16,9 @@ class TlsOptions(TypedDict):
 
 
 def tls_options(settings: ServerSettings) -> TlsOptions:
-    """With `ssl_ca_certs` clients must show a certificate that one of these signed."""
+    """Return uvicorn's TLS options. With `ssl_ca_certs` clients must present a certificate that one of these
+    authorities signed.
+    """
     return TlsOptions(
         ssl_certfile=settings.ssl_certfile or None,
         ssl_keyfile=settings.ssl_keyfile or None,
@@ -27,12 +29,12 @@ def tls_options(settings: ServerSettings) -> TlsOptions:
 
 
 def check_tls(settings: ServerSettings) -> None:
-    """Raises ConfigError for files that cannot be read, or do not fit each other."""
+    """Raise ConfigError if the files cannot be read or do not match."""
     if not settings.ssl_certfile:
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        # A password that is not given is not asked for at the terminal either.
+        # Without this callback OpenSSL would ask for a missing password at the terminal.
         context.load_cert_chain(
             settings.ssl_certfile, settings.ssl_keyfile, lambda: settings.ssl_keyfile_password
         )

@@ -1,4 +1,4 @@
-"""What live pages are sent: one process follows the log for all of them, while somebody looks."""
+"""The events of live pages: one process follows the log for all pages while any page is open."""
 
 import asyncio
 import sys
@@ -10,31 +10,31 @@ from mmengine.errors import ErrorCode
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.http.errors import LATER_S, ApiError, shutting_down
 
-MAX_VIEWERS = 16  # pages that look at once
+MAX_VIEWERS = 16  # pages at once
 MAX_LINE_BYTES = 64 * 2**20  # of one message of the follower
-MAX_HELD_BYTES = 128 * 2**20  # of messages since the last beginning, which a new page is sent
-LINGER_S = 5.0  # that the follower goes on when the last page left: it may come again at once
+MAX_HELD_BYTES = 128 * 2**20  # of the messages since the last `begin`, which a new page receives
+LINGER_S = 5.0  # seconds that the follower runs on without pages, for a page that reloads
 _BEGIN = b'{"type":"begin"'
 
 
 class Feed:
-    """Belongs to the event loop on which it is made."""
+    """The follower and its pages. Belongs to the event loop that creates it."""
 
     def __init__(self, folder: Path):
         self._folder = folder
         self._viewers: set[Viewer] = set()
-        self._held: list[bytes] = []  # events since the last beginning
+        self._held: list[bytes] = []  # events since the last `begin`
         self._num_held = 0
         self._following: asyncio.Task[None] | None = None
         self._leaving: asyncio.TimerHandle | None = None
         self._is_over = False
 
     def view(self) -> "Viewer":
-        """Another page. Raises ApiError where there are too many, or the server ends."""
+        """Add a page. Raises ApiError when there are too many, or during shutdown."""
         if self._is_over:
             raise shutting_down(LATER_S)
         if len(self._viewers) >= MAX_VIEWERS:
-            text = f"{MAX_VIEWERS} live pages look already; close one of them"
+            text = f"{MAX_VIEWERS} live pages are open, the limit; close one of them"
             raise ApiError(ErrorCode.LIVE_PAGES_FULL, text, headers={"retry-after": "10"})
         if self._leaving is not None:
             self._leaving.cancel()
@@ -54,7 +54,7 @@ class Feed:
             self._following.cancel()
 
     def close(self) -> None:
-        """The server ends: so do the streams of pages, for which it would wait."""
+        """End the streams of all pages, which would delay the shutdown."""
         self._is_over = True
         self._stop()
 
@@ -72,12 +72,12 @@ class Feed:
             while line := await process.stdout.readline():
                 self._take(line)
                 if self._num_held > MAX_HELD_BYTES:
-                    break  # the next one begins anew
-        except ValueError:  # a line that is too long
+                    break  # the next follower begins anew
+        except ValueError:  # a message exceeds the limit
             operator_log.warning("a message for live pages is too large", limit=MAX_LINE_BYTES)
         finally:
             self._following, self._held, self._num_held = None, [], 0
-            for viewer in list(self._viewers):  # they come again
+            for viewer in list(self._viewers):  # the pages connect again
                 viewer.end()
             if process is not None and process.returncode is None:
                 process.kill()
@@ -116,7 +116,7 @@ class Viewer:
             self._listener()
 
     def take(self, told: Callable[[Exception], ApiError]) -> tuple[bytes, str]:
-        """All that has come; "whole" behind the end of the follower."""
+        """Return the new events, and "whole" after the follower ended."""
         found = b"".join(self._events)
         self._events.clear()
         return found, "whole" if self._is_over else ""

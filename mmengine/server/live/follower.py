@@ -1,5 +1,8 @@
-"""Follows a log in a process of its own, so that the engine's has no part in it, and writes each message to a
-page as a line of JSON: `python -m mmengine.server.live.follower FOLDER`."""
+"""Follows a log and writes each message for live pages as a line of JSON.
+
+Runs as a process of its own, so that it takes no time from the engine: `python -m
+mmengine.server.live.follower FOLDER`.
+"""
 
 import contextlib
 import os
@@ -13,14 +16,14 @@ from mmengine.errors import MMEngineError
 from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.report.live import LiveReport
 
-EVERY_S = 0.1  # at least, between two messages
-LOOK_S = 0.02  # between looks at the end of the log
-NEWEST = 2**63 - 1  # a record behind all others: the fold begins behind the newest snapshot
-NICENESS = 5  # the engine goes first
+EVERY_S = 0.1  # least seconds between two messages
+LOOK_S = 0.02  # seconds between two checks for new records
+NEWEST = 2**63 - 1  # a sequence number after all others: the fold begins at the newest snapshot
+NICENESS = 5  # the engine has priority
 
 
 class _Page:
-    """Who reads stdout."""
+    """Folds the log and writes messages to stdout."""
 
     def __init__(self, folder: Path):
         self._due = 0.0
@@ -41,7 +44,7 @@ class _Page:
         sys.stdout.buffer.flush()
 
     def _wait(self) -> bool:
-        """At the log's end."""
+        """Wait for records at the log's end. Return True to go on."""
         self._tell()
         time.sleep(LOOK_S)
         return True
@@ -49,7 +52,7 @@ class _Page:
 
 def main() -> None:
     os.nice(NICENESS)
-    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # nobody looks any more
+    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # no page is open any more
         try:
             _Page(Path(sys.argv[1]))
         except MMEngineError as error:

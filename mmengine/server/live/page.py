@@ -1,15 +1,18 @@
-"""The live page in one piece: the report's drawing, and what follows a log."""
+"""The live page in one file: the report's drawing code, and the code that follows a log."""
 
 from importlib.resources import files
 
 from mmengine.replay.report.page import hash_of
 
-SHARED = ("data.js", "view.js", "lanes.js", "tracks.js", "panel.js", "input.js")  # with the page of a report
+# shared with the report's page
+SHARED = ("data.js", "view.js", "lanes.js", "tracks.js", "panel.js", "input.js")
 OWN = ("columns.js", "stream.js", "playground.js", "live.js")
 
 
 def live_page() -> tuple[str, str]:
-    """HTML, and the policy under which a browser is to show it: its own script and style, and this server."""
+    """Return the HTML and its content security policy: its own script and style, and connections to this
+    server.
+    """
     report, here = files("mmengine.replay.report"), files("mmengine.server.live")
     style = (report / "page.css").read_text("utf-8") + (here / "live.css").read_text("utf-8")
     parts = [(report / name).read_text("utf-8") for name in SHARED]

@@ -1,4 +1,4 @@
-"""What a live page asks of the log when somebody clicks: in a process of its own, one at a time.
+"""Questions that a live page asks about the log, each answered by a process of its own, one at a time.
 
 `python -m mmengine.server.live.queries FOLDER why|trace|drafts REQUEST` writes the answer to stdout.
 """
@@ -20,21 +20,21 @@ from mmengine.replay.queries.why import why
 from mmengine.replay.timeline import fold, taken_tokens
 from mmengine.server.http.errors import ApiError
 
-MAX_ANSWER_BYTES = 256 * 2**20  # of one question to the log
-MAX_ASKED_S = 60.0  # that one question may take
-NICENESS = 5  # the engine goes first
+MAX_ANSWER_BYTES = 256 * 2**20  # of one answer
+MAX_ASKED_S = 60.0  # seconds per question
+NICENESS = 5  # the engine has priority
 _PIECE = 2**16
 QUESTIONS = ("why", "trace", "drafts")
 
 
 class Asking:
-    """Asks a log. Belongs to the event loop on which it is made."""
+    """Answers questions about a log. Belongs to the event loop that creates it."""
 
     def __init__(self, folder: Path):
         self._folder, self._turn = folder, asyncio.Lock()
 
     async def answer(self, question: str, request_id: str) -> bytes:
-        """JSON. Raises ApiError."""
+        """Return the answer as JSON. Raises ApiError."""
         async with self._turn:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -56,7 +56,7 @@ class Asking:
                     process.kill()
                     await process.wait()
         if code < 0:
-            text = "the log is too large to be asked from here; ask mmengine log why, or mmengine log export"
+            text = "the log is too large for the live page; use mmengine log why or mmengine log export"
             raise ApiError(ErrorCode.LOG_TOO_LARGE, text)
         if code:
             raise ApiError(ErrorCode.NOT_FOUND, wrong.decode(errors="replace").strip(), FieldPath("request"))
@@ -64,7 +64,7 @@ class Asking:
 
 
 async def _all_of(reader: asyncio.StreamReader, most: int) -> bytes:
-    """To its end, or so much that it is more than `most`."""
+    """Read to the end, or until the bytes exceed `most`."""
     pieces, count = list[bytes](), 0
     while count <= most and (piece := await reader.read(_PIECE)):
         pieces.append(piece)
@@ -73,7 +73,7 @@ async def _all_of(reader: asyncio.StreamReader, most: int) -> bytes:
 
 
 def drafts(folder: Path, request_id: str) -> list[int]:
-    """Of each token of an answer whether it was a draft that was kept: 1, or 0. Raises LogError."""
+    """Return 1 for every output token that was an accepted draft, 0 for the others. Raises LogError."""
     log = CheckedLog(folder)
     found: list[int] | None = None
     for state, record in fold(log):
@@ -86,7 +86,7 @@ def drafts(folder: Path, request_id: str) -> list[int]:
                 if gained is not None and len(gained):
                     found += [1] * (len(gained) - 1) + [0]
     if found is None:
-        raise LogError(f"no request in {folder} has that id")
+        raise LogError(f"{folder} has no request {request_id!r:.80}")
     return found
 
 

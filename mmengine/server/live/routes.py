@@ -1,5 +1,6 @@
-"""/live and what its page asks. The page itself holds nothing of anybody's, and is given to all; what it
-shows needs the key, which the page sends as other clients do."""
+"""/live, its events and its questions. The page itself is public and holds no data. Its requests carry the
+API key like those of other clients.
+"""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -20,11 +21,11 @@ from mmengine.server.settings import ServerSettings
 from mmengine.server.transport.sse import EventStream, FrameSource, unless_gone
 
 LIVE = "/live"
-MAX_BACKLOG = 1024  # messages that wait for a page that is slow
+MAX_BACKLOG = 1024  # messages that wait for a slow page
 
 
 class LiveRoutes:
-    """`folder`: of the log."""
+    """Handlers of /live. `folder`: the log's folder."""
 
     def __init__(self, folder: Path, settings: ServerSettings, metrics: HttpMetrics):
         self._feed, self._asking = Feed(folder), Asking(folder)
@@ -61,7 +62,7 @@ class LiveRoutes:
     async def ask(self, request: Request) -> ASGIApp:
         question = request.path_params["question"]
         name = request.query_params.get("request", "")
-        if question == "drafts":  # of an answer that the page's own key asked for
+        if question == "drafts":  # `drafts` belongs to an answer that the page requested with its own key
             name = in_log(request.scope[OWNER], name)
         if question not in QUESTIONS or not (name or question == "trace"):
             raise ApiError(

@@ -1,4 +1,4 @@
-"""Bodies of /v1/sessions and what is below it, and what is answered."""
+"""Bodies and answers of /v1/sessions."""
 
 from typing import Annotated
 
@@ -11,15 +11,19 @@ from mmengine.server.chat.parsed_request import Json
 from mmengine.server.http.body_fields import Field, Fields
 from mmengine.server.http.errors import ApiError, decoded
 
-DEFAULT_ANSWER = 256  # tokens of an answer where nobody says; a session keeps room for it
-SHORTEST_IDLE_S = 0.1  # what rounds to 0 would mean never
+# tokens of an answer when the call sets no limit; a session reserves room for its answer
+DEFAULT_ANSWER = 256
+SHORTEST_IDLE_S = 0.1  # shorter times would round to 0, which means never
 Index = Annotated[int, Meta(ge=0)]
 Content = str | list[Json]
 
 
 class SessionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`length`: tokens that it may have; beyond it a new chain begins with the anchor and the last that
-    `keep` tokens hold. `idle_s`: nobody asks for so long, and it is closed. `anchor`: content that stays."""
+    """The body that opens a session.
+
+    `length`: limit in tokens; beyond it the session continues with the anchor and the last `keep` tokens.
+    `idle_s`: seconds without a call after which the session is closed. `anchor`: content that always stays.
+    """
 
     model: str | None = None
     system: str = ""
@@ -33,21 +37,23 @@ class SessionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class AppendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`index`: how many requests the session has before this one; one that comes again is not done again."""
+    """Content to append. `index`: number of requests in the session before this call; a repeated call is not
+    applied again.
+    """
 
     content: Content
     index: Index | None = None
 
 
 class AskBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What else may be asked is chat's, but for what NOT_ASKED refuses."""
+    """A question. All other fields are those of chat, except the fields that REFUSED_IN_SESSIONS refuses."""
 
     content: Content
     index: Index | None = None
 
 
 class FrameBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A frame of a video: `image` is a data: URL."""
+    """A video frame. `image`: a data: URL."""
 
     image: str
     seconds: Annotated[float, Meta(ge=0)]
@@ -57,8 +63,8 @@ class FrameBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 _OPENED = "the session was opened with its own; give them to /v1/sessions"
 _TOOLS = "a session calls no tools; ask with them in one request of chat"
 _WRITES = "a question is a turn of its own, and its answer the next one"
-# Of chat's fields those that belong to the session, or that it has no use for.
-NOT_ASKED = Fields(
+# Fields of chat that the session sets itself, or that it does not support.
+REFUSED_IN_SESSIONS = Fields(
     (
         Field("messages", "refused", "the session has them: send content"),
         Field("n", "refused", "a session has one answer at a time", (1,)),
@@ -76,9 +82,12 @@ NOT_ASKED = Fields(
 
 
 class SessionObject(msgspec.Struct, frozen=True, kw_only=True):
-    """`requests`: those that became part of it, and the index of the next one. `cached_tokens`: of those that
-    this call brought in, found computed. `frames_held`: frames that wait for others which the encoder reads
-    together with them."""
+    """A session as the API returns it.
+
+    `requests`: requests applied so far, which is the next call's index. `cached_tokens`: tokens of this
+    call's content that were in the prefix cache. `frames_held`: frames that wait for others, which the
+    encoder reads together.
+    """
 
     id: str
     object: str = "session"
@@ -87,7 +96,7 @@ class SessionObject(msgspec.Struct, frozen=True, kw_only=True):
     requests: int = 0
     tokens: int = 0
     media: int = 0
-    kept_tokens: int = 0  # whose KV the session holds
+    kept_tokens: int = 0  # tokens whose KV the session holds
     length: int = 0
     cached_tokens: int | None = None
     frames_held: int = 0
@@ -104,8 +113,8 @@ class SessionDeleted(msgspec.Struct, frozen=True):
     deleted: bool = True
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """What the log keeps of who opened a session."""
+class StoredSession(msgspec.Struct, frozen=True):
+    """The session's creator and options, as the log stores them."""
 
     owner: str = ""
     created: int = 0
@@ -122,13 +131,14 @@ _decode_append = msgspec.json.Decoder(AppendBody).decode
 _BUDGETS = ("max_tokens", "max_completion_tokens")
 
 
-def as_chat(data: bytes, *, asks: bool) -> tuple[bytes, int | None]:
-    """A body of …/append or …/ask as one of /v1/chat/completions, whose one message is the content, and its
-    index. What else it has, chat's table says. Raises ApiError."""
+def as_chat_body(data: bytes, *, asks: bool) -> tuple[bytes, int | None]:
+    """Return a body of …/append or …/ask as a body of /v1/chat/completions with one message, and its index.
+    Raises ApiError.
+    """
     if not asks:
         decoded(data, _decode_append)
     fields = decoded(data, _decode_fields)
-    NOT_ASKED.check_given(fields, ignore_unknown=True)
+    REFUSED_IN_SESSIONS.check_given(fields, ignore_unknown=True)
     content = fields.pop("content", None)
     if content is None:
         raise ApiError(
@@ -142,22 +152,22 @@ def as_chat(data: bytes, *, asks: bool) -> tuple[bytes, int | None]:
     return msgspec.json.encode(body), index
 
 
-def content_as_chat(content: Content) -> bytes:
+def content_as_chat_body(content: Content) -> bytes:
     return msgspec.json.encode({"messages": [{"role": "user", "content": content}]})
 
 
-def kept_of(facts: SessionFacts) -> Kept:
-    """Of one that was opened elsewhere, nobody's."""
+def stored_session_of(facts: SessionFacts) -> StoredSession:
+    """Return the stored owner and options. A session that the API did not open has no owner."""
     try:
-        return msgspec.json.decode(facts.settings.envelope, type=Kept)
+        return msgspec.json.decode(facts.settings.envelope, type=StoredSession)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return Kept(owner="\0")
+        return StoredSession(owner="\0")
 
 
 def object_of(
     facts: SessionFacts, name: str, cached_tokens: int | None = None, frames_held: int = 0
 ) -> SessionObject:
-    kept = kept_of(facts)
+    kept = stored_session_of(facts)
     return SessionObject(
         id=name,
         created=kept.created,

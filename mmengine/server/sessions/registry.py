@@ -1,4 +1,4 @@
-"""Sessions that calls go on with: whose they are, and what of them is in this process alone."""
+"""Open sessions: their owners, and the part of each session that only this process holds."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,14 +15,14 @@ from mmengine.server.chat.parsed_request import Json
 from mmengine.server.chat.submission import in_log
 from mmengine.server.http.admission import Admission
 from mmengine.server.http.errors import ApiError
-from mmengine.server.sessions.bodies import Kept, kept_of
+from mmengine.server.sessions.bodies import StoredSession, stored_session_of
 from mmengine.server.settings import ServerSettings
 
-FORGET_EVERY_S = 5.0  # what sessions held in memory that ended by themselves goes within that
+FORGET_EVERY_S = 5.0  # seconds until the memory of a session that ended by itself is released
 
 
-class OpenSessions:
-    """`opened`: what media options of all of them say beside their own."""
+class SessionRegistry:
+    """The sessions of one engine. `opened`: media options that all sessions get in addition to their own."""
 
     def __init__(
         self,
@@ -34,14 +34,14 @@ class OpenSessions:
     ):
         self.engine, self._settings, self._config = engine, settings, config
         self._admission, self._opened = admission, opened
-        self._open: dict[str, AsyncSession] = {}  # by their ids in the log
-        self._turns = WeakValueDictionary[str, asyncio.Lock]()  # of keys that open one
+        self._open: dict[str, AsyncSession] = {}  # by id in the log
+        self._turns = WeakValueDictionary[str, asyncio.Lock]()  # locks of the keys that are opening a session
 
     @classmethod
     def of_engine(
         cls, engine: ServedEngine, settings: ServerSettings, admission: Admission, opened: Json
-    ) -> "OpenSessions | None":
-        """None: where requests go elsewhere, nobody keeps sessions."""
+    ) -> "SessionRegistry | None":
+        """Return None when requests go to several engines, which keep no sessions."""
         if not isinstance(engine, AsyncEngine):
             return None
         return cls(engine, settings, engine.config, admission, opened)
@@ -56,44 +56,48 @@ class OpenSessions:
             self._open.pop(session.session_id, None)
 
     async def found(self, owner: str, name: str) -> tuple[AsyncSession, str]:
-        """And the name of its adapter. Raises ApiError where this key has none of this name."""
+        """Return the session and its adapter's name. Raises ApiError if this key has no such session."""
         session_id = in_log(owner, name)
         try:
             facts = await self.engine.attach_session(session_id).facts()
         except InvalidRequest:
             self._open.pop(session_id, None)
             raise _unknown(name) from None
-        kept = kept_of(facts)
+        kept = stored_session_of(facts)
         if kept.owner != owner:
             raise _unknown(name)
-        if session_id not in self._open:  # the process before opened it
+        if session_id not in self._open:  # the last process opened it
             self._open[session_id] = self.engine.attach_session(session_id, self.media_options(kept))
         return self._open[session_id], facts.settings.adapter
 
     async def of(self, owner: str) -> list[SessionFacts]:
-        """Those of a key."""
-        return [facts for facts in await self.engine.sessions() if kept_of(facts).owner == owner]
+        """Return the sessions of a key."""
+        return [facts for facts in await self.engine.sessions() if stored_session_of(facts).owner == owner]
 
-    def media_options(self, kept: Kept) -> Json:
+    def media_options(self, kept: StoredSession) -> Json:
         return {**kept.media, **self._opened}
 
     @asynccontextmanager
     async def opening(self, owner: str) -> AsyncIterator[None]:
-        """In here a session of this key is opened. Of several keys each opens one at a time, so that the next
-        one is counted with it. Raises ApiError where the key would have more than its share."""
+        """Guard the opening of a session.
+
+        With several keys, each key opens one session at a time, so that the next opening counts it. Raises
+        ApiError when the key would exceed its share.
+        """
         if not self._admission.has_several_keys:
             yield
             return
         most = max(1, int(self._config.max_sessions * self._settings.key_share))
         async with self._turns.setdefault(owner, asyncio.Lock()):
             if len(await self.of(owner)) >= most:
-                text = f"this API key has {most} sessions open, its share of them (key_share); close one"
+                text = f"this API key has {most} open sessions, its share (key_share); close one"
                 raise ApiError(ErrorCode.KEY_SHARE_FULL, text, headers={"retry-after": "5"})
             yield
 
     def check_room(self, owner: str, session: AsyncSession, image: str) -> None:
-        """For the session's next frame, which stays in memory where it waits for others. Raises QueueFull,
-        ApiError where this key would have more than its share."""
+        """Check the memory for a frame that waits for the frames after it. Raises QueueFull, and ApiError
+        when the key would exceed its share.
+        """
         if not session.next_frame_waits:
             return
         most = max(self._config.session_media_bytes, self._settings.max_body_bytes)
@@ -101,23 +105,23 @@ class OpenSessions:
         held = {name: each.num_bytes_held for name, each in self._open.items()}
         if (total := sum(held.values())) + count > most:
             raise QueueFull(
-                f"frames that wait for others have {total} of {most} bytes (session_media_bytes), and there "
-                "is no room for this one; send what comes behind them, or close their sessions"
+                f"waiting frames hold {total} of {most} bytes (session_media_bytes); send the frames that "
+                "complete them, or close their sessions"
             )
         mine, share = sum(held[name] for name in held if name.startswith(own)), self._settings.key_share
         if self._admission.has_several_keys and mine and mine + count > most * share:
-            text = f"frames of this API key that wait for others have {mine} bytes, its share (key_share)"
+            text = f"this API key's waiting frames hold {mine} bytes, its share (key_share)"
             raise ApiError(ErrorCode.KEY_SHARE_FULL, text, headers={"retry-after": "5"})
 
     async def watch(self) -> None:
-        """Forget those that nobody asked for too long, until it is cancelled."""
+        """Release the memory of sessions that were idle for too long, until cancelled."""
         while True:
             await asyncio.sleep(FORGET_EVERY_S)
-            with suppress(MMEngineError):  # the engine ends, and all of them with it
+            with suppress(MMEngineError):  # the engine ends, and all sessions with it
                 await self._forget_ended()
 
     async def _forget_ended(self) -> None:
-        known = set(self._open)  # one that is opened meanwhile is not among the names
+        known = set(self._open)  # without sessions that open meanwhile
         if known:
             names = await self.engine.on_engine(lambda engine: engine.sessions.names())
             for session_id in known.difference(names):
@@ -125,5 +129,5 @@ class OpenSessions:
 
 
 def _unknown(name: str) -> ApiError:
-    text = f"there is no session {name[:200]!r}; it was closed, idle for too long, or never was"
+    text = f"there is no session {name[:200]!r}; it may have been closed or idle for too long"
     return ApiError(ErrorCode.SESSION_NOT_FOUND, text, FieldPath("session_id"))

@@ -1,4 +1,4 @@
-"""Which calls of a session come again, and the answer to a question that does: that of before."""
+"""Repeated calls of a session: recognises a call that was made before, and returns its first answer again."""
 
 from dataclasses import replace
 
@@ -18,24 +18,26 @@ from mmengine.structured_output.request.spec import reasoning_of
 
 
 def is_repeated(facts: SessionFacts, index: int | None) -> bool:
-    """Whether a request became part of the session before: the last one, which is answered again. Raises
-    ApiError for another place than the next."""
+    """Whether the call repeats the session's last request. Raises ApiError for any index but the last and the
+    next.
+    """
     if index is None or index == facts.num_requests:
         return False
     if index == facts.num_requests - 1:
         return True
-    raise _refused(f"index is {index}, and the session has {facts.num_requests} requests: the next one's")
+    raise _refused(f"index is {index}; the session's next index is {facts.num_requests}")
 
 
-async def answered_before(
+async def repeat_answer(
     engine: AsyncEngine, session: AsyncSession, facts: SessionFacts, asked: Asked
 ) -> StoredAnswer:
-    """The answer that the session ends with, in the form that is asked for again. Raises ApiError where it
-    cannot be told as it was."""
+    """Return the session's last answer in the format that the repeated call asks for. Raises ApiError if the
+    answer cannot be reproduced.
+    """
     if not facts.answer:
-        raise _refused("the request of this index asked nothing")
+        raise _refused("the request at this index was no question")
     if asked.logprobs:
-        raise _refused("a session does not keep the logprobs of its answers; ask again without them")
+        raise _refused("a session does not store the logprobs of its answers; repeat the call without them")
     ended = session.ended
     if ended is None or ended.number != facts.num_requests - 1:
         ended = _ended_as_asked(facts, asked, engine.processor)
@@ -52,7 +54,7 @@ async def answered_before(
 
 
 def _grammar_of(asked: Asked) -> GrammarRequest | None:
-    """What of the form decides how an answer is told that it led to: nothing is compiled again."""
+    """Return the parts of the answer's format that decide how it is streamed. Compiles nothing."""
     form, grammar = asked.form.response_format, asked.form.grammar
     if form is None and grammar is None:
         return None
@@ -61,19 +63,21 @@ def _grammar_of(asked: Asked) -> GrammarRequest | None:
 
 
 def _ended_as_asked(facts: SessionFacts, asked: Asked, processor: Processor) -> Ended:
-    """How an answer of the process before ended, which what is asked again says of most. Raises ApiError."""
+    """Return how a recovered answer ended, derived from the repeated call's options. Raises ApiError if they
+    do not tell.
+    """
     sampling, last = asked.sampling, facts.answer[-1]
     reason, detail = "length", ""
     if asked.form and (sampling.stop or len(facts.answer) >= sampling.max_tokens):
         raise _refused(
-            "the process that gave this answer ended, and whether its form is complete is not known behind "
-            "that; ask it as the next request"
+            "the server restarted, and whether this answer was complete is unknown; ask it as the next "
+            "request"
         )
     if last in processor.eos_token_ids and not sampling.ignore_eos:
         reason, detail = "stop", "eos"
     elif last in sampling.stop_token_ids:
         reason, detail = "stop", "token"
-    elif asked.form:  # nothing else ended it
+    elif asked.form:  # nothing else can have ended it
         reason = "stop"
     else:
         stream = Stops.of(sampling, None).stream(processor.tokenizer)

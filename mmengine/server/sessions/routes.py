@@ -1,9 +1,8 @@
-"""/v1/sessions: requests that grow. Frames and texts are computed as they come; questions are answered as
-chat's.
+"""/v1/sessions: requests that grow. Frames and texts are computed as they arrive; questions are answered as
+in chat.
 
-Requests of one session go one behind the other, in the order in which they came; too many that wait are 409.
-A session is its key's: ids of others are 404. All of it stands in the log, so a session outlives this
-process.
+Requests of one session run in order of arrival; a call gets 409 when too many wait. A session belongs to its
+key: other keys get 404. The log holds the whole session, so a session survives a restart.
 """
 
 import asyncio
@@ -34,17 +33,17 @@ from mmengine.server.http.body_reader import Held
 from mmengine.server.http.errors import ApiError, api_error, decoded
 from mmengine.server.http.model_names import ModelNames
 from mmengine.server.sessions.bodies import (
-    Kept,
     SessionDeleted,
     SessionObjects,
-    as_chat,
-    content_as_chat,
+    StoredSession,
+    as_chat_body,
+    content_as_chat_body,
     decode_frame,
     decode_session,
     object_of,
 )
-from mmengine.server.sessions.registry import OpenSessions
-from mmengine.server.sessions.repeated_calls import answered_before, is_repeated
+from mmengine.server.sessions.registry import SessionRegistry
+from mmengine.server.sessions.repeated_calls import is_repeated, repeat_answer
 from mmengine.server.settings import ServerSettings
 from mmengine.server.transport.sse import unless_gone
 
@@ -52,11 +51,13 @@ T = TypeVar("T")
 
 
 class SessionRoutes:
-    """`names`: of the model. `answers`: by whose rules bodies are read and answers written."""
+    """Handlers of /v1/sessions. `names`: the served names. `answers`: parses bodies and writes answers as
+    chat does.
+    """
 
     def __init__(
         self,
-        sessions: OpenSessions,
+        sessions: SessionRegistry,
         settings: ServerSettings,
         names: ModelNames,
         admission: Admission,
@@ -65,7 +66,7 @@ class SessionRoutes:
         self._sessions, self._engine, self._settings = sessions, sessions.engine, settings
         self._names, self._admission, self._answers = names, admission, answers
 
-    # Routes
+    # Handlers
 
     async def create(self, request: Request) -> ASGIApp:
         owner = request.scope[OWNER]
@@ -74,11 +75,11 @@ class SessionRoutes:
             model, adapter = self._names.served(body.model)
             anchor = None
             if body.anchor is not None:
-                anchor = await self._asked(request, content_as_chat(body.anchor), "-")
+                anchor = await self._asked(request, content_as_chat_body(body.anchor), "-")
                 await self._fill(anchor, held)
             name = f"sess_{secrets.token_hex(12)}"
             media = item_options(body.mm_processor_kwargs, self._settings.max_pixels)
-            kept = Kept(owner, int(time.time()), model, media)
+            kept = StoredSession(owner, int(time.time()), model, media)
             template_options = self._answers.reader.template_options(body.chat_template_kwargs)
             async with self._sessions.opening(owner):
                 session = await self._engine.session(
@@ -119,7 +120,7 @@ class SessionRoutes:
     async def append(self, request: Request) -> ASGIApp:
         async with self._call(request) as (data, held):
             session, name, _ = await self._found(request)
-            chat, index = await self._parsed(data, partial(as_chat, data, asks=False))
+            chat, index = await self._parsed(data, partial(as_chat_body, data, asks=False))
             asked, cached = await self._asked(request, chat, "-"), None
             async with session.turn() as facts:
                 if not is_repeated(facts, index):
@@ -144,14 +145,14 @@ class SessionRoutes:
         try:
             data, held = await ending.enter_async_context(self._call(request))
             session, _, adapter = await self._found(request)
-            chat, index = await self._parsed(data, partial(as_chat, data, asks=True))
+            chat, index = await self._parsed(data, partial(as_chat_body, data, asks=True))
             asked = await self._asked(request, chat, self._answers.id_of(request), adapter)
             with unless_gone(request.scope):
                 facts = await ending.enter_async_context(session.turn())
                 source: AnswerSource
                 if is_repeated(facts, index):
                     source = RecordReader(
-                        AnswerRecord(await answered_before(self._engine, session, facts, asked))
+                        AnswerRecord(await repeat_answer(self._engine, session, facts, asked))
                     )
                 else:
                     await self._fill(asked, held)
@@ -168,16 +169,17 @@ class SessionRoutes:
                 body = await answering.whole()
             return Response(body, media_type="application/json", headers={ID_HEADER: asked.request_id})
         except MMEngineError as error:
-            raise told_of_session(error) from error
+            raise session_error(error) from error
         finally:
             await ending.aclose()
 
-    # What they share
+    # Shared by the handlers
 
     @asynccontextmanager
     async def _call(self, request: Request) -> AsyncIterator[tuple[bytes, Held]]:
-        """A call that is taken; gives its body, and the room of that. Raises ApiError for what the engine
-        raises."""
+        """Admit a call and yield its body and the body's memory reservation. Raises ApiError for errors of
+        the engine.
+        """
         owner = request.scope[OWNER]
         self._admission.take(owner)
         try:
@@ -185,7 +187,7 @@ class SessionRoutes:
                 pieces = await self._admission.bodies.read(request.scope, request.receive, held)
                 yield b"".join(pieces), held
         except MMEngineError as error:
-            raise told_of_session(error) from error
+            raise session_error(error) from error
         finally:
             self._admission.give(owner)
 
@@ -193,8 +195,9 @@ class SessionRoutes:
         return await self._answers.parsers.run(len(data), work)
 
     async def _asked(self, request: Request, chat: bytes, name: str, adapter: str = "") -> Asked:
-        """A body of chat, read. `name`: of the request. `adapter`: of the session. Raises ApiError where the
-        body names another."""
+        """Parse a body of chat. `name`: the request's id. `adapter`: the session's adapter. Raises ApiError
+        if the body names another adapter.
+        """
         asked = await self._parsed(chat, partial(self._answers.reader.read, chat, name))
         if not asked.envelope.model:
             own = msgspec.structs.replace(asked.envelope, model=adapter)
@@ -205,11 +208,11 @@ class SessionRoutes:
         return asked
 
     async def _fill(self, asked: Asked, held: Held) -> None:
-        """The uploaded files that it names come into it, and count as its body does."""
+        """Read the uploaded files that the message names, and count them with its body."""
         await self._answers.uploads.fill(asked, partial(self._admission.bodies.add, held))
 
     def _stream(self, session: AsyncSession, facts: SessionFacts, asked: Asked) -> Stream:
-        """Of the answer to a question."""
+        """Submit a question and return its stream."""
         options = options_of(asked, "")
         options.pop("request_id")
         options.pop("cache_salt")
@@ -219,22 +222,23 @@ class SessionRoutes:
         return _json(object_of(await session.facts(), name, cached, session.num_frames_held))
 
     async def _found(self, request: Request) -> tuple[AsyncSession, str, str]:
-        """The session of a path, its id there, and its adapter's name. Raises ApiError where this key has no
-        such session."""
+        """Return the path's session, its public id, and its adapter's name. Raises ApiError if this key has
+        no such session.
+        """
         name = request.path_params["session_id"]
         session, adapter = await self._sessions.found(request.scope[OWNER], name)
         return session, name, adapter
 
 
-def told_of_session(error: MMEngineError) -> ApiError:
-    """What a caller hears of an error of the engine."""
+def session_error(error: MMEngineError) -> ApiError:
+    """Return an engine error as the caller gets it."""
     if error.code is ErrorCode.SESSION_NOT_FOUND:
         return ApiError(ErrorCode.SESSION_NOT_FOUND, "the session was closed", FieldPath("session_id"))
     return api_error(error)
 
 
 def _content(asked: Asked) -> list[Json]:
-    """Parts of the one message, as processors read them."""
+    """Return the parts of the single message, as processors read them."""
     messages = asked.prompts[0].messages
     assert messages is not None
     content = messages[0]["content"]
@@ -260,10 +264,10 @@ def _json(answer: msgspec.Struct) -> Response:
 
 
 def _aside(ending: AsyncExitStack) -> None:
-    """Let a session go, and the room of a call, when its stream is over."""
+    """Release the session and the call's memory when its stream is over."""
     task = asyncio.get_running_loop().create_task(ending.aclose())
     _ending.add(task)
     task.add_done_callback(_ending.discard)
 
 
-_ending: set[asyncio.Task[None]] = set()  # so that nobody collects them
+_ending: set[asyncio.Task[None]] = set()  # keeps the tasks from being garbage collected
