@@ -1,4 +1,4 @@
-"""The fields of a JSON object that came from anybody: each is checked, and named where it is wrong."""
+"""Checks the fields of an untrusted JSON object, and names the wrong field in errors."""
 
 from pathlib import Path
 from typing import Any, NoReturn
@@ -7,8 +7,9 @@ from mmengine.errors import ModelError
 
 
 class Fields:
-    """One JSON object of the file; every getter checks and names the field on failure. A field that is null
-    counts as missing."""
+    """One JSON object in a file. Every getter checks its field and names it on failure. A null field counts
+    as missing.
+    """
 
     def __init__(self, values: dict[str, Any], path: Path, prefix: str) -> None:
         self.values, self.path, self.prefix = values, path, prefix
@@ -21,7 +22,7 @@ class Fields:
         if value is None and optional:
             value = {}
         if not isinstance(value, dict):
-            self.fail(f"{self.prefix}{name} is missing or no object")
+            self.fail(f"{self.prefix}{name} is missing or not an object")
         return Fields(value, self.path, f"{self.prefix}{name}.")
 
     def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
@@ -38,7 +39,7 @@ class Fields:
         if value is None:
             value = default
         usable = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not usable or not 0 < value < 1e30:  # nan compares false
+        if not usable or not 0 < value < 1e30:  # NaN compares false.
             self.fail(f"{self.prefix}{name} is {repr(value)[:60]}; it must be a positive number")
         return float(value)
 
@@ -53,12 +54,12 @@ class Fields:
     def integers(
         self, name: str, default: list[int] | None, low: int, high: int, length: int
     ) -> tuple[int, ...]:
-        """At most `length` integers of [low, high]."""
+        """Return at most `length` integers in [low, high]."""
         value = self.values.get(name)
         if value is None:
             value = default
         if not isinstance(value, list) or len(value) > length or not all(type(x) is int for x in value):
             self.fail(f"{self.prefix}{name} must be a list of at most {length} integers")
         if not all(low <= x <= high for x in value):
-            self.fail(f"{self.prefix}{name} is {repr(value)[:60]}; its entries must lie in {low} to {high}")
+            self.fail(f"{self.prefix}{name} is {repr(value)[:60]}; its entries must be from {low} to {high}")
         return tuple(value)

@@ -1,4 +1,4 @@
-"""Reading the small files of a model folder, which may come from anybody."""
+"""Reads the small files of an untrusted model folder."""
 
 import json
 from pathlib import Path
@@ -6,12 +6,13 @@ from typing import Any
 
 from mmengine.errors import ModelError
 
-MAX_JSON_BYTES = 64 * 2**20  # a tokenizer of 250,000 entries needs 12 MB
+MAX_JSON_BYTES = 64 * 2**20  # A tokenizer with 250,000 entries needs 12 MB.
 
 
 def read_range(path: Path, start: int, num_bytes: int, what: str) -> bytes:
-    """Bytes of a file that its header told of. ModelError when they cannot be read, or are not there any
-    more; `what` they are."""
+    """Return bytes of a file at a place that its header gave. Raises ModelError if the bytes cannot be read
+    or are missing; `what` names them.
+    """
     try:
         with path.open("rb") as file:
             file.seek(start)
@@ -19,19 +20,21 @@ def read_range(path: Path, start: int, num_bytes: int, what: str) -> bytes:
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from None
     if len(data) != num_bytes:
-        raise ModelError(f"{path}: {what} was cut short while it was read; download the file again")
+        raise ModelError(f"{path}: {what} is cut short; download the file again")
     return data
 
 
 def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """The JSON object in `path`. ModelError when it is missing, too large, broken, or no object."""
+    """Return the JSON object in `path`. Raises ModelError if the file is missing, too large, damaged, or
+    holds no object.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(max_bytes + 1)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from None
     if len(data) > max_bytes:
-        raise ModelError(f"{path} is larger than {max_bytes} bytes, too large for a file of its kind")
+        raise ModelError(f"{path} is larger than {max_bytes} bytes, the limit for such a file")
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:

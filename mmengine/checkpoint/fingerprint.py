@@ -1,5 +1,6 @@
-"""The fingerprint of a folder's weights. No torch here: a processor needs that of the encoder, and it must
-start fast."""
+"""Computes the fingerprint of a folder's weights. No torch here: a processor needs the encoder's fingerprint
+and must start fast.
+"""
 
 import hashlib
 import json
@@ -7,17 +8,19 @@ from pathlib import Path
 
 from mmengine.checkpoint.names import TensorNames
 
-# Bytes of one tensor that a fingerprint reads: all of it, or spread chunks of a larger one.
+# Bytes of a tensor that its fingerprint reads: all of a small tensor, or chunks spread over a larger one.
 SAMPLE_CHUNKS = 16
 SAMPLE_CHUNK_BYTES = 16 * 2**10
 
 
 def fingerprint(folder: Path, names: TensorNames, *, prefix: str = "") -> str:
-    """SHA-256 (hex) of the weights under a canonical `prefix`; independent of shards and file names.
+    """Return the SHA-256 (hex) of the weights under a canonical `prefix`; independent of shards and file
+    names.
 
-    It covers each tensor's name, dtype and shape, and its bytes: all of a tensor up to 256 KiB, of a
-    larger one 16 chunks of 16 KiB spread evenly with both ends. So 16 GB take about 0.1 GB of reads.
-    Any training step changes it; a change made by hand between the samples does not. ModelError.
+    The hash covers each tensor's name, dtype and shape, and its bytes: all of a tensor up to 256 KiB, and of
+    a larger tensor 16 chunks of 16 KiB, spread evenly and including both ends. So 16 GB take about 0.1 GB of
+    reads. Any training step changes the hash; a manual change between the samples does not. Raises
+    ModelError.
     """
     digest = hashlib.sha256(b"mmengine weights 1")
     entries = names.entries(folder)
@@ -32,7 +35,7 @@ def fingerprint(folder: Path, names: TensorNames, *, prefix: str = "") -> str:
 
 
 def _samples(num_bytes: int) -> list[tuple[int, int]]:
-    """(offset, length) of the bytes of a tensor that its fingerprint reads."""
+    """Return (offset, length) for the bytes of a tensor that its fingerprint reads."""
     if num_bytes <= SAMPLE_CHUNKS * SAMPLE_CHUNK_BYTES:
         return [(0, num_bytes)]
     last = num_bytes - SAMPLE_CHUNK_BYTES

@@ -1,10 +1,10 @@
-"""FP8 weights in blocks, as the hub's `*-FP8` folders hold them. No torch here.
+"""Reads FP8 weights in blocks, as in the hub's `*-FP8` folders. No torch here.
 
-`quant_method` "fp8" of transformers: beside a matrix `X.weight` of e4m3 values [out, in] stands
-`X.weight_scale_inv` with a scale for each block of `weight_block_size` rows and columns; those at the ends
-may have fewer. Despite the name of the scales a weight is its value times its scale. What a folder leaves as
-it is (`modules_to_not_convert`) has none. Of stacked experts, `X.gate_up_proj` [count, ...], scales are
-`X.gate_up_proj_scale_inv`, those of each matrix as it lies there (Qwen3-VL-30B-A3B-Instruct-FP8).
+In transformers' `quant_method` "fp8", a matrix `X.weight` with e4m3 values [out, in] comes with
+`X.weight_scale_inv`: a scale for each block of `weight_block_size` rows and columns; blocks at the ends may
+be smaller. Despite the scales' name, a weight is its value times its scale. Unquantised modules
+(`modules_to_not_convert`) have no scales. For stacked experts, `X.gate_up_proj` [count, ...], the scales are
+`X.gate_up_proj_scale_inv`, stored like the matrices (Qwen3-VL-30B-A3B-Instruct-FP8).
 """
 
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from mmengine.errors import ModelError
 
 METHOD, STORED = "fp8", "F8_E4M3"
 STORED_BYTES = {**FLOAT_BYTES, STORED: 1}
-_SCALE = "_scale_inv"  # behind the name of what it scales
-MAX_BLOCK = 2**14  # rows or columns of a block
+_SCALE = "_scale_inv"  # Suffix of a scale's name after its weight's name.
+MAX_BLOCK = 2**14  # Rows or columns in a block.
 
 
 class Block(NamedTuple):
-    """Of a matrix, that share a scale."""
+    """Rows and columns of a matrix that share a scale."""
 
     rows: int
     columns: int
@@ -33,8 +33,9 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fp8Entry(TensorEntry):
-    """A matrix of e4m3 values, or a stack of them. `codes`: how they lie. `scale`: of each one's blocks,
-    [ceil(out / rows), ceil(in / columns)]."""
+    """A matrix of e4m3 values, or a stack of matrices. `codes`: where they are stored. `scale`: for each
+    matrix, its blocks' scales, [ceil(out / rows), ceil(in / columns)].
+    """
 
     codes: TensorEntry
     scale: TensorEntry
@@ -50,25 +51,27 @@ class Fp8Entry(TensorEntry):
 
 
 def block_of(how: Fields) -> Block:
-    """Of a quantization_config. ModelError for what is not read."""
+    """Return the block size in a quantization_config. Raises ModelError for unsupported options."""
     if how.values.get("weight_block_size") is None:
         how.fail("quantization_config has no weight_block_size")
     scheme = how.values.get("activation_scheme", "dynamic")
     if scheme != "dynamic":
         how.fail(
             f"quantization_config.activation_scheme {repr(scheme)[:60]} is not supported, only dynamic: "
-            "activations stay as they are here"
+            "activations are not quantised here"
         )
     sizes = how.integers("weight_block_size", None, 1, MAX_BLOCK, 2)
     if len(sizes) != 2:
-        how.fail(f"quantization_config.weight_block_size has {len(sizes)} sizes; rows and columns are wanted")
+        how.fail(f"quantization_config.weight_block_size has {len(sizes)} sizes; it must have two, rows and columns")
     return Block(*sizes)
 
 
 def with_scales(folder: Path, entries: dict[str, TensorEntry], block: Block | None) -> dict[str, TensorEntry]:
-    """Tensors of a folder, by canonical name: matrices of FP8 have their scales, which are no entries of
-    their own. `block`: as its config.json has it. Raises ModelError where one is without the other, or they
-    do not fit; nothing is read but scales."""
+    """Return a folder's tensors by canonical name, with FP8 matrices joined to their scales.
+
+    `block`: from config.json. Raises ModelError if a matrix or its scales are missing, or do not fit. Only
+    scales are read from the files.
+    """
     names = [name for name, entry in entries.items() if entry.dtype == STORED]
     scales = {name for name in entries if name.endswith(_SCALE)}
     if not names and not scales:
@@ -77,15 +80,15 @@ def with_scales(folder: Path, entries: dict[str, TensorEntry], block: Block | No
     for name in names:
         entry, scale = entries[name], entries.get(f"{name}{_SCALE}")
         if block is None:
-            raise _wrong(entry, f"is stored as {STORED}, and {folder / 'config.json'} says nothing of FP8")
+            raise _wrong(entry, f"is stored as {STORED}, but {folder / 'config.json'} has no FP8 quantization_config")
         if scale is None:
             scale_name = f"{entry.stored_name}{_SCALE}"
-            raise _wrong(entry, f"is stored as {STORED}, and there is no {scale_name}; download it again")
+            raise _wrong(entry, f"is stored as {STORED}, but {scale_name} is missing; download it again")
         found[name] = _joined(entry, scale, block)
     for name in sorted(scales):
         weight = entries.get(name.removesuffix(_SCALE))
         if weight is None or weight.dtype != STORED:
-            raise _wrong(entries[name], "is a scale, and its weight is no FP8 matrix; download it again")
+            raise _wrong(entries[name], "is a scale, but its weight is no FP8 matrix; download it again")
     return found
 
 
@@ -103,12 +106,12 @@ def _joined(entry: TensorEntry, scale: TensorEntry, block: Block) -> Fp8Entry:
     if scale.dtype not in ("BF16", "F32"):
         raise _wrong(scale, f"is stored as {scale.dtype}; scales are BF16 or F32")
     if not _are_finite(scale):
-        raise _wrong(scale, "holds a scale that is no finite number; download it again")
+        raise _wrong(scale, "holds a scale that is not finite; download it again")
     return scaled(entry, scale, block)
 
 
 def scaled(codes: TensorEntry, scale: TensorEntry, block: Block) -> Fp8Entry:
-    """What they are together."""
+    """Join codes and scales to one entry."""
     of = (codes.path, codes.stored_name, codes.dtype, codes.shape, codes.start, codes.num_bytes)
     return Fp8Entry(*of, codes, scale, block)
 
@@ -117,7 +120,7 @@ def _are_finite(scale: TensorEntry) -> bool:
     data = read_range(scale.path, scale.start, scale.num_bytes, f"tensor {scale.stored_name}")
     if scale.dtype == "F32":
         return bool(np.isfinite(np.frombuffer(data, "<f4")).all())
-    exponent = 0x7F80  # of a bfloat16, all ones where it is infinite or none
+    exponent = 0x7F80  # A bfloat16's exponent, all ones for infinity and NaN.
     return bool((np.frombuffer(data, "<u2") & exponent != exponent).all())
 
 

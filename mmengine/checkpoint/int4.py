@@ -1,15 +1,15 @@
-"""Weights of 4 bits in groups, as compressed-tensors, GPTQ and AWQ store them. No torch here.
+"""Reads 4-bit weights in groups, as compressed-tensors, GPTQ and AWQ store them. No torch here.
 
-Beside one another stand, for a matrix `X.weight` [out, in] and groups of g values along `in`:
+A matrix `X.weight` [out, in], in groups of g values along `in`, is stored as several tensors:
 
 * compressed-tensors, "pack-quantized": `X.weight_packed` int32 [out, ceil(in / 8)], eight codes + 8 in a word
-  from the low bits up; `X.weight_scale` [out, in / g]; `X.weight_shape`; where it is not symmetric
+  from the low bits up; `X.weight_scale` [out, in / g]; `X.weight_shape`; if not symmetric,
   `X.weight_zero_point` int32 [ceil(out / 8), in / g], eight rows in a word
   (https://github.com/vllm-project/compressed-tensors).
 * GPTQ: `X.qweight` int32 [in / 8, out], `X.qzeros` int32 [in / g, out / 8], zeros less 1 unless the format is
-  "gptq_v2", `X.scales` [in / g, out], and `X.g_idx`, the group of each value: only in order
+  "gptq_v2", `X.scales` [in / g, out], and `X.g_idx`, each value's group; only in-order groups are supported
   (https://github.com/ModelCloud/GPTQModel).
-* AWQ, "gemm": `X.qweight` int32 [in, out / 8] and `X.qzeros`, whose eight codes stand in the order 0, 2,
+* AWQ, "gemm": `X.qweight` int32 [in, out / 8] and `X.qzeros`, whose eight codes have the order 0, 2,
   4, 6, 1, 3, 5, 7; `X.scales` (https://github.com/casper-hansen/AutoAWQ).
 
 A weight is (code - zero) * scale.
@@ -29,9 +29,9 @@ Layout = Literal["compressed-tensors", "gptq", "awq"]
 WORDS, SIZES = "I32", "I64"
 STORED_BYTES = {WORDS: 4, SIZES: 8}
 GROUPS = (32, 64, 128)
-PIECE_VALUES = 2**22  # that are unpacked at once
+PIECE_VALUES = 2**22  # Values unpacked at once.
 _IN_A_WORD, _MIDDLE = 8, 8
-_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # at which place of a word stands the code of each column
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # Place in a word for each column's code.
 _ENDINGS: dict[Layout, tuple[str, ...]] = {
     "compressed-tensors": (
         "weight_packed",
@@ -47,7 +47,7 @@ _SCALES = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}
 
 
 class Int4(NamedTuple):
-    """How a folder's matrices are stored. `zero_less`: what GPTQ's files take from zeros."""
+    """How a folder's matrices are stored. `zero_less`: the number that GPTQ's files subtract from zeros."""
 
     layout: Layout
     group: int
@@ -57,18 +57,18 @@ class Int4(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Int4Entry(TensorEntry):
-    """A matrix [out, in]; what it says of itself as a tensor, but its shape, is what its words do."""
+    """A matrix [out, in]. Except for the shape, its own fields are those of the packed words."""
 
     how: Int4
     packed: TensorEntry
     scales: TensorEntry
     zeros: TensorEntry | None
     others: tuple[TensorEntry, ...]
-    fits_float16: bool  # all scales
+    fits_float16: bool  # Whether all scales fit float16.
 
     @property
     def coding(self) -> Coding | None:
-        """None where scales cannot be kept as they are."""
+        """Return the coding, or None if the scales cannot be kept exactly."""
         coding = Coding("int4", self.how.group, mins=self.zeros is not None)
         return coding if self.fits_float16 else None
 
@@ -87,7 +87,7 @@ class Int4Entry(TensorEntry):
             yield first - begin, CodedRows(self._codes(words, rows), scales[rows], mins)
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
-        """The same as float32 rows."""
+        """Yield the same as float32 rows."""
         for place, (codes, scales, mins) in self.coded(begin, end):
             values = codes * self._spread(scales)
             yield place, values if mins is None else values + self._spread(mins)
@@ -99,7 +99,7 @@ class Int4Entry(TensorEntry):
         return values if self.how.layout == "compressed-tensors" else values.T
 
     def _codes(self, words: np.ndarray, rows: slice) -> np.ndarray:
-        """int8 [rows, in], less 8."""
+        """Return int8 [rows, in], less 8."""
         if self.how.layout == "compressed-tensors":
             return _unpacked(words[rows], 1)[:, : self.shape[1]]
         if self.how.layout == "gptq":
@@ -109,7 +109,7 @@ class Int4Entry(TensorEntry):
         return np.ascontiguousarray(some[:, rows.start - low : rows.stop - low].T)
 
     def _zeros(self, entry: TensorEntry) -> np.ndarray:
-        """float32 [out, groups], less 8."""
+        """Return float32 [out, groups], less 8."""
         if self.how.layout == "compressed-tensors":
             found = _unpacked(_words(entry), 0)
         else:
@@ -119,7 +119,7 @@ class Int4Entry(TensorEntry):
 
 
 def _unpacked(words: np.ndarray, axis: int, order: tuple[int, ...] = tuple(range(_IN_A_WORD))) -> np.ndarray:
-    """Codes of int32 words, eight times as many along `axis`, less 8, int8."""
+    """Unpack int32 words to codes, int8, less 8: eight times as many along `axis`."""
     shifts = np.array([4 * place for place in order], np.int32)
     spread = np.expand_dims(words, axis + 1) >> (shifts[:, None] if axis == 0 else shifts)
     size = list(words.shape)
@@ -133,7 +133,7 @@ def _words(entry: TensorEntry) -> np.ndarray:
 
 
 def _floats(entry: TensorEntry) -> np.ndarray:
-    """As float32."""
+    """Return a tensor's values as float32."""
     data = read_range(entry.path, entry.start, entry.num_bytes, f"tensor {entry.stored_name}")
     found = np.frombuffer(data, _SCALES[entry.dtype]).reshape(entry.shape)
     if entry.dtype == "BF16":
@@ -142,8 +142,9 @@ def _floats(entry: TensorEntry) -> np.ndarray:
 
 
 def with_codes(entries: dict[str, TensorEntry], how: Int4) -> dict[str, TensorEntry]:
-    """Tensors of a folder, by canonical name: matrices of 4 bits as one. Raises ModelError where one lacks
-    something, or what it has does not fit; nothing is read but what groups share."""
+    """Return a folder's tensors by canonical name, with each 4-bit matrix as one entry. Raises ModelError if
+    a matrix's part is missing or does not fit; only the groups' shared values are read from the files.
+    """
     first, *endings = _ENDINGS[how.layout]
     found, used = dict(entries), set[str]()
     for name in [name for name in entries if name.endswith(f".{first}")]:
@@ -155,8 +156,9 @@ def with_codes(entries: dict[str, TensorEntry], how: Int4) -> dict[str, TensorEn
 
 
 def without_zero_biases(entries: dict[str, TensorEntry], expected: Container[str]) -> dict[str, TensorEntry]:
-    """The same without biases of GPTQ's matrices that the model has no place for and that are all zero: older
-    versions of AutoGPTQ store one for every matrix. Raises ModelError where one cannot be read."""
+    """Drop all-zero biases of GPTQ matrices that the model has no place for: older AutoGPTQ versions store a
+    bias for every matrix. Raises ModelError if a bias cannot be read.
+    """
     unwanted = set()
     for name, entry in entries.items():
         if not isinstance(entry, Int4Entry) or entry.how.layout != "gptq":
@@ -171,11 +173,11 @@ def without_zero_biases(entries: dict[str, TensorEntry], expected: Container[str
 
 
 def check_words(entries: Mapping[str, TensorEntry]) -> None:
-    """Raises ModelError for words that belong to no matrix."""
+    """Raise ModelError for words that belong to no matrix."""
     for entry in entries.values():
         if entry.dtype in STORED_BYTES and not isinstance(entry, Int4Entry):
             raise _wrong(
-                entry, f"is stored as {entry.dtype}, and belongs to no matrix of 4 bits that is read"
+                entry, f"is stored as {entry.dtype}, but belongs to no supported 4-bit matrix"
             )
 
 
@@ -185,9 +187,9 @@ def _entry(packed: TensorEntry, parts: Mapping[str, TensorEntry], how: Int4) -> 
     for ending in wanted:
         if ending not in parts:
             missing = packed.stored_name.removesuffix(_ENDINGS[how.layout][0]) + ending
-            raise _wrong(packed, f"is 4 bits, and there is no {missing}; download it again")
+            raise _wrong(packed, f"has 4-bit codes, but {missing} is missing; download it again")
     if packed.dtype != WORDS or len(packed.shape) != 2:
-        raise _wrong(packed, f"is {packed.dtype} {list(packed.shape)}; codes are {WORDS} matrices")
+        raise _wrong(packed, f"is {packed.dtype} {list(packed.shape)}; codes must be {WORDS} matrices")
     scales, zeros = parts[scale_name], parts[zero_name] if how.has_zeros else None
     shape = _shape(packed, scales, parts, how)
     _check_order(parts, shape, how)
@@ -206,7 +208,7 @@ def _entry(packed: TensorEntry, parts: Mapping[str, TensorEntry], how: Int4) -> 
         tuple(part for ending, part in parts.items() if ending not in (scale_name, zero_name)),
         bool((values.astype(np.float16).astype(np.float32) == values).all()),
     )
-    if zeros is not None and not entry._zeros(zeros).any():  # symmetric after all
+    if zeros is not None and not entry._zeros(zeros).any():  # Symmetric in fact.
         return replace(entry, zeros=None, others=(zeros, *entry.others))
     return entry
 
@@ -214,7 +216,7 @@ def _entry(packed: TensorEntry, parts: Mapping[str, TensorEntry], how: Int4) -> 
 def _shape(
     packed: TensorEntry, scales: TensorEntry, parts: Mapping[str, TensorEntry], how: Int4
 ) -> tuple[int, int]:
-    """[out, in]. Raises ModelError where the shapes of two of them contradict each other."""
+    """Return [out, in]. Raises ModelError if two parts have contradicting shapes."""
     high, wide = packed.shape
     if how.layout == "compressed-tensors":
         said = parts.get("weight_shape")
@@ -225,7 +227,7 @@ def _shape(
         rows, columns = (wide, high * _IN_A_WORD) if in_words else (wide * _IN_A_WORD, high)
         fits = rows % _IN_A_WORD == 0 and columns % how.group == 0
     if not fits or not rows or not columns:
-        raise _wrong(packed, f"has shape {list(packed.shape)}, which is none of {rows} rows of {columns}")
+        raise _wrong(packed, f"has shape {list(packed.shape)}, which does not fit {rows} rows and {columns} columns")
     groups, eighths = -(-columns // how.group), -(-rows // _IN_A_WORD)
     by_rows = how.layout == "compressed-tensors"
     wanted = [(scales, (rows, groups) if by_rows else (groups, rows), tuple(_SCALES))]
@@ -236,35 +238,35 @@ def _shape(
         if entry.shape != shape or entry.dtype not in dtypes:
             raise _wrong(
                 entry,
-                f"is {entry.dtype} {list(entry.shape)}; for {rows} rows of {columns} in groups of "
-                f"{how.group} it is {' or '.join(dtypes)} {list(shape)}",
+                f"is {entry.dtype} {list(entry.shape)}; for {rows} rows and {columns} columns in "
+                f"groups of {how.group} it must be {' or '.join(dtypes)} {list(shape)}",
             )
     return rows, columns
 
 
 def _said_shape(entry: TensorEntry) -> tuple[int, int]:
     if entry.dtype != SIZES or entry.shape != (2,):
-        raise _wrong(entry, f"is {entry.dtype} {list(entry.shape)}; the shape of a matrix is {SIZES} [2]")
+        raise _wrong(entry, f"is {entry.dtype} {list(entry.shape)}; a matrix shape must be {SIZES} [2]")
     data = read_range(entry.path, entry.start, entry.num_bytes, f"tensor {entry.stored_name}")
     rows, columns = np.frombuffer(data, "<i8").tolist()
     return rows, columns
 
 
 def _check_order(parts: Mapping[str, TensorEntry], shape: tuple[int, int], how: Int4) -> None:
-    """Raises ModelError where values are not in the order of their groups."""
+    """Raise ModelError if values are not in the order of their groups."""
     for ending in ("g_idx", "weight_g_idx"):
         if (entry := parts.get(ending)) is None:
             continue
         if entry.dtype != WORDS or entry.shape != shape[1:]:
             raise _wrong(entry, f"is {entry.dtype} {list(entry.shape)}, not {WORDS} {[shape[1]]}")
         if not np.array_equal(_words(entry), np.arange(shape[1]) // how.group):
-            raise _wrong(entry, "says that values are ordered by activation (act-order), which is not read")
+            raise _wrong(entry, "orders values by activation (act-order), which is not supported")
 
 
 def _finite(scales: TensorEntry) -> np.ndarray:
     values = _floats(scales)
     if not bool(np.isfinite(values).all()):
-        raise _wrong(scales, "holds a scale that is no finite number; download it again")
+        raise _wrong(scales, "holds a scale that is not finite; download it again")
     return values
 
 

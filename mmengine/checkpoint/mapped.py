@@ -1,7 +1,7 @@
-"""A file of weights as memory: who reads a tensor needs no copy of it, and the system keeps what fits.
+"""Maps a weights file into memory: readers need no copy, and the page cache keeps what fits.
 
-A file that somebody cuts short while it is mapped ends the process with SIGBUS, as it does under safetensors'
-own reader; headers and sizes are checked before (mmengine.checkpoint.tensors).
+If the file is truncated while mapped, the process ends with SIGBUS, as with safetensors' own reader; headers
+and sizes are checked before (mmengine.checkpoint.tensors).
 """
 
 import mmap
@@ -11,21 +11,22 @@ from mmengine.errors import ModelError
 
 
 class MappedFile:
-    """`memory`: the whole file. What is written to it stays in this process."""
+    """A mapped file. `memory`: the whole file; writes stay private to this process."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ModelError."""
+        """Map the file. Raises ModelError."""
         try:
             with path.open("rb") as file:
                 self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        except (OSError, ValueError) as error:  # an empty file cannot be mapped
+        except (OSError, ValueError) as error:  # An empty file cannot be mapped.
             raise ModelError(f"{path} cannot be read ({error}); download it again") from None
-        if hasattr(mmap, "MADV_SEQUENTIAL"):  # Linux, macOS
+        if hasattr(mmap, "MADV_SEQUENTIAL"):  # Linux, macOS.
             self.memory.madvise(mmap.MADV_SEQUENTIAL)
 
     def let_go(self, start: int, num_bytes: int) -> None:
-        """These bytes are not looked at again soon: whole pages of them leave this process, which the system
-        still keeps as long as it has room."""
+        """Release whole pages of these bytes from this process, because they are not read again soon; the
+        page cache keeps them while memory lasts.
+        """
         if hasattr(mmap, "MADV_DONTNEED"):
             first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
             whole = (start + num_bytes - first) // mmap.PAGESIZE * mmap.PAGESIZE

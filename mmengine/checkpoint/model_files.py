@@ -1,4 +1,4 @@
-"""The files of a model: those of its folder, or of the folder that a GGUF file stands for."""
+"""Finds a model's files: in its folder, or in the folder that a GGUF file stands for."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,28 +16,29 @@ def is_gguf(model: Path) -> bool:
 
 
 def has_model_file(model: Path, name: str) -> bool:
-    """Whether a model has a file of that name, such as config.json."""
+    """Return whether a model has a file with that name, such as config.json."""
     return name in FILES if is_gguf(model) else (model / name).is_file()
 
 
 def model_file(model: Path, name: str) -> Path:
-    """What errors name: the file of a folder, or the GGUF file that says the same."""
+    """Return the path for errors: the folder's file, or the GGUF file that holds the same data."""
     return model if is_gguf(model) else model / name
 
 
 def read_model_json(model: Path, name: str) -> dict[str, object]:
-    """The JSON object in a model's file. Raises ModelError when it is missing or damaged."""
+    """Return the JSON object in a model's file. Raises ModelError if the file is missing or damaged."""
     return GGUFModel(model).file(name) if is_gguf(model) else read_json(model / name)
 
 
 def model_tensors(model: Path, canonical_name: Callable[[str], str | None]) -> Mapping[str, TensorEntry]:
-    """Every tensor of a model's weights by its canonical name. Raises ModelError as `open_tensors` and
-    `with_quantised` do."""
+    """Return every tensor in a model's weights by its canonical name. Raises ModelError as `open_tensors` and
+    `with_quantised` do.
+    """
     if is_gguf(model):
         return GGUFModel(model).tensors(canonical_name)
     return with_quantised(model, open_tensors(model, canonical_name, STORED_BYTES))
 
 
 def model_weight_files(model: Path) -> list[Path]:
-    """The files that hold a model's weights. Raises ModelError where one is missing."""
+    """Return the files with a model's weights. Raises ModelError if a file is missing."""
     return [model] if is_gguf(model) else weight_files(model)

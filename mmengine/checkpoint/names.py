@@ -1,4 +1,4 @@
-"""The names of a model's tensors: those in files, which differ by who wrote them, to one set."""
+"""Maps stored tensor names, which differ by the program that saved them, to canonical names."""
 
 import re
 from dataclasses import dataclass
@@ -7,19 +7,22 @@ from pathlib import Path
 from mmengine.checkpoint.model_files import model_tensors
 from mmengine.checkpoint.tensors import TensorEntry
 
-_DERIVED = re.compile(r"rotary(?:_pos)?_emb\.inv_freq$")  # old files store this constant
+_DERIVED = re.compile(r"rotary(?:_pos)?_emb\.inv_freq$")  # Old files store this constant.
 
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """`beginnings`: what a stored name may begin with, and what stands there in the canonical one (`text.`,
-    `visual.`, `lm_head.`), groups of the pattern among it. The first that fits counts; a name that none fits
-    stays as it is."""
+    """Rules from stored to canonical names.
+
+    `beginnings`: patterns for a stored name's beginning, and their replacements (`text.`, `visual.`,
+    `lm_head.`), which may use the pattern's groups. The first match counts; a name without a match stays
+    unchanged.
+    """
 
     beginnings: tuple[tuple[re.Pattern[str], str], ...]
 
     def canonical(self, stored: str) -> str | None:
-        """None for constants that are derived anyway."""
+        """Return the canonical name, or None for constants that are computed anyway."""
         if _DERIVED.search(stored):
             return None
         for pattern, beginning in self.beginnings:
@@ -28,6 +31,7 @@ class TensorNames:
         return stored
 
     def entries(self, folder: Path) -> dict[str, TensorEntry]:
-        """Every tensor of the weights in a folder or a GGUF file by its canonical name. ModelError as of
-        `open_tensors`."""
+        """Return every tensor in a folder or a GGUF file by its canonical name. Raises ModelError as
+        `open_tensors` does.
+        """
         return dict(model_tensors(folder, self.canonical))

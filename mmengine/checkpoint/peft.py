@@ -1,10 +1,10 @@
-"""A LoRA adapter in PEFT's format, read within bounds: a stranger's folder with two files.
+"""Reads a LoRA adapter in PEFT's format within limits: two files in an untrusted folder.
 
-`adapter_config.json` says how; `adapter_model.safetensors` holds, for each module that is changed, matrices
-`base_model.model.<module>.lora_A.weight` [r, in] and `.lora_B.weight` [out, r], which add
-`lora_alpha / r` (with `use_rslora` by the root of r) times B A to its weight
-(https://huggingface.co/docs/peft/developer_guides/checkpoint). What else PEFT can do is refused by the
-field's name; pickled weights are never read. No torch here.
+`adapter_config.json` holds the options. `adapter_model.safetensors` holds, for each changed module, matrices
+`base_model.model.<module>.lora_A.weight` [r, in] and `.lora_B.weight` [out, r]. They add `lora_alpha / r`
+(with `use_rslora`, divided by the root of r) times B A to the module's weight
+(https://huggingface.co/docs/peft/developer_guides/checkpoint). Other PEFT features are refused by the field's
+name; pickled weights are never read. No torch here.
 """
 
 import hashlib
@@ -25,26 +25,25 @@ from mmengine.errors import ModelError
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLED_FILE = "adapter_model.bin"
-MAX_CONFIG_BYTES = 2**20  # of adapter_config.json; one has some 1,000
-MAX_RANK = 512  # of an adapter
-MAX_TENSORS = 20_000  # of an adapter; one of all linear layers of 64 has 900
-MAX_PATTERNS = 4096  # of alpha_pattern and rank_pattern
-PADDED = 16  # ranks and columns are held in multiples of it
-# Fields that change what an adapter is, beyond two matrices a module; null, false and what is empty is as
-# good as none.
+MAX_CONFIG_BYTES = 2**20  # Of adapter_config.json; a usual file has about 1,000.
+MAX_RANK = 512  # Of an adapter.
+MAX_TENSORS = 20_000  # Of an adapter; an adapter for all linear layers of a 64-layer model has 900.
+MAX_PATTERNS = 4096  # Entries in alpha_pattern and rank_pattern.
+PADDED = 16  # Ranks and columns are padded to multiples of this number.
+# Fields that change an adapter beyond two matrices per module. Null, false and empty values count as absent.
 _REFUSED = (
     *("use_dora", "modules_to_save", "lora_bias", "fan_in_fan_out", "layer_replication", "target_parameters"),
     *("trainable_token_indices", "alora_invocation_tokens", "use_qalora", "use_bdlora", "megatron_config"),
     *("arrow_config", "kasa_config", "velora_config", "monteclora_config"),
 )
-_INITS = ("gaussian", "eva", "orthogonal")  # that leave the model's own weights as they were
+_INITS = ("gaussian", "eva", "orthogonal")  # Initialisations that do not change the model's own weights.
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<which>[AB])\.weight", re.ASCII)
 _PATTERN = re.compile(r"\^?[A-Za-z0-9_.]{1,300}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class LoraPair:
-    """`a` [rank, in] and `b` [out, rank] of a module, by how much their product is scaled."""
+    """A module's matrices `a` [rank, in] and `b` [out, rank], and their product's scale."""
 
     a: TensorEntry
     b: TensorEntry
@@ -55,7 +54,7 @@ class LoraPair:
         return self.a.shape[0]
 
     def num_bytes(self, value_bytes: int) -> int:
-        """As it is held, of values of so many bytes."""
+        """Return the bytes in memory, with values of `value_bytes`."""
         (rank, k), n = self.a.shape, self.b.shape[0]
         rows_a, rows_b = (-(-rows // PADDED) * PADDED for rows in (rank, n))
         return (rows_a * (k + k % 2) + rows_b * (rank + rank % 2)) * value_bytes
@@ -63,8 +62,9 @@ class LoraPair:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """`digest`: SHA-256 over both files. `pairs`: by canonical name of the module. `data`: the bytes of the
-    weights, in which the entries lie."""
+    """A checked adapter. `digest`: SHA-256 over both files. `pairs`: by the module's canonical name. `data`:
+    the weights file's bytes, which contain the entries.
+    """
 
     folder: Path
     digest: bytes
@@ -86,12 +86,14 @@ def read_adapter(
     max_bytes: int,
     value_bytes: int,
 ) -> AdapterFiles:
-    """The adapter in `folder`. `canonical_name`: of a tensor of the model; `modules`: (out, in) of those that
-    may be changed, by canonical name. `max_bytes`: that its matrices may take where they are held, of values
-    of `value_bytes`. Of one that takes more no more is read than the header.
+    """Return the adapter in `folder`.
 
-    Raises ModelError, one sentence that names the file and the field or tensor: for what is missing, damaged,
-    too large, not served, or changes no module of this model.
+    `canonical_name` maps a model tensor's name. `modules`: (out, in) of the modules that may be changed, by
+    canonical name. `max_bytes`: limit for the matrices in memory, held as values of `value_bytes`. If an
+    adapter exceeds the limit, only its header is read.
+
+    Raises ModelError, one sentence that names the file and the field or tensor, for an adapter that is
+    missing, damaged, too large, not supported, or changes no module of this model.
     """
     config, path = _read_config(folder), folder / WEIGHTS_FILE
     try:
@@ -106,15 +108,15 @@ def read_adapter(
             }
             if (held := sum(pair.num_bytes(value_bytes) for pair in pairs.values())) > max_bytes:
                 raise ModelError(
-                    f"the adapter in {folder} takes {held} bytes, and all that are held may take "
-                    f"{max_bytes}; raise lora_bytes"
+                    f"the adapter in {folder} takes {held} bytes; all adapters together may take "
+                    f"{max_bytes} (lora_bytes): raise lora_bytes"
                 )
             file.seek(0)
             data = file.read(file_bytes)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from None
     if read_header(path, io.BytesIO(data), len(data), FLOAT_BYTES) != entries:
-        raise ModelError(f"{path} was changed while it was read; load it again")
+        raise ModelError(f"{path} changed while it was read; load it again")
     digest = hashlib.sha256(b"mmengine adapter 1")
     for content in (config.data, data):
         digest.update(hashlib.sha256(content).digest())
@@ -128,7 +130,7 @@ class _Config:
     alpha: float
     is_rslora: bool
     ranks: frozenset[int]
-    alphas: dict[str, float]  # of modules that end so, behind a dot or as a whole
+    alphas: dict[str, float]  # For modules that end with the name, after a dot or as a whole.
 
     def scale(self, stored: str, rank: int) -> float:
         found = [alpha for name, alpha in self.alphas.items() if _ends_with(stored, name)]
@@ -148,13 +150,13 @@ def _read_config(folder: Path) -> _Config:
     fields = Fields(values, path, "")
     kind = values.get("peft_type")
     if kind != "LORA":
-        fields.fail(f"peft_type is {kind!r:.60}; adapters of the type LORA are served")
+        fields.fail(f"peft_type is {kind!r:.60}; only LORA adapters are supported")
     for name in _REFUSED:
         if values.get(name):
-            fields.fail(f"{name} is {values[name]!r:.60}, which is not served; train the adapter without it")
+            fields.fail(f"{name} is {values[name]!r:.60}, which is not supported; train the adapter without it")
     if values.get("bias", "none") != "none":
         fields.fail(
-            f"bias is {values['bias']!r:.60}, and biases of an adapter are not served; train it with none"
+            f"bias is {values['bias']!r:.60}, but adapter biases are not supported; train it with bias none"
         )
     init = values.get("init_lora_weights", True)
     if init is not None and not isinstance(init, bool) and init not in _INITS:
@@ -176,11 +178,11 @@ def _read_config(folder: Path) -> _Config:
 def _pattern(fields: Fields, name: str) -> dict[str, object]:
     found = fields.child(name, optional=True).values
     if len(found) > MAX_PATTERNS:
-        fields.fail(f"{name} has {len(found)} entries; at most {MAX_PATTERNS} are read")
+        fields.fail(f"{name} has {len(found)} entries; the limit is {MAX_PATTERNS}")
     for key in found:
         if not _PATTERN.fullmatch(key):
             fields.fail(
-                f"{name} names {key!r:.60}, which is no module's name; regular expressions are not read"
+                f"{name} names {key!r:.60}, which is no module name; regular expressions are not supported"
             )
     return found
 
@@ -200,18 +202,18 @@ def _check_is_there(folder: Path) -> None:
         return
     if (folder / PICKLED_FILE).exists():
         raise ModelError(
-            f"{folder / PICKLED_FILE} is a pickle, which can run anything and is never read; save the "
+            f"{folder / PICKLED_FILE} is a pickle, which can run any code and is never read; save the "
             f"adapter as {WEIGHTS_FILE} (safe_serialization)"
         )
-    raise ModelError(f"{folder} holds no {WEIGHTS_FILE}; give the folder of a LoRA adapter as PEFT saves it")
+    raise ModelError(f"{folder} has no {WEIGHTS_FILE}; give the folder of a LoRA adapter in PEFT's format")
 
 
 def _check_bytes(path: Path, entries: list[TensorEntry], data_bytes: int) -> None:
-    """That the data are those of the tensors, which are of a number that can be."""
+    """Check the number of tensors, and that no bytes belong to no tensor."""
     if len(entries) > MAX_TENSORS:
-        raise ModelError(f"{path} holds {len(entries)} tensors; at most {MAX_TENSORS} of an adapter are read")
+        raise ModelError(f"{path} holds {len(entries)} tensors; the limit for an adapter is {MAX_TENSORS}")
     if data_bytes > sum(entry.num_bytes for entry in entries):
-        raise ModelError(f"{path} has bytes that are no tensor's; save the adapter again")
+        raise ModelError(f"{path} has bytes that belong to no tensor; save the adapter again")
 
 
 def _by_module(
@@ -225,8 +227,7 @@ def _by_module(
         key = _KEY.fullmatch(entry.stored_name)
         if key is None:
             raise ModelError(
-                f"{path}: tensor {entry.stored_name} is no matrix of a LoRA adapter, and nothing else is "
-                "served; save it without"
+                f"{path}: tensor {entry.stored_name} is no LoRA matrix; save the adapter without it"
             )
         name = canonical_name(f"{key['module']}.weight")
         module = (name or "").removesuffix(".weight")
@@ -239,7 +240,7 @@ def _by_module(
         both = found.setdefault(module, {})
         if key["which"] in both:
             raise ModelError(
-                f"{path}: tensor {entry.stored_name} is there twice, under another name for its module"
+                f"{path}: tensor {entry.stored_name} is stored twice, under two names for its module"
             )
         both[key["which"]] = entry
     if not found:
@@ -248,7 +249,7 @@ def _by_module(
         if len(both) != 2:
             (which, entry), *_ = both.items()
             other = "B" if which == "A" else "A"
-            raise ModelError(f"{path}: tensor {entry.stored_name} stands without its lora_{other}")
+            raise ModelError(f"{path}: tensor {entry.stored_name} has no lora_{other} matrix")
     return {module: (both["A"], both["B"]) for module, both in found.items()}
 
 
@@ -258,12 +259,12 @@ def _pair(path: Path, config: _Config, a: TensorEntry, b: TensorEntry, sizes: tu
     if rank not in config.ranks or a.shape != (rank, inputs):
         ranks = " or ".join(map(str, sorted(config.ranks)))
         raise ModelError(
-            f"{path}: tensor {a.stored_name} has shape {list(a.shape)}; the model and {CONFIG_FILE} ask for "
+            f"{path}: tensor {a.stored_name} has shape {list(a.shape)}; the model and {CONFIG_FILE} require "
             f"[{ranks}, {inputs}]"
         )
     if b.shape != (out, rank):
         raise ModelError(
-            f"{path}: tensor {b.stored_name} has shape {list(b.shape)}; the model and its lora_A ask for "
+            f"{path}: tensor {b.stored_name} has shape {list(b.shape)}; the model and its lora_A require "
             f"[{out}, {rank}]"
         )
     found = _KEY.fullmatch(a.stored_name)

@@ -1,4 +1,4 @@
-"""What a config.json says of how weights are quantised, and its folder's tensors by that. No torch here."""
+"""Reads the quantisation in a config.json, and a folder's tensors accordingly. No torch here."""
 
 from pathlib import Path
 
@@ -11,16 +11,18 @@ from mmengine.checkpoint.tensors import TensorEntry
 from mmengine.errors import ModelError
 
 STORED_BYTES = {**fp8.STORED_BYTES, **int4.STORED_BYTES}
-# Of compressed-tensors' ActivationOrdering those that change how weights are calibrated, not how they lie.
+# compressed-tensors' ActivationOrdering values that change the calibration of weights, not their layout.
 _IN_ORDER = ("weight", "static")
 SUPPORTED = (
     "fp8 with a weight_block_size (the *-FP8 folders of the hub), and 4 bits in groups of 32, 64 or 128 from "
-    'compressed-tensors ("pack-quantized"), gptq and awq ("gemm") are read'
+    'compressed-tensors ("pack-quantized"), gptq and awq ("gemm") are supported'
 )
 
 
 def quantisation_of(root: Fields) -> Block | Int4 | None:
-    """How the weights of this config.json are quantised; None: not at all. ModelError for all other ways."""
+    """Return how this config.json's weights are quantised, or None if they are not. Raises ModelError for
+    unsupported quantisation.
+    """
     if root.values.get("quantization_config") is None:
         return None
     how = root.child("quantization_config")
@@ -36,9 +38,10 @@ def quantisation_of(root: Fields) -> Block | Int4 | None:
 
 
 def with_quantised(folder: Path, entries: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
-    """Tensors of a folder, by canonical name: a quantised matrix has what it shares with it. Raises
-    ModelError as `fp8.with_scales` and `int4.with_codes`; and where tensors are there that only a quantised
-    folder has."""
+    """Return a folder's tensors by canonical name, with quantised matrices joined to their shared values.
+    Raises ModelError as `fp8.with_scales` and `int4.with_codes` do, and for quantised tensors in an
+    unquantised folder.
+    """
     path = folder / "config.json"
     found = quantisation_of(Fields(read_json(path), path, "")) if path.is_file() else None
     if isinstance(found, Int4):
@@ -58,15 +61,16 @@ def _packed(how: Fields, layout: Layout) -> Int4:
 
 
 def _form(how: Fields, names: tuple[str, str], known: tuple[str, ...]) -> str:
-    """How words are packed: what the first of these fields that is there says, without any the first of
-    `known`. transformers' GPTQConfig and AwqConfig have the older name first, and large letters as small."""
+    """Return how words are packed: the value of the first present field, or the first of `known` without any.
+    transformers' GPTQConfig and AwqConfig also put the older name first and ignore case.
+    """
     name = next((each for each in names if how.values.get(each) is not None), None)
     if name is None:
         return known[0]
     found = str(how.values[name]).lower()
     if found not in known:
         said = " and ".join(map(repr, known))
-        how.fail(f"{how.prefix}{name} {repr(how.values[name])[:60]} is not read, only {said}")
+        how.fail(f"{how.prefix}{name} {repr(how.values[name])[:60]} is not supported, only {said}")
     return found
 
 
@@ -75,11 +79,12 @@ def _compressed(how: Fields) -> Int4:
     groups = how.child("config_groups")
     if len(groups.values) != 1:
         how.fail(
-            f"{groups.prefix[:-1]} has {len(groups.values)} groups; only one way for all matrices is read"
+            f"{groups.prefix[:-1]} has {len(groups.values)} groups; only one group for all matrices is "
+            "supported"
         )
     group = groups.child(next(iter(groups.values)))
     if group.values.get("input_activations") is not None:
-        how.fail(f"{group.prefix}input_activations are quantised; only weights may be")
+        how.fail(f"{group.prefix}input_activations are quantised; only quantised weights are supported")
     weights = group.child("weights")
     _only(weights, "num_bits", 4)
     _only(weights, "type", "int")
@@ -87,14 +92,14 @@ def _compressed(how: Fields) -> Int4:
     order = weights.values.get("actorder")
     if order is not None and order is not False and order not in _IN_ORDER:
         name = f"{weights.prefix}actorder {repr(order)[:60]}"
-        weights.fail(f"{name} is not read: it puts columns into other groups; weight and static do not")
+        weights.fail(f"{name} is not supported: it reorders columns between groups; use weight or static")
     return Int4("compressed-tensors", _group(weights), not weights.flag("symmetric", True))
 
 
 def _group(how: Fields) -> int:
     size = how.values.get("group_size")
     if type(size) is not int or size not in GROUPS:
-        how.fail(f"{how.prefix}group_size {repr(size)[:60]} is not read; {', '.join(map(str, GROUPS))} are")
+        how.fail(f"{how.prefix}group_size {repr(size)[:60]} is not supported; use {', '.join(map(str, GROUPS))}")
     return size
 
 
@@ -103,4 +108,4 @@ def _only(how: Fields, name: str, wanted: object, *, absent: bool = False) -> No
     if found is None and (absent or wanted is None):
         return
     if found != wanted or isinstance(found, bool) != isinstance(wanted, bool):
-        how.fail(f"{how.prefix}{name} {repr(found)[:60]} is not read, only {wanted!r}")
+        how.fail(f"{how.prefix}{name} {repr(found)[:60]} is not supported, only {wanted!r}")

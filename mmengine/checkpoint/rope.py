@@ -1,23 +1,26 @@
-"""How q and k are rotated, as a config.json says it."""
+"""Reads the rotary embedding's options from a config.json."""
 
 from dataclasses import dataclass
 
 from mmengine.checkpoint.fields import Fields
 from mmengine.errors import shown
 
-PLAIN = ("default", "mrope")  # the second is an old name for the first with sections
+PLAIN = ("default", "mrope")  # "mrope" is an old name for "default" with sections.
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """`kind`: how frequencies are scaled. `sections`: how many of them follow a token's time, height and
-    width, their sum half of head_dim; None where a token has one position, which all rows have and the time
-    row is read for. `interleaved`: they take turns; else the sections follow one another."""
+    """Options of the rotary embedding.
+
+    `kind`: how frequencies are scaled. `sections`: how many frequencies follow a token's time, height and
+    width; their sum is half of head_dim. None: a token has one position, equal in all three rows, and the
+    time row is used. `interleaved`: the three take turns; otherwise the sections follow one another.
+    """
 
     theta: float
-    kind: str = "default"  # or linear, llama3
+    kind: str = "default"  # Or linear, llama3.
     factor: float = 1.0
-    low_freq_factor: float = 1.0  # llama3 alone, as the next two
+    low_freq_factor: float = 1.0  # Only for llama3, like the next two.
     high_freq_factor: float = 4.0
     original_positions: int = 8192
     sections: tuple[int, int, int] | None = None
@@ -25,8 +28,9 @@ class RopeConfig:
 
 
 def read_rope(layer: Fields, head_dim: int) -> RopeConfig:
-    """From `rope_parameters` (transformers 5) or `rope_scaling` beside `rope_theta`. ModelError, for a kind
-    of scaling that is not known too."""
+    """Read `rope_parameters` (transformers 5), or `rope_scaling` beside `rope_theta`. Raises ModelError, also
+    for an unknown kind of scaling.
+    """
     modern = layer.values.get("rope_parameters") is not None
     rope = layer.child("rope_parameters" if modern else "rope_scaling", optional=True)
     kind = rope.values.get("rope_type", rope.values.get("type", "default"))

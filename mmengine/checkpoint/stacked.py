@@ -1,9 +1,9 @@
-"""Experts that a file holds as one tensor, seen as matrices of their own. No torch here.
+"""Reads stacked experts, which a file stores as one tensor, as separate matrices. No torch here.
 
-transformers stacks them as `X.gate_up_proj` [count, 2 * size, hidden], gate's rows and then up's, and
-`X.down_proj` [count, hidden, size]; some folders of the hub have each of these turned. The shape says which;
-what fits both is not turned (`conversion_mapping.py` of transformers). In FP8 their scales are stacked, and
-turned, with them.
+transformers stacks experts as `X.gate_up_proj` [count, 2 * size, hidden], gate's rows and then up's, and
+`X.down_proj` [count, hidden, size]. Some hub folders store each matrix transposed. The shape tells which; a
+shape that fits both counts as not transposed (transformers' `conversion_mapping.py`). FP8 scales are stacked
+and transposed like the matrices.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,9 @@ _GATE_UP, _DOWN = "experts.gate_up_proj", "experts.down_proj"
 
 @dataclass(frozen=True, slots=True)
 class TurnedEntry(TensorEntry):
-    """A matrix [n, k] that is stored as columns: `first` and those behind it of k rows of `row_values`, which
-    begin at `start`. `stacked`: the tensor that they are of."""
+    """A matrix [n, k] that is stored as columns: `first` and the next n - 1 columns in k rows of
+    `row_values`, which begin at `start`. `stacked`: the tensor that contains the matrix.
+    """
 
     first: int
     row_values: int
@@ -33,8 +34,9 @@ class TurnedEntry(TensorEntry):
 def each_expert(
     entries: dict[str, TensorEntry], count: int, hidden_size: int, intermediate_size: int
 ) -> dict[str, TensorEntry]:
-    """Tensors by canonical name, with those of stacked experts as matrices [out, in] of their own:
-    `X.experts.0.gate_proj.weight`. ModelError for a stack of another shape."""
+    """Return the tensors by canonical name, with stacked experts as separate matrices [out, in]:
+    `X.experts.0.gate_proj.weight`. Raises ModelError for a stack with another shape.
+    """
     found = dict(entries)
     parts: tuple[str, ...]
     for name, entry in entries.items():
@@ -57,7 +59,7 @@ def _matrices(
     count, rows, columns = shape
     if entry.shape not in (shape, (count, columns, rows)):
         raise ModelError(
-            f"{entry.path}: tensor {entry.stored_name} has shape {list(entry.shape)}; config.json asks for "
+            f"{entry.path}: tensor {entry.stored_name} has shape {list(entry.shape)}; config.json requires "
             f"{list(shape)}, or {[count, columns, rows]}"
         )
     is_turned, n = entry.shape != shape, rows // len(parts)
@@ -67,15 +69,16 @@ def _matrices(
 
 
 def _matrix(entry: TensorEntry, i: int, rows: slice, is_turned: bool) -> TensorEntry:
-    """Rows of expert `i`, which are columns of its file where `is_turned`. Raises ModelError where they share
-    a block's scale with others."""
+    """Return rows of expert `i`, which are columns in its file if `is_turned`. Raises ModelError if they
+    share a block's scale with other rows.
+    """
     if isinstance(entry, Fp8Entry):
         block = Block(*reversed(entry.block)) if is_turned else entry.block
         all_rows = entry.shape[2 if is_turned else 1]
         if any(edge % block.rows for edge in (rows.start, rows.stop) if edge != all_rows):
             raise ModelError(
                 f"{entry.path}: tensor {entry.stored_name} has gate and up of {rows.stop} rows each, which "
-                f"share a scale in blocks of {block.rows}; they are read where each is a tensor of its own"
+                f"share a scale in blocks of {block.rows}; store each as a separate tensor"
             )
         blocks = slice(rows.start // block.rows, -(-rows.stop // block.rows))
         codes, scale = (

@@ -1,8 +1,8 @@
-"""The safetensors files of a folder: what they hold, and whether they are whole.
+"""Reads the headers of a folder's safetensors files, and checks that the files are complete.
 
-No torch here. A folder comes from anybody, so headers are bounded and every offset is checked against
-the file before a byte of data is trusted. The format: 8 bytes header length, a JSON header of dtype,
-shape and offsets, then the data (https://huggingface.co/docs/safetensors, "Format").
+No torch here. A folder is untrusted, so headers are bounded, and every offset is checked against the file
+before any data is used. The format: 8 bytes header length, a JSON header with dtype, shape and offsets, then
+the data (https://huggingface.co/docs/safetensors, "Format").
 """
 
 import json
@@ -22,13 +22,14 @@ INDEX_FILE = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 32 * 2**20
 MAX_SHARDS = 1000
 MAX_NAME_CHARS = 300
-MAX_FILE_NAME_BYTES = 255  # that file systems have room for
+MAX_FILE_NAME_BYTES = 255  # The limit of common file systems.
 FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 class Coding(NamedTuple):
-    """How a matrix is stored as codes: e4m3, or whole numbers of 8 or 4 bits, of which `group` beside each
-    other in a row share a scale, and with `mins` a smallest value."""
+    """How a matrix is stored as codes: e4m3, or integers of 8 or 4 bits. Each `group` of neighbours in a row
+    shares a scale, and with `mins` a minimum.
+    """
 
     form: Literal["fp8", "int8", "int4"]
     group: int
@@ -36,8 +37,9 @@ class Coding(NamedTuple):
 
 
 class CodedRows(NamedTuple):
-    """Rows of whole numbers: int8 [m, k], from -127 or, of 4 bits, from -8 to 7; scales that float16 has, and
-    what is added to each group, float32 [m, ceil(k / group)]."""
+    """Rows of integer codes: int8 [m, k], from -127, or for 4 bits from -8 to 7. Scales fit float16; scales
+    and the minimum added to each group are float32 [m, ceil(k / group)].
+    """
 
     codes: np.ndarray
     scales: np.ndarray
@@ -46,7 +48,7 @@ class CodedRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where one tensor lies. `start` is its byte offset in `path`."""
+    """Where a tensor is stored. `start` is its byte offset in `path`."""
 
     path: Path
     stored_name: str
@@ -57,27 +59,29 @@ class TensorEntry:
 
     @property
     def coding(self) -> Coding | None:
-        """None where it is stored as numbers."""
+        """Return how the tensor is stored as codes, or None if it is stored as numbers."""
         return None
 
     def coded(self, begin: int, end: int) -> Iterator[tuple[int, CodedRows]]:
-        """Rows of whole numbers, a piece at a time, with its place behind `begin`. Raises ModelError."""
+        """Yield rows of integer codes, a piece at a time, with the piece's place after `begin`. Raises
+        ModelError.
+        """
         raise NotImplementedError(f"{self.stored_name} is not stored as whole numbers")
 
     @property
     def beside(self) -> tuple["TensorEntry", ...]:
-        """Tensors without which this one says nothing."""
+        """Return the tensors that this tensor cannot be decoded without."""
         return ()
 
 
 def open_tensors(
     folder: Path, canonical_name: Callable[[str], str | None], dtypes: Mapping[str, int] = FLOAT_BYTES
 ) -> dict[str, TensorEntry]:
-    """Every tensor of the folder's weights (`weight_files`) by its canonical name;
-    one whose name has none (`canonical_name` gives None) is left out.
+    """Return every tensor in the folder's weights (`weight_files`) by its canonical name. A tensor is left
+    out if `canonical_name` returns None.
 
-    Raises ModelError when files are missing, cut short or damaged, when a tensor is stored twice, or
-    when its dtype is none of `dtypes`: names as safetensors writes them, with the bytes of a value.
+    Raises ModelError if files are missing, cut short or damaged, if a tensor is stored twice, or if its dtype
+    is not in `dtypes`: safetensors' names, with the bytes of a value.
     """
     entries: dict[str, TensorEntry] = {}
     for path in weight_files(folder):
@@ -99,30 +103,33 @@ def check_tensors(
     expected: dict[str, tuple[int, ...]],
     optional: Iterable[str] = (),
 ) -> None:
-    """ModelError naming the first tensor that is missing, misshapen, or that the model has no place for."""
+    """Raise ModelError naming the first tensor that is missing, has a wrong shape, or has no place in the
+    model.
+    """
     allowed_missing = frozenset(optional)
     config = "config.json" if folder.is_dir() else "its metadata"
     for name, shape in expected.items():
         if name not in entries:
             if name in allowed_missing:
                 continue
-            raise ModelError(f"the weights in {folder} have no tensor {name}; the download is not whole")
+            raise ModelError(f"the weights in {folder} have no tensor {name}; the download is incomplete")
         entry = entries[name]
         if entry.shape != shape:
             raise ModelError(
                 f"{entry.path}: tensor {entry.stored_name} has shape {list(entry.shape)}; {config} "
-                f"asks for {list(shape)}"
+                f"requires {list(shape)}"
             )
     for name, entry in entries.items():
         if name not in expected:
             raise ModelError(
-                f"{entry.path}: tensor {entry.stored_name} has no place in the model of {config}"
+                f"{entry.path}: tensor {entry.stored_name} does not belong to the model that {config} describes"
             )
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Those that hold a folder's weights: the single file before those of an index, which may be left of an
-    older save, as transformers has it. Raises ModelError where one is missing."""
+    """Return the files with a folder's weights. As in transformers, a single file comes before an index's
+    files, which may remain from an older save. Raises ModelError if a file is missing.
+    """
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
     if not (folder / INDEX_FILE).is_file():
@@ -135,15 +142,16 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def indexed_files(folder: Path) -> list[str]:
-    """Names of the files that a folder's index spreads its weights over, in order; none need be there. Raises
-    ModelError for an index that names none, too many, or what is no file of the folder."""
+    """Return the sorted names of the files in a folder's index; the files need not exist. Raises ModelError
+    for an index without files, with too many files, or with a name that is no file of the folder.
+    """
     index = folder / INDEX_FILE
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index} has no weight_map; download it again")
     names = sorted({str(name) for name in weight_map.values()})
     if len(names) > MAX_SHARDS:
-        raise ModelError(f"{index} names {len(names)} files; at most {MAX_SHARDS} are read")
+        raise ModelError(f"{index} names {len(names)} files; the limit is {MAX_SHARDS}")
     for name in names:
         is_name = Path(name).name == name and name.isprintable() and len(name.encode()) <= MAX_FILE_NAME_BYTES
         if not is_name or not name.endswith(".safetensors"):
@@ -160,8 +168,9 @@ def _entries_of(path: Path, dtypes: Mapping[str, int]) -> list[TensorEntry]:
 
 
 def read_header(path: Path, file: BinaryIO, file_bytes: int, dtypes: Mapping[str, int]) -> list[TensorEntry]:
-    """The tensors of one file of so many bytes, which is open at its beginning. Raises ModelError as
-    `open_tensors` does, and what reading the file raises."""
+    """Return the tensors in a file with `file_bytes` bytes, which is open at its beginning. Raises ModelError
+    as `open_tensors` does, and the errors of reading the file.
+    """
     header_bytes = int.from_bytes(file.read(8), "little")
     if file_bytes < 8 or 8 + header_bytes > file_bytes:
         if header_bytes > MAX_HEADER_BYTES:
@@ -171,7 +180,7 @@ def read_header(path: Path, file: BinaryIO, file_bytes: int, dtypes: Mapping[str
             f"{8 + max(header_bytes, 2)}; download it again"
         )
     if header_bytes > MAX_HEADER_BYTES:
-        raise ModelError(f"{path} has a header of {header_bytes} bytes; at most {MAX_HEADER_BYTES} are read")
+        raise ModelError(f"{path} has a header of {header_bytes} bytes; the limit is {MAX_HEADER_BYTES}")
     try:
         header = json.loads(file.read(header_bytes))
     except (ValueError, RecursionError):
@@ -190,7 +199,7 @@ def _entry(path: Path, name: str, value: Any, data_start: int, dtypes: Mapping[s
     try:
         dtype, shape, (begin, end) = value["dtype"], value["shape"], value["data_offsets"]
         numbers = [*shape, begin, end]
-        sound = isinstance(dtype, str) and (name + dtype).isprintable()  # both will be shown
+        sound = isinstance(dtype, str) and (name + dtype).isprintable()  # Errors show both.
         sound = sound and all(type(x) is int and 0 <= x < 2**50 for x in numbers)
     except (TypeError, KeyError, ValueError):
         sound = False
@@ -198,7 +207,7 @@ def _entry(path: Path, name: str, value: Any, data_start: int, dtypes: Mapping[s
         raise ModelError(f"{path} describes tensor {name!r:.200} wrongly; download it again")
     if dtype not in dtypes:
         raise ModelError(
-            f"{path}: tensor {name} is stored as {dtype[:20]}; {', '.join(dtypes)} are read here"
+            f"{path}: tensor {name} is stored as {dtype[:20]}; supported are {', '.join(dtypes)}"
         )
     if end - begin != math.prod(shape) * dtypes[dtype]:
         raise ModelError(

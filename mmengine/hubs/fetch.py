@@ -1,7 +1,7 @@
-"""A model of a hub on this machine: what an engine reads of it, and nothing else.
+"""Fetches the files that an engine reads of a hub model, and no others.
 
-What a hub lists comes from whoever uploaded it. Names are compared with those that may be, sizes are added up
-before a byte is fetched, and bytes are compared with the hash that stands in the list.
+The model's uploader controls the hub's list. So names are compared with the allowed patterns, sizes are added
+before any byte is fetched, and bytes are compared with the hash in the list.
 """
 
 import re
@@ -18,23 +18,24 @@ from mmengine.hubs.modelscope import ModelScope
 from mmengine.hubs.names import HUGGING_FACE, MODELSCOPE, TITLES, HubName
 from mmengine.hubs.port import Hub, HubError, HubFile, no_file
 
-MAX_LISTED_FILES = 100_000  # of a model's revision; the largest checkpoints have some thousands
-MAX_SMALL_FILES = 64  # configs, tokenizers, templates; models of the hub have some ten
-MAX_MODEL_BYTES = 4 * 2**40  # all that is fetched of a model; the largest open one has 1.1 TB
+MAX_LISTED_FILES = 100_000  # Per model revision; the largest checkpoints have some thousands.
+MAX_SMALL_FILES = 64  # Configs, tokenizers, templates; hub models have about ten.
+MAX_MODEL_BYTES = 4 * 2**40  # All fetched files of a model; the largest open model has 1.1 TB.
 HUBS: dict[str, Callable[[HubName], Hub]] = {HUGGING_FACE: HuggingFace, MODELSCOPE: ModelScope}
-# Never pickles, never code; of the top folder alone.
+# Never pickles, never code; only from the top folder.
 _SMALL = re.compile(r"[A-Za-z0-9_][\w.-]{0,127}\.(json|jinja|txt)", re.ASCII)
 _WEIGHTS = re.compile(r"[A-Za-z0-9_][\w.-]{0,127}\.safetensors", re.ASCII)
 
 
 def fetch_model(name: HubName) -> Path:
-    """The folder of a model: downloaded, or as it is in the hub's cache where the hub cannot be asked. Raises
-    ModelError, one sentence each, for what is not there, may not be had, is too large or came broken."""
+    """Return a model's folder: downloaded, or from the hub's cache if the hub does not answer. Raises
+    ModelError, one sentence each, for a model that is missing, not accessible, too large or damaged.
+    """
     return fetch_from(HUBS[name.hub](name), name)
 
 
 def fetch_from(hub: Hub, name: HubName) -> Path:
-    """The same of a hub that is there."""
+    """Fetch a model from `hub`; see fetch_model."""
     try:
         listed = hub.list_files()
     except HubError as error:
@@ -51,21 +52,20 @@ def fetch_from(hub: Hub, name: HubName) -> Path:
     )
     if "config.json" not in small:
         raise ModelError(
-            f"{name} has no config.json at {TITLES[name.hub]}, so it is no model as transformers has them; "
-            "give another"
+            f"{name} has no config.json at {TITLES[name.hub]}, so it is no transformers model; give another"
         )
     if len(small) > MAX_SMALL_FILES:
         raise ModelError(
             f"{name} has {len(small)} files beside its weights; at most {MAX_SMALL_FILES} are fetched"
         )
-    in_parts = SINGLE_FILE not in listed and INDEX_FILE in small  # as `weight_files` takes them
+    in_parts = SINGLE_FILE not in listed and INDEX_FILE in small  # As `weight_files` chooses.
     _check_room(hub, name, listed, [*small, *([] if in_parts else [SINGLE_FILE])])
     folder = hub.fetch(small)
     weights = indexed_files(folder) if in_parts else [SINGLE_FILE]
     for file in weights:
         if not _WEIGHTS.fullmatch(file):
             raise ModelError(
-                f"{INDEX_FILE} of {name} names {file[:100]!r}, which is no usable name of a file"
+                f"{INDEX_FILE} of {name} names {file[:100]!r}, which is not a valid file name"
             )
         if file not in listed:
             if file == SINGLE_FILE:
@@ -78,12 +78,12 @@ def fetch_from(hub: Hub, name: HubName) -> Path:
 
 
 def fetch_adapter(name: HubName) -> Path:
-    """The folder of a LoRA adapter likewise: its two files. Raises ModelError."""
+    """Return a LoRA adapter's folder, with its two files, in the same way. Raises ModelError."""
     return adapter_from(HUBS[name.hub](name), name)
 
 
 def adapter_from(hub: Hub, name: HubName) -> Path:
-    """The same of a hub that is there."""
+    """Fetch an adapter from `hub`; see fetch_adapter."""
     try:
         listed = hub.list_files()
     except HubError as error:
@@ -94,7 +94,7 @@ def adapter_from(hub: Hub, name: HubName) -> Path:
     for file in (CONFIG_FILE, WEIGHTS_FILE):
         if file not in listed:
             raise ModelError(
-                f"{name} has no {file} at {TITLES[name.hub]}, so it is no LoRA adapter as PEFT saves it; "
+                f"{name} has no {file} at {TITLES[name.hub]}, so it is no LoRA adapter in PEFT's format; "
                 "give another"
             )
     _check_room(hub, name, listed, (CONFIG_FILE, WEIGHTS_FILE))
@@ -102,8 +102,9 @@ def adapter_from(hub: Hub, name: HubName) -> Path:
 
 
 def _check_room(hub: Hub, name: HubName, listed: Mapping[str, HubFile], names: Collection[str]) -> None:
-    """Before anything is fetched. Raises ModelError where it is too much, or more than the disk has room
-    for."""
+    """Check the sizes before anything is fetched. Raises ModelError if the files are too large or exceed the
+    free disk space.
+    """
     files = [listed[file] for file in names if file in listed]
     total = sum(file.num_bytes for file in files)
     if total > MAX_MODEL_BYTES:
@@ -115,6 +116,6 @@ def _check_room(hub: Hub, name: HubName, listed: Mapping[str, HubFile], names: C
     free = shutil.disk_usage(place).free
     if wanted > free:
         raise ModelError(
-            f"{name} needs {wanted / 1e9:,.1f} GB more in {hub.cache}, and {free / 1e9:,.1f} are free; make "
-            "room, or let its cache be on another disk"
+            f"{name} needs {wanted / 1e9:,.1f} GB more in {hub.cache}, and {free / 1e9:,.1f} GB are free; "
+            "free some space, or move the cache to another disk"
         )

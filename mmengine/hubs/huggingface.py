@@ -1,5 +1,8 @@
-"""Hugging Face, or a mirror that HF_ENDPOINT names, by its own client: cache, tokens, resuming and
-HF_HUB_OFFLINE are the client's. It compares sizes alone, so hashes are compared here."""
+"""Fetches models from Hugging Face, or from a mirror in HF_ENDPOINT, with Hugging Face's own client.
+
+The client handles cache, tokens, resuming and HF_HUB_OFFLINE. It compares sizes alone, so this module
+compares hashes.
+"""
 
 import hashlib
 import re
@@ -45,7 +48,7 @@ class HuggingFace:
 
     def list_files(self) -> Mapping[str, HubFile]:
         name = self._name
-        with self._told(None):
+        with self._translated_errors(None):
             info = self._client.HfApi().model_info(name.repo, revision=name.revision, files_metadata=True)
         self._commit = str(info.sha)
         self._listed = {}
@@ -64,33 +67,34 @@ class HuggingFace:
         name, new = self._name, [file for file in names if not self._listed[file].is_here]
         if not new and (folder := self._cached(names[0], self._commit)) is not None:
             return folder
-        with self._told(new[0]):
+        with self._translated_errors(new[0]):
             folder = Path(
                 self._client.snapshot_download(name.repo, revision=name.revision, allow_patterns=list(names))
             )
         if folder.name != self._commit:
-            raise HubError(f"{name} changed at Hugging Face while it was fetched; call again")
+            raise HubError(f"{name} changed at Hugging Face during the download; try again")
         for file in new:
             if not (folder / file).is_file():
                 raise no_file(name, file)
             wanted = self._listed[file].sha256
             if wanted is not None and _sha256(folder / file) != wanted:
-                (folder / file).resolve().unlink()  # the blob, which later calls would take for whole
+                (folder / file).resolve().unlink()  # The blob, which later calls would accept as complete.
                 (folder / file).unlink(missing_ok=True)
                 raise wrong_bytes(name, file)
         return folder
 
     def _cached(self, file: str, revision: str | None) -> Path | None:
-        """The folder of a file that is in the cache."""
+        """Return the folder of a cached file."""
         try:
             found = self._client.try_to_load_from_cache(self._name.repo, file, revision=revision)
-        except (OSError, ValueError):  # a name that cannot be one
+        except (OSError, ValueError):  # Not a valid name.
             return None
         return Path(found).parent if isinstance(found, str) else None
 
     def _has_blob(self, etag: str, num_bytes: int) -> bool:
-        """Whether the cache has a file's bytes, of whichever commit: it keeps them by the SHA-256 of a large
-        file and by Git's hash of another (huggingface_hub's guide, "Understand caching")."""
+        """Return whether the cache has a file's bytes from any commit. The cache stores a large file by its
+        SHA-256 and a small file by Git's hash (huggingface_hub's guide, "Understand caching").
+        """
         if not _HASH.fullmatch(etag):
             return False
         folder = self._client.file_download.repo_folder_name(repo_id=self._name.repo, repo_type="model")
@@ -100,9 +104,8 @@ class HuggingFace:
             return False
 
     @contextmanager
-    def _told(self, fetched: str | None) -> Iterator[None]:
-        """What the client raises, in one sentence. `fetched`: a file that was asked for, None for the
-        list."""
+    def _translated_errors(self, fetched: str | None) -> Iterator[None]:
+        """Turn the client's exceptions into one sentence. `fetched`: a requested file, None for the list."""
         errors, name = self._client.errors, self._name
         try:
             yield
@@ -116,7 +119,7 @@ class HuggingFace:
             raise no_file(name, _file_of(error) or fetched or "a file") from None
         except errors.OfflineModeIsEnabled:
             raise not_asked(name, "HF_HUB_OFFLINE is set") from None
-        except Exception as error:  # hub, HTTP and file system errors share no base class
+        except Exception as error:  # Errors from the hub, HTTP and the file system share no base class.
             answer = getattr(error, "response", None)
             if getattr(answer, "status_code", None) in (401, 403):
                 raise not_allowed(name, LOG_IN) from error
@@ -125,7 +128,7 @@ class HuggingFace:
 
 
 def _file_of(error: Exception) -> str:
-    """The file that a 404 was about: the end of its URL."""
+    """Return the file that a 404 was about: the end of its URL."""
     request = getattr(getattr(error, "response", None), "request", None)
     return str(getattr(request, "url", "")).partition("?")[0].rpartition("/")[2][:100]
 

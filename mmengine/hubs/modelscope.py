@@ -1,6 +1,9 @@
-"""ModelScope, or a mirror that MODELSCOPE_ENDPOINT names, by its own client (the extra `modelscope`): cache,
-tokens, resuming and hashes are the client's. Offline by HF_HUB_OFFLINE, as elsewhere, since it has no
-variable of its own."""
+"""Fetches models from ModelScope, or from a mirror in MODELSCOPE_ENDPOINT, with ModelScope's own client (the
+extra `modelscope`).
+
+The client handles cache, tokens, resuming and hashes. HF_HUB_OFFLINE makes this hub offline too, because
+ModelScope has no such variable.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,13 +34,13 @@ class ModelScope:
 
     def __init__(self, name: HubName) -> None:
         try:
-            # Lazy, as all hub clients; and an extra.
+            # Lazy, as all hub clients; and an optional dependency.
             import modelscope_hub
         except ImportError:
             raise ModelError(
                 f"fetching {name.repo} from ModelScope needs its client: {install_hint('modelscope')}"
             ) from None
-        from huggingface_hub.constants import is_offline_mode  # lazy, too
+        from huggingface_hub.constants import is_offline_mode  # Lazy too.
 
         self._client, self._name, self._is_offline = modelscope_hub, name, is_offline_mode()
         self._revision = name.revision or MAIN_BRANCH
@@ -59,7 +62,8 @@ class ModelScope:
         if self._is_offline:
             raise not_asked(name, "HF_HUB_OFFLINE is set")
         with self._told(None):
-            endpoint = self._api.resolve_endpoint_for_read(name.repo)  # of two, where no variable says which
+            # Chooses between two endpoints if no variable names one.
+            endpoint = self._api.resolve_endpoint_for_read(name.repo)
             self._api = self._client.HubApi(self._client.HubConfig(endpoint=endpoint))
             files = self._api.list_repo_files(name.repo, "model", revision=self._revision, recursive=False)
         here = self.find()
@@ -93,8 +97,8 @@ class ModelScope:
 
     @contextmanager
     def _told(self, fetched: str | None) -> Iterator[None]:
-        """What the client raises, in one sentence. `fetched`: the file that was asked for, None for the
-        list."""
+        """Turn the client's exceptions into one sentence. `fetched`: the requested file, None for the list.
+        """
         client, name = self._client, self._name
         try:
             yield
@@ -106,21 +110,22 @@ class ModelScope:
             raise (no_revision(name) if self._is_known() else not_found(name)) from None
         except client.FileIntegrityError as error:
             raise wrong_bytes(name, fetched or "a file") from error
-        except Exception as error:  # beside its own, those of HTTP and of the file system
+        except Exception as error:  # Its own errors, and errors from HTTP and the file system.
             reason = first_line(error.__cause__ or error)
             raise (not_asked(name, reason) if fetched is None else cut_off(name, reason)) from error
 
     def _is_known(self) -> bool:
-        """Whether the hub has the model, of which it has not the revision."""
+        """Return whether the hub has the model, but not the revision."""
         try:
             return self._name.revision is not None and self._api.repo_exists(self._name.repo, "model")
-        except Exception:  # the same
+        except Exception:  # The same errors.
             return False
 
 
 def _is_here(path: Path, num_bytes: int, changed: object) -> bool:
-    """Of the listed size, and written after it was last changed there; whatever is not is compared by its
-    hash."""
+    """Return whether a file has the listed size and was written after its last change at the hub. All other
+    files are compared by hash.
+    """
     try:
         found = path.stat()
     except (OSError, ValueError):

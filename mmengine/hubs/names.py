@@ -1,4 +1,4 @@
-"""How a user names a model of a hub: owner/name, with the hub before it and a revision behind it."""
+"""Parses a user's name for a hub model: owner/name, with an optional hub prefix and revision suffix."""
 
 import os
 import re
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from mmengine.errors import ModelError
 
-HUB_VARIABLE = "MMENGINE_HUB"  # where names that say no hub are looked up
+HUB_VARIABLE = "MMENGINE_HUB"  # The hub for names without a prefix.
 HUGGING_FACE, MODELSCOPE = "hf", "modelscope"
 TITLES = {HUGGING_FACE: "Hugging Face", MODELSCOPE: "ModelScope"}
 _NAME = re.compile(
@@ -16,9 +16,9 @@ _REVISION = re.compile(r"[A-Za-z0-9][\w.-]{0,127}(/[\w.-]{1,127}){0,7}")
 
 
 class HubName(NamedTuple):
-    """A model of a hub. `revision`: a branch, a tag or a commit; None: the hub's main branch."""
+    """A hub model. `revision`: a branch, a tag or a commit; None: the hub's main branch."""
 
-    hub: str  # of TITLES
+    hub: str  # A key in TITLES.
     repo: str
     revision: str | None = None
 
@@ -27,18 +27,19 @@ class HubName(NamedTuple):
 
 
 def parse_name(text: str) -> HubName | None:
-    """[hf:|modelscope:]owner/name[@revision]; None for what is no such name. Raises ModelError for a revision
-    that cannot be one, and for a variable MMENGINE_HUB that names no hub."""
+    """Parse [hf:|modelscope:]owner/name[@revision]; return None for any other text. Raises ModelError for an
+    invalid revision, and for an unknown hub in the variable MMENGINE_HUB.
+    """
     found = _NAME.fullmatch(text)
     if found is None or ".." in found["repo"]:
         return None
     revision = found["revision"]
     if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
         raise ModelError(
-            f"{revision[:100]!r} is no revision; behind @ stands a branch, a tag or a commit of "
+            f"{revision[:100]!r} is not a valid revision; after @ give a branch, a tag or a commit of "
             f"{found['repo']}"
         )
     hub = found["hub"] or os.environ.get(HUB_VARIABLE, "").strip().lower() or HUGGING_FACE
     if hub not in TITLES:
-        raise ModelError(f"{HUB_VARIABLE} is {hub[:100]!r}; it may be {' or '.join(TITLES)}")
+        raise ModelError(f"{HUB_VARIABLE} is {hub[:100]!r}; set it to {' or '.join(TITLES)}")
     return HubName(hub, found["repo"], revision)

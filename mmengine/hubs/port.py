@@ -1,4 +1,4 @@
-"""What is asked of a hub: which files a model has, and some of them on this machine."""
+"""The interface of a model hub: list a model's files, and fetch some of them to this machine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +11,12 @@ from mmengine.hubs.names import TITLES, HubName
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """As the hub lists it. `sha256`: of its bytes, in lower-case hex; None where the hub does not say.
-    `is_here`: in the hub's cache on this machine, whole and of this revision. `missing_bytes`: that are to
-    come; none also where the cache has the same file of another revision."""
+    """A file as the hub lists it.
+
+    `sha256`: hash of its bytes in lower-case hex; None if the hub has none. `is_here`: the hub's cache on
+    this machine has the whole file in this revision. `missing_bytes`: bytes to download; 0 also when the
+    cache has the same file from another revision.
+    """
 
     num_bytes: int
     sha256: str | None
@@ -24,21 +27,24 @@ class HubFile:
 class Hub(Protocol):
     """One model at one revision. Every method raises HubError."""
 
-    cache: Path  # the folder under which files will be
+    cache: Path  # The root folder of the hub's cache.
 
     def find(self) -> Path | None:
-        """The folder of what is in the cache, without the network; None where nothing is."""
+        """Return the cached model's folder without using the network, or None if nothing is cached."""
 
     def list_files(self) -> Mapping[str, HubFile]:
-        """By name, those of the top folder. Names are the hub's: nobody has looked at them yet."""
+        """Return the files in the top folder by name. The hub chose these names; they are not checked yet."""
 
     def fetch(self, names: Sequence[str]) -> Path:
-        """Have these files of `list_files`; the folder they are in. What is cut is taken up where it was."""
+        """Fetch these files of `list_files` and return their folder. An interrupted download continues at its
+        last byte.
+        """
 
 
 class HubError(ModelError):
-    """One sentence for whoever named the model. `is_network`: the hub could not be asked, so that what is in
-    the cache may be taken."""
+    """One sentence for the user who named the model. `is_network`: the hub did not answer, so cached files
+    may be used.
+    """
 
     def __init__(self, text: str, *, is_network: bool = False) -> None:
         super().__init__(text)
@@ -47,8 +53,8 @@ class HubError(ModelError):
 
 def not_found(name: HubName) -> HubError:
     return HubError(
-        f"there is no folder {name.repo}, and {TITLES[name.hub]} has no such model, or shows it to nobody "
-        "without a token; check the name, or log in"
+        f"there is no folder {name.repo}, and {TITLES[name.hub]} has no such model, or hides it without a "
+        "token; check the name, or log in"
     )
 
 
@@ -60,29 +66,29 @@ def no_revision(name: HubName) -> HubError:
 
 def not_allowed(name: HubName, how: str) -> HubError:
     return HubError(
-        f"{TITLES[name.hub]} gives {name.repo} only to those whom its owner lets in; accept its terms on its "
-        f"page, and then {how}"
+        f"access to {name.repo} at {TITLES[name.hub]} is restricted; accept the terms on the model's page, "
+        f"then {how}"
     )
 
 
 def no_file(name: HubName, file: str) -> HubError:
     return HubError(
-        f"{file}, which {name} needs, is missing at {TITLES[name.hub]}; take another revision, or tell its "
-        "owner"
+        f"{file}, which {name} needs, is missing at {TITLES[name.hub]}; use another revision, or ask the "
+        "model's owner"
     )
 
 
 def wrong_bytes(name: HubName, file: str) -> HubError:
     return HubError(
-        f"{file} of {name} came from {TITLES[name.hub]} with other bytes than it has listed (SHA-256), and "
-        "was thrown away; try again, or another mirror"
+        f"{file} of {name} does not match the SHA-256 that {TITLES[name.hub]} lists and was deleted; try "
+        "again, or use another mirror"
     )
 
 
 def cut_off(name: HubName, reason: str) -> HubError:
     return HubError(
-        f"{name} could not be fetched whole from {TITLES[name.hub]} ({reason}); call again, files that came "
-        "whole are kept"
+        f"{name} could not be fetched completely from {TITLES[name.hub]} ({reason}); try again, complete "
+        "files are kept"
     )
 
 
@@ -95,6 +101,6 @@ def not_asked(name: HubName, reason: str) -> HubError:
 
 
 def first_line(error: BaseException) -> str:
-    """Of what a client says, with its kind."""
+    """Return the first line of a client's error, with the error's class name."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:200] if lines else 'no reason given'}"

@@ -1,5 +1,6 @@
-"""Which modules of a model adapters may change: the linear layers of its attention, its dense MLPs, its delta
-nets and its vision tower. No torch here."""
+"""Lists the modules that LoRA adapters may change: linear layers in attention, dense MLPs, delta nets and the
+vision tower. No torch here.
+"""
 
 import re
 
@@ -15,7 +16,7 @@ _VISION = re.compile(r"visual\.(?!pos_embed|patch_embed)[\w.]+\.weight")
 
 
 def adapter_modules(config: NetworkConfig) -> dict[str, tuple[int, int]]:
-    """(out, in) of each, by canonical name."""
+    """Return (out, in) for each module, by canonical name."""
     shapes = {name: shape for name, shape in decoder_tensors(config.text).items() if _TEXT.fullmatch(name)}
     if config.vision is not None:
         shapes |= {

@@ -1,4 +1,4 @@
-"""What the networks of a model are: plain data, which a plugin reads out of config.json."""
+"""Describes a model's networks as plain data, which a plugin reads from config.json."""
 
 from dataclasses import dataclass
 
@@ -11,11 +11,11 @@ from mmengine.models.vision.config import VisionConfig
 @dataclass(frozen=True, slots=True)
 class NetworkConfig:
     text: DecoderConfig
-    vision: VisionConfig | None  # None: a model of text alone
+    vision: VisionConfig | None  # None: a text-only model.
 
 
 def make_spec(config: NetworkConfig) -> ModelSpec:
-    """The sizes that the runtime and the scheduler need."""
+    """Return the sizes that the runtime and the scheduler need."""
     text, vision = config.text, config.vision
     return ModelSpec(
         num_layers=text.num_layers,

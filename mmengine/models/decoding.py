@@ -1,5 +1,4 @@
-"""What goes to a decoder of images and videos, and what comes back: plain data, so that the decoder can be a
-process of its own."""
+"""Input and output of a media decoder, as plain data, so that the decoder can be a separate process."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-Encoded = bytes | Path  # an encoded file, or where it stands
+Encoded = bytes | Path  # An encoded file's bytes or its path.
 
 
 class FrameTimes(NamedTuple):
-    """What is known of the frames of a list: their rate, and which frames of the original they are."""
+    """Known facts about a list of frames: their rate, and their indices in the original video."""
 
     fps: float | None = None
     indices: tuple[int, ...] | None = None
@@ -20,8 +19,11 @@ class FrameTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EncodedMedia:
-    """An image or a video as it was sent. `data`: one file, or the frames of a video as files of images.
-    `options`: checked, by name. `where`: how errors call it."""
+    """An image or a video as the client sent it.
+
+    `data`: one file, or a video's frames as image files. `options`: checked values by name. `where`: the
+    item's name in errors.
+    """
 
     modality: str
     data: Encoded | tuple[Encoded, ...]
@@ -32,9 +34,12 @@ class EncodedMedia:
 
 @dataclass(frozen=True, slots=True)
 class DecodedMedia:
-    """`patches`: uint8 [num_patches, patch_width], as in MediaInput; `timestamps`: of a video the time in
-    seconds of each temporal patch, and `duration`, how long it is; `tiles`: rows and columns of those that an
-    image was cut into, (0, 0) for one that was not."""
+    """Patches of an image or a video.
+
+    `patches`: uint8 [num_patches, patch_width], as in MediaInput. `timestamps`: a video's time in seconds for
+    each temporal patch. `duration`: a video's length in seconds. `tiles`: rows and columns that an image was
+    cut into, (0, 0) for an uncut image.
+    """
 
     patches: np.ndarray = field(repr=False)
     grid: tuple[int, int, int]
@@ -48,8 +53,9 @@ MediaDecoder = Callable[[EncodedMedia], DecodedMedia]
 
 
 class DecoderRecipe(NamedTuple):
-    """How another process makes a decoder: by `module.decoder(settings)`. Importing the module brings
-    neither torch nor a tokenizer. `done`: what it does with an item, in errors."""
+    """How another process makes a decoder: with `module.decoder(settings)`. Importing the module loads
+    neither torch nor a tokenizer. `done`: the participle for the decoder's work, for errors.
+    """
 
     module: str
     settings: bytes

@@ -1,4 +1,4 @@
-"""A plugin whose networks are those of the floor, by description."""
+"""A plugin base class for families whose networks a description covers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -16,21 +16,22 @@ from mmengine.models.plugin import Processor
 from mmengine.models.sharding import Shard
 from mmengine.request import MediaItem
 
-if TYPE_CHECKING:  # heavy: torch
+if TYPE_CHECKING:  # Heavy: torch.
     from mmengine.models.network import Network
     from mmengine.models.quantising import Activations, Quantize
 
 
 class DescribedPlugin(ABC):
-    """A ModelPlugin, but for what a family says. Importing this imports neither torch nor a processor: what
-    is heavy is imported by who asks for it. `names`: of the tensors in its files."""
+    """A ModelPlugin without its family-specific methods. Importing this module imports neither torch nor a
+    processor; a method imports heavy modules when called. `names` maps tensor names in the files.
+    """
 
     architectures: tuple[str, ...]
     names: TensorNames
 
     @abstractmethod
     def read_config(self, folder: Path) -> NetworkConfig:
-        """Raises ModelError that names the file and the field."""
+        """Return the networks' description. Raises ModelError that names the file and the field."""
 
     @abstractmethod
     def load_processor(self, folder: Path) -> Processor: ...
@@ -51,7 +52,7 @@ class DescribedPlugin(ABC):
         activations: "Activations" = "model",
     ) -> "Network":
         """See `load_network`."""
-        from mmengine.models.network import load_network  # lazy: torch
+        from mmengine.models.network import load_network  # Lazy: torch.
 
         return load_network(
             folder,

@@ -1,4 +1,4 @@
-"""From what a user names (nothing, a folder, a GGUF file, a hub id) to a model on this machine."""
+"""Resolves a user's model name (nothing, a folder, a GGUF file, a hub id) to files on this machine."""
 
 from pathlib import Path
 
@@ -14,8 +14,11 @@ DEFAULT_CHECKPOINT = "default"
 
 
 def resolve_folder(model: str | Path | None) -> Path:
-    """The folder of `model`: the embedded checkpoint for None, a folder that exists or a GGUF file in its
-    place, or else a hub id, downloaded to (or found in) the hub's cache. Raises ModelError."""
+    """Return the folder for `model`. Raises ModelError.
+
+    None means the embedded checkpoint. An existing folder, or a GGUF file in place of a folder, is returned
+    itself. Any other name is a hub id; the model is downloaded to the hub's cache, or found there.
+    """
     if model is None:
         return _embedded_folder()
     if not str(model).strip():
@@ -25,9 +28,10 @@ def resolve_folder(model: str | Path | None) -> Path:
         if folder.is_dir():
             return folder.resolve()
         if is_gguf(folder):
-            return folder.absolute()  # links of a hub's cache end in names without a suffix
+            return folder.absolute()  # Links in a hub's cache lead to names without a suffix.
         is_file = folder.exists()
-    except (OSError, RuntimeError, ValueError):  # far too long, a null byte in it, no such user's home
+    # Name too long, a null byte in the name, no such user's home.
+    except (OSError, RuntimeError, ValueError):
         raise ModelError(f"{str(model)[:200]!r} is no usable path or hub id") from None
     if is_file:
         raise ModelError(
@@ -45,13 +49,15 @@ def resolve_folder(model: str | Path | None) -> Path:
 
 
 def resolve_adapter(source: str | Path) -> Path:
-    """The folder of a LoRA adapter: one that exists, or of a hub, downloaded to (or found in) its cache.
-    Raises ModelError."""
+    """Return a LoRA adapter's folder: an existing folder, or a hub id's folder in the hub's cache, downloaded
+    if missing. Raises ModelError.
+    """
     try:
         folder = Path(source).expanduser()
         if folder.is_dir():
             return folder.resolve()
-    except (OSError, RuntimeError, ValueError):  # far too long, a null byte in it, no such user's home
+    # Name too long, a null byte in the name, no such user's home.
+    except (OSError, RuntimeError, ValueError):
         raise ModelError(f"{str(source)[:200]!r} is no usable path or hub id") from None
     name = None if isinstance(source, Path) else parse_name(source)
     if name is None:
@@ -76,7 +82,7 @@ def _embedded_folder() -> Path:
     value, point = points.popitem()
     try:
         folder = Path(point.load()())
-    except Exception as error:  # a stranger's function may raise anything at all
+    except Exception as error:  # Another package's function may raise any exception.
         raise ModelError(f"the embedded checkpoint ({value}) does not load: {error}") from error
     if not (folder / "config.json").is_file():
         raise ModelError(f"the embedded checkpoint is missing from {folder}; install mmengine again")

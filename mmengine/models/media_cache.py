@@ -1,4 +1,4 @@
-"""Prepared media by content: a picture that was sent before is not decoded and resized again."""
+"""Caches prepared media by content, so that a repeated image is not decoded and resized again."""
 
 import threading
 from collections import OrderedDict
@@ -12,22 +12,23 @@ DEFAULT_BYTES = 256 * 2**20
 
 @dataclass(slots=True)
 class _Flight(Generic[V]):
-    """A value that one caller makes and others wait for."""
+    """A value that one caller computes while others wait."""
 
     done: threading.Event = field(default_factory=threading.Event)
-    value: V | None = None  # None: it failed
+    value: V | None = None  # None: the computation failed.
 
 
 class MediaCache(Generic[V]):
-    """Values by key, the longest unused go first. Thread-safe; a value is made once however many ask at
-    the same time, and a failure is nobody's but the caller's whose attempt it was: the next one tries.
+    """A thread-safe LRU cache.
 
-    A key says everything that the value depends on, and whose it is: callers hash the encoded bytes, the
-    options and the tenant's salt. `max_bytes` may be set at any time; 0 turns the cache off.
+    A value is computed once, however many callers ask at the same time. A failure is raised only to the
+    caller that computed; the next caller tries again. A key covers everything that the value depends on, and
+    the tenant: callers hash the encoded bytes, the options and the tenant's salt. `max_bytes` may be set at
+    any time; 0 turns the cache off.
     """
 
     def __init__(self, max_bytes: int = DEFAULT_BYTES) -> None:
-        self.hits = 0  # found, or made by another caller at the same time
+        self.hits = 0  # Found, or computed by another caller at the same time.
         self.misses = 0
         self.num_bytes = 0
         self._max_bytes = max_bytes
@@ -49,8 +50,9 @@ class MediaCache(Generic[V]):
             self._evict()
 
     def get(self, key: bytes, make: Callable[[], V], size_of: Callable[[V], int]) -> V:
-        """The value of `key`, from `make` if it is not there. `size_of` gives its bytes; one that would take
-        more than the whole cache is not kept. Raises what `make` raises."""
+        """Return the value for `key`, calling `make` if missing. `size_of` returns the value's bytes; a value
+        larger than the whole cache is not stored. Raises what `make` raises.
+        """
         while True:
             with self._lock:
                 found = self._values.get(key)
@@ -86,7 +88,7 @@ class MediaCache(Generic[V]):
                 self._evict()
 
     def forget(self, key: bytes) -> None:
-        """What was made for `key` was not what the key says."""
+        """Remove `key`, because its value does not match the key."""
         with self._lock:
             _, size = self._values.pop(key, (None, 0))
             self.num_bytes -= size

@@ -1,4 +1,4 @@
-"""The networks of one model on one device, behind the protocol VisionLanguageModel."""
+"""Implements the protocol VisionLanguageModel: one model's networks on one device."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,13 +34,16 @@ from mmengine.models.weights import open_weights
 from mmengine.native import library as native
 from mmengine.native.decoder_weights import fits
 
-AnyTextDecoder = TextDecoder | NativeTextDecoder  # FusedTextDecoder is a TextDecoder
+AnyTextDecoder = TextDecoder | NativeTextDecoder  # FusedTextDecoder is a TextDecoder.
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Network:
-    """Text decoder, and vision tower: None where the model has none, or another rank has it. `device` and
-    `dtype` are those of weights and hidden states. A VisionLanguageModel."""
+    """A VisionLanguageModel: the text decoder and the vision tower.
+
+    The tower is None if the model has no tower, or if another rank holds it. `device` and `dtype` apply to
+    weights and hidden states.
+    """
 
     def __init__(
         self,
@@ -95,12 +98,14 @@ class Network:
             return LoadedAdapter(self._text.adapter(tensors), vision)
 
     def measure_encoder(self) -> EncoderCost | None:
-        """None where it does not stop in between: on a GPU, which takes a large image at once."""
+        """Return the encoder's cost, or None on a GPU, which encodes a large image at once and does not stop
+        in between.
+        """
         vision = self._vision
         return None if vision is None or vision.device.type != "cpu" else measure_tower(vision)
 
     def capturable_encoder(self, largest: EncoderSize) -> CapturedVision | None:
-        """None without attention over frames of any lengths in one call."""
+        """Return a capturable encoder, or None without a kernel for frames with any lengths in one call."""
         if self._vision is None or self._vision.ops is None:
             return None
         return CapturedVision(self._vision, self._vision.ops, largest)
@@ -138,12 +143,15 @@ def load_network(
     quantize: Quantize = "none",
     activations: Activations = "model",
 ) -> Network:
-    """The model `whole` from the weights of `folder`, cast to `dtype` ("float32", "bfloat16", "float16").
-    `shard`: the part of one rank. `batch_invariant`: on a GPU, by kernels that are. `quantize`: on a CPU in
-    bfloat16, how the decoder's matrices are held; `activations`: what whole numbers are multiplied by.
+    """Load the model `whole` from the weights in `folder`, cast to `dtype` ("float32", "bfloat16",
+    "float16").
 
-    Raises ModelError for a folder that cannot be served, ConfigError for a device or dtype that
-    cannot be used, kernels that do not run there, and a number of ranks that cannot share the model.
+    `shard`: one rank's part. `batch_invariant`: use batch-invariant kernels on a GPU. `quantize`: format of
+    the decoder's matrices, on a CPU in bfloat16. `activations`: the rows' format in products with integer
+    codes.
+
+    Raises ModelError for a folder that cannot be served. Raises ConfigError for a device or dtype that cannot
+    be used, for kernels that do not run on the device, and for a number of ranks that cannot share the model.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
@@ -184,7 +192,7 @@ def text_decoder(
     shard: Shard | None = None,
     batch_invariant: bool = False,
 ) -> AnyTextDecoder:
-    """See load_network."""
+    """Return the fastest text decoder that runs on `device`; see load_network."""
     plain = config.delta is None and not (config.gated or config.norm_offset or config.rotary_dim)
     if device.type != "cpu" and not plain:
         return TextDecoder(config, weights, device)
@@ -196,7 +204,7 @@ def text_decoder(
             )
         ops = text_ops(device, dtype, batch_invariant=batch_invariant)
         return FusedTextDecoder(config, weights, device, ops, shard)
-    # The kernels compute whole layers in one call, ranks must add up in their middle.
+    # The kernels compute whole layers in one call, but ranks must add their parts inside a layer.
     sizes = delta_sizes(config)
     usable = shard is None and fits(config.head_dim, device, dtype) and (sizes is None or sizes.fits)
     library = native.load() if usable else None

@@ -1,7 +1,7 @@
-"""What a model brings: a processor (numpy only) and the networks (torch).
+"""Defines the protocol of a model plugin: a processor (numpy only) and the networks (torch).
 
-A plugin is an entry point in the group `mmengine.models`. Its module is cheap to import; torch
-is imported by `load_model` alone.
+A plugin is an entry point in the group `mmengine.models`. Its module is cheap to import; only `load_model`
+imports torch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,9 @@ from mmengine.request import CallFormat, MediaItem
 
 @dataclass(frozen=True, slots=True)
 class MediaSource:
-    """An image or a video as it was given: the encoded bytes (or the file that holds them), and the
-    options that were asked for, plain numbers and truths by name."""
+    """An image or a video as the client sent it: the encoded bytes or their file, and the requested options.
+    An option is a number or a bool, by name.
+    """
 
     data: bytes | Path
     options: dict[str, Any]
@@ -29,9 +30,12 @@ class MediaSource:
 
 @dataclass(frozen=True, slots=True)
 class MediaInput:
-    """A media item and what its encoder reads: uint8 [num_patches, channels * temporal * patch²],
-    rows in the order of the encoder (windows of merge x merge patches together). `source`: what
-    `Processor.restore` makes the same of again; None where there were no encoded bytes."""
+    """A media item with its encoder input.
+
+    `patches` is uint8 [num_patches, channels * temporal * patch²], with rows in the encoder's order: windows
+    of merge x merge patches together. `source` lets `Processor.restore` make the same patches again; it is
+    None if the client sent no encoded bytes.
+    """
 
     item: MediaItem
     patches: np.ndarray
@@ -40,18 +44,19 @@ class MediaInput:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prompt ready to submit. `text` is the rendered prompt, before placeholders grow."""
+    """A prompt that is ready to submit. `text` is the rendered prompt before placeholders expand."""
 
     prompt_token_ids: np.ndarray  # int32 [n]
     media: tuple[MediaInput, ...]
     text: str
-    num_opening: int = 0  # of a piece of a session: its first tokens that belong to what stands before it
+    # For a piece of a session: number of first tokens that belong to the content before the piece.
+    num_opening: int = 0
 
 
 class Tokenizer(Protocol):
-    """The little of a tokenizer that serving needs."""
+    """The tokenizer methods that serving needs."""
 
-    vocab_size: int  # ids below it decode to something
+    vocab_size: int  # All ids below this number decode to something.
     special_ids: frozenset[int]
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]: ...
@@ -59,42 +64,51 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
     def token_bytes(self) -> list[bytes]:
-        """The bytes that each id below vocab_size stands for in a text, b"" for none; of special tokens
-        their names. Raises ModelError where a token has no bytes of its own. Grammars and logprobs ask."""
+        """Return each id's bytes in a text, for all ids below vocab_size; b"" for an id without text, and a
+        special token's name.
 
-    # A tokenizer may have `text_bytes: Sequence[bytes] | None`: what each id adds to the text of `decode`,
-    # where that joins bytes and reads them as UTF-8 with U+FFFD for what is none. Texts come faster then.
+        Grammars and logprobs use these bytes. Raises ModelError if a token has no bytes.
+        """
+
+    # A tokenizer may also have `text_bytes: Sequence[bytes] | None`: the bytes that each id adds to the text
+    # of `decode`, if `decode` joins bytes and reads them as UTF-8 with U+FFFD for invalid bytes.
+    # Detokenization is faster then.
 
 
-Opens = Literal["first", "next", ""]  # what a piece of a user's turn opens
+Opens = Literal["first", "next", ""]  # How a piece of a user's turn opens a turn.
 
 
 class Processor(Protocol):
-    """Messages and media to prompt tokens and patches. Never imports torch. Thread-safe."""
+    """Converts messages and media to prompt tokens and patches. Never imports torch. Thread-safe."""
 
     eos_token_ids: tuple[int, ...]
-    generation_defaults: dict[str, Any]  # what generation_config.json asks for
-    fingerprint: str  # hex; changes when pixels or prompts would
-    max_prompt_tokens: int  # the engine sets it; what is certainly longer is refused before all of it is work
+    generation_defaults: dict[str, Any]  # The sampling defaults of generation_config.json.
+    fingerprint: str  # Hex digest; changes whenever pixels or prompts would change.
+    # Set by the engine; a prompt that is certainly longer is refused before all its work is done.
+    max_prompt_tokens: int
 
     @property
     def tokenizer(self) -> Tokenizer: ...
 
     @property
     def max_image_pixels(self) -> int:
-        """What an image is resized to at most, where nobody asks for another size; 0: it takes none."""
+        """Return the largest size in pixels that an image is resized to by default, or 0 if the model takes
+        no images.
+        """
 
     @property
     def media_cache(self) -> MediaCache[Any] | None:
-        """Of prepared media by content; None: it has none."""
+        """Return the cache that holds prepared media by content, or None without a cache."""
 
     @property
     def template_variables(self) -> frozenset[str]:
-        """What the chat template reads: its loop variables are not among them."""
+        """Return the names of the variables that the chat template reads, without its loop variables."""
 
     def call_format(self, template_options: Mapping[str, Any] | None = None) -> CallFormat | None:
-        """How the chat template that `template_options` lead to has calls of tools written; None: it knows of
-        no tools."""
+        """Return how the chat template writes tool calls, or None if the template supports no tools.
+
+        `template_options` select the template, as in `prepare`.
+        """
 
     media_decoder: MediaDecoder | None
     """Who decodes media that were sent encoded; None: whoever prepares them, on its thread. May be set at
@@ -102,7 +116,7 @@ class Processor(Protocol):
 
     @property
     def decoder_recipe(self) -> DecoderRecipe | None:
-        """For a process whose decoder gives what this processor's own does."""
+        """Return the recipe for a decoder process whose results equal this processor's own."""
 
     def prepare(
         self,
@@ -117,11 +131,13 @@ class Processor(Protocol):
         cache_salt: str = "",
         template_options: Mapping[str, Any] | None = None,
     ) -> Prepared:
-        """Chat messages, in OpenAI's shape or with parts `image` and `video`. `images` and `videos` fill, in
-        order, placeholder parts that carry no data. Relative paths are read under `base_folder`. What
-        `media_cache` holds is found by the same `cache_salt` only. `template_options`: variables of the chat
-        template beside the messages (`tools`, `documents`, …), and as `chat_template` another one than the
-        model's. Raises InvalidRequest, InvalidMedia."""
+        """Convert chat messages to a prompt. Messages have OpenAI's shape, or parts `image` and `video`.
+
+        `images` and `videos` fill, in order, the placeholder parts without data. Relative paths are resolved
+        under `base_folder`. A cached item in `media_cache` is found only with the same `cache_salt`.
+        `template_options` are variables for the chat template beside the messages (`tools`, `documents`, …);
+        as `chat_template` they replace the model's template. Raises InvalidRequest, InvalidMedia.
+        """
 
     def prepare_text(
         self,
@@ -132,28 +148,31 @@ class Processor(Protocol):
         media_options: dict[str, Any] | None = None,
         cache_salt: str = "",
     ) -> Prepared:
-        """A prompt string that already holds placeholders, as transformers' processor takes it."""
+        """Convert a prompt string that already holds placeholders, as transformers' processor accepts it."""
 
     def count_images(self, text: str) -> int:
-        """How many images a text for `prepare_text` has placeholders for."""
+        """Return how many image placeholders a text for `prepare_text` has."""
 
     def restore(self, item: MediaItem, source: MediaSource) -> MediaInput:
-        """The patches of an item once more. Raises InvalidMedia when the source gives other pixels now
-        than those that `item` is the hash of."""
+        """Return an item's patches again. Raises InvalidMedia when the source now gives other pixels than
+        `item` is the hash of.
+        """
 
 
 @runtime_checkable
 class TurnProcessor(Protocol):
-    """Part of a Processor whose conversations can be written piece by piece, as sessions do."""
+    """The part of a Processor that writes a conversation piece by piece, as sessions need."""
 
     @property
     def frames_in_patch(self) -> int:
-        """Frames of a video that the encoder reads together; 1: each by itself, as an image."""
+        """Return how many frames of a video the encoder reads together; 1 if each frame is an image by
+        itself.
+        """
 
     def around_film(
         self, template_options: Mapping[str, object] | None = None
     ) -> tuple[list[int], list[int]]:
-        """Tokens that the chat template writes before and behind a video."""
+        """Return the tokens that the chat template writes before and after a video."""
 
     def prepare_turn(
         self,
@@ -169,16 +188,19 @@ class TurnProcessor(Protocol):
         cache_salt: str = "",
         template_options: Mapping[str, object] | None = None,
     ) -> Prepared:
-        """A piece of a user's turn: parts as those of a message, and what the chat template writes around
-        them. `opens`: the turn, as the "first" one behind `system`, or the "next" one behind an answer; "":
-        it goes on. `closes`: the answer comes next. `is_film`: all of it are frames of one video, whose end
-        is left open; `in_film`: one was left open, which `is_film` goes on with and else is closed. Raises
-        InvalidRequest, InvalidMedia."""
+        """Convert a piece of a user's turn: parts as in a message, and the chat template's tokens around
+        them.
+
+        `opens` is "first" for the first turn after `system`, "next" for a turn after an answer, and "" if the
+        piece continues a turn. `closes` means that the answer comes next. With `is_film` all parts are frames
+        of one video, whose end stays open. `in_film` means that a video is open: `is_film` continues it,
+        otherwise it is closed. Raises InvalidRequest, InvalidMedia.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Sizes that the runtime and the scheduler need."""
+    """Model sizes that the runtime and the scheduler need."""
 
     num_layers: int
     num_heads: int
@@ -187,15 +209,15 @@ class ModelSpec:
     hidden_size: int
     vocab_size: int
     max_model_len: int
-    num_deepstack: int  # encoder features a media token: (1 + num_deepstack) * hidden_size
-    patch_width: int  # values of one patch row; 0: the model takes no media, and is never asked to encode
-    merge_size: int = 2  # patches that a side of one embedding stands for
-    weights_held: str = ""  # for people: as which codes matrices are in memory, if they are
-    state: StateSpec | None = None  # of layers that have recurrent states in place of KV
+    num_deepstack: int  # A media token has (1 + num_deepstack) * hidden_size encoder features.
+    patch_width: int  # Values in a patch row; 0 for a model without media, which is never asked to encode.
+    merge_size: int = 2  # Patches along each side of an embedding.
+    weights_held: str = ""  # For people: the quantised formats that matrices are held in, or "".
+    state: StateSpec | None = None  # Layers with recurrent states instead of KV.
 
     @property
     def num_kv_layers(self) -> int:
-        """Layers with attention, which a port counts by themselves."""
+        """Return the number of layers with attention. An AttentionPort numbers these layers separately."""
         return self.num_layers - (self.state.num_layers if self.state is not None else 0)
 
     @property
@@ -204,90 +226,101 @@ class ModelSpec:
 
 
 class AttentionPort(Protocol):
-    """What a decoder layer sees of the paged cache; t tokens of a ragged batch.
+    """A decoder layer's view of the paged cache, for t tokens in a ragged batch.
 
-    A port whose blocks hold plain values may also have `cache_of(layer)`: the layer's blocks
-    [n, 2, block_size, num_kv_heads, head_dim] and the step's slots, int64 [t], for a kernel that stores k
-    and v itself; `append` is then not called for that layer."""
+    A port whose blocks hold plain values may also have `cache_of(layer)`. That method returns the layer's
+    blocks [n, 2, block_size, num_kv_heads, head_dim] and the step's slots, int64 [t], for a kernel that
+    stores k and v itself; `append` is then not called for that layer.
+    """
 
     def append(self, layer: int, k: Any, v: Any) -> None:
-        """Store k and v, each [t, num_kv_heads, head_dim], at the step's slots."""
+        """Store k and v, each [t, num_kv_heads, head_dim], in the step's slots."""
 
     def run(self, layer: int, q: Any) -> Any:
-        """Causal attention of q [t, num_heads, head_dim] over each row's own tokens; same shape."""
+        """Return causal attention for q [t, num_heads, head_dim] over each row's own tokens, in the same
+        shape.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class AuxHiddenStates:
-    """Where a forward leaves what enters chosen layers: the residual stream as the layer's input norm
-    reads it, in the model's dtype, features added behind the layer before included. `num_layers` of the
-    model stands for what enters the final norm."""
+    """Where a forward pass writes the inputs of chosen layers, for draft heads.
 
-    layers: tuple[int, ...]  # each of 0 to num_layers
-    rows: Any  # [t, len(layers) * hidden_size], contiguous rows; written, the layers side by side
+    An input is the residual stream as the layer's input norm reads it, in the model's dtype, including
+    features added after the previous layer. Layer `num_layers` stands for the final norm's input.
+    """
+
+    layers: tuple[int, ...]  # Each from 0 to num_layers.
+    rows: Any  # Tensor [t, len(layers) * hidden_size] with contiguous rows; the layers lie side by side.
 
 
 class EncoderSize(NamedTuple):
-    """How much an encoder computes at once. A segment is a run of patches that attend to one another and to
-    no others: an image, or what a model makes of a stretch of a video."""
+    """How much an encoder computes at once.
+
+    A segment is a run of patches that attend only to one another: an image, or a model's unit of a video.
+    """
 
     num_patches: int
     num_segments: int
 
 
 class EncoderCost(NamedTuple):
-    """What was measured of an encoder: `work_ns`, what it takes for a patch beside attention, and
-    `even_patches`, of a frame at which attention takes as long again (encoder_cache/work.py)."""
+    """Measured cost of an encoder. `work_ns`: time per patch without attention. `even_patches`: size of a
+    frame at which attention takes as long as the rest (encoder_cache/work.py).
+    """
 
     work_ns: int
     even_patches: int
 
 
 class CapturableEncoder(Protocol):
-    """An encoder over inputs and outputs that stay where they are, up to the size that it was made for. A
-    step is written into them and computed at a size that holds it; what is left of the size belongs to
-    nobody, and no item sees it. All of it on one stream, one step after the other: a step's inputs are
-    written over when the step before was computed."""
+    """An encoder over fixed input and output memory, up to the size that it was made for.
 
-    patches: Any  # uint8 [p, patch_width] on the device; the caller writes a step's items to its beginning
+    A step is written into the inputs and computed at a size that holds the step; items never see the unused
+    rest. All steps run on one stream, one after the other: a step overwrites the inputs after the previous
+    step was computed.
+    """
+
+    patches: Any  # uint8 [p, patch_width] on the device; the caller writes a step's items to its beginning.
 
     def num_segments(self, grids: Sequence[tuple[int, int, int]]) -> int:
-        """Of these items."""
+        """Return how many segments these items have."""
 
     def place(self, size: EncoderSize, num_patches: int, grids: Sequence[tuple[int, int, int]]) -> Any:
-        """Write what else a step of these items needs, without waiting for the device. Gives where their
-        features (as of `encode`) stand when `compute(size)` ran, until it runs again. Without items all of
-        the size belongs to nobody. Raises ValueError as `encode` does."""
+        """Write the other inputs of a step with these items, without waiting for the device.
+
+        Returns the tensor where their features (as from `encode`) lie after `compute(size)` has run, until
+        the next run. Without items the whole size is unused. Raises ValueError as `encode` does.
+        """
 
     def compute(self, size: EncoderSize) -> None:
-        """Launch the same kernels over the same memory whatever lies in it, and never wait: this is
-        captured."""
+        """Launch the same kernels over the same memory, whatever the memory holds, and never wait: this call
+        is captured.
+        """
 
 
 class VisionLanguageModel(Protocol):
     """The networks on one device. Tensors are torch tensors; t tokens, s rows that sample.
 
-    A model may also have `capturable_encoder(largest: EncoderSize) -> CapturableEncoder | None`, None where
-    what it has here cannot be captured: then, and without the method, each call of its encoder is launched
-    anew. One whose encoder can stop within an item has `measure_encoder() -> EncoderCost | None`, which
-    computes for a moment on the threads that are set, and `encode_in_parts(patches, grid, even_patches)` for
-    one item on the device: an object whose `advance(until, work)` goes on up to that share of all of it, as
-    near as it can stop, and gives the features with the last one (`until` is `work`), else None. Without the
-    first, or where it gives None, no item is given it in parts.
+    Optional methods:
 
-    One that takes LoRA adapters has `adapter(files: AdapterFiles)`, which gives what `encode` and
-    `encode_in_parts` take as `adapter`, and `forward` as `adapters`: for each adapter of a step that object
-    with the places of its tokens (models/lora/adapter.py, AdapterRows)."""
+    * `capturable_encoder(largest: EncoderSize) -> CapturableEncoder | None`. None means that this device cannot capture the encoder. Then, and without the method, each encoder call is launched anew.
+    * `measure_encoder() -> EncoderCost | None`, for an encoder that can stop within an item. The method computes for a moment on the configured threads.
+    * `encode_in_parts(patches, grid, even_patches)` for one item on the device. Returns an object whose `advance(until, work)` continues up to that share of the work, as near as the encoder can stop. The last call (`until` equals `work`) returns the features, the others None. Without `measure_encoder`, or when that returns None, no item is encoded in parts.
+    * `adapter(files: AdapterFiles)`, for a model with LoRA adapters. `encode` and `encode_in_parts` accept the result as `adapter`. `forward` accepts `adapters`: each adapter of a step with the places of its tokens (models/lora/adapter.py, AdapterRows).
+    """
 
     spec: ModelSpec
-    batch_invariant: bool  # but for attention, a token's bits do not depend on who is computed with it
+    # Except in attention, a token's bits do not depend on the other tokens in the batch.
+    batch_invariant: bool
 
     def encode(self, patches: Any, grids: Sequence[tuple[int, int, int]]) -> Any:
-        """uint8 [p, patch_width], items one after the other, to features
-        [sum of embeds, (1 + num_deepstack) * hidden_size]."""
+        """Encode uint8 [p, patch_width], items one after the other, to features [number of embeddings, (1 +
+        num_deepstack) * hidden_size].
+        """
 
     def embed(self, input_ids: Any) -> Any:
-        """int64 [t] to [t, hidden_size]."""
+        """Look up int64 [t] in the embedding: [t, hidden_size]."""
 
     def forward(
         self,
@@ -298,17 +331,20 @@ class VisionLanguageModel(Protocol):
         aux_hidden_states: AuxHiddenStates | None = None,
         states: StepStates | None = None,
     ) -> Any:
-        """embeds [t, hidden]; deepstack [num_deepstack, t, hidden], zero at text tokens, or None;
-        positions int64 [3, t]. Gives the normed hidden states [t, hidden]; fills `aux_hidden_states`.
-        Only a draft head asks for these. `states`: only of a model that has `spec.state`; without them all
-        tokens are one row's, from its first, and nothing is kept of it."""
+        """Run the decoder and return the normed hidden states [t, hidden].
+
+        embeds is [t, hidden]. deepstack is [num_deepstack, t, hidden], zero at text tokens, or None.
+        positions is int64 [3, t]. `aux_hidden_states` is filled; only draft heads ask for these. `states` is
+        for models that have `spec.state`; without `states` all tokens belong to one row from its first token,
+        and no state is kept.
+        """
 
     def logits(self, hidden: Any) -> Any:
-        """[s, hidden] to float32 [s, vocab_size]."""
+        """Project [s, hidden] to float32 logits [s, vocab_size]."""
 
 
 class ModelPlugin(Protocol):
-    """One family of architectures."""
+    """A plugin for one family of architectures."""
 
     architectures: tuple[str, ...]
 
@@ -325,19 +361,24 @@ class ModelPlugin(Protocol):
         quantize: Literal["none", "int8", "fp8"] = "none",
         activations: Literal["model", "int8"] = "model",
     ) -> VisionLanguageModel:
-        """`shard`: of the text decoder this rank's part, whose heads `spec` then counts; the others have no
-        vision tower and no head. A plugin that cannot cut its model need not take it. `batch_invariant`: the
-        model should be, where there is a choice; `quantize`: as which codes it holds its matrices;
-        `activations`: whether rows are rounded for them. They are only given where they are asked for."""
+        """Load the networks.
 
-    # A plugin may have `read_adapter(folder, adapter, max_bytes, value_bytes) -> AdapterFiles`: the LoRA
-    # adapter in the folder `adapter` for the model in `folder`, whose matrices take at most so many bytes
-    # where they are held as values of `value_bytes`. Raises ModelError for one that is not for it. Without it
-    # the model takes no adapters.
+        `shard`: this rank's part of the text decoder, whose heads `spec` then counts; only rank 0 has the
+        vision tower and the head. A plugin that cannot split its model may leave the parameter out.
+        `batch_invariant`: use batch-invariant kernels where there is a choice. `quantize`: format of the held
+        matrices. `activations`: whether rows are rounded for these matrices. Each option is passed only when
+        a user asks for it.
+        """
+
+    # A plugin may have `read_adapter(folder, adapter, max_bytes, value_bytes) -> AdapterFiles`: it reads the
+    # LoRA adapter in the folder `adapter` for the model in `folder`. The adapter's matrices may take
+    # `max_bytes` when held as values of `value_bytes`. Raises ModelError for an adapter that does not fit the
+    # model. A plugin without the method takes no adapters.
 
     def fingerprint(self, folder: Path) -> str:
-        """Hex digest that changes when the weights do."""
+        """Return a hex digest that changes when the weights change."""
 
     def positions(self, prompt_token_ids: np.ndarray, media: Sequence[MediaItem]) -> tuple[np.ndarray, int]:
-        """Rotary positions of a prompt, int32 [3, n], and the delta: an output token at index i
-        has position i + delta in all three rows."""
+        """Return a prompt's rotary positions, int32 [3, n], and the delta: an output token at index i has
+        position i + delta in all three rows.
+        """

@@ -1,4 +1,6 @@
-"""Weights to codes, a piece of rows at a time, as they are read: round to nearest, no data needed."""
+"""Quantises weights while they are read, a piece of rows at a time: round to nearest, without calibration
+data.
+"""
 
 from collections.abc import Callable
 from typing import Literal
@@ -11,23 +13,25 @@ from mmengine.native.linear import Codes
 
 Quantize = Literal["none", "int8", "fp8"]
 Activations = Literal["model", "int8"]
-FP8_ROWS = 16  # that share a scale: as many columns of the kernels' panels do
+FP8_ROWS = 16  # Rows that share a scale: as many as the columns in the kernels' panels.
 CODINGS: dict[str, Coding] = {"int8": Coding("int8", 32), "fp8": Coding("fp8", 128)}
-_MOST_FP8 = 448.0  # of e4m3
+_MOST_FP8 = 448.0  # The largest e4m3 value.
 
 
 def quantise(rows: torch.Tensor, coding: Coding) -> Codes | None:
-    """Floats [m, k] in groups along k. None where a value is no finite number, or too large for a scale."""
+    """Quantise floats [m, k] in groups along k. Returns None if a value is not finite or is too large for a
+    scale.
+    """
     return _QUANTISERS[coding.form](_groups(rows, coding.group), rows.shape[1])
 
 
 def _groups(rows: torch.Tensor, size: int) -> torch.Tensor:
-    """float32 [m, groups, size], zeros at the end."""
+    """Return float32 [m, groups, size], padded with zeros."""
     return F.pad(rows.float(), (0, -rows.shape[1] % size)).unflatten(1, (-1, size))
 
 
 def _int8(groups: torch.Tensor, k: int) -> Codes | None:
-    """Symmetric, a scale of float16 for each group, as GGUF's Q8_0 has it."""
+    """Quantise symmetrically, with one float16 scale per group, as GGUF's Q8_0 does."""
     scales = (groups.abs().amax(2) / 127).half().float()
     if not bool(scales.isfinite().all()):
         return None
@@ -36,7 +40,7 @@ def _int8(groups: torch.Tensor, k: int) -> Codes | None:
 
 
 def _fp8(groups: torch.Tensor, k: int) -> Codes | None:
-    """Of FP8_ROWS rows each group shares a scale."""
+    """Quantise with one scale for each group of FP8_ROWS rows."""
     size = groups.abs().amax(2)
     blocks = F.pad(size, (0, 0, 0, -len(size) % FP8_ROWS)).unflatten(0, (-1, FP8_ROWS)).amax(1)
     scales = (blocks / _MOST_FP8).repeat_interleave(FP8_ROWS, 0)[: len(size)]
@@ -47,7 +51,7 @@ def _fp8(groups: torch.Tensor, k: int) -> Codes | None:
 
 
 def _divisors(scales: torch.Tensor) -> torch.Tensor:
-    """Groups of zeros have a scale of zero."""
+    """Replace zero scales with 1: groups of zeros have a scale of zero."""
     return torch.where(scales > 0, scales, 1)
 
 

@@ -1,5 +1,4 @@
-"""Weights on their way from the disk before they are wanted: beside a tokenizer that is read, and beside
-weights that are packed."""
+"""Prefetches weight files from the disk, while a tokenizer is read and while weights are packed."""
 
 import os
 import threading
@@ -7,17 +6,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-LEAST_BYTES = 64 * 2**20  # of files below it nobody waits for the disk
-_STEP = 512 * 2**10  # Linux reads no more for one call than a disk takes at once
+LEAST_BYTES = 64 * 2**20  # Smaller files are fast to read without prefetching.
+_STEP = 512 * 2**10  # Linux reads no more in one call than a disk transfers at once.
 
 
 @contextmanager
 def reading_ahead(paths: Sequence[Path], room: int) -> Iterator[None]:
-    """While it lasts, a thread asks the system for the files, in their order; what it holds already costs
-    next to nothing. `room`: bytes of memory that are free: files of more than half of it are left alone,
-    because what is read early would be dropped again for what is made of it."""
+    """Prefetch the files on a thread, in their order, while the context lasts. Files already in the page
+    cache cost next to nothing.
+
+    `room`: free memory in bytes. Files of more than half that size are not prefetched, because the pages
+    would be dropped again for the packed weights.
+    """
     sizes = [path.stat().st_size for path in paths if path.is_file()]
-    if not LEAST_BYTES <= sum(sizes) <= room // 2 or not hasattr(os, "posix_fadvise"):  # Linux
+    if not LEAST_BYTES <= sum(sizes) <= room // 2 or not hasattr(os, "posix_fadvise"):  # Linux only.
         yield
         return
     stopped = threading.Event()
@@ -31,7 +33,7 @@ def reading_ahead(paths: Sequence[Path], room: int) -> Iterator[None]:
 
 
 def _ask(paths: Sequence[Path], stopped: threading.Event) -> None:
-    with suppress(OSError):  # who wants the weights says what is wrong with them
+    with suppress(OSError):  # The reader reports errors in the files.
         for path in paths:
             with path.open("rb", buffering=0) as file:
                 for start in range(0, os.fstat(file.fileno()).st_size, _STEP):

@@ -1,8 +1,8 @@
-"""Weights from safetensors or GGUF onto a device: cast, and joined where the networks want one matrix.
+"""Reads weights from safetensors or GGUF onto a device: cast, and joined where the networks need one matrix.
 
-Names and shapes are checked before anything is allocated (mmengine.checkpoint), so what a folder can make
-this process allocate is bounded by the size of its files. safetensors are mapped: what is read in pieces is
-lent out of the file where it is stored as it is wanted, and only a piece is held where it is cast.
+Names and shapes are checked before anything is allocated (mmengine.checkpoint), so files of a given size
+bound the memory that a folder can make this process allocate. safetensors are mapped. A matrix in pieces is a
+view of the file if the stored dtype is the wanted dtype; only a piece is held if it must be cast.
 """
 
 import math
@@ -28,10 +28,10 @@ from mmengine.models.quantising import FP8_ROWS, Activations, quantise
 from mmengine.native import library as native
 from mmengine.native.linear import GROUPS, ChunkedCodes, ChunkedWeight, Codes, Form
 
-PIECE_VALUES = 2**22  # 8 MiB of bfloat16
+PIECE_VALUES = 2**22  # 8 MiB in bfloat16.
 FORMS = {"fp8": Form.FP8, "int8": Form.INT8, "int4": Form.INT4}
 _NAMES = {"fp8": "FP8", "int8": "int8", "int4": "int4"}
-_WHOLE = {"int8", "int4"}  # codes that are whole numbers
+_WHOLE = {"int8", "int4"}  # Integer codes.
 _OUTSIDE = ", int8 activations (outside parity)"
 R = TypeVar("R", torch.Tensor, Codes)
 STORED = {
@@ -45,7 +45,7 @@ STORED = {
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Part `index` of `count` equal ones of each tensor for which `axis_of` names a dimension."""
+    """Part `index` of `count` equal parts, for each tensor that `axis_of` gives a dimension."""
 
     index: int
     count: int
@@ -56,9 +56,11 @@ WHOLE = Part(0, 1, lambda name: None)
 
 
 class WeightReader:
-    """Reads tensors by canonical name onto `device` as `dtype`; of those that are cut, its part alone.
-    `quantize`: how matrices that are `held` become codes. `activations`: what whole numbers are multiplied
-    by."""
+    """Reads tensors by canonical name onto `device` as `dtype`; for cut tensors only this rank's part.
+
+    `quantize`: how `held` matrices become codes. `activations`: the rows' format in products with integer
+    codes.
+    """
 
     def __init__(
         self,
@@ -72,19 +74,19 @@ class WeightReader:
     ) -> None:
         self._entries, self._files, self._device, self._dtype = entries, files, device, dtype
         self._part, self._quantize, self._activations = part, quantize, activations
-        self._forms: set[str] = set()  # in which matrices were given as codes
-        self._num_read, self._whole = 0, sum(entry.num_bytes for entry in entries.values())  # bytes
+        self._forms: set[str] = set()  # Forms of the matrices that were returned as codes.
+        self._num_read, self._whole = 0, sum(entry.num_bytes for entry in entries.values())  # In bytes.
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what is read."""
+        """Return the dtype of the returned tensors."""
         return self._dtype
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
 
     def read(self, *names: str) -> torch.Tensor:
-        """One tensor, or several joined along their first dimension."""
+        """Return a tensor, or several joined along their first dimension."""
         out = torch.empty(self._joined(names), device=self._device, dtype=self._dtype)
         self._read_into(out, names)
         return out
@@ -94,7 +96,7 @@ class WeightReader:
             out[first : first + len(rows)].copy_(rows)
 
     def read_each(self, groups: Sequence[Sequence[str]]) -> torch.Tensor:
-        """Of groups of names that are alike: each as `read`, one after the other, [groups, ...]."""
+        """Read equally shaped groups of names: each group as `read` does, one after the other, [groups, ...]."""
         out = torch.empty(
             (len(groups), *self._joined(tuple(groups[0]))), device=self._device, dtype=self._dtype
         )
@@ -103,19 +105,21 @@ class WeightReader:
         return out
 
     def pieces(self, *names: str) -> ChunkedWeight:
-        """The same as a matrix on the CPU, [n, k], a piece at a time: of dimensions behind the first, k is
-        the product. A piece is lent until the next one is taken."""
+        """Return the same as a matrix on the CPU, [n, k], a piece at a time; k is the product of all
+        dimensions after the first. A piece is valid until the next piece is taken.
+        """
         shape = self._joined(names)
         rows = ((first, rows.flatten(1).to(self._dtype)) for first, rows in self._rows(names, self._stored))
         return ChunkedWeight(shape[0], math.prod(shape[1:]), self._dtype, rows)
 
     def held(self, *names: str) -> ChunkedWeight | ChunkedCodes:
-        """The same for kernels that hold codes: as all of these are stored, where they are alike, or as they
-        are quantised here."""
+        """Return the matrix for kernels that hold codes: as stored, if all tensors have one coding, or
+        quantised here.
+        """
         return self._held(names, self._coding(names))
 
     def held_each(self, groups: Sequence[Sequence[str]]) -> list[ChunkedWeight | ChunkedCodes]:
-        """Each of them as `held`, and all in one form."""
+        """Return each group as `held` does, all in one form."""
         coding = self._coding(tuple(name for names in groups for name in names))
         return [self._held(tuple(names), coding) for names in groups]
 
@@ -129,7 +133,7 @@ class WeightReader:
         return ChunkedCodes(n, k, FORMS[coding.form], coding.group, rows, coding.mins, int8_rows)
 
     def how_held(self) -> str:
-        """For people: of what was read, how codes are held; "" where there were none."""
+        """Return, for people, how the read codes are held; "" if there were none."""
         if self._forms:
             names = ", ".join(_NAMES[form] for form in sorted(self._forms))
             return names + (_OUTSIDE if self._activations == "int8" else "")
@@ -138,7 +142,7 @@ class WeightReader:
         return ", ".join(f"{_NAMES[form]} held as {dtype}" for form in sorted(stored))
 
     def check_activations(self) -> None:
-        """Raises ModelError where they cannot be as asked for, of what was read."""
+        """Raise ModelError if `activations` cannot be as requested for the matrices that were read."""
         if self._activations == "int8" and not self._forms & _WHOLE:
             held = ", ".join(_NAMES[form] for form in sorted(self._forms)) or self._dtype_name()
             raise ModelError(
@@ -150,7 +154,7 @@ class WeightReader:
         return str(self._dtype).removeprefix("torch.")
 
     def _coding(self, names: tuple[str, ...]) -> Coding | None:
-        """None where they are held in the model's dtype."""
+        """Return the coding, or None if the matrices are held in the model's dtype."""
         if not holds_codes(self._device, self._dtype):
             return None
         if self._quantize is not None:
@@ -166,7 +170,7 @@ class WeightReader:
         return first._replace(mins=any(each is not None and each.mins for each in found))
 
     def _coded(self, name: str, coding: Coding) -> Iterator[tuple[int, Codes]]:
-        """Rows of a matrix as codes. Raises ModelError for those that stand for no number."""
+        """Yield a matrix's rows as codes. Raises ModelError for codes that stand for no number."""
         entry, (rows, _) = self._entries[name], self._cut(name)
         if self._quantize is not None:
             for place, values in self._stored(name, FP8_ROWS):
@@ -187,7 +191,7 @@ class WeightReader:
                 yield place, Codes(codes, scale, mins)
 
     def same(self, first: str, second: str) -> bool:
-        """Whether two stored tensors are equal, value for value."""
+        """Return whether two stored tensors are equal, value for value."""
         if self._entries[first].shape != self._entries[second].shape:
             return False
         pairs = zip(self._stored(first), self._stored(second), strict=True)
@@ -201,7 +205,7 @@ class WeightReader:
         return tuple(each.stop - each.start for each in self._cut(name))
 
     def _cut(self, name: str) -> list[slice]:
-        """Of each dimension, what is read."""
+        """Return the range that is read, for each dimension."""
         sizes, axis = self._entries[name].shape, self._part.axis_of(name)
         cut = [slice(0, size) for size in sizes]
         if axis is not None:
@@ -214,7 +218,9 @@ class WeightReader:
         names: tuple[str, ...],
         stored: Callable[[str], Iterator[tuple[int, R]]],
     ) -> Iterator[tuple[int, R]]:
-        """Pieces of the joined tensor as `stored` gives those of one, with the place of their first row."""
+        """Yield pieces of the joined tensor with the place of their first row; `stored` yields the pieces of
+        one tensor.
+        """
         row = 0
         for name in names:
             before, entry, count = self._num_read, self._entries[name], self._shape(name)[0]
@@ -226,8 +232,9 @@ class WeightReader:
             row += count
 
     def _stored(self, name: str, rows_in: int = 1) -> Iterator[tuple[int, torch.Tensor]]:
-        """Pieces of the tensor, or of the part of it; where they lie in their file as they are, of a multiple
-        of `rows_in` rows, but for the last."""
+        """Yield pieces of the tensor, or of this rank's part. If the file holds them unchanged, each piece
+        except the last has a multiple of `rows_in` rows.
+        """
         entry, cut = self._entries[name], self._cut(name)
         pieces: Iterator[tuple[int, torch.Tensor]]
         if isinstance(entry, GGUFEntry | Int4Entry):
@@ -240,25 +247,27 @@ class WeightReader:
             yield place, rows[(slice(None), *cut[1:])]
 
     def _scaled(self, entry: Fp8Entry, cut: slice) -> Iterator[tuple[int, torch.Tensor]]:
-        """Rows of an FP8 matrix as float32: value times scale, as transformers' Fp8Dequantize has them."""
+        """Yield an FP8 matrix's rows as float32: value times scale, as transformers' Fp8Dequantize computes
+        them.
+        """
         scales = self._scales(entry, cut)
         for place, rows in self._laid(entry.codes, cut):
             columns = scales[place : place + len(rows)].repeat_interleave(entry.block.columns, 1)
             yield place, rows.float().mul_(columns[:, : rows.shape[1]])
 
     def _scales(self, entry: Fp8Entry, cut: slice) -> torch.Tensor:
-        """Of an FP8 matrix's rows, float32 [rows, blocks]."""
+        """Return the scales of an FP8 matrix's rows, float32 [rows, blocks]."""
         every = [rows.float() for _, rows in self._laid(entry.scale, slice(0, entry.scale.shape[0]))]
         return torch.cat(every)[torch.arange(cut.start, cut.stop) // entry.block.rows]
 
     def _row_scales(self, name: str, entry: Fp8Entry) -> torch.Tensor:
-        """Those of the part that is read."""
+        """Return the scales of the part that is read."""
         rows, columns = self._cut(name)
         size = entry.block.columns
         return self._scales(entry, rows)[:, columns.start // size : -(-columns.stop // size)]
 
     def _codes(self, name: str, entry: Fp8Entry) -> Iterator[tuple[int, torch.Tensor]]:
-        """The codes of an FP8 matrix, uint8. Raises ModelError for one that stands for no number."""
+        """Yield an FP8 matrix's codes, uint8. Raises ModelError for a code that stands for no number."""
         rows, columns = self._cut(name)
         for place, values in self._laid(entry.codes, rows):
             codes = values.view(torch.uint8)[:, columns]
@@ -267,24 +276,25 @@ class WeightReader:
             yield place, codes
 
     def _laid(self, entry: TensorEntry, cut: slice, rows_in: int = 1) -> Iterator[tuple[int, torch.Tensor]]:
-        """Rows of a tensor as numbers of its file, which may have them as columns."""
+        """Yield a tensor's rows in its file's dtype; the file may store the rows as columns."""
         if isinstance(entry, TurnedEntry):
             return self._turned(entry, cut, rows_in)
         return self._mapped(entry, cut, rows_in)
 
     def _turned(self, entry: TurnedEntry, cut: slice, rows_in: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """Rows of a tensor that are columns of its file."""
+        """Yield a tensor's rows, which its file stores as columns."""
         k, width = entry.shape[1], entry.row_values
         lies = replace(entry.stacked, shape=(k, width), start=entry.start)
         step = max(1, PIECE_VALUES // k // rows_in) * rows_in
-        for _, stored in self._mapped(lies, slice(0, k), rows_in=k):  # all of it at once
+        for _, stored in self._mapped(lies, slice(0, k), rows_in=k):  # The whole matrix at once.
             for first in range(cut.start, cut.stop, step):
                 columns = slice(entry.first + first, entry.first + min(first + step, cut.stop))
-                # Turned at once: torch is fast at it without gaps alone, and slow at all else with strides.
+                # Transposed as a whole: torch is fast only without gaps, and slow at everything else with
+                # strides.
                 yield first - cut.start, stored[:, columns].contiguous().t().contiguous()
 
     def _mapped(self, entry: TensorEntry, cut: slice, rows_in: int = 1) -> Iterator[tuple[int, torch.Tensor]]:
-        """Rows of a tensor where they lie in their file."""
+        """Yield a tensor's rows as views of its file."""
         file, dtype = self._files[entry.path], STORED[entry.dtype]
         row_values = math.prod(entry.shape[1:])
         step = max(1, PIECE_VALUES // max(1, row_values) // rows_in) * rows_in

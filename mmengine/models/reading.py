@@ -1,4 +1,6 @@
-"""What plugins read of a config.json by the names that transformers gives it, and refuse. No torch here."""
+"""Reads the fields that plugins need from config.json, by transformers' names, and refuses unsupported
+values. No torch here.
+"""
 
 from collections.abc import Callable, Iterable
 
@@ -8,8 +10,9 @@ from mmengine.checkpoint.rope import RopeConfig, read_rope
 from mmengine.models.decoder.config import DecoderConfig, ExpertsConfig
 
 MAX_LAYERS = 1024
-MAX_EXPERTS = 2**16  # of all layers
-# What routers of other models do beside a softmax over all experts, and the value that asks for nothing.
+MAX_EXPERTS = 2**16  # In all layers together.
+# Options in other models' routers beyond a softmax over all experts, and the value that turns each option
+# off.
 ROUTERS: dict[str, object] = {
     "scoring_func": "softmax",
     "n_group": 1,
@@ -20,9 +23,9 @@ ROUTERS: dict[str, object] = {
 
 
 def check_served(root: Fields, architectures: tuple[str, ...], parts: Iterable[str] = ()) -> None:
-    """ModelError for another architecture than the plugin's, for weights that are quantised in a way that
-    nobody reads here, and for code of the model's own; the last two also in the objects `parts` of the
-    file."""
+    """Raise ModelError for another architecture than the plugin's, for an unsupported quantisation, and for a
+    model with its own code. The last two are also checked in the file's objects named in `parts`.
+    """
     found = root.values.get("architectures")
     if not isinstance(found, list) or not any(name in found for name in architectures):
         root.fail(f"architectures is {repr(found)[:200]}; this plugin serves {', '.join(architectures)}")
@@ -50,10 +53,13 @@ def read_decoder(
     mixers: tuple[str, ...] = ("full_attention",),
     windowed: bool = False,
 ) -> DecoderConfig:
-    """Sizes from the file, what it does not tell from the plugin. `head_dim`: where the file has none; None:
-    hidden_size over the heads. `rope`: of the fields and head_dim. `mixers`: what layer_types may name.
-    `windowed`: a sliding_window counts by itself; without, where use_sliding_window says so. ModelError names
-    the field."""
+    """Read sizes from the file; the plugin passes choices that the file does not contain. ModelError names
+    the field.
+
+    `head_dim`: used if the file has no such field; None means hidden_size divided by the number of heads.
+    `rope`: called with the fields and head_dim. `mixers`: allowed values in layer_types. `windowed`: a
+    sliding_window counts by itself; otherwise only with use_sliding_window.
+    """
     num_layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
     is_dense = experts is None or len(experts.layers) < num_layers
     hidden_size = fields.integer("hidden_size", 1, 2**17)
@@ -91,8 +97,9 @@ def read_decoder(
 
 
 def read_experts(fields: Fields, *, norm_top_k: bool) -> ExpertsConfig | None:
-    """Which layers have experts, and how a token chooses among them. `norm_top_k`: whether the chances of
-    those that it takes are divided by their sum. None: all layers are dense. ModelError names the field."""
+    """Return which layers have experts and how a token chooses among them, or None if all layers are dense.
+    `norm_top_k`: divide the chosen experts' probabilities by their sum. ModelError names the field.
+    """
     num_layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
     every = fields.integer("decoder_sparse_step", 1, MAX_LAYERS, 1)
     dense = fields.integers("mlp_only_layers", [], 0, MAX_LAYERS - 1, MAX_LAYERS)
@@ -102,7 +109,7 @@ def read_experts(fields: Fields, *, norm_top_k: bool) -> ExpertsConfig | None:
 
 
 def read_mixture(fields: Fields, layers: tuple[int, ...], *, norm_top_k: bool) -> ExpertsConfig:
-    """The same where the family says which `layers` have them."""
+    """Read the same fields when the family tells which `layers` have experts."""
     num_layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
     name = "num_experts" if fields.values.get("num_experts") is not None else "num_local_experts"
     count = fields.integer(name, 1, MAX_EXPERTS // num_layers)
@@ -120,7 +127,7 @@ def read_mixture(fields: Fields, layers: tuple[int, ...], *, norm_top_k: bool) -
 
 
 def _refuse_windows(fields: Fields, mixers: tuple[str, ...], windowed: bool) -> None:
-    """What layers may be beside attention over all tokens before, and those that the plugin knows."""
+    """Refuse layer types beyond full attention and the plugin's `mixers`, and sliding windows."""
     kinds = fields.values.get("layer_types")
     if kinds is not None and (not isinstance(kinds, list) or any(one not in mixers for one in kinds)):
         known = " and ".join(mixers)

@@ -1,6 +1,6 @@
-"""Which plugin serves a model folder: entry points of the group `mmengine.models`, by architecture.
+"""Finds the plugin for a model folder by architecture, among entry points in the group `mmengine.models`.
 
-The models that come with mmengine are found through the same door as a stranger's.
+Plugins of mmengine itself are found in the same way as plugins from other packages.
 """
 
 from functools import lru_cache
@@ -23,7 +23,7 @@ PLUGINS: Registry[ModelPlugin] = Registry(
 
 
 def plugin_for(folder: Path) -> ModelPlugin:
-    """The plugin that serves the model in `folder`, or in a GGUF file, by `architectures` in its config.json.
+    """Return the plugin for the model in `folder`, or in a GGUF file, by `architectures` in its config.json.
 
     Raises ModelError for a folder that is missing or holds no model, a broken config.json, and an
     architecture that no installed plugin serves.
@@ -46,7 +46,7 @@ def plugin_for(folder: Path) -> ModelPlugin:
 
 @lru_cache(maxsize=1)
 def load_plugins() -> dict[str, ModelPlugin]:
-    """Plugins by architecture. Two different claims on one architecture raise."""
+    """Return plugins by architecture. Raises ModelError if two plugins claim the same architecture."""
     plugins: dict[str, ModelPlugin] = {}
     owners: dict[str, str] = {}
     for point in PLUGINS.points():

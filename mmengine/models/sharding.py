@@ -1,8 +1,8 @@
-"""A model cut over several ranks: what a rank holds, and how the ranks add their parts up.
+"""Splits a model over several ranks: each rank's part, and how the ranks add their results.
 
-A linear layer is cut by its outputs (columns of x W^T: each rank has some heads, or some of the MLP's
-middle) and the one behind it by its inputs (rows), so a layer needs two sums over the ranks and nothing
-else. Who is cut how is data, a plan of the model's plugin.
+A linear layer is cut by its outputs (columns of x W^T: each rank has some heads, or a part of the MLP's
+intermediate values), and the next linear layer by its inputs (rows). So a layer needs only two sums over the
+ranks. A plan in the model's plugin tells how each weight is cut, as data.
 """
 
 from collections.abc import Callable
@@ -11,14 +11,16 @@ from typing import Any
 
 from mmengine.errors import ConfigError
 
-COLUMNS, ROWS = 0, 1  # the dimension of a weight [out, in] that is cut
+COLUMNS, ROWS = 0, 1  # The dimension that is cut in a weight [out, in].
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Rank `rank` of `size`. `all_reduce` takes this rank's tensor and gives the sum over all ranks, the
-    same bits on each, perhaps in its place. Rank 0 alone has what is not cut and used once a step: vision
-    tower and head."""
+    """Rank `rank` among `size` ranks.
+
+    `all_reduce` takes this rank's tensor and returns the sum over all ranks, perhaps in place; each rank gets
+    the same bits. Only rank 0 has the uncut parts that are used once per step: vision tower and head.
+    """
 
     rank: int
     size: int
@@ -29,7 +31,9 @@ class Shard:
         return self.rank == 0
 
     def part_of(self, count: int, what: str) -> int:
-        """What a rank has of `count`. Raises ConfigError where that is no whole number."""
+        """Return a rank's share when `count` is divided. Raises ConfigError if the share is not a whole
+        number.
+        """
         part, rest = divmod(count, self.size)
         if rest:
             fitting = ", ".join(str(size) for size in range(1, self.size) if count % size == 0)

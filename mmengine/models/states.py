@@ -1,4 +1,4 @@
-"""Recurrent states: what a row has beside its KV, and what a step does to it."""
+"""Recurrent states, which a row has beside its KV, and their changes in a step."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -10,9 +10,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """Of a model whose layers have some: `num_layers` of them, each with the last `taps` - 1 inputs of a
-    convolution over `width` channels, in the model's dtype, and a matrix [key_dim, value_dim] for each of
-    `num_heads` heads, float32."""
+    """Sizes of recurrent states in a model with such layers.
+
+    Each of `num_layers` layers has the last `taps` - 1 inputs of a convolution over `width` channels, in the
+    model's dtype, and a float32 matrix [key_dim, value_dim] for each of `num_heads` heads.
+    """
 
     num_layers: int
     width: int
@@ -23,33 +25,38 @@ class StateSpec:
 
     @property
     def input_width(self) -> int:
-        """What a token brings to a layer's state: its channels, and two numbers for each head."""
+        """Return the width of a token's input to a layer's state: its channels, and two numbers per head."""
         return self.width + 2 * self.num_heads
 
     def slot_bytes(self, itemsize: int) -> int:
-        """Of one row, with values of the model's dtype in so many bytes."""
+        """Return the bytes of one row's states; `itemsize` is the size of a value in the model's dtype."""
         inputs = (self.taps - 1) * self.width * itemsize
         return self.num_layers * (inputs + 4 * self.num_heads * self.key_dim * self.value_dim)
 
     def input_bytes(self, itemsize: int) -> int:
-        """Of a token that may be taken back."""
+        """Return the bytes of one token's inputs, which are kept while the token may be taken back."""
         return self.num_layers * self.input_width * itemsize
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepStates(Generic[T]):
-    """For n rows of a step, s slots. Tensors are torch's, arrays numpy's int32 on the host.
+    """The states for n rows of a step, in s slots. Tensors are torch tensors; arrays are numpy int32 on the
+    host.
 
-    A row's state in its slot stands behind as many tokens as were sure when it ran last. In `pending` are the
-    inputs of those behind them, drafts then: of these the first `stayed` were accepted, and go before the
-    row's tokens of this step, of which the first `certain` are sure. `kept_after`: of each row (places
-    kept_starts[i] to kept_starts[i + 1]) ascending counts of tokens behind the state in the slot, from 1 to
-    stayed + certain, behind which the state is written to `kept_slots`, too."""
+    A row's state in its slot covers all tokens that were certain in the row's last step. `pending` holds the
+    inputs of the tokens after these, which were drafts. The first `stayed` drafts were accepted and come
+    before the row's tokens in this step, of which the first `certain` are certain.
 
-    conv: T  # [s, layers, taps - 1, width], the oldest input first; the model's dtype
-    # float32 [s, layers, heads, key_dim, value_dim]; within a head the CPU's kernels have their own order
+    `kept_after` holds, for each row i at places kept_starts[i] to kept_starts[i + 1], ascending token counts
+    from 1 to stayed + certain, counted from the slot's state. After each such count the state is also written
+    to the slot in `kept_slots`.
+    """
+
+    conv: T  # [s, layers, taps - 1, width], oldest input first; the model's dtype.
+    # float32 [s, layers, heads, key_dim, value_dim]. Within a head the CPU kernels have their own order.
     recurrent: T
-    # [max rows, layers, room, input_width]: inputs as they enter the convolution, then the numbers
+    # [max rows, layers, room, input_width]: inputs as they enter the convolution, then the two numbers per
+    # head.
     pending: T
     slots: np.ndarray  # [n]
     rows: np.ndarray  # [n]

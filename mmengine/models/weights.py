@@ -1,4 +1,4 @@
-"""The tensors of a model: which there must be, and a reader of them."""
+"""Checks a model's tensors for the right names and shapes, and opens a reader."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,8 +31,11 @@ def open_weights(
     quantize: Quantize = "none",
     activations: Activations = "model",
 ) -> Iterator[WeightReader]:
-    """A reader of the folder's weights, after every name and shape was found right. ModelError, also for
-    codes that are to be quantised. With a `shard` it reads that rank's part; `config` is of all of it."""
+    """Check every name and shape, and yield a reader for the folder's weights.
+
+    With a `shard` the reader returns that rank's part; `config` describes the whole model. Raises ModelError,
+    also when `quantize` is set for weights that are already quantised.
+    """
     entries = names.entries(folder)
     coding = CODINGS.get(quantize)
     if coding is not None and any(entry.coding is not None for entry in entries.values()):
@@ -52,6 +55,6 @@ def open_weights(
 
 
 def expected_tensors(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor of the model, by canonical name. Linear weights are [out, in]."""
+    """Return the shape of every tensor in the model, by canonical name. Linear weights are [out, in]."""
     shapes = decoder_tensors(config.text)
     return shapes if config.vision is None else shapes | vision_tensors(config.vision)

@@ -1,4 +1,4 @@
-"""What config.json and generation_config.json would say of the model in a GGUF file."""
+"""Builds the config.json and generation_config.json that a GGUF file's metadata corresponds to."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from mmengine.checkpoint.gguf.tensors import ROPE_FACTORS, tensor_entry
 from mmengine.checkpoint.gguf.tokenizer import end_ids, num_tokens, token_ids
 
 OUTPUT = "output.weight"
-MAX_HEADS = 1024  # of queries, and of keys and values
+MAX_HEADS = 1024  # For queries, and for keys and values.
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-_INTEGERS = {  # that must be there, by key: the field of config.json, and the most that is read
+_INTEGERS = {  # Required keys: the config.json field, and the maximum.
     "context_length": ("max_position_embeddings", 2**24),
     "embedding_length": ("hidden_size", 2**17),
     "feed_forward_length": ("intermediate_size", 2**20),
@@ -30,9 +30,11 @@ _READ = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """`pairs_rows`: the rows of q and k are stored in pairs, as ggml's rotary embedding wants them there."""
+    """A supported architecture. `pairs_rows`: rows of q and k are stored in pairs, as ggml's rotary embedding
+    needs them.
+    """
 
-    name: str  # as transformers has it
+    name: str  # transformers' name.
     model_type: str
     pairs_rows: bool = False
 
@@ -45,24 +47,27 @@ ARCHITECTURES = {
 
 
 def architecture_of(container: Container) -> Architecture:
-    """Raises ModelError naming one that is not read, and for a file that is one of several parts."""
+    """Return the file's architecture. Raises ModelError that names an unsupported architecture, and for one
+    of several part files.
+    """
     fields = container.fields
     kind = fields.values.get("general.architecture")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         shown = "missing" if kind is None else repr(kind)[:60]
-        fields.fail(f"general.architecture is {shown}; {', '.join(ARCHITECTURES)} are read from GGUF files")
+        fields.fail(f"general.architecture is {shown}; supported in GGUF files are {', '.join(ARCHITECTURES)}")
     if fields.values.get("split.count", 1) not in (0, 1):
         fields.fail("it is one of several parts; join them with llama-gguf-split --merge")
     return ARCHITECTURES[kind]
 
 
 def model_config(container: Container) -> dict[str, object]:
-    """config.json of a text model, as transformers writes it. Raises ModelError for sizes that are missing or
-    wild, and naming whatever else the file says of its architecture."""
+    """Return a text model's config.json, as transformers writes it. Raises ModelError for sizes that are
+    missing or out of range, and for any other key of the architecture.
+    """
     found, fields = architecture_of(container), _fields(container)
     for name in sorted(fields.values.keys() - _READ):
         shown = repr(fields.values[name])[:60]
-        fields.fail(f"{fields.prefix}{name} is {shown}, and what it asks for is not known here")
+        fields.fail(f"{fields.prefix}{name} is {shown}, which is not supported")
     sizes = {name: fields.integer(key, 1, most) for key, (name, most) in _INTEGERS.items()}
     config: dict[str, object] = {"architectures": [found.name], "model_type": found.model_type, **sizes}
     config["num_key_value_heads"] = _num_kv_heads(fields)
@@ -72,7 +77,7 @@ def model_config(container: Container) -> dict[str, object]:
     config["rms_norm_eps"] = fields.number("attention.layer_norm_rms_epsilon", 0)
     config["rope_parameters"] = _rope(fields, container, head_dim)
     if "attention.sliding_window" in fields.values:
-        # Mistral's files are of "llama", whose transformers model has no windows.
+        # Mistral's files have the architecture "llama", whose transformers model has no windows.
         window = fields.integer("attention.sliding_window", 1, 2**24)
         config |= {"sliding_window": window, "use_sliding_window": True}
     config["hidden_act"] = "silu"
@@ -86,7 +91,8 @@ def model_config(container: Container) -> dict[str, object]:
 
 
 def generation_config(container: Container) -> dict[str, object]:
-    """generation_config.json: what ends an answer. Raises ModelError where nothing does."""
+    """Return generation_config.json, with the tokens that end an answer. Raises ModelError if there is none.
+    """
     ends = end_ids(container)
     if not ends:
         container.fields.fail("tokenizer.ggml.eos_token_id is missing; nothing would end an answer")
@@ -94,7 +100,8 @@ def generation_config(container: Container) -> dict[str, object]:
 
 
 def paired_heads(container: Container) -> Callable[[str], int]:
-    """Of a tensor by its name in transformers: `GGUFEntry.paired_heads`. Raises ModelError."""
+    """Return a function from a tensor's transformers name to its `GGUFEntry.paired_heads`. Raises ModelError.
+    """
     if not architecture_of(container).pairs_rows:
         return lambda name: 0
     fields = _fields(container)
@@ -104,7 +111,7 @@ def paired_heads(container: Container) -> Callable[[str], int]:
 
 
 def _fields(container: Container) -> Fields:
-    """Those of the architecture, without its name in front."""
+    """Return the architecture's keys, without its name as prefix."""
     prefix = f"{container.metadata['general.architecture']}."
     own = {key: value for key, value in container.metadata.items() if key.startswith(prefix)}
     return Fields({key.removeprefix(prefix): value for key, value in own.items()}, container.path, prefix)
@@ -120,7 +127,7 @@ def _head_dim(fields: Fields, default: int) -> int:
     for name in ("attention.value_length", "rope.dimension_count"):
         if (other := fields.integer(name, 1, 1024, head_dim)) != head_dim:
             fields.fail(
-                f"{fields.prefix}{name} is {other}, and a head has {head_dim}; only equal ones are read"
+                f"{fields.prefix}{name} is {other}, but a head has {head_dim}; only equal sizes are supported"
             )
     return head_dim
 
@@ -142,11 +149,12 @@ def _rope(fields: Fields, container: Container, head_dim: int) -> dict[str, obje
 
 
 def _llama3(container: Container, theta: float, head_dim: int) -> dict[str, object]:
-    """What the factors in the file were made of, by which frequencies are divided: waves up to a quarter of
-    8,192 positions by 1, those above all of them by the last factor, and between them by one between."""
+    """Recover the Llama 3 options behind the file's frequency factors: 1 for waves up to a quarter of 8,192
+    positions, the last factor for waves longer than 8,192, and a transition between these.
+    """
     entry = tensor_entry(container, container.tensors[ROPE_FACTORS])
     if entry.shape != (head_dim // 2,):
-        container.fields.fail(f"{ROPE_FACTORS} has shape {list(entry.shape)}; {head_dim // 2} are wanted")
+        container.fields.fail(f"{ROPE_FACTORS} has shape {list(entry.shape)}; {head_dim // 2} values are required")
     ((_, factors),) = entry.pieces(0, head_dim // 2)
     factor = float(factors.max())
     waves = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
@@ -155,6 +163,6 @@ def _llama3(container: Container, theta: float, head_dim: int) -> dict[str, obje
         made = 1 / ((1 - ease) / factor + ease)
     if not factor >= 1 or not np.allclose(factors, made, rtol=1e-4):
         container.fields.fail(
-            f"{ROPE_FACTORS} scales frequencies in another way than Llama 3.1, and is not read"
+            f"{ROPE_FACTORS} scales frequencies differently from Llama 3.1, which is not supported"
         )
     return {"rope_type": "llama3", "factor": factor, **LLAMA3}

@@ -1,4 +1,4 @@
-"""A GGUF file as the model folder that it stands for."""
+"""Presents a GGUF file as the model folder that it corresponds to."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,16 +17,20 @@ FILES: dict[str, Callable[[Container], dict[str, object]]] = {
 
 
 class GGUFModel:
-    """A text model in one file. Making one reads the metadata, and nothing else. ModelError."""
+    """A text model in one file. The constructor reads only the metadata. Raises ModelError."""
 
     def __init__(self, path: Path) -> None:
         self.container = open_container(path)
 
     def file(self, name: str) -> dict[str, object]:
-        """What a folder's file of that name would hold: config.json, generation_config.json, tokenizer.json
-        or tokenizer_config.json, which has the chat template. ModelError as their readers raise it."""
+        """Return the content of a folder's file with that name: config.json, generation_config.json,
+        tokenizer.json or tokenizer_config.json, which has the chat template. Raises ModelError as their
+        readers do.
+        """
         return FILES[name](self.container)
 
     def tensors(self, canonical_name: Callable[[str], str | None]) -> dict[str, GGUFEntry]:
-        """As `open_tensors` gives those of a folder: `canonical_name` gets their names. ModelError."""
+        """Return the tensors as `open_tensors` does for a folder; `canonical_name` maps their transformers
+        names. Raises ModelError.
+        """
         return tensor_entries(self.container, canonical_name, paired_heads(self.container))

@@ -1,22 +1,25 @@
-"""How a text is cut before byte pairs are joined, by the name that a GGUF file has for it
-(`tokenizer.ggml.pre`): as the tokenizer.json of the model has it that the name was made for."""
+"""Pre-tokenizers by their GGUF names (`tokenizer.ggml.pre`), each as in the tokenizer.json of the model that
+the name was introduced for.
+"""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """`pattern`: of the pieces, "" for GPT-2's own. `ignore_merges`: a piece that is a token is that token,
-    whatever its merges say. `adds_bos`: in front of a text, where the file does not say."""
+    """How a text is split before BPE merges. `pattern`: the pieces' pattern, "" for GPT-2's own.
+    `ignore_merges`: a piece that is a token becomes that token, whatever its merges. `adds_bos`: default for
+    files that do not tell.
+    """
 
     pattern: str = ""
     single_digits: bool = False
-    normalizes: bool = False  # to NFC
+    normalizes: bool = False  # To NFC.
     ignore_merges: bool = False
     adds_bos: bool = False
 
     def as_json(self) -> dict[str, object]:
-        """What tokenizer.json says of it."""
+        """Return the pre-tokenizer's entry in tokenizer.json."""
         steps: list[dict[str, object]] = []
         if self.single_digits:
             steps.append({"type": "Digits", "individual_digits": True})
@@ -35,7 +38,9 @@ def _split(pattern: str) -> dict[str, object]:
 
 
 def _words(digits: str) -> str:
-    """Contractions, letters with one character before them, numbers, the rest of a line, spaces."""
+    """Return the pattern for contractions, letters with one character before them, numbers, the rest of a
+    line, spaces.
+    """
     return (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
         + digits

@@ -1,4 +1,4 @@
-"""A file from anybody that is read from its beginning: nothing is taken that the file does not hold."""
+"""Reads an untrusted file from its beginning, and never allocates more than the file holds."""
 
 import struct
 from pathlib import Path
@@ -6,13 +6,15 @@ from typing import BinaryIO, NoReturn
 
 from mmengine.errors import ModelError
 
-MAX_METADATA_BYTES = 128 * 2**20  # before the weights; a vocabulary of 262,144 tokens takes 16 MB
-MAX_STRING_BYTES = 16 * 2**20  # of one value; chat templates have up to 100 kB
-MAX_STRINGS = 2**21  # in all arrays together: the largest vocabulary and its merges are 777,000
+MAX_METADATA_BYTES = 128 * 2**20  # Before the weights; a vocabulary of 262,144 tokens takes 16 MB.
+MAX_STRING_BYTES = 16 * 2**20  # Of one value; chat templates have up to 100 kB.
+MAX_STRINGS = 2**21  # In all arrays together: the largest vocabulary and its merges are 777,000.
 
 
 class Source:
-    """`position`: of the next byte. Every method raises ModelError where the file ends too early."""
+    """A file with a read position. `position`: offset of the next byte. Every method raises ModelError if the
+    file ends too early.
+    """
 
     def __init__(self, path: Path, file: BinaryIO, num_bytes: int) -> None:
         self.path, self.num_bytes, self.position = path, num_bytes, 0
@@ -23,13 +25,13 @@ class Source:
 
     @property
     def left(self) -> int:
-        """Bytes behind `position`."""
+        """Return the number of bytes after `position`."""
         return self.num_bytes - self.position
 
     def take(self, count: int) -> bytes:
         self._advance(count)
         found = self._file.read(count)
-        if len(found) != count:  # somebody else cuts the file meanwhile
+        if len(found) != count:  # Another process truncates the file meanwhile.
             self._cut_short()
         return found
 
@@ -42,24 +44,24 @@ class Source:
         return value
 
     def count(self, num_bytes: int) -> int:
-        """An unsigned integer of 4 or 8 bytes."""
+        """Read an unsigned integer of 4 or 8 bytes."""
         return int.from_bytes(self.take(num_bytes), "little")
 
     def text(self, what: str, most: int = MAX_STRING_BYTES) -> str:
-        """UTF-8 behind its length in 8 bytes."""
+        """Read UTF-8 text after its length in 8 bytes."""
         length = self.count(8)
         if length > most:
-            self.fail(f"{what} has {length} bytes; at most {most} are read")
+            self.fail(f"{what} has {length} bytes; the limit is {most}")
         try:
             return self.take(length).decode()
         except UnicodeDecodeError:
             self.fail(f"{what} is not UTF-8; the file is damaged, download it again")
 
     def skip_strings(self, count: int, what: str) -> None:
-        """Past `count` strings: each is measured, and none is kept."""
+        """Skip `count` strings; each length is read, and no string is stored."""
         self._strings += count
         if self._strings > MAX_STRINGS:
-            self.fail(f"with {what} it has {self._strings} strings; at most {MAX_STRINGS} are read")
+            self.fail(f"with {what} the file has {self._strings} strings; the limit is {MAX_STRINGS}")
         read, seek, position = self._file.read, self._file.seek, self.position
         end = min(self.num_bytes, MAX_METADATA_BYTES)
         for _ in range(count):
@@ -75,7 +77,7 @@ class Source:
             self._cut_short()
         self.position += count
         if self.position > MAX_METADATA_BYTES:
-            self.fail(f"more than {MAX_METADATA_BYTES} bytes stand before the weights, too many to read")
+            self.fail(f"the metadata before the weights exceeds {MAX_METADATA_BYTES} bytes")
 
     def _cut_short(self) -> NoReturn:
         self.fail(f"it is cut short or damaged: it ends after {self.num_bytes} bytes; download it again")

@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file, under the names that transformers has for them, as rows of float32."""
+"""A GGUF file's tensors, by their transformers names, as rows of float32."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -13,10 +13,10 @@ from mmengine.checkpoint.tensors import CodedRows, Coding, TensorEntry
 from mmengine.errors import ModelError
 
 ROPE_FACTORS = (
-    "rope_freqs.weight"  # of rotary frequencies, which a config says and no network has a place for
+    "rope_freqs.weight"  # Factors for rotary frequencies, which belong to a config and not to a network.
 )
-PIECE_VALUES = 2**20  # that are decoded at once: 4 MiB of float32
-# What the file calls a layer's parts; a name that is not here stays as it is.
+PIECE_VALUES = 2**20  # Values decoded at once: 4 MiB of float32.
+# GGUF's names for a layer's parts; any other name stays unchanged.
 _PARTS = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -36,17 +36,21 @@ _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 @dataclass(frozen=True, slots=True)
 class GGUFEntry(TensorEntry):
-    """A tensor that decodes itself. `paired_heads`: heads whose rows the file has in pairs (0, d/2, 1,
-    d/2 + 1, …) and who reads them gets in halves, as safetensors have them; 0 where they already are."""
+    """A tensor that decodes itself.
+
+    `paired_heads`: number of heads whose rows the file stores in pairs (0, d/2, 1, d/2 + 1, …). Readers get
+    these rows in halves, as safetensors store them. 0: the rows are already in halves.
+    """
 
     type: StoredType
     paired_heads: int = 0
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Rows begin to end of the first dimension, a piece at a time: its place behind `begin`, and its
-        values, float32 [n, *shape[1:]]. Raises ModelError where the file cannot be read."""
+        """Yield rows begin to end of the first dimension, a piece at a time: the piece's place after `begin`,
+        and its values, float32 [n, *shape[1:]]. Raises ModelError if the file cannot be read.
+        """
         row_values = self.num_values // self.shape[0]
-        if row_values % self.type.values:  # a vector of blocks: its rows are single values
+        if row_values % self.type.values:  # A vector of blocks: its rows are single values.
             yield 0, self._read(0, self.num_values)[self._order()[begin:end]]
             return
         step, order = max(1, PIECE_VALUES // row_values), self._order()
@@ -58,7 +62,7 @@ class GGUFEntry(TensorEntry):
 
     @property
     def coding(self) -> Coding | None:
-        """Of matrices whose rows are whole blocks."""
+        """Return the coding of a matrix whose rows are whole blocks, otherwise None."""
         whole = len(self.shape) == 2 and self.shape[1] % self.type.values == 0
         return self.type.coding if whole else None
 
@@ -73,12 +77,12 @@ class GGUFEntry(TensorEntry):
             yield first - begin, self._rows(found, stored - low, k)
 
     def _rows(self, found: CodedRows, places: np.ndarray, k: int) -> CodedRows:
-        """Raises ModelError for what no format has that writes such files."""
+        """Reorder codes to rows. Raises ModelError for values that no GGUF writer produces."""
         if self.type.coding == Coding("int8", 32) and bool((found.codes == -128).any()):
-            raise self._wrong("holds -128, which is no code of Q8_0")
+            raise self._wrong("holds -128, which is not a Q8_0 code")
         shared = [None if each is None else each.reshape(-1, k // 32)[places] for each in found[1:]]
         if not all(each is None or bool(np.isfinite(each).all()) for each in shared):
-            raise self._wrong("holds a scale that is no finite number")
+            raise self._wrong("holds a scale that is not finite")
         assert shared[0] is not None
         return CodedRows(found.codes.reshape(-1, k)[places], shared[0], shared[1])
 
@@ -90,7 +94,7 @@ class GGUFEntry(TensorEntry):
         return self.num_bytes // self.type.bytes * self.type.values
 
     def _order(self) -> np.ndarray:
-        """Which stored row is each row, int64 [rows]."""
+        """Return the stored row for each row, int64 [rows]."""
         places = np.arange(self.shape[0])
         return (
             places.reshape(self.paired_heads, -1, 2).swapaxes(1, 2).reshape(-1)
@@ -99,13 +103,15 @@ class GGUFEntry(TensorEntry):
         )
 
     def _read(self, begin: int, end: int) -> np.ndarray:
-        """Values begin to end, whole blocks, float32 [end - begin], which may be written."""
-        with np.errstate(over="ignore", invalid="ignore"):  # a damaged scale is what it is, without a warning
+        """Return values begin to end, whole blocks, as writable float32 [end - begin]."""
+        # A damaged scale is decoded as it is, without a warning.
+        with np.errstate(over="ignore", invalid="ignore"):
             values = self.type.decode(self._stored(begin, end)).reshape(-1)
-        return np.require(values, requirements="W")  # float32 is what was read, of which torch warns
+        # float32 values are a view of the bytes; torch warns about read-only arrays.
+        return np.require(values, requirements="W")
 
     def _stored(self, begin: int, end: int) -> np.ndarray:
-        """The blocks of these values, uint8 [blocks, bytes]."""
+        """Return these values' blocks, uint8 [blocks, bytes]."""
         start = self.start + begin // self.type.values * self.type.bytes
         num_bytes = (end - begin) // self.type.values * self.type.bytes
         data = read_range(self.path, start, num_bytes, f"tensor {self.stored_name}")
@@ -115,9 +121,11 @@ class GGUFEntry(TensorEntry):
 def tensor_entries(
     container: Container, canonical_name: Callable[[str], str | None], paired_heads: Callable[[str], int]
 ) -> dict[str, GGUFEntry]:
-    """Every tensor by its canonical name, as `open_tensors` gives those of a folder. `canonical_name` is
-    asked for transformers' names (`model.layers.0.self_attn.q_proj.weight`), and `paired_heads` for the heads
-    of such a one. Raises ModelError when heads cannot share the rows."""
+    """Return every tensor by its canonical name, as `open_tensors` does for a folder.
+
+    `canonical_name` and `paired_heads` receive transformers' names
+    (`model.layers.0.self_attn.q_proj.weight`). Raises ModelError if the rows cannot be divided by the heads.
+    """
     entries: dict[str, GGUFEntry] = {}
     for tensor in container.tensors.values():
         name = plain_name(tensor.name)
@@ -134,7 +142,7 @@ def tensor_entries(
 
 
 def plain_name(stored: str) -> str:
-    """What transformers calls a tensor of a text model."""
+    """Return transformers' name for a text model's tensor."""
     if found := _LAYER.fullmatch(stored):
         layer, part, kind = found.groups()
         return f"model.layers.{layer}.{_PARTS[part]}.{kind}" if part in _PARTS else stored
@@ -143,11 +151,11 @@ def plain_name(stored: str) -> str:
 
 
 def tensor_entry(container: Container, tensor: StoredTensor, paired_heads: int = 0) -> GGUFEntry:
-    """Raises ModelError when heads cannot share the rows."""
+    """Return a tensor's entry. Raises ModelError if the rows cannot be divided by the heads."""
     if paired_heads and tensor.shape[0] % (2 * paired_heads):
         raise ModelError(
-            f"{container.path}: tensor {tensor.name} has {tensor.shape[0]} rows, which {paired_heads} heads "
-            "cannot share"
+            f"{container.path}: tensor {tensor.name} has {tensor.shape[0]} rows, which cannot be divided by "
+            f"{paired_heads} heads"
         )
     return GGUFEntry(
         path=container.path,

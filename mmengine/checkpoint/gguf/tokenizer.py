@@ -1,7 +1,9 @@
-"""What tokenizer.json and tokenizer_config.json would say of the vocabulary in a GGUF file: byte-level BPE.
+"""Builds the tokenizer.json and tokenizer_config.json that a GGUF file's vocabulary corresponds to:
+byte-level BPE.
 
-Tokens stand in one list with a type each. Those at its end that no text is made of are added tokens here, as
-in tokenizer.json; ids that only fill the list up (`[PAD151646]`) are left out, so that no text becomes one.
+Tokens are stored in one list with a type each. Tokens at its end that no text produces become added tokens,
+as in tokenizer.json. Ids that only pad the list (`[PAD151646]`) are left out, so that no text becomes such an
+id.
 """
 
 from mmengine.checkpoint.gguf.container import Container, StoredArray
@@ -9,15 +11,16 @@ from mmengine.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from mmengine.errors import ModelError
 
 _PREFIX = "tokenizer.ggml."
-_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # types; all others are pieces of texts
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # Types; all others are pieces of texts.
 _SPECIAL = (_UNKNOWN, _CONTROL)
 _NAMED = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
-_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")  # of a text, a turn, a message
+_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")  # The end of a text, a turn, a message.
 
 
 def tokenizer_json(container: Container) -> dict[str, object]:
-    """tokenizer.json. Raises ModelError for another model than byte-level BPE, a way to cut texts that is not
-    known here, tokens that are there twice, and merges that join no tokens."""
+    """Return tokenizer.json. Raises ModelError for another model than byte-level BPE, an unknown
+    pre-tokenizer, duplicate tokens, and merges that join no tokens.
+    """
     pre = _pre_tokenizer(container)
     tokens, types = _tokens(container)
     added = [place for place, kind in enumerate(types) if kind in (*_SPECIAL, _USER_DEFINED)]
@@ -50,7 +53,7 @@ def tokenizer_json(container: Container) -> dict[str, object]:
 
 
 def tokenizer_config(container: Container) -> dict[str, object]:
-    """tokenizer_config.json: named tokens, whether a text begins with one, and the chat template."""
+    """Return tokenizer_config.json: named tokens, whether a text begins with BOS, and the chat template."""
     tokens, _ = _tokens(container)
     ids = token_ids(container)
     config: dict[str, object] = {
@@ -64,7 +67,8 @@ def tokenizer_config(container: Container) -> dict[str, object]:
 
 
 def token_ids(container: Container) -> dict[str, int]:
-    """The ids that the file names, by their keys (`eos_token_id`, …). ModelError where one is no token."""
+    """Return the file's named ids by their keys (`eos_token_id`, …). Raises ModelError if an id is no token.
+    """
     fields, last = container.fields, num_tokens(container) - 1
     names = dict.fromkeys((*_NAMED.values(), *_ENDS))
     return {
@@ -73,13 +77,13 @@ def token_ids(container: Container) -> dict[str, int]:
 
 
 def end_ids(container: Container) -> list[int]:
-    """The tokens that end an answer, the end of a text first."""
+    """Return the tokens that end an answer, the end of a text first."""
     ids = token_ids(container)
     return list(dict.fromkeys(ids[name] for name in _ENDS if name in ids))
 
 
 def num_tokens(container: Container) -> int:
-    """Those that fill the list up included: rows of the embedding."""
+    """Return the number of rows in the embedding, padding tokens included."""
     return _array(container, "tokens").count
 
 
@@ -87,25 +91,25 @@ def _pre_tokenizer(container: Container) -> PreTokenizer:
     fields = container.fields
     model, name = fields.values.get(f"{_PREFIX}model"), fields.values.get(f"{_PREFIX}pre")
     if model != "gpt2":
-        fields.fail(f"{_PREFIX}model is {repr(model)[:60]}; gpt2, byte-level BPE, is read")
+        fields.fail(f"{_PREFIX}model is {repr(model)[:60]}; only gpt2, byte-level BPE, is supported")
     if not isinstance(name, str) or name not in PRE_TOKENIZERS:
-        fields.fail(f"{_PREFIX}pre is {repr(name)[:60]}; {', '.join(PRE_TOKENIZERS)} are read")
+        fields.fail(f"{_PREFIX}pre is {repr(name)[:60]}; supported are {', '.join(PRE_TOKENIZERS)}")
     return PRE_TOKENIZERS[name]
 
 
 def _array(container: Container, name: str) -> StoredArray:
     value = container.metadata.get(_PREFIX + name)
     if not isinstance(value, StoredArray):
-        raise ModelError(f"{container.path}: {_PREFIX}{name} is missing or no array")
+        raise ModelError(f"{container.path}: {_PREFIX}{name} is missing or not an array")
     return value
 
 
 def _tokens(container: Container) -> tuple[list[str], list[int]]:
-    """Tokens and their types, without those at the end that fill the list up."""
+    """Return tokens and their types, without padding at the end."""
     tokens = _array(container, "tokens").as_strings()
     types = _array(container, "token_type").as_integers().tolist()
     if len(tokens) != len(types):
-        raise ModelError(f"{container.path}: it has {len(tokens)} tokens and types for {len(types)}")
+        raise ModelError(f"{container.path}: it has {len(tokens)} tokens but {len(types)} token types")
     for place, token in enumerate(tokens):
         if not token:
             tokens[place], types[place] = f"[EMPTY_{place}]", _UNUSED
@@ -131,7 +135,7 @@ def _merges(container: Container, vocab: dict[str, int], special: set[str]) -> l
         joined = left + right
         if left not in vocab or right not in vocab or joined not in vocab or joined in special:
             raise ModelError(
-                f"{container.path}: the merge {text[:60]!r} makes no token of two; the file is damaged"
+                f"{container.path}: the merge {text[:60]!r} does not join two tokens to one; the file is damaged"
             )
         merges.append((left, right))
     return merges

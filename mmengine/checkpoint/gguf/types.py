@@ -1,6 +1,7 @@
-"""How GGUF stores values: plain, or in blocks of 32 or 256 with scales. Each becomes float32 by the
-arithmetic of ggml's reference (https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c), so that the
-bits are those that everybody gets."""
+"""Decodes GGUF's value types: plain, or blocks of 32 or 256 values with scales. The arithmetic to float32 is
+that of ggml's reference (https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c), so the bits are the
+same as in llama.cpp.
+"""
 
 import math
 from collections.abc import Callable
@@ -13,8 +14,10 @@ from mmengine.checkpoint.tensors import CodedRows, Coding
 
 @dataclass(frozen=True, slots=True)
 class StoredType:
-    """`values` a block, which takes `bytes`. `decode`: uint8 [blocks, bytes] to float32 [blocks, values];
-    `codes`: to codes [blocks, values] and what each block shares [blocks, 1], where there is a `coding`."""
+    """A value type. A block holds `values` in `bytes`. `decode`: uint8 [blocks, bytes] to float32 [blocks,
+    values]. `codes`: to codes [blocks, values] and each block's shared values [blocks, 1], if there is a
+    `coding`.
+    """
 
     name: str
     values: int
@@ -24,17 +27,18 @@ class StoredType:
     codes: Callable[[np.ndarray], CodedRows] | None = None
 
     def num_bytes(self, shape: tuple[int, ...]) -> int:
-        """Of a tensor whose last dimension is whole blocks."""
+        """Return the bytes of a tensor whose last dimension is whole blocks."""
         return math.prod(shape) // self.values * self.bytes
 
 
 def _half(blocks: np.ndarray, start: int) -> np.ndarray:
-    """A half of each block as float32 [blocks, 1]."""
+    """Return a float16 of each block as float32 [blocks, 1]."""
     return np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2").astype(np.float32)
 
 
 def _nibbles(packed: np.ndarray) -> np.ndarray:
-    """uint8 [blocks, 16] to float32 [blocks, 32]: the low halves of all bytes, then the high ones."""
+    """Unpack uint8 [blocks, 16] to float32 [blocks, 32]: the low halves of all bytes, then the high halves.
+    """
     out = np.empty((len(packed), 32), np.float32)
     out[:, :16] = packed & 15
     out[:, 16:] = packed >> 4
@@ -54,12 +58,12 @@ def _bf16(blocks: np.ndarray) -> np.ndarray:
 
 
 def _q8_0(blocks: np.ndarray) -> np.ndarray:
-    """A scale, 32 signed bytes."""
+    """Decode a scale and 32 signed bytes."""
     return _half(blocks, 0) * blocks[:, 2:].view(np.int8)
 
 
 def _q4_0(blocks: np.ndarray) -> np.ndarray:
-    """A scale, 32 nibbles of which 8 is zero."""
+    """Decode a scale and 32 nibbles with an offset of 8."""
     out = _nibbles(blocks[:, 2:])
     out -= 8
     out *= _half(blocks, 0)
@@ -67,7 +71,7 @@ def _q4_0(blocks: np.ndarray) -> np.ndarray:
 
 
 def _q4_1(blocks: np.ndarray) -> np.ndarray:
-    """A scale, what is added, 32 nibbles. Product and sum are each rounded."""
+    """Decode a scale, a minimum and 32 nibbles. Product and sum are rounded separately."""
     out = _nibbles(blocks[:, 4:])
     out *= _half(blocks, 0)
     out += _half(blocks, 2)
@@ -75,8 +79,10 @@ def _q4_1(blocks: np.ndarray) -> np.ndarray:
 
 
 def _q6_k(blocks: np.ndarray) -> np.ndarray:
-    """Two halves of 128 codes, of which 32 is zero: their low four bits, 64 bytes each, then their high two,
-    32 bytes each. 16 signed bytes, each of which times the last half, rounded, is the scale of 16 codes."""
+    """Decode two halves of 128 codes with an offset of 32: their low four bits, 64 bytes each, then their
+    high two bits, 32 bytes each. Then 16 signed bytes follow: each one times the final float16, rounded, is
+    the scale of 16 codes.
+    """
     low = blocks[:, :128].reshape(-1, 2, 1, 64) >> np.array([[0], [4]], np.uint8) & 15
     high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8) & 3
     out = (low.reshape(high.shape) | high << 4).astype(np.float32).reshape(-1, 16, 16)
@@ -94,13 +100,13 @@ def _q4_0_codes(blocks: np.ndarray) -> CodedRows:
 
 
 def _q4_1_codes(blocks: np.ndarray) -> CodedRows:
-    """Nibbles are counted from -8, so what is added is, too: exact but for the last bits of float32."""
+    """Return codes counted from -8; the minimum moves accordingly, exact except for float32's last bits."""
     scales = _half(blocks, 0)
     return CodedRows(_signed_nibbles(blocks[:, 4:]), scales, _half(blocks, 2) + 8 * scales)
 
 
 def _signed_nibbles(packed: np.ndarray) -> np.ndarray:
-    """As `_nibbles`, less 8, int8."""
+    """Unpack as `_nibbles` does, less 8, int8."""
     return np.concatenate((packed & 15, packed >> 4), axis=1).view(np.int8) - np.int8(8)
 
 
@@ -111,11 +117,11 @@ TYPES = {
     8: StoredType("Q8_0", 32, 34, _q8_0, Coding("int8", 32), _q8_0_codes),
     2: StoredType("Q4_0", 32, 18, _q4_0, Coding("int4", 32), _q4_0_codes),
     3: StoredType("Q4_1", 32, 20, _q4_1, Coding("int4", 32, mins=True), _q4_1_codes),
-    14: StoredType("Q6_K", 256, 210, _q6_k),  # the embedding or head of most files of the two above
+    14: StoredType("Q6_K", 256, 210, _q6_k),  # The embedding or head in most files with the two types above.
 }
 OTHER_TYPES = (
     {6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 15: "Q8_K"}
     | {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S"}
     | {23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0"}
     | {35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0", 42: "Q2_0"}
-)  # ggml's numbers for what is not read
+)  # ggml's numbers for unsupported types.

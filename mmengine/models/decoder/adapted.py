@@ -1,4 +1,4 @@
-"""What a LoRA adapter adds to the linear layers of a decoder, which are joined of several modules each."""
+"""Splits a LoRA adapter into additions to a decoder's linear layers, each of which joins several modules."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,7 +9,9 @@ from mmengine.native.lora import DECODER_LINEARS, LoraPart
 
 
 def decoder_parts(config: DecoderConfig, tensors: AdapterTensors) -> Iterator[tuple[LoraPart, ...]]:
-    """What is added to each linear layer of a decoder: those of native/lora.py, layer after layer."""
+    """Yield the additions to each linear layer of a decoder, in the order of native/lora.py, layer after
+    layer.
+    """
     for layer in range(config.num_layers):
         joined = _joined_modules(config, layer)
         for name in DECODER_LINEARS:
@@ -20,7 +22,9 @@ def decoder_parts(config: DecoderConfig, tensors: AdapterTensors) -> Iterator[tu
 
 
 def _gates_behind(config: DecoderConfig, parts: Sequence[LoraPart]) -> Iterator[LoraPart]:
-    """As decoder/layers.py orders q, k and v where q's heads have gates behind them: those come last."""
+    """Reorder the additions to q, k and v as decoder/layers.py does when a gate follows each of q's heads:
+    the gates come last.
+    """
     heads, size = config.num_heads, config.head_dim
     gates = (heads + 2 * config.num_kv_heads) * size
     for part in parts:
@@ -33,8 +37,7 @@ def _gates_behind(config: DecoderConfig, parts: Sequence[LoraPart]) -> Iterator[
 
 
 def _joined_modules(config: DecoderConfig, layer: int) -> dict[str, tuple[str, ...]]:
-    """Of a layer's linear layers, by the names of native/lora.py, the modules whose outputs stand beside each
-    other in it."""
+    """Return the modules whose outputs lie side by side in each linear layer, by the names of native/lora.py."""
     beginning = layer_name(layer)
     found: dict[str, tuple[str, ...]] = {
         "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

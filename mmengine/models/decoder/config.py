@@ -1,4 +1,4 @@
-"""What a text decoder is: plain data, read without torch."""
+"""Describes a text decoder as plain data, which is read without torch."""
 
 from dataclasses import dataclass
 
@@ -7,40 +7,48 @@ from mmengine.checkpoint.rope import RopeConfig
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """The feed-forward of some layers: of `count` SwiGLUs a token takes the `top_k` likeliest, and adds them
-    up by their chances: the router's softmax over all of them, in float32."""
+    """The feed-forward networks in some layers: `count` SwiGLU experts.
+
+    A token uses the `top_k` likeliest experts and adds their outputs, weighted by the router's probabilities:
+    a softmax over all experts, in float32.
+    """
 
     count: int
-    top_k: int  # up to `count`
-    intermediate_size: int  # of each
-    layers: tuple[int, ...]  # that have them; the others are dense
-    norm_top_k: bool = True  # the chances that were taken are divided by their sum
-    shared_size: int = 0  # of one more, for every token, times the sigmoid of a gate of its own; 0: none
+    top_k: int  # At most `count`.
+    intermediate_size: int  # Of each expert.
+    layers: tuple[int, ...]  # Layers with experts; the others are dense.
+    norm_top_k: bool = True  # Divide the chosen probabilities by their sum.
+    # Size of an additional expert for every token, scaled by the sigmoid of its own gate; 0: none.
+    shared_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaConfig:
-    """The gated delta net in place of attention (delta.py) in the layers that `layers` names. `num_heads`,
-    those of values, is a multiple of `num_key_heads`."""
+    """The gated delta net, which replaces attention (delta.py) in `layers`. `num_heads` counts value heads
+    and is a multiple of `num_key_heads`.
+    """
 
     layers: frozenset[int]
     num_key_heads: int
     num_heads: int
     key_dim: int
     value_dim: int
-    taps: int = 4  # of the convolution before it
+    taps: int = 4  # Of the convolution before the delta rule.
 
     @property
     def width(self) -> int:
-        """Channels of the convolution: q's, k's and v's."""
+        """Return the convolution's channels: those for q, k and v."""
         return 2 * self.num_key_heads * self.key_dim + self.num_heads * self.value_dim
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Layers of attention and SwiGLU between RMS norms, all alike but for experts, and for the mixers that
-    `delta` names. `num_heads` is a multiple of `num_kv_heads`, `head_dim` even. `intermediate_size`: 0 where
-    no layer is dense."""
+    """Layers of attention and SwiGLU between RMS norms, all alike except for experts and for the layers in
+    `delta`.
+
+    `num_heads` is a multiple of `num_kv_heads`; `head_dim` is even. `intermediate_size` is 0 if no layer is
+    dense.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -53,18 +61,19 @@ class DecoderConfig:
     rms_norm_eps: float
     rope: RopeConfig
     qkv_bias: bool = False
-    out_bias: bool = False  # of attention's output
+    out_bias: bool = False  # On the attention output.
     mlp_bias: bool = False
-    qk_norm: bool = False  # each head of q and k has its norm before it is rotated
-    tied: bool = False  # the head is the embedding
-    rotary_dim: int = 0  # of a head, its first values are rotated; 0: all
-    gated: bool = False  # a head's output is, by the sigmoid of what q's projection has behind its q
-    norm_offset: bool = False  # 1 is added to the weights of norms, and what is normed is rounded once
+    qk_norm: bool = False  # Each head of q and k is normed before rotation.
+    tied: bool = False  # The head is the embedding.
+    rotary_dim: int = 0  # Number of first values in a head that are rotated; 0: all.
+    # A head's output is multiplied by the sigmoid of a gate, which q's projection writes after its q.
+    gated: bool = False
+    norm_offset: bool = False  # Norms add 1 to their weights and round once.
     delta: DeltaConfig | None = None
     experts: ExpertsConfig | None = None
 
     def experts_of(self, layer: int) -> ExpertsConfig | None:
-        """None: it is dense."""
+        """Return the layer's experts, or None for a dense layer."""
         return self.experts if self.experts is not None and layer in self.experts.layers else None
 
     @property

@@ -1,10 +1,11 @@
-"""The gated delta net in torch: a convolution of a few taps, and a matrix that each token corrects.
+"""The gated delta net in torch: a short convolution, and a matrix that each token corrects.
 
     S <- exp(g) S;  S <- S + k (beta (v - S'k))';  o = S'q / sqrt(key_dim)      (arXiv 2412.06464)
 
-with q and k normed to length 1. Many tokens of a row go in chunks, by matrices, few one by one; both in
-float32. Values are rounded where transformers rounds them, and chunks go as in its
-`torch_chunk_gated_delta_rule`. The kernels for CPUs (native/src/layers/delta.cpp) take all one by one.
+with q and k normed to length 1. Many tokens of a row are computed in chunks, with matrix products; few tokens
+are computed one by one. Both use float32. Values are rounded where transformers rounds them, and chunks
+follow its `torch_chunk_gated_delta_rule`. The CPU kernels (native/src/layers/delta.cpp) compute all tokens
+one by one.
 """
 
 from collections.abc import Callable
@@ -19,23 +20,26 @@ from mmengine.models.states import StateSpec, StepStates
 from mmengine.native.decoder_weights import DeltaWeights
 
 CHUNK = 64
-FEW = 8  # tokens up to which one by one is faster
+FEW = 8  # Up to this many tokens, one by one is faster.
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class DeltaMixer:
-    """The mixer of one layer, over the states of a step."""
+    """The delta mixer in one layer, over a step's states."""
 
     def __init__(self, config: DeltaConfig, weights: DeltaWeights[Linear], eps: float, layer: int) -> None:
-        """`layer`: among those with states."""
+        """`layer`: index among the layers with states."""
         self._config, self._w, self._eps, self._layer = config, weights, eps, layer
         self._taps = weights.conv.t().contiguous().unsqueeze(1).to(weights.norm.dtype)  # [width, 1, taps]
         sizes = (config.width, config.taps, config.num_heads, config.key_dim, config.value_dim)
         self._spec = StateSpec(1, *sizes)
 
     def mix(self, projected: Tensor, x: Tensor, states: StepStates | None) -> Tensor:
-        """`projected` [t, width + values], x [t, hidden], what both were made of: to [t, values], before the
-        projection out. Without `states` all is one row that begins."""
+        """Mix the tokens: [t, values], before the output projection.
+
+        `projected` is [t, width + values] and x is [t, hidden]; `projected` was computed from x. Without
+        `states` all tokens are one row, from its first token.
+        """
         width = self._spec.width
         channels, gate = projected.split((width, projected.shape[1] - width), 1)
         inputs = torch.cat((channels, self._w.ba(x)), 1)
@@ -50,7 +54,7 @@ class DeltaMixer:
         return self._run(window, inputs, state)[0]
 
     def _rows(self, inputs: Tensor, states: StepStates) -> Tensor:
-        """[t, input_width] to [t, heads, value_dim]."""
+        """Mix [t, input_width] to [t, heads, value_dim]."""
         spec, starts = self._spec, states.query_starts
         mixed = inputs.new_empty(len(inputs), spec.num_heads, spec.value_dim)
         lengths = starts[1:] - starts[:-1]
@@ -63,7 +67,7 @@ class DeltaMixer:
         return mixed
 
     def _decode(self, inputs: Tensor, states: StepStates, alone: Tensor, mixed: Tensor) -> None:
-        """Rows with a token each, all at once."""
+        """Compute all rows with one token each at once."""
         layer, device = self._layer, inputs.device
         tokens = torch.from_numpy(states.query_starts[:-1][alone].astype("int64")).to(device)
         slots = torch.from_numpy(states.slots[alone].astype("int64")).to(device)
@@ -104,8 +108,9 @@ class DeltaMixer:
         mixed[:count] = torch.cat(outputs)[stayed:]
 
     def _run(self, window: Tensor, inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """n tokens, with the inputs before them in `window` [taps - 1 + n, width]: outputs [n, heads,
-        value_dim], and the state behind them."""
+        """Compute n tokens, with the preceding inputs in `window` [taps - 1 + n, width]. Returns outputs [n,
+        heads, value_dim] and the state after them.
+        """
         if not len(inputs):
             return inputs.new_empty(0, self._spec.num_heads, self._spec.value_dim), state
         q, k, v = self._heads(self._convolved(window.t()[None])[0].t())
@@ -116,12 +121,13 @@ class DeltaMixer:
         return out[:, 0].to(inputs.dtype), after[0]
 
     def _convolved(self, window: Tensor) -> Tensor:
-        """[n, width, taps - 1 + t] to [n, width, t]."""
+        """Convolve [n, width, taps - 1 + t] to [n, width, t]."""
         return F.silu(F.conv1d(window, self._taps, groups=self._spec.width))
 
     def _heads(self, channels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[t, width] to q, k and v, float32 [t, heads, dim]: q and k of length 1, q scaled, each as often as
-        heads share it."""
+        """Split [t, width] into q, k and v, float32 [t, heads, dim]: q and k have length 1, q is scaled, and
+        both are repeated for the value heads that share them.
+        """
         c, t = self._config, len(channels)
         keys, values = c.num_key_heads * c.key_dim, c.num_heads * c.value_dim
         q, k, v = channels.float().split((keys, keys, values), 1)
@@ -131,12 +137,12 @@ class DeltaMixer:
         return q, k, v.reshape(t, c.num_heads, c.value_dim)
 
     def _gates(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """The logarithm of the decay, and beta, float32 [t, heads]."""
+        """Return the decay's logarithm, and beta, float32 [t, heads]."""
         b, a = inputs[:, self._spec.width :].chunk(2, 1)
         return self._w.decay * F.softplus(a.float() + self._w.dt_bias), b.sigmoid().float()
 
     def _gated(self, mixed: Tensor, gate: Tensor) -> Tensor:
-        """The norm of each head, and its gate."""
+        """Norm each head and apply its gate."""
         dtype, wide = mixed.dtype, mixed.float()
         normed = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)).to(dtype)
         gated = self._w.norm * normed * F.silu(gate.reshape(mixed.shape).float())
@@ -146,8 +152,12 @@ class DeltaMixer:
 def one_by_one(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """q, k [t, n, heads, key_dim], v [t, n, heads, value_dim], decay (a logarithm) and beta [t, n, heads] of
-    n rows, state [n, heads, key_dim, value_dim]: outputs as v, and the state behind them; float32."""
+    """Run the rule token by token for n rows. Returns outputs shaped like v, and the state after them;
+    float32.
+
+    q, k: [t, n, heads, key_dim]; v: [t, n, heads, value_dim]; decay (a logarithm) and beta: [t, n, heads];
+    state: [n, heads, key_dim, value_dim].
+    """
     outputs = []
     for q_t, k_t, v_t, g_t, beta_t in zip(q, k, v, decay, beta, strict=True):
         state = state * g_t.exp()[..., None, None]
@@ -160,7 +170,7 @@ def one_by_one(
 def in_chunks(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same, CHUNK tokens at a time."""
+    """Run the same rule, CHUNK tokens at a time."""
     outputs = []
     q, k, v = (each.permute(1, 2, 0, 3) for each in (q, k, v))
     decay, beta = (each.permute(1, 2, 0) for each in (decay, beta))
@@ -175,8 +185,8 @@ def in_chunks(
 def _chunk(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """[n, heads, c, dim], decay and beta [n, heads, c]."""
-    total = decay.cumsum(-1)  # the logarithm of all decays from the chunk's beginning on
+    """Run the rule on one chunk: q, k, v [n, heads, c, dim], decay and beta [n, heads, c]."""
+    total = decay.cumsum(-1)  # Logarithm of all decays since the chunk's beginning.
     later = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).triu(1)
     between = (total[..., :, None] - total[..., None, :]).masked_fill(later, float("-inf")).exp()
     k_beta = k * beta[..., None]

@@ -1,7 +1,8 @@
-"""A layer's feed-forward in torch: one SwiGLU, or a mixture of them, with transformers' sums in their order.
+"""A layer's feed-forward in torch: one SwiGLU, or a mixture of experts with transformers' sums in the same
+order.
 
-Pairs of a token and an expert are sorted by expert, so that each expert's rows are one product. What comes of
-it is rounded, weighted and rounded again, and a token's `top_k` are added up in float32, the likeliest first.
+Pairs of a token and an expert are sorted by expert, so that each expert's rows are one product. The product
+is rounded, weighted and rounded again; a token's `top_k` results are added in float32, the likeliest first.
 """
 
 from collections.abc import Callable
@@ -14,10 +15,10 @@ from mmengine.models.decoder.prepacked import Linear
 from mmengine.native.decoder_weights import LayerWeights
 from mmengine.native.feed_forward import Dense, Mixture
 
-FeedForward = Dense[Linear] | Mixture[Linear, Tensor]  # of experts [count, out, in]
+FeedForward = Dense[Linear] | Mixture[Linear, Tensor]  # With experts [count, out, in].
 TorchLayer = LayerWeights[Linear, FeedForward]
-Gate = Callable[[Tensor], Tensor]  # [t, 2 * wide] to silu of the first half times the second
-_ALIGNED_BYTES = 16  # of rows that torch multiplies in groups
+Gate = Callable[[Tensor], Tensor]  # [t, 2 * wide] to silu of the first half times the second.
+_ALIGNED_BYTES = 16  # Alignment of rows in torch's grouped products.
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -26,7 +27,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def feed_forward(weights: FeedForward, gate: Gate = silu_mul) -> Linear:
-    """x [t, hidden] to [t, hidden]."""
+    """Return a function that maps x [t, hidden] to [t, hidden]."""
     if isinstance(weights, Dense):
         return lambda x: weights.down(gate(weights.gate_up(x)))
     return lambda x: _mix(weights, gate, x)
@@ -48,8 +49,9 @@ def _mix(weights: Mixture[Linear, Tensor], gate: Gate, x: Tensor) -> Tensor:
 
 
 def route(logits: Tensor, top_k: int, norm_top_k: bool) -> tuple[Tensor, Tensor]:
-    """Of the router's logits [t, count]: chances in their dtype, and experts int64, [t, top_k] each, the
-    likeliest first."""
+    """Choose experts by the router's logits [t, count]. Returns probabilities in the logits' dtype and expert
+    ids, int64, [t, top_k] each, the likeliest first.
+    """
     chances, chosen = logits.softmax(-1, dtype=torch.float32).topk(top_k)
     if norm_top_k:
         chances = chances / chances.sum(-1, keepdim=True)
@@ -57,8 +59,10 @@ def route(logits: Tensor, top_k: int, norm_top_k: bool) -> tuple[Tensor, Tensor]
 
 
 def _grouped(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """Rows of x [s, in] up to each of `ends` int32 [count] by a weight [out, in] each. Never waits for the
-    device, but for sizes that torch does not multiply in groups."""
+    """Multiply the rows of x [s, in] up to each of `ends`, int32 [count], by a weight [out, in] each.
+
+    Never waits for the device, except for sizes that torch does not multiply in groups.
+    """
     if x.shape[1] * x.itemsize % _ALIGNED_BYTES == 0 and weights.shape[1] * x.itemsize % _ALIGNED_BYTES == 0:
         return F.grouped_mm(x, weights.transpose(1, 2), offs=ends)
     parts = x.tensor_split(ends[:-1].long().cpu())

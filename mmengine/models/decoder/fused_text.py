@@ -1,8 +1,8 @@
-"""The text decoder on a GPU: what lies between two matmuls is one kernel. Not yet run on a GPU.
+"""The text decoder on a GPU, with one kernel between two matmuls. Not yet run on a GPU.
 
-A layer is four matmuls, attention, and four kernels: norm, rotation (with the norm of q and k, and k and v
-stored where attention reads them), residual and norm, gate. Cosines and sines are worked out once a step.
-The kernels round once where text.py, as transformers, rounds more often.
+A layer has four matmuls, attention, and four kernels: norm; rotation (with the norms of q and k, and storing
+k and v where attention reads them); residual and norm; gate. Cosines and sines are computed once per step.
+The kernels round once where text.py, like transformers, rounds more often.
 """
 
 from collections.abc import Sequence
@@ -45,13 +45,16 @@ class FusedTextDecoder(TextDecoder):
         states: StepStates | None = None,
         adapters: Sequence[AdapterRows] = (),
     ) -> Tensor:
-        """embeds [t, hidden], deepstack [n, t, hidden] (zero at text) or None, positions int64 [3, t]
-        to normed hidden states [t, hidden]. Fills the rows of `aux_hidden_states`."""
+        """Run all layers and return the normed hidden states [t, hidden]. Fills the rows of
+        `aux_hidden_states`.
+
+        embeds is [t, hidden], deepstack [n, t, hidden] (zero at text tokens) or None, positions int64 [3, t].
+        """
         if adapters:
             return self._adapted(adapters).forward(embeds, deepstack, positions, attention, aux_hidden_states)
         angles = self._rotary.halves(positions)
         eps, ops = self.config.rms_norm_eps, self.ops
-        residual = embeds.clone()  # the one that is added to
+        residual = embeds.clone()  # The tensor that kernels add to.
         if aux_hidden_states is not None:
             aux_layer(aux_hidden_states, 0, residual)
         normed = ops.rms_norm(residual, self._layers[0].input_norm, eps)
@@ -61,7 +64,8 @@ class FusedTextDecoder(TextDecoder):
             normed = ops.add_norm(mixed, residual, layer.post_norm, eps)
             added = self._sum(self._feed_forwards[index](normed))
             if deepstack is not None and index < len(deepstack):
-                # By the same kernel as without: where text adds zeros, its bits are those of a step without.
+                # The same kernel runs with and without deepstack. So where text tokens add zeros, the bits
+                # are those of a step without media.
                 residual.add_(added)
                 added = deepstack[index].clone()
             normed = ops.add_norm(added, residual, next_norm, eps)

@@ -1,4 +1,4 @@
-"""The weights of a decoder's layers, read in the order of their names, for whoever multiplies with them."""
+"""Reads a decoder layer's weights in a fixed order, for decoders with different matrix formats."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,15 +24,18 @@ from mmengine.native.feed_forward import Dense, Mixture
 
 L = TypeVar("L")
 E = TypeVar("E")
-Names = Sequence[str]  # of weights [out, in] to join
-Make = Callable[[Names, Tensor | None], L]  # with a bias
-MakeExperts = Callable[[Sequence[Names]], E]  # of the weights of each expert
+Names = Sequence[str]  # Weights [out, in] to join.
+Make = Callable[[Names, Tensor | None], L]  # With a bias.
+MakeExperts = Callable[[Sequence[Names]], E]  # Takes the weights of each expert.
 
 
 @dataclass(frozen=True, slots=True)
 class Makers(Generic[L, E]):
-    """Who makes what multiplies out of names. `exact`: of matrices that stay what they are stored as.
-    `gated`: of q, k and v where q's heads have gates behind them, as `gates_behind` orders these."""
+    """Functions that make a decoder's linear layers from weight names.
+
+    `exact`: for matrices that keep their stored format. `gated`: for q, k and v when a gate follows each of
+    q's heads, in the order of `gates_behind`.
+    """
 
     linear: Make[L]
     gate_up: Make[L]
@@ -50,7 +53,7 @@ def read_layer(
     *,
     adds_bias: bool = True,
 ) -> LayerWeights[L, Dense[L] | Mixture[L, E]]:
-    """`adds_bias`: whether this rank adds the biases of which there is one for all ranks' sum."""
+    """Read one layer. `adds_bias`: whether this rank adds the biases that belong to the sum over all ranks."""
 
     def read(*names: str) -> Tensor:
         return weights.read(*(f"{layer_name(index)}.{name}" for name in names))
@@ -94,7 +97,9 @@ def read_layer(
 
 
 def _read_delta(read: Callable[..., Tensor], linear: Callable[..., L], exact: Make[L]) -> DeltaWeights[L]:
-    """transformers computes the decay in float32, of weights in the model's dtype."""
+    """Read a delta net's weights. transformers computes the decay in float32 from weights in the model's
+    dtype.
+    """
     return DeltaWeights(
         ba=linear("linear_attn.in_proj_b", "linear_attn.in_proj_a", biased=False, make=exact),
         conv=read("linear_attn.conv1d.weight").flatten(1).t().contiguous(),
@@ -105,8 +110,9 @@ def _read_delta(read: Callable[..., Tensor], linear: Callable[..., L], exact: Ma
 
 
 def gates_behind(config: DecoderConfig) -> Tensor:
-    """Of q, k and v joined, whose q has each head's gate behind it: which row stands where, int64 [rows],
-    when the gates of all heads come last."""
+    """Return the row order that moves all gates to the end, int64 [rows], for joined q, k and v with a gate
+    after each of q's heads.
+    """
     heads, size = config.num_heads, config.head_dim
     q = torch.arange(2 * heads * size).view(heads, 2, size)
     kv = torch.arange(2 * heads * size, 2 * (heads + config.num_kv_heads) * size)
@@ -143,6 +149,7 @@ def _gate_up(whole: str) -> list[str]:
 
 
 def is_tied(config: DecoderConfig, weights: WeightReader) -> bool:
-    """Whether the head is the embedding. One stored beside a tied config counts only when it differs, as in
-    transformers."""
+    """Return whether the head is the embedding. As in transformers, a stored head beside a tied config counts
+    only if it differs.
+    """
     return HEAD not in weights or (config.tied and weights.same(HEAD, EMBEDDING))

@@ -1,6 +1,6 @@
-"""The text decoder on a CPU, through compiled kernels: the numbers of text.py in one call for all layers.
+"""The text decoder on a CPU, with compiled kernels: the same numbers as text.py, in one call for all layers.
 
-Weights are packed one tensor at a time while they are read; what stays in memory is the packed form.
+Weights are packed one tensor at a time while they are read; only the packed form stays in memory.
 """
 
 import ctypes
@@ -37,7 +37,7 @@ R = TypeVar("R", Tensor, Codes)
 
 
 class NativeTextDecoder:
-    """See TextDecoder. Serves one step at a time. `experts`: of the layers that have some."""
+    """See TextDecoder. Runs one step at a time. `experts`: the mixtures, for layers that have one."""
 
     batch_invariant = True
 
@@ -64,7 +64,7 @@ class NativeTextDecoder:
         ]
         self.experts = [layer.feed_forward for layer in layers if isinstance(layer.feed_forward, Experts)]
         norm, dtype = read_final_norm(config, weights), weights.dtype
-        # The matrix is not kept twice: a tied embedding is read back out of the packed head.
+        # The matrix is not stored twice: a tied embedding is read back from the packed head.
         tied = is_tied(config, weights)
         self._head = pack([EMBEDDING if tied else HEAD])
         self._embedding = None if tied else weights.read(EMBEDDING)
@@ -86,13 +86,13 @@ class NativeTextDecoder:
         self._rotary = RotaryTable(library, rotary.axis, rotary.halves, dtype)
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """int64 [t] to [t, hidden]."""
+        """Look up int64 [t] in the embedding: [t, hidden]."""
         if self._embedding is not None:
             return F.embedding(input_ids, self._embedding)
         return self._head.rows(input_ids)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Normed hidden states [s, hidden] to float32 [s, vocab]."""
+        """Project normed hidden states [s, hidden] to float32 [s, vocab]."""
         return self._head(hidden, float32=True)
 
     def forward(
@@ -105,11 +105,13 @@ class NativeTextDecoder:
         states: StepStates | None = None,
         adapters: Sequence[AdapterRows] = (),
     ) -> Tensor:
-        """embeds [t, hidden], deepstack [n, t, hidden] (zero at text) or None, positions int64 [3, t]
-        to normed hidden states [t, hidden]. Fills the rows of `aux_hidden_states`, goes on with `states`,
-        and computes rows with their adapters."""
+        """Run all layers and return the normed hidden states [t, hidden].
+
+        embeds is [t, hidden], deepstack [n, t, hidden] (zero at text tokens) or None, positions int64 [3, t].
+        Fills the rows of `aux_hidden_states`, updates `states`, and computes rows with their adapters.
+        """
         cos, sin = self._rotary.rows(positions)
-        tell()  # what was encoded for the step is; the layers are one call
+        tell()  # The step's media are encoded by now; all layers are one call.
         aux_rows = None if aux_hidden_states is None else (aux_hidden_states.layers, aux_hidden_states.rows)
         pointed = None
         if self._states is not None and states is not None:
@@ -123,7 +125,7 @@ class NativeTextDecoder:
         return self._decoder.forward(embeds, deepstack, cos, sin, attention, aux_rows, pointed, lora)
 
     def adapter(self, tensors: AdapterTensors) -> PackedAdapter:
-        """What it adds here, for `AdapterRows`."""
+        """Return the adapter packed for this decoder, for `AdapterRows`."""
         return PackedAdapter(decoder_parts(self._config, tensors))
 
 
@@ -144,7 +146,7 @@ def delta_sizes(config: DecoderConfig) -> DeltaSizes | None:
 def with_gates_behind(
     weight: ChunkedWeight | ChunkedCodes, config: DecoderConfig
 ) -> ChunkedWeight | ChunkedCodes:
-    """As `gates_behind` orders it, a piece at a time."""
+    """Reorder a matrix as `gates_behind` does, a piece at a time."""
     if isinstance(weight, ChunkedWeight):
         return replace(weight, chunks=_moved(weight.chunks, config))
     return replace(weight, chunks=_moved(weight.chunks, config))

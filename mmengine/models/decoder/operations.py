@@ -1,4 +1,4 @@
-"""What layers of a decoder do in torch between their matmuls, rounded where transformers rounds."""
+"""Torch operations between a decoder layer's matmuls, rounded where transformers rounds."""
 
 from collections.abc import Callable
 
@@ -6,12 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-RmsNorm = Callable[[Tensor, Tensor, float], Tensor]  # x [t, n], weight [n], eps
+RmsNorm = Callable[[Tensor, Tensor, float], Tensor]  # x [t, n], weight [n], eps.
 
 
 def rms_norm_of(dtype: torch.dtype, *, once: bool = False) -> RmsNorm:
-    """Below float32 what is normed is rounded before the weight, too, but where it is rounded `once`: weights
-    are float32 then."""
+    """Return the RMS norm for a dtype. Below float32 the normed values are also rounded before the weight is
+    applied, except with `once`: the weights are float32 then.
+    """
     if dtype == torch.float32:
         return _rms_norm
     return _rms_norm_once if once else _rms_norm_rounded
@@ -32,9 +33,12 @@ def _rms_norm_once(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def norm_and_rotate(
     qk: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, eps: float, *, once: bool = False
 ) -> Tensor:
-    """qk [t, heads, head_dim], each head by its row of `weight` [heads, head_dim] (None: not normed), then as
-    many of its values as cos and sin of `Rotary.rows` have rotated by these. `once`: as of `rms_norm_of`. A
-    new tensor."""
+    """Norm and rotate qk [t, heads, head_dim] into a new tensor.
+
+    Each head is normed by its row of `weight` [heads, head_dim], or not if `weight` is None. Then the first
+    values of each head are rotated by cos and sin from `Rotary.rows`, which tell how many. `once`: see
+    `rms_norm_of`.
+    """
     if weight is not None and once:
         qk = _rms_norm_once(qk, weight, eps)
     elif weight is not None:

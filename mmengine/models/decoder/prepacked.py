@@ -1,5 +1,6 @@
-"""Linear layers of torch. In bfloat16 on a CPU, torch would bring a weight into oneDNN's blocked form anew
-at each call, which takes as long as the product of a few rows; here that is done once."""
+"""Linear layers in torch. For bfloat16 on a CPU, torch would reorder a weight to oneDNN's blocked form in
+each call, which takes as long as the product with a few rows. This module reorders once.
+"""
 
 from collections.abc import Callable
 from functools import cache
@@ -9,14 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Linear = Callable[[Tensor], Tensor]
-MakeLinear = Callable[[Tensor, Tensor | None], Linear]  # of a weight [n, k] and a bias
+MakeLinear = Callable[[Tensor, Tensor | None], Linear]  # Takes a weight [n, k] and a bias.
 
-# oneDNN chooses its form for a number of rows. The one for 16 serves one row and thousands as well.
+# oneDNN chooses a form for a number of rows. The form for 16 rows is fast for one row and for thousands.
 _ROWS = 16
 
 
 def linear_of(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """x [t, k] to x weight^T + bias, [t, n], weight [n, k]. Where it reorders, it does not keep `weight`."""
+    """Return a function from x [t, k] to x weight^T + bias, [t, n], for a weight [n, k]. A reordered `weight`
+    is not kept.
+    """
     if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or not reorders():
         return lambda x: F.linear(x, weight, bias)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
@@ -26,8 +29,10 @@ def linear_of(weight: Tensor, bias: Tensor | None = None) -> Linear:
 
 @cache
 def reorders() -> bool:
-    """Whether this build of torch has oneDNN's operations for it, and the CPU bfloat16. They are private to
-    torch, so their absence, or a call that they do not take, is no error."""
+    """Return whether this build of torch has oneDNN's reordering operations, and the CPU bfloat16.
+
+    The operations are private to torch, so a missing operation, or a call that it refuses, is no error.
+    """
     try:
         ops = torch.ops.mkldnn
         if not (torch.backends.mkldnn.is_available() and ops._is_mkldnn_bf16_supported()):

@@ -1,6 +1,7 @@
-"""How a text decoder is cut over ranks: heads of attention, the middle of each SwiGLU, be it a layer's or an
-expert's. The rest is whole on each rank that has it: norms, routers and the embedding everywhere, the head
-and the vision tower on rank 0."""
+"""Splits a text decoder over ranks: attention heads, and the intermediate values of each SwiGLU, in a layer
+or an expert. Everything else stays whole: norms, routers and the embedding on every rank, the head and the
+vision tower on rank 0.
+"""
 
 import re
 from collections.abc import Container, Iterator
@@ -17,8 +18,9 @@ _CUT = re.compile(rf"text\.layers\.\d+\.(?:self_attn|mlp|mlp\.experts\.\d+|{re.e
 
 
 def axis_of(name: str) -> int | None:
-    """The dimension along which a tensor is cut; None: it is whole. A bias has one entry an output, so
-    behind a weight cut by rows it is whole, and added by one rank."""
+    """Return the dimension along which a tensor is cut, or None for a whole tensor. A bias has one entry per
+    output, so the bias of a weight that is cut by rows stays whole, and one rank adds it.
+    """
     module, _, kind = name.rpartition(".")
     whole, _, part = module.rpartition(".")
     axis = (ATTENTION if whole.endswith(".self_attn") else SWIGLU).get(part)
@@ -28,7 +30,9 @@ def axis_of(name: str) -> int | None:
 
 
 def cut_config(config: DecoderConfig, shard: Shard) -> DecoderConfig:
-    """The decoder of one rank. Raises ConfigError where heads or the MLP's middle cannot be cut."""
+    """Return one rank's decoder. Raises ConfigError if the heads or the MLP's intermediate values cannot be
+    divided.
+    """
     if config.delta is not None or config.gated:
         raise ConfigError("layers with recurrent states cannot be cut over ranks; use tensor_parallel 1")
     experts = config.experts
@@ -48,7 +52,7 @@ def cut_config(config: DecoderConfig, shard: Shard) -> DecoderConfig:
 
 
 def check_plan(config: DecoderConfig, names: Container[str]) -> None:
-    """Raise ModelError where a part of the plan names nothing, and each rank would hold that whole."""
+    """Raise ModelError if a planned module is missing: each rank would then hold the whole module."""
     for layer in range(config.num_layers):
         for module in _cut_modules(config, layer):
             name = f"{layer_name(layer)}.{module}.weight"

@@ -1,4 +1,4 @@
-"""Which tensors a text decoder has, by canonical name."""
+"""Lists a text decoder's tensors by canonical name."""
 
 from mmengine.models.decoder.config import DecoderConfig, DeltaConfig, ExpertsConfig
 
@@ -7,7 +7,7 @@ EMBEDDING = "text.embed_tokens.weight"
 NORM = "text.norm.weight"
 HEAD = "lm_head.weight"
 Shapes = dict[str, tuple[int, ...]]
-Linears = list[tuple[str, int, int, bool]]  # module, out, in, whether it has a bias
+Linears = list[tuple[str, int, int, bool]]  # Module, out, in, whether the layer has a bias.
 
 
 def layer_name(index: int) -> str:
@@ -15,12 +15,12 @@ def layer_name(index: int) -> str:
 
 
 def expert_name(index: int) -> str:
-    """Within its layer."""
+    """Return an expert's name within its layer."""
     return f"mlp.experts.{index}"
 
 
 def decoder_tensors(c: DecoderConfig) -> Shapes:
-    """Their shapes; linear weights are [out, in]. Files of a tied model may lack HEAD."""
+    """Return the tensors' shapes; linear weights are [out, in]. Files of a tied model may lack HEAD."""
     shapes: Shapes = {
         EMBEDDING: (c.vocab_size, c.hidden_size),
         NORM: (c.hidden_size,),

@@ -1,8 +1,8 @@
-"""The text decoder in torch, over a ragged batch: t tokens of any rows, one after the other.
+"""The text decoder in torch, over a ragged batch: t tokens from any rows, one after the other.
 
-Which tokens see which is the attention port's business; here every token is alone but for that
-call. On small models a decode step is mostly the cost of launching operations, so q, k and v are
-one matmul, gate and up another, and both norms and the rotation run on q and k together.
+The attention port decides which tokens see each other; all other operations treat each token alone. On small
+models, launching operations is most of a decode step's cost. So q, k and v are one matmul, gate and up
+another, and both norms and the rotation run on q and k together.
 """
 
 from collections.abc import Sequence
@@ -36,10 +36,11 @@ from mmengine.native.lora import DECODER_LINEARS, LoraPart
 
 
 class TextDecoder:
-    """Embedding, layers, final norm and head. Keeps no state between calls. With a `shard`: the part of one
-    rank, whose sizes `config` tells; the head is rank 0's."""
+    """Embedding, layers, final norm and head. Keeps no state between calls. With a `shard`: one rank's part,
+    whose sizes `config` holds; only rank 0 has the head.
+    """
 
-    batch_invariant = False  # torch chooses its products by the number of rows
+    batch_invariant = False  # torch chooses its products by the number of rows.
 
     def __init__(
         self,
@@ -83,11 +84,11 @@ class TextDecoder:
             self._head = make_linear(head, None)
 
     def adapter(self, tensors: AdapterTensors) -> list[tuple[LoraPart, ...]]:
-        """What it adds here, for `AdapterRows`."""
+        """Return the adapter's additions to this decoder's layers, for `AdapterRows`."""
         return list(decoder_parts(self.config, tensors))
 
     def _adapted(self, adapters: Sequence[AdapterRows]) -> Self:
-        """The same decoder, with what adapters add to the linear layers in one step."""
+        """Return this decoder with the adapters' additions to its linear layers, for one step."""
         device = self._embedding.device
         own = []
         for adapter, rows in adapters:
@@ -106,11 +107,11 @@ class TextDecoder:
         return other
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """int64 [t] to [t, hidden]."""
+        """Look up int64 [t] in the embedding: [t, hidden]."""
         return F.embedding(input_ids, self._embedding)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Normed hidden states [s, hidden] to float32 [s, vocab]. Rank 0's business."""
+        """Project normed hidden states [s, hidden] to float32 [s, vocab]. Only rank 0 can."""
         assert self._head is not None
         return self._head(hidden).float()
 
@@ -124,9 +125,12 @@ class TextDecoder:
         states: StepStates | None = None,
         adapters: Sequence[AdapterRows] = (),
     ) -> Tensor:
-        """embeds [t, hidden], deepstack [n, t, hidden] (zero at text) or None, positions int64 [3, t]
-        to normed hidden states [t, hidden]. q, k and v reach the port as views of one tensor. Fills the
-        rows of `aux_hidden_states`, goes on with `states`, and computes rows with their adapters."""
+        """Run all layers and return the normed hidden states [t, hidden].
+
+        embeds is [t, hidden], deepstack [n, t, hidden] (zero at text tokens) or None, positions int64 [3, t].
+        q, k and v reach the port as views of one tensor. Fills the rows of `aux_hidden_states`, updates
+        `states`, and computes rows with their adapters.
+        """
         if adapters:
             own = self._adapted(adapters)
             return own.forward(embeds, deepstack, positions, attention, aux_hidden_states, states)
@@ -172,7 +176,7 @@ class TextDecoder:
 
 
 def _with_added(layer: TorchLayer, added: Sequence[Sequence[AddedRows]]) -> TorchLayer:
-    """`added`: to each of DECODER_LINEARS."""
+    """Return the layer with additions; `added` has an entry for each of DECODER_LINEARS."""
     qkv, out, gate_up, down = added
     after = layer.feed_forward
     if isinstance(after, Dense):
@@ -181,7 +185,7 @@ def _with_added(layer: TorchLayer, added: Sequence[Sequence[AddedRows]]) -> Torc
 
 
 def attention_places(config: DecoderConfig) -> list[int]:
-    """Of each layer: how many layers with attention stand before it."""
+    """Return, for each layer, the number of attention layers before it."""
     return list(accumulate((not config.is_delta(index) for index in range(config.num_layers)), initial=0))
 
 
@@ -192,5 +196,5 @@ def aux_layer(aux_hidden_states: AuxHiddenStates, layer: int, hidden: Tensor) ->
 
 
 def _unsplit(x: Tensor) -> Tensor:
-    """The sum over one rank."""
+    """Return the sum over one rank."""
     return x

@@ -1,4 +1,4 @@
-"""A LoRA adapter as a model computes with it, and who computes with which in a step."""
+"""A LoRA adapter in the form that a model computes with, and its tokens in a step."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,15 +10,16 @@ from mmengine.native.lora import LoraPart, PackedAdapter
 
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
-    """`text`: what the decoder that made it adds. `vision`: the tower with it; None where it leaves that
-    alone, or there is none."""
+    """An adapter on a device. `text`: the decoder's additions. `vision`: the adapted tower; None if the
+    adapter does not change the tower, or the model has no tower.
+    """
 
     text: PackedAdapter | list[tuple[LoraPart, ...]]
     vision: object | None
 
 
 class AdapterRows(NamedTuple):
-    """Tokens of a step that are computed with an adapter."""
+    """Tokens in a step that are computed with an adapter."""
 
     adapter: LoadedAdapter
-    rows: np.ndarray  # int32 [n], their places in the batch
+    rows: np.ndarray  # int32 [n], their places in the batch.

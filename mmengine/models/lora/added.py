@@ -1,5 +1,6 @@
-"""What adapters add to linear layers in torch: on devices without kernels of their own, and on a GPU, where
-it has not been run yet."""
+"""Adds LoRA products to linear layers in torch: on devices without special kernels, and on a GPU, which has
+not been tried yet.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -13,20 +14,20 @@ Linear = Callable[[Tensor], Tensor]
 
 
 class AddedRows(NamedTuple):
-    """What is added to one linear layer for some rows of a step."""
+    """Additions to a linear layer for some rows in a step."""
 
     rows: Tensor  # int64 [n]
     parts: tuple[LoraPart, ...]
 
 
 def add_parts(x: Tensor, y: Tensor, parts: Sequence[LoraPart]) -> None:
-    """To all rows of y [m, n] what those of x [m, k] give."""
+    """Add the adapter's product for x [m, k] to all rows of y [m, n]."""
     for a, b, offset, scale in parts:
         y[:, offset : offset + len(b)] += (x @ a.t() @ b.t()) * scale
 
 
 def with_rows(linear: Linear, added: Sequence[AddedRows]) -> Linear:
-    """The linear layer with what is added to it in a step."""
+    """Return the linear layer with a step's additions."""
     if not added:
         return linear
 
@@ -42,5 +43,5 @@ def with_rows(linear: Linear, added: Sequence[AddedRows]) -> Linear:
 
 
 def rows_on(rows: object, device: torch.device) -> Tensor:
-    """int32 [n] of numpy as int64 on a device."""
+    """Return numpy's int32 [n] as int64 on a device."""
     return torch.as_tensor(rows, dtype=torch.int64).to(device)

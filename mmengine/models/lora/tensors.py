@@ -1,4 +1,4 @@
-"""An adapter's matrices as tensors, joined as the model's own linear layers are."""
+"""Loads an adapter's matrices as tensors, joined like the model's own linear layers."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,9 @@ from mmengine.native.lora import LoraPart
 
 
 class AdapterTensors:
-    """Reads the matrices of `files` in a dtype, on a device. `modules`: (out, in) of what may be changed."""
+    """Reads the matrices in `files` in a dtype, on a device. `modules`: (out, in) of the modules that an
+    adapter may change.
+    """
 
     def __init__(
         self,
@@ -25,7 +27,7 @@ class AdapterTensors:
         self._device, self._dtype = device, dtype
 
     def parts(self, *modules: str) -> tuple[LoraPart, ...]:
-        """What is added to these modules, whose outputs stand beside each other."""
+        """Return the additions to these modules, whose outputs lie side by side."""
         found, offset = [], 0
         for module in modules:
             pair = self._files.pairs.get(module)

@@ -1,4 +1,6 @@
-"""A vision tower with what an adapter adds to its linear layers: the same tower, but for these."""
+"""Builds a vision tower whose linear layers include an adapter's additions; all other parts are shared with
+the original.
+"""
 
 import ctypes
 from copy import copy
@@ -18,7 +20,7 @@ from mmengine.native.lora import LoraPart, PackedAdapter, add_all
 
 @dataclass(slots=True)
 class TorchAdded:
-    """A layer of torch, and what is added."""
+    """A torch layer with an adapter's addition."""
 
     linear: Linear
     parts: tuple[LoraPart, ...]
@@ -31,7 +33,7 @@ class TorchAdded:
 
 @dataclass(slots=True)
 class NativeAdded:
-    """A layer of the CPU's kernels, and what is added."""
+    """A layer of the CPU kernels with an adapter's addition."""
 
     linear: Linear
     library: ctypes.CDLL
@@ -44,7 +46,7 @@ class NativeAdded:
 
 
 def adapted_tower(tower: VisionTower, tensors: AdapterTensors) -> VisionTower:
-    """Shares everything with `tower` that stays as it is."""
+    """Return the tower with the adapter. Unchanged parts are shared with `tower`."""
 
     def added(linear: Linear | None, *names: str) -> Linear | None:
         parts = tensors.parts(*names)

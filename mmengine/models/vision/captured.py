@@ -1,10 +1,9 @@
-"""The vision tower over inputs and outputs that stay where they are, so that what it launches can be
-captured.
+"""The vision tower over inputs and outputs at fixed addresses, so that its launches can be captured.
 
-What a step brings is its pixels, and what follows from its grids: position embeddings, cosines and sines of
-each frame, which the tower keeps by grid, and where each frame begins. What is left of a size is one more
-frame, which no other sees, of whatever pixels lie there; frames that are left behind it are empty. Not yet
-run on a GPU.
+A step writes its pixels and the tables of its grids: position embeddings, cosines and sines for each frame,
+which the tower caches by grid, and where each frame begins. The unused rest of a size is one more frame,
+which no other frame sees, with whatever pixels lie there; further unused frames are empty. Not yet run on a
+GPU.
 """
 
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from mmengine.models.vision.tower import VisionTower
 
 
 class CapturedVision:
-    """See CapturableEncoder of the plugin protocol. A segment is a frame. `ops`: those of the tower."""
+    """See CapturableEncoder in the plugin protocol. A segment is a frame. `ops`: the tower's operations."""
 
     def __init__(self, tower: VisionTower, ops: VisionOps, largest: EncoderSize) -> None:
         config, count = tower.config, largest.num_patches
@@ -33,7 +32,7 @@ class CapturedVision:
         self._positions = zeros(count, config.hidden_size, dtype=tower.dtype)
         self._cos = zeros(count, config.head_dim, dtype=torch.float32)
         self._sin = torch.zeros_like(self._cos)
-        # Where a step's frames begin, where what fills it up does, and the end.
+        # The beginnings of a step's frames, the beginning of the unused rest, and the end.
         self._starts = zeros(largest.num_segments + 2, dtype=torch.int32)
         width = (1 + len(config.deepstack_layers)) * config.out_hidden_size
         self._features = zeros(count // config.merge_size**2, width, dtype=tower.dtype)

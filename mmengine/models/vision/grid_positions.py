@@ -1,10 +1,10 @@
-"""Where the patches of a frame stand, and what they take of the learned positions: of its grid alone."""
+"""Coordinates of a frame's patches, and their shares of the learned positions, from the frame's grid alone."""
 
 import numpy as np
 
 
 def patch_coordinates(height: int, width: int, merge: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row and column (int64 [height * width]) of each patch of a frame, in windows of merge x merge."""
+    """Return row and column (int64 [height * width]) for each patch in a frame, in windows of merge x merge."""
     windows = np.arange(height * width).reshape(height // merge, merge, width // merge, merge)
     return np.divmod(windows.swapaxes(1, 2).reshape(-1), width)
 
@@ -12,8 +12,9 @@ def patch_coordinates(height: int, width: int, merge: int) -> tuple[np.ndarray, 
 def interpolation(
     rows: np.ndarray, columns: np.ndarray, height: int, width: int, num_positions: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Bilinear, with corners aligned, from the learned square of positions to a frame's grid:
-    indices int64 [n, 4] into the square and weights float32 [n, 4]."""
+    """Interpolate bilinearly, with corners aligned, from the learned square of positions to a frame's grid.
+    Returns indices int64 [n, 4] into the square and weights float32 [n, 4].
+    """
     side = round(num_positions**0.5)
     row_taps, row_shares = _axis_taps(rows, height, side)
     column_taps, column_shares = _axis_taps(columns, width, side)

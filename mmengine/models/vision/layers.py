@@ -1,4 +1,4 @@
-"""The layers of a vision tower, and how they are read."""
+"""Defines and reads a vision tower's layers."""
 
 import ctypes
 from dataclasses import dataclass
@@ -26,19 +26,19 @@ class Norm:
 
 @dataclass(slots=True)
 class TorchLinear:
-    """What PackedLinear is without the kernels."""
+    """A PackedLinear without compiled kernels."""
 
-    weight: Tensor  # [out, in]
+    weight: Tensor  # [out, in].
     bias: Tensor | None
 
     def __call__(self, x: Tensor, *, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """Without a residual, `out` is left as it is."""
+        """Return the product, plus the residual if given. Without a residual, `out` is not written."""
         y = F.linear(x, self.weight, self.bias)
         return y if residual is None else torch.add(residual, y, out=out)
 
 
 class Linear(Protocol):
-    """PackedLinear or TorchLinear, or one of them with more."""
+    """PackedLinear or TorchLinear, or a wrapper that adds to one."""
 
     def __call__(self, x: Tensor, *, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor: ...
 
@@ -55,8 +55,9 @@ class Block:
 
 @dataclass(slots=True)
 class Merger:
-    """Joins merge x merge patches into one embedding of the text model's width: by `fc2`, behind `fc1` where
-    there is one."""
+    """Joins merge x merge patches to one embedding with the text model's width, by `fc2`, after `fc1` if
+    present.
+    """
 
     norm: Norm
     norm_after_join: bool
@@ -65,13 +66,13 @@ class Merger:
 
 
 class LayerReader:
-    """Layers by their canonical names; `library` None: torch's linears."""
+    """Reads layers by their canonical names; with `library` None they are torch layers."""
 
     def __init__(self, config: VisionConfig, weights: WeightReader, library: ctypes.CDLL | None) -> None:
         self._config, self._weights, self._library = config, weights, library
 
     def linear(self, *names: str, biased: bool = True) -> Linear:
-        """One, or several joined."""
+        """Return one linear layer, or several joined."""
         weights = [f"{name}.weight" for name in names]
         bias = self._weights.read(*(f"{name}.bias" for name in names)) if biased else None
         if self._library is None:

@@ -1,4 +1,6 @@
-"""How fast a vision tower is on this machine: one layer over a few patches, and attention over some more."""
+"""Measures a vision tower's speed on this machine: one layer over a few patches, and attention over some
+more.
+"""
 
 import time
 from collections.abc import Callable
@@ -10,12 +12,12 @@ from mmengine.models.vision.parts import PatchCosts
 from mmengine.models.vision.segments import Rotation, rotated
 from mmengine.models.vision.tower import VisionTower
 
-PATCHES, KEYS = 256, 1024  # that the linear layers, and attention, are timed with
-TRIES = 3  # the fastest one counts
+PATCHES, KEYS = 256, 1024  # Sizes for timing the linear layers and attention.
+TRIES = 3  # The fastest try counts.
 
 
 def measure_tower(tower: VisionTower) -> EncoderCost:
-    """On the threads that torch computes with."""
+    """Return the tower's cost, measured on torch's threads."""
     c, block = tower.config, tower.blocks[0]
     with torch.inference_mode():
         hidden = torch.randn(PATCHES, c.hidden_size).to(tower.dtype)
@@ -42,8 +44,8 @@ def measure_tower(tower: VisionTower) -> EncoderCost:
 
 
 def _fastest(compute: Callable[[], None]) -> int:
-    """Ns, at least 1."""
-    compute()  # memory is touched, threads are there
+    """Return the shortest time in ns, at least 1."""
+    compute()  # Memory is touched and threads are started.
     taken = []
     for _ in range(TRIES):
         begun = time.perf_counter_ns()

@@ -1,8 +1,8 @@
-"""One image or video through the vision tower a part at a time, with nothing lost in between.
+"""Runs one image or video through the vision tower in parts, with nothing lost in between.
 
-A layer goes over the item's patches in tiles: the keys and values of all of them first, then, tile by tile,
-attention and what follows. So what stands between two parts is the hidden states, one layer's q, k and v, and
-the features so far; with the CPU kernels the features are those of the whole item at once, to the bit.
+A layer processes the item's patches in tiles: first the keys and values of all patches, then, tile by tile,
+attention and the rest. So between two parts only the hidden states, one layer's q, k and v, and the features
+so far are stored. With the CPU kernels the features equal the whole item's features at once, to the bit.
 """
 
 from collections.abc import Generator, Iterator
@@ -17,14 +17,14 @@ from mmengine.models.vision.layers import Linear, Merger
 from mmengine.models.vision.segments import Rotation, rotated
 from mmengine.models.vision.tower import VisionTower
 
-# Patches that are computed at once. Attention packs all keys of a frame anew for them: where these are
-# 47,000, 256 at once are a tenth more work than 1,024, and 512 a fiftieth (bfloat16, AMD EPYC, 2 cores).
+# Patches that are computed at once. Attention packs all keys of a frame again for each tile: with 47,000
+# keys, 256 patches at once are a tenth more work than 1,024, and 512 a fiftieth (bfloat16, AMD EPYC, 2
+# cores).
 TILE = 512
 
 
 class PatchCosts(NamedTuple):
-    """Products for one patch: of what stands before the layers, of a layer before and behind its attention,
-    and of one merger."""
+    """Products per patch: before the layers, in a layer before and after its attention, and in one merger."""
 
     embedding: int
     before: int
@@ -42,30 +42,32 @@ class PatchCosts(NamedTuple):
         )
 
     def whole(self, c: VisionConfig) -> int:
-        """All of these that the tower computes for a patch, without attention."""
+        """Return the products that the tower computes for a patch, without attention."""
         layers = c.depth * (self.before + self.behind)
         return self.embedding + layers + (1 + len(c.deepstack_layers)) * self.merger
 
 
 class TowerPass:
-    """What `encode_in_parts` of the plugin protocol gives."""
+    """The result of `encode_in_parts` in the plugin protocol."""
 
     def __init__(
         self, tower: VisionTower, patches: Tensor, grid: tuple[int, int, int], even_patches: int
     ) -> None:
-        """Raises ValueError as `VisionTower.encode` does."""
+        """Prepare the pass. Raises ValueError as `VisionTower.encode` does."""
         tower.check(patches, [grid])
         self._tower, self._costs = tower, PatchCosts.of(tower.config)
         frames, frame = grid[0], grid[1] * grid[2]
         each = self._costs.whole(tower.config)
-        self._attention = each * frame // (even_patches * tower.config.depth)  # of a patch, in one layer
+        self._attention = each * frame // (even_patches * tower.config.depth)  # Per patch, in one layer.
         self._total = frames * frame * (each + tower.config.depth * self._attention)
         self._done = 0
         self._stages = self._compute(patches, grid)
-        self._next = next(self._stages)  # what the stage costs that comes next
+        self._next = next(self._stages)  # Cost of the next stage.
 
     def advance(self, until: int, work: int) -> Tensor | None:
-        """Compute up to `until` of `work`, all of it: then the features, as `encode` gives them."""
+        """Compute up to the share `until` of `work`. With the whole work done, return the features, as
+        `encode` does.
+        """
         while until >= work or (self._done + self._next) * work <= until * self._total:
             self._done += self._next
             tell()
@@ -77,7 +79,7 @@ class TowerPass:
         return None
 
     def _compute(self, pixels: Tensor, grid: tuple[int, int, int]) -> Generator[int, None, Tensor]:
-        """Says before each stage what it costs; gives the features in the end."""
+        """Yield each stage's cost before the stage, and return the features in the end."""
         tower, costs, count = self._tower, self._costs, len(pixels)
         tables = tower.frames_of([grid])
         hidden, cos, sin = (

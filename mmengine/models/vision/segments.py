@@ -1,4 +1,4 @@
-"""Attention of the vision tower: a patch attends to the patches of its own frame, in a pack of many."""
+"""Attention in the vision tower: a patch attends to the patches in its own frame, in a pack of many frames."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,8 +13,9 @@ from mmengine.native.vision import VisionKernels
 
 
 class Rotation:
-    """Where the patches of a pack stand: float32 [patches, head_dim] each, the first half of sin negated;
-    how many patches each frame has, and where each begins."""
+    """A pack's rotation tables: cos and sin, float32 [patches, head_dim] each, with the first half of sin
+    negated; each frame's number of patches, and its first patch.
+    """
 
     __slots__ = ("cos", "lengths", "sin", "starts")
 
@@ -30,8 +31,9 @@ class Rotation:
 
 
 class RotationThere(NamedTuple):
-    """A Rotation whose frames the device knows: int32 [frames + 1], where each begins and the last one ends.
-    A frame may be empty; `longest`: no frame has more patches."""
+    """A Rotation with the frames' beginnings on the device: int32 [frames + 1], where each frame begins and
+    the last one ends. A frame may be empty; `longest` is an upper bound for a frame's patches.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -40,19 +42,19 @@ class RotationThere(NamedTuple):
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on `device`, which is not waited for."""
+    """Copy a host tensor to `device` without waiting for the device."""
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def upload_into(tensor: Tensor, target: Tensor) -> None:
-    """Write a tensor of the host to the beginning of `target`, which is not waited for."""
+    """Write a host tensor to the beginning of `target` without waiting for the device."""
     if target.device.type != "cpu":
         tensor = tensor.pin_memory()
     target[: len(tensor)].copy_(tensor, non_blocking=True)
 
 
 def attend_native(kernels: VisionKernels, qkv: Tensor, pack: Rotation, out: Tensor | None = None) -> Tensor:
-    """As `attend_torch`, in one call and with frames in any order; into `out` where given."""
+    """Compute `attend_torch` in one call, with frames in any order; into `out` if given."""
     if out is None:
         out = qkv.new_empty(len(qkv), qkv.shape[1] // 3)
     kernels.attend(qkv, pack.starts, pack.cos, pack.sin, out)
@@ -60,7 +62,7 @@ def attend_native(kernels: VisionKernels, qkv: Tensor, pack: Rotation, out: Tens
 
 
 def attend_packed(ops: VisionOps, qkv: Tensor, num_heads: int, pack: RotationThere) -> Tensor:
-    """As `attend_torch`, with frames in any order and `qkv` written to."""
+    """Compute `attend_torch` with frames in any order; overwrites `qkv`."""
     half = pack.cos.shape[1] // 2
     qkv = qkv.view(len(qkv), 3 * num_heads, -1)
     ops.rotate(qkv[:, : 2 * num_heads], pack.cos[:, :half], pack.sin[:, half:])
@@ -70,8 +72,9 @@ def attend_packed(ops: VisionOps, qkv: Tensor, num_heads: int, pack: RotationThe
 
 
 def attend_torch(qkv: Tensor, num_heads: int, pack: Rotation) -> Tensor:
-    """qkv [p, 3 * num_heads * head_dim], not yet rotated, to [p, num_heads * head_dim]. Neighbouring frames
-    of equal length go together, so bring those together."""
+    """Attend: qkv [p, 3 * num_heads * head_dim], not yet rotated, to [p, num_heads * head_dim]. Neighbouring
+    frames of equal length are computed together, so callers place these side by side.
+    """
     head_dim = qkv.shape[1] // (3 * num_heads)
     qkv = qkv.view(len(qkv), 3 * num_heads, head_dim)
     qk = _turned(qkv[:, : 2 * num_heads], pack.cos, pack.sin)
@@ -90,20 +93,20 @@ def attend_torch(qkv: Tensor, num_heads: int, pack: Rotation) -> Tensor:
 
 
 def _turned(qk: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """q and k [p, heads, head_dim] by the angles of their patches, float32 [p, head_dim]."""
+    """Rotate q and k [p, heads, head_dim] by their patches' angles, float32 [p, head_dim]."""
     wide = qk.float()
     return (wide * cos.unsqueeze(1) + wide.roll(wide.shape[2] // 2, -1) * sin.unsqueeze(1)).to(qk.dtype)
 
 
 def rotated(qkv: Tensor, num_heads: int, cos: Tensor, sin: Tensor) -> Tensor:
-    """qkv [p, 3 * num_heads * head_dim] with q and k rotated."""
+    """Return qkv [p, 3 * num_heads * head_dim] with q and k rotated."""
     heads = qkv.view(len(qkv), 3 * num_heads, -1)
     qk = _turned(heads[:, : 2 * num_heads], cos, sin)
     return torch.cat((qk, heads[:, 2 * num_heads :]), 1).view(qkv.shape)
 
 
 def attend_turned(qkv: Tensor, num_heads: int, pack: Rotation, rows: slice) -> Tensor:
-    """As `attend_torch`, of the patches `rows` alone: qkv of all patches, rotated."""
+    """Compute `attend_torch` for the patches `rows` alone; qkv holds all patches, rotated."""
     q, k, v = qkv.view(len(qkv), 3, num_heads, -1).permute(1, 2, 0, 3)
     mixed = []
     for begin, end in zip(pack.starts[:-1].tolist(), pack.starts[1:].tolist(), strict=True):
@@ -116,7 +119,7 @@ def attend_turned(qkv: Tensor, num_heads: int, pack: Rotation, rows: slice) -> T
 
 
 def equal_neighbours(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """(how many, length) of neighbouring frames of equal length."""
+    """Return (count, length) for each run of neighbouring frames with equal length."""
     runs: list[tuple[int, int]] = []
     for length in lengths:
         count = runs.pop()[0] if runs and runs[-1][1] == length else 0

@@ -1,13 +1,13 @@
-"""Which tensors a vision tower has, by canonical name."""
+"""Lists a vision tower's tensors by canonical name."""
 
 from mmengine.models.vision.config import VisionConfig
 
 Shapes = dict[str, tuple[int, ...]]
-QKV = ("q", "k", "v")  # where each has a matrix of its own
+QKV = ("q", "k", "v")  # Stored as three matrices.
 
 
 def vision_tensors(c: VisionConfig) -> Shapes:
-    """Their shapes; linear weights are [out, in]."""
+    """Return the tensors' shapes; linear weights are [out, in]."""
     merged = c.hidden_size * c.merge_size**2
     time = (c.temporal_patch_size,) if c.patches_have_time else ()
     patch = (c.in_channels, *time, c.patch_size, c.patch_size)
@@ -43,5 +43,5 @@ def vision_tensors(c: VisionConfig) -> Shapes:
 
 
 def _affine(name: str, out: int, *inputs: int) -> Shapes:
-    """A weight with its bias: of a linear layer, or of a layer norm (no `inputs`)."""
+    """Return a weight with its bias, for a linear layer, or for a layer norm (no `inputs`)."""
     return {f"{name}.weight": (out, *inputs), f"{name}.bias": (out,)}

@@ -1,8 +1,8 @@
-"""The vision tower, over all images and videos of a step at once.
+"""The vision tower, over all images and videos in a step at once.
 
-A patch attends to the patches of its own frame (an image is one frame, a video one a temporal patch).
-With the CPU kernels, and on a GPU in 16 bits, attention is one call a layer, whatever the frames' lengths;
-with torch alone frames of equal length are brought together, a batched call per length and layer.
+A patch attends to the patches in its own frame; an image is one frame, and a video has one per temporal
+patch. With the CPU kernels, and on a GPU in 16 bits, attention is one call per layer, whatever the frames'
+lengths. With torch alone, frames of equal length are grouped, with a batched call per length and layer.
 """
 
 from collections import OrderedDict
@@ -31,25 +31,27 @@ from mmengine.models.vision.segments import (
 from mmengine.native.library import load
 from mmengine.native.vision import vision_kernels
 
-_WIDE = 512  # hidden size from which torch's float32 products of many rows are faster than packed ones
-_MAX_CACHED_PATCHES = 16384  # grids whose position tables are kept, by patches of one frame
-_MAX_INTERPOLATED = 4096  # patches whose positions are interpolated at once
+_WIDE = 512  # Hidden size from which torch's float32 products with many rows are faster than packed products.
+# Limit on cached position tables: patches of one frame per grid, summed over the grids.
+_MAX_CACHED_PATCHES = 16384
+_MAX_INTERPOLATED = 4096  # Patches whose positions are interpolated at once.
 
 
-Attend = Callable[[Tensor, Tensor | None], Tensor]  # qkv and what may be written over, to what is attended
+# Maps qkv, and a tensor that may be overwritten, to the attention output.
+Attend = Callable[[Tensor, Tensor | None], Tensor]
 
 
 @dataclass(slots=True)
 class GridTables:
-    """What depends on a frame's height and width alone, in the order of its patches."""
+    """Tables that depend only on a frame's height and width, in the order of its patches."""
 
-    positions: Tensor  # [patches, hidden], added to the patch embeddings
-    cos: Tensor  # float32 [patches, head_dim]
-    sin: Tensor  # float32 [patches, head_dim], first half negated
+    positions: Tensor  # [patches, hidden], added to the patch embeddings.
+    cos: Tensor  # float32 [patches, head_dim].
+    sin: Tensor  # float32 [patches, head_dim], first half negated.
 
 
 class VisionTower:
-    """Patches to embeddings, and the deepstack features taken on the way."""
+    """Encodes patches to embeddings, and collects the deepstack features on the way."""
 
     def __init__(self, config: VisionConfig, weights: WeightReader, device: torch.device) -> None:
         self.config = config
@@ -62,7 +64,7 @@ class VisionTower:
         pays = config.hidden_size < _WIDE or self.dtype == torch.bfloat16
         library = load() if self._kernels is not None and pays else None
         read = LayerReader(config, weights, library)
-        self._patch = read.linear("visual.patch_embed.proj")  # a convolution whose stride is its kernel
+        self._patch = read.linear("visual.patch_embed.proj")  # A convolution whose stride is its kernel.
         self.blocks = [read.block(i) for i in range(config.depth)]
         self.merger = read.merger("visual.merger", norm_after_join=False)
         self.taps = {
@@ -73,10 +75,12 @@ class VisionTower:
         self._tables: OrderedDict[tuple[int, int], GridTables] = OrderedDict()
 
     def encode(self, patches: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
-        """uint8 [p, patch_width], the items' patches one after the other, and their grids (t, h, w)
-        to [sum of t * h * w / merge², (1 + num_deepstack) * out_hidden]: the merged embedding, then
-        the deepstack features in the order the text model adds them. ValueError if p is not the
-        grids' sum or a side is no multiple of the merge size."""
+        """Encode uint8 [p, patch_width], the items' patches one after the other, with their grids (t, h, w).
+
+        Returns [sum of t * h * w / merge², (1 + num_deepstack) * out_hidden]: the merged embedding, then the
+        deepstack features in the order in which the text model adds them. Raises ValueError if p is not the
+        grids' sum or a side is no multiple of the merge size.
+        """
         self.check(patches, grids)
         pixels = patches.to(self.device, non_blocking=True)
         order = sorted(range(len(grids)), key=lambda i: grids[i][1] * grids[i][2])
@@ -97,7 +101,7 @@ class VisionTower:
         self.check_grids(len(patches), grids)
 
     def check_grids(self, num_patches: int, grids: Sequence[tuple[int, int, int]]) -> None:
-        """ValueError where there are other patches, or none, or such that cannot be merged."""
+        """Raise ValueError if the grids need another number of patches, or none, or cannot be merged."""
         merge = self.config.merge_size
         total = sum(t * h * w for t, h, w in grids)
         if num_patches != total or not total:
@@ -109,7 +113,7 @@ class VisionTower:
                 )
 
     def _forward(self, pixels: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
-        """As `encode`, without its checks; torch's attention wants frames of equal length together."""
+        """Encode without checks; torch's attention needs frames of equal length side by side."""
         frames = self.frames_of(grids)
         positions, cos, sin = (
             torch.cat([getattr(frame, name) for frame in frames]) for name in ("positions", "cos", "sin")
@@ -118,7 +122,7 @@ class VisionTower:
         return self.compute(pixels, positions, self._attention(pack), hidden=positions)
 
     def frames_of(self, grids: Sequence[tuple[int, int, int]]) -> list[GridTables]:
-        """The tables of each frame of these items."""
+        """Return the tables for each frame of these items."""
         return [self._grid_tables(h, w) for t, h, w in grids for _ in range(t)]
 
     def compute(
@@ -130,11 +134,12 @@ class VisionTower:
         hidden: Tensor | None = None,
         features: Tensor | None = None,
     ) -> Tensor:
-        """What `encode` gives, of pixels on the device and the positions that are added to them; into
-        `features` where given. `hidden`: room for the hidden states, which may be `positions`."""
+        """Encode pixels on the device, given the positions that are added to them; into `features` if given.
+        `hidden`: memory for the hidden states, which may be `positions`.
+        """
         hidden = self._patch(self._normalised(pixels), residual=positions, out=hidden)
         taps = []
-        qkv = mixed = inner = None  # made by the first layer, written over by the others
+        qkv = mixed = inner = None  # Made by the first layer, overwritten by the others.
         for index, block in enumerate(self.blocks):
             qkv = block.qkv(block.norm1(hidden), out=qkv)
             mixed = attend(qkv, mixed)
@@ -151,8 +156,10 @@ class VisionTower:
     def finish_block(
         self, block: Block, mixed: Tensor, hidden: Tensor, inner: Tensor | None = None
     ) -> Tensor:
-        """What stands behind the attention of a layer, whose `mixed` [n, hidden] is given, added to `hidden`
-        of the same patches. Gives what may be written over by another call with as many, as `inner`."""
+        """Compute a layer's rest after attention, with its output `mixed` [n, hidden], and add the result to
+        `hidden` of the same patches. Returns memory that another call with as many patches may overwrite, as
+        `inner`.
+        """
         block.proj(mixed, residual=hidden, out=hidden)
         inner = block.fc1(block.norm2(hidden), out=inner)
         block.fc2(self._gelu(inner), residual=hidden, out=hidden)
@@ -160,12 +167,13 @@ class VisionTower:
 
     @property
     def has_kernels(self) -> bool:
-        """Those of the CPU."""
+        """Return whether the tower uses the CPU kernels."""
         return self._kernels is not None
 
     def attend_rows(self, qkv: Tensor, pack: Rotation, rows: slice) -> Tensor:
-        """Of the patches `rows` of a pack, on a CPU: [n, hidden]. `qkv` of all of them, rotated where there
-        are no kernels."""
+        """Attend for the patches `rows` in a pack, on a CPU: [n, hidden]. `qkv` holds all patches, rotated if
+        there are no kernels.
+        """
         if self._kernels is None:
             return attend_turned(qkv, self.config.num_heads, pack, rows)
         out = qkv.new_empty(rows.stop - rows.start, qkv.shape[1] // 3)
@@ -180,7 +188,7 @@ class VisionTower:
         return numbers
 
     def _attention(self, pack: Rotation) -> Attend:
-        """What attends, and may write into what it is given."""
+        """Return the attention function, which may write into its second argument."""
         ops, kernels, num_heads = self.ops, self._kernels, self.config.num_heads
         if ops is not None:
             there = pack.there()
@@ -190,7 +198,7 @@ class VisionTower:
         return lambda qkv, out: attend_native(kernels, qkv, pack, out)
 
     def _gelu(self, x: Tensor) -> Tensor:
-        """May write over `x`."""
+        """Apply GELU. May overwrite `x`."""
         if self._kernels is None or self.config.gelu != "tanh":
             return F.gelu(x, approximate=self.config.gelu)
         self._kernels.gelu(x)
@@ -205,7 +213,7 @@ class VisionTower:
         return merger.fc2(joined if merger.fc1 is None else F.gelu(merger.fc1(joined)))
 
     def _grid_tables(self, height: int, width: int) -> GridTables:
-        """Tables of one frame; the last used are kept, up to a bound on their patches together."""
+        """Return one frame's tables; the last used tables are cached, up to a limit on their total patches."""
         key = (height, width)
         tables = self._tables.get(key)
         if tables is not None:
@@ -222,23 +230,23 @@ class VisionTower:
         corners = interpolation(rows, columns, height, width, self.config.num_positions)
         taps, shares = (upload(torch.from_numpy(array), self.device) for array in corners)
         positions = torch.empty(len(rows), self.config.hidden_size, dtype=self.dtype, device=self.device)
-        for start in range(0, len(rows), _MAX_INTERPOLATED):  # four times as large in between
+        for start in range(0, len(rows), _MAX_INTERPOLATED):  # Four times as large in between.
             some = slice(start, start + _MAX_INTERPOLATED)
-            learned = F.embedding(taps[some], self._positions)  # [patches, 4, hidden]
+            learned = F.embedding(taps[some], self._positions)  # [patches, 4, hidden].
             positions[some] = (learned * shares[some, :, None]).sum(1).to(self.dtype)
-        coordinates = torch.from_numpy(np.stack((rows, columns), 1)).float()  # [patches, 2]
+        coordinates = torch.from_numpy(np.stack((rows, columns), 1)).float()  # [patches, 2].
         angles = upload((coordinates[:, :, None] * self._inv_freq).flatten(1), self.device)
         cos, sin = angles.cos(), angles.sin()
         return GridTables(positions, torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
 
 
 def inverse_frequencies(c: VisionConfig) -> Tensor:
-    """[head_dim / 4], on the CPU; zeros where nothing is rotated."""
+    """Return [head_dim / 4], on the CPU; zeros if nothing is rotated."""
     quarter = c.head_dim // 2
     exponents = torch.arange(0, quarter, 2, dtype=torch.float) / quarter
     return torch.zeros_like(exponents) if c.rope_theta is None else 1.0 / c.rope_theta**exponents
 
 
 def normalise(pixels: Tensor) -> Tensor:
-    """uint8 to float32, (x / 255 - 0.5) / 0.5: bit for bit what the reference's Pillow backend gives."""
+    """Map uint8 to float32, (x / 255 - 0.5) / 0.5: bit for bit the result of the reference's Pillow backend."""
     return pixels.float().div_(255.0).sub_(0.5).div_(0.5)

@@ -1,4 +1,4 @@
-"""How a chat template has calls of tools written: it is asked to write a tool and a call."""
+"""Detects how a chat template writes tool calls: it renders a tool and a call."""
 
 from collections.abc import Callable
 
@@ -39,8 +39,9 @@ _RESULT: Json = {"role": "tool", "tool_call_id": "call_0", "content": "b"}
 def call_format_of(
     render: Callable[[list[Json], list[Json] | None], str],
 ) -> CallFormat | None:
-    """`render`: the prompt of messages and tools. None where the tools do not come to stand in it, or calls
-    stand there in another way than these two."""
+    """Return the template's format for tool calls. `render`: returns the prompt for messages and tools. None
+    if the prompt does not contain the tools, or writes calls in neither of the two formats.
+    """
     try:
         if _NAME not in render([_USER], [_TOOL]):
             return None

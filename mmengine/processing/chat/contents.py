@@ -1,26 +1,28 @@
-"""The content of a message as a template reads it: one text or a list of parts, and where it is cut."""
+"""Converts a message's content to the form that a template reads, one text or a list of parts, and cuts a
+rendered prompt.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 from mmengine.errors import InvalidRequest
 
-CUT = "\ud800"  # where continue_final_message ends the text: a high surrogate, no mark of a special token
+CUT = "\ud800"  # Where continue_final_message ends the text: a high surrogate, which marks no special token.
 
 
 def is_text_in_parts(message: Mapping[str, object]) -> bool:
-    """A list of parts, all of them text."""
+    """Return whether the content is a list of text parts only."""
     content = message.get("content")
     return isinstance(content, list) and all("text" in part for part in content)
 
 
 def joined(message: dict) -> dict:
-    """A message of such parts with one text."""
+    """Return the message with its text parts joined to one text."""
     return {**message, "content": "\n".join(part["text"] for part in message["content"])}
 
 
 def in_parts(message: dict) -> dict:
-    """A message of one text with a list of parts; others are as they are."""
+    """Return the message with its text as a list of parts; other messages are unchanged."""
     content = message.get("content")
     if not isinstance(content, str):
         return message
@@ -28,8 +30,9 @@ def in_parts(message: dict) -> dict:
 
 
 def with_cut(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with a cut, and a space to see whether the template trims, behind the last text. Raises
-    InvalidRequest."""
+    """Return the messages with a cut mark after the last text, and a space that shows whether the template
+    trims. Raises InvalidRequest.
+    """
     content = messages[-1].get("content")
     if isinstance(content, str):
         continued: Any = content + CUT + " "
@@ -47,7 +50,7 @@ def with_cut(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def cut(rendered: str) -> str:
-    """What stands before the cut. Raises InvalidRequest where the template left it out."""
+    """Return the prompt before the cut mark. Raises InvalidRequest if the template dropped the mark."""
     end = rendered.rfind(CUT)
     if end < 0:
         raise InvalidRequest("the model's chat template drops the last message, so it cannot be continued")

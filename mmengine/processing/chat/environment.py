@@ -1,4 +1,4 @@
-"""What chat templates may call: the settings and functions of Jinja that they are written for."""
+"""The Jinja settings and functions that chat templates are written for."""
 
 import json
 from datetime import datetime
@@ -10,7 +10,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 def chat_environment() -> ImmutableSandboxedEnvironment:
-    """As transformers gives it, and sandboxed."""
+    """Return an environment like transformers' own, sandboxed."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
@@ -21,7 +21,7 @@ def chat_environment() -> ImmutableSandboxedEnvironment:
 
 
 class _Generation(jinja2.ext.Extension):
-    """{% generation %} marks what training learns; here it is only its content."""
+    """{% generation %} marks training targets; here it renders its content."""
 
     tags = {"generation"}
 
@@ -37,7 +37,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes for HTML, which prompts are not."""
+    """Serialise to JSON. Jinja's own filter escapes for HTML, which is wrong in prompts."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,7 +1,7 @@
-"""Chat messages of three dialects to plain data for the template, and the media they hold.
+"""Converts chat messages in three dialects to plain data for the template, and collects their media.
 
-Read are OpenAI's parts (`image_url`, `text`), those that carry their options (`image` or `video`, and beside
-it `max_pixels`, `fps` and so on) and transformers' (`image` or `video` with `url`, `path` or `base64`).
+Accepted are OpenAI's parts (`image_url`, `text`), parts with options (`image` or `video` beside `max_pixels`,
+`fps` and so on), and transformers' parts (`image` or `video` with `url`, `path` or `base64`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,20 +15,20 @@ from mmengine.request import check_unicode
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
-MAX_ALL_PARTS = 2**16  # of all messages together
+MAX_ALL_PARTS = 2**16  # In all messages together.
 MAX_TEXT_CHARS = 2**23
 MAX_DEPTH = 32
-_VALUE_CHARS = 8  # that a number or an entry counts for
+_VALUE_CHARS = 8  # Characters that a number or an entry counts as.
 _KEYS = {
     "image": ("image", "image_url", "url", "path", "base64"),
     "video": ("video", "video_url", "url", "path", "base64"),
 }
-_REASONING = ("reasoning_content", "thinking", "reasoning")  # one thing under three names
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # One field under three names.
 _TYPES = {"image": "image", "image_url": "image", "video": "video", "video_url": "video", "text": "text"}
 
 
 def read_messages(messages: Any) -> tuple[list[dict[str, Any]], list[MediaPart]]:
-    """Messages as the template gets them, and media in prompt order. Raises InvalidRequest."""
+    """Return the messages for the template, and the media in prompt order. Raises InvalidRequest."""
     if not isinstance(messages, (list, Sequence)) or isinstance(messages, (str, bytes)) or not messages:
         raise InvalidRequest(
             f"{FIELD} must be a list of objects with role and content, not {_shown(messages)}; a prompt "
@@ -46,7 +46,7 @@ def read_messages(messages: Any) -> tuple[list[dict[str, Any]], list[MediaPart]]
 
 
 def fill(parts: list[MediaPart], beside: list[MediaPart]) -> list[MediaPart]:
-    """Give the parts without data the images and videos passed beside the messages, in order."""
+    """Assign the images and videos passed beside the messages to the parts without data, in order."""
     given: dict[str, Iterator[Any]] = {}
     for modality in ("image", "video"):
         items = [part.source for part in beside if part.modality == modality]
@@ -64,7 +64,7 @@ def fill(parts: list[MediaPart], beside: list[MediaPart]) -> list[MediaPart]:
 
 
 def read_variables(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Variables of the chat template: JSON data, rebuilt. Raises InvalidRequest."""
+    """Check the chat template's variables: JSON data, rebuilt. Raises InvalidRequest."""
     reader = _Reader()
     for name in ("messages", "add_generation_prompt"):
         if name in given:
@@ -80,8 +80,10 @@ def read_variables(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Reader:
-    """Reads the messages once, and counts what is limited. `path`: the message or the part being read. In
-    texts of errors, `where` names a place below that path."""
+    """Reads the messages once, and counts the limited quantities.
+
+    `path`: the message or part being read. In error texts, `where` names a place below that path.
+    """
 
     def __init__(self) -> None:
         self.path = HERE
@@ -91,13 +93,14 @@ class _Reader:
 
     def message(self, index: int, message: Any) -> dict[str, Any]:
         where, self.path = FIELD, FieldPath("messages", index)
-        if not isinstance(message, (dict, Mapping)):  # dict first: asking an abstract class takes long
+        # Test dict first: an isinstance test with an abstract class is slow.
+        if not isinstance(message, (dict, Mapping)):
             raise InvalidRequest(f"{where} must be an object with role and content, not {_shown(message)}")
         if not isinstance(message.get("role"), str):
             raise InvalidRequest(f"{where} has no role; it must be a string such as user")
         fields = {}
         for name, value in message.items():
-            if value is None:  # templates test for presence
+            if value is None:  # Templates test for presence.
                 continue
             if name == "content":
                 fields["content"] = self._content(value, where)
@@ -119,10 +122,10 @@ class _Reader:
             )
         path = self.path
         if len(content) > MAX_PARTS:
-            raise InvalidRequest(f"{where} has {len(content)} parts; at most {MAX_PARTS} are taken")
+            raise InvalidRequest(f"{where} has {len(content)} parts; the limit is {MAX_PARTS}: send fewer")
         self._parts += len(content)
         if self._parts > MAX_ALL_PARTS:
-            text = f"{FIELD} have more than {MAX_ALL_PARTS} parts together; join texts"
+            text = f"{FIELD} have more than {MAX_ALL_PARTS} parts together: join texts"
             raise InvalidRequest(text, path=FieldPath("messages"))
         parts = []
         for i, part in enumerate(content):
@@ -142,12 +145,12 @@ class _Reader:
             return {"type": "text", "text": self._text(text, where)}
         if modality is None:
             raise InvalidRequest(
-                f"{where} has the type {_shown(part.get('type'))}; text, image and video are understood"
+                f"{where} has the type {_shown(part.get('type'))}; text, image and video are supported"
             )
         number = self._counts[modality]
         self._counts[modality] += 1
         if len(self.media) >= MAX_MEDIA:
-            raise InvalidRequest(f"{where}: at most {MAX_MEDIA} images and videos are taken in one request")
+            raise InvalidRequest(f"{where}: the limit is {MAX_MEDIA} images and videos in one request")
         where = f"{modality} {number} ({where})"
         options = {name: part[name] for name in NAMES if part.get(name) is not None}
         self.media.append(MediaPart(modality, _source(part, modality, where), options, where, self.path))
@@ -155,7 +158,7 @@ class _Reader:
 
     def _text(self, text: Any, where: str) -> str:
         if not isinstance(text, str):
-            raise InvalidRequest(f"{where} has a key that is no string")
+            raise InvalidRequest(f"{where} has a key that is not a string")
         self._count(len(text))
         check_unicode(self.path, text)
         return str(text)
@@ -163,11 +166,11 @@ class _Reader:
     def _count(self, chars: int) -> None:
         self._chars += chars
         if self._chars > MAX_TEXT_CHARS:
-            text = f"{FIELD} hold more than {MAX_TEXT_CHARS} characters of text together"
+            text = f"{FIELD} hold more than {MAX_TEXT_CHARS} characters of text together: shorten them"
             raise InvalidRequest(text, path=FieldPath("messages"))
 
     def plain(self, value: Any, where: str, depth: int) -> Any:
-        """Other fields (name, tool_calls, …): JSON data only, rebuilt."""
+        """Rebuild other fields (name, tool_calls, …), which must be JSON data."""
         if depth > MAX_DEPTH:
             raise InvalidRequest(f"{where} is nested more than {MAX_DEPTH} deep")
         if isinstance(value, str):
@@ -207,7 +210,7 @@ def _source(part: Mapping[str, Any], modality: str, where: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """A value in an error: short, and never somebody's whole object."""
+    """Show a value in an error: short, and never a whole object."""
     if value is None or isinstance(value, (str, int, float, bool)):
         text = repr(value)
         return text if len(text) <= 60 else text[:60] + "…"

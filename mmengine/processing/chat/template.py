@@ -1,9 +1,9 @@
-"""The checkpoint's own chat template, rendered so that nobody's text can pose as structure.
+"""Renders the checkpoint's own chat template, such that no user text can pose as structure.
 
-Before it is compiled, every special token in the template's source is replaced by one code point
-of the low surrogates. Unicode text never holds one alone, and text that does is refused at the
-door. So in what comes out such a code point was written by the template, and anything that only
-looks like a special token, however it was put together, came from a message and stays text.
+Before compilation, every special token in the template's source is replaced by a low-surrogate code point.
+Valid Unicode text never contains a lone surrogate, and text that does is refused. So the template wrote every
+such code point in the output. Text that only looks like a special token, however assembled, came from a
+message and stays text.
 """
 
 import re
@@ -30,8 +30,8 @@ MAX_TEMPLATE_BYTES = 2**20
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _FIRST_MARK = 0xDC00
 _MAX_MARKS = 0x400
-NO_TEMPLATE = (  # of a model that was not made to chat
-    "{{ raise_exception('it has none; give one as chat_template, or ask with a text that is no chat') }}"
+NO_TEMPLATE = (  # For a model that was not trained to chat.
+    "{{ raise_exception('it has none; give one as chat_template, or send a plain text prompt') }}"
 )
 _PROBE = "probe text"
 _NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
@@ -39,7 +39,7 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 
 
 class ChatTemplate:
-    """Compiled once; `render` is thread-safe."""
+    """A chat template, compiled once; `render` is thread-safe."""
 
     def __init__(
         self,
@@ -49,14 +49,17 @@ class ChatTemplate:
         origin: str,
         modalities: Sequence[str] = (),
     ) -> None:
-        """`names`: the special tokens that are variables, as eos_token. `origin`: in errors, where the source
-        is from. `modalities`: of the media that the model takes. Raises ModelError; `check` finds more."""
+        """Compile the template.
+
+        `names`: the special tokens that are variables, such as eos_token. `origin`: the source's origin, for
+        errors. `modalities`: the media that the model takes. Raises ModelError; `check` finds more.
+        """
         self.source, self._names, self._tokenizer, self._origin = source, names, tokenizer, origin
         self._modalities = modalities
         written = [token for token in tokenizer.marked if token in self.source or token in names.values()]
         if len(written) > _MAX_MARKS:
             raise ModelError(f"the chat template {origin} names {len(written)} special tokens, too many")
-        written.sort(key=len, reverse=True)  # so that a token which contains another is replaced first
+        written.sort(key=len, reverse=True)  # Replace a token that contains another token first.
         self._marks = {token: chr(_FIRST_MARK + i) for i, token in enumerate(written)}
         self._tokens = {mark: token for token, mark in self._marks.items()}
         self._ids = {mark: tokenizer.marked[token] for mark, token in self._tokens.items()}
@@ -68,7 +71,7 @@ class ChatTemplate:
         environment = chat_environment()
         try:
             self._template = environment.from_string(marked)
-            self._template.globals = dict(self._template.globals)  # each rendering copies them
+            self._template.globals = dict(self._template.globals)  # Each rendering copies the globals.
             self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(marked)))
         except (jinja2.TemplateError, RecursionError) as error:
             raise ModelError(f"the chat template {origin} does not compile: {str(error)[:300]}") from None
@@ -82,7 +85,8 @@ class ChatTemplate:
         *,
         optional: bool = False,
     ) -> "ChatTemplate":
-        """Of a model's folder, or its GGUF file. `optional`: one without a template is no error."""
+        """Return the template in a model's folder or GGUF file. `optional`: allow a model without a template.
+        """
         source = _find_source(folder)
         if source is None and not optional:
             places = "chat_template.jinja, chat_template.json or tokenizer_config.json"
@@ -100,15 +104,18 @@ class ChatTemplate:
         origin: str,
         modalities: Sequence[str] = (),
     ) -> "ChatTemplate":
-        """Checked. None: chats are refused, until a template is given. `config`: what tokenizer_config.json
-        holds, or would, which names tokens; the rest is as above. Raises ModelError."""
+        """Return a checked template; for None, a template that refuses chats until a template is given.
+
+        `config`: the content of tokenizer_config.json, which names tokens; the other parameters as in the
+        constructor. Raises ModelError.
+        """
         template = cls(source or NO_TEMPLATE, _named_tokens(config), tokenizer, origin, modalities)
         if source:
             template.check()
         return template
 
     def with_source(self, source: str) -> "ChatTemplate":
-        """Another template for the same tokens. Raises InvalidRequest."""
+        """Return another template for the same tokens. Raises InvalidRequest."""
         if len(source) > MAX_TEMPLATE_BYTES:
             text = f"{FIELD} is longer than {MAX_TEMPLATE_BYTES} characters"
             raise InvalidRequest(text, path=("chat_template",))
@@ -116,7 +123,7 @@ class ChatTemplate:
         try:
             origin = "that was given"
             template = ChatTemplate(source, self._names, self._tokenizer, origin, self._modalities)
-            with suppress(InvalidRequest):  # it may want other messages than the probe
+            with suppress(InvalidRequest):  # The template may need other messages than the probe.
                 template.check()
         except ModelError as error:
             raise InvalidRequest(error.text) from None
@@ -124,8 +131,9 @@ class ChatTemplate:
 
     @cached_property
     def call_format(self) -> CallFormat | None:
-        """How it has calls of tools written, as it writes one itself; None where it shows no tools, or writes
-        their calls in another way."""
+        """Return the format in which the template writes tool calls, or None if it shows no tools or writes
+        calls in another format.
+        """
         return call_format_of(
             lambda messages, tools: self.readable(
                 self.render(
@@ -145,7 +153,9 @@ class ChatTemplate:
         continue_final_message: bool,
         variables: Mapping[str, Any] = _NO_VARIABLES,
     ) -> str:
-        """The prompt with marks in place of special tokens. Messages and variables: plain, checked data."""
+        """Render the prompt, with marks in place of special tokens. Messages and variables are plain, checked
+        data.
+        """
         if any(is_text_in_parts(message) for message in messages) and not self.reads_parts:
             messages = [joined(message) if is_text_in_parts(message) else message for message in messages]
         if any(isinstance(message.get("content"), str) for message in messages) and not self.reads_texts:
@@ -157,19 +167,21 @@ class ChatTemplate:
 
     @cached_property
     def reads_parts(self) -> bool:
-        """Whether a message's content may be a list of parts: a template for text alone prints the list as it
-        is, leaves it out, or fails. Whoever asks in parts all the same is answered as if in one text."""
+        """Return whether a message's content may be a list of parts. A text-only template prints the list,
+        leaves it out, or fails; parts are then joined to one text.
+        """
         rendered = self._probed([{"type": "text", "text": _PROBE}])
         return _PROBE in rendered and not re.search(f"{_PROBE}[\"']", rendered)
 
     @cached_property
     def reads_texts(self) -> bool:
-        """Whether a message's content may be a text: a template for parts alone leaves it out. Whoever asks
-        in a text all the same is answered as if in one part."""
+        """Return whether a message's content may be a text. A template for parts leaves a text out; a text
+        then becomes one part.
+        """
         return _PROBE in self._probed(_PROBE) or not self.reads_parts
 
     def _probed(self, content: str | list[dict[str, str]]) -> str:
-        """A message of that content, rendered; "" where the template refuses it."""
+        """Render a message with that content; "" if the template refuses it."""
         try:
             return self._rendered([{"role": "user", "content": content}], False, _NO_VARIABLES)
         except InvalidRequest:
@@ -207,18 +219,22 @@ class ChatTemplate:
         return self._template.generate(given)
 
     def readable(self, rendered: str) -> str:
-        """Marks turned back into the special tokens they stand for."""
+        """Replace marks with the special tokens that they stand for."""
         return self._mark_pattern.sub(lambda found: self._tokens.get(found[0], found[0]), rendered)
 
     def split(self, rendered: str, max_special: int = 0) -> list[str | int]:
-        """Runs of text, and the ids of the special tokens that the template wrote between them. Behind
-        `max_special` of these (0: any number) the rest stays as it is."""
+        """Split a rendered prompt into text and the ids of the special tokens between. After `max_special`
+        special tokens (0: no limit) the rest is one text.
+        """
         pieces = self._mark_pattern.split(rendered, max_special)
         return [self._ids[piece] if i % 2 else piece for i, piece in enumerate(pieces) if piece]
 
     def check(self) -> None:
-        """A template that builds special tokens from pieces would silently lose them: ModelError. Raises
-        InvalidRequest where it refuses the messages that it is tried with."""
+        """Check that the template renders special tokens as such.
+
+        A template that assembles special tokens from pieces would silently lose them: ModelError. Raises
+        InvalidRequest if the template refuses the probe messages.
+        """
         media = [{"type": modality} for modality in self._modalities]
         probe = [
             {"role": "user", "content": [*media, {"type": "text", "text": "a"}]},
@@ -244,7 +260,7 @@ def _find_source(folder: Path) -> str | None:
             raise ModelError(f"{path} is not UTF-8 text") from None
     for name in ("chat_template.json", "processor_config.json", TOKENIZER_CONFIG):
         found = read_model_json(folder, name).get("chat_template") if has_model_file(folder, name) else None
-        if isinstance(found, list):  # several templates by name
+        if isinstance(found, list):  # Several templates by name.
             named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
             found = named.get("default")
         if isinstance(found, str):
@@ -253,7 +269,7 @@ def _find_source(folder: Path) -> str | None:
 
 
 def _named_tokens(config: Mapping[str, object]) -> dict[str, str]:
-    """The variables eos_token, pad_token and so on that a template may use."""
+    """Return the variables eos_token, pad_token and so on that a template may use."""
     names = {}
     for name in _NAMED_TOKENS:
         value = config.get(name)

@@ -1,10 +1,10 @@
-"""Whether a text has more tokens than a limit, from slices of it and no further than behind the limit.
+"""Tests whether a text has more tokens than a limit, slice by slice, and stops soon after the limit.
 
-A slice ends where its own tokens end, well before the place up to which it was read, and the next one
-begins there. Such a cut is exact where the next slice reads the same tokens there: byte-level BPE joins two
-tokens or not by looking at these two alone (van Antwerpen and Neubeck, "So many tokens, so little time",
-2024), so tokens that stand side by side in one slice do so in the whole. Where no cut is exact, which only
-crafted text brings about, a slice counts half.
+A slice ends at a token end, well before the last character that was read, and the next slice begins there.
+The cut is exact if the next slice reads the same tokens at its beginning. Byte-level BPE decides whether to
+join two tokens by these two alone (van Antwerpen and Neubeck, "So many tokens, so little time", 2024), so
+tokens that are neighbours in one slice are neighbours in the whole text. Without an exact cut, which only
+crafted text causes, a slice counts half.
 """
 
 from collections.abc import Iterator
@@ -12,15 +12,16 @@ from collections.abc import Iterator
 import tokenizers
 
 SLICE_CHARS = 2**15
-SURE_CHARS = 4  # a token: a text of no more than these for each allowed token is not counted beforehand
-_MARGIN = 2**10  # characters at a slice's end whose tokens depend on what follows
-_AGREE = 4  # tokens behind a cut that both slices read alike
-_CUTS = 32  # tokens' ends that are tried, until one is an exact cut
+SURE_CHARS = 4  # Characters per allowed token: a shorter text is not counted beforehand.
+_MARGIN = 2**10  # Characters at a slice's end whose tokens depend on the following text.
+_AGREE = 4  # Tokens after a cut that both slices must read alike.
+_CUTS = 32  # Token ends that are tried as cuts.
 
 
 def exceeds(tokenizer: tokenizers.Tokenizer, text: str, limit: int) -> bool:
-    """Whether `text` has more than `limit` tokens. False says nothing of a text that is not long: then
-    tokenizing it whole takes no longer than counting would."""
+    """Return whether `text` has more than `limit` tokens. For a short text the result is False without
+    counting: tokenizing it takes no longer than counting.
+    """
     if len(text) <= max(SLICE_CHARS, SURE_CHARS * limit):
         return False
     count = start = 0
@@ -32,7 +33,7 @@ def exceeds(tokenizer: tokenizers.Tokenizer, text: str, limit: int) -> bool:
 
 
 def _slice(tokenizer: tokenizers.Tokenizer, text: str, start: int) -> tuple[int, int]:
-    """How many tokens the text has from `start` on, and up to how many characters behind it."""
+    """Return how many tokens the text has from `start` on, and how many characters these span."""
     encoding = tokenizer.encode(text[start : start + SLICE_CHARS], add_special_tokens=False)
     ids = encoding.ids
     for place, end in _ends(encoding.offsets):
@@ -44,7 +45,9 @@ def _slice(tokenizer: tokenizers.Tokenizer, text: str, start: int) -> tuple[int,
 
 
 def _ends(offsets: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """(index, character) of tokens that begin where the one before ended, from the margin backwards."""
+    """Yield (index, character) of tokens that begin where the previous token ended, from the margin
+    backwards.
+    """
     place, found = len(offsets), 0
     while place > 1 and found < _CUTS:
         place -= 1

@@ -1,4 +1,4 @@
-"""Prompt ids, written piece by piece."""
+"""Writes prompt ids piece by piece."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -10,25 +10,26 @@ from mmengine.processing.chat.tokens import ChatTokenizer
 
 
 class Run(NamedTuple):
-    """`length` times a placeholder, each of which an embedding comes to stand at."""
+    """A placeholder, repeated `length` times; each repetition holds one embedding."""
 
     token: int
     length: int
 
 
-Piece = str | int | Run  # text, a special token, placeholders
+Piece = str | int | Run  # Text, a special token, placeholders.
 
 
 class TokenWriter:
-    """Text between two special tokens is tokenized as one run, as if the prompt were one string.
+    """Collects a prompt's ids. Text between two special tokens is tokenized as one run, as if the prompt were
+    one string.
 
-    `limit`: how many ids there may be; `check_length` is called with a number of them that is known to be
-    reached, before more work is done, and raises where it is above the limit.
+    `limit`: maximum number of ids. `check_length` is called with a number of ids that is certainly reached,
+    before more work is done, and raises if the number exceeds the limit.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, limit: int, check_length: Callable[[int], None]) -> None:
         self._tokenizer, self._limit, self._check_length = tokenizer, limit, check_length
-        self._text: list[str] = []  # not yet tokenized
+        self._text: list[str] = []  # Not yet tokenized.
         self._ids: list[int] = []
 
     def add(self, piece: str | int) -> None:
@@ -38,7 +39,7 @@ class TokenWriter:
             self.repeat(piece, 1)
 
     def repeat(self, token_id: int, times: int) -> tuple[int, int]:
-        """Gives the run (start, length)."""
+        """Write a token `times` times and return the run (start, length)."""
         if self._text:
             self._flush()
         start = len(self._ids)
@@ -47,7 +48,7 @@ class TokenWriter:
         return start, times
 
     def write(self, pieces: Iterable[Piece]) -> tuple[tuple[int, int], ...]:
-        """Gives the runs (start, length) of placeholders among `pieces`."""
+        """Write the pieces and return the placeholder runs (start, length)."""
         runs = []
         for piece in pieces:
             if isinstance(piece, Run):
@@ -57,7 +58,7 @@ class TokenWriter:
         return tuple(runs)
 
     def finish(self) -> np.ndarray:
-        """int32 [n]."""
+        """Return the ids, int32 [n]."""
         if self._text:
             self._flush()
         if not self._ids:

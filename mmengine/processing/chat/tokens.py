@@ -1,4 +1,4 @@
-"""A tokenizer, read twice: with its special tokens, and with them as ordinary text."""
+"""A tokenizer, loaded twice: with its special tokens, and with them as ordinary text."""
 
 import hashlib
 import json
@@ -14,32 +14,32 @@ from mmengine.errors import ModelError
 from mmengine.processing.chat.text_length import exceeds
 from mmengine.request import check_unicode
 
-SHORT_CHARS = 16  # of texts whose tokens are kept: templates write the same ones into every prompt
-NUM_SHORT = 1024  # that are kept
+SHORT_CHARS = 16  # Longest text whose tokens are cached: templates write the same texts into every prompt.
+NUM_SHORT = 1024  # Number of cached texts.
 
 
 class ChatTokenizer:
     """Implements the Tokenizer of mmengine.models.plugin. Thread-safe.
 
-    `special` maps the text of each special token to its id. Added tokens that the file does not
-    call special (such as <think> or <tool_call>) are ordinary text with an id of their own. `marked` has
-    beside the special ones what stands for media in templates and is no token: ids below 0, which no prompt
-    keeps.
+    `special` maps each special token's text to its id. Added tokens that the file does not mark as special
+    (such as <think> or <tool_call>) are ordinary text with their own id. `marked` also holds media
+    placeholders in templates that are no tokens: ids below 0, which no finished prompt contains.
     """
 
     def __init__(self, data: dict, origin: object, placeholders: Sequence[str] = ()) -> None:
-        """`data`: what tokenizer.json holds, or would. `origin`: in errors, where it is from. `placeholders`:
-        those of `marked`. Raises ModelError."""
+        """Build the tokenizer. `data`: the content of tokenizer.json. `origin`: the data's origin, for
+        errors. `placeholders`: media placeholders for `marked`. Raises ModelError.
+        """
         try:
             added = data.get("added_tokens") or []
             text = json.dumps(data, sort_keys=True)
             self._full = _build(text)
             self._plain = _twin(self._full) or _build(text)
-            self._plain.encode_special_tokens = True  # meaning: as the text that they look like
+            self._plain.encode_special_tokens = True  # Meaning: encode them as the text that they look like.
             self.special = {token["content"]: int(token["id"]) for token in added if token["special"]}
             self._added = {int(token["id"]): token["content"] for token in added}
             self._joins_bytes = (data.get("decoder") or {}).get("type") == "ByteLevel"
-        except Exception as error:  # tokenizers raises bare Exception for a damaged file
+        except Exception as error:  # tokenizers raises a bare Exception for a damaged file.
             raise ModelError(f"{origin} is no tokenizer that can be read") from error
         ordinary = _entries(data["model"], self._plain)
         self._check(data, added, ordinary, origin)
@@ -54,7 +54,7 @@ class ChatTokenizer:
 
     @classmethod
     def of_folder(cls, folder: Path, placeholders: Sequence[str] = ()) -> "ChatTokenizer":
-        """Of a model's folder, or its GGUF file."""
+        """Load the tokenizer in a model's folder or GGUF file."""
         name = "tokenizer.json"
         return cls(read_model_json(folder, name), model_file(folder, name), placeholders)
 
@@ -73,13 +73,13 @@ class ChatTokenizer:
 
     @cached_property
     def text_prefix(self) -> tuple[int, ...]:
-        """What the tokenizer's own post-processor puts before a text, such as a BOS token."""
+        """Return the tokens that the tokenizer's post-processor puts before a text, such as BOS."""
         bare, framed = (self._full.encode("a", add_special_tokens=framed).ids for framed in (False, True))
         places = range(len(framed) - len(bare) + 1)
         return tuple(framed[: next((i for i in places if framed[i : i + len(bare)] == bare), 0)])
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
-        """Token ids. Without `allow_special` no text whatever becomes a special token."""
+        """Return token ids. Without `allow_special` no text ever becomes a special token."""
         if allow_special:
             return self._encode(self._full, text)
         return list(self._short(text)) if len(text) <= SHORT_CHARS else self._encode(self._plain, text)
@@ -90,13 +90,15 @@ class ChatTokenizer:
         return tokenizer.encode(text, add_special_tokens=False).ids
 
     def exceeds(self, text: str, limit: int) -> bool:
-        """Whether a text that is too long to tokenize unseen has more than `limit` tokens, none of them
-        special. Takes as long as tokenizing `limit` tokens does, however long the text is."""
+        """Return whether a long text has more than `limit` tokens, none of them special. Takes as long as
+        tokenizing `limit` tokens, however long the text is.
+        """
         return exceeds(self._plain, text, limit)
 
     def split(self, text: str, max_special: int = 0) -> list[str | int]:
-        """Runs of text, and the ids of what is marked between them. Behind `max_special` of these (0: any
-        number) the rest stays as it is."""
+        """Split a text into runs of text and the ids of marked tokens between. After `max_special` marked
+        tokens (0: no limit) the rest is one text.
+        """
         check_unicode(("prompt",), text)
         pieces = self._special_pattern.split(text, max_special)
         return [self.marked[piece] if i % 2 else piece for i, piece in enumerate(pieces) if piece]
@@ -106,7 +108,7 @@ class ChatTokenizer:
 
     @cached_property
     def text_bytes(self) -> list[bytes] | None:
-        """What each id adds to a decoded text; None where decoding does more than join bytes."""
+        """Return each id's contribution to a decoded text, or None if decoding does more than join bytes."""
         try:
             found = self.token_bytes() if self._joins_bytes else None
         except ModelError:
@@ -119,11 +121,11 @@ class ChatTokenizer:
 
     @property
     def _shown(self) -> dict[int, str]:
-        """Added tokens that are no special ones; a decoder may read their spelling as bytes."""
+        """Return added tokens that are not special; a decoder may read their spelling as bytes."""
         return {token: text for token, text in self._added.items() if token not in self.special_ids}
 
     def token_bytes(self) -> list[bytes]:
-        """The bytes of each token: the vocabulary spells a byte as one character."""
+        """Return each token's bytes: the vocabulary spells a byte as one character."""
         found = [b""] * self.vocab_size
         try:
             for spelling, token in self._plain.get_vocab(with_added_tokens=False).items():
@@ -135,8 +137,8 @@ class ChatTokenizer:
         return found
 
 
-# Code points to bytes as byte-level BPE spells them (Radford et al., GPT-2, 2019): a byte that prints in
-# Latin-1 is itself, the others follow from 256 on. What spells none goes where Latin-1 has nothing.
+# Code points to bytes, as byte-level BPE spells them (Radford et al., GPT-2, 2019): a byte that is printable
+# in Latin-1 is itself, the others follow from 256 on. A character that spells no byte maps outside Latin-1.
 _PRINTS = (*range(33, 127), *range(161, 173), *range(174, 256))
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTS]
 _BYTE_OF = dict.fromkeys(_OTHERS, 65535) | {256 + place: byte for place, byte in enumerate(_OTHERS)}
@@ -145,9 +147,11 @@ _FALLBACKS = {f"<0x{byte:02X}>" for byte in range(256)}
 
 
 def _reached(names: set[str], model: dict, knows_all: bool) -> bool:
-    """Whether text can become one of these entries of a vocabulary: BPE comes to an entry of several
-    characters by a merge, so one that no merge makes only stands there, unless it stands for the unknown.
-    `knows_all`: nothing is, each byte has an entry."""
+    """Return whether text can become one of these vocabulary entries.
+
+    BPE reaches an entry with several characters only by a merge, so an entry that no merge makes is
+    unreachable, except for the unknown token. `knows_all`: each byte has an entry, so nothing is unknown.
+    """
     if not names:
         return False
     if model.get("type") != "BPE" or model.get("ignore_merges"):
@@ -159,7 +163,7 @@ def _reached(names: set[str], model: dict, knows_all: bool) -> bool:
 
 
 def _entries(model: dict, tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
-    """A vocabulary without its added tokens. To ask the tokenizer takes longer than all checks of it."""
+    """Return a vocabulary without its added tokens. Asking the tokenizer takes longer than all the checks."""
     named = model.get("type") == "BPE" and isinstance(model["vocab"], dict)
     return model["vocab"] if named else tokenizer.get_vocab(with_added_tokens=False)
 
@@ -172,8 +176,9 @@ def _build(text: str) -> tokenizers.Tokenizer:
 
 
 def _twin(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer | None:
-    """Another one over the same vocabulary and merges, which are read and held once; None where it would have
-    other added tokens."""
+    """Return another tokenizer that shares the vocabulary and merges, which are stored once, or None if its
+    added tokens would differ.
+    """
     twin = tokenizers.Tokenizer(tokenizer.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         if (value := getattr(tokenizer, part)) is not None:
