@@ -62,7 +62,10 @@ def block_of(how: Fields) -> Block:
         )
     sizes = how.integers("weight_block_size", None, 1, MAX_BLOCK, 2)
     if len(sizes) != 2:
-        how.fail(f"quantization_config.weight_block_size has {len(sizes)} sizes; it must have two, rows and columns")
+        how.fail(
+            f"quantization_config.weight_block_size has {len(sizes)} sizes; "
+            "it must have two, rows and columns"
+        )
     return Block(*sizes)
 
 
@@ -80,7 +83,9 @@ def with_scales(folder: Path, entries: dict[str, TensorEntry], block: Block | No
     for name in names:
         entry, scale = entries[name], entries.get(f"{name}{_SCALE}")
         if block is None:
-            raise _wrong(entry, f"is stored as {STORED}, but {folder / 'config.json'} has no FP8 quantization_config")
+            raise _wrong(
+                entry, f"is stored as {STORED}, but {folder / 'config.json'} has no FP8 quantization_config"
+            )
         if scale is None:
             scale_name = f"{entry.stored_name}{_SCALE}"
             raise _wrong(entry, f"is stored as {STORED}, but {scale_name} is missing; download it again")

@@ -176,9 +176,7 @@ def check_words(entries: Mapping[str, TensorEntry]) -> None:
     """Raise ModelError for words that belong to no matrix."""
     for entry in entries.values():
         if entry.dtype in STORED_BYTES and not isinstance(entry, Int4Entry):
-            raise _wrong(
-                entry, f"is stored as {entry.dtype}, but belongs to no supported 4-bit matrix"
-            )
+            raise _wrong(entry, f"is stored as {entry.dtype}, but belongs to no supported 4-bit matrix")
 
 
 def _entry(packed: TensorEntry, parts: Mapping[str, TensorEntry], how: Int4) -> Int4Entry:
@@ -227,7 +225,9 @@ def _shape(
         rows, columns = (wide, high * _IN_A_WORD) if in_words else (wide * _IN_A_WORD, high)
         fits = rows % _IN_A_WORD == 0 and columns % how.group == 0
     if not fits or not rows or not columns:
-        raise _wrong(packed, f"has shape {list(packed.shape)}, which does not fit {rows} rows and {columns} columns")
+        raise _wrong(
+            packed, f"has shape {list(packed.shape)}, which does not fit {rows} rows and {columns} columns"
+        )
     groups, eighths = -(-columns // how.group), -(-rows // _IN_A_WORD)
     by_rows = how.layout == "compressed-tensors"
     wanted = [(scales, (rows, groups) if by_rows else (groups, rows), tuple(_SCALES))]

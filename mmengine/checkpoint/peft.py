@@ -153,7 +153,9 @@ def _read_config(folder: Path) -> _Config:
         fields.fail(f"peft_type is {kind!r:.60}; only LORA adapters are supported")
     for name in _REFUSED:
         if values.get(name):
-            fields.fail(f"{name} is {values[name]!r:.60}, which is not supported; train the adapter without it")
+            fields.fail(
+                f"{name} is {values[name]!r:.60}, which is not supported; train the adapter without it"
+            )
     if values.get("bias", "none") != "none":
         fields.fail(
             f"bias is {values['bias']!r:.60}, but adapter biases are not supported; train it with bias none"

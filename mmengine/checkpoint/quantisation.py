@@ -99,7 +99,9 @@ def _compressed(how: Fields) -> Int4:
 def _group(how: Fields) -> int:
     size = how.values.get("group_size")
     if type(size) is not int or size not in GROUPS:
-        how.fail(f"{how.prefix}group_size {repr(size)[:60]} is not supported; use {', '.join(map(str, GROUPS))}")
+        how.fail(
+            f"{how.prefix}group_size {repr(size)[:60]} is not supported; use {', '.join(map(str, GROUPS))}"
+        )
     return size
 
 

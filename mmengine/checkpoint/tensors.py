@@ -122,7 +122,8 @@ def check_tensors(
     for name, entry in entries.items():
         if name not in expected:
             raise ModelError(
-                f"{entry.path}: tensor {entry.stored_name} does not belong to the model that {config} describes"
+                f"{entry.path}: tensor {entry.stored_name} does not belong "
+                f"to the model that {config} describes"
             )
 
 

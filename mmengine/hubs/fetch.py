@@ -64,9 +64,7 @@ def fetch_from(hub: Hub, name: HubName) -> Path:
     weights = indexed_files(folder) if in_parts else [SINGLE_FILE]
     for file in weights:
         if not _WEIGHTS.fullmatch(file):
-            raise ModelError(
-                f"{INDEX_FILE} of {name} names {file[:100]!r}, which is not a valid file name"
-            )
+            raise ModelError(f"{INDEX_FILE} of {name} names {file[:100]!r}, which is not a valid file name")
         if file not in listed:
             if file == SINGLE_FILE:
                 raise ModelError(

@@ -304,10 +304,17 @@ class VisionLanguageModel(Protocol):
 
     Optional methods:
 
-    * `capturable_encoder(largest: EncoderSize) -> CapturableEncoder | None`. None means that this device cannot capture the encoder. Then, and without the method, each encoder call is launched anew.
-    * `measure_encoder() -> EncoderCost | None`, for an encoder that can stop within an item. The method computes for a moment on the configured threads.
-    * `encode_in_parts(patches, grid, even_patches)` for one item on the device. Returns an object whose `advance(until, work)` continues up to that share of the work, as near as the encoder can stop. The last call (`until` equals `work`) returns the features, the others None. Without `measure_encoder`, or when that returns None, no item is encoded in parts.
-    * `adapter(files: AdapterFiles)`, for a model with LoRA adapters. `encode` and `encode_in_parts` accept the result as `adapter`. `forward` accepts `adapters`: each adapter of a step with the places of its tokens (models/lora/adapter.py, AdapterRows).
+    * `capturable_encoder(largest: EncoderSize) -> CapturableEncoder | None`. None means that this device
+      cannot capture the encoder. Then, and without the method, each encoder call is launched anew.
+    * `measure_encoder() -> EncoderCost | None`, for an encoder that can stop within an item. The method
+      computes for a moment on the configured threads.
+    * `encode_in_parts(patches, grid, even_patches)` for one item on the device. Returns an object whose
+      `advance(until, work)` continues up to that share of the work, as near as the encoder can stop. The last
+      call (`until` equals `work`) returns the features, the others None. Without `measure_encoder`, or when
+      that returns None, no item is encoded in parts.
+    * `adapter(files: AdapterFiles)`, for a model with LoRA adapters. `encode` and `encode_in_parts` accept
+      the result as `adapter`. `forward` accepts `adapters`: each adapter of a step with the places of its
+      tokens (models/lora/adapter.py, AdapterRows).
     """
 
     spec: ModelSpec

@@ -96,7 +96,8 @@ class WeightReader:
             out[first : first + len(rows)].copy_(rows)
 
     def read_each(self, groups: Sequence[Sequence[str]]) -> torch.Tensor:
-        """Read equally shaped groups of names: each group as `read` does, one after the other, [groups, ...]."""
+        """Read equally shaped groups of names: each group as `read` does, one after the other, [groups,
+        ...]."""
         out = torch.empty(
             (len(groups), *self._joined(tuple(groups[0]))), device=self._device, dtype=self._dtype
         )

@@ -1,4 +1,6 @@
-"""What a plugin says of its prompts, for the processor of the floor: plain data, and what media become."""
+"""A plugin's description of its prompts, for the shared processor: plain data, and a function for media
+tokens.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,12 +17,13 @@ from mmengine.processing.media.settings import MediaSettings
 
 @dataclass(frozen=True, slots=True)
 class MediaDescription:
-    """What a model takes beside text.
+    """Describes a model's media.
 
-    `placeholders`: modality ("image", "video") by the id of what stands for one item in a template, a special
-    token or what the tokenizer has `marked`. `tokens`: what an item becomes there, given that id and what was
-    loaded; its runs of placeholders are the embeddings in their order. `encoder`: a fingerprint of what
-    computes these, which goes into every hash of pixels."""
+    `placeholders`: modality ("image", "video") by the id that stands for an item in a template: a special
+    token or an id that the tokenizer has `marked`. `tokens`: returns an item's tokens, given that id and the
+    loaded media; its placeholder runs are the embeddings in their order. `encoder`: fingerprint of the
+    encoder, which enters every hash of pixels.
+    """
 
     settings: MediaSettings
     placeholders: Mapping[int, str]
@@ -34,10 +37,13 @@ class MediaDescription:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """`version`: of the plugin's part in prompts; it changes when the same input would give other pixels or
-    tokens. `max_positions`: tokens that the model has positions for. `generation`: what
-    generation_config.json says. `eos_token_ids`: where that names none. `media`: None, a model of text
-    alone. `templates`: by modality, in place of `template` for messages that hold some of it."""
+    """Describes a model's prompts.
+
+    `version`: version of the plugin's part in prompts; changes when the same input would give other pixels or
+    tokens. `max_positions`: number of positions in the model. `generation`: content of
+    generation_config.json. `eos_token_ids`: used if that file names none. `media`: None for a text-only
+    model. `templates`: replacements for `template`, by modality, for messages with such media.
+    """
 
     version: str
     tokenizer: ChatTokenizer
@@ -50,13 +56,13 @@ class Description:
 
 
 def read_generation(folder: Path) -> dict:
-    """generation_config.json, {} where there is none. Raises ModelError."""
+    """Return generation_config.json, or {} without the file. Raises ModelError."""
     name = "generation_config.json"
     return read_model_json(folder, name) if has_model_file(folder, name) else {}
 
 
 def special_id(tokenizer: ChatTokenizer, name: str, who: str) -> int:
-    """The id of a special token that `who` needs. Raises ModelError."""
+    """Return the id of a special token that `who` needs. Raises ModelError."""
     if name not in tokenizer.special:
         raise ModelError(f"tokenizer.json has no special token {name}, which {who} needs")
     return tokenizer.special[name]

@@ -1,5 +1,6 @@
-"""Messages and media to prompt tokens and patches, as a plugin describes them. numpy, Pillow, PyAV,
-tokenizers."""
+"""Converts messages and media to prompt tokens and patches, by a plugin's description. Uses numpy, Pillow,
+PyAV and tokenizers.
+"""
 
 import hashlib
 import json
@@ -41,8 +42,9 @@ GENERATION_NAMES = (
 
 
 class ChatProcessor:
-    """Implements the Processor of mmengine.models.plugin. Holds nothing that changes but its cache. Raises
-    ModelError for a description that its tokenizer does not bear out."""
+    """Implements the Processor of mmengine.models.plugin. Its only mutable state is caches. Raises ModelError
+    for a description that contradicts its tokenizer.
+    """
 
     def __init__(self, described: Description) -> None:
         tokenizer, media = described.tokenizer, described.media
@@ -81,10 +83,13 @@ class ChatProcessor:
         cache_salt: str = "",
         template_options: Mapping[str, Any] | None = None,
     ) -> Prepared:
-        """See Processor. `continue_final_message` leaves the last message open and so wins over
-        `add_generation_prompt`. `media_options` hold for every image and video that does not say
-        otherwise; beside the names of a part it knows `local_files` (True; False refuses paths, as strangers'
-        messages need) and `video_metadata` (a list, one entry for each of `videos`)."""
+        """Prepare chat messages; see Processor.
+
+        `continue_final_message` leaves the last message open and overrides `add_generation_prompt`.
+        `media_options` apply to every image and video without its own. Beside a part's options they may hold
+        `local_files` (default True; False refuses paths, as untrusted messages need) and `video_metadata` (a
+        list with one entry for each of `videos`).
+        """
         options, access, metadata = read_arguments(media_options, base_folder)
         plain, parts = read_messages(messages)
         beside = _beside(images, videos, metadata)
@@ -145,7 +150,7 @@ class ChatProcessor:
         return self._plain_ids(before).tolist(), self._plain_ids(after).tolist()
 
     def _plain_ids(self, pieces: Sequence[str | int]) -> np.ndarray:
-        """Of what holds no media, int32 [n]."""
+        """Return the ids of pieces without media, int32 [n]."""
         tokens = TokenWriter(self.tokenizer, self._limit, self._check_length)
         for piece in pieces:
             tokens.add(piece)
@@ -173,7 +178,7 @@ class ChatProcessor:
     def _template_of(
         self, options: Mapping[str, Any] | None, modalities: Collection[str] = ()
     ) -> tuple[ChatTemplate, dict[str, Any]]:
-        """The template to render messages with that hold these modalities, and its variables."""
+        """Return the template for messages with these modalities, and its variables."""
         variables = dict(options or {})
         source = variables.pop("chat_template", None)
         if source is None:
@@ -183,7 +188,7 @@ class ChatProcessor:
             text = f"{FIELD} must be a Jinja template, not a {type(source).__name__}"
             raise InvalidRequest(text, path=FieldPath("chat_template"))
         last = self._last_given
-        if last is None or last.source != source:  # a server gives the same one each time
+        if last is None or last.source != source:  # A server passes the same template each time.
             last = self._last_given = self._template.with_source(source)
         return last, read_variables(variables)
 
@@ -196,8 +201,9 @@ class ChatProcessor:
         media_options: dict[str, Any] | None = None,
         cache_salt: str = "",
     ) -> Prepared:
-        """See Processor. Special tokens in `text` count: it is the developer's, not a user's. What the
-        tokenizer itself puts before a text, such as a BOS token, stands before it."""
+        """Prepare a prompt string; see Processor. Special tokens in `text` count, because a developer wrote
+        it, not a user. The tokenizer's own prefix, such as BOS, comes first.
+        """
         if not isinstance(text, str):
             raise InvalidRequest(f"the prompt must be a string, not a {type(text).__name__}", path=PROMPT)
         if len(text) > MAX_TEXT_CHARS:
@@ -219,8 +225,9 @@ class ChatProcessor:
         access: Access,
         cache_salt: str,
     ) -> tuple[np.ndarray, tuple[MediaInput, ...]]:
-        """Load the media and put their tokens where the placeholders stand in `pieces`: int32 [n], and what
-        was loaded."""
+        """Load the media and write their tokens in place of the placeholders in `pieces`. Returns the ids,
+        int32 [n], and the media.
+        """
         self._check_length(sum(isinstance(piece, int) for piece in pieces))
         self._check_counts(pieces, parts)
         waiting = {m: iter([p for p in parts if p.modality == m]) for m in self._pads.values()}
@@ -251,16 +258,16 @@ class ChatProcessor:
         media = self._of_media[1].restore(item.modality, source)
         if media.mm_hash != item.mm_hash:
             raise InvalidMedia(
-                f"the stored {item.modality} gives other pixels than before; was a library that decodes it "
-                "changed?"
+                f"the stored {item.modality} gives other pixels than before; "
+                "a decoding library may have changed"
             )
         return MediaInput(item, media.patches, source)
 
     @property
     def _of_media(self) -> tuple[MediaDescription, MediaLoader]:
-        """Raises InvalidMedia where the model takes none."""
+        """Return the media description and loader. Raises InvalidMedia for a text-only model."""
         if self.media is None or self._loader is None:
-            raise InvalidMedia("this model reads text alone, no images and no videos")
+            raise InvalidMedia("this model accepts only text, no images or videos")
         return self.media, self._loader
 
     @property
@@ -281,8 +288,8 @@ class ChatProcessor:
             if part.modality not in self._pads.values():
                 kinds = " and ".join(["text", *(f"{modality}s" for modality in self._pads.values())])
                 raise InvalidRequest(
-                    f"{part.where} cannot be taken: this model reads {kinds}, no {part.modality}s; leave it "
-                    "out, or ask another model",
+                    f"{part.where} is not supported: this model accepts {kinds}, no {part.modality}s; leave "
+                    "it out, or use another model",
                     path=part.path,
                 )
 
@@ -309,7 +316,7 @@ class ChatProcessor:
 
 
 def _beside(images: object, videos: object, metadata: object) -> list[MediaPart]:
-    """What was passed beside a prompt."""
+    """Return the media passed beside a prompt."""
     given = {"image": as_images(images), "video": as_videos(videos, metadata)}
     return [
         MediaPart(m, item, {}, f"{m} {i}", FieldPath(f"{m}s", i))
@@ -319,7 +326,7 @@ def _beside(images: object, videos: object, metadata: object) -> list[MediaPart]
 
 
 def _hash_key(described: Description, media: MediaDescription) -> bytes:
-    """What beside the pixels decides what the encoder makes of them."""
+    """Return everything beside the pixels that determines the encoder's output."""
     patches = json.dumps(astuple(media.settings.patches))
     return f"{described.version} {media.encoder} {patches}".encode()
 

@@ -1,4 +1,4 @@
-"""What a model plugin owes, as tests that its own package runs:
+"""A test suite for model plugins, which a plugin's own package runs:
 
     class TestMine(PluginContract):
         plugin = my_package.plugin
@@ -6,8 +6,8 @@
 
         def make_checkpoint(self, folder): ...
 
-Prompts, log-probabilities and tokens are compared with transformers' of a tiny random checkpoint, through an
-engine; what cannot be served is refused. Needs pytest and transformers; no other module imports this one.
+Prompts, log-probabilities and tokens of a tiny random checkpoint are compared with transformers', through an
+engine; unsupported configs must be refused. Needs pytest and transformers; no other module imports this one.
 """
 
 import json
@@ -36,13 +36,15 @@ from mmengine.serve.engine.engine import Engine
 from mmengine.serve.text.request_output import Completion
 
 Chat = list[dict[str, object]]
-Inputs = dict[str, Tensor]  # of transformers' forward, one prompt: input_ids [1, n] and what belongs to it
-NUM_NEW = 16  # tokens of an answer
-TOLERANCE = 2e-4  # of log-probabilities in float32
-MOST_ROUNDS = 8  # until a row was preempted: on a busy machine images are ready too late for two rows to meet
-NEAR_STEPS = 8  # of bfloat16, by which two logits may be taken for one another
-NEAR_EXPERTS = 2  # of bfloat16: a router's logit of the last expert that is taken, and of the next one
-MOST_NEAR_EXPERTS = 0.5  # of an answer's tokens
+# Inputs of transformers' forward for one prompt: input_ids [1, n] and its companions.
+Inputs = dict[str, Tensor]
+NUM_NEW = 16  # Tokens per answer.
+TOLERANCE = 2e-4  # For log-probabilities in float32.
+# Until a row was preempted: on a busy machine images may be ready too late for two rows to overlap.
+MOST_ROUNDS = 8
+NEAR_STEPS = 8  # In bfloat16 steps: logits this close count as tied.
+NEAR_EXPERTS = 2  # In bfloat16 steps, for a router's logits of the last chosen expert and the next.
+MOST_NEAR_EXPERTS = 0.5  # Of an answer's tokens.
 SETTINGS: dict[str, dict[str, object]] = {
     "one by one": {"max_num_seqs": 1, "enable_prefix_caching": False},
     "beside others": {"enable_prefix_caching": False},
@@ -63,11 +65,11 @@ NO_TORCH = (
 
 
 class Logits(Protocol):
-    logits: Tensor  # [1, n, vocab]
+    logits: Tensor  # [1, n, vocab].
 
 
 class Reference(Protocol):
-    """A model of transformers."""
+    """A transformers model."""
 
     def __call__(self, **inputs: Tensor) -> Logits: ...
 
@@ -79,7 +81,7 @@ class Reference(Protocol):
 
 @dataclass(frozen=True)
 class Made:
-    """A checkpoint, transformers' inputs for each chat, and its greedy tokens behind them."""
+    """A checkpoint, transformers' inputs for each chat, and its greedy answer tokens."""
 
     folder: Path
     reference: Reference
@@ -88,23 +90,25 @@ class Made:
 
 
 def make_lively(model: torch.nn.Module, seed: int = 0) -> None:
-    """Draw every parameter anew. As they are initialised, a random model repeats one token, and its norms of
-    one and biases of zero hide a wrong name."""
+    """Replace every parameter by random values. As initialised, a random model repeats one token, and its
+    norms of one and biases of zero hide a wrong name.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             drawn = torch.randn(weight.shape, generator=generator)
             if weight.ndim > 1 and "embed" not in name:
-                one = weight[0, 0] if "experts." in name and weight.ndim > 2 else weight[0]  # of an expert
+                # Values per expert.
+                one = weight[0, 0] if "experts." in name and weight.ndim > 2 else weight[0]
                 weight.copy_(drawn / one.numel() ** 0.5)
             elif "norm" in name and not name.endswith("bias"):
                 weight.copy_(1 + 0.3 * drawn)
             else:
-                weight.copy_(0.25 * drawn)  # an embedding that is the head too scales the logits
+                weight.copy_(0.25 * drawn)  # An embedding that is also the head scales the logits.
 
 
 def edited(text: str, field: str, value: object) -> str:
-    """A JSON object with another value of a field, which is named by its path with dots."""
+    """Return a JSON object with another value for a field, which is named by its dotted path."""
     whole = json.loads(text)
     *parents, last = field.split(".")
     inner = whole
@@ -115,7 +119,7 @@ def edited(text: str, field: str, value: object) -> str:
 
 
 def _longer(inputs: Inputs, tokens: Sequence[int]) -> Inputs:
-    """The same prompt with tokens of an answer behind it."""
+    """Return the prompt's inputs followed by an answer's tokens."""
     count, more = inputs["input_ids"].shape[1], torch.tensor([list(tokens)], dtype=torch.long)
     behind = {"input_ids": more, "attention_mask": torch.ones_like(more)}
     return {
@@ -127,15 +131,16 @@ def _longer(inputs: Inputs, tokens: Sequence[int]) -> Inputs:
 
 
 def _logits(reference: Reference, inputs: Inputs) -> Tensor:
-    """float32 [n, vocab]."""
+    """Return the logits, float32 [n, vocab]."""
     with torch.inference_mode():
         return reference(**inputs).logits[0].float()
 
 
 @contextmanager
 def _routers(reference: Reference) -> Iterator[list[tuple[Tensor, int]]]:
-    """While it lasts, what routers of transformers' mixtures say: logits [n, count], and how many experts a
-    token takes."""
+    """While the context lasts, collect the outputs of transformers' routers: logits [n, count], and the
+    number of experts per token.
+    """
     said: list[tuple[Tensor, int]] = []
 
     def hear(module: torch.nn.Module, _: object, out: tuple[Tensor, ...]) -> None:
@@ -152,7 +157,7 @@ def _routers(reference: Reference) -> Iterator[list[tuple[Tensor, int]]]:
 
 
 def _near_experts(said: Sequence[tuple[Tensor, int]]) -> Tensor:
-    """Bool [n]: whether some layer's last expert that a token takes and the next one are near a tie."""
+    """Return bool [n]: whether in some layer a token's last chosen expert and the next are nearly tied."""
     near = torch.zeros((), dtype=torch.bool)
     for logits, top_k in said:
         if top_k < logits.shape[1]:
@@ -162,28 +167,31 @@ def _near_experts(said: Sequence[tuple[Tensor, int]]) -> Tensor:
 
 
 def _step(largest: Tensor) -> Tensor:
-    """From a bfloat16 to the next."""
+    """Return the distance from a bfloat16 to the next."""
     return torch.exp2(torch.floor(torch.log2(largest)) - 7)
 
 
 class PluginContract:
-    """Inherit from it, and say `plugin`, `refused` and `make_checkpoint`; a model with media says `chats`,
-    `inputs` and `patches` too. `refused`: values of fields of config.json that no description holds."""
+    """The test suite. A subclass sets `plugin` and `refused` and implements `make_checkpoint`; for a model
+    with media it also overrides `chats`, `inputs` and `patches`. `refused`: unsupported values by config.json
+    field.
+    """
 
     plugin: ClassVar[ModelPlugin]
     refused: ClassVar[Mapping[str, object]]
     chats: Sequence[Chat] = CHATS
-    near_steps: int = NEAR_STEPS  # a family says more where a norm stands behind sums that may cancel out
+    near_steps: int = NEAR_STEPS  # A family sets more if a norm follows sums that may cancel out.
     _made: ClassVar[Made]
 
     def make_checkpoint(self, folder: Path) -> Reference:
-        """Write a tiny random checkpoint (`make_lively`) with tokenizer and chat template to `folder`; gives
-        transformers' model of it in float32."""
+        """Write a tiny random checkpoint (`make_lively`) with tokenizer and chat template to `folder`.
+        Returns its transformers model in float32.
+        """
         raise NotImplementedError
 
     def inputs(self, folder: Path, chat: Chat) -> Inputs:
-        """What transformers' processor makes of a chat, for an answer behind it."""
-        from transformers import AutoTokenizer  # slow to import
+        """Return the inputs that transformers' processor makes for a chat, ready for an answer."""
+        from transformers import AutoTokenizer  # Slow to import.
 
         tokenizer = AutoTokenizer.from_pretrained(folder)
         words = [{name: str(value) for name, value in message.items()} for message in chat]
@@ -192,16 +200,16 @@ class PluginContract:
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
     def patches(self, inputs: Inputs) -> list[np.ndarray]:
-        """uint8 [patches, patch_width] of each item of media, out of transformers' inputs."""
+        """Return uint8 [patches, patch_width] for each media item, from transformers' inputs."""
         return []
 
     def reduced(self, made: Made) -> Reference:
-        """transformers' model in bfloat16."""
+        """Return transformers' model in bfloat16."""
         return made.reference.from_pretrained(made.folder, dtype=torch.bfloat16)
 
     @pytest.fixture
     def made(self, tmp_path_factory: pytest.TempPathFactory) -> Made:
-        if "_made" not in vars(type(self)):  # once for a class, whose tests each have an object of their own
+        if "_made" not in vars(type(self)):  # Once per class; each test has its own instance.
             type(self)._made = self._make(tmp_path_factory.mktemp("contract"))
         return self._made
 
@@ -254,7 +262,7 @@ class PluginContract:
 
     @pytest.mark.parametrize("name", ["beside others", "in chunks"])
     def test_log_probabilities_are_transformers(self, made: Made, name: str) -> None:
-        """Of the likeliest tokens at each place of each prompt."""
+        """Compare the likeliest tokens at each place in each prompt."""
         with self._engine(made, SETTINGS[name]) as engine:
             answers = engine.generate(self.chats, max_tokens=1, prompt_logprobs=MAX_LOGPROBS)
         for answer, inputs in zip(answers, made.inputs, strict=True):
@@ -269,9 +277,9 @@ class PluginContract:
 
     @pytest.mark.parametrize("name", SETTINGS)
     def test_tokens_are_transformers(self, made: Made, tmp_path: Path, name: str) -> None:
-        """Greedy, in float32; the log of it verifies."""
+        """Compare greedy tokens in float32, and verify the log."""
         settings = dict(SETTINGS[name])
-        if name == "preempted":  # two rows at most
+        if name == "preempted":  # At most two rows.
             longest = max(inputs["input_ids"].shape[1] for inputs in made.inputs) + NUM_NEW
             settings |= {"max_model_len": longest + 1, "num_blocks": 2 + longest // 4 + longest // 8}
         with self._engine(made, settings, tmp_path / "log") as engine:
@@ -287,8 +295,9 @@ class PluginContract:
         assert report.ok and report.rederived and not report.unfinished
 
     def test_bfloat16_chooses_what_is_likeliest_but_for_near_ties(self, made: Made) -> None:
-        """Of two logits; and of a mixture, of a token's last expert and the next one: what comes of the other
-        one need not be near."""
+        """Check that each token is the likeliest except for near ties: of two logits, and in a mixture, of a
+        token's last chosen expert and the next. The other expert's result need not be near.
+        """
         with self._engine(made, {}, dtype="bfloat16") as engine:
             answers = self._greedy(engine)
         reduced = self.reduced(made)

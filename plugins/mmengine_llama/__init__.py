@@ -1,5 +1,6 @@
-"""Llama, and text models that are the same decoder: the plugin object. Importing this imports neither torch
-nor the processor."""
+"""The plugin for Llama and for text models with the same decoder. Importing this module imports neither torch
+nor the processor.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ class LlamaPlugin(DescribedPlugin):
         return read_config(folder)
 
     def load_processor(self, folder: Path) -> Processor:
-        from mmengine_llama.processing import load_processor  # lazy: tokenizers, templates
+        from mmengine_llama.processing import load_processor  # Lazy: tokenizers, templates.
 
         return load_processor(folder)
 

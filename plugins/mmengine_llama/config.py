@@ -1,7 +1,7 @@
-"""config.json of Llama and of the text models that are the same decoder, checked.
+"""Reads and checks config.json for Llama and for text models with the same decoder.
 
-Reads the hub's style (`rope_scaling` beside `rope_theta`), that of transformers 5 (`rope_parameters`), and
-what a GGUF file says. Fields that transformers has a default for may be missing; sizes may not.
+Accepts the hub's style (`rope_scaling` beside `rope_theta`), transformers 5's style (`rope_parameters`), and
+a GGUF file's metadata. Fields with a default in transformers may be missing; sizes may not.
 """
 
 import re
@@ -19,13 +19,13 @@ NAMES = TensorNames(((re.compile(r"model\."), "text."),))
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """In what an architecture differs from Llama. `says_biases`: attention_bias counts; else only q, k and v
-    have biases, where `qkv_bias`. `head_dim`, `window`: where the file says nothing of head_dim and of
-    sliding_window."""
+    """How an architecture differs from Llama. `says_biases`: attention_bias counts; otherwise only q, k and v
+    have biases, if `qkv_bias`. `head_dim`, `window`: used if the file has no head_dim or no sliding_window.
+    """
 
     says_biases: bool = False
     qkv_bias: bool = False
-    mlp_bias: bool = False  # the field of that name counts
+    mlp_bias: bool = False  # The field with that name counts.
     qk_norm: bool = False
     head_dim: int | None = None
     window: int | None = None
@@ -43,11 +43,11 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig(NetworkConfig):
-    eos_token_ids: tuple[int, ...]  # where generation_config.json names none
+    eos_token_ids: tuple[int, ...]  # Used if generation_config.json names none.
 
 
 def read_config(model: Path) -> ModelConfig:
-    """Of a folder or a GGUF file. ModelError names the file and the field."""
+    """Read the config in a folder or a GGUF file. ModelError names the file and the field."""
     root = Fields(read_model_json(model, "config.json"), model_file(model, "config.json"), "")
     check_served(root, tuple(KINDS))
     kind = KINDS[next(name for name in root.values["architectures"] if name in KINDS)]

@@ -1,4 +1,4 @@
-"""What messages become for a text model, told to the processor of the floor."""
+"""Describes a text model's prompts to the shared processor."""
 
 from pathlib import Path
 
@@ -8,17 +8,19 @@ from mmengine.processing.description import Description, read_generation
 from mmengine.processing.processor import ChatProcessor
 from mmengine_llama.config import read_config
 
-VERSION = "llama-processing-1"  # changes when the same input would give other tokens
+VERSION = "llama-processing-1"  # Changes when the same input would give other tokens.
 
 
 def load_processor(model: Path) -> ChatProcessor:
-    """The processor of the model in a folder or a GGUF file. Raises ModelError naming what is wrong."""
+    """Return the processor for the model in a folder or a GGUF file. Raises ModelError that names the
+    problem.
+    """
     config, tokenizer = read_config(model), ChatTokenizer.of_folder(model)
     return ChatProcessor(
         Description(
             version=VERSION,
             tokenizer=tokenizer,
-            template=ChatTemplate.of_folder(model, tokenizer, optional=True),  # base models have none
+            template=ChatTemplate.of_folder(model, tokenizer, optional=True),  # Base models have none.
             max_positions=config.text.max_positions,
             generation=read_generation(model),
             eos_token_ids=config.eos_token_ids,

@@ -1,5 +1,6 @@
-"""Qwen3.5 and its successors of the same architecture: the plugin object. Importing this imports neither
-torch nor the processor."""
+"""The plugin for Qwen3.5 and its successors with the same architecture. Importing this module imports neither
+torch nor the processor.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from mmengine_qwen3_vl.positions import rope_positions
 
 
 class Qwen35Plugin(DescribedPlugin):
-    """With images and video, and the text model alone."""
+    """Models with images and video, and the text-only model."""
 
     architectures = ARCHITECTURES
     names = NAMES
@@ -24,7 +25,7 @@ class Qwen35Plugin(DescribedPlugin):
         return read_config(folder)
 
     def load_processor(self, folder: Path) -> Processor:
-        from mmengine_qwen3_5.processing import load_processor  # lazy: Pillow, tokenizers, templates
+        from mmengine_qwen3_5.processing import load_processor  # Lazy: Pillow, tokenizers, templates.
 
         return load_processor(folder)
 

@@ -1,7 +1,7 @@
-"""config.json of Qwen3.5 and its like, checked: with `text_config` and `vision_config`, or of a text model;
-dense or a mixture of experts in every layer, with a shared one.
+"""Reads and checks config.json for Qwen3.5 and similar models: with `text_config` and `vision_config`, or for
+a text-only model; dense, or a mixture with a shared expert in every layer.
 
-Fields that transformers has a default for may be missing; sizes may not.
+Fields with a default in transformers may be missing; sizes may not.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ TEXT_ALONE = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
 MIXTURES = (WITH_MEDIA[1], TEXT_ALONE[1])
 ARCHITECTURES = (*WITH_MEDIA, *TEXT_ALONE)
 LINEAR, FULL = "linear_attention", "full_attention"
-IMAGE_TOKEN, VIDEO_TOKEN = 248056, 248057  # where the file does not name them
+IMAGE_TOKEN, VIDEO_TOKEN = 248056, 248057  # Used if the file does not name them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ModelConfig(NetworkConfig):
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Sizes and constants of the model in `folder`. ModelError names the file and the field."""
+    """Return the sizes and constants of the model in `folder`. ModelError names the file and the field."""
     path = folder / "config.json"
     root = Fields(read_json(path), path, "")
     has_text = root.values.get("text_config") is not None
@@ -60,13 +60,13 @@ def read_config(folder: Path) -> ModelConfig:
 
 def _text_config(text: Fields, tied: bool, *, is_mixture: bool) -> DecoderConfig:
     if text.flag("attention_bias", False):
-        text.fail(f"{text.prefix}attention_bias is true, which is not supported for gated attention")
+        text.fail(f"{text.prefix}attention_bias is true, which is not supported with gated attention")
     head_dim = text.integer("head_dim", 2, 1024, 256)
     share = _rotary_share(text)
     rotary_dim = int(head_dim * share)
     if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
         text.fail(
-            f"{text.prefix}partial_rotary_factor {share:g} of head_dim {head_dim} is no even part of it"
+            f"{text.prefix}partial_rotary_factor {share:g} of head_dim {head_dim} is not an even number"
         )
     kinds = _layer_types(text)
     decoder = read_decoder(
@@ -101,8 +101,9 @@ def _text_config(text: Fields, tied: bool, *, is_mixture: bool) -> DecoderConfig
 
 
 def _experts(text: Fields) -> ExpertsConfig:
-    """Of every layer: `decoder_sparse_step` and `mlp_only_layers`, which other mixtures have, mean nothing
-    here."""
+    """Read the experts, which are in every layer: other mixtures' `decoder_sparse_step` and `mlp_only_layers`
+    have no effect here.
+    """
     if not text.flag("norm_topk_prob", True):
         text.fail(f"{text.prefix}norm_topk_prob is false; this family always divides by the sum")
     layers = tuple(range(text.integer("num_hidden_layers", 1, MAX_LAYERS)))
@@ -111,7 +112,7 @@ def _experts(text: Fields) -> ExpertsConfig:
 
 
 def _layer_types(text: Fields) -> list[str]:
-    """Of each layer; by default each fourth one has attention."""
+    """Return each layer's type; by default every fourth layer has attention."""
     count = text.integer("num_hidden_layers", 1, MAX_LAYERS)
     kinds = text.values.get("layer_types")
     if kinds is None:

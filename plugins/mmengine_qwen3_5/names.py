@@ -1,4 +1,4 @@
-"""Names of tensors in the wild. The draft head that comes along (`mtp.`) is nobody's here."""
+"""Tensor names in published files. The draft head in these files (`mtp.`) is not used."""
 
 import re
 from dataclasses import dataclass

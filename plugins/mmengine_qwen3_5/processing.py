@@ -1,5 +1,6 @@
-"""What messages and media become for this family, told to the processor of the floor. Images and videos are
-those of Qwen3-VL, placeholders and timestamps too."""
+"""Describes this family's prompts and media to the shared processor. Images, videos, placeholders and
+timestamps are those of Qwen3-VL.
+"""
 
 from pathlib import Path
 
@@ -11,12 +12,12 @@ from mmengine_qwen3_5.config import read_config
 from mmengine_qwen3_5.names import NAMES
 from mmengine_qwen3_vl.processing import media_of
 
-VERSION = "qwen3-5-processing-1"  # changes when the same input would give other pixels or tokens
+VERSION = "qwen3-5-processing-1"  # Changes when the same input would give other pixels or tokens.
 _IM_END = "<|im_end|>"
 
 
 def load_processor(folder: Path) -> ChatProcessor:
-    """The processor of the model in `folder`. Raises ModelError naming the file that is wrong."""
+    """Return the processor for the model in `folder`. Raises ModelError that names the wrong file."""
     config, tokenizer = read_config(folder), ChatTokenizer.of_folder(folder)
     media = None
     if config.vision is not None:

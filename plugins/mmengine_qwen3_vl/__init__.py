@@ -1,4 +1,4 @@
-"""Qwen3-VL: the plugin object. Importing this imports neither torch nor the processor."""
+"""The plugin for Qwen3-VL. Importing this module imports neither torch nor the processor."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from mmengine_qwen3_vl.positions import rope_positions
 
 
 class Qwen3VLPlugin(DescribedPlugin):
-    """Qwen3-VL of every size, dense and mixtures of experts."""
+    """Qwen3-VL in every size, dense and mixtures of experts."""
 
     architectures = ARCHITECTURES
     names = NAMES
@@ -23,7 +23,7 @@ class Qwen3VLPlugin(DescribedPlugin):
         return read_config(folder)
 
     def load_processor(self, folder: Path) -> Processor:
-        from mmengine_qwen3_vl.processing import load_processor  # lazy: Pillow, tokenizers, templates
+        from mmengine_qwen3_vl.processing import load_processor  # Lazy: Pillow, tokenizers, templates.
 
         return load_processor(folder)
 

@@ -1,7 +1,7 @@
-"""config.json of Qwen3-VL, dense or a mixture of experts, checked.
+"""Reads and checks Qwen3-VL's config.json, for dense models and mixtures of experts.
 
-Reads the hub's style (`rope_scaling` beside `rope_theta`) and that of transformers 5
-(`rope_parameters`). Fields that transformers has a default for may be missing; sizes may not.
+Accepts the hub's style (`rope_scaling` beside `rope_theta`) and transformers 5's style (`rope_parameters`).
+Fields with a default in transformers may be missing; sizes may not.
 """
 
 import math
@@ -18,8 +18,8 @@ from mmengine.models.vision.config import VisionConfig
 
 DENSE, MIXTURE = "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"
 ARCHITECTURES = (DENSE, MIXTURE)
-VISION_ACTIVATIONS = {"gelu_pytorch_tanh": "tanh", "gelu": "none"}  # name to F.gelu's `approximate`
-_ROPE_TYPES = ("default", "mrope")  # the second is an old name of the first
+VISION_ACTIVATIONS = {"gelu_pytorch_tanh": "tanh", "gelu": "none"}  # Maps a name to F.gelu's `approximate`.
+_ROPE_TYPES = ("default", "mrope")  # "mrope" is an old name for "default".
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class ModelConfig(NetworkConfig):
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Sizes and constants of the model in `folder`. ModelError names the file and the field."""
+    """Return the sizes and constants of the model in `folder`. ModelError names the file and the field."""
     path = folder / "config.json"
     root = Fields(read_json(path), path, "")
     check_served(root, ARCHITECTURES, ("text_config", "vision_config"))
@@ -72,8 +72,9 @@ def _text_config(root: Fields) -> DecoderConfig:
 def text_rope(
     text: Fields, head_dim: int, sections: tuple[int, ...] = (24, 20, 20), theta: float = 500000.0
 ) -> RopeConfig:
-    """From either style of config. `head_dim`: the part of a head that is rotated; `sections` and `theta`:
-    where the file says nothing of them."""
+    """Read the rotary embedding from either config style. `head_dim`: the rotated part of a head. `sections`
+    and `theta`: used if the file has none.
+    """
     modern = text.values.get("rope_parameters") is not None
     rope = text.child("rope_parameters" if modern else "rope_scaling", optional=True)
     kind = rope.values.get("rope_type", rope.values.get("type", "default"))
@@ -85,14 +86,14 @@ def text_rope(
     if len(section) != 3 or head_dim % 2 or sum(section) != head_dim // 2:
         text.fail(
             f"{rope.prefix}mrope_section is {list(section)}; it must be three numbers whose sum is half "
-            f"of the {head_dim} values of a head that are rotated"
+            f"of a head's {head_dim} rotated values"
         )
     theta_fields = rope if "rope_theta" in rope.values else text
     return RopeConfig(theta_fields.number("rope_theta", theta), sections=section, interleaved=True)
 
 
 def read_vision(vision: Fields, *, deepstack: bool = True) -> VisionConfig:
-    """`deepstack`: whether layers are tapped, which the file then must name."""
+    """Read the vision tower. `deepstack`: whether layers are tapped, which the file must then name."""
     depth = vision.integer("depth", 1, 1024)
     num_heads = vision.integer("num_heads", 1, 1024)
     hidden_size = vision.integer("hidden_size", 1, 2**17)
@@ -102,9 +103,9 @@ def read_vision(vision: Fields, *, deepstack: bool = True) -> VisionConfig:
         names = " and ".join(VISION_ACTIVATIONS)
         vision.fail(f"vision_config.hidden_act {repr(activation)[:60]} is not supported, only {names}")
     if hidden_size % num_heads or hidden_size // num_heads % 4:
-        vision.fail(f"vision_config: hidden_size {hidden_size} over {num_heads} heads is no multiple of 4")
+        vision.fail(f"vision_config: hidden_size {hidden_size} over {num_heads} heads is not a multiple of 4")
     if math.isqrt(num_positions) ** 2 != num_positions:
-        vision.fail(f"vision_config.num_position_embeddings {num_positions} is no square number")
+        vision.fail(f"vision_config.num_position_embeddings {num_positions} is not a square number")
     rope = vision.child("rope_parameters", optional=True)
     if rope.values.get("rope_type", "axial") != "axial":
         vision.fail(
@@ -125,7 +126,7 @@ def read_vision(vision: Fields, *, deepstack: bool = True) -> VisionConfig:
         merge_size=vision.integer("spatial_merge_size", 1, 16, 2),
         num_positions=num_positions,
         rope_theta=rope.number("rope_theta", 10000.0),
-        norm_eps=1e-6,  # not in the file
+        norm_eps=1e-6,  # Not in the file.
         gelu=VISION_ACTIVATIONS[activation],
         deepstack_layers=layers,
     )

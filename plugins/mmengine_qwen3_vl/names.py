@@ -1,4 +1,4 @@
-"""Names of tensors in the wild: transformers 4.5x, 5, and files cut from either."""
+"""Tensor names in published files: transformers 4.5x, 5, and files derived from either."""
 
 import re
 

@@ -1,9 +1,10 @@
-"""M-RoPE positions of a prompt (Qwen3-VL, arXiv 2511.21631; the rule of transformers' get_rope_index).
+"""Computes a prompt's M-RoPE positions (Qwen3-VL, arXiv 2511.21631; the rule of transformers'
+get_rope_index).
 
-Text counts up in all three rows. An embedding of an image, or of one temporal patch of a video,
-stands at (start, start + y, start + x) for its merged patch (y, x); what follows counts on from
-start + max(height, width). The temporal patches of a video have timestamps between them, which are
-text: each is placed as if it were an image, and time itself is in the timestamps.
+Text counts up in all three rows. An embedding of an image, or of one temporal patch in a video, has position
+(start, start + y, start + x) for its merged patch (y, x). The next token counts on from start + max(height,
+width). A video's temporal patches have timestamps between them, which are text: each patch is placed like an
+image, and the timestamps carry the time.
 """
 
 import math
@@ -16,10 +17,10 @@ from mmengine.request import MediaItem
 
 
 def rope_positions(num_tokens: int, media: Sequence[MediaItem]) -> tuple[np.ndarray, int]:
-    """Positions int32 [3, num_tokens] and the delta of output tokens (position = index + delta).
+    """Return positions int32 [3, num_tokens] and the delta for output tokens (position = index + delta).
 
-    `media` stands in prompt order. Raises InvalidRequest when runs overlap, leave the prompt, or do
-    not match their grid.
+    `media` is in prompt order. Raises InvalidRequest if runs overlap, leave the prompt, or do not match their
+    grid.
     """
     positions = np.empty((3, num_tokens), dtype=np.int32)
     frames = np.array([frame for item in media for frame in _frames(item)], dtype=np.int64)
@@ -28,11 +29,11 @@ def rope_positions(num_tokens: int, media: Sequence[MediaItem]) -> tuple[np.ndar
         return positions, 0
     starts, lengths, heights, widths = frames.T
     ends, extents = starts + lengths, np.maximum(heights, widths)
-    before = np.concatenate(([0], ends[:-1]))  # where the text in front of each begins
+    before = np.concatenate(([0], ends[:-1]))  # Where the text before each frame begins.
     _check_places(frames, before, num_tokens)
     bases = np.cumsum(starts - before) + np.cumsum(extents) - extents
     last = bases[-1] + extents[-1] - ends[-1]
-    ahead = np.append(bases - starts, last)  # how far text stands from its index
+    ahead = np.append(bases - starts, last)  # Distance from a text token's index to its position.
     positions[:] = np.arange(num_tokens) + np.repeat(ahead, np.append(ends - before, num_tokens - ends[-1]))
     within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     index, base = within + np.repeat(starts, lengths), np.repeat(bases, lengths)
@@ -52,8 +53,9 @@ def _check_places(frames: np.ndarray, before: np.ndarray, num_tokens: int) -> No
 
 
 def _frames(item: MediaItem) -> list[tuple[int, int, int, int]]:
-    """(first token, tokens, merged height, merged width) of each run. The merge size is what the run
-    lengths say: an embedding stands for merge x merge patches."""
+    """Return (first token, tokens, merged height, merged width) for each run. The run lengths tell the merge
+    size: an embedding stands for merge x merge patches.
+    """
     grid_t, grid_h, grid_w = item.grid
     patches = grid_h * grid_w
     merge = math.isqrt(patches // item.runs[0][1]) if item.runs and item.runs[0][1] > 0 else 0

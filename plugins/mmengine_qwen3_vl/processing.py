@@ -1,4 +1,4 @@
-"""What messages and media become for Qwen3-VL, told to the processor of the floor."""
+"""Describes Qwen3-VL's prompts and media to the shared processor."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +17,13 @@ from mmengine.processing.processor import ChatProcessor
 from mmengine_qwen3_vl.config import read_config
 from mmengine_qwen3_vl.names import NAMES
 
-VERSION = "qwen3-vl-processing-1"  # changes when the same input would give other pixels or tokens
-NORMALISATION = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}  # as the vision tower has it
+VERSION = "qwen3-vl-processing-1"  # Changes when the same input would give other pixels or tokens.
+NORMALISATION = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}  # As in the vision tower.
 _IM_END = "<|im_end|>"
 
 
 def load_processor(folder: Path) -> ChatProcessor:
-    """The processor of the model in `folder`. Raises ModelError naming the file that is wrong."""
+    """Return the processor for the model in `folder`. Raises ModelError that names the wrong file."""
     folder = Path(folder)
     config = read_config(folder)
     tokenizer = ChatTokenizer.of_folder(folder)
@@ -45,13 +45,14 @@ def load_processor(folder: Path) -> ChatProcessor:
 def media_of(
     folder: Path, vision: VisionConfig, pads: dict[int, str], tokenizer: ChatTokenizer, names: TensorNames
 ) -> MediaDescription:
-    """Of this family and those that take media as it does. `pads`: modality by the id of its placeholder;
-    `names`: of the tensors in the folder's files."""
+    """Return the media description for this family and for families with the same media. `pads`: modality by
+    its placeholder's id. `names`: maps tensor names in the folder's files.
+    """
     settings = read_grids(folder, _defaults(vision), NORMALISATION)
     start, end = (special_id(tokenizer, f"<|vision_{side}|>", "a Qwen3-VL") for side in ("start", "end"))
 
     def tokens(pad: int, loaded: LoadedMedia) -> Iterator[Piece]:
-        """Of a video each temporal patch is placed as if it were an image, behind its time."""
+        """Yield an item's tokens. Each temporal patch in a video is written like an image, after its time."""
         run = Run(pad, settings.patches.embeds(loaded.grid))
         if not loaded.timestamps:
             yield run
@@ -62,7 +63,7 @@ def media_of(
 
 
 def _defaults(vision: VisionConfig) -> GridSettings:
-    """What the files need not say."""
+    """Return the values for fields that may be missing in the files."""
     return GridSettings(
         PatchSettings(vision.patch_size, vision.temporal_patch_size, vision.merge_size),
         ImageSettings(min_pixels=56 * 56, max_pixels=28 * 28 * 1280),

@@ -1,11 +1,11 @@
-"""What can be asked about a scene, a pair of scenes or a clip, and the exact answer to each.
+"""Generates questions about a scene, a pair of scenes or a clip, with the exact answer to each.
 
     image_questions(scene)["where"]  ->  [("Where is the star?", "The star is at the top left.")]
 
-Every function returns a dict from task name to its (question, answer) pairs, an empty list
-where the scene gives no occasion. Without `rng` a question has its first wording; with one
-the wording is drawn. In every answer the position of a thing comes before its other
-properties, so that each of them can be looked up by the position just written.
+Every function returns a dict from task name to its (question, answer) pairs; the list is empty if the scene
+does not fit the task. Without `rng` a question has its first wording; with `rng` the wording is random. In
+every answer a thing's position comes before its other properties, so that each can be looked up by the
+position just written.
 """
 
 import json
@@ -52,25 +52,25 @@ WORDINGS = {
 
 
 def wording(task: str, rng: random.Random | None) -> str:
-    """A wording of the question; the first one without `rng`."""
+    """Return a wording of the question; the first wording without `rng`."""
     choices = WORDINGS[task]
     return rng.choice(choices) if rng else choices[0]
 
 
 def named(noun: str) -> str:
-    """The noun with its indefinite article."""
+    """Return the noun with its indefinite article."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
 def scene_json(scene: Scene) -> str:
-    """The scene as compact JSON, its objects in reading order."""
+    """Return the scene as compact JSON, its objects in reading order."""
     names = ("position", "shape", "colour", "size")
     objects = [{name: getattr(thing, name) for name in names} for thing in scene.things]
     return json.dumps({"objects": objects}, separators=(",", ":"))
 
 
 def scene_schema() -> dict:
-    """A JSON Schema that `scene_json` always satisfies."""
+    """Return a JSON Schema that `scene_json` always satisfies."""
     thing = {
         "type": "object",
         "properties": {
@@ -91,22 +91,22 @@ def scene_schema() -> dict:
 
 
 def sentence(thing: Thing) -> str:
-    """One thing in words."""
+    """Describe one thing in words."""
     return f"At the {thing.position} is a {thing.size} {thing.colour} {thing.shape}."
 
 
 def describe(scene: Scene) -> str:
-    """The whole scene in words, in reading order."""
+    """Describe the whole scene in words, in reading order."""
     return " ".join(sentence(thing) for thing in scene.things)
 
 
 def how_many(number: int, kind: str) -> str:
-    """The counting sentence; `kind` is a colour with a space after it, or nothing."""
+    """Return the counting sentence; `kind` is a colour with a space after it, or nothing."""
     return f"There is 1 {kind}shape." if number == 1 else f"There are {number} {kind}shapes."
 
 
 def image_questions(scene: Scene, rng: random.Random | None = None) -> dict[str, Pairs]:
-    """All questions about one scene, by task."""
+    """Return all questions about one scene, by task."""
     items: dict[str, Pairs] = {
         "json": [(wording("json", rng), scene_json(scene))],
         "describe": [(wording("describe", rng), describe(scene))],
@@ -129,7 +129,7 @@ def image_questions(scene: Scene, rng: random.Random | None = None) -> dict[str,
 
 
 def _lookups_by_shape(scene: Scene, rng: random.Random | None) -> dict[str, Pairs]:
-    """Questions that name a shape which occurs once in the scene."""
+    """Return questions that name a shape which occurs once in the scene."""
     shapes = Counter(thing.shape for thing in scene.things)
     single = [thing for thing in scene.things if shapes[thing.shape] == 1]
 
@@ -144,14 +144,14 @@ def _lookups_by_shape(scene: Scene, rng: random.Random | None) -> dict[str, Pair
 
 
 def _balanced(present: list[str], words: tuple[str, ...], rng: random.Random | None) -> list[str]:
-    """What is present, and as many of the other words: most questions should not have the answer no."""
+    """Return the present words, and as many absent words: most questions should not have the answer no."""
     absent = [word for word in words if word not in present]
     number = min(len(present), len(absent))
     return present + (rng.sample(absent, number) if rng else absent[:number])
 
 
 def _exists(scene: Scene, rng: random.Random | None) -> Pairs:
-    """Whether some shape is there."""
+    """Return questions whether some shape is present."""
     present = list({thing.shape: None for thing in scene.things})
     return [
         (
@@ -163,7 +163,7 @@ def _exists(scene: Scene, rng: random.Random | None) -> Pairs:
 
 
 def pair_questions(first: Scene, second: Scene, rng: random.Random | None = None) -> dict[str, Pairs]:
-    """All questions about two images shown one after the other, by task."""
+    """Return all questions about two images shown one after the other, by task."""
     items: dict[str, Pairs] = {"more": [], "count_in": [], "describe_in": []}
     if len(first.things) != len(second.things):
         larger = "first" if len(first.things) > len(second.things) else "second"
@@ -175,7 +175,7 @@ def pair_questions(first: Scene, second: Scene, rng: random.Random | None = None
 
 
 def clip_questions(clip: Clip, rng: random.Random | None = None) -> dict[str, Pairs]:
-    """All questions about a clip, by task."""
+    """Return all questions about a clip, by task."""
     items: dict[str, Pairs] = {"direction": [], "becomes": [], "happens": []}
     kind = f"{clip.first.colour} {clip.first.shape}"
     if clip.action == "recolour":

@@ -1,11 +1,11 @@
-"""Random scenes of coloured shapes, drawn with Pillow, and short clips of one shape.
+"""Draws random scenes of coloured shapes with Pillow, and short clips of one shape.
 
-A scene has a plain background and one to four things, at most one in each cell of a
-3x3 grid, so that reading order is never in doubt. Lengths are fractions of the side.
+A scene has a plain background and one to four things, at most one in each cell of a 3x3 grid, so that reading
+order is never in doubt. Lengths are fractions of the side.
 
-Training and held-out scenes never share a layout: a layout (background, and the
-position, shape, colour and size of every thing) belongs to the held-out split when its
-checksum falls in one bucket of eight, and `random_scene` draws until the split fits.
+Training and held-out scenes never share a layout. A layout (background, and the position, shape, colour and
+size of every thing) belongs to the held-out split if its checksum falls in one bucket of eight, and
+`random_scene` draws until the split fits.
 """
 
 import math
@@ -45,7 +45,7 @@ SPLITS = ("train", "held_out")
 
 @dataclass(frozen=True)
 class Thing:
-    """One shape; `x`, `y` (centre) and `radius` are fractions of the side, `angle` is in degrees."""
+    """One shape. `x`, `y` (centre) and `radius` are fractions of the side; `angle` is in degrees."""
 
     shape: str
     colour: str
@@ -60,7 +60,7 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """A square picture: what is in it, and all that is needed to draw it the same way again."""
+    """A square picture: its content, and all parameters to draw it again identically."""
 
     side: int
     background: str
@@ -70,12 +70,12 @@ class Scene:
     noise_seed: int
 
     def layout(self) -> str:
-        """The content without jitter; two scenes with the same layout read the same."""
+        """Return the content without jitter; two scenes with the same layout read the same."""
         words = [f"{t.position} {t.shape} {t.colour} {t.size}" for t in self.things]
         return f"{self.background}: " + ", ".join(words)
 
     def draw(self) -> Image.Image:
-        """The picture, RGB, `side` x `side` pixels."""
+        """Draw the picture, RGB, `side` x `side` pixels."""
         scale = (2 if self.side > 128 else 3) if self.smooth else 1
         picture = Image.new("RGB", (self.side * scale,) * 2, BACKGROUNDS[self.background])
         pen = ImageDraw.Draw(picture)
@@ -88,11 +88,11 @@ class Scene:
 
 @dataclass(frozen=True)
 class Clip:
-    """A short film of one thing that moves, or that changes its colour once."""
+    """A short film in which one thing moves, or changes its colour once."""
 
     scenes: tuple[Scene, ...]
     fps: float
-    action: str  # a key of DIRECTIONS, or "recolour"
+    action: str  # A key in DIRECTIONS, or "recolour".
 
     @property
     def first(self) -> Thing:
@@ -103,20 +103,20 @@ class Clip:
         return self.scenes[-1].things[0]
 
     def layout(self) -> str:
-        """The content without jitter."""
+        """Return the content without jitter."""
         return f"{self.scenes[0].layout()} {self.action} {self.last.colour} {len(self.scenes)}"
 
     def frames(self) -> list[Image.Image]:
-        """The pictures in order, RGB."""
+        """Return the pictures in order, RGB."""
         return [scene.draw() for scene in self.scenes]
 
     def timestamps(self) -> list[float]:
-        """Middle of each pair of frames in seconds, as the prompt names it."""
+        """Return the middle of each pair of frames in seconds, as the prompt writes it."""
         return [(2 * pair + 0.5) / self.fps for pair in range(len(self.scenes) // 2)]
 
 
 def draw_thing(pen: ImageDraw.ImageDraw, thing: Thing, side: int) -> None:
-    """Fill one thing's outline on a canvas of `side` pixels."""
+    """Fill one thing's outline on a canvas with `side` pixels."""
     x, y, radius = thing.x * side, thing.y * side, thing.radius * side
     if thing.shape == "circle":
         pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=thing.rgb)
@@ -133,13 +133,13 @@ def draw_thing(pen: ImageDraw.ImageDraw, thing: Thing, side: int) -> None:
 
 
 def _star() -> list[tuple[float, float]]:
-    """Ten corners of a five-pointed star in a circle of radius 1.1."""
+    """Return the ten corners of a five-pointed star in a circle of radius 1.1."""
     rays = [(1.1 if k % 2 == 0 else 0.45, math.pi * (k / 5 - 0.5)) for k in range(10)]
     return [(length * math.cos(turn), length * math.sin(turn)) for length, turn in rays]
 
 
 def _cross(arm: float = 1.0, half: float = 0.32) -> list[tuple[float, float]]:
-    """Twelve corners of an upright cross."""
+    """Return the twelve corners of an upright cross."""
     return [
         (-half, -arm),
         (half, -arm),
@@ -174,12 +174,12 @@ def add_noise(picture: Image.Image, strength: float, seed: int) -> Image.Image:
 
 
 def in_split(layout: str, split: str) -> bool:
-    """Whether a layout belongs to `split`; one layout in eight is held out."""
+    """Return whether a layout belongs to `split`; one layout in eight is held out."""
     return (zlib.crc32(layout.encode()) % 8 == 0) == (split == "held_out")
 
 
 def random_thing(rng: random.Random, position: str) -> Thing:
-    """A thing of random kind near the middle of its cell."""
+    """Return a random thing near the middle of its cell."""
     size = rng.choice(list(SIZES))
     colour = rng.choice(list(COLOURS))
     row, column = divmod(POSITIONS.index(position), 3)
@@ -197,7 +197,7 @@ def random_thing(rng: random.Random, position: str) -> Thing:
 
 
 def _shade(rng: random.Random, colour: str) -> tuple[int, int, int]:
-    """A colour, each part of it a little off."""
+    """Return a colour with small random deviations in each channel."""
     red, green, blue = (min(255, max(0, part + rng.randint(-14, 14))) for part in COLOURS[colour])
     return red, green, blue
 
@@ -205,7 +205,7 @@ def _shade(rng: random.Random, colour: str) -> tuple[int, int, int]:
 def random_scene(
     rng: random.Random, side: int = 96, split: str = "held_out", most: int = 4, count: int | None = None
 ) -> Scene:
-    """A scene of `count` things (1 to `most` when not given) whose layout lies in `split`."""
+    """Return a scene with `count` things (default: 1 to `most`) whose layout lies in `split`."""
     if split not in SPLITS:
         raise ValueError(f"split must be one of {SPLITS}, not {split!r}")
     while True:
@@ -226,7 +226,7 @@ def random_scene(
 def random_clip(
     rng: random.Random, side: int = 96, split: str = "held_out", frames: int | None = None
 ) -> Clip:
-    """A clip of `frames` (4, 6 or 8 when not given) pictures whose layout lies in `split`."""
+    """Return a clip with `frames` pictures (default: 4, 6 or 8) whose layout lies in `split`."""
     if split not in SPLITS:
         raise ValueError(f"split must be one of {SPLITS}, not {split!r}")
     while True:
@@ -244,7 +244,7 @@ def random_clip(
 
 
 def _move(start: Scene, number: int, direction: str) -> list[Thing]:
-    """The thing of `start`, carried across the picture in even steps."""
+    """Return the thing in `start`, moved across the picture in even steps."""
     thing, (dx, dy) = start.things[0], DIRECTIONS[direction]
     moved = []
     for k in range(number):
@@ -256,7 +256,7 @@ def _move(start: Scene, number: int, direction: str) -> list[Thing]:
 
 
 def _recolour(rng: random.Random, start: Scene, number: int) -> list[Thing]:
-    """The thing of `start`, in a second colour from some frame on."""
+    """Return the thing in `start`, with a second colour from some frame on."""
     thing = start.things[0]
     colour = rng.choice([name for name in COLOURS if name != thing.colour])
     second = replace(thing, colour=colour, rgb=COLOURS[colour])

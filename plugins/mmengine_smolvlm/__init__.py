@@ -1,4 +1,4 @@
-"""SmolVLM2: the plugin object. Importing this imports neither torch nor the processor."""
+"""The plugin for SmolVLM2. Importing this module imports neither torch nor the processor."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,8 @@ from mmengine_smolvlm.names import NAMES
 
 
 class SmolVLMPlugin(DescribedPlugin):
-    """SmolVLM2 of every size: images as tiles, videos as frames, and a text model whose tokens count up."""
+    """SmolVLM2 in every size: images as tiles, videos as frames, and a text model whose positions count
+    up."""
 
     architectures = (ARCHITECTURE,)
     names = NAMES
@@ -24,12 +25,14 @@ class SmolVLMPlugin(DescribedPlugin):
         return read_config(folder)
 
     def load_processor(self, folder: Path) -> Processor:
-        from mmengine_smolvlm.processing import load_processor  # lazy: Pillow, tokenizers, templates
+        from mmengine_smolvlm.processing import load_processor  # Lazy: Pillow, tokenizers, templates.
 
         return load_processor(folder)
 
     def positions(self, prompt_token_ids: np.ndarray, media: Sequence[MediaItem]) -> tuple[np.ndarray, int]:
-        """Raises InvalidRequest for an item that has not a run for each of its tiles, all alike."""
+        """Return the prompt's positions. Raises InvalidRequest for an item without one run per tile, all of
+        equal length.
+        """
         for item in media:
             if len(item.runs) != item.grid[0] or len({length for _, length in item.runs}) != 1:
                 raise InvalidRequest(

@@ -1,7 +1,7 @@
-"""config.json of SmolVLM2, checked.
+"""Reads and checks SmolVLM2's config.json.
 
-Published files leave out what transformers has a default for, sizes of the tower and of the text model among
-them: those stand here.
+Published files leave out fields with a default in transformers, including sizes of the tower and the text
+model: this module has these defaults.
 """
 
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from mmengine.models.reading import check_served, read_decoder
 from mmengine.models.vision.config import VisionConfig
 
 ARCHITECTURE = "SmolVLMForConditionalGeneration"
-VISION_ACTIVATIONS = {"gelu_pytorch_tanh": "tanh", "gelu": "none"}  # name to F.gelu's `approximate`
+VISION_ACTIVATIONS = {"gelu_pytorch_tanh": "tanh", "gelu": "none"}  # Maps a name to F.gelu's `approximate`.
 _TEXT_MODEL = "llama"
-_TEXT_SIZES = {  # of LlamaConfig
+_TEXT_SIZES = {  # LlamaConfig's defaults.
     "vocab_size": 32000,
     "hidden_size": 4096,
     "intermediate_size": 11008,
@@ -29,7 +29,7 @@ _TEXT_SIZES = {  # of LlamaConfig
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig(NetworkConfig):
-    """`image_size`: pixels of a tile's side."""
+    """`image_size`: pixels along a tile's side."""
 
     vision: VisionConfig
     image_token_id: int
@@ -41,7 +41,7 @@ class ModelConfig(NetworkConfig):
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Sizes and constants of the model in `folder`. ModelError names the file and the field."""
+    """Return the sizes and constants of the model in `folder`. ModelError names the file and the field."""
     path = folder / "config.json"
     root = Fields(read_json(path), path, "")
     check_served(root, (ARCHITECTURE,), ("text_config", "vision_config"))
@@ -74,7 +74,7 @@ def _text_config(root: Fields) -> DecoderConfig:
 
 
 def _vision_config(root: Fields, out_hidden_size: int) -> tuple[VisionConfig, int]:
-    """And the pixels of a tile's side."""
+    """Return the vision tower's description, and the pixels along a tile's side."""
     vision = root.child("vision_config")
     hidden_size = vision.integer("hidden_size", 1, 2**17, 1152)
     num_heads = vision.integer("num_attention_heads", 1, 1024, 16)
@@ -83,7 +83,7 @@ def _vision_config(root: Fields, out_hidden_size: int) -> tuple[VisionConfig, in
     merge_size = root.integer("scale_factor", 1, 16, 2)
     side = image_size // patch_size
     if hidden_size % num_heads or hidden_size // num_heads % 4:
-        vision.fail(f"vision_config: hidden_size {hidden_size} over {num_heads} heads is no multiple of 4")
+        vision.fail(f"vision_config: hidden_size {hidden_size} over {num_heads} heads is not a multiple of 4")
     if not side or side % merge_size:
         vision.fail(
             f"scale_factor {merge_size} does not divide the {side} patches of a tile's side, "

@@ -1,7 +1,8 @@
-"""Images as tiles of one size and a small picture of the whole behind them; videos as frames of that size.
+"""Converts images to tiles of one size, followed by a small picture of the whole image, and videos to frames
+of that size.
 
 The sizes are those of transformers' processors: an image is resized to a longest edge, then to whole tiles,
-and cut; what fits one tile is not cut. Of images Pillow's filter is used, of videos torch's.
+and cut; an image that fits one tile is not cut. Images use Pillow's filter, videos torch's.
 """
 
 import json
@@ -28,9 +29,9 @@ from mmengine.processing.media.settings import (
 from mmengine.processing.media.sources import Access
 from mmengine.processing.media.video import load_video, span_of
 
-MAX_EDGE = 4096  # pixels of a resized image's longest edge
-SKIPPED_S = 1.0  # at both ends of a video that is much longer than what is taken of it
-_EDGE, _SIDE = 4 * 364, 364  # longest edge and tile of transformers' processors, where files are silent
+MAX_EDGE = 4096  # Pixels, for a resized image's longest edge.
+SKIPPED_S = 1.0  # Seconds skipped at both ends of a video that is much longer than its sampled part.
+_EDGE, _SIDE = 4 * 364, 364  # Default longest edge and tile in transformers' processors.
 _DONE = {
     "image_mean": [0.5, 0.5, 0.5],
     "image_std": [0.5, 0.5, 0.5],
@@ -51,8 +52,11 @@ _OPTIONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TileSettings:
-    """A MediaSettings, and the rules of its videos. Pixels: `side` of a tile, `longest_edge` of an image
-    before it is cut, `frame_edge` of a video's frame before it becomes a tile."""
+    """A MediaSettings, and the rules for its videos.
+
+    In pixels: `side` of a tile, `longest_edge` of an image before cutting, `frame_edge` of a video's frame
+    before it becomes a tile.
+    """
 
     patches: PatchSettings
     side: int
@@ -73,7 +77,7 @@ class TileSettings:
 
     @property
     def seen(self) -> int:
-        """Pixels of a tile's side that patches cover."""
+        """Return the pixels along a tile's side that patches cover."""
         return self.side // self.patches.patch_size * self.patches.patch_size
 
     @property
@@ -112,10 +116,10 @@ class TileSettings:
         return self.do_image_splitting if options.splits is None else options.splits
 
     def _edge(self, size: tuple[int, int], options: ImageOptions, where: str) -> int:
-        """The longest edge, of which `max_pixels` allows whole tiles, but never less than one."""
+        """Return the longest edge. `max_pixels` limits it to whole tiles, but never below one tile."""
         edge = self.longest_edge if options.longest_edge is None else options.longest_edge
         if edge > MAX_EDGE:
-            raise InvalidRequest(f"{where}: longest_edge is {edge}; at most {MAX_EDGE} pixels are taken")
+            raise InvalidRequest(f"{where}: longest_edge is {edge}; the limit is {MAX_EDGE} pixels")
         if options.max_pixels is None or not self._splits(options):
             return edge
         while edge > self.side:
@@ -125,7 +129,7 @@ class TileSettings:
         return edge
 
     def _tiling(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of tiles for an image of `size`, (height, width)."""
+        """Return rows and columns of tiles for an image of `size`, (height, width)."""
         height, width = size
         if width >= height:
             columns = math.ceil(width / self.side)
@@ -134,11 +138,11 @@ class TileSettings:
         return rows, max(1, math.ceil(int(rows * self.side * (width / height)) / self.side))
 
     def _tile(self, image: Image.Image, top: int, left: int) -> np.ndarray:
-        """uint8 [3, seen, seen]."""
+        """Return one tile, uint8 [3, seen, seen]."""
         return np.asarray(image.crop((left, top, left + self.seen, top + self.seen))).transpose(2, 0, 1)
 
     def sample(self, num_frames: int, fps: float, options: VideoOptions, where: str) -> np.ndarray:
-        """See VideoRules. `num_frames` of the options is the most that are taken."""
+        """See VideoRules. `num_frames` in the options is a maximum."""
         span = span_of(num_frames, fps, options, where)
         rate, most = options.fps or self.fps, options.num_frames or self.max_frames
         seconds = span.num_frames / fps
@@ -153,10 +157,10 @@ class TileSettings:
     def frame_size(
         self, num_frames: int, size: tuple[int, int], options: VideoOptions, where: str
     ) -> tuple[int, int]:
-        """Of one tile. Raises InvalidRequest where another size is asked for."""
+        """Return a tile's size. Raises InvalidRequest if another size is requested."""
         if options.longest_edge is not None or not options.resize:
             name = LONGEST if options.resize else "do_resize"
-            raise InvalidRequest(f"{where}: {name} means nothing for a video, whose frames are tiles")
+            raise InvalidRequest(f"{where}: {name} is not supported for a video, whose frames are tiles")
         return self.seen, self.seen
 
     def resized(self, frame: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -165,7 +169,9 @@ class TileSettings:
 
 
 def fitted(size: tuple[int, ...], edge: int) -> tuple[int, int]:
-    """(height, width) of the ratio of `size` with that longest edge; the other one is even, or 1."""
+    """Return (height, width) with the aspect ratio of `size` and that longest edge; the other edge is even,
+    or 1.
+    """
     height, width = size
     if width >= height:
         shorter = int(edge / (width / height))
@@ -175,9 +181,11 @@ def fitted(size: tuple[int, ...], edge: int) -> tuple[int, int]:
 
 
 def read_tiles(folder: Path, patches: PatchSettings, side: int) -> TileSettings:
-    """What the files say, and where they are silent what transformers' processors do. `side`: of the tiles
-    that the model's tower is made for, which they may not contradict. Raises ModelError naming the file and
-    the field."""
+    """Return the settings in the files, with transformers' defaults for missing fields.
+
+    `side`: tile side of the model's tower, which the files may not contradict. Raises ModelError that names
+    the file and the field.
+    """
     image, image_path = read_section(folder, "image_processor", "preprocessor_config.json")
     video, video_path = read_section(
         folder, "video_processor", "video_preprocessor_config.json", optional=True
@@ -215,5 +223,5 @@ def _edge_of(values: Mapping[str, object], path: Path, name: str, default: int) 
     if size is None:
         return default
     if not isinstance(size, dict) or set(size) != {LONGEST}:
-        raise ModelError(f"{path}: {name} is {repr(size)[:60]}; an object with longest_edge is read here")
+        raise ModelError(f"{path}: {name} is {repr(size)[:60]}; it must be an object with longest_edge")
     return read_integer(size, path, LONGEST, default, MAX_EDGE)

@@ -1,4 +1,4 @@
-"""Names of tensors as transformers writes them, and files cut from these."""
+"""Tensor names as transformers writes them, and in files derived from these."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Whole numbers in English words, as the text before a video has them."""
+"""Integers in English words, as in the text before a video."""
 
 _ONES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 _TEENS = ("ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen")
@@ -7,7 +7,9 @@ _TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ni
 
 
 def in_words(number: int) -> str:
-    """Of 0 to 999,999: "twenty-one", "one hundred and five", "two thousand, three hundred and ten"."""
+    """Return the words for 0 to 999,999: "twenty-one", "one hundred and five", "two thousand, three hundred
+    and ten".
+    """
     if number < 20:
         return _BELOW_TWENTY[number]
     if number < 100:

@@ -1,4 +1,4 @@
-"""What messages and media become for SmolVLM2, told to the processor of the floor."""
+"""Describes SmolVLM2's prompts and media to the shared processor."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -19,9 +19,9 @@ from mmengine_smolvlm.media import read_tiles
 from mmengine_smolvlm.names import NAMES
 from mmengine_smolvlm.number_words import in_words
 
-VERSION = "smolvlm-processing-1"  # changes when the same input would give other pixels or tokens
-IMAGE, VIDEO, END = "<image>", "<video>", "<end_of_utterance>"  # the second is no token of published folders
-# Published templates know of no videos; this one writes what they do, and videos.
+VERSION = "smolvlm-processing-1"  # Changes when the same input would give other pixels or tokens.
+IMAGE, VIDEO, END = "<image>", "<video>", "<end_of_utterance>"  # <video> is no token in published folders.
+# Published templates do not support videos; this template renders the same prompts, and videos too.
 VIDEO_TEMPLATE = (
     "<|im_start|>{% for message in messages %}{{ message.role | capitalize }}"
     "{{ ':' if message.content[0].type == 'image' else ': ' }}{% for part in message.content %}"
@@ -32,7 +32,7 @@ VIDEO_TEMPLATE = (
 
 
 def load_processor(folder: Path) -> ChatProcessor:
-    """The processor of the model in `folder`. Raises ModelError naming the file that is wrong."""
+    """Return the processor for the model in `folder`. Raises ModelError that names the wrong file."""
     folder = Path(folder)
     config = read_config(folder)
     tokenizer = ChatTokenizer.of_folder(folder, (VIDEO,))
@@ -63,11 +63,15 @@ def _media(folder: Path, config: ModelConfig, tokenizer: ChatTokenizer) -> Media
         for name in (IMAGE, "<fake_token_around_image>", "<global-img>")
     )
     if image != config.image_token_id:
-        raise ModelError(f"config.json's image_token_id is {config.image_token_id}, {IMAGE} is token {image}")
+        raise ModelError(
+            f"config.json's image_token_id is {config.image_token_id}, but {IMAGE} is token {image}"
+        )
     run, video = Run(image, settings.embeds), tokenizer.marked[VIDEO]
 
     def tokens(pad: int, loaded: LoadedMedia) -> Iterator[Piece]:
-        """Each tile behind its place, the whole image behind all; each frame of a video behind its time."""
+        """Yield an item's tokens: each tile after its place, then the whole image; each frame in a video
+        after its time.
+        """
         picture = (fake, whole, run, fake)
         if pad == video:
             yield _intro(len(loaded.timestamps), loaded.duration)
@@ -101,4 +105,6 @@ def _check_length_of_runs(folder: Path, embeds: int) -> None:
     path = folder / "processor_config.json"
     said = read_json(path).get("image_seq_len", embeds) if path.is_file() else embeds
     if said != embeds:
-        raise ModelError(f"{path}: image_seq_len is {repr(said)[:60]}; the model makes {embeds} of a tile")
+        raise ModelError(
+            f"{path}: image_seq_len is {repr(said)[:60]}; the model makes {embeds} embeddings of a tile"
+        )

@@ -54,7 +54,9 @@ def architecture_of(container: Container) -> Architecture:
     kind = fields.values.get("general.architecture")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         shown = "missing" if kind is None else repr(kind)[:60]
-        fields.fail(f"general.architecture is {shown}; supported in GGUF files are {', '.join(ARCHITECTURES)}")
+        fields.fail(
+            f"general.architecture is {shown}; supported in GGUF files are {', '.join(ARCHITECTURES)}"
+        )
     if fields.values.get("split.count", 1) not in (0, 1):
         fields.fail("it is one of several parts; join them with llama-gguf-split --merge")
     return ARCHITECTURES[kind]
@@ -91,8 +93,8 @@ def model_config(container: Container) -> dict[str, object]:
 
 
 def generation_config(container: Container) -> dict[str, object]:
-    """Return generation_config.json, with the tokens that end an answer. Raises ModelError if there is none.
-    """
+    """Return generation_config.json, with the tokens that end an answer. Raises ModelError if there is
+    none."""
     ends = end_ids(container)
     if not ends:
         container.fields.fail("tokenizer.ggml.eos_token_id is missing; nothing would end an answer")
@@ -100,8 +102,8 @@ def generation_config(container: Container) -> dict[str, object]:
 
 
 def paired_heads(container: Container) -> Callable[[str], int]:
-    """Return a function from a tensor's transformers name to its `GGUFEntry.paired_heads`. Raises ModelError.
-    """
+    """Return a function from a tensor's transformers name to its `GGUFEntry.paired_heads`. Raises
+    ModelError."""
     if not architecture_of(container).pairs_rows:
         return lambda name: 0
     fields = _fields(container)
@@ -154,7 +156,9 @@ def _llama3(container: Container, theta: float, head_dim: int) -> dict[str, obje
     """
     entry = tensor_entry(container, container.tensors[ROPE_FACTORS])
     if entry.shape != (head_dim // 2,):
-        container.fields.fail(f"{ROPE_FACTORS} has shape {list(entry.shape)}; {head_dim // 2} values are required")
+        container.fields.fail(
+            f"{ROPE_FACTORS} has shape {list(entry.shape)}; {head_dim // 2} values are required"
+        )
     ((_, factors),) = entry.pieces(0, head_dim // 2)
     factor = float(factors.max())
     waves = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)

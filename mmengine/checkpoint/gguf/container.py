@@ -1,8 +1,8 @@
-"""The metadata of a GGUF file, and where its tensors lie.
+"""Reads a GGUF file's metadata and its tensors' places.
 
 The format: "GGUF", version, two counts; keys with typed values; for each tensor a name, dimensions, a type
-and an offset; behind padding the data (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). A file
-comes from anybody: a count is compared with what the file has room for before anything is made of it.
+and an offset; padding and the data (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). A file is
+untrusted: each count is compared with the file's size before anything is allocated.
 """
 
 import struct
@@ -19,37 +19,39 @@ from mmengine.errors import ModelError
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-MAX_KEYS = 2**16  # of metadata; files have some 40
-MAX_TENSORS = 2**16  # a model of 100 layers has 1,200
-MAX_NAME_BYTES = 300  # of a key or a tensor
+MAX_KEYS = 2**16  # In metadata; usual files have about 40.
+MAX_TENSORS = 2**16  # A model with 100 layers has 1,200.
+MAX_NAME_BYTES = 300  # For a key or a tensor name.
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 2**20
 DEFAULT_ALIGNMENT = 32
 ALIGNMENT = "general.alignment"
 _STRING, _ARRAY = 8, 9
-_NUMBERS = {  # by type, as struct has them
+_NUMBERS = {  # By type, as struct formats.
     kind: struct.Struct(f"<{form}") for kind, form in zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True)
 }
-_LEAST_KEY, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8  # bytes that one takes at least
+# Smallest encoding of a key and of a tensor, in bytes.
+_LEAST_KEY, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8
 
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """An array of the metadata, which stays in the file until somebody wants it. `form`: of a number as
-    struct has it, "" for strings."""
+    """An array in the metadata, which stays in the file until it is needed. `form`: a number's struct format,
+    "" for strings.
+    """
 
     path: Path
     key: str
     form: str
     count: int
-    start: int  # byte offset
+    start: int  # Byte offset.
     num_bytes: int
 
-    def __repr__(self) -> str:  # as errors show it
+    def __repr__(self) -> str:  # Shown in errors.
         return f"an array of {self.count}"
 
     def as_strings(self) -> list[str]:
-        """Raises ModelError where it holds none."""
+        """Return the strings. Raises ModelError if the array holds no strings."""
         data, found, position = self._read("strings", self.form == ""), [], 0
         try:
             for _ in range(self.count):
@@ -61,7 +63,7 @@ class StoredArray:
         return found
 
     def as_integers(self) -> np.ndarray:
-        """int64 [count]. Raises ModelError where it holds none."""
+        """Return int64 [count]. Raises ModelError if the array holds no integers."""
         data = self._read("integers", self.form not in ("", "f", "d", "?"))
         return np.frombuffer(data, f"<{self.form}").astype(np.int64)
 
@@ -78,14 +80,14 @@ Value = bool | int | float | str | StoredArray
 class StoredTensor:
     name: str
     type: StoredType
-    shape: tuple[int, ...]  # the last dimension is contiguous, and whole blocks
-    start: int  # byte offset in the file
+    shape: tuple[int, ...]  # The last dimension is contiguous, in whole blocks.
+    start: int  # Byte offset in the file.
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """What a file says of itself. Tensors by name, in the order of the file."""
+    """A file's header: metadata, and tensors by name in the file's order."""
 
     path: Path
     metadata: dict[str, Value]
@@ -93,13 +95,16 @@ class Container:
 
     @property
     def fields(self) -> Fields:
-        """The metadata, to be checked by key."""
+        """Return the metadata for checked access by key."""
         return Fields(dict(self.metadata), self.path, "")
 
 
 def open_container(path: Path) -> Container:
-    """Raises ModelError for what is no GGUF of version 2 or 3, is damaged or cut short, holds tensors of
-    types that are not read, or says wild numbers. Takes memory in proportion to the metadata alone."""
+    """Read a file's header. Memory use is proportional to the metadata alone.
+
+    Raises ModelError for a file that is not GGUF version 2 or 3, is damaged or cut short, holds tensors with
+    unsupported types, or has numbers out of range.
+    """
     try:
         with path.open("rb", buffering=2**18) as file:
             source = Source(path, file, path.stat().st_size)
@@ -113,21 +118,21 @@ def open_container(path: Path) -> Container:
 
 def _counts(source: Source) -> tuple[int, int]:
     if source.num_bytes < 24 or source.take(4) != MAGIC:
-        source.fail("it is no GGUF file, or cut short; download it again")
+        source.fail("the file is not GGUF, or is cut short; download it again")
     version = source.count(4)
     if version not in VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "big"), "little")
         kind = f"{swapped} in big-endian order" if swapped in VERSIONS else str(version)
-        source.fail(f"it is a GGUF of version {kind}; versions 2 and 3 in little-endian order are read")
+        source.fail(f"the GGUF version is {kind}; supported are 2 and 3 in little-endian order")
     num_tensors, num_keys = source.count(8), source.count(8)
     for count, what, most, least in (
         (num_keys, "keys", MAX_KEYS, _LEAST_KEY),
         (num_tensors, "tensors", MAX_TENSORS, _LEAST_TENSOR),
     ):
         if count > most:
-            source.fail(f"it says that it has {count} {what}; at most {most} are read")
+            source.fail(f"the header claims {count} {what}; the limit is {most}")
         if count > source.left // least:
-            source.fail(f"it says that it has {count} {what}, for which {source.num_bytes} bytes are too few")
+            source.fail(f"the header claims {count} {what}, too many for {source.num_bytes} bytes")
     return num_tensors, num_keys
 
 
@@ -136,14 +141,14 @@ def _metadata(source: Source, num_keys: int) -> dict[str, Value]:
     for _ in range(num_keys):
         key = _name(source, "a key")
         if key in metadata:
-            source.fail(f"the key {key} is there twice")
+            source.fail(f"the key {key} is stored twice")
         metadata[key] = _value(source, key)
     return metadata
 
 
 def _name(source: Source, of: str) -> str:
     name = source.text(f"the name of {of}", MAX_NAME_BYTES)
-    if not name.isprintable():  # it will be shown
+    if not name.isprintable():  # Errors show the name.
         source.fail(f"the name of {of} is {name[:60]!r}, which cannot be printed")
     return name
 
@@ -155,15 +160,15 @@ def _value(source: Source, key: str) -> Value:
     if kind == _STRING:
         return source.text(key)
     if kind != _ARRAY:
-        source.fail(f"{key} has a value of type {kind}, which there is none of; the file is damaged")
+        source.fail(f"{key} has a value of the unknown type {kind}; the file is damaged")
     kind, count = source.count(4), source.count(8)
     if kind == _ARRAY:
-        source.fail(f"{key} is an array of arrays, which are not read")
+        source.fail(f"{key} is an array of arrays, which are not supported")
     if kind != _STRING and kind not in _NUMBERS:
-        source.fail(f"{key} is an array of type {kind}, which there is none of; the file is damaged")
+        source.fail(f"{key} is an array of the unknown type {kind}; the file is damaged")
     least = 8 if kind == _STRING else _NUMBERS[kind].size
     if count > source.left // least:
-        source.fail(f"{key} is to have {count} entries, for which {source.num_bytes} bytes are too few")
+        source.fail(f"{key} claims {count} entries, too many for {source.num_bytes} bytes")
     start = source.position
     if kind == _STRING:
         source.skip_strings(count, key)
@@ -186,9 +191,9 @@ def _tensors(source: Source, num_tensors: int, alignment: int) -> dict[str, Stor
     tensors: dict[str, StoredTensor] = {}
     for name, kind, shape, offset in told:
         if name in tensors:
-            source.fail(f"tensor {name} is there twice")
+            source.fail(f"tensor {name} is stored twice")
         if offset % alignment:
-            source.fail(f"tensor {name} begins at {offset}, no multiple of the alignment {alignment}")
+            source.fail(f"tensor {name} begins at {offset}, not a multiple of the alignment {alignment}")
         num_bytes = kind.num_bytes(shape)
         tensors[name] = StoredTensor(name, kind, shape, data_start + offset, num_bytes)
     end, before = data_start, ""
@@ -198,25 +203,26 @@ def _tensors(source: Source, num_tensors: int, alignment: int) -> dict[str, Stor
         end, before = tensor.start + tensor.num_bytes, tensor.name
         if end > source.num_bytes:
             source.fail(
-                f"it is cut short or damaged: tensor {before} ends at byte {end} of {source.num_bytes}; "
+                f"the file is cut short or damaged: tensor {before} ends "
+                f"at byte {end} of {source.num_bytes}; "
                 "download it again"
             )
     return tensors
 
 
 def _tensor(source: Source) -> tuple[str, StoredType, tuple[int, ...], int]:
-    """Name, type, shape and offset, of which the size is not yet compared with the file's."""
+    """Return name, type, shape and offset; the size is not yet compared with the file's size."""
     name = _name(source, "a tensor")
     num_dimensions = source.count(4)
     if not 1 <= num_dimensions <= MAX_DIMENSIONS:
-        source.fail(f"tensor {name} has {num_dimensions} dimensions; 1 to {MAX_DIMENSIONS} are read")
+        source.fail(f"tensor {name} has {num_dimensions} dimensions; supported are 1 to {MAX_DIMENSIONS}")
     shape = tuple(source.count(8) for _ in range(num_dimensions))[::-1]
     number, offset = source.count(4), source.count(8)
     kind = TYPES.get(number)
     if kind is None:
         known = ", ".join(each.name for each in TYPES.values())
         stored = OTHER_TYPES.get(number, f"type {number}, which is unknown here")
-        source.fail(f"tensor {name} is stored as {stored}; {known} are read: choose a file of such a type")
+        source.fail(f"tensor {name} is stored as {stored}; choose a file with a supported type: {known}")
     if not all(0 < size <= 2 * source.num_bytes for size in shape) or shape[-1] % kind.values:
         blocks = f", the last a multiple of {kind.values}" if kind.values > 1 else ""
         source.fail(

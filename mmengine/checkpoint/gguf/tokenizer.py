@@ -67,8 +67,8 @@ def tokenizer_config(container: Container) -> dict[str, object]:
 
 
 def token_ids(container: Container) -> dict[str, int]:
-    """Return the file's named ids by their keys (`eos_token_id`, …). Raises ModelError if an id is no token.
-    """
+    """Return the file's named ids by their keys (`eos_token_id`, …). Raises ModelError if an id is no
+    token."""
     fields, last = container.fields, num_tokens(container) - 1
     names = dict.fromkeys((*_NAMED.values(), *_ENDS))
     return {
@@ -135,7 +135,8 @@ def _merges(container: Container, vocab: dict[str, int], special: set[str]) -> l
         joined = left + right
         if left not in vocab or right not in vocab or joined not in vocab or joined in special:
             raise ModelError(
-                f"{container.path}: the merge {text[:60]!r} does not join two tokens to one; the file is damaged"
+                f"{container.path}: the merge {text[:60]!r} does not join "
+                "two tokens to one; the file is damaged"
             )
         merges.append((left, right))
     return merges

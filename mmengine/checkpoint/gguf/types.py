@@ -37,8 +37,8 @@ def _half(blocks: np.ndarray, start: int) -> np.ndarray:
 
 
 def _nibbles(packed: np.ndarray) -> np.ndarray:
-    """Unpack uint8 [blocks, 16] to float32 [blocks, 32]: the low halves of all bytes, then the high halves.
-    """
+    """Unpack uint8 [blocks, 16] to float32 [blocks, 32]: the low halves of all bytes, then the high
+    halves."""
     out = np.empty((len(packed), 32), np.float32)
     out[:, :16] = packed & 15
     out[:, 16:] = packed >> 4

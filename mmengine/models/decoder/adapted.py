@@ -37,7 +37,8 @@ def _gates_behind(config: DecoderConfig, parts: Sequence[LoraPart]) -> Iterator[
 
 
 def _joined_modules(config: DecoderConfig, layer: int) -> dict[str, tuple[str, ...]]:
-    """Return the modules whose outputs lie side by side in each linear layer, by the names of native/lora.py."""
+    """Return the modules whose outputs lie side by side in each linear layer, by the names of
+    native/lora.py."""
     beginning = layer_name(layer)
     found: dict[str, tuple[str, ...]] = {
         "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

@@ -1,10 +1,12 @@
-"""Coordinates of a frame's patches, and their shares of the learned positions, from the frame's grid alone."""
+"""Coordinates of a frame's patches, and their shares of the learned positions, from the frame's grid
+alone."""
 
 import numpy as np
 
 
 def patch_coordinates(height: int, width: int, merge: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return row and column (int64 [height * width]) for each patch in a frame, in windows of merge x merge."""
+    """Return row and column (int64 [height * width]) for each patch in a frame, in windows of merge x
+    merge."""
     windows = np.arange(height * width).reshape(height // merge, merge, width // merge, merge)
     return np.divmod(windows.swapaxes(1, 2).reshape(-1), width)
 

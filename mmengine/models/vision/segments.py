@@ -1,4 +1,5 @@
-"""Attention in the vision tower: a patch attends to the patches in its own frame, in a pack of many frames."""
+"""Attention in the vision tower: a patch attends to the patches in its own frame, in a pack of many
+frames."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -213,7 +213,8 @@ class VisionTower:
         return merger.fc2(joined if merger.fc1 is None else F.gelu(merger.fc1(joined)))
 
     def _grid_tables(self, height: int, width: int) -> GridTables:
-        """Return one frame's tables; the last used tables are cached, up to a limit on their total patches."""
+        """Return one frame's tables; the last used tables are cached, up to a limit on their total
+        patches."""
         key = (height, width)
         tables = self._tables.get(key)
         if tables is not None:
@@ -248,5 +249,6 @@ def inverse_frequencies(c: VisionConfig) -> Tensor:
 
 
 def normalise(pixels: Tensor) -> Tensor:
-    """Map uint8 to float32, (x / 255 - 0.5) / 0.5: bit for bit the result of the reference's Pillow backend."""
+    """Map uint8 to float32, (x / 255 - 0.5) / 0.5: bit for bit the result of the reference's Pillow
+    backend."""
     return pixels.float().div_(255.0).sub_(0.5).div_(0.5)

@@ -85,8 +85,8 @@ class ChatTemplate:
         *,
         optional: bool = False,
     ) -> "ChatTemplate":
-        """Return the template in a model's folder or GGUF file. `optional`: allow a model without a template.
-        """
+        """Return the template in a model's folder or GGUF file. `optional`: allow a model without a
+        template."""
         source = _find_source(folder)
         if source is None and not optional:
             places = "chat_template.jinja, chat_template.json or tokenizer_config.json"

@@ -1,7 +1,8 @@
-"""A conversation that is written piece by piece: what stands before and behind a piece of a user's turn.
+"""Renders one piece of a user's turn, for conversations that are written piece by piece.
 
-A session's first piece opens a turn, and so does the first one behind an answer; others go on in it, and a
-question closes it. What the template writes around them is found by rendering them between two marks.
+A session's first piece opens a turn, and so does the first piece after an answer. Other pieces continue the
+turn, and a question closes it. The template's text around a piece is found by rendering the piece between two
+marks.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -11,12 +12,14 @@ from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import Opens
 from mmengine.processing.chat.template import ChatTemplate
 
-# Where a piece begins and ends: high surrogates, which nobody's text holds (as CUT in contents.py).
+# Marks at a piece's beginning and end: high surrogates, which no user text contains (as CUT in contents.py).
 _BEGIN, _END, _SAID = "\ud801", "\ud802", "\ud803"
 
 
 class RenderedTurn(NamedTuple):
-    """`text`: the piece with what stands around it. `opening`: what of it belongs to what came before."""
+    """`text`: the piece with the template's text around it. `opening`: the beginning of the text that belongs
+    to the preceding turn.
+    """
 
     text: str
     opening: str
@@ -31,8 +34,9 @@ def render_turn(
     closes: bool,
     variables: Mapping[str, object],
 ) -> RenderedTurn:
-    """`parts`: plain content of a user's message. `closes`: the answer comes next. Raises InvalidRequest
-    where the template leaves the marks out."""
+    """Render a piece. `parts`: plain content of a user's message. `closes`: the answer comes next. Raises
+    InvalidRequest if the template drops the marks.
+    """
     before: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
     if opens == "next":
         before += [_user([_text("-")]), {"role": "assistant", "content": _SAID}]
@@ -60,7 +64,7 @@ def render_turn(
 def around_video(
     template: ChatTemplate, pads: Collection[int], variables: Mapping[str, object]
 ) -> tuple[list[str | int], list[str | int]]:
-    """What the template writes before and behind the placeholder of a video (`pads`: ids of placeholders)."""
+    """Return the template's tokens before and after a video's placeholder (`pads`: placeholder ids)."""
     video: list[dict[str, object]] = [{"type": "video"}]
     turn = render_turn(template, video, system="", opens="", closes=False, variables=variables)
     pieces = template.split(turn.text)
@@ -76,8 +80,9 @@ def in_one_film(
     in_film: bool,
     is_film: bool,
 ) -> list[str | int]:
-    """`pieces` of which the videos are one, which goes on with the one before (`in_film`) and is left open
-    (`is_film`); where it is none, the one before ends."""
+    """Return `pieces` with all their videos joined to one video. With `in_film` it continues the preceding
+    video, and with `is_film` it stays open. Without `is_film` the preceding video ends before the pieces.
+    """
     if not is_film:
         return [*after, *pieces]
     ends, begins = len(after), len(before)
@@ -97,8 +102,8 @@ def _between(rendered: str, begin: str, end: str) -> str:
     last = rendered.rfind(end)
     if (begin and not first) or last < first:
         raise InvalidRequest(
-            "the model's chat template leaves out or moves what a message holds, so a session cannot be "
-            "written piece by piece; send whole conversations"
+            "the model's chat template drops or moves a message's content, so a session cannot be written "
+            "piece by piece; send whole conversations"
         )
     return rendered[first:last]
 

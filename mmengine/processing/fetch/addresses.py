@@ -1,4 +1,4 @@
-"""Which addresses of the internet are open to strangers' URLs."""
+"""Decides which internet addresses untrusted URLs may reach."""
 
 import ipaddress
 import socket
@@ -8,8 +8,8 @@ from contextlib import closing, suppress
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 AddressPolicy = Callable[[IPAddress], bool]
 
-# IANA's registry of special-purpose addresses, whole: what `ipaddress` calls global differs between versions
-# of Python, and some that it calls so lead elsewhere.
+# The complete IANA registry of special-purpose addresses: `ipaddress.is_global` differs between Python
+# versions, and some global addresses lead elsewhere.
 _SPECIAL_4 = tuple(
     map(
         ipaddress.IPv4Network,
@@ -18,30 +18,32 @@ _SPECIAL_4 = tuple(
             *("192.0.0.0/24", "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24"),
             *("192.168.0.0/16", "192.175.48.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24"),
             *("224.0.0.0/4", "240.0.0.0/4"),
-            "168.63.129.16/32",  # Azure's own service, behind each of its machines
+            "168.63.129.16/32",  # Azure's own service, on each of its machines.
         ),
     )
 )
-_UNICAST_6 = ipaddress.IPv6Network("2000::/3")  # all that is given out to anybody
+_UNICAST_6 = ipaddress.IPv6Network("2000::/3")  # The only range for public use.
 _SPECIAL_6 = tuple(
     map(
         ipaddress.IPv6Network,
         (
             *("2001::/23", "2001:db8::/32", "2620:4f:8000::/48", "3fff::/20"),
-            "2002::/16",  # 6to4: an IPv4 address in a wrap that nobody serves behind any more
+            "2002::/16",  # 6to4: a wrapped IPv4 address; no longer in service.
         ),
     )
 )
 _MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # how a network without IPv4 reaches it
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # How a network without IPv4 reaches IPv4.
 _LOW_32 = 2**32 - 1
 _ANY_PORT = 9
 
 
 def is_public(address: IPAddress) -> bool:
-    """Whether anybody on the internet has this address, and not this network or this machine. Wraps of IPv4
-    addresses are taken off where they are in use (mapped, NAT64); the others are refused: compatible ones,
-    6to4, Teredo, and NAT64 of a network's own."""
+    """Return whether the address is public: not in this network and not on this machine.
+
+    Wrapped IPv4 addresses are unwrapped for the forms in use (mapped, NAT64). Other forms are refused:
+    compatible addresses, 6to4, Teredo, and a network's own NAT64.
+    """
     address = unwrapped(address)
     if isinstance(address, ipaddress.IPv4Address):
         is_special = any(address in network for network in _SPECIAL_4)
@@ -53,17 +55,18 @@ def is_public(address: IPAddress) -> bool:
 
 
 def unwrapped(address: IPAddress) -> IPAddress:
-    """The IPv4 address that a packet to it reaches, where it is one of the wraps in use."""
+    """Return the IPv4 address that a packet reaches, for the wrapped forms in use."""
     if isinstance(address, ipaddress.IPv6Address) and (address in _MAPPED or address in _NAT64):
         return ipaddress.IPv4Address(int(address) & _LOW_32)
     return address
 
 
 def _is_ours(address: IPAddress) -> bool:
-    """Whether this machine itself has the address: then it is also what packets to it come from. None is sent
-    for this."""
+    """Return whether this machine has the address: its packets to the address would then come from the same
+    address. No packet is sent.
+    """
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with suppress(OSError), closing(socket.socket(family, socket.SOCK_DGRAM)) as probe:
         probe.connect((str(address), _ANY_PORT))
         return ipaddress.ip_address(probe.getsockname()[0].partition("%")[0]) == address
-    return False  # there is no way to it
+    return False  # There is no route.

@@ -1,5 +1,6 @@
-"""The one door to URLs and files of strangers' messages: what is asked for waits for a place here, is fetched
-on threads of the door, and comes back as bytes. Whoever opens it only sets its limits."""
+"""Fetches URLs and files that untrusted messages name: requests queue for a slot, are fetched on this
+module's threads, and return as bytes. The server only sets the limits.
+"""
 
 import ssl
 import threading
@@ -20,13 +21,14 @@ from mmengine.processing.fetch.watch import Watch
 from mmengine.processing.fetch.wire import Wire
 from mmengine.processing.workers.attempt import AttemptOver
 
-_IDLE_S = 10.0  # after which a thread without work goes
-_LOCAL = ""  # in place of a host, for files
+_IDLE_S = 10.0  # An idle thread ends after this time.
+_LOCAL = ""  # The host of files.
 
 
 class Fetched(NamedTuple):
-    """How one fetch ended. `reason`: one of REASONS, "" where it brought its bytes. `host`: as it was asked
-    for, "" for a file or where the URL cannot be read."""
+    """How one fetch ended. `reason`: one of REASONS, "" for success. `host`: the requested host, "" for a
+    file or an unreadable URL.
+    """
 
     seconds: float
     num_bytes: int
@@ -35,8 +37,11 @@ class Fetched(NamedTuple):
 
 
 class MediaDoor:
-    """Thread-safe. `told`: called with how each fetch ended. `resolve`, `is_allowed` and `tls` are the
-    system's own, is_public, and the system's authorities; a test that plays the internet brings others."""
+    """Fetches media for prompts. Thread-safe.
+
+    `told`: called with the outcome of each fetch. `resolve`, `is_allowed` and `tls` default to the system's
+    resolver, is_public, and the system's certificate authorities; tests pass others.
+    """
 
     def __init__(
         self,
@@ -53,8 +58,8 @@ class MediaDoor:
         self._files = LocalFiles(limits.root) if limits.root is not None else None
         self._changed = threading.Condition()
         self._queue: deque[Wanted] = deque()
-        self._holders: dict[Fetching, None] = {}  # in the order they came
-        self._hosts: Counter[str] = Counter()  # of fetches that run
+        self._holders: dict[Fetching, None] = {}  # In the order of arrival.
+        self._hosts: Counter[str] = Counter()  # Running fetches by host.
         self._num_threads = self._num_idle = 0
 
     @property
@@ -67,7 +72,8 @@ class MediaDoor:
 
     @property
     def num_bytes(self) -> int:
-        """Fetched and not yet given back, and kept free for what is being fetched."""
+        """Return the bytes that are fetched and not yet released, and the bytes reserved for running
+        fetches."""
         return sum(each.num_bytes for each in list(self._holders))
 
     def begin(
@@ -76,9 +82,11 @@ class MediaDoor:
         done: Callable[[Fetching], None] = lambda fetching: None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> Fetching:
-        """Fetch what `names` name, URLs and files, the same one once. `done`: called on a thread of the door
-        when all are there, or one is refused. `is_over`: whether nobody wants them any more. The caller
-        releases what it gets."""
+        """Start fetching the URLs and files in `names`, each once.
+
+        `done`: called on a fetcher thread when all are there or one is refused. `is_over`: tells whether the
+        request was given up. The caller releases the returned object.
+        """
         fetching = Fetching(self.limits, done, is_over, self._release)
         wanted = [Wanted(name, fetching, _host_of(name)) for name in dict.fromkeys(names)]
         if len(wanted) > self.limits.max_urls:
@@ -111,7 +119,7 @@ class MediaDoor:
             del wanted
 
     def _next(self) -> Wanted | None:
-        """The first one that has a place; None: there was nothing to do for long."""
+        """Return the first fetch with a free slot, or None after a long idle time."""
         with self._changed:
             self._num_idle += 1
             try:
@@ -124,12 +132,13 @@ class MediaDoor:
             self._queue.remove(found)
             self._hosts[found.host] += 1
             found.fetching.num_running += 1
-            found.fetching.num_bytes += self.limits.max_bytes  # until it is known
+            found.fetching.num_bytes += self.limits.max_bytes  # Until the size is known.
             return found
 
     def _first(self) -> Wanted | None:
-        """The oldest prompt has a place though others hold all the bytes: else several could wait for one
-        another."""
+        """Return the first startable fetch. The oldest prompt may start although others hold all the bytes:
+        otherwise several prompts could wait for each other.
+        """
         limits, oldest = self.limits, next(iter(self._holders), None)
         has_bytes = self.num_bytes + limits.max_bytes <= limits.max_bytes_in_flight
         for wanted in self._queue:
@@ -154,7 +163,7 @@ class MediaDoor:
         except AttemptOver as error:
             reason = "given_up"
             wanted.fetching.fail(wanted.name, error)
-        except Exception as error:  # a bug costs its request alone
+        except Exception as error:  # A bug fails only its own request.
             reason = "failed"
             wanted.fetching.fail(wanted.name, error)
         self.told(Fetched(time.monotonic() - begun, len(data), reason, wanted.host))
@@ -172,7 +181,7 @@ class MediaDoor:
         return data
 
     def _get(self, name: str, watch: Watch, took: Callable[[int], None]) -> bytes:
-        """Each hop from the beginning: whatever a redirect names is checked as if it had been asked for."""
+        """Fetch a URL. Each redirect's target is checked like the original URL."""
         for _ in range(self.limits.max_redirects + 1):
             url = self._checked(parse_url(name))
             wire = Wire(url, self._lookups.addresses(url, watch), self._tls, watch)

@@ -1,4 +1,4 @@
-"""What one prompt wants from the door, and what came of it."""
+"""One prompt's fetches and their results."""
 
 import threading
 from collections.abc import Callable
@@ -9,11 +9,11 @@ from mmengine.processing.fetch.refusals import refused
 from mmengine.processing.workers.attempt import GIVEN_UP, AttemptOver
 
 URL_HEADS = ("http://", "https://")
-_POLL_S = 0.1  # how soon one that waits hears that nobody wants it
+_POLL_S = 0.1  # Interval at which a waiting prompt checks whether it was given up.
 
 
 class Wanted(NamedTuple):
-    """`host`: whose place it takes, "" for a file."""
+    """A URL or file to fetch. `host`: the host whose slot it takes, "" for a file."""
 
     name: str
     fetching: "Fetching"
@@ -25,7 +25,9 @@ class Wanted(NamedTuple):
 
 
 class Fetching:
-    """Made by MediaDoor.begin. It is over when everything is there, one is refused, or nobody wants it."""
+    """The fetches of one prompt, made by MediaDoor.begin. They are over when all are complete, one is
+    refused, or the prompt is given up.
+    """
 
     def __init__(
         self,
@@ -39,9 +41,9 @@ class Fetching:
         self._ended = threading.Event()
         self._missing = self._taken = 0
         self._given_up = False
-        self.found: dict[str, bytes] = {}  # by name
-        self.error: tuple[str, Exception] | None = None  # the first one, and the name that it is of
-        self.num_bytes = 0  # held at the door; the next two are the door's
+        self.found: dict[str, bytes] = {}  # By name.
+        self.error: tuple[str, Exception] | None = None  # The first error and its name.
+        self.num_bytes = 0  # Bytes held in the fetcher; the fetcher writes this field and the next.
         self.num_running = 0
 
     def expect(self, number: int) -> None:
@@ -52,7 +54,7 @@ class Fetching:
         return self._given_up or self.error is not None or self._is_over()
 
     def took(self, num_bytes: int) -> None:
-        """Raises FetchRefused where a prompt has too much together."""
+        """Count received bytes. Raises FetchRefused if the prompt's media are too large together."""
         with self._lock:
             self._taken += num_bytes
             if self._taken > self._limits.max_bytes_a_prompt:
@@ -82,12 +84,12 @@ class Fetching:
         self._done(self)
 
     def wait(self) -> None:
-        """Until it is over. Raises AttemptOver where nobody wants it."""
+        """Wait until the fetches are over. Raises AttemptOver if the prompt was given up."""
         while not self._ended.wait(_POLL_S):
             if self._given_up or self._is_over():
                 raise AttemptOver(GIVEN_UP)
 
     def release(self) -> None:
-        """Nobody needs what it found any more, or waits for it. Twice is no error."""
+        """Release the results and stop waiting. May be called twice."""
         self._given_up = True
         self._release(self)

@@ -1,20 +1,21 @@
-"""What was sent, by its first bytes: what a server says of it is not believed."""
+"""Recognises media by their first bytes: a server's content type is not trusted."""
 
-HEAD_BYTES = 189  # that suffice for all of them
+HEAD_BYTES = 189  # Enough for all formats.
 _FIRST = (
     *(b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"BM"),
-    *(b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),  # TIFF
-    b"\x1a\x45\xdf\xa3",  # Matroska, WebM
-    *(b"\x00\x00\x01\xba", b"\x00\x00\x01\xb3"),  # MPEG
+    *(b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),  # TIFF.
+    b"\x1a\x45\xdf\xa3",  # Matroska, WebM.
+    *(b"\x00\x00\x01\xba", b"\x00\x00\x01\xb3"),  # MPEG.
 )
 _RIFF = (b"WEBP", b"AVI ")
-_TS_SYNC, _TS_PACKET = b"G", 188  # MPEG transport streams
-_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"wide", b"skip")  # MP4 and QuickTime
+_TS_SYNC, _TS_PACKET = b"G", 188  # MPEG transport streams.
+_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"wide", b"skip")  # MP4 and QuickTime.
 
 
 def is_media(head: bytes) -> bool:
-    """Whether the first HEAD_BYTES, or all there are, begin a format that decoders here read. They look at
-    all of it."""
+    """Return whether the first HEAD_BYTES, or a shorter file, begin a supported format. Decoders check the
+    whole file.
+    """
     if head.startswith(_FIRST) or head[4:8] in _BOXES:
         return True
     if head.startswith(b"RIFF"):

@@ -1,4 +1,4 @@
-"""Files below one folder: found from descriptor to descriptor, so that nothing leads out of it."""
+"""Reads files below one folder, descriptor by descriptor, so that no name leads out of the folder."""
 
 import os
 import stat
@@ -11,15 +11,15 @@ from mmengine.errors import ConfigError
 from mmengine.processing.fetch.kinds import HEAD_BYTES, is_media
 from mmengine.processing.fetch.refusals import refused
 
-MAX_PATH_CHARS = 4096  # of a path or a file: URL that a stranger names
-MAX_DEPTH = 64  # folders between the folder of media and a file
+MAX_PATH_CHARS = 4096  # For a path or a file: URL in an untrusted message.
+MAX_DEPTH = 64  # Folders between the media folder and a file.
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Without waiting for the other end of a pipe, which is refused once it is open.
+# Do not wait for the other end of a pipe; pipes are refused after opening.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class LocalFiles:
-    """`root`: itself it may be a link. Raises ConfigError where it is no folder."""
+    """A media folder. `root` itself may be a symbolic link. Raises ConfigError if it is not a folder."""
 
     def __init__(self, root: Path) -> None:
         self._named = PurePosixPath(os.path.abspath(root))
@@ -27,12 +27,13 @@ class LocalFiles:
             self._real = PurePosixPath(root.resolve(strict=True))
             self._root = os.open(self._real, _FOLDER)
         except OSError as error:
-            raise ConfigError(f"the folder of media {root} cannot be used: {error.strerror}") from None
+            raise ConfigError(f"the media folder {root} cannot be used: {error.strerror}") from None
         weakref.finalize(self, os.close, self._root)
 
     def read(self, name: str, max_bytes: int) -> bytes:
-        """A regular file by a path or a `file:` URL, below the root. Links are not followed. Raises
-        FetchRefused, which is the same for a file that is not there and for one outside."""
+        """Read a regular file below the root, by a path or a `file:` URL. Links are not followed. Raises
+        FetchRefused, with the same text for a missing file and a file outside.
+        """
         parts = self._parts(name)
         try:
             with ExitStack() as opened:
@@ -58,7 +59,7 @@ class LocalFiles:
             except ValueError:
                 raise refused("file") from None
             host = split.netloc if split.netloc != "localhost" else ""
-            text = unquote(host + split.path)  # file://name is read as a path below the root
+            text = unquote(host + split.path)  # file://name is read as a path below the root.
         if len(text) > MAX_PATH_CHARS or "\0" in text:
             raise refused("file")
         path = PurePosixPath(text)

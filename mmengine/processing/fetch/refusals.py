@@ -1,11 +1,11 @@
-"""Why media were not fetched, in words that tell a caller nothing about the network behind this machine."""
+"""Reasons why media were not fetched, in texts that reveal nothing about the network around this machine."""
 
 from collections.abc import Iterable
 
 from mmengine.errors import ErrorCode, InvalidMedia
 
-# By reason: what the caller is told. Where nothing was connected, all that has to do with names and addresses
-# reads alike: else whoever may send URLs could ask which names and addresses there are.
+# Texts for the caller, by reason. Before a connection, all problems with names and addresses have the same
+# text: otherwise a sender of URLs could find out which names and addresses exist.
 _SAID = {
     "off": "URLs are not fetched here; send the data as a data: URL",
     "url": "it is no URL that can be used; give one like https://host/picture.png",
@@ -31,7 +31,7 @@ REASONS = (*_SAID, "given_up", "failed")
 
 
 class FetchRefused(InvalidMedia):
-    """`reason`: one of REASONS. `said`: the message without whose it is."""
+    """A fetch that was refused. `reason`: one of REASONS. `said`: the message without the item's name."""
 
     code = ErrorCode.MEDIA_NOT_FETCHED
 
@@ -46,5 +46,5 @@ class FetchRefused(InvalidMedia):
 
 
 def refused(reason: str, detail: str = "") -> FetchRefused:
-    """`detail`: more for the caller, of limits and statuses alone."""
+    """Return the error for a reason. `detail`: more for the caller, only about limits and statuses."""
     return FetchRefused(_SAID[reason] + (f" ({detail})" if detail else ""), reason)

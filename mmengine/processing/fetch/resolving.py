@@ -1,4 +1,4 @@
-"""Names to addresses, in a bounded time: the system's own resolver cannot be ended."""
+"""Resolves host names in a bounded time, although the system's resolver cannot be interrupted."""
 
 import ipaddress
 import socket
@@ -10,26 +10,28 @@ from mmengine.processing.fetch.refusals import refused
 from mmengine.processing.fetch.urls import Url
 from mmengine.processing.fetch.watch import Watch
 
-Resolver = Callable[[str], Sequence[IPAddress]]  # raises OSError, UnicodeError for a name that is not known
-MAX_LOOKUPS = 32  # that the system works on; one that hangs keeps its place
-MAX_ANSWERS = 64  # of one name; with more of them it is refused
+Resolver = Callable[[str], Sequence[IPAddress]]  # Raises OSError or UnicodeError for an unknown name.
+MAX_LOOKUPS = 32  # Concurrent lookups; a hanging lookup keeps its slot.
+MAX_ANSWERS = 64  # Per name; a name with more is refused.
 
 
 def system_resolver(name: str) -> list[IPAddress]:
-    """Of all records of both kinds. The dot at the end keeps this machine's search domains out."""
+    """Return the addresses in all A and AAAA records. The final dot excludes this machine's search
+    domains."""
     found = socket.getaddrinfo(f"{name}.", None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(ipaddress.ip_address(str(entry[4][0])) for entry in found))
 
 
 class Lookups:
-    """`resolve`, once for each fetch; `is_allowed`: which addresses may be connected."""
+    """Resolves names with `resolve`, once per fetch. `is_allowed`: decides which addresses may be
+    connected."""
 
     def __init__(self, resolve: Resolver, is_allowed: AddressPolicy) -> None:
         self._resolve, self._is_allowed = resolve, is_allowed
         self._room = threading.BoundedSemaphore(MAX_LOOKUPS)
 
     def addresses(self, url: Url, watch: Watch) -> list[IPAddress]:
-        """All that the URL's host has, of which each is allowed. Raises FetchRefused, AttemptOver."""
+        """Return all addresses of the URL's host; each must be allowed. Raises FetchRefused, AttemptOver."""
         found = [url.literal] if url.literal is not None else self._lookup(url.host, watch)
         if not 1 <= len(found) <= MAX_ANSWERS or not all(map(self._is_allowed, found)):
             raise refused("address")
@@ -43,7 +45,7 @@ class Lookups:
             try:
                 found.extend(self._resolve(name))
             except (OSError, UnicodeError, ValueError):
-                pass  # not known: there is no address
+                pass  # Unknown: there is no address.
             finally:
                 self._room.release()
                 ready.set()

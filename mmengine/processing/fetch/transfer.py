@@ -1,4 +1,4 @@
-"""One GET over one connection: bytes are counted as they come, and the first ones say what they are."""
+"""One GET over one connection: counts bytes as they arrive, and checks the type from the first bytes."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,10 +11,10 @@ from mmengine.processing.fetch.urls import Url
 from mmengine.processing.fetch.wire import Wire
 from mmengine.version import __version__
 
-MAX_HEADER_BYTES = 2**15  # of an answer, before its body
-# Pieces of a body that come one by one cost time each: so many are taken, and more where they are no crumbs.
+MAX_HEADER_BYTES = 2**15  # For a response, before its body.
+# Each body piece costs time, so the number of small pieces is limited; larger pieces raise the limit.
 MAX_CRUMBS, LEAST_PIECE = 2048, 128
-# Named, or a host that converts may choose a format that is not read here.
+# Named formats, because a converting host might otherwise choose an unsupported format.
 _ACCEPT = "image/png, image/jpeg, image/webp, image/gif, image/bmp, image/tiff, video/*, */*;q=0.1"
 _REDIRECTS = (301, 302, 303, 307, 308)
 
@@ -24,8 +24,9 @@ class Redirect(NamedTuple):
 
 
 def get(url: Url, wire: Wire, max_bytes: int, took: Callable[[int], None]) -> bytes | Redirect:
-    """The body of what `wire`, which is connected to the URL's host, answers. `took`: called with the number
-    of bytes as they come, and may raise. Raises FetchRefused, AttemptOver."""
+    """Send a GET and return the response's body, or a redirect. `wire` is connected to the URL's host.
+    `took`: called with the number of bytes as they arrive, and may raise. Raises FetchRefused, AttemptOver.
+    """
     try:
         return _Exchange(wire, max_bytes, took).run(url)
     except h11.ProtocolError:
@@ -56,7 +57,7 @@ class _Exchange:
         return self._checked(head) or self._body()
 
     def _event(self) -> object:
-        """The next one of h11, which bounds heads and trailers."""
+        """Return h11's next event; h11 bounds headers and trailers."""
         while (event := self._http.next_event()) is h11.NEED_DATA:
             data = self._wire.receive()
             self._received += len(data)
@@ -107,7 +108,7 @@ def _check_kind(body: bytearray) -> bool:
 
 
 def _text(location: str) -> str:
-    """As UTF-8, where it is that: servers send what browsers take."""
+    """Decode as UTF-8 if valid: servers send such locations, and browsers accept them."""
     try:
         return location.encode("latin-1").decode("utf-8")
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""A URL, read strictly: what two readers could understand in two ways is refused."""
+"""Parses URLs strictly: a URL that two parsers could read differently is refused."""
 
 import ipaddress
 import re
@@ -10,19 +10,21 @@ import idna
 from mmengine.processing.fetch.addresses import IPAddress
 from mmengine.processing.fetch.refusals import refused
 
-MAX_URL_CHARS = 8192  # of a URL that is fetched, and of one that it redirects to
-MAX_HOST_CHARS = 253  # of the name of a host, as the name service has it
+MAX_URL_CHARS = 8192  # For a fetched URL and a redirect's target.
+MAX_HOST_CHARS = 253  # The limit in DNS.
 DEFAULT_PORTS = {"http": 80, "https": 443}
-_NEVER = re.compile(r"[\x00-\x20\x7f-\xa0\\]|[\ud800-\udfff]")  # some readers drop these, others split there
+# Some parsers drop these characters, others split there.
+_NEVER = re.compile(r"[\x00-\x20\x7f-\xa0\\]|[\ud800-\udfff]")
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
-_KEPT = "!#$%&'()*+,/:;=?@[]~"  # of a path and a query: as they are written
+_KEPT = "!#$%&'()*+,/:;=?@[]~"  # Unescaped characters in a path and a query.
 
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """`host`: in lower case and ASCII, without a dot at its end; `literal`: where it is an address itself.
-    `target`: path and query, as a request has them."""
+    """A checked URL. `host`: lower-case ASCII, without a final dot. `literal`: the address, if the host is an
+    address. `target`: path and query for the request line.
+    """
 
     scheme: str
     host: str
@@ -32,12 +34,12 @@ class Url:
 
     @property
     def authority(self) -> str:
-        """For the header Host."""
+        """Return the Host header's value."""
         name = f"[{self.host}]" if ":" in self.host else self.host
         return name if self.port == DEFAULT_PORTS[self.scheme] else f"{name}:{self.port}"
 
     def joined(self, location: str) -> str:
-        """Where a redirect from here leads to."""
+        """Return a redirect's target as a full URL."""
         if len(location) > MAX_URL_CHARS:
             raise refused("url")
         try:
@@ -47,7 +49,7 @@ class Url:
 
 
 def parse_url(text: str) -> Url:
-    """Raises FetchRefused."""
+    """Parse a URL. Raises FetchRefused."""
     if len(text) > MAX_URL_CHARS or _NEVER.search(text):
         raise refused("url")
     try:
@@ -79,14 +81,14 @@ def _host(netloc: str) -> tuple[str, IPAddress | None]:
     name = host_name(netloc.partition(":")[0])
     if not _NUMBER.fullmatch(name.rpartition(".")[2]):
         return name, None
-    try:  # 0x7f.1, 017700000001 and 2130706433 look like addresses, and readers differ on which ones
+    try:  # 0x7f.1, 017700000001 and 2130706433 look like addresses, and parsers disagree about them.
         return name, ipaddress.IPv4Address(name)
     except ValueError:
         raise refused("url") from None
 
 
 def host_name(text: str) -> str:
-    """A name as the name service has it: lower case, ASCII. Raises FetchRefused."""
+    """Return a host name in DNS form: lower-case ASCII. Raises FetchRefused."""
     name = text.removesuffix(".").lower()
     if len(name) > MAX_HOST_CHARS:
         raise refused("url")

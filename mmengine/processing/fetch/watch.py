@@ -1,5 +1,4 @@
-"""The one end of a fetch: its deadline, or nobody wants it any more. All that it waits for, it waits for
-here."""
+"""A fetch's deadline and cancellation. A fetch waits only through this class."""
 
 import select
 import socket
@@ -10,17 +9,17 @@ from collections.abc import Callable
 from mmengine.processing.fetch.refusals import refused
 from mmengine.processing.workers.attempt import GIVEN_UP, AttemptOver
 
-_POLL_S = 0.1  # how soon a fetch that waits hears that it was given up
+_POLL_S = 0.1  # Interval at which a waiting fetch checks whether it was given up.
 
 
 class Watch:
-    """`limit_s`: from now on. `is_over`: whether nobody wants it."""
+    """A deadline. `limit_s`: seconds from now. `is_over`: tells whether the request was given up."""
 
     def __init__(self, limit_s: float, is_over: Callable[[], bool]) -> None:
         self._ends_at, self._is_over = time.monotonic() + limit_s, is_over
 
     def check(self) -> float:
-        """Seconds that are left. Raises FetchRefused, AttemptOver."""
+        """Return the seconds left. Raises FetchRefused, AttemptOver."""
         if self._is_over():
             raise AttemptOver(GIVEN_UP)
         left = self._ends_at - time.monotonic()
@@ -29,11 +28,11 @@ class Watch:
         return left
 
     def part(self, number: int) -> "Watch":
-        """A watch over one of `number` equal parts of what is left."""
+        """Return a watch over one of `number` equal parts of the time left."""
         return Watch(self.check() / number, self._is_over)
 
     def wait_for(self, one: socket.socket, what: int) -> None:
-        """`what`: select.POLLIN or POLLOUT."""
+        """Wait for a socket. `what`: select.POLLIN or POLLOUT."""
         poll = select.poll()
         poll.register(one, what)
         while not poll.poll(1000 * min(self.check(), _POLL_S)):

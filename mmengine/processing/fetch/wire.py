@@ -1,4 +1,4 @@
-"""A connection to an address that was checked, with or without TLS, which waits under a watch alone."""
+"""A connection to a checked address, with or without TLS; all waits go through a watch."""
 
 import select
 import socket
@@ -14,12 +14,12 @@ from mmengine.processing.fetch.urls import Url
 from mmengine.processing.fetch.watch import Watch
 
 CHUNK = 2**16
-MAX_TRIED = 3  # addresses of a host
+MAX_TRIED = 3  # Addresses per host.
 _T = TypeVar("_T")
 
 
 class Wire:
-    """`close` ends it. Raises FetchRefused, AttemptOver."""
+    """An open connection; `close` ends it. Raises FetchRefused, AttemptOver."""
 
     def __init__(self, url: Url, addresses: Sequence[IPAddress], tls: ssl.SSLContext, watch: Watch) -> None:
         self._watch = watch
@@ -35,7 +35,7 @@ class Wire:
     def _secured(self, plain: socket.socket, host: str, tls: ssl.SSLContext) -> ssl.SSLSocket:
         try:
             found = tls.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
-        except (OSError, ValueError):  # a name that no certificate can have, or the connection is gone
+        except (OSError, ValueError):  # A name that no certificate can have, or the connection is gone.
             raise refused("tls") from None
         try:
             self._retried(found, found.do_handshake, select.POLLIN)
@@ -47,7 +47,9 @@ class Wire:
         return found
 
     def _retried(self, one: socket.socket, call: Callable[[], _T], what: int) -> _T:
-        """`what`: that a plain socket waits for; TLS says so itself."""
+        """Call until the socket is ready. `what`: the event that a plain socket waits for; TLS raises its
+        own.
+        """
         while True:
             self._watch.check()
             try:
@@ -69,7 +71,7 @@ class Wire:
             raise refused("protocol") from None
 
     def receive(self) -> bytes:
-        """What came; b"" at its end."""
+        """Return received bytes; b"" at the end."""
         try:
             return self._retried(self._socket, partial(self._socket.recv, CHUNK), select.POLLIN)
         except OSError:
@@ -81,7 +83,7 @@ class Wire:
 
 
 def _connected(port: int, addresses: Sequence[IPAddress], watch: Watch) -> socket.socket:
-    """To the first address that answers; each of those left has its share of the time."""
+    """Connect to the first address that answers; each remaining address gets an equal share of the time."""
     tried = addresses[:MAX_TRIED]
     for number, address in enumerate(tried):
         part = watch.part(len(tried) - number)
@@ -93,7 +95,7 @@ def _connected(port: int, addresses: Sequence[IPAddress], watch: Watch) -> socke
             part.wait_for(one, select.POLLOUT)
             if not one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 return one
-        except FetchRefused:  # its share is over
+        except FetchRefused:  # Its share is over.
             watch.check()
         except OSError:
             pass

@@ -1,4 +1,4 @@
-"""Images, videos and options that come beside the messages, in the forms callers have them."""
+"""Reads images, videos and options passed beside the messages, in the forms that callers use."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from mmengine.processing.media.sources import MAX_MEDIA, Access
 def read_arguments(
     options: Mapping[str, Any] | None, base_folder: Path | None
 ) -> tuple[dict[str, dict[str, Any]], Access, Sequence[Any] | None]:
-    """Options for every item by its modality, what may be read, and the metadata of `videos`."""
+    """Return the options by modality, the access rights, and the metadata of `videos`."""
     rest = _given(options or {}, "media_options")
     local_files = rest.pop("local_files", True)
     if not isinstance(local_files, bool):
@@ -29,7 +29,7 @@ def read_arguments(
     for name in (*rest, *of_images, *of_videos):
         if name not in NAMES and name != "size":
             raise InvalidRequest(
-                f"{FIELD} has no {str(name)[:80]!r}; it knows {', '.join(NAMES)}",
+                f"{FIELD} has no {str(name)[:80]!r}; known are {', '.join(NAMES)}",
                 path=FieldPath("media_options"),
             )
     by_modality = {
@@ -48,25 +48,25 @@ def _given(options: Any, name: str) -> dict[str, Any]:
 
 
 def _sized(options: dict[str, Any], least: str, most: str) -> dict[str, Any]:
-    """With transformers' `size` under our names: the pixels of an image, or of all frames of a video."""
+    """Translate transformers' `size` to our names: the pixels of an image, or of all frames in a video."""
     size = options.pop("size", None)
     if size is None:
         return options
     if not isinstance(size, Mapping) or set(size) != {"shortest_edge", "longest_edge"}:
         raise InvalidRequest(
-            f"{FIELD} must be a dict of shortest_edge and longest_edge: the least and the most pixels of an "
-            "image, or of all frames of a video",
+            f"{FIELD} must be a dict of shortest_edge and longest_edge: the minimum and maximum pixels of an "
+            "image, or of all frames in a video",
             path=FieldPath("size"),
         )
     return {least: size["shortest_edge"], most: size["longest_edge"], **options}
 
 
 def for_item(options: dict[str, Any], number: int, where: str) -> dict[str, Any]:
-    """`fps` may be a list with one value a video, as who samples frames returns it."""
+    """Return an item's options. `fps` may be a list with one value per video, as frame samplers return it."""
     fps = options.get("fps")
     if isinstance(fps, (list, tuple)):
         if number >= len(fps):
-            raise InvalidRequest(f"{where}: fps lists {len(fps)} values, which are too few")
+            raise InvalidRequest(f"{where}: fps lists only {len(fps)} values; give one per video")
         options["fps"] = fps[number]
     return options
 
@@ -80,7 +80,9 @@ def as_images(images: Any) -> list[Any]:
 
 
 def as_videos(videos: Any, metadata: Any) -> list[Any]:
-    """One video may stand alone; a list of images is one video, as for transformers."""
+    """Return a list of videos. A single video may be passed alone; a list of images is one video, as in
+    transformers.
+    """
     if videos is None:
         videos = []
     single = isinstance(videos, (str, bytes, Path)) or getattr(videos, "ndim", 0) == 4
@@ -104,7 +106,7 @@ def _listed(items: Any, name: str) -> list[Any]:
     listed = list(items)
     if len(listed) > MAX_MEDIA:
         raise InvalidRequest(
-            f"{FIELD} has {len(listed)} entries; at most {MAX_MEDIA} are taken in one request",
+            f"{FIELD} has {len(listed)} entries; the limit for one request is {MAX_MEDIA}",
             path=FieldPath(name),
         )
     return listed

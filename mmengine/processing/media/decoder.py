@@ -1,4 +1,6 @@
-"""What a decoder process runs: encoded images and videos to patches. Neither torch nor a tokenizer."""
+"""The decoder that a worker process runs: encoded images and videos to patches. Imports neither torch nor a
+tokenizer.
+"""
 
 import importlib
 from functools import partial
@@ -13,7 +15,7 @@ from mmengine.processing.media.sources import Access, MediaPart
 
 
 class _Recipe(msgspec.Struct, frozen=True):
-    """`module`, `name`: of the class of `settings`."""
+    """A decoder's parameters. `module`, `name`: of the class of `settings`."""
 
     module: str
     name: str
@@ -23,14 +25,16 @@ class _Recipe(msgspec.Struct, frozen=True):
 
 
 def recipe(settings: MediaSettings, limit: int, who: str) -> DecoderRecipe:
-    """For `decoder`, below. `limit`, `who`: of tokens, and whose it is."""
+    """Return the recipe for `decoder`, below. `limit`: maximum number of tokens. `who`: the owner of the
+    limit, for errors.
+    """
     kind, data = type(settings), msgspec.Raw(msgspec.json.encode(settings))
     made = _Recipe(kind.__module__, kind.__name__, data, limit, who)
     return DecoderRecipe(__name__, msgspec.json.encode(made))
 
 
 def decoder(settings: bytes) -> MediaDecoder:
-    """The decoder that `recipe` describes."""
+    """Return the decoder that `recipe` describes."""
     read = msgspec.json.decode(settings, type=_Recipe)
     kind: type[MediaSettings] = getattr(importlib.import_module(read.module), read.name)
     check = partial(check_length, most=read.limit, who=read.who)
@@ -45,12 +49,13 @@ def _decode(loader: MediaLoader, media: EncodedMedia) -> DecodedMedia:
 
 
 def check_length(length: int, most: int, who: str = "the model", *, media: bool = True) -> None:
-    """Raises InvalidRequest for a prompt of more than the `most` tokens that `who` takes. `media`: it may
-    hold some."""
+    """Raise InvalidRequest for a prompt with more tokens than `most`, the limit of `who`. `media`: whether
+    the prompt may hold media.
+    """
     if length > most:
         advice = "shorten it, or send fewer or smaller images" if media else "shorten it"
         raise InvalidRequest(
-            f"the prompt has {length} tokens or more; {who} takes at most {most}: {advice}",
+            f"the prompt has {length} tokens or more; the limit of {who} is {most}: {advice}",
             code=ErrorCode.CONTEXT_LENGTH_EXCEEDED,
             path=("prompt",),
         )

@@ -1,7 +1,7 @@
-"""Images and videos whose size stays near their own: sides are multiples of what an embedding stands for, the
-ratio stays, and the number of pixels comes to lie in a range.
+"""Media settings for families that keep an image's size: sides are multiples of an embedding's side, the
+aspect ratio stays, and the number of pixels moves into a range.
 
-Frames of a video are taken by their rate, as transformers' video processors of such families take them.
+Video frames are sampled by their rate, as transformers' video processors for such families do.
 """
 
 import json
@@ -30,32 +30,32 @@ from mmengine.processing.media.sources import Access
 from mmengine.processing.media.video import MAX_RESIZED_PIXELS as MAX_VIDEO_PIXELS
 from mmengine.processing.media.video import load_video, span_of
 
-MAX_RESIZED_PIXELS = 2**24  # one image, 16384 embeddings
+MAX_RESIZED_PIXELS = 2**24  # One image, 16384 embeddings.
 # Pixels are resized here, bicubically; encoders scale and normalise them on their device.
 _DONE = {"do_normalize": True, "do_rescale": True, "do_resize": True, "resample": 3}
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSettings:
-    min_pixels: int  # of the resized image
+    min_pixels: int  # Of the resized image.
     max_pixels: int
 
 
 @dataclass(frozen=True, slots=True)
 class VideoSettings:
-    min_pixels: int  # of all resized frames together
+    min_pixels: int  # Of all resized frames together.
     max_pixels: int
     min_frames: int
     max_frames: int
-    fps: float  # frames taken a second
+    fps: float  # Sampled frames per second.
     do_sample_frames: bool
     cap_pixels_per_frame: bool
-    max_video_tokens: int  # a frame, with cap_pixels_per_frame
+    max_video_tokens: int  # Per frame, with cap_pixels_per_frame.
 
 
 @dataclass(frozen=True, slots=True)
 class GridSettings:
-    """A MediaSettings, and the rules of its videos."""
+    """A MediaSettings, and the rules for its videos."""
 
     patches: PatchSettings
     image: ImageSettings
@@ -121,7 +121,7 @@ class GridSettings:
         patches, settings = self.patches, self.video
         if not options.resize:
             return options.unresized(size, patches.factor, where)
-        num_frames = max(num_frames, patches.temporal_patch_size)  # a single frame is shown twice
+        num_frames = max(num_frames, patches.temporal_patch_size)  # A single frame is repeated.
         low, high = settings.min_pixels, options.total_pixels or settings.max_pixels
         low = options.total_min_pixels or low
         is_capped = options.cap_pixels_per_frame
@@ -143,9 +143,12 @@ class GridSettings:
 
 
 def read_grids(folder: Path, defaults: GridSettings, normalisation: Mapping[str, object]) -> GridSettings:
-    """What the files say, and `defaults` where they are silent, whose patches they may not contradict.
-    `normalisation`: fields such as image_mean, with the only values that the model's encoder computes with.
-    Raises ModelError naming the file and the field."""
+    """Return the settings in the files, with `defaults` for missing fields; the files may not contradict the
+    patches in `defaults`.
+
+    `normalisation`: fields such as image_mean, with the only values that the model's encoder supports. Raises
+    ModelError that names the file and the field.
+    """
     constants = {**normalisation, **_DONE, **asdict(defaults.patches)}
     image, image_path = read_section(folder, "image_processor", "preprocessor_config.json")
     video, video_path = read_section(
@@ -180,7 +183,7 @@ def _pixel_range(
     size = values.get("size")
     size = dict(size) if isinstance(size, dict) else {}
     for name, old_name in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
-        if values.get(old_name) is not None:  # an older spelling, which wins where both are given
+        if values.get(old_name) is not None:  # An older spelling, which wins if both are given.
             size[name] = values[old_name]
     low = read_integer(size, path, "shortest_edge", defaults.min_pixels, MAX_PIXELS)
     high = read_integer(size, path, "longest_edge", defaults.max_pixels, MAX_PIXELS)

@@ -1,8 +1,8 @@
-"""An image from anywhere to RGB, checked; the same pixels that transformers' Pillow backend sees.
+"""Converts an image from any source to RGB, checked, with the same pixels as transformers' Pillow backend.
 
-What is decided here: transparency is laid on white (as transformers does), EXIF
-rotation is applied, 16-bit grey is scaled and not clipped, CMYK is converted by Pillow, and an
-animation is refused, because taking one frame of it in silence would answer about something else.
+Transparency is composited on white (as transformers does), EXIF rotation is applied, 16-bit grey is scaled
+and not clipped, and Pillow converts CMYK. An animation is refused, because silently using one frame would
+answer about something else.
 """
 
 import io
@@ -28,7 +28,7 @@ from mmengine.errors import InvalidMedia
 from mmengine.processing.media.formats import MAX_DECODED_PIXELS, FormatError, image_format
 from mmengine.processing.media.sources import MAX_IMAGE_BYTES, Access, is_source, read_source
 
-# Imported by name, so that Pillow never looks for the plugins of other formats.
+# Imported by name, so that Pillow never loads the plugins of other formats.
 PLUGINS = (
     PngImagePlugin,
     JpegImagePlugin,
@@ -40,14 +40,16 @@ PLUGINS = (
 _TOO_MANY_PIXELS = f"has more than {MAX_DECODED_PIXELS} pixels; send a smaller one"
 _UNKNOWN = "is no image that can be read; PNG, JPEG, WebP, GIF, BMP and TIFF are"
 _DAMAGED = "is damaged or cut short: its pixels cannot be decoded"
-_SHARED = threading.Lock()  # a PIL image reads its file and EXIF late, and many requests may share one
-_ANIMATED = ("GIF", "WEBP", "PNG")  # an MPO holds further views of the same photo, not an animation
+_SHARED = threading.Lock()  # A PIL image reads its file and EXIF late, and many requests may share it.
+_ANIMATED = ("GIF", "WEBP", "PNG")  # An MPO holds further views of the same photo, not an animation.
 _BAND_PIXELS = 2**20
 _SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 
 
 def load_rgb(source: Any, access: Access, where: str) -> Image.Image:
-    """Bytes, path, data: URL, PIL image, array or tensor to an RGB image. Raises InvalidMedia."""
+    """Convert bytes, a path, a data: URL, a PIL image, an array or a tensor to an RGB image. Raises
+    InvalidMedia.
+    """
     if isinstance(source, Image.Image):
         with _SHARED:
             return _converted(source, where)
@@ -67,7 +69,7 @@ def _decode(data: bytes, where: str) -> Image.Image:
         image = Image.open(io.BytesIO(data), formats=(form,))
     except Image.DecompressionBombError:
         raise InvalidMedia(f"{where} {_TOO_MANY_PIXELS}") from None
-    except Exception:  # Pillow's parsers raise nearly anything on bytes they cannot read
+    except Exception:  # Pillow's parsers raise nearly any exception on invalid bytes.
         raise InvalidMedia(f"{where} {_UNKNOWN}") from None
     with image:
         _check_size(image, where)
@@ -76,7 +78,9 @@ def _decode(data: bytes, where: str) -> Image.Image:
 
 
 def _check_single(image: Image.Image, where: str) -> None:
-    """Frames are never counted, which takes Pillow a walk over all of them: it is asked for a second one."""
+    """Refuse an image with several frames. Frames are never counted, because Pillow would read all of them;
+    only a second frame is looked for.
+    """
     try:
         several = bool(getattr(image, "is_animated", False))
     except Exception:
@@ -99,7 +103,9 @@ def _converted(image: Image.Image, where: str) -> Image.Image:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Turned as its EXIF data say; as it is where these are broken, for the pixels are still good."""
+    """Return the image rotated by its EXIF orientation; with damaged EXIF data unchanged, because the pixels
+    are still good.
+    """
     with suppress(Exception):
         if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
             return ImageOps.exif_transpose(image)
@@ -125,7 +131,9 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _scaled_grey(values: np.ndarray, is_wide: bool) -> Image.Image:
-    """[h, w] of 0 to 65535 to 8 bits; `is_wide`: of 32 bits, which may also hold no more than 0 to 255."""
+    """Convert [h, w] with values 0 to 65535 to 8 bits. `is_wide`: 32-bit values, which may also be only 0 to
+    255.
+    """
     top = 255 if is_wide and values.max() <= 255 else 65535
     table = np.rint(np.arange(top + 1) * (255 / top)).astype(np.uint8)
     grey = np.empty(values.shape, np.uint8)
@@ -144,13 +152,14 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _bands(height: int, width: int) -> Iterator[tuple[int, int]]:
-    """(first, last + 1) of rows that are worked on at once: whole copies of a large picture add up."""
+    """Yield (first, last + 1) of rows that are processed at once: full copies of a large image would add
+    up."""
     step = max(1, _BAND_PIXELS // width)
     return ((first, min(first + step, height)) for first in range(0, height, step))
 
 
 def to_array(source: Any, where: str) -> np.ndarray:
-    """An array, or what can become one: a torch tensor has `.numpy()`."""
+    """Return an array, or convert an object with `.numpy()`, such as a torch tensor."""
     if not isinstance(source, np.ndarray):
         if not hasattr(source, "numpy"):
             raise InvalidMedia(
@@ -160,7 +169,7 @@ def to_array(source: Any, where: str) -> np.ndarray:
         tensor = source.detach().cpu() if hasattr(source, "detach") else source
         try:
             source = np.asarray(tensor.numpy())
-        except (TypeError, RuntimeError):  # bfloat16, for one, has no numpy type
+        except (TypeError, RuntimeError):  # bfloat16, for example, has no numpy type.
             raise InvalidMedia(f"{where} is a tensor that numpy cannot hold; pass it as uint8") from None
     if source.dtype.kind not in "buif" or source.size == 0:
         raise InvalidMedia(
@@ -170,10 +179,10 @@ def to_array(source: Any, where: str) -> np.ndarray:
 
 
 def array_to_rgb(array: np.ndarray, where: str) -> np.ndarray:
-    """[h, w], [h, w, c] or [c, h, w] with 1, 3 or 4 channels, to uint8 [h, w, 3].
+    """Convert [h, w], [h, w, c] or [c, h, w] with 1, 3 or 4 channels to uint8 [h, w, 3].
 
-    Channels are sought first in front, then behind. Integers are 0 to 255 (uint16 to 65535), floats
-    either whole numbers 0 to 255 or fractions 0 to 1: the reading of transformers.
+    The channel dimension may be first or last; the first is tried first. Integers are 0 to 255 (uint16 to
+    65535). Floats are whole numbers 0 to 255 or fractions 0 to 1, as in transformers.
     """
     if array.ndim == 2:
         array = array[..., None]

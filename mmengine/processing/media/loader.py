@@ -1,8 +1,8 @@
-"""An image or a video of a prompt, to the rows that the encoder reads and the hash of them.
+"""Loads a prompt's image or video: the rows that the encoder reads, and their hash.
 
-What was given as encoded bytes (bytes, a data: URL, a file) is looked up by content first, so a picture
-that was asked about before is not decoded, resized and cut up again. Pixels that were decoded elsewhere
-(PIL images, arrays, lists of frames) are not kept: hashing them costs nearly what preparing them does.
+Encoded bytes (bytes, a data: URL, a file) are looked up by content first, so that a repeated image is not
+decoded, resized and cut again. Pixels decoded elsewhere (PIL images, arrays, lists of frames) are not cached:
+hashing them costs nearly as much as preparing them.
 """
 
 import hashlib
@@ -34,13 +34,14 @@ from mmengine.processing.media.sources import (
 )
 from mmengine.processing.media.video import MAX_LISTED_FRAMES
 
-_ENTRY_BYTES = 1024  # of the cache, beside the rows
+_ENTRY_BYTES = 1024  # Overhead of a cache entry beside its rows.
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedMedia:
-    """As DecodedMedia, with what the rows hash to: uint8, shared by whoever asks for the same content, and
-    never written."""
+    """A DecodedMedia with the hash of its rows: uint8, shared by all requests with the same content, and
+    never written.
+    """
 
     patches: np.ndarray
     grid: tuple[int, int, int]
@@ -55,18 +56,21 @@ class LoadedMedia:
 
 
 class MediaLoader:
-    """`hash_key`: what beside the pixels decides what the encoder makes of them."""
+    """Loads media through the cache. `hash_key`: everything beside the pixels that determines the encoder's
+    output.
+    """
 
     def __init__(self, settings: MediaSettings, hash_key: bytes, check_length: CheckLength) -> None:
         self.cache: MediaCache[LoadedMedia] = MediaCache()
-        self.decoder: MediaDecoder | None = None  # of encoded media; None: this thread
+        self.decoder: MediaDecoder | None = None  # Decodes encoded media; None: this thread does.
         self._settings, self._hash_key, self._check_length = settings, hash_key, check_length
 
     def load(
         self, part: MediaPart, given: Mapping[str, Any], access: Access, cache_salt: str
     ) -> tuple[LoadedMedia, MediaSource | None]:
-        """The media of a part, and what `restore` makes the same of again. Raises InvalidMedia,
-        InvalidRequest."""
+        """Return the media of a part, and a source from which `restore` makes the same again. Raises
+        InvalidMedia, InvalidRequest.
+        """
         check_known(given, self._settings.options, part.where)
         source = _source_of(part, given, access)
         if source is None:
@@ -76,7 +80,7 @@ class MediaLoader:
             return self._load(part, given, access), source
         key, stamp = _content_key(part, given, cache_salt), _stamp(source.data)
         media = self.cache.get(key, lambda: self._load(part, given, access), lambda one: one.num_bytes)
-        if _stamp(source.data) != stamp:  # a file that changed meanwhile: who knows what was read
+        if _stamp(source.data) != stamp:  # The file changed meanwhile, so the read content is unknown.
             self.cache.forget(key)
         return media, source
 
@@ -94,7 +98,7 @@ class MediaLoader:
         return LoadedMedia(found.patches, found.grid, mm_hash, found.timestamps, found.duration, found.tiles)
 
     def decode(self, part: MediaPart, given: Mapping[str, object], access: Access) -> DecodedMedia:
-        """On this thread. Raises InvalidMedia, InvalidRequest."""
+        """Decode on this thread. Raises InvalidMedia, InvalidRequest."""
         settings, check_length = self._settings, self._check_length
         if part.modality == "image":
             wanted = image_options(given, part.where)
@@ -111,7 +115,7 @@ class MediaLoader:
 
 
 def _source_of(part: MediaPart, given: Mapping[str, Any], access: Access) -> MediaSource | None:
-    """The encoded bytes, of a video on a disk the file; None for pixels that were decoded elsewhere."""
+    """Return the encoded bytes, or the file for a video on disk; None for pixels decoded elsewhere."""
     source = part.source
     data: bytes | Path | None
     if part.modality == "image":
@@ -126,8 +130,9 @@ def _source_of(part: MediaPart, given: Mapping[str, Any], access: Access) -> Med
 
 
 def encoded_media(part: MediaPart, given: Mapping[str, object], access: Access) -> EncodedMedia | None:
-    """What another process makes the media of a part of; None for pixels that were decoded elsewhere, which
-    a video's frames are when one of them is. Raises InvalidMedia, InvalidRequest."""
+    """Return a part's input for another process, or None for pixels decoded elsewhere, which includes a video
+    with one such frame. Raises InvalidMedia, InvalidRequest.
+    """
     source, times = part.source, None
     if part.modality == "video" and isinstance(source, tuple) and len(source) == 2:
         source, times = source[0], _frame_times(source[1], part.where)
@@ -142,7 +147,7 @@ def encoded_media(part: MediaPart, given: Mapping[str, object], access: Access) 
         data = read_source(source, access, MAX_IMAGE_BYTES, part.where) if is_source(source) else None
     if data is None:
         return None
-    (image_options if part.modality == "image" else video_options)(given, part.where)  # raises
+    (image_options if part.modality == "image" else video_options)(given, part.where)  # Raises.
     options = {
         name: value for name in OPTION_NAMES if isinstance(value := given.get(name), (bool, int, float))
     }
@@ -152,10 +157,10 @@ def encoded_media(part: MediaPart, given: Mapping[str, object], access: Access) 
 def _encoded_frames(frames: Sequence[object], access: Access, where: str) -> tuple[Encoded, ...]:
     found: list[Encoded] = []
     num_bytes = 0
-    for index, frame in enumerate(frames[: MAX_LISTED_FRAMES + 1]):  # one too many is told of by the decoder
+    for index, frame in enumerate(frames[: MAX_LISTED_FRAMES + 1]):  # The decoder reports one frame too many.
         name = f"{where}, frame {index}"
         data = keepable(frame, access, MAX_IMAGE_BYTES, name)
-        assert data is not None  # all of them are sources
+        assert data is not None  # All of them are sources.
         num_bytes += len(data) if isinstance(data, bytes) else 0
         if num_bytes > MAX_VIDEO_BYTES:
             raise InvalidMedia(f"{where} is larger than {MAX_VIDEO_BYTES // 2**20} MiB; send fewer frames")
@@ -164,7 +169,7 @@ def _encoded_frames(frames: Sequence[object], access: Access, where: str) -> tup
 
 
 def _frame_times(metadata: object, where: str) -> FrameTimes | None:
-    """Of a list of frames. What is wrong with the values, the decoder tells."""
+    """Return the metadata of a list of frames. The decoder reports invalid values."""
     if not isinstance(metadata, Mapping):
         return None
     fps, indices = metadata.get("fps"), metadata.get("frames_indices")
@@ -177,11 +182,12 @@ def _frame_times(metadata: object, where: str) -> FrameTimes | None:
 
 
 def _content_key(part: MediaPart, given: Mapping[str, Any], cache_salt: str) -> bytes:
-    """Raises InvalidRequest for options that are out of range, InvalidMedia for a file that is gone."""
+    """Return the cache key. Raises InvalidRequest for options out of range, InvalidMedia for a missing
+    file."""
     options = (image_options if part.modality == "image" else video_options)(given, part.where)
     head = (
         json.dumps([part.modality, repr(options), cache_salt]) + "\n"
-    )  # no line break in JSON: it ends here
+    )  # JSON has no line break: it ends here.
     digest = hashlib.sha256(head.encode())
     if isinstance(part.source, Path):
         try:
@@ -196,7 +202,7 @@ def _content_key(part: MediaPart, given: Mapping[str, Any], cache_salt: str) -> 
 
 
 def _stamp(data: bytes | Path) -> tuple[int, ...]:
-    """What changes when a file does."""
+    """Return a tuple that changes when the file changes."""
     if not isinstance(data, Path):
         return ()
     try:

@@ -1,4 +1,4 @@
-"""Options of one image or video, in the names that transformers and its users' scripts have, checked."""
+"""Checks the options of an image or video, by the names in transformers and its users' scripts."""
 
 import math
 from collections.abc import Mapping
@@ -7,12 +7,12 @@ from typing import Any
 
 from mmengine.errors import InvalidMedia, InvalidRequest
 
-MAX_SIDE = 2**15  # pixels of resized_height and resized_width
-MAX_PIXELS = 2**28  # of min_pixels, max_pixels and total_pixels
-MAX_FRAMES = 2048  # of nframes, min_frames and max_frames
-SPLITS, LONGEST = "do_image_splitting", "longest_edge"  # of families with tiles
+MAX_SIDE = 2**15  # Pixels, for resized_height and resized_width.
+MAX_PIXELS = 2**28  # For min_pixels, max_pixels and total_pixels.
+MAX_FRAMES = 2048  # For nframes, min_frames and max_frames.
+SPLITS, LONGEST = "do_image_splitting", "longest_edge"  # For families with tiles.
 
-_NUMBERS = {  # name: (low, high, whole)
+_NUMBERS = {  # Name: (low, high, whole).
     "min_pixels": (1, MAX_PIXELS, True),
     "max_pixels": (1, MAX_PIXELS, True),
     "total_pixels": (1, 2**40, False),
@@ -38,13 +38,13 @@ NAMES = (*_NUMBERS, *_FLAGS)
 class ImageOptions:
     min_pixels: int | None = None
     max_pixels: int | None = None
-    resized: tuple[int, int] | None = None  # (height, width) asked for
+    resized: tuple[int, int] | None = None  # Requested (height, width).
     resize: bool = True
     longest_edge: int | None = None
-    splits: bool | None = None  # into tiles; None: as the checkpoint says
+    splits: bool | None = None  # Split into tiles; None: the checkpoint's setting.
 
     def unresized(self, size: tuple[int, int], factor: int, where: str) -> tuple[int, int]:
-        """`size` (height, width) as it is, for do_resize False."""
+        """Return `size` (height, width) unchanged, for do_resize False."""
         height, width = size
         if height % factor or width % factor:
             raise InvalidMedia(
@@ -55,23 +55,25 @@ class ImageOptions:
 
 @dataclass(frozen=True, slots=True)
 class VideoOptions(ImageOptions):
-    """`min_pixels` and `max_pixels` count a frame's pixels."""
+    """Options of a video. `min_pixels` and `max_pixels` count a frame's pixels."""
 
-    total_pixels: int | None = None  # of all frames, at most
+    total_pixels: int | None = None  # Limit for all frames together.
     total_min_pixels: int | None = None
-    cap_pixels_per_frame: bool | None = None  # None: as the checkpoint says
-    fps: float | None = None  # frames to take a second
+    cap_pixels_per_frame: bool | None = None  # None: the checkpoint's setting.
+    fps: float | None = None  # Frames to sample per second.
     num_frames: int | None = None
     min_frames: int | None = None
     max_frames: int | None = None
-    start: float | None = None  # seconds
+    start: float | None = None  # Seconds.
     end: float | None = None
-    source_fps: float | None = None  # of the frames that were passed
-    sampled: bool | None = None  # whether those are to be used as they are
+    source_fps: float | None = None  # Rate of the passed frames.
+    sampled: bool | None = None  # Whether the passed frames are used as they are.
 
 
 def image_options(values: Mapping[str, Any], where: str) -> ImageOptions:
-    """Raises InvalidRequest for the first option out of range. Unknown names are not looked at."""
+    """Return the image options. Raises InvalidRequest for the first option out of range. Unknown names are
+    ignored.
+    """
     return ImageOptions(**_common(_checked(values, where), where))
 
 
@@ -83,7 +85,7 @@ def video_options(values: Mapping[str, Any], where: str) -> VideoOptions:
     keep = options.get("do_sample_frames")
     source_fps = options.get("raw_fps", options.get("sample_fps"))
     fps = options.get("fps")
-    if keep is False and fps is not None:  # what is said of frames that were sampled before
+    if keep is False and fps is not None:  # Describes frames that were sampled before.
         source_fps, fps = source_fps or fps, None
     return VideoOptions(
         **_common(options, where),
@@ -102,12 +104,12 @@ def video_options(values: Mapping[str, Any], where: str) -> VideoOptions:
 
 
 def check_known(values: Mapping[str, Any], known: frozenset[str], where: str) -> None:
-    """Raises InvalidRequest for an option that is none of those that the model knows."""
+    """Raise InvalidRequest for an option that the model does not support."""
     for name in NAMES:
         if values.get(name) is not None and name not in known:
             raise InvalidRequest(
-                f"{where}: {name} means nothing to this model, which knows {', '.join(sorted(known))}; "
-                "leave it out"
+                f"{where}: this model does not support {name}; leave it out, or use one of "
+                f"{', '.join(sorted(known))}"
             )
 
 
@@ -117,7 +119,7 @@ def _common(options: dict[str, Any], where: str) -> dict[str, Any]:
         raise InvalidRequest(f"{where}: min_pixels {low} is larger than max_pixels {high}")
     height, width = options.get("resized_height"), options.get("resized_width")
     if (height is None) != (width is None):
-        raise InvalidRequest(f"{where}: resized_height and resized_width belong together")
+        raise InvalidRequest(f"{where}: give resized_height and resized_width together")
     return {
         "min_pixels": low,
         "max_pixels": high,

@@ -1,7 +1,7 @@
-"""Sizes of resized frames, and frames cut into the rows that the vision encoder reads.
+"""Computes the sizes of resized frames, and cuts frames into the rows that the vision encoder reads.
 
-The size rule is the one that transformers calls smart resize: sides are multiples of what one embedding
-stands for, the ratio stays, and the number of pixels comes to lie in a range.
+The size rule is transformers' smart resize: sides are multiples of an embedding's side, the aspect ratio
+stays, and the number of pixels moves into a range.
 """
 
 import math
@@ -11,7 +11,7 @@ import numpy as np
 
 from mmengine.errors import InvalidMedia
 
-MAX_RATIO = 200  # long side over short side
+MAX_RATIO = 200  # Long side over short side.
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +22,16 @@ class PatchSettings:
 
     @property
     def factor(self) -> int:
-        """Sides of a resized frame are multiples of it, in pixels."""
+        """Return the number that a resized frame's sides are multiples of, in pixels."""
         return self.patch_size * self.merge_size
 
     def embeds(self, grid: tuple[int, int, int]) -> int:
-        """Of one temporal patch of `grid`."""
+        """Return the embeddings in one temporal patch of `grid`."""
         return grid[1] * grid[2] // self.merge_size**2
 
 
 def image_size(height: int, width: int, factor: int, low: int, high: int, where: str) -> tuple[int, int]:
-    """(height, width) near the given ones, multiples of `factor`, low to high pixels in all."""
+    """Return (height, width) near the given size: multiples of `factor`, with low to high pixels in total."""
     _check_ratio(height, width, f"{width} x {height}", where)
     return _fit(1, 1, height, width, factor, low, high)
 
@@ -39,7 +39,7 @@ def image_size(height: int, width: int, factor: int, low: int, high: int, where:
 def video_size(
     num_frames: int, height: int, width: int, patches: PatchSettings, low: int, high: int, where: str
 ) -> tuple[int, int]:
-    """As image_size, for a whole video: low and high count the pixels of all frames."""
+    """Return the frame size for a whole video: low and high count the pixels in all frames."""
     factor, shown = patches.factor, f"{width} x {height}"
     if height < factor or width < factor:
         scale = max(factor / height, factor / width)
@@ -74,10 +74,10 @@ def _check_ratio(height: int, width: int, shown: str, where: str) -> None:
 
 
 def patchify(frames: np.ndarray, settings: PatchSettings) -> tuple[np.ndarray, tuple[int, int, int]]:
-    """uint8 [t, 3, h, w], t a multiple of the temporal patch size, to rows and grid (t, h, w).
+    """Cut uint8 [t, 3, h, w], with t a multiple of the temporal patch size, into rows and grid (t, h, w).
 
-    Rows are uint8 [patches, 3 * temporal * patch * patch]; the merge x merge patches that become
-    one embedding stand together.
+    Rows are uint8 [patches, 3 * temporal * patch * patch]; the merge x merge patches that become one
+    embedding stand together.
     """
     count, channels, height, width = frames.shape
     patch, merge, temporal = settings.patch_size, settings.merge_size, settings.temporal_patch_size

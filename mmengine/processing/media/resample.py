@@ -1,10 +1,10 @@
-"""Resizing of uint8 frames, bit for bit what torch's uint8 kernels give, in numpy.
+"""Resizes uint8 frames in numpy, bit for bit like torch's uint8 kernels.
 
 transformers resizes video frames with `torch.nn.functional.interpolate(antialias=True)` on uint8, mode
-"bicubic" or "lanczos", which runs two separable passes, columns first, each rounded to uint8.
-Its weights are 16-bit integers with as many fraction bits as the largest weight allows. Sums of
-such products are exact in float64, so plain matrix products give the same integers.
-Pillow differs: by one grey value from finer weights, and by more where it takes rows first.
+"bicubic" or "lanczos". It runs two separable passes, columns first, each rounded to uint8. Its weights are
+16-bit integers with as many fraction bits as the largest weight allows. Sums of such products are exact in
+float64, so plain matrix products give the same integers. Pillow differs: by one grey value because of finer
+weights, and by more if it resizes rows first.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ import numpy as np
 
 Filter = Literal["bicubic", "lanczos"]
 
-CUBIC_A = -0.5  # Keys' kernel, as Pillow and torch's antialiased path use it
-BLOCK = 64  # output samples a product; keeps the band of non-zero weights dense
+CUBIC_A = -0.5  # Keys' kernel, as in Pillow and torch's antialiased path.
+BLOCK = 64  # Output samples per product; keeps the band of non-zero weights dense.
 
 
 def resize(planes: np.ndarray, height: int, width: int, by: Filter = "bicubic") -> np.ndarray:
-    """uint8 [c, h, w] to uint8 [c, height, width]."""
+    """Resize uint8 [c, h, w] to uint8 [c, height, width]."""
     channels, old_height, old_width = planes.shape
     if width != old_width:
         rows = _pass(planes.reshape(channels * old_height, old_width).T, width, by)
@@ -31,7 +31,7 @@ def resize(planes: np.ndarray, height: int, width: int, by: Filter = "bicubic") 
 
 
 def _pass(lines: np.ndarray, size: int, by: Filter) -> np.ndarray:
-    """uint8 [n, m] to uint8 [size, m], along the first axis."""
+    """Resize uint8 [n, m] to uint8 [size, m], along the first axis."""
     blocks, precision = _weights(lines.shape[0], size, by)
     lines = lines.astype(np.float64)
     out = np.empty((size, lines.shape[1]), np.uint8)
@@ -46,7 +46,8 @@ def _pass(lines: np.ndarray, size: int, by: Filter) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _weights(old: int, new: int, by: Filter) -> tuple[tuple[tuple[int, int, np.ndarray], ...], int]:
-    """Blocks (first output, first input, weights [outputs, inputs]) and the fraction bits."""
+    """Return blocks (first output, first input, weights [outputs, inputs]) and the number of fraction
+    bits."""
     kernel = _KERNELS[by]
     scale = old / new
     stretch = max(scale, 1.0)
@@ -79,12 +80,12 @@ def _cubic(x: np.ndarray) -> np.ndarray:
 
 
 def _lanczos(x: np.ndarray) -> np.ndarray:
-    """A sinc, faded out by the one that is three times as wide."""
+    """Return a sinc, windowed by a sinc that is three times as wide."""
     return np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0.0)
 
 
 class _Kernel(NamedTuple):
-    reach: int  # samples to either side, where nothing is shrunk
+    reach: int  # Samples on either side without shrinking.
     weight: Callable[[np.ndarray], np.ndarray]
 
 

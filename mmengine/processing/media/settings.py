@@ -1,4 +1,4 @@
-"""What a family says of its images and videos: the port of the loader, and how a folder's files are read.
+"""A family's rules for images and videos: the loader's protocol, and functions that read a folder's files.
 
 The files are preprocessor_config.json and video_preprocessor_config.json; newer folders keep both in
 processor_config.json, as `image_processor` and `video_processor`.
@@ -18,14 +18,17 @@ from mmengine.processing.media.patches import PatchSettings
 from mmengine.processing.media.sources import Access
 
 MAX_PIXELS = 2**28
-# Called with the embeddings that an item takes before its pixels are made; raises where they are too many.
+# Called with an item's number of embeddings before its pixels are made; raises if they are too many.
 CheckLength = Callable[[int], None]
 
 
 class MediaSettings(Protocol):
-    """A frozen dataclass of plain data, so that a process of its own can be told it as JSON, and what goes by
-    it. Its module is imported there, and brings neither torch nor a tokenizer. `options`: those of a request
-    that mean something here, of `mmengine.processing.media.options.NAMES`."""
+    """A family's media rules: a frozen dataclass of plain data, so that another process can receive it as
+    JSON.
+
+    That process imports the dataclass's module, which must load neither torch nor a tokenizer. `options`: the
+    supported request options, from `mmengine.processing.media.options.NAMES`.
+    """
 
     @property
     def patches(self) -> PatchSettings: ...
@@ -35,25 +38,28 @@ class MediaSettings(Protocol):
 
     @property
     def max_image_pixels(self) -> int:
-        """What an image is resized to at most, where nobody asks for another size."""
+        """Return the largest size in pixels that an image is resized to by default."""
 
     def describe(self) -> str:
-        """Canonical JSON, for fingerprints."""
+        """Return canonical JSON, for fingerprints."""
 
     def prepare_image(
         self, image: Image.Image, options: ImageOptions, check_length: CheckLength, where: str
     ) -> DecodedMedia:
-        """Raises InvalidMedia, InvalidRequest."""
+        """Convert an image to patches. Raises InvalidMedia, InvalidRequest."""
 
     def prepare_video(
         self, source: Any, options: VideoOptions, access: Access, check_length: CheckLength, where: str
     ) -> DecodedMedia:
-        """`source`: as `mmengine.processing.media.video.load_video` takes it. Raises as above."""
+        """Convert a video to patches. `source`: as in `mmengine.processing.media.video.load_video`. Raises
+        InvalidMedia, InvalidRequest.
+        """
 
 
 def read_section(folder: Path, key: str, name: str, *, optional: bool = False) -> tuple[dict[str, Any], Path]:
-    """The object `key` of processor_config.json, else the file `name`, and where it was found. `optional`: {}
-    where there is neither. Raises ModelError."""
+    """Return the object `key` in processor_config.json, otherwise the file `name`, and its path. `optional`:
+    return {} if neither exists. Raises ModelError.
+    """
     common = folder / "processor_config.json"
     if common.is_file():
         values = read_json(common).get(key)
@@ -66,14 +72,14 @@ def read_section(folder: Path, key: str, name: str, *, optional: bool = False) -
 
 
 def check_constants(values: Mapping[str, object], path: Path, constants: Mapping[str, object]) -> None:
-    """ModelError for a field that is there with another value."""
+    """Raise ModelError for a field with another value than the constant."""
     for name, wanted in constants.items():
         if (value := values.get(name, wanted)) != wanted:
             raise ModelError(f"{path}: {name} is {repr(value)[:60]}; only {wanted} is supported here")
 
 
 def read_integer(values: Mapping[str, object], path: Path, name: str, default: int, high: int = 2**20) -> int:
-    """From 1 to `high`. Raises ModelError."""
+    """Return an integer from 1 to `high`. Raises ModelError."""
     value = values.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
         raise ModelError(f"{path}: {name} is {repr(value)[:60]}; it must be an integer from 1 to {high}")
@@ -81,7 +87,7 @@ def read_integer(values: Mapping[str, object], path: Path, name: str, default: i
 
 
 def read_rate(values: Mapping[str, Any], path: Path, name: str, default: float) -> float:
-    """Frames a second. Raises ModelError."""
+    """Return frames per second. Raises ModelError."""
     value = values.get(name, default)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1000:
         raise ModelError(f"{path}: {name} is {repr(value)[:60]}; it must be a number up to 1000")

@@ -1,4 +1,4 @@
-"""From what a message names (a path, a data: URL, base64, bytes) to bytes, bounded."""
+"""Reads the bytes that a message names (a path, a data: URL, base64, bytes), within limits."""
 
 import base64
 import binascii
@@ -12,12 +12,12 @@ from urllib.parse import unquote
 
 from mmengine.errors import HERE, FieldPath, InvalidMedia
 
-MAX_MEDIA = 1024  # images and videos of one request
+MAX_MEDIA = 1024  # Images and videos per request.
 MAX_IMAGE_BYTES = 64 * 2**20
 MAX_VIDEO_BYTES = 2**30
 MAX_PATH_CHARS = 4096
 MIN_BASE64_CHARS = 64
-BASE64_PIECE = 2**15  # characters that are decoded at once
+BASE64_PIECE = 2**15  # Characters that are decoded at once.
 _BASE64_HEADS = (
     "iVBORw0KGgo",
     "/9j/",
@@ -26,13 +26,14 @@ _BASE64_HEADS = (
     "Qk",
     "SUkq",
     "TU0A",
-)  # of the formats' first bytes
+)  # Base64 of the formats' first bytes.
 
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """An image or video of a prompt; `source` None is a placeholder yet to be filled. `where`: how errors
-    call it."""
+    """An image or video in a prompt. A `source` of None is an empty placeholder. `where`: the item's name in
+    errors.
+    """
 
     modality: str
     source: Any
@@ -43,7 +44,7 @@ class MediaPart:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a request may read: files at all, and the folder that relative paths start from."""
+    """A request's access rights: whether it may read files, and the folder for relative paths."""
 
     base_folder: Path | None = None
     local_files: bool = True
@@ -54,7 +55,7 @@ def is_source(value: Any) -> bool:
 
 
 def read_source(value: Any, access: Access, max_bytes: int, where: str) -> bytes:
-    """The encoded bytes. `where` begins the sentence of an error, such as "image 0"."""
+    """Return the encoded bytes. `where` begins an error's sentence, such as "image 0"."""
     if isinstance(value, str) and _is_base64(value, access):
         return decode_base64(value, max_bytes, where)
     with open_source(value, access, max_bytes, where) as file:
@@ -68,7 +69,7 @@ def read_source(value: Any, access: Access, max_bytes: int, where: str) -> bytes
 
 
 def open_source(value: Any, access: Access, max_bytes: int, where: str) -> BinaryIO:
-    """As read_source, but a file stays on disk."""
+    """Open the source like read_source; a file stays on disk."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         if memoryview(value).nbytes > max_bytes:
             raise _too_large(max_bytes, where)
@@ -79,18 +80,18 @@ def open_source(value: Any, access: Access, max_bytes: int, where: str) -> Binar
             return io.BytesIO(_data_url(value, max_bytes, where))
         if head.startswith(("http://", "https://")):
             raise InvalidMedia(
-                f'{where} is a URL, and URLs are not fetched unless media_options={{"urls": True}} '
-                "(--allow-media-urls) says so; or pass a path, a data: URL or the bytes"
+                f'{where} is a URL; fetching URLs needs media_options={{"urls": True}} '
+                "(--allow-media-urls). Or pass a path, a data: URL or the bytes"
             )
         if head.startswith(("ftp://", "s3://", "gs://")):
             raise InvalidMedia(
-                f"{where} is a URL of a kind that is never fetched; pass a path, a data: URL or the bytes"
+                f"{where} is a URL with an unsupported scheme; pass a path, a data: URL or the bytes"
             )
     return _open_file(value, access, max_bytes, where)
 
 
 def _is_base64(value: str, access: Access) -> bool:
-    """Whether a string is an image in base64, and no file's name. It is judged by its head."""
+    """Return whether a string is a base64 image and not a file name, by its first characters."""
     if len(value) < MIN_BASE64_CHARS or not value.startswith(_BASE64_HEADS):
         return False
     is_name = access.local_files and len(value) <= MAX_PATH_CHARS and "\0" not in value
@@ -98,27 +99,28 @@ def _is_base64(value: str, access: Access) -> bool:
 
 
 def decode_base64(text: str, max_bytes: int, where: str, begin: int = 0) -> bytes:
-    """What stands in `text` from `begin` on."""
-    if len(text) - begin > max_bytes * 3 // 2:  # base64 grows by a third, line breaks a little more
+    """Decode `text` from `begin` on."""
+    if len(text) - begin > max_bytes * 3 // 2:  # Base64 grows by a third, line breaks add a little.
         raise _too_large(max_bytes, where)
     try:
         data = b"".join(_decoded_pieces(text, begin))
     except (binascii.Error, ValueError):
-        raise InvalidMedia(f"{where} is no valid base64") from None
+        raise InvalidMedia(f"{where} is not valid base64") from None
     if len(data) > max_bytes:
         raise _too_large(max_bytes, where)
     return data
 
 
 def _decoded_pieces(text: str, begin: int) -> Iterator[bytes]:
-    """Of base64, piece by piece: decoding keeps the interpreter, and a whole image would keep every other
-    thread waiting for tens of milliseconds. Raises ValueError."""
+    """Yield base64 decoded piece by piece: decoding holds the GIL, and a whole image would block all other
+    threads for tens of milliseconds. Raises ValueError.
+    """
     rest = ""
     for start in range(begin, len(text), BASE64_PIECE):
         piece = rest + "".join(text[start : start + BASE64_PIECE].split())
-        end = max(0, len(piece) // 4 - 1) * 4  # what is left has the padding
+        end = max(0, len(piece) // 4 - 1) * 4  # The rest has the padding.
         if "=" in piece[:end]:
-            raise ValueError("something stands behind the padding")
+            raise ValueError("characters follow the padding")
         yield binascii.a2b_base64(piece[:end], strict_mode=True)
         rest = piece[end:]
     yield base64.b64decode(rest, validate=True)
@@ -134,7 +136,7 @@ def _data_url(url: str, max_bytes: int, where: str) -> bytes:
 
 
 def keepable(value: Any, access: Access, max_bytes: int, where: str) -> bytes | Path | None:
-    """The encoded bytes, or the file that holds them; None for pixels that were decoded elsewhere."""
+    """Return the encoded bytes, or the file that holds them; None for pixels decoded elsewhere."""
     if not is_source(value):
         return None
     if isinstance(value, os.PathLike) or (isinstance(value, str) and value[:5].lower() != "data:"):
@@ -154,7 +156,7 @@ def _open_file(value: str | os.PathLike, access: Access, max_bytes: int, where: 
         if text[:7].lower() == "file://":
             text = text[7:] if os.path.exists(text[7:]) else unquote(text[7:])
         path = (access.base_folder or Path()) / text
-        if not path.is_file():  # nor a pipe or a device, which might never end
+        if not path.is_file():  # Excludes pipes and devices, which might never end.
             raise InvalidMedia(f"{where}: there is no file {shown}")
         if path.stat().st_size > max_bytes:
             raise _too_large(max_bytes, where)
@@ -162,7 +164,7 @@ def _open_file(value: str | os.PathLike, access: Access, max_bytes: int, where: 
     except OSError as error:
         raise InvalidMedia(f"{where}: cannot read {shown} ({error.strerror or 'unknown reason'})") from None
     except UnicodeError:
-        raise InvalidMedia(f"{where}: {shown} is no usable path") from None
+        raise InvalidMedia(f"{where}: {shown} is not a valid path") from None
 
 
 def _too_large(max_bytes: int, where: str) -> InvalidMedia:

@@ -1,7 +1,7 @@
-"""A video from a file or from frames: which frames are taken, their pixels, and their times.
+"""Converts a video, from a file or from frames, to patches and timestamps.
 
-Timestamps are those of transformers' video processors; which frames are taken, and how large they become, is
-the family's. Only the frames that are taken are decoded to pixels, and each is resized as soon as it is.
+Timestamps equal those of transformers' video processors; the family chooses frames and their size. Only the
+sampled frames are decoded to pixels, and each is resized immediately.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,49 +20,50 @@ from mmengine.processing.media.patches import PatchSettings, patchify
 from mmengine.processing.media.sources import Access, is_source
 from mmengine.processing.media.video_file import VideoFile
 
-DEFAULT_SOURCE_FPS = 24.0  # what transformers assumes when nobody knows
+DEFAULT_SOURCE_FPS = 24.0  # transformers' assumption for an unknown rate.
 MAX_LISTED_FRAMES = 2**16
 MAX_TAKEN_FRAMES = 2048
-MAX_RESIZED_PIXELS = 2**26  # all taken frames together
+MAX_RESIZED_PIXELS = 2**26  # All sampled frames together.
 
 
 class Clip(Protocol):
-    """A source of frames: how many there are, how large, and how to get some of them."""
+    """A source of frames: their number and size, and a method that returns some of them."""
 
     num_frames: int
     fps: float | None
-    size: tuple[int, int]  # (height, width)
+    size: tuple[int, int]  # (height, width).
 
     def frames(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """uint8 [h, w, 3] of each index; indices ascend."""
+        """Yield uint8 [h, w, 3] for each index; indices ascend."""
 
 
 class VideoRules(Protocol):
-    """What a family does with a video."""
+    """A family's rules for videos."""
 
     @property
     def patches(self) -> PatchSettings: ...
 
     @property
     def do_sample_frames(self) -> bool:
-        """Of frames that were passed, whether some are taken where nobody says."""
+        """Return whether frames passed by the caller are sampled by default."""
 
     def sample(self, num_frames: int, fps: float, options: VideoOptions, where: str) -> np.ndarray:
-        """Ascending indices of the frames to take, int64, of a video of `num_frames` at `fps`. Raises
-        InvalidMedia."""
+        """Return ascending indices of the frames to use, int64, for a video with `num_frames` at `fps`.
+        Raises InvalidMedia.
+        """
 
     def frame_size(
         self, num_frames: int, size: tuple[int, int], options: VideoOptions, where: str
     ) -> tuple[int, int]:
-        """(height, width) that `num_frames` frames of `size` are resized to. Raises InvalidMedia."""
+        """Return (height, width) that `num_frames` frames of `size` are resized to. Raises InvalidMedia."""
 
     def resized(self, frame: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-        """uint8 [3, h, w] to uint8 [3, *size]."""
+        """Resize uint8 [3, h, w] to uint8 [3, *size]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Of the frames of a video, those that may be taken."""
+    """The range of a video's frames that may be sampled."""
 
     first: int
     last: int
@@ -73,7 +74,7 @@ class Span:
 
 
 def span_of(num_frames: int, fps: float, options: VideoOptions, where: str) -> Span:
-    """Between video_start and video_end. Raises InvalidMedia for none."""
+    """Return the frames between video_start and video_end. Raises InvalidMedia if there are none."""
     first, last = 0, num_frames - 1
     if options.start is not None:
         first = int(np.ceil(min(options.start, num_frames / fps) * fps))
@@ -81,7 +82,8 @@ def span_of(num_frames: int, fps: float, options: VideoOptions, where: str) -> S
         last = min(last, int(min(options.end, num_frames / fps) * fps))
     if first > last:
         raise InvalidMedia(
-            f"{where}: no frame lies from video_start to video_end; it is {num_frames / fps:.2f} seconds long"
+            f"{where}: there is no frame between video_start and video_end; the video has "
+            f"{num_frames / fps:.2f} seconds"
         )
     return Span(first, last)
 
@@ -94,8 +96,12 @@ def load_video(
     check_length: Callable[[int], None],
     where: str,
 ) -> DecodedMedia:
-    """`source`: a file, an array of frames or a list of them; or two of it and its metadata. `check_length`:
-    called with the embeddings before frames are decoded. Raises InvalidMedia, and what that raises."""
+    """Load a video as patches.
+
+    `source`: a file, an array of frames or a list of frames, or a pair with its metadata. `check_length`:
+    called with the number of embeddings before frames are decoded. Raises InvalidMedia, and the exceptions of
+    `check_length`.
+    """
     clip, indices = _open(source, access, where)
     try:
         return _take(clip, indices, options, rules, check_length, where)
@@ -112,7 +118,7 @@ def _take(
     check_length: Callable[[int], None],
     where: str,
 ) -> DecodedMedia:
-    """`indices` says which frames of the original a clip that was sampled before holds."""
+    """Sample a clip. `indices`: for an already sampled clip, its frames' indices in the original."""
     fps = options.source_fps or clip.fps or DEFAULT_SOURCE_FPS
     sampled = options.sampled if options.sampled is not None else not rules.do_sample_frames
     is_file = isinstance(clip, VideoFile)
@@ -120,13 +126,13 @@ def _take(
     if indices is not None or (sampled and not (is_file and options.sampled is None)):
         wanted = np.arange(clip.num_frames)
         times = (wanted if indices is None else indices) / fps
-        duration = float(times[-1])  # how long the original goes on behind it, nobody says
+        duration = float(times[-1])  # The original may continue, for an unknown time.
     else:
         wanted = rules.sample(clip.num_frames, fps, options, where)
         times = wanted / fps
     if len(wanted) > MAX_TAKEN_FRAMES:
         raise InvalidMedia(
-            f"{where}: {len(wanted)} frames would be taken, more than {MAX_TAKEN_FRAMES}; lower fps"
+            f"{where}: {len(wanted)} frames would be sampled; the limit is {MAX_TAKEN_FRAMES}: lower fps"
         )
     patches = rules.patches
     height, width = rules.frame_size(len(wanted), clip.size, options, where)
@@ -148,7 +154,7 @@ def _take(
 
 
 def _open(source: Any, access: Access, where: str) -> tuple[Clip, np.ndarray | None]:
-    """The clip, and which frames of the original it holds where its metadata says so."""
+    """Return the clip, and its frames' indices in the original if its metadata has them."""
     metadata = None
     if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], dict):
         source, metadata = source
@@ -182,7 +188,7 @@ def _positive(value: Any, what: str) -> float:
 
 @dataclass(slots=True)
 class FrameList:
-    """Frames as images, paths, data: URLs or arrays; only those that are taken are read."""
+    """Frames as images, paths, data: URLs or arrays; only sampled frames are read."""
 
     images: Sequence[Any]
     access: Access
@@ -194,9 +200,7 @@ class FrameList:
     def __post_init__(self) -> None:
         self.num_frames = len(self.images)
         if not 1 <= self.num_frames <= MAX_LISTED_FRAMES:
-            raise InvalidMedia(
-                f"{self.where} has {self.num_frames} frames; 1 to {MAX_LISTED_FRAMES} are taken"
-            )
+            raise InvalidMedia(f"{self.where} has {self.num_frames} frames; give 1 to {MAX_LISTED_FRAMES}")
         self.size = self._load(0).size[::-1]
 
     def _load(self, index: int) -> Image.Image:
@@ -214,7 +218,7 @@ class FrameList:
 
 
 class FrameArray:
-    """[t, c, h, w] or [t, h, w, c], as an array or tensor."""
+    """Frames [t, c, h, w] or [t, h, w, c], as an array or tensor."""
 
     def __init__(self, array: np.ndarray, where: str) -> None:
         if array.ndim != 4:
@@ -232,5 +236,5 @@ class FrameArray:
         self.fps: float | None = None
 
     def frames(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
-        for frame in to_uint8(self.array[list(indices)], self.where):  # one range of values for all
+        for frame in to_uint8(self.array[list(indices)], self.where):  # One range of values for all.
             yield array_to_rgb(frame, self.where)

@@ -1,7 +1,7 @@
-"""Frames of a video file through PyAV: packets are counted first, then few frames are decoded.
+"""Reads frames of a video file with PyAV: packets are counted first, then only the needed frames are decoded.
 
-The file is handed over as a stream of bytes and only common containers are read, so that a
-crafted playlist cannot make FFmpeg open other files or addresses.
+PyAV gets a stream of bytes, and only common containers are allowed, so that a crafted playlist cannot make
+FFmpeg open other files or addresses.
 """
 
 from bisect import bisect_right
@@ -15,31 +15,33 @@ from mmengine.errors import InvalidMedia
 from mmengine.processing.media.formats import container_format
 from mmengine.processing.media.sources import MAX_VIDEO_BYTES, Access, open_source
 
-if TYPE_CHECKING:  # lazy: FFmpeg, which images do not need
+if TYPE_CHECKING:  # Lazy: FFmpeg, which images do not need.
     from av.container import InputContainer
     from av.packet import Packet
 
-_OTHERS = "mpeg,mpegts"  # containers that do not say at their beginning what they are
-# An AVI's second index may name the same part again and again; chapters are read one by one; and what is
-# sorted into an index out of order moves all of it.
+_OTHERS = "mpeg,mpegts"  # Containers without a magic number at their beginning.
+# An AVI's second index may name the same part repeatedly; chapters are read one by one; and each out-of-order
+# index entry moves the whole index.
 _OPTIONS = {"use_odml": "0", "ignore_chapters": "1", "indexmem": str(2**17)}
-MAX_SAMPLES = 2**22  # packets of all streams: ten hours of film with sound have nearly three million
-MAX_PACKETS = 2**20  # nearly ten hours at 30 frames a second
-MAX_FRAME_PIXELS = 2**25  # 7680 x 4320
-MAX_DECODED_FRAMES = 2**15  # frames that one request may have decoded, taken or passed over
-MAX_DECODED_PIXELS = 2**36  # of these frames: all of 1920 x 1080, or fewer that are larger
-MAX_GIF_PIXELS = 2**32  # of all frames that one request may have decoded of a GIF
-MAX_BACKWARD = 1024  # keyframes that come before the one before: each is sorted into an index
-MAX_FPS = 1000.0  # a rate that a file claims beyond it is not believed
+MAX_SAMPLES = 2**22  # Packets in all streams: ten hours of film with sound have nearly three million.
+MAX_PACKETS = 2**20  # Nearly ten hours at 30 frames per second.
+MAX_FRAME_PIXELS = 2**25  # 7680 x 4320.
+MAX_DECODED_FRAMES = 2**15  # Frames decoded for one request, used or skipped.
+MAX_DECODED_PIXELS = 2**36  # For these frames: all at 1920 x 1080, or fewer larger frames.
+MAX_GIF_PIXELS = 2**32  # For all frames of a GIF decoded for one request.
+MAX_BACKWARD = 1024  # Keyframes that come before the previous keyframe: each is sorted into an index.
+MAX_FPS = 1000.0  # A higher rate in a file is ignored.
 
 
 def _titles(av: ModuleType) -> dict[str, Any]:
-    """What has titles that are no text replaced instead of refused: from 19 on PyAV does so by itself."""
+    """Return PyAV's option to replace invalid bytes in titles instead of failing: PyAV 19 and later do so by
+    default.
+    """
     return {} if int(av.__version__.partition(".")[0]) >= 19 else {"metadata_errors": "replace"}
 
 
 class VideoFile:
-    """A Clip. Not shared between threads; close it after use."""
+    """A Clip from a file. Not shared between threads; close it after use."""
 
     def __init__(self, source: Any, access: Access, where: str) -> None:
         self.where = where
@@ -65,8 +67,8 @@ class VideoFile:
         self._file.close()
 
     def _open(self) -> None:
-        """Start again from the first packet."""
-        import av  # heavy, and needed for video files alone
+        """Open the container again, at the first packet."""
+        import av  # Heavy, and only needed for video files.
 
         if self._container is not None:
             self._container.close()
@@ -82,16 +84,15 @@ class VideoFile:
             )
         except (av.FFmpegError, ValueError):
             raise InvalidMedia(
-                f"{self.where} is no whole video of a known kind; MP4, MOV, WebM, MKV, AVI, MPEG and GIF are"
+                f"{self.where} is damaged or has an unsupported format; MP4, MOV, WebM, MKV, AVI, MPEG and "
+                "GIF are supported"
             ) from None
         if not container.streams.video:
             raise InvalidMedia(f"{self.where} holds no video, only other streams")
         self._stream = container.streams.video[0]
         context = self._stream.codec_context
         if context is None:
-            raise InvalidMedia(
-                f"{self.where} has a codec that is not known here; convert it to H.264 in an MP4"
-            )
+            raise InvalidMedia(f"{self.where} has an unsupported codec; convert it to H.264 in an MP4")
         if context.width * context.height > MAX_FRAME_PIXELS:
             raise InvalidMedia(
                 f"{self.where} has frames of {context.width} x {context.height} pixels, more than "
@@ -100,11 +101,11 @@ class VideoFile:
 
     @property
     def _opened(self) -> "InputContainer":
-        assert self._container is not None  # `_open` comes first
+        assert self._container is not None  # `_open` comes first.
         return self._container
 
     def _scan(self) -> None:
-        """Count frames and note their times, without decoding."""
+        """Count frames and record their times, without decoding."""
         import av
 
         times: list[int] = []
@@ -131,7 +132,8 @@ class VideoFile:
             raise self._damaged() from None
         if not num_frames:
             raise InvalidMedia(f"{self.where} has no frames")
-        if packets < 0.9 * self._stream.frames:  # the header knows better; a few may be hidden by edits
+        # The header has the true number; edits may hide a few frames.
+        if packets < 0.9 * self._stream.frames:
             raise InvalidMedia(
                 f"{self.where} is cut short: {packets} of its {self._stream.frames} frames are there"
             )
@@ -139,12 +141,12 @@ class VideoFile:
         fps = float(rate) if rate else 0.0
         self.fps = fps if 0 < fps <= MAX_FPS else None
         self.num_frames = num_frames
-        # Some containers keep no times; then frames are found by counting.
+        # Some containers have no times; frames are then found by counting.
         self._times = sorted(times) if len(times) == num_frames else None
         self._keys = sorted(keys)
 
     def frames(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """uint8 [h, w, 3] of each index; indices ascend."""
+        """Yield uint8 [h, w, 3] for each index; indices ascend."""
         self._open()
         reader = self._by_count(indices) if self._times is None else self._by_time(indices, self._times)
         for frame in reader:
@@ -157,7 +159,7 @@ class VideoFile:
                 frame, position = following, position + 1
             if frame is None:
                 raise self._damaged()
-            yield frame  # the last one stands for those after it that hold no picture of their own
+            yield frame  # The last frame also stands for later frames without a picture.
 
     def _by_time(self, indices: Sequence[int], times: list[int]) -> Iterator[Any]:
         decoder, frame, seeks = self._decode(), None, True
@@ -169,7 +171,7 @@ class VideoFile:
                 decoder = self._seek(self._keys[place])
                 frame = next(decoder, None)
                 if frame is None or frame.pts is None or frame.pts > target:
-                    self._open()  # a container whose index cannot be trusted: read it through
+                    self._open()  # The container's index is wrong: read it from the beginning.
                     decoder, frame, seeks = self._decode(), None, False
             while frame is None or frame.pts is None or frame.pts < target:
                 following = next(decoder, None)
@@ -181,7 +183,7 @@ class VideoFile:
             yield frame
 
     def _seek(self, time: int) -> Iterator[Any]:
-        """Frames from the keyframe at `time` on; none where seeking fails."""
+        """Return frames from the keyframe at `time` on, or none if seeking fails."""
         import av
 
         try:
@@ -203,7 +205,7 @@ class VideoFile:
             raise self._damaged() from None
 
     def _check_decoded(self) -> None:
-        """A GIF's few bytes may draw a whole canvas, so of its pixels fewer are decoded."""
+        """Check the limits. A GIF has a smaller limit, because a few bytes may draw a whole canvas."""
         most = MAX_GIF_PIXELS if self._format == "gif" else MAX_DECODED_PIXELS
         if self._decoded > MAX_DECODED_FRAMES or self._decoded_pixels > most:
             too_many = f"{most} pixels" if self._decoded_pixels > most else f"{MAX_DECODED_FRAMES} frames"
@@ -221,7 +223,7 @@ class VideoFile:
 
         try:
             pixels = frame.to_ndarray(format="rgb24")
-        except (av.FFmpegError, ValueError):  # a pixel format that cannot be converted
+        except (av.FFmpegError, ValueError):  # A pixel format that cannot be converted.
             raise self._damaged() from None
         return np.rot90(pixels, frame.rotation // 90) if frame.rotation % 360 else pixels
 
@@ -230,15 +232,16 @@ class VideoFile:
 
 
 class _Order:
-    """Packets of all streams: how many there are, and how many keyframes come before the one before, each of
-    which FFmpeg sorts into an index."""
+    """Counts the packets in all streams, and the keyframes that come before the previous keyframe, which
+    FFmpeg sorts into an index.
+    """
 
     def __init__(self, where: str) -> None:
         self._where, self._packets, self._backward = where, 0, 0
         self._last: dict[int, int] = {}
 
     def check(self, packet: "Packet") -> None:
-        """Raises InvalidMedia."""
+        """Count a packet. Raises InvalidMedia."""
         self._packets += 1
         if packet.is_keyframe and packet.pts is not None:
             self._backward += packet.pts < self._last.get(packet.stream_index, packet.pts)

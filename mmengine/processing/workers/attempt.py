@@ -1,4 +1,4 @@
-"""The preparation of one request, which has an end in time and can be ended from outside."""
+"""The preparation of one request, with a deadline and a way to cancel it."""
 
 import threading
 import time
@@ -13,18 +13,19 @@ _current: ContextVar["Attempt | None"] = ContextVar("attempt", default=None)
 
 
 class AttemptOver(RequestFailed):
-    """Nobody waits for what is being prepared."""
+    """The preparation's request was given up."""
 
 
 class Attempt:
-    """`ends_at`: of time.monotonic(), None: never. `waits`: for a decoder, where as many as may work are
-    busy. Thread-safe."""
+    """A cancellable preparation. `ends_at`: deadline by time.monotonic(), None for no deadline. `waits`:
+    whether it waits for a decoder if all are busy. Thread-safe.
+    """
 
     def __init__(self, ends_at: float | None, *, waits: bool = True) -> None:
         self.ends_at, self.waits = ends_at, waits
         self._given_up = False
         self._lock = threading.Lock()
-        self._kill: Callable[[], None] | None = None  # ends what runs for it now
+        self._kill: Callable[[], None] | None = None  # Ends the current work for this attempt.
 
     @property
     def is_over(self) -> bool:
@@ -35,7 +36,7 @@ class Attempt:
             raise AttemptOver(GIVEN_UP)
 
     def give_up(self) -> None:
-        """End it, with whatever runs for it."""
+        """Cancel the attempt and its current work."""
         with self._lock:
             self._given_up = True
             if self._kill is not None:
@@ -43,7 +44,9 @@ class Attempt:
 
     @contextmanager
     def running(self, kill: Callable[[], None]) -> Iterator[None]:
-        """In here `give_up` calls `kill`. Raises AttemptOver at once where it was given up before."""
+        """While the context lasts, `give_up` calls `kill`. Raises AttemptOver at once if the attempt was
+        given up before.
+        """
         with self._lock:
             self.check()
             self._kill = kill
@@ -55,7 +58,7 @@ class Attempt:
 
     @contextmanager
     def on_this_thread(self) -> Iterator[None]:
-        """What is decoded in here is decoded for this attempt."""
+        """While the context lasts, this thread decodes for this attempt."""
         token = _current.set(self)
         try:
             yield
@@ -64,5 +67,5 @@ class Attempt:
 
 
 def current_attempt() -> Attempt:
-    """Of this thread; one without an end where nobody said."""
+    """Return this thread's attempt, or a new one without a deadline."""
     return _current.get() or Attempt(None)

@@ -1,4 +1,4 @@
-"""Decoder processes of an engine: as many as may work at once, each replaced when it is lost."""
+"""An engine's pool of decoder processes, each replaced when it is lost."""
 
 import math
 import signal
@@ -10,18 +10,18 @@ from mmengine.models.decoding import DecodedMedia, DecoderRecipe, EncodedMedia
 from mmengine.processing.workers.attempt import Attempt, current_attempt
 from mmengine.processing.workers.process import DecoderLost, DecoderProcess
 
-_POLL_S = 0.05  # how soon one that waits for a process hears that its request was given up
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0  # before another start, when processes do not start
-NO_LIMIT_S = 10**6  # in place of no limit, for a wait
+_POLL_S = 0.05  # Interval at which a waiting request checks whether it was given up.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0  # Pauses between starts that fail.
+NO_LIMIT_S = 10**6  # Stands for no limit in a wait.
 
 
 class Decoders:
-    """A MediaDecoder, for several threads at once: at most `num_processes` work, the others wait, but for
-    attempts that are not to.
+    """A MediaDecoder for several threads: at most `num_processes` work at once; further calls wait, unless
+    their attempt must not wait.
 
-    Processes start when they are needed. An item that kills its process, or takes longer than `limit_s` (0:
-    no limit) or than its request may, costs that process alone. Where processes do not start at all there
-    are growing pauses between two attempts, and items are refused meanwhile.
+    Processes start on demand. An item that kills its process, or exceeds `limit_s` (0: no limit) or its
+    request's deadline, costs only that process. If processes do not start at all, the pauses between attempts
+    grow, and items are refused meanwhile.
     """
 
     def __init__(self, recipe: DecoderRecipe, num_processes: int, memory_bytes: int, limit_s: float) -> None:
@@ -33,7 +33,7 @@ class Decoders:
         self._num_busy = 0
         self._closed = False
         self._pause_s, self._no_start_before, self._start_error = 0.0, 0.0, ""
-        self.num_lost = 0  # processes that an item ended, or that were ended with it
+        self.num_lost = 0  # Processes that an item ended, or that were ended with it.
 
     def __call__(self, media: EncodedMedia) -> DecodedMedia:
         attempt = current_attempt()
@@ -94,14 +94,14 @@ class Decoders:
         try:
             return process.decode(media, now + limit_s, math.ceil(limit_s))
         except TimeoutError:
-            attempt.check()  # its own end, which says so
+            attempt.check()  # Its own deadline, which has its own message.
             raise self._too_slow(media) from None
         except DecoderLost as error:
             attempt.check()
             if error.signal_number == signal.SIGXCPU:
                 raise self._too_slow(media) from None
             what = f"{media.where} cannot be {self._recipe.done}"
-            raise InvalidMedia(f"{what}: its process died of it ({error})") from None
+            raise InvalidMedia(f"{what}: its process died ({error})") from None
 
     def _too_slow(self, media: EncodedMedia) -> InvalidMedia:
         return InvalidMedia(
@@ -111,7 +111,7 @@ class Decoders:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why no media can be decoded here now."""
+        """Return why no media can be decoded now."""
         with self._changed:
             is_none_there = not self._idle and not self._num_busy
             if is_none_there and self._start_error and time.monotonic() < self._no_start_before:
@@ -119,7 +119,7 @@ class Decoders:
         return ()
 
     def close(self) -> None:
-        """End the processes; those that work end with their items."""
+        """End the idle processes; busy processes end after their items."""
         with self._changed:
             self._closed = True
             idle, self._idle = self._idle, []

@@ -1,7 +1,7 @@
-"""What an engine and its decoder processes say to one another, over a socket between the two.
+"""Messages between an engine and its decoder processes, over a socket.
 
 A message is four bytes of length, a msgpack struct, and the raw bytes that the struct counts. Pixels beyond
-MAX_INLINE come as the descriptor of an anonymous file, which the engine maps and never copies.
+MAX_INLINE are sent as the descriptor of an anonymous file, which the engine maps without copying.
 """
 
 import fcntl
@@ -17,14 +17,14 @@ import msgspec
 from mmengine.errors import ErrorCode
 
 MAX_HEADER = 2**20
-MAX_INLINE = 2**18  # bytes of pixels that are sent: below it a mapping of its own costs more than the copy
+MAX_INLINE = 2**18  # Bytes of pixels sent inline: below this size a mapping costs more than the copy.
 MAX_PIXEL_BYTES = 2**30
 _LENGTH = struct.Struct("<I")
 _CHUNK = 2**20
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
-    """The first message to a worker. It answers with READY when it is able to decode."""
+    """The first message to a worker, which answers READY when it can decode."""
 
     module: str
     settings: bytes
@@ -32,8 +32,9 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True):
-    """One image or video; behind it come `sizes` bytes of each file. A file that is given by its path has
-    the size of that."""
+    """One image or video, followed by `sizes` bytes for each file. For a file given by its path, the size is
+    the path's.
+    """
 
     modality: str
     sizes: tuple[int, ...]
@@ -43,11 +44,11 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
     where: str
     fps: float | None
     indices: tuple[int, ...] | None
-    cpu_s: int  # processor time that it may take
+    cpu_s: int  # Processor time limit.
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Pixels uint8 of `shape`: behind the message, or in the file whose descriptor came with it."""
+    """Pixels, uint8 of `shape`: after the message, or in the file whose descriptor came with it."""
 
     shape: tuple[int, int]
     grid: tuple[int, int, int]
@@ -58,7 +59,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """An item that was not decoded. `text`, `code` and `path` are those of the error."""
+    """An item that was not decoded. `text`, `code` and `path` come from the error."""
 
     kind: Literal["media", "request", "memory", "bug"]
     text: str
@@ -79,8 +80,11 @@ read_answer: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
 class Wire:
-    """One end of the socket. `ends_at`, of time.monotonic(): when sends and receives give up; None: never.
-    They raise TimeoutError then, and EOFError or another OSError where the other end is gone."""
+    """One end of the socket.
+
+    `ends_at`: deadline for sends and receives by time.monotonic(); None for no deadline. They raise
+    TimeoutError then, and EOFError or another OSError if the other end is gone.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -111,7 +115,7 @@ class Wire:
             self._socket.sendall(view[start : start + _CHUNK])
 
     def receive(self) -> tuple[bytes, int | None]:
-        """A message's struct, and the descriptor that came with it, which the caller closes."""
+        """Return a message's struct, and its descriptor, which the caller closes."""
         self._arm()
         first, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
         descriptor = descriptors[0] if descriptors else None
@@ -120,7 +124,7 @@ class Wire:
                 raise EOFError
             length = _LENGTH.unpack(first + self.receive_bytes(3))[0]
             if length > MAX_HEADER:
-                raise OSError("a message of that length is none")
+                raise OSError(f"a message has {length} bytes; the limit is {MAX_HEADER}")
             return bytes(self.receive_bytes(length)), descriptor
         except BaseException:
             if descriptor is not None:
@@ -143,7 +147,7 @@ class Wire:
 
 
 def write_file(data: memoryview) -> int:
-    """The descriptor of a new anonymous file that holds `data`; the caller closes it."""
+    """Return the descriptor of a new anonymous file with `data`; the caller closes it."""
     descriptor = os.memfd_create("mmengine-pixels", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         while data:
@@ -155,10 +159,11 @@ def write_file(data: memoryview) -> int:
 
 
 def map_file(descriptor: int, size: int) -> mmap.mmap:
-    """The contents of a file that another process wrote, private to this one. It is sealed first, so that
-    nobody can change or shorten it any more. Raises OSError where it has another size or cannot be sealed."""
+    """Map a file that another process wrote, private to this process. The file is sealed first, so that no
+    process can change or shorten it. Raises OSError if its size differs or it cannot be sealed.
+    """
     seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
     if os.fstat(descriptor).st_size != size:
-        raise OSError("the pixels have another size than was said")
+        raise OSError("the pixels' size does not match the answer's header")
     return mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)

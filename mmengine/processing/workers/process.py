@@ -1,4 +1,4 @@
-"""One decoder process, from the side of the engine: started, asked, and ended."""
+"""The engine's side of one decoder process: start, requests, and end."""
 
 import mmap
 import os
@@ -27,13 +27,13 @@ from mmengine.processing.workers.messages import (
     read_answer,
 )
 
-START_LIMIT_S = 60.0  # for a worker process to start
-# What a worker sees of this process's environment: what Python and its libraries are found by.
+START_LIMIT_S = 60.0  # For a worker process to start.
+# Environment variables that a worker gets: only those that Python and its libraries need to start.
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME", "TMPDIR", "TZ")
 
 
 class DecoderLost(Exception):
-    """The process ended, or sent what no decoder sends. The text says how it ended; `signal_number` is the
+    """The process is gone, or sent an invalid answer. The text tells how it ended; `signal_number` is the
     signal that ended it, or 0."""
 
     def __init__(self, text: str, signal_number: int = 0):
@@ -42,13 +42,14 @@ class DecoderLost(Exception):
 
 
 class DecoderProcess:
-    """Starts in the constructor, which raises DecoderLost where it does not come up. One caller at a
-    time; `kill` may be called by any thread."""
+    """A decoder process. The constructor starts it and raises DecoderLost if it does not start. One caller at
+    a time; any thread may call `kill`.
+    """
 
     def __init__(self, recipe: DecoderRecipe, memory_bytes: int) -> None:
         ours, theirs = socket.socketpair()
         self.memory_bytes, self._done = memory_bytes, recipe.done
-        self.usable = True  # for another item
+        self.usable = True  # For another item.
         self._wire = Wire(ours)
         with theirs:
             command = [sys.executable, "-P", "-m", worker.__name__, str(theirs.fileno())]
@@ -58,14 +59,14 @@ class DecoderProcess:
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # decoders print what they think of a file
+                stderr=subprocess.DEVNULL,  # Decoders print warnings about a file.
             )
         try:
             self._wire.ends_at = time.monotonic() + START_LIMIT_S
             self._wire.send(Hello(recipe.module, recipe.settings, memory_bytes))
             body, _ = self._wire.receive()
             if not isinstance(read_answer.decode(body), Ready):
-                raise DecoderLost("it did not say that it is ready")
+                raise DecoderLost("it did not report ready")
         except (EOFError, OSError, msgspec.MsgspecError, DecoderLost):
             self.close()
             raise DecoderLost(f"it did not start ({self._how_it_ended()})") from None
@@ -75,7 +76,9 @@ class DecoderProcess:
         return self._process.pid
 
     def decode(self, media: EncodedMedia, ends_at: float, cpu_s: int) -> DecodedMedia:
-        """Raises InvalidMedia, InvalidRequest, RequestFailed; TimeoutError behind `ends_at`, DecoderLost."""
+        """Decode an item. Raises InvalidMedia, InvalidRequest, RequestFailed; TimeoutError after `ends_at`;
+        DecoderLost.
+        """
         self._wire.ends_at, self.usable = ends_at, False
         try:
             self._send(media, cpu_s)
@@ -95,7 +98,7 @@ class DecoderProcess:
             self._end(mercy_s=0.5)
             raise DecoderLost(self._how_it_ended(), -(self._process.returncode or 0)) from None
         if not isinstance(answer, Refused):
-            raise DecoderLost("it gave no answer")
+            raise DecoderLost("it sent no answer")
         self.usable = answer.kind != "memory"
         raise self._error(answer, media.where)
 
@@ -124,7 +127,7 @@ class DecoderProcess:
         rows, width = answer.shape
         size = rows * width
         if not 0 < size <= MAX_PIXEL_BYTES or rows <= 0 or answer.inline != (descriptor is None):
-            raise OSError("the pixels are not as they were said to be")
+            raise OSError("the pixels do not match the answer's header")
         pixels: bytearray | mmap.mmap
         pixels = self._wire.receive_bytes(size) if descriptor is None else map_file(descriptor, size)
         patches = np.frombuffer(pixels, np.uint8).reshape(answer.shape)
@@ -149,14 +152,14 @@ class DecoderProcess:
         if code is None or code >= 0:
             return f"exit code {code}"
         name = signal.Signals(-code).name
-        return f"{name}, most likely for want of memory" if -code == signal.SIGKILL else name
+        return f"{name}, most likely out of memory" if -code == signal.SIGKILL else name
 
     def kill(self) -> None:
-        """From any thread, at once; who waits for it hears that it is lost."""
+        """Kill the process at once, from any thread; a waiting caller gets DecoderLost."""
         self._process.kill()
 
     def _end(self, mercy_s: float = 0.0) -> None:
-        """`mercy_s`: how long to wait for an end of its own, which says more."""
+        """End the process. `mercy_s`: seconds to wait for a regular end, which has a better message."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(mercy_s)
         self._process.kill()
@@ -168,7 +171,7 @@ class DecoderProcess:
 
 
 def _environment() -> dict[str, str]:
-    """No more than Python and its libraries are found by: who takes a decoder over finds no secrets."""
+    """Return a minimal environment: an attacker who controls a decoder finds no secrets."""
     kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     paths = os.pathsep.join(path for path in sys.path if path)

@@ -1,8 +1,8 @@
-"""Large schemas are worked out in processes of their own, by the machinery that decodes media.
+"""Normalises large schemas in worker processes, with the same pool that decodes media.
 
-The gate is Python: a schema of a megabyte takes it a second, in which every other thread of its process waits
-for the interpreter again and again, the engine's and an event loop's among them. So a large schema goes to a
-process as its text, and comes back as what the gate makes of it.
+The normalisation is Python code: a schema of a megabyte takes a second, during which the engine's threads and
+the event loop wait for the GIL again and again. So a large schema is sent to a process as text, and comes
+back normalised.
 """
 
 import msgspec
@@ -21,7 +21,7 @@ _STRICT = "strict_keywords"
 
 
 class _Answer(msgspec.Struct, frozen=True, array_like=True):
-    """What the gate makes of a schema, or keyword, pointer and reason of its refusal."""
+    """The normalised schema, or its refusal: keyword, pointer and reason."""
 
     gated: NormalizedSchema | None
     refused: tuple[str, str, str] = ("", "", "")
@@ -32,15 +32,17 @@ _decode = msgspec.msgpack.Decoder(_Answer).decode
 
 
 class SchemaProcesses:
-    """Works schemas out for several threads at once. `memory_bytes`, `limit_s`: of one schema."""
+    """Normalises schemas for several threads at once. `memory_bytes`, `limit_s`: limits for one schema."""
 
     def __init__(self, num_processes: int, memory_bytes: int, limit_s: float) -> None:
         recipe = DecoderRecipe(__name__, b"", "worked out")
         self._processes = Decoders(recipe, num_processes, memory_bytes, limit_s)
 
     def gated(self, schema: bytes, bounds: Bounds, schemas: bytes, strict_keywords: bool) -> NormalizedSchema:
-        """What `gate` gives for a schema and the documents of its references, both JSON text. Raises what it
-        raises; InvalidRequest too where it costs its process, QueueFull where none can be started."""
+        """Normalise a schema and the documents that it refers to, both JSON text. Raises the exceptions of
+        normalize_schema, InvalidRequest if the schema exceeds its process's limits, and QueueFull if no
+        process can be started.
+        """
         options = {**msgspec.structs.asdict(bounds), _STRICT: strict_keywords}
         try:
             found = self._processes(EncodedMedia("schema", (schema, schemas), options, WHERE))
@@ -56,7 +58,7 @@ class SchemaProcesses:
 
 
 def decoder(settings: bytes) -> MediaDecoder:
-    """What a process does with a schema: bytes of an _Answer, in place of pixels."""
+    """Return the worker's function for schemas; it returns the bytes of an _Answer in place of pixels."""
     return _worked_out
 
 

@@ -1,8 +1,7 @@
-"""A process that decodes images and videos of strangers: `python -m mmengine.processing.workers.worker FD`.
+"""A process that decodes untrusted images and videos: `python -m mmengine.processing.workers.worker FD`.
 
-It is started by `process.py` beside it with one end of a socket, and decodes one item after the other
-within limits of memory and processor time. Whatever an item does to it, nobody else is in it. It goes when
-the other end of its socket does.
+`process.py` starts it with one end of a socket. It decodes one item after the other, within limits on memory
+and processor time. An item can harm only this process. It ends when the other end of its socket closes.
 """
 
 import importlib
@@ -31,15 +30,16 @@ from mmengine.processing.workers.messages import (
     write_file,
 )
 
-MAX_FILES = 64  # descriptors
-# A quarter of a core where the model wants all of them. At 19 it is a fiftieth, and pictures take seconds;
-# the gap between tokens is no smaller for it, because steps that read long prompts make that.
+MAX_FILES = 64  # Descriptors.
+# A quarter of a core while the model wants all cores. With 19 it is a fiftieth, and images take seconds; the
+# time between tokens does not improve, because long prompts' steps determine it.
 NICENESS = 5
-MAX_ERROR_CHARS = 2000  # of a decoder's error; the rest is left out
+MAX_ERROR_CHARS = 2000  # Limit on a decoder's error text.
 
 
 def main(descriptor: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the engine, whose end ends this
+    # Ctrl-C is for the engine, whose end also ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _step_back()
     wire = Wire(socket.socket(fileno=descriptor))
     try:
@@ -52,18 +52,18 @@ def main(descriptor: int) -> None:
             if not _answer(wire, job, decode):
                 return
     except (EOFError, OSError):
-        return  # the engine is gone, or has no use for this process
+        return  # The engine is gone, or closed the socket.
 
 
 def _step_back() -> None:
-    """Whoever computes tokens goes first, on the processors and when memory runs out."""
+    """Give processes that compute tokens priority on the CPUs and when memory runs out."""
     os.nice(NICENESS)
-    with suppress(OSError):  # not on every system
+    with suppress(OSError):  # Not on every system.
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _limit(hello: Hello) -> None:
-    """Private memory beyond what the imports took; written files; descriptors; no core files."""
+    """Limit private memory beyond the imports, written files and descriptors; no core files."""
     with suppress(OSError, ValueError):
         used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
         _set_limit(resource.RLIMIT_DATA, used + hello.memory_bytes)
@@ -79,7 +79,9 @@ def _set_limit(which: int, value: int) -> None:
 
 
 def _answer(wire: Wire, job: Job, decode: MediaDecoder) -> bool:
-    """Whether this process can take another job: one that ran out of memory may be full of holes."""
+    """Decode one item. Returns whether this process can take another job: after running out of memory its
+    heap may be fragmented.
+    """
     _limit_time(job.cpu_s)
     try:
         found = decode(_received(wire, job))
@@ -94,7 +96,7 @@ def _answer(wire: Wire, job: Job, decode: MediaDecoder) -> bool:
 
 
 def _limit_time(cpu_s: int) -> None:
-    """So much more processor time, should the engine be killed and nobody be left to watch."""
+    """Limit further processor time, in case the engine is killed and no longer watches."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     limit = int(usage.ru_utime + usage.ru_stime) + 1 + cpu_s
@@ -123,7 +125,9 @@ def _refusal(error: BaseException) -> Refused:
 
 
 def _for_memory(error: BaseException | None) -> bool:
-    """Parsers catch whatever a library raises and call the file damaged: what they caught says more."""
+    """Return whether memory ran out. Parsers catch library errors and report a damaged file, so the error's
+    context is searched.
+    """
     while error is not None:
         if isinstance(error, MemoryError):
             return True
