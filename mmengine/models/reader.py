@@ -336,5 +336,5 @@ def open_reader(
         if entry.path not in files:
             files[entry.path] = MappedFile(entry.path)
         if entry.start + entry.num_bytes > len(files[entry.path].memory):
-            raise ModelError(f"{entry.path} was cut short while it was read; download it again")
+            raise ModelError(f"{entry.path} is cut short; download it again")
     yield WeightReader(entries, files, device, dtype, part, quantize, activations)

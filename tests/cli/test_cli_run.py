@@ -99,8 +99,8 @@ def test_json_holds_tokens_and_usage_and_a_seed_repeats(call, picture):
             2,
             "; give --allow-media-urls a.example (or public) --allow-http-media --media-ports 81\n",
         ),
-        (["--image", "https://a b/a.png"], 2, "URLs are not fetched unless"),
-        (["--allow-media-urls", "https://a.example"], 2, "is no name of a host"),
+        (["--image", "https://a b/a.png"], 2, "fetching URLs needs"),
+        (["--allow-media-urls", "https://a.example"], 2, "is not a host name"),
         (["--allow-media-urls", "public", "--media-timeout-s", "0"], 2, "timeout_s of media must be above 0"),
         (
             ["--allow-media-urls", "public", "--image", "https://127.0.0.1/a.png"],

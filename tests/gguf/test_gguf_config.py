@@ -128,9 +128,9 @@ def test_the_frequencies_of_llama_3_are_found_in_their_factors(opened, factor, h
         "factor": pytest.approx(factor),
     }
     assert "rope_freqs.weight" not in told.tensors(lambda name: name)
-    with pytest.raises(ModelError, match="rope_freqs.weight scales frequencies in another way"):
+    with pytest.raises(ModelError, match="rope_freqs.weight scales frequencies differently"):
         opened(tensors=stored, **lengths | {"rope.freq_base": (FLOAT32, 10000.0)}).file("config.json")
-    with pytest.raises(ModelError, match=r"rope_freqs.weight has shape \[.*\]; 8 are wanted"):
+    with pytest.raises(ModelError, match=r"rope_freqs.weight has shape \[.*\]; 8 values are required"):
         opened(tensors=stored).file("config.json")
 
 
@@ -138,7 +138,7 @@ def test_the_frequencies_of_llama_3_are_found_in_their_factors(opened, factor, h
 def test_factors_that_are_none(opened, value):
     factors = np.full(8, value, np.float32)
     stored = [*weights("F16"), Tensor("rope_freqs.weight", "F32", (8,), factors.tobytes())]
-    with pytest.raises(ModelError, match="rope_freqs.weight scales frequencies in another way"):
+    with pytest.raises(ModelError, match="rope_freqs.weight scales frequencies differently"):
         opened(tensors=stored).file("config.json")
 
 
@@ -152,9 +152,17 @@ def test_biases_and_windows(opened):
 
 
 REFUSED = {
-    "another architecture": ("gemma3", {}, "general.architecture is 'gemma3'; llama, qwen2, qwen3 are read"),
-    "experts": ("llama", {"expert_count": (UINT32, 8)}, "llama.expert_count is 8, and"),
-    "a scale": ("llama", {"attention.scale": (FLOAT32, 0.5)}, "attention.scale is 0.5, and"),
+    "another architecture": (
+        "gemma3",
+        {},
+        "general.architecture is 'gemma3'; supported in GGUF files are llama, qwen2, qwen3",
+    ),
+    "experts": ("llama", {"expert_count": (UINT32, 8)}, "llama.expert_count is 8, which is not supported"),
+    "a scale": (
+        "llama",
+        {"attention.scale": (FLOAT32, 0.5)},
+        "attention.scale is 0.5, which is not supported",
+    ),
     "no layers": ("llama", {"block_count": (UINT32, 0)}, "llama.block_count is 0; it must be"),
     "many layers": ("llama", {"block_count": (UINT32, 2000)}, "llama.block_count is 2000"),
     "a size in words": ("llama", {"embedding_length": (STRING, "64")}, "embedding_length is '64'"),
@@ -166,9 +174,9 @@ REFUSED = {
     "part of a head": (
         "llama",
         {"rope.dimension_count": (UINT32, 8)},
-        "rope.dimension_count is 8, and a head has 16",
+        "rope.dimension_count is 8, but a head has 16",
     ),
-    "two lengths": ("llama", {"attention.value_length": (UINT32, 8)}, "value_length is 8, and a head has 16"),
+    "two lengths": ("llama", {"attention.value_length": (UINT32, 8)}, "value_length is 8, but a head has 16"),
     "no norm": (
         "llama",
         {"attention.layer_norm_rms_epsilon": (FLOAT32, 0)},

@@ -152,26 +152,35 @@ TWICE = ["<|start|>", "<|end|>", *BYTES, "he", "ll", "hell", "he", "[PAD262]"]
 REFUSED = {
     "another model": (
         {"model": (STRING, "llama")},
-        "tokenizer.ggml.model is 'llama'; gpt2, byte-level BPE, is",
+        "tokenizer.ggml.model is 'llama'; only gpt2, byte-level BPE, is",
     ),
     "no model": ({"model": (UINT32, 2)}, "tokenizer.ggml.model is 2"),
-    "another cut": ({"pre": (STRING, "tekken")}, "tokenizer.ggml.pre is 'tekken'; gpt-2, llama-bpe"),
+    "another cut": (
+        {"pre": (STRING, "tekken")},
+        "tokenizer.ggml.pre is 'tekken'; supported are gpt-2, llama-bpe",
+    ),
     "no cut": ({"pre": (BOOL, True)}, "tokenizer.ggml.pre is True"),
-    "no tokens": ({"tokens": (STRING, "he")}, "tokenizer.ggml.tokens is missing or no array"),
+    "no tokens": ({"tokens": (STRING, "he")}, "tokenizer.ggml.tokens is missing or not an array"),
     "numbers for tokens": ({"tokens": (ARRAY, (INT32, [1, 2]))}, "tokenizer.ggml.tokens holds no strings"),
     "tokens that are no texts": (
         {"tokens": (ARRAY, (STRING, [b"\xff"] * 2))},
         "ggml.tokens is damaged",
     ),
-    "no types": ({"token_type": (UINT32, 1)}, "token_type is missing or no array"),
+    "no types": ({"token_type": (UINT32, 1)}, "token_type is missing or not an array"),
     "types in words": ({"token_type": (ARRAY, (STRING, ["1"]))}, "token_type holds no integers"),
     "types with commas": ({"token_type": (ARRAY, (FLOAT32, [1]))}, "token_type holds no integers"),
-    "fewer types": ({"token_type": (ARRAY, (INT32, [1]))}, "has 263 tokens and types for 1"),
+    "fewer types": ({"token_type": (ARRAY, (INT32, [1]))}, "has 263 tokens but 1 token types"),
     "a token twice": ({"tokens": (ARRAY, (STRING, TWICE))}, "tokens has a token twice"),
-    "no merges": ({"merges": (UINT32, 1)}, "merges is missing or no array"),
-    "half a merge": ({"merges": (ARRAY, (STRING, ["he"]))}, "merge 'he' makes no token of two"),
-    "a merge of none": ({"merges": (ARRAY, (STRING, ["h xx"]))}, "merge 'h xx' makes no token of two"),
-    "a merge to none": ({"merges": (ARRAY, (STRING, ["h h"]))}, "merge 'h h' makes no token of two"),
+    "no merges": ({"merges": (UINT32, 1)}, "merges is missing or not an array"),
+    "half a merge": ({"merges": (ARRAY, (STRING, ["he"]))}, "merge 'he' does not join two tokens to one"),
+    "a merge of none": (
+        {"merges": (ARRAY, (STRING, ["h xx"]))},
+        "merge 'h xx' does not join two tokens to one",
+    ),
+    "a merge to none": (
+        {"merges": (ARRAY, (STRING, ["h h"]))},
+        "merge 'h h' does not join two tokens to one",
+    ),
     "an id beyond": (
         {"eos_token_id": (UINT32, 263)},
         "eos_token_id is 263; it must be an integer from 0 to 262",
@@ -197,5 +206,5 @@ def test_a_merge_to_a_special_token(opened):
     """Text would become structure."""
     tokens = ["<|start|>", "<|end|>", *BYTES, "<|", "start|>", "xx", "yy", "zz"]
     merges = ["< |", "<| start|>"]
-    with pytest.raises(ModelError, match=r"merge '<\| start\|>' makes no token of two"):
+    with pytest.raises(ModelError, match=r"merge '<\| start\|>' does not join two tokens to one"):
         opened(tokens=(ARRAY, (STRING, tokens)), merges=(ARRAY, (STRING, merges))).file("tokenizer.json")

@@ -116,10 +116,10 @@ def test_weights_by_canonical_names(both, tmp_path):
     assert fingerprint(packed, names) != fingerprint(other, names)
     shapes = {name: entry.shape for name, entry in here.items()}
     check_tensors(both[0], here, shapes)
-    with pytest.raises(ModelError, match=r"shape \[64\]; its metadata asks for \[65\]"):
+    with pytest.raises(ModelError, match=r"shape \[64\]; its metadata requires \[65\]"):
         check_tensors(both[0], here, shapes | {"model.norm.weight": (65,)})
     del shapes["model.norm.weight"]
-    with pytest.raises(ModelError, match="output_norm.weight has no place in the model of its metadata"):
+    with pytest.raises(ModelError, match="output_norm.weight does not belong to the model that its metadata"):
         check_tensors(both[0], here, shapes)
 
 

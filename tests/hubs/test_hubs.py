@@ -104,7 +104,7 @@ def test_after_a_cut_it_goes_on_where_it_stopped(name, hub):
 
 def test_a_hub_that_goes_away_leaves_what_came(name, hub):
     hub.cut_after["model-1.safetensors"], hub.always_cut = 1000, True
-    refused(name, "could not be fetched whole.*; call again, files that came whole are kept")
+    refused(name, "could not be fetched completely.*; try again, complete files are kept")
     hub.cut_after.clear()
     assert (fetch_model(name) / "model-1.safetensors").read_bytes() == WEIGHTS
     assert hub.asked.count("GET config.json") == 1
@@ -112,7 +112,7 @@ def test_a_hub_that_goes_away_leaves_what_came(name, hub):
 
 def test_other_bytes_than_listed_are_thrown_away(name, hub):
     hub.sent["model-1.safetensors"] = bytes(len(WEIGHTS))
-    refused(name, r"model-1.safetensors of .* came from .* with other bytes")
+    refused(name, r"model-1.safetensors of .* does not match the SHA-256")
     assert not [path for path in large_files() if path.read_bytes() == hub.sent["model-1.safetensors"]]
     hub.sent.clear()
     assert (fetch_model(name) / "model-1.safetensors").read_bytes() == WEIGHTS
@@ -133,7 +133,7 @@ def test_a_file_that_is_not_there(name, hub):
 
 def test_who_may_not_have_it_is_told_how(name, hub):
     hub.gated = True
-    text = refused(name, "only to those whom its owner lets in")
+    text = refused(name, "is restricted")
     assert "HF_TOKEN" in text or "MODELSCOPE_API_TOKEN" in text
 
 
@@ -165,7 +165,7 @@ def test_a_hub_that_does_not_answer(name, hub, monkeypatch):
     ("listed", "words"),
     [
         ({"model-1.safetensors": 2**60}, "has 1,152,921,505 GB; at most 4,398 are fetched"),
-        ({"model-1.safetensors": 2**42 - 2**20}, "GB more in .*, and .* are free; make room"),
+        ({"model-1.safetensors": 2**42 - 2**20}, "GB more in .*, and .* are free; free some space"),
         ({f"{number}.json": 1 for number in range(99)}, "files beside its weights; at most 64"),
         ({"config.json": 2**30}, "has no config.json"),
     ],
@@ -190,7 +190,7 @@ def test_what_another_commit_has_in_common_needs_no_room(name, hub, monkeypatch)
     assert second != first and (second / "model-1.safetensors").read_bytes() == WEIGHTS and free
     assert not [file for file in hub.asked if file.startswith("GET model")]
     hub.revisions["main"]["model-2.safetensors"] = WEIGHTS[1:] + b"?"
-    refused(name, "needs 0.0 GB more in .*, and 0.0 are free; make room")
+    refused(name, "needs 0.0 GB more in .*, and 0.0 GB are free; free some space")
     (first / "model-1.safetensors").resolve().write_bytes(WEIGHTS[1:])  # by another program
     hub.revisions["main"]["model-2.safetensors"] = WHOLE["model-2.safetensors"]
     hub.revisions["main"]["README.md"] = b"newer"
@@ -234,9 +234,9 @@ def test_names(text, variable, meant, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "variable", "words"),
     [
-        ("a/b@", None, "is no revision"),
-        ("a/b@../c", None, "is no revision"),
-        ("a/b", "ollama", "MMENGINE_HUB is 'ollama'; it may be hf or modelscope"),
+        ("a/b@", None, "is not a valid revision"),
+        ("a/b@../c", None, "is not a valid revision"),
+        ("a/b", "ollama", "MMENGINE_HUB is 'ollama'; set it to hf or modelscope"),
     ],
 )
 def test_names_that_are_refused(text, variable, words, monkeypatch):

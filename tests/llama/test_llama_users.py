@@ -23,7 +23,7 @@ from tests.server.running import served
 
 CHAT = [{"role": "user", "content": "what is the time"}]
 TEMPLATE = "{% for m in messages %}<|start|>{{ m.content }}<|end|>{% endfor %}<|start|>"
-NO_IMAGES = "this model reads text, no images; leave it out, or ask another model"
+NO_IMAGES = "this model accepts text, no images; leave it out, or use another model"
 
 
 @pytest.fixture(scope="module")

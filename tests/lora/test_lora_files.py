@@ -135,12 +135,12 @@ def change_of(name):
         return lambda weights: weights.update({key: torch.zeros(4, 4)})
 
     return {
-        "without its lora_B": lambda weights: weights.pop(f"{Q}.lora_B.weight"),
-        "without its lora_A": gone,
-        "ask for [4 or 6": misshapen,
+        "has no lora_B": lambda weights: weights.pop(f"{Q}.lora_B.weight"),
+        "has no lora_A": gone,
+        "require [4 or 6": misshapen,
         "has shape [5": of_another_rank,
         "has shape [7, 4]": of_b,
-        "is there twice": twice,
+        "is stored twice": twice,
         "lm_head.lora_A": other("base_model.model.lm_head.lora_A.weight"),
         "embed_tokens.lora_embedding_A": other("base_model.model.model.embed_tokens.lora_embedding_A"),
         "lora_magnitude_vector": other(f"{Q}.lora_magnitude_vector.weight"),
@@ -154,8 +154,8 @@ def change_of(name):
 @pytest.mark.parametrize(
     "words",
     [
-        *("without its lora_B", "without its lora_A", "ask for [4 or 6", "has shape [5", "has shape [7, 4]"),
-        *("is there twice", "lm_head.lora_A", "embed_tokens.lora_embedding_A", "lora_magnitude_vector"),
+        *("has no lora_B", "has no lora_A", "require [4 or 6", "has shape [5", "has shape [7, 4]"),
+        *("is stored twice", "lm_head.lora_A", "embed_tokens.lora_embedding_A", "lora_magnitude_vector"),
         *("modules_to_save", "layers.99.", "mlp.experts.0", "patch_embed"),
     ],
 )
@@ -178,12 +178,12 @@ def test_no_more_is_read_than_there_is_room_for(made, copy):
     assert read(made, copy, size)
     refused(made, copy, "lora_bytes", str(size), room=size - 1)
     (copy / CONFIG_FILE).write_text(" " * 2**20 + "{}")
-    refused(made, copy, CONFIG_FILE, "too large")
+    refused(made, copy, CONFIG_FILE, "the limit for such a file")
 
 
 @pytest.mark.parametrize(
     "room, behind, words",
-    [(1000, 0, "raise lora_bytes"), (ROOM, 2**24, "no tensor's"), (1000, -1, "cut short")],
+    [(1000, 0, "raise lora_bytes"), (ROOM, 2**24, "belong to no tensor"), (1000, -1, "cut short")],
 )
 def test_a_large_file_is_refused_by_its_header(copy, room, behind, words):
     """Of one matrix of 16 MiB, and one of few bytes."""

@@ -171,7 +171,7 @@ def test_an_order_of_calibration_leaves_the_format_as_it_is(plain, order):
     with open_reader(entries(plain), CPU, torch.float32) as weights:
         assert torch.allclose(weights.read(WEIGHT), wanted, rtol=0, atol=1e-6)
     tensors = load_file(plain / "model.safetensors")
-    for step, said in ((32, None), (64, "g_idx says that values are ordered by act")):
+    for step, said in ((32, None), (64, "g_idx orders values by act")):
         tensors["a.q_proj.weight_g_idx"] = (torch.arange(128) // step).int()
         save_file(tensors, plain / "model.safetensors")
         with pytest.raises(ModelError, match=said) if said else nullcontext():
@@ -181,7 +181,7 @@ def test_an_order_of_calibration_leaves_the_format_as_it_is(plain, order):
 @pytest.mark.parametrize("order", ("group", "dynamic", True, 0, ["weight"]))
 def test_an_order_that_moves_columns_to_other_groups_is_refused_by_name(plain, order):
     ordered(plain, order)
-    with pytest.raises(ModelError, match=re.escape(f"weights.actorder {order!r} is not read")):
+    with pytest.raises(ModelError, match=re.escape(f"weights.actorder {order!r} is not supported")):
         entries(plain)
 
 
@@ -238,34 +238,34 @@ def number(*shape):
         (
             "gptq",
             without("scales"),
-            "tensor a.q_proj.qweight is 4 bits, and there is no a.q_proj.scales; download it again",
+            "tensor a.q_proj.qweight has 4-bit codes, but a.q_proj.scales is missing; download it again",
         ),
-        ("gptq", without("qzeros"), "there is no a.q_proj.qzeros"),
-        ("gptq", without("qweight"), "is stored as I32, and belongs to no matrix"),
-        ("gptq", instead("qweight", number(16, 39)), "which is none of 39 rows of 128"),
-        ("gptq", instead("qweight", torch.zeros(16, 40)), r"qweight is F32 \[16, 40\]; codes are I32"),
+        ("gptq", without("qzeros"), "but a.q_proj.qzeros is missing"),
+        ("gptq", without("qweight"), "is stored as I32, but belongs to no supported"),
+        ("gptq", instead("qweight", number(16, 39)), "which does not fit 39 rows and 128 columns"),
+        ("gptq", instead("qweight", torch.zeros(16, 40)), r"qweight is F32 \[16, 40\]; codes must be I32"),
         (
             "gptq",
             instead("qzeros", number(4, 4)),
-            r"qzeros is I32 \[4, 4\]; for 40 rows of 128 .* I32 \[4, 5\]",
+            r"qzeros is I32 \[4, 4\]; for 40 rows and 128 .* I32 \[4, 5\]",
         ),
         ("gptq", instead("scales", torch.ones(4, 39).half()), r"scales is F16 \[4, 39\]"),
         (
             "gptq",
             instead("scales", torch.full((4, 40), float("nan")).half()),
-            "scale that is no finite number",
+            "scale that is not finite",
         ),
-        ("gptq", instead("g_idx", torch.arange(128).int() % 4), "g_idx says that values are ordered by act"),
+        ("gptq", instead("g_idx", torch.arange(128).int() % 4), "g_idx orders values by act"),
         ("gptq", instead("g_idx", number(7)), r"g_idx is I32 \[7\], not I32 \[128\]"),
-        ("awq", instead("qweight", number(127, 5)), "which is none of 40 rows of 127"),
-        ("compressed-tensors", without("weight_scale"), "there is no a.q_proj.weight_scale"),
-        ("compressed-tensors", without("weight_zero_point"), "there is no a.q_proj.weight_zero_point"),
-        ("compressed-tensors", instead("weight_shape", torch.tensor([40, 2**40])), "none of 40 rows of 109"),
-        ("compressed-tensors", instead("weight_shape", torch.tensor([-40, 128])), "none of -40 rows"),
+        ("awq", instead("qweight", number(127, 5)), "which does not fit 40 rows and 127 columns"),
+        ("compressed-tensors", without("weight_scale"), "a.q_proj.weight_scale is missing"),
+        ("compressed-tensors", without("weight_zero_point"), "a.q_proj.weight_zero_point is missing"),
+        ("compressed-tensors", instead("weight_shape", torch.tensor([40, 2**40])), "fit 40 rows and 109"),
+        ("compressed-tensors", instead("weight_shape", torch.tensor([-40, 128])), "fit -40 rows"),
         (
             "compressed-tensors",
             instead("weight_shape", torch.ones(2)),
-            r"F32 \[2\]; the shape .* is I64 \[2\]",
+            r"F32 \[2\]; a matrix shape must be I64 \[2\]",
         ),
     ],
 )
@@ -281,15 +281,15 @@ def test_what_does_not_fit_is_refused(plain, layout, change, said):
 @pytest.mark.parametrize(
     "layout, change, said",
     [
-        ("gptq", {"desc_act": True}, "desc_act True is not read, only False; fp8 .* are read"),
-        ("gptq", {"bits": 3}, "bits 3 is not read, only 4"),
-        ("gptq", {"group_size": -1}, "group_size -1 is not read; 32, 64, 128 are"),
-        ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin' is not read"),
-        ("gptq", {"format": "marlin"}, "format 'marlin' is not read, only 'gptq' and 'gptq_v2'"),
-        ("gptq", {"checkpoint_format": 2, "format": "gptq"}, "checkpoint_format 2 is not read"),
-        ("awq", {"version": "gemv"}, "version 'gemv' is not read, only 'gemm'"),
-        ("awq", {"version": None, "format": "GEMV"}, "format 'GEMV' is not read, only 'gemm'"),
-        ("compressed-tensors", {"format": "int-quantized"}, "format 'int-quantized' is not read"),
+        ("gptq", {"desc_act": True}, "desc_act True is not supported, only False; fp8 .* are supported"),
+        ("gptq", {"bits": 3}, "bits 3 is not supported, only 4"),
+        ("gptq", {"group_size": -1}, "group_size -1 is not supported; use 32, 64, 128"),
+        ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin' is not supported"),
+        ("gptq", {"format": "marlin"}, "format 'marlin' is not supported, only 'gptq' and 'gptq_v2'"),
+        ("gptq", {"checkpoint_format": 2, "format": "gptq"}, "checkpoint_format 2 is not supported"),
+        ("awq", {"version": "gemv"}, "version 'gemv' is not supported, only 'gemm'"),
+        ("awq", {"version": None, "format": "GEMV"}, "format 'GEMV' is not supported, only 'gemm'"),
+        ("compressed-tensors", {"format": "int-quantized"}, "format 'int-quantized' is not supported"),
         ("compressed-tensors", {"config_groups": {}}, "config_groups has 0 groups"),
         ("awq", {"quant_method": "bitsandbytes"}, "'bitsandbytes' is not supported; fp8 with"),
     ],
@@ -322,7 +322,7 @@ def test_biases_of_zeros_that_gptq_stores_for_every_matrix_are_left_out(tmp_path
     assert biases() == {}
     for value in (6e-8, float("nan")):
         tensors[last][-1] = value
-        with pytest.raises(ModelError, match=r"up_proj\.bias has no place in the model of config.json"):
+        with pytest.raises(ModelError, match=r"up_proj\.bias does not belong to the model that config.json"):
             biases()
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"attention_bias": True, "mlp_bias": True}))

@@ -88,7 +88,7 @@ def test_a_stack_of_another_shape_is_refused(made, tmp_path):
         return found | {name: found[name][:, :, 1:].contiguous()}
 
     folder = rewritten(made[0], tmp_path / "stacked", change)
-    asked = r"experts.down_proj has shape \[8, 48, 31\]; config.json asks for \[8, 48, 32\], or \[8, 32, 48\]"
+    asked = r"experts.down_proj has shape \[8, 48, 31\]; config.json requires \[8, 48, 32\], or \[8, 32, 48\]"
     with pytest.raises(ModelError, match=asked):
         read(folder)
 

@@ -113,7 +113,7 @@ def test_a_gguf_file_is_a_folder_of_its_architecture(install, tmp_path):
     with pytest.raises(ModelError, match="no config.json; give one of its GGUF files, such as gemma.gguf"):
         registry.plugin_for(tmp_path)
     path.write_bytes(b"GGUF")
-    with pytest.raises(ModelError, match="model.gguf: it is no GGUF file, or cut short"):
+    with pytest.raises(ModelError, match="model.gguf: the file is not GGUF, or is cut short"):
         registry.plugin_for(path)
 
 

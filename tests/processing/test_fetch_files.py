@@ -1,4 +1,4 @@
-"""Files below the folder of media: nothing outside of it, nothing but files, and no more than the limit."""
+"""Files below the media folder: nothing outside of it, nothing but files, and no more than the limit."""
 
 import os
 import threading
@@ -134,7 +134,7 @@ def test_size_and_kind_are_checked(root):
 def test_a_folder_that_is_none_is_told_of_at_once(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "none", tmp_path / "file"):
-        with pytest.raises(ConfigError, match="the folder of media"):
+        with pytest.raises(ConfigError, match="the media folder"):
             MediaDoor(FetchLimits(root=path))
 
 

@@ -189,11 +189,11 @@ BAD = {
     "apng": (animation("PNG"), "image 0 is an animation; pass it as a video"),
     "pages": (animation("TIFF"), "image 0 is a TIFF of several pages"),
     "format": (encoded(picture(9, 9), "PPM"), "is no image that can be read"),
-    "url": ("https://example.com/a.png", "image 0 is a URL, and URLs are not fetched"),
+    "url": ("https://example.com/a.png", "image 0 is a URL; fetching URLs needs"),
     "missing": ("/nowhere/at all.png", "image 0: there is no file '/nowhere/at all.png'"),
     "device": ("/dev/zero", "there is no file"),
     "folder": ("/", "there is no file"),
-    "base64": ("data:image/png;base64,####", "image 0 is no valid base64"),
+    "base64": ("data:image/png;base64,####", "image 0 is not valid base64"),
     "data": ("data:image/png,abc", "image 0 is a data: URL without base64"),
     "nul": ("a\0b", "neither a path nor a data: URL"),
     "surrogate": ("\ud800.png", "image 0"),
@@ -226,7 +226,7 @@ def test_limits_hold_before_decoding(processor, monkeypatch):
 
 def test_asking_for_huge_pixels_is_capped(processor):
     options = {"min_pixels": 2**28, "max_pixels": 2**28}
-    with pytest.raises(Exception, match="the model takes at most 4096"):
+    with pytest.raises(Exception, match="limit of the model is 4096"):
         processor.prepare_text(PLACE, images=[picture(4, 4)], media_options=options)
 
 

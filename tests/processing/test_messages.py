@@ -188,14 +188,14 @@ BAD = {
     "options": (ask({**image_part(), "min_pixels": "a"}), "min_pixels must be a whole number"),
     "option range": (ask({**image_part(), "max_pixels": 0}), "max_pixels must be a whole number from 1"),
     "option order": (ask({**image_part(), "max_pixels": 9, "min_pixels": 10}), "min_pixels 10 is larger"),
-    "sides": (ask({**image_part(), "resized_width": 9}), "belong together"),
+    "sides": (ask({**image_part(), "resized_width": 9}), "give resized_height and resized_width together"),
     "deep": (
         [{"role": "user", "content": "a", "x": json.loads("[" * 40 + "]" * 40)}],
         "nested more than 32 deep",
     ),
     "tensor": ([{"role": "user", "content": "a", "x": object()}], "must be JSON data, not a object"),
     "places": (ask({"type": "image"}), "1 image placeholders without data, but 0 images were passed"),
-    "long": (ask({"type": "text", "text": "a b " * 3000}), "the model takes at most 4096"),
+    "long": (ask({"type": "text", "text": "a b " * 3000}), "limit of the model is 4096"),
 }
 
 

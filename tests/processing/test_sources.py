@@ -20,7 +20,7 @@ def in_pieces(text):
     try:
         return sources.decode_base64(text, 2**20, "image 0")
     except InvalidMedia as refusal:
-        assert str(refusal) == "image 0 is no valid base64"
+        assert str(refusal) == "image 0 is not valid base64"
         return None
 
 

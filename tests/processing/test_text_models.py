@@ -138,18 +138,22 @@ def test_parts_are_left_to_a_template_that_reads_them(tokenizer):
         (
             [{"type": "image", "image": b""}],
             {},
-            r"image 0 \(message 0, part 0\) cannot be taken: .*no images",
+            r"image 0 \(message 0, part 0\) is not supported: .*no images",
         ),
-        ([{"type": "video"}], {"videos": ["a.mp4"]}, r"video 0 \(message 0, part 0\) cannot be taken"),
-        ("What is it?", {"images": [Image.new("RGB", (4, 4))]}, "image 0 cannot be taken: .* reads text, no"),
-        ("What is it?", {"videos": [np.zeros((2, 4, 4, 3), np.uint8)]}, "video 0 cannot be taken"),
+        ([{"type": "video"}], {"videos": ["a.mp4"]}, r"video 0 \(message 0, part 0\) is not supported"),
+        (
+            "What is it?",
+            {"images": [Image.new("RGB", (4, 4))]},
+            "image 0 is not supported: .* accepts text, no",
+        ),
+        ("What is it?", {"videos": [np.zeros((2, 4, 4, 3), np.uint8)]}, "video 0 is not supported"),
     ],
 )
 def test_media_are_refused(processor, content, beside, words):
     with pytest.raises(InvalidRequest, match=words):
         processor.prepare([{"role": "user", "content": content}], **beside)
     if beside:
-        with pytest.raises(InvalidRequest, match="cannot be taken: this model reads text"):
+        with pytest.raises(InvalidRequest, match="is not supported: this model accepts text"):
             processor.prepare_text("What is it?", **beside)
 
 
@@ -158,12 +162,12 @@ def test_nothing_of_media_is_there(processor):
     assert processor.max_image_pixels == processor.count_images("<|start|>") == 0
     processor.media_decoder = lambda media: None
     assert processor.media_decoder is None
-    with pytest.raises(InvalidMedia, match="reads text alone"):
+    with pytest.raises(InvalidMedia, match="accepts only text"):
         processor.restore(MediaItem(b"1" * 32, "image", ((0, 1),), (1, 2, 2)), MediaSource(b"", {}))
 
 
 def test_a_long_prompt_is_refused_as_any_other(processor):
-    with pytest.raises(InvalidRequest, match="tokens or more; the model takes at most 4000: shorten it$"):
+    with pytest.raises(InvalidRequest, match="tokens or more; the limit of the model is 4000: shorten it$"):
         processor.prepare([{"role": "user", "content": "mat " * 5000}])
 
 
@@ -225,7 +229,7 @@ def test_a_model_that_was_not_made_to_chat(folder, tmp_path):
     processor = ChatProcessor(Description("1", tokenizer, template, 100, {}, eos))
     assert template.source == NO_TEMPLATE and processor.call_format() is None
     question = [{"role": "user", "content": "a"}]
-    with pytest.raises(InvalidRequest, match="it has none; give one as chat_template, or ask with a text"):
+    with pytest.raises(InvalidRequest, match="it has none; give one as chat_template, or send a plain text"):
         processor.prepare(question)
     given = {"chat_template": "{{ messages[0].content }}<|im_end|>"}
     assert processor.prepare(question, template_options=given).text == "a<|im_end|>"

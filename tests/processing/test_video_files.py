@@ -186,7 +186,7 @@ def test_sampling(processor):
     assert indices(processor, 100, 10.0, num_frames=3) == [0, 50, 99]
     assert indices(processor, 100, 10.0, video_start=2.0, video_end=4.0, num_frames=3) == [20, 30, 40]
     assert indices(processor, 100, 10.0, video_start=9.5, fps=1) == [95, 96, 98, 99]
-    with pytest.raises(InvalidMedia, match="it is 10.00 seconds long"):
+    with pytest.raises(InvalidMedia, match="the video has 10.00 seconds"):
         indices(processor, 100, 10.0, video_start=5.0, video_end=4.0)
     with pytest.raises(InvalidRequest, match="exclude each other"):
         indices(processor, 100, 10.0, fps=2, nframes=4)
@@ -222,15 +222,18 @@ def playlist(tmp_path):
 MOVIE = record(count=30)
 LONG = record("avi", count=60)
 BAD = {
-    "text": (b"just some text\n" * 50, "video 0 is no whole video of a known kind"),
-    "empty": (b"", "video 0 is no whole video of a known kind"),
-    "image": (b"\x89PNG\r\n\x1a\n" + b"\0" * 100, "video 0 is no whole video of a known kind"),
-    "subtitles": (b"1\n00:00:01,000 --> 00:00:02,000\nhi\n", "video 0 is no whole video of a known kind"),
+    "text": (b"just some text\n" * 50, "video 0 is damaged or has an unsupported format"),
+    "empty": (b"", "video 0 is damaged or has an unsupported format"),
+    "image": (b"\x89PNG\r\n\x1a\n" + b"\0" * 100, "video 0 is damaged or has an unsupported format"),
+    "subtitles": (
+        b"1\n00:00:01,000 --> 00:00:02,000\nhi\n",
+        "video 0 is damaged or has an unsupported format",
+    ),
     "hls": (
         b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n/etc/passwd\n",
-        "is no whole video of a known kind",
+        "is damaged or has an unsupported format",
     ),
-    "playlist": (playlist, "is no whole video of a known kind"),
+    "playlist": (playlist, "is damaged or has an unsupported format"),
     "sound": (sound_only(), "video 0 holds no video"),
     "no frames": (record("avi", count=0), "video 0"),
     "cut short": (LONG[: len(LONG) * 4 // 5], "video 0 is cut short: "),

@@ -83,7 +83,7 @@ def test_fields_that_are_missing_mean_what_they_mean_in_transformers(tmp_path):
     "kind, fields, words",
     [
         ("Qwen3_5", {"architectures": ["Qwen3NextForCausalLM"]}, r"architectures is \['Qwen3Next"),
-        ("Qwen3_5", {"attention_bias": True}, "attention_bias is true, which is not supported for gated"),
+        ("Qwen3_5", {"attention_bias": True}, "attention_bias is true, which is not supported with gated"),
         ("Qwen3_5", {"layer_types": ["linear_attention"] * 4}, "layer_types has no full_attention"),
         ("Qwen3_5", {"layer_types": ["full_attention"]}, "layer_types must name"),
         ("Qwen3_5", {"linear_num_value_heads": 3}, "linear_num_value_heads 3 are not shared evenly"),

@@ -64,7 +64,7 @@ def test_what_costs_its_process_costs_nobody_else() -> None:
         many = text_of(
             {"properties": {f"{n}": {"properties": {"a": {"pattern": f"{n}"}}} for n in range(6_000)}}
         )
-        with pytest.raises(InvalidRequest, match="the schema .*media_process_bytes|the schema .*died of it"):
+        with pytest.raises(InvalidRequest, match="the schema .*media_process_bytes|the schema .*died"):
             small.gated(many, Bounds(), b"{}", False)
         assert small.gated(b'{"const": 1}', Bounds(), b"{}", False) == normalize_schema({"const": 1})
     finally:

@@ -62,12 +62,12 @@ def test_a_process_is_kept_steps_back_and_sees_little(decoders, monkeypatch):
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("crash", "died of it .SIGSEGV"),
-        ("killed", "SIGKILL, most likely for want of memory"),
+        ("crash", "died .SIGSEGV"),
+        ("killed", "SIGKILL, most likely out of memory"),
         ("eat", "needs more than 128 MiB to be decoded .media_process_bytes."),
         ("eaten", "needs more than 128 MiB"),
-        ("leave", "died of it .exit code 0"),
-        ("lie", "died of it"),
+        ("leave", "died .exit code 0"),
+        ("lie", "died"),
     ],
 )
 def test_what_an_item_does_it_does_to_its_own_process(decoders, what, says):

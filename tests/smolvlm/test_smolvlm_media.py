@@ -136,9 +136,9 @@ def test_a_server_bounds_the_longest_edge_by_its_pixels():
     [
         (
             {"min_pixels": 100},
-            "image 0: min_pixels means nothing to this model, which knows do_image_splitting",
+            "image 0: this model does not support min_pixels",
         ),
-        ({"longest_edge": 5000}, "image 0: longest_edge is 5000; at most 4096"),
+        ({"longest_edge": 5000}, "image 0: longest_edge is 5000; the limit is 4096"),
         ({"longest_edge": 0}, "longest_edge must be a whole number from 1"),
         ({"do_image_splitting": 1}, "do_image_splitting must be true or false"),
     ],
@@ -150,7 +150,7 @@ def test_options_that_mean_nothing_are_refused(processor, options, words):
 
 def test_a_video_has_frames_of_one_size(processor):
     for options, name in (({"longest_edge": 50}, "longest_edge"), ({"do_resize": False}, "do_resize")):
-        with pytest.raises(InvalidRequest, match=f"video 0: {name} means nothing for a video"):
+        with pytest.raises(InvalidRequest, match=f"video 0: {name} is not supported for a video"):
             processor.prepare_text("<video>", videos=[draw(CASES[0])], media_options=options)
 
 
@@ -159,7 +159,7 @@ def test_too_many_tiles_are_refused_before_they_are_made(folder, monkeypatch):
     processor.max_prompt_tokens = 30
     monkeypatch.setattr(Image.Image, "resize", None)
     with pytest.raises(
-        InvalidRequest, match="the prompt has 52 tokens or more; this engine takes at most 30"
+        InvalidRequest, match="the prompt has 52 tokens or more; the limit of this engine is 30"
     ):
         processor.prepare(asked({"type": "image", "image": picture(64, 96)}))
 
@@ -188,9 +188,19 @@ def test_another_process_decodes_the_same(processor, folder):
         ("preprocessor_config.json", "resample", 3, "resample is 3; only 1"),
         ("preprocessor_config.json", "image_mean", [0.4, 0.5, 0.5], "image_mean is"),
         ("preprocessor_config.json", "max_image_size", {"longest_edge": 17}, "max_image_size is 17, but"),
-        ("preprocessor_config.json", "size", {"height": 4, "width": 4}, "size is .*; an object with longest"),
-        ("processor_config.json", "image_seq_len", 64, "image_seq_len is 64; the model makes 4 of a tile"),
-        ("config.json", "image_token_id", 3, "image_token_id is 3, <image> is token"),
+        (
+            "preprocessor_config.json",
+            "size",
+            {"height": 4, "width": 4},
+            "size is .*; it must be an object with longest",
+        ),
+        (
+            "processor_config.json",
+            "image_seq_len",
+            64,
+            "image_seq_len is 64; the model makes 4 embeddings of a tile",
+        ),
+        ("config.json", "image_token_id", 3, "image_token_id is 3, but <image> is token"),
     ],
 )
 def test_files_that_contradict_the_model_are_refused(folder, tmp_path, name, field, value, words):
