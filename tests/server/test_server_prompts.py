@@ -72,7 +72,7 @@ def test_no_option_asks_for_more_pixels_than_the_server_allows(processor, pictur
     for asked, said in (
         ({"resized_height": 96, "resized_width": 97}, "more than the 9216 pixels"),
         ({"resized_height": 30000.0, "resized_width": 30000}, "more than the 9216 pixels"),
-        ({"resized_height": 30000}, "give resized_height and resized_width together"),
+        ({"resized_height": 30000}, "belong together"),
         ({"do_resize": False}, "do_resize=false is not supported"),
     ):
         with pytest.raises(ApiError, match=f"^messages.0..content.0..*{said}"):
