@@ -86,7 +86,7 @@ def _schema_in(path: Path) -> object:
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        raise InvalidRequest(f"it has more than {MAX_BYTES:,} bytes")
+        raise InvalidRequest(f"the schema has more than {MAX_BYTES:,} bytes")
     try:
         found = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

@@ -137,7 +137,7 @@ class XMatcher:
 
     def consume_token(self, token_id: int) -> bool:
         if not self._error and not self._accept(token_id):
-            self._error = f"it does not allow token {token_id} here"
+            self._error = f"token {token_id} is not allowed here"
         return not self._error
 
     def try_consume_tokens(self, token_ids: list[int]) -> int:
@@ -271,7 +271,7 @@ def _ebnf_of(grammar: Grammar) -> str:
                 return rules.text(write_regex(parse_whole_regex(regex), rules, in_json=False))
             except RegexRefused as error:
                 raise InvalidRequest(
-                    f"the grammar cannot be used: {error}; the default, llguidance, may know it",
+                    f"the grammar cannot be used: {error}; the default, llguidance, may support it",
                     code=ErrorCode.INVALID_GRAMMAR,
                 ) from None
         case Choice(choices=choices):
@@ -285,7 +285,7 @@ def _ebnf_of(grammar: Grammar) -> str:
             )
         case StructuralTag() | ToolCalls():
             raise InvalidRequest(
-                "the grammar cannot be used: structural tags and calls of tools are enforced by the default "
+                "the grammar cannot be used: structural tags and tool calls are enforced by the default "
                 "grammar_backend, llguidance, alone",
                 code=ErrorCode.INVALID_GRAMMAR,
             )

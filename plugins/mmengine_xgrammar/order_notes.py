@@ -9,7 +9,7 @@ from mmengine.structured_output.json_schema.rewriting.key_order import MARK, des
 from mmengine.structured_output.json_schema.vocabulary.notes import Note, Notes
 from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer
 
-WHY = "grammar_backend xgrammar takes no other"
+WHY = "grammar_backend xgrammar supports no other order"
 
 
 @lru_cache(maxsize=64)

@@ -134,7 +134,7 @@ def _write_repeated(part: Node, low: int, high: int | None, rules: Rules, in_jso
     if max(low, high or 0) > MAX_COUNTED:
         raise RegexRefused(f"more than {MAX_COUNTED} repetitions cannot be counted with xgrammar")
     if width(part)[0] == 0 and high != 1:
-        raise RegexRefused("a repetition of what may be empty matches in too many ways")
+        raise RegexRefused("a repetition of a part that may be empty matches in too many ways")
     match part:
         case Chars(ranges):
             ways = _set_ways(ranges, in_json)
@@ -146,7 +146,7 @@ def _write_repeated(part: Node, low: int, high: int | None, rules: Rules, in_jso
 def _set_ways(ranges: Set, in_json: bool) -> list[str]:
     """Return a character set as alternatives."""
     if not ranges:
-        raise RegexRefused("a set of no characters matches nothing")
+        raise RegexRefused("an empty character set matches nothing")
     if not in_json:
         return [char_set(list(ranges))]
     outside = complement(list(ranges))

@@ -60,7 +60,7 @@ def schema_ebnf(text: str) -> str:
     for name, definition in definitions.items():
         writer.rules.give(names[name], writer.value(definition, f"/$defs/{name}"))
     for option in options:  # A construct that needs such an option is refused above, by its own name.
-        refuse(option, "/x-guidance", f"it cannot be enforced {ADVICE}")
+        refuse(option, "/x-guidance", f"cannot be enforced {ADVICE}")
     return writer.rules.text(root)
 
 
@@ -121,7 +121,7 @@ class _Writer:
     def _only(self, schema: dict, known: tuple[str, ...], pointer: str) -> None:
         for keyword in schema:
             if keyword not in known:
-                refuse(keyword, join_pointer(pointer, keyword), f"it cannot be enforced {ADVICE}")
+                refuse(keyword, join_pointer(pointer, keyword), f"cannot be enforced {ADVICE}")
 
     def _constants(self, values: list) -> str:
         return self.rules.words([json.dumps(value, ensure_ascii=False) for value in values])
@@ -143,9 +143,7 @@ class _Writer:
             if keyword in schema:
                 end = "low" if keyword.endswith("inimum") else "high"
                 if end in ends:
-                    refuse(
-                        keyword, join_pointer(pointer, keyword), f"it stands beside another bound {ADVICE}"
-                    )
+                    refuse(keyword, join_pointer(pointer, keyword), f"conflicts with another bound {ADVICE}")
                 ends[end] = (to_fraction(schema[keyword]), keyword.startswith("exclusive"))
         multiple = to_fraction(schema.get("multipleOf", 0))
         if schema["type"] == "integer":
@@ -156,7 +154,7 @@ class _Writer:
         except NumberRefused as error:
             refuse("multipleOf", join_pointer(pointer, "multipleOf"), f"{error} {ADVICE}")
         if found is None:
-            refuse("multipleOf", join_pointer(pointer, "multipleOf"), "no number of the range is one")
+            refuse("multipleOf", join_pointer(pointer, "multipleOf"), "the range contains no such number")
         return found
 
     def _string(self, schema: dict, pointer: str) -> str:
@@ -178,7 +176,7 @@ class _Writer:
         try:
             node = with_width(parse_whole_regex(pattern), low, high)
             if node is None:
-                why = f"with {low} to {high} characters besides it cannot be enforced ({UNBOUNDED})"
+                why = f"cannot be enforced with a length of {low} to {high} characters ({UNBOUNDED})"
                 self._refuse(keyword, pointer, why)
             return self.rules.add(f"{QUOTE} {write_regex(node, self.rules, in_json=True, end=QUOTE)}")
         except RegexRefused as error:
@@ -225,10 +223,10 @@ class _Writer:
         required = schema.get("required", [])
         low, high = schema.get("minProperties", 0), schema.get("maxProperties")
         if schema.get("additionalProperties", False) is not False:
-            self._refuse("additionalProperties", pointer, "beside patternProperties it cannot be enforced")
+            self._refuse("additionalProperties", pointer, "cannot be enforced beside patternProperties")
         if (low or high is not None) and len(required) != len(named):
             keyword = "minProperties" if low else "maxProperties"
-            self._refuse(keyword, pointer, "beside optional properties it cannot be enforced")
+            self._refuse(keyword, pointer, "cannot be enforced beside optional properties")
         pairs = []
         for name, part in named.items():
             value = self.value(part, join_pointer(pointer, "properties", name))
@@ -236,7 +234,7 @@ class _Writer:
         other = self._other_pairs(schema, list(schema.get("properties", {})), pointer)
         least, most = max(0, low - len(pairs)), None if high is None else high - len(pairs)
         if other is None and least:
-            self._refuse("minProperties", pointer, "no further property is allowed, so it cannot be enforced")
+            self._refuse("minProperties", pointer, "cannot be enforced: no further property is allowed")
         return self._members(pairs, other, least, most)
 
     def _pair(self, key: str, value: str) -> str:
@@ -246,7 +244,7 @@ class _Writer:
         """Return an expression for unnamed keys with their values; None if there can be none."""
         patterns = schema.get("patternProperties", {})
         if len(patterns) > 1:
-            why = f"more than one pattern beside each other cannot be enforced {ADVICE}"
+            why = f"several patterns on one string cannot be enforced {ADVICE}"
             # Normalization has written the pointer of these keys in the original schema here.
             at = schema.get("$comment", f"#{join_pointer(pointer, 'patternProperties')}")
             raise SchemaRefused("patternProperties", at, why)
@@ -270,7 +268,7 @@ class _Writer:
         except PatternError as error:
             self._refuse("patternProperties", pointer, f"{error}: it cannot be enforced")
         if matches:
-            why = f"it matches {name!r}, which properties names too, and cannot be enforced"
+            why = f"matches {name!r}, which is in properties too; this cannot be enforced"
             self._refuse("patternProperties", pointer, why)
 
     def _members(self, pairs: list[tuple[str, bool]], other: str | None, least: int, most: int | None) -> str:

@@ -259,7 +259,7 @@ def test_diff_and_redact(tmp_path, monkeypatch, capsys):
     code, printed = call(monkeypatch, capsys, "log", "redact", tmp_path / "a", tmp_path / "public")
     assert code == 0 and "verified: the same decisions follow from it" in printed.out
     code, printed = call(monkeypatch, capsys, "log", "redact", tmp_path / "a", tmp_path / "public")
-    assert code == 2 and "is there already" in printed.err
+    assert code == 2 and "is defined twice" in printed.err
     (tmp_path / "key").write_bytes(b"short")
     arguments = tmp_path / "a", tmp_path / "other", "--key", tmp_path / "key"
     code, printed = call(monkeypatch, capsys, "log", "redact", *arguments)

@@ -162,7 +162,7 @@ def test_a_schema_makes_the_answer_json(call, picture):
         b'{"const": "\xff"}': "is not valid JSON",
         b"\xff\xfe{\x00": "is not valid JSON",
         b"[" * 50_000: "is not valid JSON",
-        b'{"type": "object", "type": "array"}': 'the key "type" is in one object twice',
+        b'{"type": "object", "type": "array"}': 'the key "type" appears twice in one object',
         b'{"type": "integer", "minimum": 3, "maximum": 2}': "schema refused: minimum at #/minimum",
         b'{"items": {"uniqueItems": true, "type": "array"}}': "uniqueItems at #/items/uniqueItems",
     }.items():

@@ -98,7 +98,10 @@ def test_another_grammar_backend_is_asked(tmp_path: Path) -> None:
     assert "a.json: exact" in call_cli(*asked).stdout
     found = call_cli(*asked, "--grammar-backend", "xgrammar", env={"COLUMNS": "300"})
     assert found.returncode == 0 and "a.json: approximated" in found.stdout
-    assert "others behind them: a, b, c, d, e; grammar_backend xgrammar takes no other" in found.stdout
+    assert (
+        "other keys after them: a, b, c, d, e; grammar_backend xgrammar supports no other order"
+        in found.stdout
+    )
     found = call_cli(*asked, "--grammar-backend", "outlines")
     assert found.returncode == 2 and "choose one of llguidance, xgrammar" in found.stderr.replace("\n", " ")
 

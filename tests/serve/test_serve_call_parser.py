@@ -196,7 +196,7 @@ def test_what_is_wrong_with_loose_arguments_is_told():
     ]
     found = told(form, "\n".join(texts).encode())[1]
     assert [(each.call, each.message) for each in found[-1].argument_errors] == [
-        (0, "uniqueItems is not kept at #/a")
+        (0, "uniqueItems is violated at #/a")
     ]
 
 

@@ -54,9 +54,9 @@ def test_calls_are_closed_at_each_budget(engine, form):
             answer = engine.chat(prompt(form), tools=ALL, tool_choice=choice, **options)
             assert check(answer.message) >= 1 and answer.finish_reason == reason
             assert answer.usage["completion_tokens"] <= first + more
-    with pytest.raises(RequestFailed, match="cannot be kept: the shortest answer that was found needs"):
+    with pytest.raises(RequestFailed, match="is not possible: the shortest answer found needs"):
         engine.chat(prompt(form), tools=ALL, tool_choice=NAMED, max_tokens=20, response_format=CLOSE)
-    with pytest.raises(InvalidRequest, match="text has no form that could be closed"):
+    with pytest.raises(InvalidRequest, match="text has no form that could be completed"):
         engine.generate(["?"], response_format=CLOSE)
 
 

@@ -25,7 +25,7 @@ LINES = [
     (r'{"custom_id":"c","stop":["\udc00"],' + ASKED, "c", "stop[0] holds an unpaired surrogate"),
     (r'{"custom_id":"d","\ud800":1,' + ASKED, "d", "a name of a field holds an unpaired surrogate"),
     (r'{"custom_id":"\ud83d\ude00",' + ASKED, "😀", ""),
-    (b'{"custom_id":"f","messages":"\xed\xa0\x80"}', "f", "it is not UTF-8"),
+    (b'{"custom_id":"f","messages":"\xed\xa0\x80"}', "f", "not UTF-8"),
     (b'{"custom_id":"g","messages":"\xff\\"', "g", "not valid JSON"),
     (b'{"custom_id":"\xff"}', None, "not UTF-8"),
     ('{"custom_id":"i","messages":' + "[" * 50_000 + "]" * 50_000 + "}", "i", "nested too deep"),

@@ -231,7 +231,7 @@ def test_a_matcher_that_breaks_ends_its_request_alone():
         forms = [{"choice": [word]} for word in ("goes on", "breaks", "and on")]
         asked = [Options(make_sampling({}), grammar=grammar_of(grammar=form)) for form in forms]
         found = dict(run_batch(engine, ((Prompt.of("Say."), options) for options in asked)))
-    assert "its grammar cannot go on: " in str(found[1].error())
+    assert "its grammar cannot continue: " in str(found[1].error())
     assert (found[0].text, found[2].text) == ("goes on", "and on")
 
 

@@ -74,7 +74,7 @@ def test_an_answer_has_a_note_where_keys_come_in_one_order_only():
         with Engine(config=EngineConfig(grammar_backend=name)) as engine:
             found.append(engine.generate(["Say."], max_tokens=2, **asked)[0].notes)
     assert [note.pointer for note in found[0]] == ["#"] and found[1] == ()
-    assert "keys in this order only, others behind them: a, b, c, d, e" in found[0][0].text
+    assert "keys only in this order, other keys after them: a, b, c, d, e" in found[0][0].text
 
 
 def test_a_schema_that_only_llguidance_enforces_stops_nobody_else():

@@ -68,9 +68,9 @@ def test_translated(options: dict[str, Any], form: tuple[Any, Any]) -> None:
         ({"guided_json": SCHEMA, "response_format": FORMAT}, "response_format and guided_json ask for"),
         (
             {"structured_outputs": {"json": SCHEMA, "regex": "a"}},
-            "structured_outputs holds one of json, regex",
+            "structured_outputs must contain exactly one of json, regex",
         ),
-        ({"structured_outputs": {}}, "structured_outputs holds one of"),
+        ({"structured_outputs": {}}, "structured_outputs must contain exactly one of"),
         ({"structured_outputs": "json"}, "structured_outputs must be an object"),
         ({"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn is unknown; known are json"),
         ({"guided_json": "{"}, "guided_json is not JSON"),

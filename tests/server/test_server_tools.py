@@ -171,7 +171,7 @@ def test_reasoning_has_its_other_name_too_where_that_is_set():
 
 def test_what_is_not_enforced_is_said(echo):
     loose, text = LOOSE["function"]["parameters"], UNIQUE_CALL
-    said = [{"call": 0, "message": "uniqueItems is not kept at #/all"}]
+    said = [{"call": 0, "message": "uniqueItems is violated at #/all"}]
     _, headers, body = echo.chat(text, tools=[tool(loose)])
     assert headers["x-mmengine-unenforced-tools"] == "area"
     assert body["choices"][0]["argument_errors"] == said

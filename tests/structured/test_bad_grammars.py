@@ -56,9 +56,9 @@ UNUSABLE = [
     ({"regex": "[b-a]"}, "invalid character class range"),
     ({"regex": "(?=a)b"}, "look-around"),
     ({"regex": r"(a)\1"}, "backreferences are not supported"),
-    ({"regex": "(" * 9_000 + "a" + ")" * 9_000}, "nested deeper than the grammar engine takes; give"),
-    ({"regex": "[a&&b]"}, "there is no text that it allows"),
-    ({"regex": "a{1000000000}"}, "needs more states than the grammar engine takes; lower the counts"),
+    ({"regex": "(" * 9_000 + "a" + ")" * 9_000}, "nested deeper than the grammar engine supports; give"),
+    ({"regex": "[a&&b]"}, "the grammar allows no text"),
+    ({"regex": "a{1000000000}"}, "needs more states than the grammar engine supports; lower the counts"),
     ({"lark": ""}, "Empty grammar"),
     ({"lark": " \n // nothing\n"}, "no start rule found"),
     ({"lark": "begin: /a/"}, "start"),
@@ -72,12 +72,12 @@ UNUSABLE = [
     ({"lark": 'start: %json {"$ref": "https://example.org/a"}'}, "example.org"),
     (
         {"lark": "start: " + "(" * 9_000 + '"a"' + ")" * 9_000},
-        "nested deeper than the grammar engine takes; give",
+        "nested deeper than the grammar engine supports; give",
     ),
-    ({"lark": "start: A\nA: /a+/ & /b+/"}, "there is no text that it allows"),
+    ({"lark": "start: A\nA: /a+/ & /b+/"}, "the grammar allows no text"),
     ({"lark": 'start: "a" start'}, "rules that never end"),
-    ({"lark": "start: " + " | ".join(['"b"'] * 20_500)}, "too many ways to go on"),
-    ({"lark": 'start: r::0x0\nr::_: "a" r::incr(_)'}, "the grammar engine itself fails at it; write"),
+    ({"lark": "start: " + " | ".join(['"b"'] * 20_500)}, "too many continuations"),
+    ({"lark": 'start: r::0x0\nr::_: "a" r::incr(_)'}, "the grammar engine itself failed; write"),
     ({"lark": 'start: %json {"type": "integer", "multipleOf": 1000000007}'}, "needs more states"),
     ({"lark": "start: %json " + '{"a":' * 2_000 + "1" + "}" * 2_000}, "nested deeper than"),
 ]
@@ -190,7 +190,7 @@ def test_known_engine_errors_are_translated():
     trace = (
         "panic: called `Option::unwrap()` on a `None` value\n<backtrace>\n   0: f\n  at x.rs:3\n</backtrace>"
     )
-    assert describe_error(trace) == "the grammar engine itself fails at it; write the grammar in another way"
+    assert describe_error(trace) == "the grammar engine itself failed; write the grammar differently"
     quoted = "at 3(4): circular reference\n   1 | start: A\n   2 | A: B\n          ^\n"
     assert describe_error(quoted) == "at 3(4): circular reference"
     long = 'at 1(8): invalid regex "' + "a" * 500 + '" (in regex): regex parse error:\n  a\nerror: so it is\n'
@@ -206,7 +206,7 @@ def test_known_engine_errors_are_translated():
 )
 def test_rules_must_not_contain_end_tokens(backend, rule):
     """An end token would end the answer within its form."""
-    with pytest.raises(InvalidRequest, match=r"^grammar.lark: .* may be the end of an answer"):
+    with pytest.raises(InvalidRequest, match=r"^grammar.lark: .* may end an answer"):
         backend.compile(grammar_of(grammar={"lark": f'start: "a" {rule}'}))
 
 
@@ -292,12 +292,12 @@ def test_sets_with_nul_contain_their_characters(backend):
 LATE = {
     "expressions": (
         {"lark": "start: /[b-z]{6}/ BIG\nBIG: /a{1000000000}/"},
-        "more states than the grammar engine takes",
+        "more states than the grammar engine supports",
     ),
     "endless": ({"lark": 'start: /[b-z]{6}/ bad\nbad: "a" bad'}, "rules that never end"),
     "wide": (
         {"lark": "start: /[b-z]{6}/ wide\nwide: " + " | ".join(['"b"'] * 20_500)},
-        "too many ways to go on",
+        "too many continuations",
     ),
 }
 
@@ -317,7 +317,7 @@ def test_a_limit_reached_mid_answer_ends_only_that_answer(name):
         found = dict(run_batch(engine, ((Prompt.of("Say."), options) for options in asked)))
         error = found[1].error() if not isinstance(found[1], Exception) else found[1]
         assert isinstance(error, RequestFailed) and len(found[1].token_ids) > 0, found[1]
-        assert re.search(f"its grammar cannot go on: .*{says}", str(error))
+        assert re.search(f"its grammar cannot continue: .*{says}", str(error))
         assert (found[0].text, found[2].text) == ("goes on", "and on")
         assert engine.generate_json("Say.", {"const": 1}) == 1
 

@@ -173,7 +173,7 @@ def test_completion_with_an_incomplete_byte_vocabulary():
         "required": ["b", "c"],
     }
     asked = {"type": "json_schema", "json_schema": {"schema": {"type": "object", **schema}}}
-    with pytest.raises(InvalidRequest, match="no answer of at most"):  # A lone colon is not a token.
+    with pytest.raises(InvalidRequest, match="no answer with at most"):  # A lone colon is not a token.
         engine.compile(grammar_of({**asked, "on_truncation": "close"}))
     tokens[ord(":")] = b":"
     engine = LLGuidance(lambda: tokens, lambda text: [], frozenset([256]), [256], len(tokens), 1)

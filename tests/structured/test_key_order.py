@@ -71,7 +71,7 @@ def test_small_objects_keep_their_order_by_default(schema: dict) -> None:
     assert Grammar(schema).accepts(said(*names)) and not Grammar(schema).accepts(said(*names[::-1]))
     assert Grammar(schema, ANY).accepts(said(*names[::-1]))
     (note,) = check_schema(schema, bounds=UNBOUND).bounds
-    assert (note.keyword, note.pointer) == ("properties", "#") and "in the schema's order only" in note.text
+    assert (note.keyword, note.pointer) == ("properties", "#") and "only in the schema's order" in note.text
     assert not check_schema(schema, bounds=ANY).bounds
 
 
@@ -106,7 +106,7 @@ CONTROLS = nulls("", "\x01", "\\", '"', "\\\\") | {"additionalProperties": {"typ
 @pytest.mark.parametrize(
     ("schema", "keyword", "says"),
     [
-        (TOO_MANY, "properties", "keys in this order only, others behind them: n0, n1, n2"),
+        (TOO_MANY, "properties", "keys only in this order, other keys after them: n0, n1, n2"),
         (COUNTED, "properties", "minProperties and maxProperties count them"),
         (CONTROLS, "patternProperties", "U+0000"),
     ],

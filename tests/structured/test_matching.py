@@ -74,7 +74,9 @@ def test_a_backtracking_pattern_is_matched_in_bounded_time():
 )
 def test_slow_comparisons_are_refused(names, patterns, pointer):
     schema = {"properties": dict.fromkeys(names, True), "patternProperties": dict.fromkeys(patterns, True)}
-    with pytest.raises(SchemaRefused, match="too long to compare it with names and values") as caught:
+    with pytest.raises(
+        SchemaRefused, match="comparing the pattern with names and values takes too long"
+    ) as caught:
         normalize_schema(schema)
     assert caught.value.keyword == "patternProperties" and caught.value.pointer.startswith(pointer)
 
@@ -100,7 +102,9 @@ NAMES = ["abcdefghijklm"[k % 9 :] + f"{k:05}" for k in range(20_000)]
     ],
 )
 def test_all_comparisons_of_a_schema_share_a_budget(schema: dict, keyword: str) -> None:
-    with pytest.raises(SchemaRefused, match="too long to compare it with names and values") as caught:
+    with pytest.raises(
+        SchemaRefused, match="comparing the pattern with names and values takes too long"
+    ) as caught:
         normalize_schema(schema)
     assert caught.value.keyword == keyword
 

@@ -40,7 +40,7 @@ def test_nested_repetitions_match_as_in_python(pattern: str, texts: list[str], l
     try:
         grammar = Grammar({"type": "string", "pattern": pattern})
     except SchemaRefused as error:  # For example ^(((a)+(aa){1,3}){1,3}){1,3}a.
-        assert "told apart in too many ways" in str(error) and pattern.count("{") > 2
+        assert "match in too many ways" in str(error) and pattern.count("{") > 2
         return
     assert [grammar.accepts(f'"{text}"') for text in texts] == wanted
     try:
@@ -72,7 +72,7 @@ def test_nested_repetitions_are_accepted(pattern: str, valid: str, invalid: str)
 @pytest.mark.parametrize("pattern", ["^(a{1,50}){50}$", "^(.{0,64}){0,64}$", "^(?:.{1,20}){1,20}$"])
 def test_ambiguous_counts_are_refused(pattern: str) -> None:
     """They compile, but after some letters the grammar engine has too many states."""
-    with pytest.raises(SchemaRefused, match="told apart in too many ways") as refusal:
+    with pytest.raises(SchemaRefused, match="match in too many ways") as refusal:
         Grammar({"type": "string", "pattern": pattern})
     assert refusal.value.pointer == "#/pattern"
     assert parse_pattern(r"^([a-z]{1,63}\.){1,8}[a-z]{2,6}$").most == 518

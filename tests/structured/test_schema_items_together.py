@@ -168,8 +168,8 @@ def test_the_engine_refuses_the_automaton_as_json_schema() -> None:
         ({"items": {"type": "string"}, "uniqueItems": True}, "no list of values"),
         ({"prefixItems": [{"type": "string"}, {"const": "a"}], "uniqueItems": True, "items": False}, "same"),
         ({"items": {"enum": list(range(70))}, "uniqueItems": True}, "no list"),
-        ({"items": {"type": "boolean"}, "uniqueItems": True, "minItems": 3}, "no array has items enough"),
-        ({"contains": {"type": "null"}, "minContains": 3, "maxItems": 2}, "no array has items enough"),
+        ({"items": {"type": "boolean"}, "uniqueItems": True, "minItems": 3}, "no array has enough items"),
+        ({"contains": {"type": "null"}, "minContains": 3, "maxItems": 2}, "no array has enough items"),
         ({"contains": {"type": "null"}, "minContains": 90_000}, "4,096 steps"),
     ],
 )

@@ -27,7 +27,7 @@ def tags(*structures, triggers=("<f",), **others):
     [
         ([], "structural_tag must be an object, not []"),
         ({"type": "triggered", **FUNCTIONS}, "structural_tag.type must be structural_tag, not 'triggered'"),
-        ({**FUNCTIONS, "format": {}}, "unknown field 'format'; known are type, structures"),
+        ({**FUNCTIONS, "format": {}}, "unknown field 'format'; supported: type, structures"),
         ({"structures": FUNCTIONS["structures"]}, "structural_tag.triggers must be a list of 1 to 32"),
         ({"triggers": ["<f"]}, "structural_tag.structures must be a list of 1 to 128"),
         (tags(triggers=["<f"]), "structural_tag.structures must be a list of 1 to 128"),
@@ -36,7 +36,7 @@ def tags(*structures, triggers=("<f",), **others):
         (tags(one(), triggers=[f"t{n:02}" for n in range(33)]), "triggers must be a list of 1 to 32"),
         (tags("<f>"), "structures[0] must be an object, not '<f>'"),
         (tags(one(), one(begin="<fg>", name="g")), "structures[1] has the unknown field 'name'"),
-        (tags(one(), {"begin": "<fg>", "end": "x"}), "structures[1] must hold a schema"),
+        (tags(one(), {"begin": "<fg>", "end": "x"}), "structures[1] must contain a schema"),
         (tags(one(), {"begin": "<fg>", "schema": {}}), "structures[1].end must be a string"),
         (tags(one(begin="")), "structures[0].begin must not be empty"),
         (tags(one(begin=3)), "structures[0].begin must be a string of at most 1000 characters"),
@@ -57,22 +57,22 @@ def tags(*structures, triggers=("<f",), **others):
             tags(one(), one(begin="a<fg"), triggers=["<f", "a<f"]),
             "triggers[0], '<f', is in triggers[1], 'a<f'",
         ),
-        (tags(one(), triggers=["<f", "<g"]), "triggers[1], '<g', begins no structure; leave it out"),
-        (tags(one(), one(begin="<g>")), "structures[1].begin, '<g>', begins with none of the triggers"),
-        (tags(one(), one(begin="x<f>")), "structures[1].begin, 'x<f>', begins with none of the triggers"),
+        (tags(one(), triggers=["<f", "<g"]), "triggers[1], '<g', starts no structure; leave it out"),
+        (tags(one(), one(begin="<g>")), "structures[1].begin, '<g>', starts with none of the triggers"),
+        (tags(one(), one(begin="x<f>")), "structures[1].begin, 'x<f>', starts with none of the triggers"),
         (tags(one(), one()), "structures[0].begin, '<f>', also begins structures[1]: which of them is meant"),
         (tags(one(begin="<fg>h"), one(begin="<f")), "structures[1].begin, '<f', also begins structures[0]"),
         (
             tags(one(schema={"type": "number"}, end="")),
-            "structures[0].end does not show where a value that may be",
+            "structures[0].end does not show where a number",
         ),
         (
             tags(one(schema={"enum": ["a", 1]}, end="0")),
-            "structures[0].end does not show where a value that may",
+            "structures[0].end does not show where a number",
         ),
         (
             tags(one(schema=True, end="")),
-            "structures[0].end does not show where a value that may be a number",
+            "structures[0].end does not show where a number ends",
         ),
         (tags(one(), at_least_one=1), "structural_tag.at_least_one must be true or false"),
         (tags(one(), stop_after_first="no"), "structural_tag.stop_after_first must be true or false"),
@@ -117,5 +117,7 @@ def test_tags_must_not_contain_end_tokens(where):
         "end": tags(one(end="}<|end|>")),
         "trigger": tags(one(begin="<|end|><f"), triggers=["<|end|>"]),
     }[where]
-    with pytest.raises(InvalidRequest, match=r"'<\|end\|>' ends an answer, so no structural tag can hold it"):
+    with pytest.raises(
+        InvalidRequest, match=r"'<\|end\|>' ends an answer, so no structural tag may contain it"
+    ):
         backend.compile(grammar_of(grammar={"structural_tag": asked}))

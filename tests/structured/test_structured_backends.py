@@ -194,7 +194,7 @@ def test_rows_follow_their_grammars(backend):
     rows.admit(2, request("word"), np.array([1, 2], np.int32))
     rows.admit(7, request("nobody's"), np.array([1, 2], np.int32))
     bits, errors = rows.masks([2, 7, 5])
-    assert errors == {1: "its grammar is not compiled here"}
+    assert errors == {1: "its grammar is not compiled on this worker"}
     assert sets_of(bits) == [
         {ord("a"), ord("b"), TOKENS.index(b"ab")},
         set(),
@@ -204,7 +204,7 @@ def test_rows_follow_their_grammars(backend):
     rows.admit(2, request("count"), np.array([1, 2, ord("1"), ord("2")], np.int32))  # The row was preempted.
     assert rows.advance([2], [[ord("3")]]) == ({0: 1}, {})
     complete, errors = rows.advance([5], [[ord("x")]])
-    assert complete == {} and errors[0].startswith("its grammar cannot go on: ")
+    assert complete == {} and errors[0].startswith("its grammar cannot continue: ")
     assert rows.masks([5])[1].keys() == {0}
 
 
@@ -227,7 +227,7 @@ def test_masks_after_drafts(backend):
     assert sets_of(rows.masks([0])[0]) == behind[:1], "the row stays where it is"
     assert rows.advance([0], [[ord("c"), ord("d"), ord("e"), ord("e")]]) == ({0: 4}, {})
     complete, errors = rows.advance([2], [[ord("a"), ord("c")]])
-    assert complete == {} and errors == {0: "its grammar does not allow what it said"}
+    assert complete == {} and errors == {0: "its grammar does not allow the generated tokens"}
 
 
 def test_a_grammar_begins_after_the_reasoning(backend):

@@ -70,7 +70,7 @@ def test_each_grammar_is_compiled_once():
     assert bench.get("slow") == [first] and bench.begun == ["slow"]
 
 
-WHY = "the grammar engine fails at it (ZeroDivisionError: odd); write it in another way"
+WHY = "the grammar engine failed (ZeroDivisionError: odd); write the grammar differently"
 FAILED = f"the grammar was not compiled: {WHY}"
 
 
@@ -189,6 +189,6 @@ def test_each_grammars_result_is_reported_once():
     grammars.hold("room", GrammarRequest("regex", "[four"), budget=5)
     grammars.hold("no room", GrammarRequest("regex", "[four"), budget=4)
     told = settled(grammars, 2)
-    assert told["room"] == "" and "needs 5 tokens, and it may have 4" in told["no room"]
+    assert told["room"] == "" and "needs 5 tokens; the limit is 4" in told["no room"]
     assert grammars.error_of("no room") == told["no room"]
     grammars.close()

@@ -69,5 +69,5 @@ def test_free_text_waits_for_nothing():
     assert reasoning_of() is None
     with pytest.raises(InvalidRequest, match="unknown field 'reasoning'"):
         grammar_of({"type": "text", "reasoning": True})
-    with pytest.raises(InvalidRequest, match="grammar holds one of"):
+    with pytest.raises(InvalidRequest, match="grammar must contain exactly one of"):
         grammar_of(None, {"reasoning": True})

@@ -56,7 +56,7 @@ def parse_fields(line: bytes | None) -> dict[str, Any]:
     try:
         fields = msgspec.json.decode(line)
     except UnicodeDecodeError:
-        raise InvalidRequest("not valid JSON (it is not UTF-8); write the file in UTF-8") from None
+        raise InvalidRequest("not valid JSON (not UTF-8); write the file in UTF-8") from None
     except RecursionError:
         raise InvalidRequest("not valid JSON (arrays and objects are nested too deep)") from None
     except msgspec.MsgspecError as error:

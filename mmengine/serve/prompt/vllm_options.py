@@ -66,7 +66,9 @@ def _structured(value: object) -> dict[str, object]:
     }
     forms = [form for name, each in given.items() if (form := _form(name, each))]
     if len(forms) != 1:
-        raise InvalidRequest(f"{FIELD} holds one of {', '.join(KINDS)}", path=FieldPath("structured_outputs"))
+        raise InvalidRequest(
+            f"{FIELD} must contain exactly one of {', '.join(KINDS)}", path=FieldPath("structured_outputs")
+        )
     return forms[0]
 
 

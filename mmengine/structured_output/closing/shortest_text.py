@@ -38,7 +38,7 @@ class PatternAutomaton(Automaton):
 
     def _check(self, steps: int) -> None:
         if len(self.states) > MAX_STATES:
-            raise UnsupportedRegex(f"it has more than {MAX_STATES:,} states")
+            raise UnsupportedRegex(f"has more than {MAX_STATES:,} states")
 
     def closure(self, waiting: list[int]) -> frozenset[int]:
         """Return the states without those that only lead to others, so that fewer results differ."""
@@ -174,7 +174,7 @@ def _cached_automaton(regex: str) -> PatternAutomaton | None:
 def pattern_automaton(regex: str) -> PatternAutomaton:
     found = _cached_automaton(regex)
     if found is None:
-        raise UnsupportedRegex("it has a part that is not read, or too many")
+        raise UnsupportedRegex("has an unsupported part, or too many states")
     return found
 
 

@@ -11,33 +11,33 @@ _KNOWN = tuple(
     for found, said in (
         (
             r"grammar.symbols.len|^[Gg]rammar size",
-            "worked out, it has more rules than the grammar engine takes (about 65,000); use $ref for parts "
-            "that are repeated, and fewer alternatives",
+            "the expanded grammar has more rules than the grammar engine supports (about 65,000); use $ref "
+            "for parts that are repeated, and fewer alternatives",
         ),
-        (r"panic|<backtrace>", "the grammar engine itself fails at it; write the grammar in another way"),
+        (r"panic|<backtrace>", "the grammar engine itself failed; write the grammar differently"),
         (
             r"intersection stack level",
-            "what properties and patternProperties (or allOf) say together leads back to itself; let no name "
+            "properties and patternProperties (or allOf) together lead back to themselves; let no name "
             "in properties match a pattern beside it",
         ),
-        (r"[Cc]ircular references", "its parts lead back to themselves without an end; give them one"),
+        (r"[Cc]ircular references", "its parts refer to themselves without an end; give them one"),
         (
             r"too deeply nested|nest limit|nested parentheses|[Rr]ecursion limit",
-            "it is nested deeper than the grammar engine takes; give the inner parts rules of their own, or "
+            "nested deeper than the grammar engine supports; give the inner parts their own rules, or "
             "write them without groups",
         ),
         (
             r"too many expressions|determine if regex is empty|[Ff]uel exhausted|[Tt]oo many states|"
             r"exceeds size limit|lexer.* too (?:big|large)|[Ss]chema too large",
-            "a regex, terminal or pattern of it needs more states than the grammar engine takes; lower the "
+            "a regex, terminal or pattern needs more states than the grammar engine supports; lower the "
             r"counts of repetitions, or name narrower classes than \p{L} or \w, such as [a-z]",
         ),
         (
             r"Too many items|Current row has",
-            "at one place it has too many ways to go on for the grammar engine, or rules that never end; "
+            "at one place there are too many continuations for the grammar engine, or rules that never end;  "
             'make alternatives that are texts one terminal (NAME: "a" | "b"), and give each rule an end',
         ),
-        (r"^NoExtension", "there is no text that it allows"),
+        (r"^NoExtension", "the grammar allows no text"),
     )
 )
 _REGEX = re.compile(r'invalid regex "(.*?)" \(in regex\): (.*)', re.S)

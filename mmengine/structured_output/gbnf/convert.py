@@ -28,7 +28,7 @@ def convert(text: str) -> tuple[str, str]:
             return "lark", _lark(cutter, comparison)
         unsafe |= more
     raise InvalidRequest(
-        "the grammar cannot be told apart within the limits; write it as a Lark grammar",
+        "the grammar cannot be split into lexemes within the limits; write it as a Lark grammar",
         code=ErrorCode.INVALID_GRAMMAR,
     )
 

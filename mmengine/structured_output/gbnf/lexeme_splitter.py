@@ -85,7 +85,7 @@ class Rules:
         self._left -= nodes
         if self._left < 0:
             raise InvalidRequest(
-                "the grammar's rules are put into one another too often; name fewer rules in one another, or "
+                "the grammar's rules are inlined too often; let fewer rules refer to one another, or "
                 "write it as a Lark grammar",
                 code=ErrorCode.INVALID_GRAMMAR,
             )

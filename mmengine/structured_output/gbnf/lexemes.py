@@ -75,7 +75,7 @@ def _positions(node: Node, lexeme: Lexeme) -> tuple[set[int], set[int], bool]:
                     lexeme.follow[place] |= first
             return (set(), set(), True) if high == 0 else (first, last, empty or low == 0)
         case Ref(name=name):
-            raise ValueError(f"{name} was not put in")
+            raise ValueError(f"{name} was not inlined")
 
 
 class LexemeComparison:
@@ -91,7 +91,7 @@ class LexemeComparison:
         self._left -= steps
         if self._left < 0:
             raise InvalidRequest(
-                "the grammar's pieces cannot be told apart within the limits; write it with fewer "
+                "the grammar's lexemes cannot be distinguished within the limits; write it with fewer "
                 "alternatives that begin alike, or as a Lark grammar",
                 code=ErrorCode.INVALID_GRAMMAR,
             )

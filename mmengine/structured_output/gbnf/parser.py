@@ -40,7 +40,7 @@ def parse_grammar(text: str) -> dict[str, Node]:
     rules = _Parser(text).rules()
     if "root" not in rules:
         raise InvalidRequest(
-            "the grammar has no rule called root, with which texts begin", code=ErrorCode.INVALID_GRAMMAR
+            "the grammar has no rule called root, where texts begin", code=ErrorCode.INVALID_GRAMMAR
         )
     pending = list(rules.values())
     while pending:
@@ -70,9 +70,9 @@ class _Parser:
         while self._kind:
             name, line = self._value, self._line
             if self._kind != "head":
-                _refuse(line, f"a rule (name ::= …) was to begin, and not {shown(self._value)}")
+                _refuse(line, f"expected a rule (name ::= …), not {shown(self._value)}")
             if name in found:
-                _refuse(line, f"the rule {shown(name)} is there already")
+                _refuse(line, f"the rule {shown(name)} is defined twice")
             if len(found) >= MAX_GBNF_RULES:
                 _refuse(line, f"there are more than {MAX_GBNF_RULES:,} rules")
             self._next()
@@ -131,9 +131,9 @@ class _Parser:
             self._next()
             item = self._alternatives(depth + 1)
             if self._value != ")":
-                _refuse(line, "a group that begins here does not end")
+                _refuse(line, "a group that begins here is not closed")
         else:
-            _refuse(line, f"{shown(value)} cannot stand here")
+            _refuse(line, f"{shown(value)} is not allowed here")
         self._next()
         return item
 
@@ -143,7 +143,7 @@ class _Parser:
         low, comma, high = (part.strip() for part in self._value[1:-1].partition(","))
         times = int(low), int(high) if high else None if comma else int(low)
         if times[1] is not None and times[0] > times[1]:
-            _refuse(self._line, f"{self._value} asks for more than it allows")
+            _refuse(self._line, f"{self._value} has a minimum above its maximum")
         if max(times[0], times[1] or 0) > MAX_REPEATS:
             _refuse(self._line, f"{self._value} repeats more than {MAX_REPEATS:,} times")
         return times
@@ -175,6 +175,6 @@ class _Parser:
                 _refuse(self._line, f"the escape {shown(found.group())} is unknown")
             code = int(digits, 16) if digits else ord(plain or "")
             if code > LAST or 0xD800 <= code <= 0xDFFF:
-                _refuse(self._line, f"{found.group()} is no character")
+                _refuse(self._line, f"{found.group()} is not a character")
             out.append((code, found[5] is None))
         return out

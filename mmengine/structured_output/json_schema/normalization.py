@@ -64,7 +64,7 @@ def _normalize(
         satisfiable.solve(root)
         body = emitter.schema(root)
     except RecursionError:
-        refuse("", "", "its references and alternatives are nested too deep")
+        refuse("", "", "references and alternatives are nested too deeply")
     except PatternError as error:
         refuse("patternProperties", "", str(error))
     options: dict[str, object] = {}
@@ -77,9 +77,9 @@ def _normalize(
     try:
         text = msgspec.json.encode({"x-guidance": options, **({} if body is True else body)})
     except UnicodeEncodeError:
-        refuse("", "", "it holds half a surrogate pair, which is no text")
+        refuse("", "", "contains half a surrogate pair, which is not valid text")
     if len(text) > MAX_OUTPUT:
-        refuse("", "", f"worked out, it has more than {MAX_OUTPUT:,} bytes")
+        refuse("", "", f"the normalized schema has more than {MAX_OUTPUT:,} bytes")
     narrow = tuple(
         Note(
             origin.keyword,

@@ -12,14 +12,14 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import format_poi
 
 MAX_STEPS = 2_000  # Maximum number of schemas that are applied to values; each takes a microsecond or two.
 MAX_DEPTH = 64  # Maximum nesting depth of schemas within one value.
-TOO_LARGE = "it is too large to be looked at"
+TOO_LARGE = "too large to validate"
 
 
 class _Violation(Exception):
     """Names a violated keyword and the place in the value."""
 
     def __init__(self, keyword: str, pointer: str):
-        super().__init__(f"{keyword} is not kept at {format_pointer(pointer)}")
+        super().__init__(f"{keyword} is violated at {format_pointer(pointer)}")
 
 
 class _StepLimitReached(Exception):

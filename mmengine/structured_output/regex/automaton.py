@@ -74,7 +74,7 @@ class Automaton:
                 return after
             case Repeat(item=item, low=low, high=high):
                 return self._build_repeat(item, low, high, after)
-        raise ValueError(f"{node} was not put in")
+        raise ValueError(f"{node} was not inlined")
 
     def _build_repeat(self, item: Node, low: int, high: int | None, after: int) -> int:
         if high is None:

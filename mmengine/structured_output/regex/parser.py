@@ -116,7 +116,7 @@ class _Reader:
             return set_of(self._escaped())
         char = self._text[self._at]
         if char == ")":
-            self._fail("a ) closes no group")
+            self._fail("a ) has no matching (")
         if char in "^$":
             self._fail(f"{char} {self._unknown}: the whole text has to match anyway")
         if char in "(*+?{":
@@ -136,7 +136,7 @@ class _Reader:
         if coded := self._take(_POINT):
             point = int(coded[coded.lastindex or 1], 16)
             if point > LAST or 0xD800 <= point <= 0xDFFF:
-                self._fail(f"U+{point:04X} is no character")
+                self._fail(f"U+{point:04X} is not a character")
             return [(point, point)]
         if not letter.isascii() or not (plain := self._take(_MARK)):
             self._fail(f"\\{letter} {self._unknown}; name the characters instead, as in [0-9]")
@@ -150,7 +150,7 @@ class _Reader:
             if self._take(_DASH):
                 last = self._member()
                 if not _is_single(found) or not _is_single(last) or last[0][0] < found[0][0]:
-                    self._fail("a range of characters has no order")
+                    self._fail("a character range is out of order")
                 found = [(found[0][0], last[0][0])]
             ranges += found
         if not ranges:
@@ -161,7 +161,7 @@ class _Reader:
         if self._has("\\"):
             return self._escaped()
         if self._take(_SET_WORDS) or self._at >= len(self._text):
-            self._fail("a set of characters is not closed, or holds [, && , -- or ~~")
+            self._fail("a character set is not closed, or contains [, && , -- or ~~")
         if self._text[self._at] == "]":
             self._fail("a range of characters has no end")
         self._at += 1
@@ -173,14 +173,14 @@ class _Reader:
             return node
         self._has("?")  # A lazy quantifier matches the same language.
         if self._text[self._at : self._at + 1] in _REPEATS:
-            self._fail("a repetition is repeated; put it in a group")
+            self._fail("a repetition is repeated; put the inner one in a group")
         if not found[1]:
             low, high = {"*": (0, None), "+": (1, None), "?": (0, 1)}[found[0]]
             return Repeat(node, low, high)
         low = int(found[1])
         high = low if not found[2] else int(found[3]) if found[3] else None
         if high is not None and high < low:
-            self._fail("a repetition's least is more than its most")
+            self._fail("a repetition's minimum exceeds its maximum")
         return Repeat(node, low, high)
 
 

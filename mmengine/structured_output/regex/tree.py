@@ -62,7 +62,7 @@ def regex_of(node: Node) -> str:
             inner = inner if isinstance(item, Chars | Alt) else f"(?:{inner})"
             return f"{inner}{{{low},{'' if high is None else high}}}"
         case Ref(name=name):
-            raise ValueError(f"{name} was not put in")
+            raise ValueError(f"{name} was not inlined")
 
 
 def _character(code: int) -> str:

@@ -8,9 +8,9 @@ from mmengine.structured_output.json_schema.vocabulary.notes import MAX_NOTES, N
 from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer
 
 _CLOCK = "no leap seconds, and at most six digits of a second"
-_ASCII = "no characters but those of ASCII, and "
-_URI, _HOSTNAME = "no IPvFuture", "at most three labels, and none that is internationalised"
-_EMAIL = "no quoted local part, and at most three parts before and behind the @"
+_ASCII = "only ASCII characters, and "
+_URI, _HOSTNAME = "no IPvFuture", "at most three labels, none internationalised"
+_EMAIL = "no quoted local part, and at most three parts before and after the @"
 FORMATS = {
     "time": _CLOCK,
     "date-time": _CLOCK,
@@ -24,7 +24,7 @@ FORMATS = {
     "uri-reference": _URI,
     "iri": _ASCII + _URI,
     "iri-reference": _ASCII + _URI,
-    "uri-template": "no characters for private use",
+    "uri-template": "no private-use characters",
 }
 
 
@@ -60,12 +60,12 @@ def _bounds(document: Document, bounds: Bounds) -> Iterator[Note]:
             yield Note("type", f"#{node.pointer}", f"strings have at most {bounds.string:,} characters")
         if "number" in kinds and (bounds.decimals or bounds.digits):
             places = bounds.decimals or MAX_PLACES
-            text = f"numbers have at most {places} digits behind the point, and no exponent"
+            text = f"numbers have at most {places} decimal places, and no exponent"
             yield Note("type", f"#{node.pointer}", text)
         if "integer" in kinds and bounds.digits and not {"minimum", "maximum"} <= schema.keys():
             yield Note("type", f"#{node.pointer}", f"integers have at most {bounds.digits} digits")
         if "object" in kinds and bounds.key and schema.get("additionalProperties") is not False:
-            text = f"keys that are not named have at most {bounds.key} characters"
+            text = f"unnamed keys have at most {bounds.key} characters"
             yield Note("type", f"#{node.pointer}", text)
 
 
@@ -73,6 +73,6 @@ def _limited(notes: Iterator[Note] | list[Note]) -> tuple[Note, ...]:
     found: list[Note] = []
     for note in notes:
         if len(found) == MAX_NOTES:
-            return (*found, Note("", "#", "there are more notes than are listed"))
+            return (*found, Note("", "#", "more notes were omitted"))
         found.append(note)
     return tuple(found)

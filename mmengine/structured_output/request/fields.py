@@ -34,7 +34,7 @@ def refuse_unknown_fields(where: FieldPath, given: Mapping[str, object], known: 
     for name in given:
         if name not in known:
             raise InvalidRequest(
-                f"{FIELD} has the unknown field {shown(name)}; known are {', '.join(known)}", path=where
+                f"{FIELD} has the unknown field {shown(name)}; supported: {', '.join(known)}", path=where
             )
 
 

@@ -112,7 +112,7 @@ def read_grammar(grammar: GrammarRequest) -> Grammar:
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise InvalidRequest(f"the grammar cannot be read: {error}", code=ErrorCode.INVALID_GRAMMAR) from None
     raise InvalidRequest(
-        f"the grammar cannot be read: its kind {shown(grammar.kind)} is not known",
+        f"the grammar cannot be read: its kind {shown(grammar.kind)} is unknown",
         code=ErrorCode.INVALID_GRAMMAR,
     )
 
@@ -140,7 +140,7 @@ def grammar_of(
         found = _format_of(asked)
         if found is None and truncation == "close":
             raise InvalidRequest(
-                f"{FIELD}: text has no form that could be closed",
+                f"{FIELD}: text has no form that could be completed",
                 path=FieldPath("response_format", "on_truncation"),
             )
     elif grammar is not None:
@@ -220,7 +220,9 @@ def _schema_of(kind: str, response_format: Mapping[str, object]) -> Any:
     given = check_mapping(FieldPath("response_format", "json_schema"), response_format.get("json_schema"))
     refuse_unknown_fields(FieldPath("response_format", "json_schema"), given, _SCHEMA_FIELDS)
     if "schema" not in given:
-        raise InvalidRequest(f"{FIELD} must hold a schema", path=FieldPath("response_format", "json_schema"))
+        raise InvalidRequest(
+            f"{FIELD} must contain a schema", path=FieldPath("response_format", "json_schema")
+        )
     if given.get("strict") not in (None, True, False):
         raise InvalidRequest(
             f"{FIELD} must be true or false", path=FieldPath("response_format", "json_schema", "strict")
@@ -235,7 +237,9 @@ def _grammar_of(grammar: Mapping[str, Any]) -> tuple[str, str]:
     )
     kinds = _without_reasoning(grammar)
     if len(kinds) != 1:
-        raise InvalidRequest(f"{FIELD} holds one of {', '.join(_KINDS)}", path=FieldPath("grammar"))
+        raise InvalidRequest(
+            f"{FIELD} must contain exactly one of {', '.join(_KINDS)}", path=FieldPath("grammar")
+        )
     kind, value = next(iter(kinds.items()))
     if kind == "structural_tag":
         return kind, structural_tag(FieldPath("grammar", "structural_tag"), value)
@@ -265,6 +269,6 @@ def _choices(value: object) -> tuple[str, ...]:
     choices = tuple(dict.fromkeys(checked))
     if sum(map(len, choices)) > MAX_GRAMMAR_CHARS:
         raise InvalidRequest(
-            f"{FIELD} holds more than {MAX_GRAMMAR_CHARS} characters", path=FieldPath("grammar", "choice")
+            f"{FIELD} has more than {MAX_GRAMMAR_CHARS} characters", path=FieldPath("grammar", "choice")
         )
     return choices

@@ -28,7 +28,7 @@ UNSUPPORTED = frozenset(
     + ["propertyNames", "unevaluatedProperties", "unevaluatedItems", "contains", "minContains", "maxContains"]
     + ["uniqueItems", "minProperties", "maxProperties", "prefixItems", "$dynamicRef"]
 )
-_WHY = "taken and enforced, but OpenAI's strict mode refuses it: "
+_WHY = "supported here, but OpenAI's strict mode refuses it: "
 
 
 def strict_notes(schema: object) -> tuple[Note, ...]:
@@ -39,7 +39,7 @@ def strict_notes(schema: object) -> tuple[Note, ...]:
     if not isinstance(schema, dict):
         return (Note("", "#", _WHY + "the root must be an object with properties"),)
     if schema.get("type") != "object" or "anyOf" in schema:
-        notes.append(Note("type", "#", _WHY + "the root must be of type object, and no anyOf"))
+        notes.append(Note("type", "#", _WHY + "the root must have the type object and no anyOf"))
     counts = {"properties": 0, "values": 0, "chars": 0, "levels": 0}
     pending = deque([(schema, "", 0)])
     while pending:
@@ -52,7 +52,7 @@ def strict_notes(schema: object) -> tuple[Note, ...]:
                 pending.append((child, join_pointer(pointer, *names), deeper))
     notes += _limit_notes(counts)
     if len(notes) > MAX_STRICT_NOTES:
-        notes[MAX_STRICT_NOTES - 1 :] = [Note("", "#", "there are more notes than are listed")]
+        notes[MAX_STRICT_NOTES - 1 :] = [Note("", "#", "more notes were omitted")]
     return tuple(notes)
 
 
@@ -71,7 +71,7 @@ def _object_notes(schema: dict, pointer: str) -> list[Note]:
     if missing:
         said = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         notes.append(
-            Note("required", f"#{pointer}", f"{_WHY}all properties must be required, and not {said}")
+            Note("required", f"#{pointer}", f"{_WHY}all properties must be required; these are not: {said}")
         )
     if schema.get("additionalProperties") is not False:
         why = "additionalProperties must be false"
@@ -100,7 +100,7 @@ def _limit_notes(counts: dict[str, int]) -> list[Note]:
         "levels": (MAX_LEVELS, "levels"),
     }
     return [
-        Note("", "#", f"{_WHY}it has {counts[name]:,} {what}, and may have {most:,}")
+        Note("", "#", f"{_WHY}{counts[name]:,} {what}; the limit is {most:,}")
         for name, (most, what) in limits.items()
         if counts[name] > most
     ]

@@ -85,7 +85,7 @@ def structural_tag(where: FieldPath, given: Any) -> str:
 
 def _structure(where: FieldPath, begin: str, given: Mapping[str, Any], bounds: Bounds) -> Structure:
     if "schema" not in given:
-        raise InvalidRequest(f"{FIELD} must hold a schema", path=where)
+        raise InvalidRequest(f"{FIELD} must contain a schema", path=where)
     end = check_string(where / "end", given.get("end"), MAX_TAG_CHARS)
     try:
         schema = normalize_cached(given["schema"], bounds).text
@@ -93,7 +93,7 @@ def _structure(where: FieldPath, begin: str, given: Mapping[str, Any], bounds: B
         raise InvalidRequest(f"{FIELD}: {error}", path=where) from None
     if (not end or end[0] in _IN_NUMBERS) and not _is_enclosed(msgspec.json.decode(schema)):
         raise InvalidRequest(
-            f"{FIELD} does not show where a value that may be a number ends; let it begin with another "
+            f"{FIELD} does not show where a number ends; begin it with another "
             f"character, or give the schema the type {', '.join(_ENCLOSED)}",
             path=where / "end",
         )
@@ -116,12 +116,12 @@ def _check_triggers(where: FieldPath, triggers: list[str], begins: list[str]) ->
                 )
         if not any(begin.startswith(trigger) for begin in begins):
             raise InvalidRequest(
-                f"{FIELD}, {shown(trigger)}, begins no structure; leave it out", path=where / "triggers" / n
+                f"{FIELD}, {shown(trigger)}, starts no structure; leave it out", path=where / "triggers" / n
             )
     for n, begin in enumerate(begins):
         if not begin.startswith(tuple(triggers)):
             raise InvalidRequest(
-                f"{FIELD}, {shown(begin)}, begins with none of the triggers",
+                f"{FIELD}, {shown(begin)}, starts with none of the triggers",
                 path=where / "structures" / n / "begin",
             )
 

@@ -104,7 +104,7 @@ def tool_calls(
     source = msgspec.json.encode(made).decode()
     if len(source) > MAX_OUTPUT:
         raise InvalidRequest(
-            f"{FIELD}: worked out, their schemas have more than {MAX_OUTPUT:,} bytes", path=FieldPath("tools")
+            f"{FIELD}: the normalized schemas have more than {MAX_OUTPUT:,} bytes", path=FieldPath("tools")
         )
     return GrammarRequest("tool_calls", source, on_truncation=on_truncation)
 
@@ -181,7 +181,7 @@ def parameters_of(schema: str) -> Parameters:
     schemas: Json = found.get("properties", {})
     for name in schemas:
         if not _WRITABLE.fullmatch(name):
-            refuse("properties", "/properties", f"this model's calls cannot write the name {shown(name)}")
+            refuse("properties", "/properties", f"this model's calls cannot spell the name {shown(name)}")
     if schemas:
         others = None
     raw = frozenset(name for name, each in schemas.items() if allows_only_strings(each, definitions))

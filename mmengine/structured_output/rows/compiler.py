@@ -201,10 +201,10 @@ class Compiler:
 
 def _describe_failure(failure: BaseException) -> str:
     if isinstance(failure, RecursionError):
-        return "it is nested too deep"
+        return "nested too deeply"
     if isinstance(failure, MemoryError):
-        return "it takes more memory than there is; ask for less at once"
-    return f"the grammar engine fails at it ({in_one_line(failure, 100)}); write it in another way"
+        return "not enough memory; reduce the size of the grammar"
+    return f"the grammar engine failed ({in_one_line(failure, 100)}); write the grammar differently"
 
 
 def _start(thread: threading.Thread) -> None:

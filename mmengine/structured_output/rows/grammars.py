@@ -113,8 +113,8 @@ class Grammars:
         if done.compiled is None or done.compiled.shortest <= budget:
             return done.error
         return (
-            f'on_truncation "close" cannot be kept: the shortest answer that was found needs '
-            f"{done.compiled.shortest} tokens, and it may have {budget}; raise max_tokens, or max_model_len"
+            f'on_truncation "close" is not possible: the shortest answer found needs '
+            f"{done.compiled.shortest} tokens; the limit is {budget}: raise max_tokens or max_model_len"
         )
 
     @property

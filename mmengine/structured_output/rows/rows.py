@@ -23,7 +23,7 @@ from mmengine.structured_output.grammar_start import GrammarStart, find_end
 from mmengine.structured_output.matcher import Matcher
 from mmengine.structured_output.rows.row_matcher import DraftGrammars, RowMatcher
 
-NOT_COMPILED = "its grammar is not compiled here"
+NOT_COMPILED = "its grammar is not compiled on this worker"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -327,7 +327,7 @@ class RowMatchers:
             if stopped and index not in errors and row_matchers[index].pending_start is None:
                 complete[index] = count if before is None else before[index] + count
             elif count < len(said[index]):
-                errors.setdefault(index, "its grammar does not allow what it said")
+                errors.setdefault(index, "its grammar does not allow the generated tokens")
         return complete, errors
 
     def _open(self, row_matchers: Sequence[RowMatcher], said: Sequence[list[int]]) -> list[int] | None:
@@ -371,4 +371,4 @@ def _errors_of(matchers: Sequence[Matcher]) -> dict[int, str]:
 def _error_of(matcher: Matcher) -> str:
     if not matcher.is_error():
         return ""
-    return f"its grammar cannot go on: {describe_error(matcher.get_error())}"
+    return f"its grammar cannot continue: {describe_error(matcher.get_error())}"

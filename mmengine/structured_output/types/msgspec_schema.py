@@ -120,7 +120,7 @@ class _Writer:
             found["minLength"] = 4 * -(-(kind.min_length + 2) // 3)
         if found.get("maxLength", 4) == 0 or found.get("minLength", 0) > found.get("maxLength", 2**62):
             raise InvalidRequest(
-                "bytes of such lengths cannot be asked for; leave a group of 3 bytes between them"
+                "bytes of these lengths are not supported; leave at least 3 bytes between minimum and maximum"
             )
         return found
 

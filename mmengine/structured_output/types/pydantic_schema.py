@@ -60,7 +60,9 @@ class _Narrow(GenerateJsonSchema):
         """Ignore warnings, for example on a default that is not JSON: they do not concern answers."""
 
     def _refuse(self, what: str) -> JsonSchemaValue:
-        raise InvalidRequest(f"{what} is checked by pydantic, and no schema says it; ask for a plainer type")
+        raise InvalidRequest(
+            f"{what} is checked by pydantic, and no schema can express it; use a simpler type"
+        )
 
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
         """Write a number: answers have no use for its string form."""
@@ -96,7 +98,7 @@ class _Narrow(GenerateJsonSchema):
     def _check_values(self, values: list[object]) -> None:
         """Refuse values that Python would compare with the decoded JSON and find unequal."""
         if not all(each is None or isinstance(each, str | int | float) for each in values):
-            self._refuse("a Literal or an Enum of other values than strings, numbers, booleans and None")
+            self._refuse("a Literal or an Enum with values other than strings, numbers, booleans and None")
 
     def is_subclass_schema(self, schema: core_schema.IsSubclassSchema) -> JsonSchemaValue:
         return self._refuse("a class")
@@ -165,7 +167,7 @@ class _Narrow(GenerateJsonSchema):
             first = max(first, today + 3 * a_day) if schema.get("now_op") == "future" else first
             last = min(last, today - 2 * a_day) if schema.get("now_op") == "past" else last
         except OverflowError:
-            return self._refuse("a date before the first or behind the last")
+            return self._refuse("a date outside the supported range")
         if first > last:
             return self._refuse(f"a date from {first} to {last}")
         return (
@@ -259,7 +261,7 @@ class _Narrow(GenerateJsonSchema):
         found = super().tagged_union_schema(schema)
         tag = found.get("discriminator", {}).get("propertyName")
         if tag is None:
-            return self._refuse("a union's Discriminator that is a function")
+            return self._refuse("a union's Discriminator function")
         return {"anyOf": [{"allOf": [branch, {"required": [tag]}]} for branch in found["oneOf"]]}
 
 

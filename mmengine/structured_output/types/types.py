@@ -52,7 +52,7 @@ def schema_of(what: object) -> dict | bool:
         narrowed = _close_schema(schema)
         return _drop_idle_unique(narrowed, narrowed) if isinstance(narrowed, dict) else bool(narrowed)
     except RecursionError:
-        raise InvalidRequest(f"{_name(what)} has no JSON Schema: it is nested too deep") from None
+        raise InvalidRequest(f"{_name(what)} has no JSON Schema: nested too deeply") from None
 
 
 def decode(text: str, what: object) -> object:
@@ -65,7 +65,7 @@ def decode(text: str, what: object) -> object:
         return json.loads(text) if isinstance(what, dict | bool) else _reader(what).decode(text)
     except ValueError as error:  # All libraries' errors are ValueErrors.
         why = " ".join(str(error).split())
-        raise RequestFailed(f"the answer is no {_name(what)}: {why:.500}") from None
+        raise RequestFailed(f"the answer is not a valid {_name(what)}: {why:.500}") from None
 
 
 def _name(what: object) -> str:
@@ -170,7 +170,9 @@ def _close_schema(schema: object) -> object:
         out.setdefault("pattern", FORMAT_PATTERNS["base64"])
     known = out.get("format")
     if isinstance(known, str) and known in UNCHECKABLE:
-        raise InvalidRequest(f"the type wants {UNCHECKABLE[known]}, which no schema says; ask for a string")
+        raise InvalidRequest(
+            f"the type wants {UNCHECKABLE[known]}, which no schema can express; ask for a string"
+        )
     if isinstance(known, str) and known in FORMAT_PATTERNS:
         del out["format"]
         of_text = known.startswith("base64") and "contentMediaType" not in out

@@ -102,8 +102,8 @@ class LLGuidance(OfTokenizer):
         path = closings.shortest(prototype)
         if path is None:
             raise InvalidRequest(
-                f'on_truncation "close" cannot be kept: no answer of at most {MAX_CLOSING_TOKENS} tokens was '
-                "found",
+                f'on_truncation "close" is not possible: no answer with at most {MAX_CLOSING_TOKENS} tokens '
+                "was found",
                 code=ErrorCode.INVALID_GRAMMAR,
             )
         make_closer = partial(Closer, closings, path, self.eos_token_ids)

@@ -175,7 +175,7 @@ class _Writer:
     def line(self, line: str) -> None:
         self.size += len(line)
         if self.size > MAX_OUTPUT:
-            refuse("", "", f"as a grammar, it has more than {MAX_OUTPUT:,} characters")
+            refuse("", "", f"the schema's grammar has more than {MAX_OUTPUT:,} characters")
         self.lines.append(line)
 
     def _array(self, schema: Json) -> str:

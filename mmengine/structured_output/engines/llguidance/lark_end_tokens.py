@@ -21,7 +21,7 @@ def check_ends(lark: str, specials: Mapping[str, int], ends: Sequence[int]) -> N
     found += [each[0] for each in _AT_END.finditer(lark)]
     if found:
         raise InvalidRequest(
-            f"{FIELD}: {shown(found[0])} may be the end of an answer, which no rule can hold; leave it "
+            f"{FIELD}: {shown(found[0])} may end an answer, so no rule may contain it; leave it "
             "out: an answer may end wherever the rules are complete",
             path=FieldPath("grammar", "lark"),
         )

@@ -49,7 +49,7 @@ def object_rule(schema: Json, rules: Rules) -> str:
     try:
         found = unnamed_keys(schema, rules.budget)
     except PatternError as error:
-        refuse("patternProperties", "", f"beside arrays whose items count together: {error}")
+        refuse("patternProperties", "", f"beside arrays with contains or uniqueItems: {error}")
     others = [f"{_key(each, names, rules)} {rules.colon} {rules.node(each.value)}" for each in found]
     if MARK in schema:
         return rules.rule(f'"{{" {_in_any_order(items, required, others, rules)} "}}"')

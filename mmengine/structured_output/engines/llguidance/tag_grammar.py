@@ -85,7 +85,7 @@ class _Pieces:
     def _special(self, name: str) -> str:
         token = self._specials[name]
         if token in self._ends:
-            text = f"{shown(name)} ends an answer, so no structural tag can hold it"
+            text = f"{shown(name)} ends an answer, so no structural tag may contain it"
             raise InvalidRequest(text, code=ErrorCode.INVALID_GRAMMAR)
         return f"<[{token}]>"
 

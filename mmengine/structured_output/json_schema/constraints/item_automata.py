@@ -93,7 +93,7 @@ def build_sequence(constraint: Array, shapes_of: ShapesOf, make: Make, complemen
         refuse(
             "contains",
             constraint.contains[0].pointer,
-            f"more than {MAX_CONTAINS} of them cannot be counted together",
+            f"more than {MAX_CONTAINS} contains keywords cannot be counted together",
         )
     slots = _Slots(constraint, shapes_of, make)
     try:
@@ -108,7 +108,7 @@ def build_sequence(constraint: Array, shapes_of: ShapesOf, make: Make, complemen
     except TooManyEdges:
         keyword = "uniqueItems" if constraint.unique else "contains"
         pointer = constraint.unique or constraint.contains[0].pointer
-        refuse(keyword, pointer, f"it takes more than {MAX_EDGES:,} steps to count the items")
+        refuse(keyword, pointer, f"counting the items takes more than {MAX_EDGES:,} steps")
 
 
 class _Slots:
@@ -153,12 +153,12 @@ class _Slots:
                 numbers.append(self.numbers[key])
             self.values.append(numbers)
         if len(self.consts) > MAX_VALUES:
-            self._refuse(f"more than {MAX_VALUES} different values cannot be kept apart")
+            self._refuse(f"more than {MAX_VALUES} different values cannot be distinguished")
         for at, values in enumerate(self.values):
             if values is not None:
                 continue
             if at == self.places and (constraint.high is None or constraint.high > self.places + 1):
-                self._refuse("its items have no list of values, and what came before cannot be compared")
+                self._refuse("the items have no list of values, so earlier items cannot be compared")
             for other, item in enumerate(items):
                 if other != at and not self._apart(items[at], item):
                     self._refuse(f"items {min(at, other)} and {max(at, other)} may be the same value")
@@ -168,7 +168,7 @@ class _Slots:
 
     def _refuse(self, why: str) -> None:
         refuse(
-            "uniqueItems", self.constraint.unique or "", f"{why}; say minItems and maxItems, or use an enum"
+            "uniqueItems", self.constraint.unique or "", f"{why}; set minItems and maxItems, or use an enum"
         )
 
     def distinct(self) -> DistinctItems | None:

@@ -223,7 +223,7 @@ class Emitter:
         )  # Number of properties beyond the required ones.
         high = None if constraint.high is None else constraint.high - len(constraint.required)
         if is_open and low > 1:
-            why = "keys that the schema does not name may be repeated, so more of them cannot be counted"
+            why = "unnamed keys may be repeated, so more than one cannot be counted"
             refuse("minProperties", join_pointer(pointer, "minProperties"), why)
         if not is_open and high is not None and high >= len(optional):
             high = None
@@ -317,7 +317,7 @@ class Emitter:
         try:
             left = exclude_patterns([pattern.regex for pattern, _ in constraint.patterns.values()], budget)
         except PatternError as error:
-            why = f"which other keys match none, U+0000 in them included, cannot be told: {error}"
+            why = f"the keys that match no pattern, U+0000 included, cannot be computed: {error}"
             refuse("patternProperties", self._pattern_pointer(constraint, conj), why)
         regex = (
             None

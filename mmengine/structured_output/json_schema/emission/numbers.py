@@ -112,7 +112,7 @@ def _engine_limit(limit: Limit, integer: bool, inwards: int, notes: Notes, point
             near = nextafter(near, inwards * inf)
         found = read(near)
     if found != value:
-        text = f"numbers so large are not exact: it is enforced as {to_number(found)}, inclusive"
+        text = f"numbers this large are not exact; enforced as {to_number(found)}, inclusive"
         notes.add(keyword, join_pointer(pointer, keyword), text, warning=True)
     return (found, False)
 

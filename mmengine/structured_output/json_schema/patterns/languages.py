@@ -113,7 +113,7 @@ def _iterate_growing(states: dict) -> Iterator:
     done = 0
     while done < len(states):
         if len(states) > MAX_STATES:
-            raise PatternError(f"together the patterns of its keys have more than {MAX_STATES} states")
+            raise PatternError(f"together the key patterns have more than {MAX_STATES} states")
         for state in list(states)[done:]:
             done += 1
             yield state
@@ -163,7 +163,7 @@ def write_pattern(language: Language) -> str:
     inner = [state for state in edges if state >= 0]
     while inner:
         if sum(len(text) for row in edges.values() for text in row.values()) > 4 * MAX_CHARS:
-            raise PatternError(f"written as one it has more than {MAX_CHARS:,} characters")
+            raise PatternError(f"the combined pattern has more than {MAX_CHARS:,} characters")
         costs = _costs(edges, inner)
         state = min(reversed(inner), key=costs.__getitem__)
         inner.remove(state)
@@ -177,7 +177,7 @@ def write_pattern(language: Language) -> str:
                     way = _in_group(before) + again + _in_group(behind)
                     other[to] = f"{other[to]}|{way}" if to in other else way
                     if len(other[to]) > MAX_CHARS:
-                        raise PatternError(f"written as one it has more than {MAX_CHARS:,} characters")
+                        raise PatternError(f"the combined pattern has more than {MAX_CHARS:,} characters")
     return edges[first][last]
 
 

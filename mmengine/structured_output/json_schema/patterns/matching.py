@@ -29,7 +29,9 @@ class MatchBudget:
     def spend(self, steps: int) -> None:
         self.left -= steps
         if self.left < 0:
-            raise PatternError("it takes too long to compare it with names and values; use fewer of both")
+            raise PatternError(
+                "comparing the pattern with names and values takes too long; use fewer of both"
+            )
 
     def matches(self, regex: str, text: str) -> bool:
         r"""Return whether `regex` matches the whole `text`. `regex` must be written by pattern.py and contain
@@ -43,7 +45,7 @@ class MatchBudget:
 
     def machine(self, regex: str) -> Automaton:
         if "\\p" in regex or "\\P" in regex:
-            raise PatternError("with \\p it cannot be compared with names and other patterns")
+            raise PatternError("a pattern with \\p cannot be compared with names and other patterns")
         if regex not in self._machines:
             try:
                 self._machines[regex] = Automaton(parse_regex(regex, meaning=restore_nul), self.spend)
@@ -64,6 +66,6 @@ def check_active_states(regex: str, points: list[int]) -> None:
         now = max((machine.advance(now, char) for char in chars), key=len)
         if len(now) > MAX_ACTIVE_STATES:
             raise PatternError(
-                "its counted repetitions can be told apart in too many ways; count one of them, or end each "
-                "with a character that it does not hold"
+                "its counted repetitions can match in too many ways; count only one of them, or end each "
+                "with a character that it does not contain"
             )

@@ -48,7 +48,7 @@ class Pattern(NamedTuple):
 
     def matches(self, text: str) -> bool:
         if "\\p" in self.regex or "\\P" in self.regex:
-            raise PatternError("with \\p it cannot be compared with names and values")
+            raise PatternError("a pattern with \\p cannot be compared with names and values")
         return (self.budget or MatchBudget()).matches(self.regex, text)
 
     def with_length(self, low: int, high: int | None) -> "tuple[Pattern, int, int | None]":
@@ -85,7 +85,7 @@ def anchor_branches(branches: list[list[Part]], left: bool, right: bool) -> list
             out += anchor_branches(parts[0].branches, at_start, at_end)
             continue
         if has_anchor([parts]):
-            raise PatternError("^ and $ are known only at the ends of an alternative")
+            raise PatternError("^ and $ are supported only at the ends of an alternative")
         if not at_start:
             parts = [ANYTHING, *_shorten_tail(parts[::-1])[::-1]]
         if not at_end:
@@ -108,11 +108,11 @@ def _shorten_tail(parts: list[Part]) -> list[Part]:
 def parse_pattern(text: str) -> Pattern:
     """Rewrite a pattern so that it matches a whole string. Raises PatternError with the reason."""
     if len(text) > MAX_CHARS:
-        raise PatternError(f"a pattern has at most {MAX_CHARS:,} characters, this one {len(text):,}")
+        raise PatternError(f"the pattern has {len(text):,} characters; the limit is {MAX_CHARS:,}")
     parser = Parser(text)
     branches = parser.branches()
     if parser.at < len(text):
-        parser.fail("a ) closes no group")
+        parser.fail("a ) has no matching (")
     check_alternatives(parser.sets)
     prefix = None
     if len(branches) == 1 and branches[0] and branches[0][0].anchor == "^":

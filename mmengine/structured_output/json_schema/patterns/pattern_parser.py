@@ -112,7 +112,7 @@ class Parser:
             if name:
                 self.at = name.end()
             elif not self.take(":"):
-                self.fail("only (…), (?:…) and (?<name>…) groups are known")
+                self.fail("only (…), (?:…) and (?<name>…) groups are supported")
         branches = self.branches()
         if not self.take(")"):
             self.fail("a group is not closed")
@@ -140,7 +140,7 @@ class Parser:
         if char in ("p", "P"):
             found = re.compile(r"\{(?:General_Category=|gc=)?(\w+)\}").match(self.text, self.at)
             if not found or found[1] not in CATEGORIES:
-                self.fail("of \\p only the general categories are known, as in \\p{L}")
+                self.fail("\\p supports only general categories, as in \\p{L}")
             self.at = found.end()
             return [], f"\\{char}{{{found[1]}}}"
         if char == "b" and in_class:
@@ -169,7 +169,7 @@ class Parser:
                 return ord(found[1]) % 32
             return self.checked_point(int(found[found.lastindex or 1], 16))
         if not char or char.isalnum():
-            self.fail(f"\\{char} is no escape")
+            self.fail(f"\\{char} is not an escape")
         return ord(char)
 
     def checked_point(self, point: int) -> int:
@@ -179,7 +179,7 @@ class Parser:
                 self.at = low.end()
                 return 0x10000 + ((point - 0xD800) << 10) + int(low[1], 16) - 0xDC00
         if 0xD800 <= point <= 0xDFFF or point > LAST:
-            self.fail("it names half a surrogate pair, or no character at all")
+            self.fail("the escape names half a surrogate pair, or no character")
         return point
 
     def bracket(self) -> Part:
@@ -193,7 +193,7 @@ class Parser:
                 self.at += 1
                 high, extra = self.bracket_item()
                 if extra or not (is_single(low) and is_single(high)) or high[0][0] < low[0][0]:
-                    self.fail("a range of characters has no order")
+                    self.fail("a character range is out of order")
                 low = [(low[0][0], high[0][0])]
             ranges += low
         if not ranges and not extras:
@@ -213,7 +213,7 @@ class Parser:
 
     def one(self, char: str) -> Ranges:
         if 0xD800 <= ord(char) <= 0xDFFF:
-            self.fail("it holds half a surrogate pair")
+            self.fail("contains half a surrogate pair")
         return [(ord(char), ord(char))]
 
     def quantified(self, part: Part) -> Part:
@@ -249,7 +249,7 @@ class Parser:
         low = int(found[1])
         high = low if not found[2] else int(found[3]) if found[3] else None
         if high is not None and high < low:
-            self.fail("a repetition's least is more than its most")
+            self.fail("a repetition's minimum exceeds its maximum")
         return low, high
 
 

@@ -125,11 +125,14 @@ class Document:
         uri, fragment = split_uri(reference)
         found = self.resources.get(uri)
         if found is None:
-            why = f"{show_value(reference)} is outside this schema; put it under $defs, or give it in schemas"
+            advice = "put the target under $defs, or pass it in schemas"
+            why = f"{show_value(reference)} is outside this schema; {advice}"
             refuse(keyword, join_pointer(pointer, keyword), why)
         if (uri, "") in self.ambiguous or (uri, fragment) in self.ambiguous:
             refuse(
-                keyword, join_pointer(pointer, keyword), f"{show_value(reference)} is the name of two schemas"
+                keyword,
+                join_pointer(pointer, keyword),
+                f"{show_value(reference)} identifies two different schemas",
             )
         if fragment.startswith("/"):
             found = self.places.get(join_pointer(self.nodes[found].pointer, *pointer_names(fragment)))

@@ -33,7 +33,7 @@ def dynamic_target(document: Document, place: int) -> int:
         document.ways[name] = outermost_resources(document, name)
     resources = document.ways[name].get(place, set()) if name else set()
     if len(resources) != 1:
-        why = f"which schema of this anchor {show_value(reference)} means depends on the way to it; use $ref"
+        why = f"the target of {show_value(reference)} depends on the evaluation path; use $ref"
         refuse("$dynamicRef", join_pointer(node.pointer, "$dynamicRef"), why)
     (resource,) = resources
     return start if resource is None else found[resource]

@@ -42,9 +42,9 @@ def dumps(schema: object) -> str:
     try:
         return encode(schema)
     except RecursionError:
-        refuse("", "", "it is nested too deep")
+        refuse("", "", "nested too deeply")
     except (TypeError, ValueError) as error:
-        refuse("", "", f"it is not JSON ({error})")
+        refuse("", "", f"not JSON ({error})")
 
 
 def parse_schema(schema: object) -> object:
@@ -56,7 +56,7 @@ def parse_schema(schema: object) -> object:
 
 def loads(text: str | bytes) -> object:
     if len(text) > MAX_BYTES:
-        refuse("", "", f"it has more than {MAX_BYTES:,} bytes")
+        refuse("", "", f"the schema has more than {MAX_BYTES:,} bytes")
     try:
         if isinstance(text, bytes):
             text = text.decode()
@@ -64,15 +64,15 @@ def loads(text: str | bytes) -> object:
         value = _decode(text)
         _check_nesting(value)
     except UnicodeEncodeError:
-        refuse("", "", "it holds an unpaired surrogate, which is no text")
+        refuse("", "", "contains an unpaired surrogate, which is not valid text")
     except UnicodeDecodeError:
-        refuse("", "", "it is not UTF-8")
+        refuse("", "", "not UTF-8")
     except RecursionError:
-        refuse("", "", f"it is nested more than {MAX_NESTING} deep")
+        refuse("", "", f"nested more than {MAX_NESTING} levels deep")
     except SchemaRefused:
         raise
     except ValueError as error:
-        refuse("", "", f"it is not JSON ({error})")
+        refuse("", "", f"not JSON ({error})")
     return value
 
 
@@ -81,7 +81,7 @@ def _check_nesting(value: object) -> None:
     while level:
         depth += 1
         if depth > MAX_NESTING:
-            refuse("", "", f"it is nested more than {MAX_NESTING} deep")
+            refuse("", "", f"nested more than {MAX_NESTING} levels deep")
         members = [each.values() if isinstance(each, dict) else each for each in level]
         level = [each for some in members for each in some if each.__class__ in _HOLDING]
 
@@ -91,12 +91,12 @@ def _pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(out) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        refuse("", "", f"the key {show_value(twice)} is in one object twice")
+        refuse("", "", f"the key {show_value(twice)} appears twice in one object")
     return out
 
 
 def _constant(name: str) -> object:
-    refuse("", "", f"{name} is no JSON")
+    refuse("", "", f"{name} is not JSON")
 
 
 def _float(text: str) -> float:

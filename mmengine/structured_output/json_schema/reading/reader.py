@@ -88,9 +88,9 @@ class Reader:
     def _walk(self, given: object, pointer: str, scope: Scope, depth: int) -> int:
         self.walked += 1
         if depth > MAX_DEPTH:
-            _refuse_all(pointer, f"subschemas are nested more than {MAX_DEPTH} deep")
+            _refuse_all(pointer, f"subschemas are nested more than {MAX_DEPTH} levels deep")
         if self.walked > MAX_SUBSCHEMAS:
-            _refuse_all(pointer, f"it has more than {MAX_SUBSCHEMAS:,} subschemas")
+            _refuse_all(pointer, f"the schema has more than {MAX_SUBSCHEMAS:,} subschemas")
         if not isinstance(given, dict | bool):
             refuse("", pointer, f"a schema must be an object, true or false, not {show_value(given)}")
         place = len(self.document.nodes)
@@ -149,7 +149,7 @@ class Reader:
             if keyword in schema:
                 self.of_2019.setdefault(keyword, join_pointer(pointer, keyword))
         if len(self.of_2019) == 2:
-            why = "with contains in one schema of draft 2019-09 it cannot be enforced"
+            why = "cannot be enforced together with contains in draft 2019-09"
             raise _FinalRefusal("unevaluatedItems", format_pointer(self.of_2019["unevaluatedItems"]), why)
 
     def _walk_unused(self, given: object, pointer: str, scope: Scope, depth: int) -> None:
@@ -174,9 +174,7 @@ class Reader:
         name = given.get(keyword)
         if name is not None and not (draft in SIBLINGS_IGNORED and "$ref" in given):
             if not isinstance(name, str):
-                refuse(
-                    keyword, join_pointer(pointer, keyword), f"it must be a string, not {show_value(name)}"
-                )
+                refuse(keyword, join_pointer(pointer, keyword), f"must be a string, not {show_value(name)}")
             if draft in SIBLINGS_IGNORED and name.startswith("#"):
                 self._register(place, base, name[1:])
             else:
@@ -198,9 +196,7 @@ class Reader:
                 continue
             name = given[keyword]
             if not isinstance(name, str):
-                refuse(
-                    keyword, join_pointer(pointer, keyword), f"it must be a string, not {show_value(name)}"
-                )
+                refuse(keyword, join_pointer(pointer, keyword), f"must be a string, not {show_value(name)}")
             self._register(place, scope.base, name)
             if keyword == "$dynamicAnchor":
                 dynamic.setdefault(name, {}).setdefault(scope.resource, place)
@@ -266,7 +262,7 @@ def resolve_uri(base: str, reference: object, keyword: str, pointer: str) -> str
     try:
         return urljoin(base, reference)
     except ValueError:
-        refuse(keyword, join_pointer(pointer, keyword), f"{show_value(reference)} is no URI reference")
+        refuse(keyword, join_pointer(pointer, keyword), f"{show_value(reference)} is not a URI reference")
 
 
 def _refuse_all(pointer: str, why: str) -> NoReturn:

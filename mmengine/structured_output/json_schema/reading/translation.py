@@ -93,7 +93,7 @@ def _drop_ref_siblings(out: TranslatedSchema) -> None:
         out.unused.append((out.origins.get(names, names), child))
     others = ", ".join(keyword for keyword in out.schema if keyword != "$ref")
     if others:
-        out.remarks.append(("$ref", f"what stands beside it does not count in this draft ({others})"))
+        out.remarks.append(("$ref", f"this draft ignores the keywords beside it ({others})"))
     out.schema = {"$ref": out.schema["$ref"]}
     out.origins = {}
 
@@ -118,7 +118,7 @@ def _items(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> Non
         return
     if "prefixItems" in schema:
         refuse(
-            "items", join_pointer(pointer, "items"), "beside prefixItems it must be one schema, not a list"
+            "items", join_pointer(pointer, "items"), "must be a single schema beside prefixItems, not a list"
         )
     if items:
         out.schema["prefixItems"] = items
@@ -136,7 +136,7 @@ def _additional_items(out: TranslatedSchema, schema: dict, draft: int, pointer: 
 def _dependencies(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> None:
     pointer = join_pointer(pointer, "dependencies")
     if not isinstance(schema["dependencies"], dict):
-        refuse("dependencies", pointer, "it must be an object of schemas and of lists of names")
+        refuse("dependencies", pointer, "must be an object of schemas and of lists of names")
     beside = (schema.get("dependentRequired"), schema.get("dependentSchemas"))
     names: dict[str, object] = {}
     schemas: dict[str, object] = {}
@@ -145,7 +145,7 @@ def _dependencies(out: TranslatedSchema, schema: dict, draft: int, pointer: str)
             refuse(
                 "dependencies",
                 join_pointer(pointer, name),
-                "dependentRequired or dependentSchemas has it too",
+                "dependentRequired or dependentSchemas defines the same name",
             )
         if isinstance(value, list) or draft == 3 and isinstance(value, str):
             names[name] = _unique(value) if isinstance(value, list) else [value]
@@ -178,7 +178,7 @@ def _limit(inclusive: str, exclusive: str) -> Callable[[TranslatedSchema, dict, 
         flag = schema.get(exclusive)
         older = draft in (UNSPECIFIED, 3, 4)
         if draft in (3, 4) and inclusive in schema and flag is not None and not isinstance(flag, bool):
-            refuse(exclusive, join_pointer(pointer, exclusive), f"in {NAMES[draft]} it must be true or false")
+            refuse(exclusive, join_pointer(pointer, exclusive), f"must be true or false in {NAMES[draft]}")
         if inclusive in schema:
             out.schema[exclusive if older and flag is True else inclusive] = schema[inclusive]
         if flag is not None and not (older and isinstance(flag, bool)):
@@ -193,7 +193,7 @@ def _required(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> 
         return  # The keyword restricts the object that has this property.
     unique = _unique(names)
     if unique != names:
-        out.remarks.append(("required", "it names a property twice"))
+        out.remarks.append(("required", "lists a property twice"))
     out.schema["required"] = unique
 
 
@@ -211,13 +211,13 @@ def _type(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> None
         return
     if schema.get("nullable") is True and draft == UNSPECIFIED and "null" not in names:
         types = [*names, "null"]
-        out.remarks.append(("nullable", "taken as in OpenAPI 3.0: null is allowed too"))
+        out.remarks.append(("nullable", "treated as in OpenAPI 3.0: null is allowed too"))
     out.schema["type"] = types
 
 
 def _nullable(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> None:
     if schema["nullable"] is True and "type" not in schema:
-        out.remarks.append(("nullable", "without a type beside it, it changes nothing, as in OpenAPI 3.0"))
+        out.remarks.append(("nullable", "has no effect without a type, as in OpenAPI 3.0"))
 
 
 def _properties(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> None:
@@ -244,7 +244,7 @@ def _disallow(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> 
 
 def _recursive(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> None:
     if schema["$recursiveRef"] != "#":
-        refuse("$recursiveRef", join_pointer(pointer, "$recursiveRef"), 'it must be "#"')
+        refuse("$recursiveRef", join_pointer(pointer, "$recursiveRef"), 'must be "#"')
     out.schema["$dynamicRef"] = "#"
 
 

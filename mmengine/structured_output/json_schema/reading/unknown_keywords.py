@@ -34,14 +34,14 @@ def describe_unknown(keyword: str, draft: int) -> tuple[str, bool]:
     """Return the note on a keyword that the draft does not define, and whether the note is a warning."""
     known = KNOWN_IN[draft]
     if keyword in ALL_KEYWORDS:
-        return f"it is no keyword of {NAMES[draft]} and restricts nothing", True
+        return f"not a keyword of {NAMES[draft]}, so it restricts nothing", True
     if keyword.startswith(("x-", "$", "_")) or len(keyword) > MAX_KEYWORD:
-        return "unknown, so it is an annotation and restricts nothing", False
+        return "unknown keyword: treated as an annotation, it restricts nothing", False
     meant = [name for name in sorted(known) if name.lower() == keyword.lower()]
     meant = meant or get_close_matches(keyword, sorted(known), 1, 0.8)
     if meant:
-        return f"unknown, so it restricts nothing; was {meant[0]} meant?", True
-    return "unknown, so it is an annotation and restricts nothing", False
+        return f"unknown keyword: it restricts nothing; did you mean {meant[0]}?", True
+    return "unknown keyword: treated as an annotation, it restricts nothing", False
 
 
 def refuse_unknown(keyword: str, draft: int, pointer: str) -> NoReturn:
@@ -49,5 +49,5 @@ def refuse_unknown(keyword: str, draft: int, pointer: str) -> NoReturn:
     refuse(
         shorten_keyword(keyword),
         join_pointer(pointer, shorten_keyword(keyword)),
-        f"{text} (strict_keywords refuses it)",
+        f"{text} (refused by strict_keywords)",
     )

@@ -30,7 +30,7 @@ def any_of(document: Document, place: int, together: bool) -> Choice:
     if not together:
         return branches
     if len(branches) > MAX_BRANCHES:
-        why = f"with unevaluatedProperties or unevaluatedItems it has at most {MAX_BRANCHES} branches"
+        why = f"at most {MAX_BRANCHES} branches are supported with unevaluatedProperties or unevaluatedItems"
         refuse("anyOf", pointer_of(document, place, "anyOf"), why)
     sets = (some for size in range(1, len(branches) + 1) for some in combinations(branches, size))
     return [tuple(one for branch in some for one in branch) for some in sets]
@@ -42,13 +42,13 @@ def one_of(document: Document, place: int, parts: Parts, shapes_of: ShapesOf) ->
     pointer = pointer_of(document, place, "oneOf")
     shapes = [shapes_of(branch) for branch in branches]
     if sum(map(len, shapes)) > MAX_PAIRS:
-        refuse("oneOf", pointer, f"its branches come to more than {MAX_PAIRS} alternatives")
+        refuse("oneOf", pointer, f"the branches expand to more than {MAX_PAIRS} alternatives")
     out = list(branches)
     for later in range(len(branches)):
         for earlier in range(later):
             if all(are_disjoint(shapes_of, a, b) for a in shapes[earlier] for b in shapes[later]):
                 continue
-            trouble = f"branches {earlier} and {later} may both hold, and what only one of them allows"
+            trouble = f"branches {earlier} and {later} may both hold, and the difference between them"
             advice = "use anyOf, or a required property whose const differs"
             origin = Origin("oneOf", pointer, trouble, advice)
             out[earlier] += parts.complement_of(branches[later], origin)
@@ -66,8 +66,8 @@ def if_then_else(document: Document, place: int, parts: Parts, together: bool) -
     }
     if not branches:
         return [test, ()] if together else None
-    advice = "use anyOf with a property that tells"
-    origin = Origin("if", pointer_of(document, place, "if"), "what does not meet it", advice)
+    advice = "use anyOf with a property that distinguishes the branches"
+    origin = Origin("if", pointer_of(document, place, "if"), "the negated condition", advice)
     fails = parts.complement_of(test, origin)
     return [(*test, *branches.get("then", ())), (*fails, *branches.get("else", ()))]
 

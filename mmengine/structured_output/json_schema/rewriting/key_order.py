@@ -26,7 +26,7 @@ MAX_GROUPS = 3  # Maximum number of groups; all their orders become alternatives
 MAX_NAMES = 48  # Maximum number of names in all orders of one object together.
 # Maximum number of named properties in any order, the most that the grammar engine counts.
 MAX_UNORDERED = 63
-IN_ORDER = "keys in the schema's order only, others behind them; bounds.ordered 0 takes any order"
+IN_ORDER = "keys only in the schema's order, other keys after them; set bounds.ordered to 0 for any order"
 MAX_LISTED = 200  # Maximum number of characters for the names in a note.
 MARK = "x-any-order"  # True in an object whose keys may come in any order.
 
@@ -37,7 +37,7 @@ def describe_order(names: Iterable[str], why: str) -> str:
     """Return the note on an object whose named properties come in one order only."""
     listed = ", ".join(names)
     listed = listed if len(listed) <= MAX_LISTED else f"{listed[: MAX_LISTED - 1]}…"
-    return f"keys in this order only, others behind them: {listed}; {why}"
+    return f"keys only in this order, other keys after them: {listed}; {why}"
 
 
 def order_properties(shape: Shape, groups: Groups) -> Shape:
@@ -127,7 +127,7 @@ class KeyOrders:
             return
         if len(names) > MAX_UNORDERED:
             self.narrow.add(
-                "properties", pointer, describe_order(names, f"they are more than {MAX_UNORDERED}")
+                "properties", pointer, describe_order(names, f"there are more than {MAX_UNORDERED}")
             )
         elif is_counted:
             why = "minProperties and maxProperties count them"
@@ -143,7 +143,7 @@ class KeyOrders:
             try:
                 unnamed_keys(expand_other_keys(schema, spelled_out=False), MatchBudget())
             except PatternError as error:
-                why = f"keys in the schema's order only, here and in all objects: {error}"
+                why = f"keys only in the schema's order, here and in all objects: {error}"
                 self.narrow.add("patternProperties", pointer, why)
                 for each in self.marked:
                     del each[MARK]

@@ -104,7 +104,7 @@ def separate_keys(
         try:
             out |= group if len(group) == 1 else _split_group(group, budget)
         except PatternError as error:
-            why = f"a key may match {show_value(next(iter(group)))} and another one, and {error}"
+            why = f"a key may match {show_value(next(iter(group)))} and another pattern, and {error}"
             blocked = (("patternProperties", join_pointer(pointer, "patternProperties"), why),)
             return replace(constraint, blocked=constraint.blocked + blocked)
     return replace(constraint, patterns=out)
@@ -125,7 +125,7 @@ def _apply_property_names(
             properties[name] = nothing
     listed = [value for one in allowed for value in one.values or () if _holds(one, value)]
     if len(listed) > MAX_NAMES:
-        raise PatternError(f"it lists more than {MAX_NAMES:,} names")
+        raise PatternError(f"propertyNames lists more than {MAX_NAMES:,} names")
     open_ones = [one for one in allowed if one.values is None]
     others = [name for name in dict.fromkeys(listed) if name not in properties]
     if others and (constraint.patterns or constraint.low > 1):
@@ -257,7 +257,7 @@ def _split_group(group: KeyPatterns, budget: MatchBudget) -> KeyPatterns:
     parts = build_languages([pattern.regex for pattern, _ in group.values()], budget)
     found = membership_patterns(parts)
     if len(found) > MAX_KINDS:
-        raise PatternError(f"together they make more than {MAX_KINDS} kinds of keys")
+        raise PatternError(f"together the patterns make more than {MAX_KINDS} kinds of keys")
     out: KeyPatterns = {}
     for kind in found:
         conj: Conjunction = ()

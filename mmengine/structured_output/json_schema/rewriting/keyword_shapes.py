@@ -181,7 +181,7 @@ def _string(document: Document, place: int, schema: dict) -> String | None:
             found = parse_pattern(f"^(?:{FORMATS[name]})$")
             patterns.append(found._replace(budget=document.budget, exact=name in EXACT))
         else:
-            why = f"{show_value(name)} cannot be enforced (known: {', '.join(sorted(FORMATS))})"
+            why = f"{show_value(name)} cannot be enforced (supported: {', '.join(sorted(FORMATS))})"
             blocked = (("format", join_pointer(pointer, "format"), why),)
     if high is not None and low > high:
         return None

@@ -101,7 +101,7 @@ class Exclusion:
             return []
         self.out = []
         if _has_other_fields(b):
-            self._blocked(a, "some of it concerns all of a value together")
+            self._blocked(a, "a part of it constrains several items or keys together")
             return self.out
         match a, b:
             case Boolean(), Boolean():
@@ -206,7 +206,7 @@ class Exclusion:
                 else:
                     self._blocked(
                         a,
-                        "a format is enforced more narrowly than it is defined",
+                        "a format is enforced more narrowly than defined",
                     )
                 continue
             try:
@@ -300,7 +300,7 @@ class Exclusion:
             if self.origin.inner:
                 self.narrow = True
                 return
-            self._blocked(a, "some key that the schema does not name would have another value")
+            self._blocked(a, "an unnamed key would have another value")
             return
         nothing = self.parts.false_schema()
         for count in range(len(optional) + 1):

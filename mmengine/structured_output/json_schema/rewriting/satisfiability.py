@@ -109,15 +109,13 @@ class Satisfiable:
     def _explain(self, conj: Conjunction, seen: frozenset[Conjunction]) -> None:
         pointer = self.shapes.pointer(conj)
         if conj in seen:
-            refuse("$ref", pointer, "it recurses without a base: only an endless value could satisfy it")
+            refuse("$ref", pointer, "recursion without a base: only an infinite value could satisfy it")
         shapes = self.shapes.of(conj)
         self._explain_places(conj)
         if not shapes:
             schema = self.shapes.document.nodes[conj[0]].schema if conj else True
             why = (
-                "the schema false allows nothing"
-                if schema is False
-                else "what it asks for contradicts itself"
+                "the schema false allows nothing" if schema is False else "its keywords contradict each other"
             )
             refuse("", pointer, why)
         for shape in shapes:
@@ -139,7 +137,7 @@ class Satisfiable:
             else constraint.unique or self.shapes.pointer(conj)
         )
         keyword = "contains" if constraint.contains else "uniqueItems"
-        refuse(keyword, pointer, "no array has items enough that satisfy it")
+        refuse(keyword, pointer, "no array has enough items that satisfy it")
 
     def _explain_places(self, conj: Conjunction) -> None:
         """Refuse the schema if two keywords in a schema object contradict each other."""
@@ -158,7 +156,9 @@ class Satisfiable:
             if part not in self.satisfied:
                 self._explain(part, seen | {conj})
         if constraint.high is not None and len(constraint.required) > constraint.high:
-            why = f"{constraint.high} properties at most, and {len(constraint.required)} are required"
+            count = len(constraint.required)
+            why = f"at most {constraint.high} properties are allowed, but {count} are required"
             refuse("maxProperties", join_pointer(pointer, "maxProperties"), why)
-        why = f"{constraint.low} properties at least, and only {self.max_named_keys(constraint)} are allowed"
+        count = self.max_named_keys(constraint)
+        why = f"at least {constraint.low} properties are required, but only {count} are allowed"
         refuse("minProperties", join_pointer(pointer, "minProperties"), why)

@@ -114,12 +114,14 @@ class Shapes:
         found = self.known.get(conj)
         if found is None:
             if len(self.known) >= MAX_PLACES:
-                refuse("", "", f"its references and combinations come to more than {MAX_PLACES:,} schemas")
+                refuse("", "", f"references and combinations expand to more than {MAX_PLACES:,} schemas")
             if len(conj) == 1 and (scalar := scalar_type(self.document.nodes[conj[0]].schema)):
                 found = self.known[conj] = [SCALARS[scalar]]
                 return found
             if conj in self.busy:
-                refuse("", self.pointer(conj), "what it is depends on itself, by a oneOf, not or if in it")
+                refuse(
+                    "", self.pointer(conj), "its meaning depends on itself, by a oneOf, not or if inside it"
+                )
             self.busy.add(conj)
             try:
                 expanded = self._expand_single(conj)
@@ -167,7 +169,7 @@ class Shapes:
             return shape
         for name in constraint.names:
             if (name,) in self.busy:
-                refuse("propertyNames", self.pointer(conj), "it leads back to itself")
+                refuse("propertyNames", self.pointer(conj), "the reference leads back to itself")
         separated = separate_keys(
             constraint, self.of, self.false_schema(), self.pointer(conj), self.document.budget
         )
@@ -191,7 +193,7 @@ class Shapes:
         """Return a conjunction for values that the schema at a place does not allow, for maxContains."""
         pointer = self.document.nodes[place].pointer
         return self.complement_of(
-            (place,), Origin("contains", pointer, "what it excludes", "leave maxContains out")
+            (place,), Origin("contains", pointer, "the exclusion", "leave maxContains out")
         )
 
     def allows_anything(self, place: int) -> bool:
@@ -237,9 +239,7 @@ class Shapes:
     def _step(self, conj: Conjunction, count: int = 1) -> None:
         self.steps += count
         if self.steps > MAX_STEPS:
-            refuse(
-                "", self.pointer(conj), f"its alternatives take more than {MAX_STEPS:,} steps to multiply out"
-            )
+            refuse("", self.pointer(conj), f"expanding the alternatives takes more than {MAX_STEPS:,} steps")
 
     def _expand(self, work: Expansion, conj: Conjunction) -> list[Shape]:
         self._step(conj)
@@ -270,7 +270,7 @@ class Shapes:
 
     def _check_count(self, shapes: list[Shape], conj: Conjunction) -> None:
         if len(shapes) > MAX_SHAPES:
-            why = f"its anyOf, oneOf and allOf together come to more than {MAX_SHAPES} alternatives"
+            why = f"anyOf, oneOf and allOf together expand to more than {MAX_SHAPES} alternatives"
             refuse("anyOf", self.pointer(conj), why)
 
     def _exclude(self, work: Expansion, conj: Conjunction) -> None:
@@ -284,7 +284,7 @@ class Shapes:
             exclusion = Exclusion(self, origin, self.document.budget)
             found = self.of(excluded)
             if excluded in self.narrowed:
-                refuse(*origin.blocked("some of it is enforced more narrowly than it is defined"))
+                refuse(*origin.blocked("a part of it is enforced more narrowly than defined"))
             left = work.shapes
             for shape in found:
                 self._step(conj, len(left))
@@ -383,7 +383,7 @@ class Shapes:
                 for name in value:
                     work.choices += (OpenChoice(path, where, dependent(document, place, keyword, name)),)
             case "not":
-                origin = Origin("not", pointer, "what it excludes", "say what is allowed instead")
+                origin = Origin("not", pointer, "the exclusion", "say what is allowed instead")
                 for made in self.complement_of((document.subschema(place, "not"),), origin):
                     work.todo.append(PendingSchema(made, path, where))
             case "if":

@@ -94,4 +94,4 @@ def check_alternatives_decided(document: Document, place: int, path: tuple[int, 
     if above not in path and isinstance(schema, dict) and {"anyOf", "if"} & set(schema):
         keyword = next(name for name in KEYWORDS if name in document.nodes[above].schema)  # type: ignore[operator]
         pointer = join_pointer(document.nodes[above].pointer, keyword)
-        refuse(keyword, pointer, "it depends on alternatives that other schemas share with it")
+        refuse(keyword, pointer, "depends on alternatives that other schemas share")

@@ -162,7 +162,7 @@ def check_values(schema: dict, pointer: str) -> None:
         check = _CHECK_OF.get(keyword)
         if check is not None and (not check[0](value) or keyword == "multipleOf" and value <= 0):
             wanted = check[1] if not check[0](value) else "more than 0"
-            refuse(keyword, join_pointer(pointer, keyword), f"it must be {wanted}, not {show_value(value)}")
+            refuse(keyword, join_pointer(pointer, keyword), f"must be {wanted}, not {show_value(value)}")
         if (
             keyword in COUNTS
             and value > MAX_COUNT
@@ -171,12 +171,12 @@ def check_values(schema: dict, pointer: str) -> None:
             refuse(
                 keyword,
                 join_pointer(pointer, keyword),
-                f"it is more than {MAX_COUNT:,}, the most that is enforced",
+                f"exceeds {MAX_COUNT:,}, the largest count that is enforced",
             )
         if keyword in NUMBERS:
             _check_decimals(value, keyword, join_pointer(pointer, keyword))
     if len(schema.get("enum", ())) > MAX_ENUM:
-        refuse("enum", join_pointer(pointer, "enum"), f"it has more than {MAX_ENUM:,} values")
+        refuse("enum", join_pointer(pointer, "enum"), f"has more than {MAX_ENUM:,} values")
 
 
 def find_contradiction(schema: dict) -> tuple[tuple[str | int, ...], str] | None:
@@ -184,7 +184,7 @@ def find_contradiction(schema: dict) -> tuple[tuple[str | int, ...], str] | None
     and the reason. None without a contradiction.
     """
     if schema.get("enum") == []:
-        return ("enum",), "an enum of nothing allows nothing"
+        return ("enum",), "an empty enum allows nothing"
     for low, high in (
         *(("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties")),
         *(("minimum", "maximum"), ("exclusiveMinimum", "maximum"), ("minimum", "exclusiveMaximum")),
@@ -193,11 +193,11 @@ def find_contradiction(schema: dict) -> tuple[tuple[str | int, ...], str] | None
         if low in schema and high in schema:
             a, b = to_fraction(schema[low]), to_fraction(schema[high])
             if a > b or a == b and "exclusive" in low + high:
-                return (low,), f"{show_value(schema[low])} leaves nothing below {high} {schema[high]}"
+                return (low,), f"{show_value(schema[low])} contradicts {high} {schema[high]}"
     properties = schema.get("properties", {})
     for at, name in enumerate(schema.get("required", [])):
         if properties.get(name) is False:
-            return ("required", at), f"{show_value(name)} is required and its schema is false"
+            return ("required", at), f"{show_value(name)} is required, but its schema is false"
     return None
 
 
@@ -212,7 +212,7 @@ def check_value(value: int | float, keyword: str, pointer: str) -> None:
 
 def _check_decimals(value: int | float, keyword: str, pointer: str) -> None:
     if isinstance(value, float) and count_decimals(to_fraction(value)) > MAX_DECIMALS:
-        refuse(keyword, pointer, f"{value} has more than {MAX_DECIMALS} digits behind the point")
+        refuse(keyword, pointer, f"{value} has more than {MAX_DECIMALS} decimal places")
 
 
 def check_multiple(value: int | float, pointer: str) -> None:

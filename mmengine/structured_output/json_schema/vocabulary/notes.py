@@ -59,5 +59,5 @@ class Notes:
         """Return at most MAX_NOTES notes. The last note says when there are more."""
         out = [msgspec.structs.replace(note, count=self.counts[key]) for key, note in self.first.items()]
         if self.left_out:
-            out.append(Note("", "#", "there are more notes than are listed"))
+            out.append(Note("", "#", "more notes were omitted"))
         return tuple(out)
