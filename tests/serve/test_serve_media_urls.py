@@ -102,11 +102,11 @@ def test_names_have_the_places_that_processors_tell():
         "video 0 (message 0, part 2), frame 2",
         "video 1 (message 0, part 3)",
     ]
-    assert replaced_items([URL, b"x"], "image", lambda name, where: where.encode(), False) == [
+    assert replaced_items([URL, b"x"], "image", lambda name, where: where.text.encode(), False) == [
         b"image 0",
         b"x",
     ]
-    assert replaced_items(URL, "video", lambda name, where: where.encode(), False) == [b"video 0"]
+    assert replaced_items(URL, "video", lambda name, where: where.text.encode(), False) == [b"video 0"]
 
 
 @pytest.mark.parametrize(
