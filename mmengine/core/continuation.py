@@ -75,7 +75,7 @@ class OpenLog:
             started=resumed.started,
             state=resumed.state,
             snapshots=snapshots,
-            unreceived=None if snapshots is None else resumed.unreceived,
+            undelivered=None if snapshots is None else resumed.undelivered,
             remote=remote,
         )
 
@@ -110,7 +110,7 @@ def _resume_state_of(opened: OpenLog, resume: Resume, config: EngineConfig) -> R
             f"rules {DECISION_VERSION}; finish it with mmengine {resumed.started.engine_version}, or name "
             "another folder"
         )
-    opened.sink.expect(resumed.unreceived.undelivered.copy())
+    opened.sink.expect(resumed.undelivered.undelivered.copy())
     resumed.tell(opened.sink.recovery.cuts if opened.sink.recovery is not None else [])
     resumed.config_for(config)
     return resumed

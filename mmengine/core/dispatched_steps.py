@@ -6,7 +6,7 @@ import numpy as np
 
 from mmengine.core.executor import Executor, StepPlan, StepResult
 from mmengine.core.state.state import State
-from mmengine.core.step_result import executed, writable
+from mmengine.core.step_result import executed_event, writable
 from mmengine.errors import ExecutorFailed, ExecutorLost
 from mmengine.events import vocabulary as ev
 
@@ -40,7 +40,7 @@ class DispatchedSteps:
         try:
             if self._steps[0] is not None:
                 raise self._steps[0]
-            event = executed(self._await(), state, sampled)
+            event = executed_event(self._await(), state, sampled)
         except ExecutorLost as error:  # nobody's fault: requests stay as they are, for another process
             self._steps[0] = error
             raise

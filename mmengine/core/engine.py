@@ -26,23 +26,23 @@ from mmengine.core.decide.request_checks import admit, check_request
 from mmengine.core.decide.stalls import NO_PROGRESS, find_stalls
 from mmengine.core.dispatched_steps import DispatchedSteps
 from mmengine.core.executor import NO_PLAN, Executor
-from mmengine.core.first_events import settled_queued, started_of
+from mmengine.core.first_events import queued_as_logged, started_of
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.inbox import Inbox, Source
 from mmengine.core.observer import Observers
 from mmengine.core.outputs import OutputCollector, Outputs, Stats, StatsCounter
 from mmengine.core.remote_blocks import RemoteBlocks
-from mmengine.core.session_manager import SessionDoor
+from mmengine.core.session_manager import SessionManager
 from mmengine.core.snapshot import snapshot
 from mmengine.core.snapshot.saving import body_of
 from mmengine.core.state import overlap
 from mmengine.core.state.digest import checkpoint
-from mmengine.core.state.draft_counts import added, drafted
+from mmengine.core.state.draft_counts import add_drafts, count_drafts
 from mmengine.core.state.state import State
 from mmengine.core.state.view import View
 from mmengine.core.step_result import writable
-from mmengine.core.store_fetches import StoreLine
-from mmengine.core.undelivered_answers import Unreceived
+from mmengine.core.store_fetches import StoreFetches
+from mmengine.core.undelivered_answers import UndeliveredAnswers
 from mmengine.errors import MMEngineError, QueueFull, id_in_use
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import MemoryLog
@@ -57,7 +57,7 @@ class EngineCore:
     `config` must be resolved: max_model_len and num_blocks known. `started` is given by a replay,
     which repeats the log's own first record. `state`: of a log that is continued, which `started` began;
     call `recover` next. `snapshots`: where the state is saved as the log grows, with the answers that nobody
-    received, if `unreceived` knows those of the process before.
+    received, if `undelivered` knows those of the process before.
     Raises ConfigError for settings that contradict each other.
     """
 
@@ -73,7 +73,7 @@ class EngineCore:
         started: ev.Started | None = None,
         state: State | None = None,
         snapshots: SnapshotFolder | None = None,
-        unreceived: Unreceived | None = None,
+        undelivered: UndeliveredAnswers | None = None,
         remote: RemoteBlocks | None = None,
     ):
         if started is None:
@@ -99,15 +99,15 @@ class EngineCore:
         if self._overlaps:
             self._stats.overlap = dict.fromkeys(overlap.HOW, 0)
         self.last_stall: tuple[int, ev.Stalled] | None = None  # and the step at which it was found
-        self.sessions = SessionDoor(config, self.state, self.inbox, self._acceptable)
-        self._store = None if remote is None else StoreLine(remote, self.state, self.inbox)
+        self.sessions = SessionManager(config, self.state, self.inbox, self._acceptable)
+        self._store = None if remote is None else StoreFetches(remote, self.state, self.inbox)
         self._snapshots = snapshots
         if state is None and snapshots is not None:
-            unreceived = Unreceived(self.state)
-        self._unreceived = unreceived
-        if unreceived is not None:
-            unreceived.sequence = self.sink.next_sequence - 1
-        optional = [one for one in (self._store, unreceived) if one is not None]
+            undelivered = UndeliveredAnswers(self.state)
+        self._undelivered = undelivered
+        if undelivered is not None:
+            undelivered.sequence = self.sink.next_sequence - 1
+        optional = [one for one in (self._store, undelivered) if one is not None]
         counter = StatsCounter(self.state, self._stats)
         self._observers = Observers([self.sessions, *optional, self._collector, counter, self.inbox])
         self._started = started or started_of(config, fingerprints or {})
@@ -137,7 +137,7 @@ class EngineCore:
             raise QueueFull(f"{self.config.max_waiting} requests wait already (max_waiting); try again later")
         if self.stalled:
             raise MMEngineError(f"no new requests: {self.stalled}")
-        return settled_queued(request)
+        return queued_as_logged(request)
 
     def cancel(self, request_id: str, reason: str = "cancelled") -> None:
         """Give a request up; its end comes out of a later step. Unknown ids are ignored."""
@@ -326,12 +326,12 @@ class EngineCore:
             return
         one_each = event.counts is None and not event.errors and not self.state.leaving
         before = None if one_each else self.state.num_tokens[sampled]
-        drafts = drafted(self.state, sampled, event)
+        drafts = count_drafts(self.state, sampled, event)
         self._emit(event)
         taken = None if before is None else self.state.num_tokens[sampled] - before
         self._collector.outputs.tokens(self.view, sampled, taken, event, drafts)
         if drafts is not None:
-            self._stats.drafts = added(self._stats.drafts, drafts)
+            self._stats.drafts = add_drafts(self._stats.drafts, drafts)
         self._stats.num_output_tokens += len(sampled) if taken is None else int(taken.sum())
 
     def _release(self) -> Outputs:
@@ -359,8 +359,8 @@ class EngineCore:
         """Take a snapshot of the state, all of which is in the log."""
         sequence = self.sink.next_sequence - 1
         body = body_of(self.state, self._started, sequence)
-        unreceived = None if self._unreceived is None else self._unreceived.saved()
-        snapshots.put(sequence, partial(snapshot.packed, body, unreceived), self.sink.num_bytes)
+        undelivered = None if self._undelivered is None else self._undelivered.saved()
+        snapshots.put(sequence, partial(snapshot.packed, body, undelivered), self.sink.num_bytes)
         if not snapshots.in_background:
             self._flush(snapshots)
 

@@ -6,15 +6,15 @@ from mmengine.core.decide.scheduler import DECISION_VERSION
 from mmengine.core.state.request_state import queued_of
 from mmengine.errors import InvalidRequest
 from mmengine.events import vocabulary as ev
-from mmengine.events.codec import settled
+from mmengine.events.codec import as_logged
 from mmengine.request import Request
 from mmengine.version import __version__
 
 
-def settled_queued(request: Request) -> ev.Queued:
+def queued_as_logged(request: Request) -> ev.Queued:
     """The request as the log will have it. Raises InvalidRequest for what cannot be written down."""
     try:
-        return settled(queued_of(request))
+        return as_logged(queued_of(request))
     except ValueError as error:
         raise InvalidRequest(f"request {request.request_id!r} cannot be written to a log: {error}") from None
 

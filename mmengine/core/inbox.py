@@ -104,7 +104,7 @@ class Inbox(Observer):
         """A store is to say something of a request so long from now."""
         self._of_store.expect(request_id, within_ns)
 
-    def heard_store(self, request_id: str) -> None:
+    def forget_store(self, request_id: str) -> None:
         """It did, or nobody waits for it any more."""
         self._of_store.forget(request_id)
 
@@ -113,7 +113,7 @@ class Inbox(Observer):
         if idle_ns:
             self._of_sessions.expect(session_id, idle_ns)
 
-    def heard_session(self, session_id: str) -> None:
+    def forget_session(self, session_id: str) -> None:
         """Somebody did, or it is over."""
         self._of_sessions.forget(session_id)
 

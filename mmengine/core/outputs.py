@@ -10,7 +10,7 @@ import numpy as np
 from mmengine.core.decide.stalls import NO_PROGRESS, THRASH
 from mmengine.core.executor import PromptLogprobs
 from mmengine.core.observer import Observer
-from mmengine.core.state.draft_counts import DraftCounts, Drafted
+from mmengine.core.state.draft_counts import DraftCounts, StepDrafts
 from mmengine.core.state.state import State
 from mmengine.core.state.view import View
 from mmengine.core.step_result import prompt_logprobs
@@ -65,7 +65,7 @@ class Outputs:
         sampled: np.ndarray,
         taken: np.ndarray | None,
         event: ev.Executed,
-        drafts: Drafted | None = None,
+        drafts: StepDrafts | None = None,
     ) -> None:
         """Rows `sampled` of the step that `event` reports, and how many tokens each has `taken`: none where
         it broke or its request left meanwhile; None: one each. `drafts`: those that had some. Call it after

@@ -12,7 +12,7 @@ from mmengine.core.fold.evolve import evolve
 from mmengine.core.snapshot.body import Body
 from mmengine.core.snapshot.snapshot import newest_before, newest_first
 from mmengine.core.state.state import State
-from mmengine.core.undelivered_answers import NO_RECORD, ResumedAnswer, Unreceived, restored
+from mmengine.core.undelivered_answers import NO_RECORD, ResumedAnswer, UndeliveredAnswers, restored
 from mmengine.errors import ConfigError, CorruptLog, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, Record
@@ -42,7 +42,7 @@ class Resume:
 class ResumeState:
     """`answers`: of requests that are live, or ended and were not delivered (or are wanted again), by id.
     `steps`: numbers of those that were open or in flight at the end. `mode` and `cuts`: how the log was
-    repaired. `fingerprints`: of the model that went on with it last, or goes on now. `unreceived`: what the
+    repaired. `fingerprints`: of the model that went on with it last, or goes on now. `undelivered`: what the
     answers were read from, with which an engine goes on."""
 
     started: ev.Started
@@ -50,7 +50,7 @@ class ResumeState:
     answers: dict[str, ResumedAnswer]
     steps: tuple[int, ...]
     fingerprints: dict[str, str]
-    unreceived: Unreceived
+    undelivered: UndeliveredAnswers
     mode: str = "tail"
     cuts: tuple[tuple[str, int, int], ...] = ()
 
@@ -90,24 +90,24 @@ def read_resume_state(folder: Path, resume: Resume) -> ResumeState:
     if resume.mode != "strict" and resume.wanted is None:
         before = BEHIND_ALL
         while (base := _newest_known(folder, before)) is not None:
-            state, body, unreceived = base
+            state, body, undelivered = base
             reader = LogReader(folder, resume.mode, body.sequence + 1)
             if body.sequence + 1 < reader.first_sequence:
                 break  # records behind it are gone
-            _fold(state, unreceived, _without_gap(iter(reader), body.sequence + 1))
-            lacks = [unreceived.undelivered.begins[name] for name in unreceived.lacking]
+            _fold(state, undelivered, _without_gap(iter(reader), body.sequence + 1))
+            lacks = [undelivered.undelivered.begins[name] for name in undelivered.lacking]
             if reader.recovery.next_sequence > body.sequence and not lacks:
                 cuts = reader.recovery.cuts
-                return _resumed(body.started, state, unreceived, unreceived.fingerprints, resume, cuts)
+                return _resumed(body.started, state, undelivered, undelivered.fingerprints, resume, cuts)
             before = min([*lacks, body.sequence])
     return _read_whole(folder, resume)
 
 
-def _newest_known(folder: Path, before: int) -> tuple[State, Body, Unreceived] | None:
+def _newest_known(folder: Path, before: int) -> tuple[State, Body, UndeliveredAnswers] | None:
     """The newest snapshot of before a record that knows of answers."""
     for state, body in newest_first(folder, before):
-        if (unreceived := restored(state, body)) is not None:
-            return state, body, unreceived
+        if (undelivered := restored(state, body)) is not None:
+            return state, body, undelivered
     return None
 
 
@@ -126,9 +126,9 @@ def _read_whole(folder: Path, resume: Resume) -> ResumeState:
     else:
         state, body = base
         started, records = body.started, iter(LogReader(folder, resume.mode, body.sequence + 1))
-    unreceived = Unreceived(state, 0 if base is None else body.sequence)
-    _fold(state, unreceived, _without_gap(records, 1 if base is None else body.sequence + 1), resume.wanted)
-    return _resumed(started, state, unreceived, survey.fingerprints, resume, survey.cuts)
+    undelivered = UndeliveredAnswers(state, 0 if base is None else body.sequence)
+    _fold(state, undelivered, _without_gap(records, 1 if base is None else body.sequence + 1), resume.wanted)
+    return _resumed(started, state, undelivered, survey.fingerprints, resume, survey.cuts)
 
 
 def _config_of(started: ev.Started, folder: Path) -> EngineConfig:
@@ -144,15 +144,15 @@ def _config_of(started: ev.Started, folder: Path) -> EngineConfig:
 def _resumed(
     started: ev.Started,
     state: State,
-    unreceived: Unreceived,
+    undelivered: UndeliveredAnswers,
     fingerprints: dict[str, str],
     resume: Resume,
     cuts: list[Cut],
 ) -> ResumeState:
     steps = [flight.step for flight in state.flights] + ([state.step] if state.is_open else [])
-    unreceived.fingerprints = fingerprints
-    answers = unreceived.answers()
-    resumed = ResumeState(started, state, answers, tuple(steps), fingerprints, unreceived, resume.mode)
+    undelivered.fingerprints = fingerprints
+    answers = undelivered.answers()
+    resumed = ResumeState(started, state, answers, tuple(steps), fingerprints, undelivered, resume.mode)
     resumed.tell(cuts)
     return resumed
 
@@ -202,7 +202,7 @@ def _without_gap(records: Iterator[Record], expected: int) -> Iterator[Record]:
 
 def _fold(
     state: State,
-    unreceived: Unreceived,
+    undelivered: UndeliveredAnswers,
     records: Iterator[Record],
     wanted: Callable[[str], bool] | None = None,
 ) -> None:
@@ -212,9 +212,9 @@ def _fold(
         try:
             if isinstance(event, ev.Delivered) and _is_wanted(event, wanted):
                 evolve(state, event)
-                unreceived.sequence = record.sequence
+                undelivered.sequence = record.sequence
             else:
-                unreceived.fold(event)
+                undelivered.fold(event)
         except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
             raise CorruptLog(
                 f"record {record.sequence} (step {record.step}, {type(event).__name__}) cannot follow what "

@@ -17,7 +17,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.request import MediaItem, Request, num_before
 
 
-class SessionDoor(Observer):
+class SessionManager(Observer):
     """Of one loop. `accepted`: what a request becomes that is sound; raises what `EngineCore.submit` does.
     Not thread-safe."""
 
@@ -59,7 +59,7 @@ class SessionDoor(Observer):
         both begin with stays, or the first `num_kept` tokens of that; what else the session has is
         forgotten, and its answer becomes part of the session. The rest as in APPENDED. Raises what that
         does, InvalidRequest for an unknown session, SessionBusy while a request of it is on its way."""
-        session = self.found(session_id)
+        session = self.find(session_id)
         if session.live or session_id in self._inbox.appending:
             text = f"a request of session {session_id!r} is running; wait for its answer"
             raise SessionBusy(text, path=FieldPath("session_id"))
@@ -72,7 +72,7 @@ class SessionDoor(Observer):
         self._inbox.put(ev.Appended(session_id, request.request_id, *place))
         self._inbox.put(own)
 
-    def found(self, session_id: str) -> SessionState:
+    def find(self, session_id: str) -> SessionState:
         """Raises InvalidRequest for one that is not open."""
         session = self._state.sessions.all.get(session_id)
         if session is None and session_id in self._inbox.opening:
@@ -85,7 +85,7 @@ class SessionDoor(Observer):
 
     def close(self, session_id: str, reason: str) -> None:
         """With what is on its way in it. Raises InvalidRequest for one that is not open."""
-        session = self.found(session_id)
+        session = self.find(session_id)
         if session.live:
             self._inbox.put(ev.Cancelled(session.live, "its session was closed"))
         self._inbox.put(ev.SessionClosed(session_id, reason))
@@ -93,9 +93,9 @@ class SessionDoor(Observer):
     def hold(self, session_id: str) -> None:
         """Somebody is about to ask the session something: it is not idle until they `let_go`."""
         self._held[session_id] += 1
-        self._inbox.heard_session(session_id)
+        self._inbox.forget_session(session_id)
 
-    def let_go(self, session_id: str) -> None:
+    def release(self, session_id: str) -> None:
         """Whoever held the session has asked, or will not. Where no request of it is on its way, and nobody
         else holds it, it is idle from here on. One that is closed, or that nobody held, is no error."""
         self._held -= Counter((session_id,))
@@ -103,7 +103,7 @@ class SessionDoor(Observer):
         if session is not None and not session.live and session_id not in self._inbox.appending:
             self._expect(session_id, session.idle_ns)
 
-    def hold_like(self, other: "SessionDoor") -> None:
+    def hold_sessions_of(self, other: "SessionManager") -> None:
         """This loop goes on in place of another one, whose sessions are held still."""
         for session_id in other._held.elements():
             self.hold(session_id)
@@ -119,7 +119,7 @@ class SessionDoor(Observer):
             case ev.SessionOpened(session_id=name, idle_ns=idle_ns):
                 self._expect(name, idle_ns)
             case ev.Appended(session_id=name) | ev.SessionClosed(session_id=name):
-                self._inbox.heard_session(name)
+                self._inbox.forget_session(name)
             case ev.Finished(request_id=name):
                 session = self._state.sessions.of_request.get(name)
                 if session is not None:

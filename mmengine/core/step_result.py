@@ -12,7 +12,7 @@ from mmengine.events import vocabulary as ev
 MAX_ERROR_CHARS = 500  # of an error in the log; the rest is left out
 
 
-def executed(result: StepResult, state: State, sampled: np.ndarray) -> ev.Executed:
+def executed_event(result: StepResult, state: State, sampled: np.ndarray) -> ev.Executed:
     """EXECUTED for the step of which the rows `sampled` (intp) give tokens.
 
     Raises ExecutorFailed for a result that does not fit that step.

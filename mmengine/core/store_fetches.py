@@ -15,7 +15,7 @@ from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 
 
-class StoreLine(Observer):
+class StoreFetches(Observer):
     """`state` is the loop's, told of each event `before` and `after` it is applied."""
 
     def __init__(self, remote: RemoteBlocks, state: State, inbox: Inbox):
@@ -42,13 +42,13 @@ class StoreLine(Observer):
                 self._fetches.append((name, len(cached) // 4, len(blocks) // 4))
                 self._inbox.expect_store(name, self._timeout_ns)
             case ev.Offered(request_id=name):
-                self._inbox.heard_store(name)
+                self._inbox.forget_store(name)
             case ev.Arrived(request_id=name, digests=digests):
                 self._remote.accept(name, len(digests) // 8)
                 if self._state.requests[name].store != FETCHING:
-                    self._inbox.heard_store(name)
+                    self._inbox.forget_store(name)
             case ev.Lost(request_id=name) | ev.Finished(request_id=name):
-                self._inbox.heard_store(name)
+                self._inbox.forget_store(name)
                 self._remote.forget(name)
 
     def _fill(self) -> None:

@@ -28,7 +28,7 @@ Logprobs = list[tuple[tuple[int, float], ...]]
 
 NO_RECORD = -1  # in place of a sequence
 
-_decoder = msgspec.msgpack.Decoder(saved.Unreceived)
+_decoder = msgspec.msgpack.Decoder(saved.SavedAnswers)
 _NO_ROWS = np.zeros(0, np.intp)
 
 
@@ -86,7 +86,7 @@ class _Ended:
     code: ErrorCode | None = None
 
 
-class Unreceived(Observer):
+class UndeliveredAnswers(Observer):
     """`undelivered`: whose answers are needed. `lacking`: requests whose logprobs are not known from their
     first token on, because the snapshot with which it began left them out. `fingerprints`: of the last
     RECOVERED."""
@@ -183,7 +183,7 @@ class Unreceived(Observer):
             )
         return answers
 
-    def saved(self) -> saved.Unreceived:
+    def saved(self) -> saved.SavedAnswers:
         """Return the form that a snapshot holds; `restored` reads it."""
         state = self._state
         left, lacking = MAX_SCORES, set(self.lacking)
@@ -193,7 +193,7 @@ class Unreceived(Observer):
             if left < 0 and len(one):
                 lacking.add(name)
         kept = {name: _saved_scores(one) for name, one in scores.items() if name not in lacking}
-        nothing, named = saved.Scores(), state.kept_grammars.named
+        nothing, named = saved.Scores(), state.grammar_slots.named
         answers = tuple(
             saved.Answer(
                 named(queued_of(one.request)),
@@ -208,25 +208,25 @@ class Unreceived(Observer):
         )
         live = tuple((name, one) for name, one in kept.items() if name not in self._ended)
         begins = tuple(self.undelivered.begins.items())
-        return saved.Unreceived(begins, answers, live, tuple(lacking), self.fingerprints)
+        return saved.SavedAnswers(begins, answers, live, tuple(lacking), self.fingerprints)
 
 
-def restored(state: State, body: saved.Body) -> Unreceived | None:
+def restored(state: State, body: saved.Body) -> UndeliveredAnswers | None:
     """What a snapshot of `state` holds; None where it holds nothing, or what cannot be used."""
-    if not body.unreceived or digest_of(body.unreceived) != body.unreceived_digest:
+    if not body.answers or digest_of(body.answers) != body.answers_digest:
         return None
     try:
-        found = _decoder.decode(body.unreceived)
+        found = _decoder.decode(body.answers)
         return _filled(state, found, body.sequence)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
 
 
-def _filled(state: State, found: saved.Unreceived, sequence: int) -> Unreceived:
+def _filled(state: State, found: saved.SavedAnswers, sequence: int) -> UndeliveredAnswers:
     """Raises ValueError where it contradicts the state."""
-    out = Unreceived(state, sequence)
+    out = UndeliveredAnswers(state, sequence)
     for one in found.answers:
-        request = request_of(state.kept_grammars.whole(one.queued))
+        request = request_of(state.grammar_slots.whole(one.queued))
         token_ids = np.frombuffer(one.token_ids, np.int32)
         scores = _filled_scores(one.scores)
         out._ended[request.request_id] = _Ended(

@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from mmengine.errors import CorruptLog
-from mmengine.events.value_count import MAX_VALUES, holds_too_many
+from mmengine.events.value_count import MAX_VALUES, has_too_many_values
 from mmengine.events.vocabulary import NUMBERS, TYPES, Event
 
 MAGIC = b"mmfr"
@@ -85,7 +85,7 @@ class UnknownRecord(CorruptLog):
         super().__init__(f"the record at byte {offset} cannot be read: {what}", "version")
 
 
-def settled(event: E) -> E:
+def as_logged(event: E) -> E:
     """The event as a reader of the log will see it.
 
     Raises ValueError for what a log cannot hold: a value of another type than the event says, a
@@ -139,7 +139,7 @@ def records_in(data: Data, frame: Frame) -> list[Record]:
     """The records of a frame. Raises UnknownRecord."""
     offset, sequence, step, mono_ns = frame.offset, frame.sequence, frame.step, frame.mono_ns
     body = data[frame.start : frame.end]
-    if holds_too_many(body):
+    if has_too_many_values(body):
         raise UnknownRecord(offset, f"it holds more than {MAX_VALUES} values")
     try:
         outline = _outline.decode(body)

@@ -6,7 +6,7 @@ from pathlib import Path
 from mmengine.errors import CorruptLog, LogError
 from mmengine.events.codec import DamagedRecord, Record, TornRecord
 from mmengine.events.reader import records_of
-from mmengine.events.segment import Scan, first_sequence_of, opened, segment_paths
+from mmengine.events.segment import Scan, first_sequence_of, open_segment, segment_paths
 
 NO_SEGMENT = -1  # in place of its first sequence
 
@@ -56,7 +56,7 @@ class LogFollower:
         return paths[behind[-1] :] if behind else paths
 
     def _rest_of(self, path: Path) -> Iterator[Record]:
-        with opened(path) as data:
+        with open_segment(path) as data:
             scan = Scan(data)
             try:
                 for frame in scan.frames(self._offset):

@@ -15,7 +15,7 @@ from mmengine.events.recovery import Recovery, Walk, repair_tail
 from mmengine.events.segment import (
     SUFFIX,
     first_sequence_of,
-    opened,
+    open_segment,
     segment_paths,
     snapshot_sequences,
 )
@@ -157,7 +157,7 @@ def _check_segment(path: Path, report: FsckReport, recovery: Recovery, *, is_las
     index = SegmentIndex(path.name, 1, path.stat().st_size, False)
     report.segments.append(index)
     try:
-        with opened(path) as data:
+        with open_segment(path) as data:
             walk = Walk(path, data, recovery, is_last=is_last)
             for frame in walk:
                 for record in records_of(path, data, frame):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mmengine.errors import CorruptLog
 from mmengine.events.lock import is_locked
-from mmengine.events.recovery import Walk, walked
+from mmengine.events.recovery import Walk, walk_segment
 from mmengine.events.segment import Follows, part_of, segment_paths, snapshot_sequences
 
 MISSING, UNCLOSED = "end", "unclosed"  # kinds of findings
@@ -45,7 +45,7 @@ def check_end(walk: Walk) -> None:
         filled = [one for one in segment_paths(walk.path.parent) if one.stat().st_size]
         if not filled:
             return
-        walk = walked(filled[-1])
+        walk = walk_segment(filled[-1])
     if (lost := _lost(walk)) is not None:
         raise CorruptLog(f"{lost.text}; bring it back, or go on without it in the mode salvage", MISSING)
 
@@ -55,7 +55,7 @@ def _end(folder: Path) -> LogEnd:
     filled = [path for path in paths if path.stat().st_size]
     if not filled:
         return LogEnd(MISSING, "the end is missing: no segment has a byte in it")
-    walk = walked(filled[-1])
+    walk = walk_segment(filled[-1])
     lost = _lost(walk)
     if lost is not None:
         return lost

@@ -8,7 +8,7 @@ from pathlib import Path
 from mmengine.errors import CorruptLog, LogError
 from mmengine.events.codec import Frame, Record, UnknownRecord, records_in
 from mmengine.events.recovery import Cut, Mode, Recovery, Walk, check_mode
-from mmengine.events.segment import SUFFIX, first_sequence_of, opened, segment_paths, snapshot_sequences
+from mmengine.events.segment import SUFFIX, first_sequence_of, open_segment, segment_paths, snapshot_sequences
 
 
 class LogReader:
@@ -59,7 +59,7 @@ class LogReader:
         start = self._start
         with ExitStack() as stack:
             try:
-                data = stack.enter_context(opened(path))
+                data = stack.enter_context(open_segment(path))
             except CorruptLog as error:
                 self._leave_out(path, error)
                 return

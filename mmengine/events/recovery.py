@@ -25,7 +25,7 @@ from mmengine.events.segment import (
     Scan,
     find_whole,
     first_sequence_of,
-    opened,
+    open_segment,
     part_of,
     segment_paths,
 )
@@ -153,10 +153,10 @@ class Walk:
         return missing > 0
 
 
-def walked(path: Path) -> Walk:
+def walk_segment(path: Path) -> Walk:
     """A walk over a whole segment, whatever is wrong in it, as over the last one of a log. Raises CorruptLog,
-    LogError as `opened` does, CorruptLog for what a newer build wrote."""
-    with opened(path) as data:
+    LogError as `open_segment` does, CorruptLog for what a newer build wrote."""
+    with open_segment(path) as data:
         walk = Walk(path, data, Recovery("salvage", next_sequence=first_sequence_of(path)), is_last=True)
         for _ in walk:
             pass
@@ -179,7 +179,7 @@ def repair_tail(folder: Path, mode: Mode, check: Callable[[Walk], None] | None =
         return recovery
     path = paths[-1]
     recovery.next_sequence = first_sequence_of(path)
-    with opened(path) as data:
+    with open_segment(path) as data:
         walk = Walk(path, data, recovery, is_last=True)
         for _ in walk:
             pass
@@ -201,20 +201,20 @@ def repair_tail(folder: Path, mode: Mode, check: Callable[[Walk], None] | None =
             footer = walk.scan.footer.pack(Follows.REPAIRED) if closes else b""
             _write_end(path, walk.end or HEADER_SIZE, footer)
             if closes:
-                walk.scan.follows = Follows.REPAIRED  # what `say_goes_on` finds
+                walk.scan.follows = Follows.REPAIRED  # what `mark_continued` finds
     except OSError as error:
         raise LogError(f"{path} cannot be repaired: {error.strerror}") from None
     recovery.tail = walk
     return recovery
 
 
-def say_goes_on(path: Path, tail: Walk | None) -> None:
+def mark_continued(path: Path, tail: Walk | None) -> None:
     """Let the footer of a segment that another process wrote say that another one follows; write one where
     there is none. `tail`: of the repair, so that one that it walked over is not read again. Packed
     segments said it before they were packed. Raises OSError, CorruptLog."""
     if path.name.endswith(PACKED_SUFFIX):
         return
-    walk = tail if tail is not None and tail.path == path else walked(path)
+    walk = tail if tail is not None and tail.path == path else walk_segment(path)
     header, scan = walk.scan.header, walk.scan
     is_whole = len(walk.recovery.cuts) <= (walk.recovery.torn is not None)  # what was torn is cut off
     if is_whole and header is not None and scan.follows is not Follows.SEGMENT:

@@ -243,7 +243,7 @@ def snapshot_sequences(folder: Path) -> list[int]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[bytes | mmap.mmap]:
+def open_segment(path: Path) -> Iterator[bytes | mmap.mmap]:
     """The bytes of a segment, unpacked. Raises CorruptLog for a size that no segment has, or a packed
     one that is damaged; LogError where it cannot be read."""
     path, fd = _opened_file(path)

@@ -33,7 +33,7 @@ class Sink(Protocol):
         """Raises LogError when records that were appended cannot be written any more."""
 
 
-class SinkBefore:
+class SinkWrapper:
     """Stands before `inner`; what a subclass does not change goes on to that."""
 
     def __init__(self, inner: Sink) -> None:

@@ -1,11 +1,11 @@
 """A sink whose records others read too."""
 
 from mmengine.events.codec import encode
-from mmengine.events.sink import Sink, SinkBefore
+from mmengine.events.sink import Sink, SinkWrapper
 from mmengine.events.vocabulary import NUMBERS, Event
 
 
-class Tee(SinkBefore):
+class Tee(SinkWrapper):
     """Keeps what `inner` committed as frames, until `take`."""
 
     def __init__(self, inner: Sink) -> None:

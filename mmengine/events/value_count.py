@@ -28,7 +28,7 @@ _U8, _U16, _U32 = struct.Struct(">B"), struct.Struct(">H"), struct.Struct(">I")
 _LENGTHS = {0xC4: _U8, 0xC5: _U16, 0xC6: _U32, 0xD9: _U8, 0xDA: _U16, 0xDB: _U32}
 
 
-def holds_too_many(body: bytes | memoryview) -> bool:
+def has_too_many_values(body: bytes | memoryview) -> bool:
     """Whether a large body holds more than MAX_VALUES. One that is no msgpack may give either answer."""
     if len(body) <= LARGE:
         return False

@@ -19,7 +19,7 @@ from mmengine.events.codec import HEADER, encode
 from mmengine.events.file_system import open_file, sync_data, sync_folder
 from mmengine.events.lock import lock
 from mmengine.events.log_end import check_end
-from mmengine.events.recovery import Mode, Recovery, repair_tail, say_goes_on
+from mmengine.events.recovery import Mode, Recovery, mark_continued, repair_tail
 from mmengine.events.reserve import FULL, RESERVE_BYTES, Reserve
 from mmengine.events.retention import FullSegments, Retention, Undelivered
 from mmengine.events.segment import (
@@ -229,7 +229,7 @@ class LogWriter:
         if self._fd != NO_FILE:
             self._close_segment(Follows.SEGMENT)
         elif self._path is not None:
-            say_goes_on(self._path, self.recovery.tail if self.recovery is not None else None)
+            mark_continued(self._path, self.recovery.tail if self.recovery is not None else None)
         os.replace(part, path)
         sync_folder(self._folder)
         fd = open_file(path, os.O_WRONLY | os.O_APPEND)

@@ -137,7 +137,7 @@ class _Fields:
                 fields["prompt"] = np.frombuffer(event.prompt, np.int32).tolist()
                 fields["outputs"] = np.frombuffer(event.outputs, np.int32).tolist()
                 fields["group"] = self._name(event.group)
-                grammar = self._state.kept_grammars.whole(event).grammar
+                grammar = self._state.grammar_slots.whole(event).grammar
                 fields["grammar"] = grammar and msgspec.structs.asdict(grammar)
                 del fields["grammar_slot"]  # The slot is not part of the request.
             case _:

@@ -15,7 +15,7 @@ from mmengine.core.outputs import Stats
 from mmengine.errors import InvalidRequest, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import MemoryLog
-from mmengine.events.sink import Sink, SinkBefore
+from mmengine.events.sink import Sink, SinkWrapper
 from mmengine.simulation.fake_executor import FakeExecutor
 from mmengine.simulation.meter import Meter
 from mmengine.simulation.records import Recorder
@@ -56,7 +56,7 @@ class _Feed:
         return len(self.inbox)
 
 
-class _Tap(SinkBefore):
+class _Tap(SinkWrapper):
     """Shows ends and preemptions on their way into the log.
 
     The fake model fails no step on purpose, so one that did is raised instead of being tried again.

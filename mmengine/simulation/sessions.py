@@ -47,7 +47,7 @@ def whole_request(core: EngineCore, sim: SimRequest) -> Request:
     name, sessions = sim.session, core.state.sessions.all
     if name not in sessions and name not in core.inbox.opening:
         core.sessions.open(SessionOpened(name))
-    session, own = core.sessions.found(name), sim.request()
+    session, own = core.sessions.find(name), sim.request()
     before = len(session.tokens)
     media = (
         MediaItem(item.mm_hash, item.modality, tuple((at + before, n) for at, n in item.runs), item.grid)

@@ -14,7 +14,7 @@ from mmengine.core.state.digest import state_digest
 from mmengine.core.state.state import State
 from mmengine.errors import CorruptLog, QueueFull
 from mmengine.events import vocabulary as ev
-from mmengine.events.codec import settled
+from mmengine.events.codec import as_logged
 from mmengine.events.log import MemoryLog
 from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.workloads import ADAPTERS, small_config, small_request
@@ -23,7 +23,7 @@ from tests.core.workloads import ADAPTERS, small_config, small_request
 PARTS = {
     *("token_ids", "block_table", "requests_by_row", "free_rows", "running", "requests", "waiting"),
     *("goodput", "blocks", "encoder", "free_host_blocks", "flights", "leaving", "last_rows", "history"),
-    "kept_grammars",
+    "grammar_slots",
     *("part", "step_part", "work_left"),
     *("step_rows", "step_filled", "step_encoded", "step_evicted", "step_swapped", "step_copies"),
     *("step_fetched", "fetching"),  # the requests say who is fetching
@@ -96,7 +96,7 @@ def test_replay_from_any_event_equals_replay_from_zero(seed):
     rng = random.Random(seed)
     for place, data in enumerate(parts):
         state, body = snapshot.restore(data)
-        assert body.sequence == place and body.started == settled(events[0])
+        assert body.sequence == place and body.started == as_logged(events[0])
         assert state_digest(state) == digests[place]
         assert snapshot.take(state, events[0], place) == data
         if rng.random() < 0.2 or place == 0:

@@ -88,5 +88,5 @@ def test_it_is_small(records):
 def test_kept_grammars_are_a_column(records):
     state = folded(records)
     before = checkpoint(state)
-    state.kept_grammars.restore(((5, "regex", "a"),))
+    state.grammar_slots.restore(((5, "regex", "a"),))
     assert where_apart(state, before) == (["kept grammars"], [])

@@ -8,7 +8,7 @@ import pytest
 from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
 from mmengine.core.state.acceptance import DRAFTERS, powers
-from mmengine.core.state.draft_arbiter import ALL, NOBODY_ASKED
+from mmengine.core.state.draft_arbiter import ALL, NO_DRAFTERS
 from mmengine.core.state.goodput import Goodput
 from mmengine.core.state.step_cost import ENOUGH_PLAIN, ONE, StepCosts, rows_of
 from mmengine.errors import ConfigError
@@ -111,7 +111,7 @@ def test_a_step_that_was_decided_before_drafts_were_asked_for_is_one_without():
     goodput, rows = Goodput(8, MOST), np.arange(8)
     for _ in range(2 * ENOUGH_PLAIN):
         goodput.passes(8, False, 1000)
-        goodput.ran(rows, 0, 8, 0, 1000, True, asked=NOBODY_ASKED)
+        goodput.ran(rows, 0, 8, 0, 1000, True, asked=NO_DRAFTERS)
     assert goodput.costs.knows_plain(StepCosts.bucket(8))
     goodput = Goodput(8, MOST)
     for _ in range(2 * ENOUGH_PLAIN):

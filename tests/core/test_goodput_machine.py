@@ -8,7 +8,7 @@ from drafting_machine import MOST, Drafter, Machine
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from mmengine.core.state.draft_arbiter import NOBODY_ASKED
+from mmengine.core.state.draft_arbiter import NO_DRAFTERS
 from mmengine.core.state.draft_trials import LATEST
 
 RUN = 1000  # steps
@@ -186,7 +186,7 @@ def test_prompts_of_short_answers_are_not_read_for_drafts(rows):
 def test_requests_that_are_easy_to_guess_are_drafted_for_again():
     machine = Machine("goodput", [Drafter(0.1, 60, 8)], noise=0.1)
     machine.run(4, 300)
-    assert machine.goodput.asked == NOBODY_ASKED
+    assert machine.goodput.asked == NO_DRAFTERS
     machine.drafters = [HEAD]
     for row in range(40):
         machine.admit(row % 4)

@@ -8,7 +8,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.snapshot import snapshot
-from mmengine.core.state.grammar_slots import LONGEST, MAX_SLOTS, SHORTEST, KeptGrammars
+from mmengine.core.state.grammar_slots import LONGEST, MAX_SLOTS, SHORTEST, GrammarSlots
 from mmengine.core.state.state import State
 from mmengine.errors import CorruptLog
 from mmengine.events import vocabulary as ev
@@ -80,12 +80,12 @@ def test_a_snapshot_has_it_once_and_gives_it_to_all(tmp_path):
     assert len(data) < 2 * len(SCHEMA)
     state, _ = snapshot.restore(data)
     assert [each.request.grammar for each in state.requests.values()] == forms
-    assert state.kept_grammars.saved() == core.state.kept_grammars.saved() != ()
+    assert state.grammar_slots.saved() == core.state.grammar_slots.saved() != ()
     core.close()
 
 
 def test_the_slot_that_was_used_longest_ago_is_taken():
-    kept = KeptGrammars()
+    kept = GrammarSlots()
     sources = [f"{number}" * SHORTEST for number in range(MAX_SLOTS + 1)]
 
     def ask(number):
@@ -117,7 +117,7 @@ def test_the_slot_that_was_used_longest_ago_is_taken():
     ],
 )
 def test_what_no_build_wrote_is_refused(event, tmp_path):
-    kept = KeptGrammars()
+    kept = GrammarSlots()
     with pytest.raises(ValueError, match="slot"):
         kept.whole(event)
         kept.keep(event)

@@ -194,7 +194,7 @@ def test_who_closes_a_session_ends_what_is_on_its_way():
     bench.step()
     bench.core.sessions.close("s", "closed")
     with pytest.raises(InvalidRequest, match="no session"):
-        bench.core.sessions.found("s")
+        bench.core.sessions.find("s")
     bench.run()
     assert bench.ends["q"] == ("abort", "its session was closed")
     assert not len(bench.state.sessions) and bench.state.blocks.num_free == bench.config.num_blocks - 1
@@ -227,26 +227,26 @@ def test_a_session_is_not_idle_while_somebody_prepares_what_it_is_asked():
     now[0] = 150
     assert not bench.core.has_work and bench.core.inbox.next_idle_ns is None
     bench.say("s", "p", list(range(9)))
-    door.let_go("s")
+    door.release("s")
     now[0] = 500
     assert not bench.core.has_work, "another one prepares something"
     after = SessionBench(clock=lambda: now[0])
     after.open("s", idle_ns=100)
-    after.core.sessions.hold_like(door)
+    after.core.sessions.hold_sessions_of(door)
     after.run()
     assert after.core.inbox.next_idle_ns is None, "it goes on in place of the first, of which a step hung"
-    door.let_go("s")
+    door.release("s")
     assert bench.core.inbox.next_idle_ns == 600
     door.hold("s")
     door.append("s", request("q", 12))
-    door.let_go("s")
+    door.release("s")
     assert bench.core.inbox.next_idle_ns is None
     bench.run()
     assert bench.core.inbox.next_idle_ns == 600
     now[0] = 600
     closed = [event for event in bench.run() if isinstance(event, ev.SessionClosed)]
     assert closed == [ev.SessionClosed("s", "idle")]
-    door.let_go("s")
+    door.release("s")
     assert bench.core.inbox.next_idle_ns is None
 
 

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from mmengine.core.state.columns import NEVER
 from mmengine.core.state.state_slots import next_kept
 from mmengine.events import vocabulary as ev
-from mmengine.events.codec import settled
+from mmengine.events.codec import as_logged
 from tests.core.small_engine import Bench, ints, request
 
 SLOTS = {"num_state_slots": 6, "snapshot_every": 8}
@@ -132,5 +132,5 @@ def test_a_model_without_states_writes_what_it_always_wrote():
 
 def test_an_admission_with_a_state_is_read_as_one():
     event = ev.AdmittedWithState("a", 1, 2, b"", b"", state_slot=3, state_from=4, num_shared=8)
-    assert settled(event) == event and isinstance(settled(event), ev.Admitted)
+    assert as_logged(event) == event and isinstance(as_logged(event), ev.Admitted)
     assert replace(event, request_id="b").state_from == 4

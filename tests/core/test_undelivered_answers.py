@@ -15,7 +15,7 @@ from mmengine.core.resume import Resume, read_resume_state
 from mmengine.core.snapshot import snapshot
 from mmengine.core.snapshot.saving import body_of
 from mmengine.core.state.digest import state_digest
-from mmengine.core.undelivered_answers import Unreceived
+from mmengine.core.undelivered_answers import UndeliveredAnswers
 from mmengine.errors import CorruptLog, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
@@ -90,7 +90,7 @@ class Lives:
         self.logprobs = {name: list(answer.logprobs or ()) for name, answer in resumed.answers.items()}
         self.ended = [name for name, answer in resumed.answers.items() if answer.reason]
         started, state = resumed.started, resumed.state
-        kept = {"started": started, "state": state, "unreceived": resumed.unreceived}
+        kept = {"started": started, "state": state, "undelivered": resumed.undelivered}
         self.core = EngineCore(self.config, executor, **options, **kept)
         resumed.fingerprints = {"weights": f"of life {self.number}"}
         lost = tuple((name, "its image is lost") for name in list(state.requests)[:1] if rng.random() < 0.2)
@@ -148,7 +148,7 @@ def told(resumed):
         )
         for name, answer in resumed.answers.items()
     }
-    undelivered = resumed.unreceived.undelivered
+    undelivered = resumed.undelivered.undelivered
     return {
         "digest": state_digest(resumed.state),
         "answers": list(answers.items()),
@@ -242,18 +242,18 @@ def test_answers_in_a_snapshot_that_contradict_it_are_not_believed(tmp_path, cha
     folder = tmp_path / "log"
     core = long_run(folder, every_bytes=10**9)
     state, sequence = core.state, core.sink.next_sequence - 1
-    saved = core._unreceived.saved()
+    saved = core._undelivered.saved()
     if change == "other requests":
-        saved = Unreceived(state).saved()
+        saved = UndeliveredAnswers(state).saved()
     body = body_of(state, core._started, sequence)
     data = snapshot.packed(body, saved)
     if change == "digest":
-        core._unreceived.fingerprints = {"weights": "of nobody"}
-        body.unreceived = msgspec.msgpack.encode(core._unreceived.saved())
+        core._undelivered.fingerprints = {"weights": "of nobody"}
+        body.answers = msgspec.msgpack.encode(core._undelivered.saved())
         data = snapshot.packed(body)
     if change == "no msgpack":
-        body.unreceived = body.unreceived[:-1]
-        body.unreceived_digest = snapshot.digest_of(body.unreceived)
+        body.answers = body.answers[:-1]
+        body.answers_digest = snapshot.digest_of(body.answers)
         data = snapshot.packed(body)
     core.sink.close()
     before = told(read_resume_state(folder, WHOLE))
@@ -312,7 +312,7 @@ def test_what_was_wanted_again_is_forgotten_when_it_is_delivered_again(tmp_path)
     resumed = read_resume_state(folder, Resume(wanted=lambda name: True))
     assert list(resumed.answers) == names
     config, writer = core.config, LogWriter(folder, reopen="tail", reserve_bytes=0)
-    options = {"started": resumed.started, "state": resumed.state, "unreceived": resumed.unreceived}
+    options = {"started": resumed.started, "state": resumed.state, "undelivered": resumed.undelivered}
     core = EngineCore(
         config, Scoring(config), sink=writer, snapshots=SnapshotFolder(folder, 10**9), **options
     )
@@ -323,7 +323,7 @@ def test_what_was_wanted_again_is_forgotten_when_it_is_delivered_again(tmp_path)
     for name in [*names, "new"]:
         core.delivered(name)
     core.step()
-    saved = core._unreceived.saved()
+    saved = core._undelivered.saved()
     writer.close()
     assert not saved.begins and not saved.answers
 

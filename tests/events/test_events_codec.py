@@ -19,10 +19,10 @@ from mmengine.events.codec import (
     DamagedRecord,
     TornRecord,
     UnknownRecord,
+    as_logged,
     encode,
     frame_at,
     records_in,
-    settled,
 )
 from mmengine.request import Adapter, GrammarRequest, MediaItem, SamplingParams, ThinkingBudget
 from tests.events.logs import one_of_each
@@ -150,7 +150,7 @@ def test_round_trip(event, sequence, step, mono_ns, before):
     assert (record.event, type(record.event)) == (event, type(event))
     assert (record.sequence, record.step, record.mono_ns) == (sequence, step, mono_ns)
     assert (record.offset, frame.end) == (len(before), len(data))
-    assert settled(event) == event
+    assert as_logged(event) == event
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -332,19 +332,19 @@ def test_unknown_is_corrupt_but_not_damaged():
         ev.Queued("a", b"", object()),
     ],
 )
-def test_settled_refuses_what_would_not_come_back(event):
+def test_as_logged_refuses_what_would_not_come_back(event):
     with pytest.raises(ValueError):
-        settled(event)
+        as_logged(event)
 
 
-def test_settled_refuses_what_is_too_long(monkeypatch):
+def test_as_logged_refuses_what_is_too_long(monkeypatch):
     monkeypatch.setattr(codec, "MAX_BODY", 100)
     with pytest.raises(ValueError, match="more than 100"):
-        settled(ev.Failed("x" * 100))
+        as_logged(ev.Failed("x" * 100))
 
 
-def test_settled_gives_what_the_reader_will_see():
-    event = settled(ev.Queued("a", b"", SamplingParams(temperature=1), media=[]))
+def test_as_logged_gives_what_the_reader_will_see():
+    event = as_logged(ev.Queued("a", b"", SamplingParams(temperature=1), media=[]))
     assert event.media == () and type(event.sampling.temperature) is float
 
 
@@ -389,6 +389,6 @@ def test_values_are_counted_as_msgpack_lays_them_out(monkeypatch):
     for shape in shapes:
         body = msgspec.msgpack.encode(shape)
         monkeypatch.setattr(values, "MAX_VALUES", count(shape))
-        assert not values.holds_too_many(body), shape
+        assert not values.has_too_many_values(body), shape
         monkeypatch.setattr(values, "MAX_VALUES", count(shape) - 1)
-        assert values.holds_too_many(body), shape
+        assert values.has_too_many_values(body), shape

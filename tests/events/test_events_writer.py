@@ -15,7 +15,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events import writer as writer_module
 from mmengine.events.fsck import fsck
 from mmengine.events.log import LogReader, LogWriter
-from mmengine.events.recovery import walked
+from mmengine.events.recovery import walk_segment
 from mmengine.events.segment import FOOTER_SIZE, Follows, part_of
 from mmengine.replay import verify
 from mmengine.simulation.simulated_executor import SimulatedExecutor, reference_tokens
@@ -352,13 +352,13 @@ def test_a_footer_promises_again_what_a_repair_took_back(tmp_path):
     folder = write_log(tmp_path / "log", [ev.Failed(f"number {n}") for n in range(35)], segment_bytes=600)
     *_, before, last = segments(folder)
     last.rename(part_of(folder, int(last.stem)))
-    assert walked(before).scan.follows is Follows.SEGMENT
+    assert walk_segment(before).scan.follows is Follows.SEGMENT
     writer = LogWriter(folder, reopen="tail")
-    assert walked(before).scan.follows is Follows.REPAIRED
+    assert walk_segment(before).scan.follows is Follows.REPAIRED
     writer.append(ev.Failed("more"), 0, 10**9)
     assert writer.commit()
     writer.close()
-    assert walked(before).scan.follows is Follows.SEGMENT
+    assert walk_segment(before).scan.follows is Follows.SEGMENT
     assert fsck(folder).exit_code == 0
     segments(folder)[-1].unlink()
     with pytest.raises(LogError, match="says that another segment follows"):

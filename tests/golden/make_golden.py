@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
-from mmengine.core.first_events import settled_queued
+from mmengine.core.first_events import queued_as_logged
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.snapshot import snapshot
 from mmengine.core.state.digest import state_digest
@@ -85,7 +85,7 @@ def crashed_run(folder: Path, num_requests: int, settings: dict = MIXED) -> Engi
     late = [small_request(rng, f"late{number}", config) for number in range(config.max_waiting + 1)]
     for request in late[1:]:
         core.submit(request)
-    core.inbox.put(settled_queued(late[0]))  # the queue is full when this request arrives
+    core.inbox.put(queued_as_logged(late[0]))  # the queue is full when this request arrives
     _run(core)
     core.close()
     return core

@@ -7,8 +7,8 @@ from msgspec.structs import asdict
 
 from mmengine.core.decide.adapter_places import AdapterPlaces
 from mmengine.core.decide.encoder_draft import EncoderDraft
-from mmengine.core.decide.fetches import PASSED, Passed, fetched
-from mmengine.core.decide.leases import taken_back
+from mmengine.core.decide.fetches import PASSED, Passed, decide_fetch
+from mmengine.core.decide.leases import lease_to_take
 from mmengine.core.decide.start import Start, start_of
 from mmengine.core.state.blocks import threshold_of
 from mmengine.core.state.prefix_index import NO_BLOCK
@@ -195,7 +195,7 @@ class Admission:
         if lacking := self._num_lacking(view, req_state, start, count * view.block_size):
             return _take_back(view, start, lacking)
         new = _next_free(view, start.cached, _num_free_hits(view, start.cached), count)
-        return fetched(view, req_state, start.cached, new)
+        return decide_fetch(view, req_state, start.cached, new)
 
 
 def blocks_for(view: View, num_tokens: int) -> int:
@@ -214,7 +214,7 @@ def _with_state(view: View, admitted: ev.Admitted, start: Start) -> ev.AdmittedW
 
 
 def _take_back(view: View, start: Start, num_lacking: int) -> ev.LeaseTaken | None:
-    return taken_back(view, num_lacking, start.cached) if len(view.sessions) else None
+    return lease_to_take(view, num_lacking, start.cached) if len(view.sessions) else None
 
 
 def _num_free_hits(view: View, cached: np.ndarray) -> int:

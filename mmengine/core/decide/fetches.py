@@ -13,7 +13,9 @@ Passed = Literal["passed"]
 PASSED: Passed = "passed"  # another request fetches what this one would
 
 
-def fetched(view: View, req_state: RequestView, cached: np.ndarray, new: np.ndarray) -> ev.Fetched | Passed:
+def decide_fetch(
+    view: View, req_state: RequestView, cached: np.ndarray, new: np.ndarray
+) -> ev.Fetched | Passed:
     """FETCHED into the blocks `new`, behind the hits `cached` (int32 both); PASSED while another one does."""
     if any(_same_next(view, req_state, view.requests[name], len(cached)) for name in view.fetching):
         return PASSED

@@ -58,7 +58,7 @@ def _wanted(view: View, req_state: RequestView) -> np.ndarray:
     return np.asarray(view.block_table[req_state.row, :count]).copy()
 
 
-def taken_back(view: View, num_blocks: int, hits: np.ndarray) -> ev.LeaseTaken | None:
+def lease_to_take(view: View, num_blocks: int, hits: np.ndarray) -> ev.LeaseTaken | None:
     """A lease, or its end, of which blocks become free, so that in the end at least `num_blocks` more are;
     None where all leases together do not hold so many. Blocks among `hits` (int32), which whoever asks is
     about to hold, count as nobody's."""

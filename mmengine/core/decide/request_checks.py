@@ -44,7 +44,7 @@ def admit(view: View, asked: ev.Event) -> list[ev.Event]:
                         ErrorCode.QUEUE_FULL,
                     )
                 ]
-            return [view.kept_grammars.written(asked)]
+            return [view.grammar_slots.written(asked)]
         case ev.GrammarReady(request_id=name) | ev.GrammarFailed(request_id=name):
             req_state = view.requests.get(name)
             waits = req_state is not None and req_state.waits_for_grammar and name not in view.grammar_failed

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mmengine.core.decide.encoder_draft import EncoderDraft
-from mmengine.core.decide.leases import taken_back
+from mmengine.core.decide.leases import lease_to_take
 from mmengine.core.state.blocks import further_blocks, threshold_of
 from mmengine.core.state.columns import ReadOnlyArray
 from mmengine.core.state.sessions import NO_BLOCKS
@@ -39,7 +39,7 @@ class RunningRows:
         num_new = int(further.sum())
         if num_new <= view.blocks.num_free:
             return self.scheduled(view, wanted, num_new)
-        taken = taken_back(view, num_new - view.blocks.num_free, NO_BLOCKS) if len(view.sessions) else None
+        taken = lease_to_take(view, num_new - view.blocks.num_free, NO_BLOCKS) if len(view.sessions) else None
         return taken if taken is not None else self.relieve(view, wanted, short, further)
 
     def wanted_by(self, view: View, rows: ReadOnlyArray) -> Wanted:

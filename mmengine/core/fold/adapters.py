@@ -6,28 +6,28 @@ from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 
 
-def loaded(state: State, event: ev.AdapterLoaded) -> None:
+def apply_loaded(state: State, event: ev.AdapterLoaded) -> None:
     pool = state.adapters
     before = pool.known.get(event.adapter.name)
     pool.known[event.adapter.name] = event
     pool.nameless.pop(event.adapter.digest, None)
     if before is not None:
-        _lost_name(state, before)
+        _drop_name(state, before)
 
 
-def unloaded(state: State, event: ev.AdapterUnloaded) -> None:
+def apply_unloaded(state: State, event: ev.AdapterUnloaded) -> None:
     before = state.adapters.known.pop(event.name, None)
     if before is not None:
-        _lost_name(state, before)
+        _drop_name(state, before)
 
 
-def _lost_name(state: State, before: ev.AdapterLoaded) -> None:
+def _drop_name(state: State, before: ev.AdapterLoaded) -> None:
     pool, digest = state.adapters, before.adapter.digest
     if _has_request(state, digest) and all(each.adapter.digest != digest for each in pool.known.values()):
         pool.nameless[digest] = before
 
 
-def ended(state: State, req_state: RequestState) -> None:
+def forget_adapter_of(state: State, req_state: RequestState) -> None:
     """The request is no live one any more."""
     nameless, adapter = state.adapters.nameless, req_state.request.adapter
     if nameless and adapter is not None and not _has_request(state, adapter.digest):

@@ -20,7 +20,7 @@ from mmengine.core.fold.rows import (
     swap_out,
 )
 from mmengine.core.fold.states import keep, take_state
-from mmengine.core.fold.steps import close_step, dispatched, executed, failed, land
+from mmengine.core.fold.steps import apply_dispatched, apply_executed, apply_failed, close_step, land
 from mmengine.core.state.columns import BROKEN, CRASHED, LOST, NEVER, RUNS_ON, frozen
 from mmengine.core.state.prefix_index import NO_CONTENT
 from mmengine.core.state.request_state import NO_ROW, request_of
@@ -32,65 +32,65 @@ def evolve(state: State, event: ev.Event) -> None:
     """Apply the event. Those of each step are asked for first."""
     match event:
         case ev.Executed():
-            executed(state, event)
+            apply_executed(state, event)
         case ev.Scheduled():
-            _scheduled(state, event)
+            _apply_scheduled(state, event)
         case ev.StatesKept():
             keep(state, event)
         case ev.Encoded():
             encode_part(state, event)
         case ev.Dispatched():
-            dispatched(state)
+            apply_dispatched(state)
         case ev.Admitted():
-            _admitted(state, event)
+            _apply_admitted(state, event)
         case ev.Queued():
-            _queued(state, event)
+            _apply_queued(state, event)
         case ev.Finished():
-            _finished(state, event)
+            _apply_finished(state, event)
         case ev.Delivered():
             pass  # the request is forgotten since it finished
         case ev.Preempted():
-            _preempted(state, event)
+            _apply_preempted(state, event)
         case ev.Checkpoint():
             state.checkpointed_step = state.step  # the next one is due so many steps later
         case ev.GrammarReady():
             state.requests[event.request_id].waits_for_grammar = False
         case ev.GrammarFailed():
-            _grammar_failed(state, event)
+            _apply_grammar_failed(state, event)
         case ev.Cancelled():
-            _cancelled(state, event)
+            _apply_cancelled(state, event)
         case ev.Evicted():
-            _evicted(state, event)
+            _apply_evicted(state, event)
         case ev.Offered():
-            fetch.offered(state, event)
+            fetch.apply_offered(state, event)
         case ev.Fetched():
-            fetch.fetched(state, event)
+            fetch.apply_fetched(state, event)
         case ev.Arrived():
-            fetch.arrived(state, event)
+            fetch.apply_arrived(state, event)
         case ev.Lost():
-            fetch.lost(state, event)
+            fetch.apply_lost(state, event)
         case ev.AdapterLoaded():
-            adapters.loaded(state, event)
+            adapters.apply_loaded(state, event)
         case ev.AdapterUnloaded():
-            adapters.unloaded(state, event)
+            adapters.apply_unloaded(state, event)
         case ev.Appended():
-            sessions.appended(state, event)
+            sessions.apply_appended(state, event)
         case ev.Leased():
-            sessions.leased(state, event)
+            sessions.apply_leased(state, event)
         case ev.LeaseTaken():
-            sessions.lease_taken(state, event)
+            sessions.apply_lease_taken(state, event)
         case ev.SessionOpened():
-            sessions.opened(state, event)
+            sessions.apply_opened(state, event)
         case ev.SessionClosed():
-            sessions.closed(state, event)
+            sessions.apply_closed(state, event)
         case ev.Failed():
-            failed(state, event)
+            apply_failed(state, event)
         case ev.CacheReset():
-            _cache_reset(state, event)
+            _apply_cache_reset(state, event)
         case ev.Stalled():
-            _stalled(state, event)
+            _apply_stalled(state, event)
         case ev.Recovered():
-            _recovered(state, event)
+            _apply_recovered(state, event)
         case ev.Started():
             state.constants = event.constants
         case _:
@@ -98,9 +98,9 @@ def evolve(state: State, event: ev.Event) -> None:
     state.due_places = None
 
 
-def _queued(state: State, event: ev.Queued) -> None:
-    request = request_of(sessions.whole(state, state.kept_grammars.whole(event)))
-    state.kept_grammars.keep(event)
+def _apply_queued(state: State, event: ev.Queued) -> None:
+    request = request_of(sessions.with_session_prefix(state, state.grammar_slots.whole(event)))
+    state.grammar_slots.keep(event)
     req_state = state.new_request(request)
     req_state.waits_for_grammar = request.grammar is not None
     fetch.ask(state, req_state)
@@ -112,18 +112,18 @@ def _queued(state: State, event: ev.Queued) -> None:
     state.enqueue(req_state)
 
 
-def _grammar_failed(state: State, event: ev.GrammarFailed) -> None:
+def _apply_grammar_failed(state: State, event: ev.GrammarFailed) -> None:
     req_state = state.requests[event.request_id]
     req_state.detail = event.detail
     state.grammar_failed.append(event.request_id)
 
 
-def _cancelled(state: State, event: ev.Cancelled) -> None:
+def _apply_cancelled(state: State, event: ev.Cancelled) -> None:
     state.requests[event.request_id].cancelled = event.reason
     state.cancelled.append(event.request_id)
 
 
-def _scheduled(state: State, event: ev.Scheduled) -> None:
+def _apply_scheduled(state: State, event: ev.Scheduled) -> None:
     state.is_open = True
     rows = state.last_rows
     if event.rows is not None:
@@ -144,7 +144,7 @@ def _scheduled(state: State, event: ev.Scheduled) -> None:
     compute(state, rows, num_tokens)
 
 
-def _admitted(state: State, event: ev.Admitted) -> None:
+def _apply_admitted(state: State, event: ev.Admitted) -> None:
     state.is_open = True
     req_state = state.requests[event.request_id]
     state.scan_from = state.waiting.index(req_state)
@@ -179,13 +179,13 @@ def _admitted(state: State, event: ev.Admitted) -> None:
     compute(state, rows, event.num_tokens)
 
 
-def _evicted(state: State, event: ev.Evicted) -> None:
+def _apply_evicted(state: State, event: ev.Evicted) -> None:
     encode(state, (), event.keys)
     for key in event.used:
         state.encoder.touch(key)
 
 
-def _preempted(state: State, event: ev.Preempted) -> None:
+def _apply_preempted(state: State, event: ev.Preempted) -> None:
     req_state = state.requests_by_row[event.row]
     gained = int(state.num_tokens[event.row]) > len(req_state.tokens)
     req_state.idle_preemptions = 0 if gained else req_state.idle_preemptions + 1
@@ -206,7 +206,7 @@ def _preempted(state: State, event: ev.Preempted) -> None:
     state.preempted_in_step |= for_room
 
 
-def _finished(state: State, event: ev.Finished) -> None:
+def _apply_finished(state: State, event: ev.Finished) -> None:
     req_state = state.requests.pop(event.request_id, None)
     if req_state is None:  # refused before it was queued
         state.sessions.end(event.request_id)
@@ -216,7 +216,7 @@ def _finished(state: State, event: ev.Finished) -> None:
     leave_part(state, event.request_id)
     drop_host_blocks(state, req_state)
     fetch.leave_fetch(state, req_state)
-    adapters.ended(state, req_state)
+    adapters.forget_adapter_of(state, req_state)
     state.clear_suspicion(req_state)
     if req_state.row == NO_ROW:
         state.waiting.remove(req_state)
@@ -230,7 +230,7 @@ def _finished(state: State, event: ev.Finished) -> None:
             names.remove(event.request_id)
 
 
-def _cache_reset(state: State, event: ev.CacheReset) -> None:
+def _apply_cache_reset(state: State, event: ev.CacheReset) -> None:
     sessions.end_leases(state)
     state.blocks.reset_cache()
     state.states.clear()
@@ -238,7 +238,7 @@ def _cache_reset(state: State, event: ev.CacheReset) -> None:
     state.resetting = event.preempt_running and len(state.running) > 0
 
 
-def _recovered(state: State, event: ev.Recovered) -> None:
+def _apply_recovered(state: State, event: ev.Recovered) -> None:
     """Only tokens and what waits outlive a process: no step comes back, and no KV, no encoder output,
     no block of the host is there any more."""
     while state.flights:
@@ -272,6 +272,6 @@ def _recovered(state: State, event: ev.Recovered) -> None:
         state.grammar_failed.append(name)
 
 
-def _stalled(state: State, event: ev.Stalled) -> None:
+def _apply_stalled(state: State, event: ev.Stalled) -> None:
     if event.request_id in state.thrashing:
         state.thrashing.remove(event.request_id)

@@ -20,13 +20,13 @@ def ask(state: State, req_state: RequestState) -> None:
     req_state.store = ASKED if asked else SETTLED
 
 
-def offered(state: State, event: ev.Offered) -> None:
+def apply_offered(state: State, event: ev.Offered) -> None:
     req_state = state.requests[event.request_id]
     most = (len(req_state.tokens) - 1) // state.block_size  # the last token is computed, for its logits
     req_state.store, req_state.num_offered = SETTLED, max(0, min(event.num_blocks, most))
 
 
-def fetched(state: State, event: ev.Fetched) -> None:
+def apply_fetched(state: State, event: ev.Fetched) -> None:
     req_state = state.requests[event.request_id]
     cached, new = (np.frombuffer(blocks, np.int32) for blocks in (event.cached, event.blocks))
     if len(cached):
@@ -37,7 +37,7 @@ def fetched(state: State, event: ev.Fetched) -> None:
     state.fetching[event.request_id] = None
 
 
-def arrived(state: State, event: ev.Arrived) -> None:
+def apply_arrived(state: State, event: ev.Arrived) -> None:
     """The next of the blocks that are fetched hold what the prompt says, once the step that copies them is
     back."""
     req_state = state.requests[event.request_id]
@@ -56,7 +56,7 @@ def arrived(state: State, event: ev.Arrived) -> None:
         leave_fetch(state, req_state)
 
 
-def lost(state: State, event: ev.Lost) -> None:
+def apply_lost(state: State, event: ev.Lost) -> None:
     """Where the store did not answer in time, nobody who waits in line for it does so for long either."""
     leave_fetch(state, state.requests[event.request_id])
     if event.reason == DEADLINE:

@@ -9,14 +9,14 @@ from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.request import num_before
 
-GROWS_BY = ("stop", "length")  # how a request ends that becomes part of its session
+GROWTH_REASONS = ("stop", "length")  # how a request ends that becomes part of its session
 
 
-def opened(state: State, event: ev.SessionOpened) -> None:
+def apply_opened(state: State, event: ev.SessionOpened) -> None:
     state.sessions.add(SessionState(event.session_id, event.cache_salt, event.idle_ns, event.envelope))
 
 
-def appended(state: State, event: ev.Appended) -> None:
+def apply_appended(state: State, event: ev.Appended) -> None:
     session = state.sessions.all[event.session_id]
     num_kept = max(0, min(event.num_kept, len(session.tokens)))
     cut = session.media[num_before(session.media, num_kept) :][:1]
@@ -26,7 +26,7 @@ def appended(state: State, event: ev.Appended) -> None:
     )
 
 
-def whole(state: State, queued: ev.Queued) -> ev.Queued:
+def with_session_prefix(state: State, queued: ev.Queued) -> ev.Queued:
     """With what stands before it in its session, if it is of one."""
     session = state.sessions.of_request.get(queued.request_id)
     if session is None:
@@ -44,7 +44,7 @@ def whole(state: State, queued: ev.Queued) -> ev.Queued:
 def grow(state: State, req_state: RequestState, reason: str) -> None:
     """A request is about to leave its row: what it was shown and said is its session's, or nothing is."""
     session = state.sessions.end(req_state.request.request_id)
-    if session is None or reason not in GROWS_BY:
+    if session is None or reason not in GROWTH_REASONS:
         return
     tokens = req_state.tokens
     if req_state.row != NO_ROW:
@@ -56,32 +56,32 @@ def grow(state: State, req_state: RequestState, reason: str) -> None:
     session.chunks, session.num_grown = (*before, chunk), session.num_grown + 1
 
 
-def leased(state: State, event: ev.Leased) -> None:
+def apply_leased(state: State, event: ev.Leased) -> None:
     session = state.sessions.all[event.session_id]
     new = np.frombuffer(event.blocks, np.int32)
     if len(new):
         state.blocks.share(new)
-    _keep(state, session, event.num_kept)
+    _shorten_lease(state, session, event.num_kept)
     session.leased = np.concatenate((session.leased, new))
     state.sessions.clock += 1
     session.used, session.is_settled = state.sessions.clock, True
 
 
-def lease_taken(state: State, event: ev.LeaseTaken) -> None:
-    _keep(state, state.sessions.all[event.session_id], event.num_kept)
+def apply_lease_taken(state: State, event: ev.LeaseTaken) -> None:
+    _shorten_lease(state, state.sessions.all[event.session_id], event.num_kept)
 
 
-def closed(state: State, event: ev.SessionClosed) -> None:
-    _keep(state, state.sessions.remove(event.session_id), 0)
+def apply_closed(state: State, event: ev.SessionClosed) -> None:
+    _shorten_lease(state, state.sessions.remove(event.session_id), 0)
 
 
 def end_leases(state: State) -> None:
     """Nothing that is cached can be hit any more."""
     for session in state.sessions.all.values():
-        _keep(state, session, 0)
+        _shorten_lease(state, session, 0)
 
 
-def _keep(state: State, session: SessionState, num_kept: int) -> None:
+def _shorten_lease(state: State, session: SessionState, num_kept: int) -> None:
     gone = session.leased[num_kept:]
     session.leased = session.leased[:num_kept] if num_kept else NO_BLOCKS
     if len(gone):

@@ -7,7 +7,7 @@ from mmengine.core.fold.rows import drop_host_blocks, free_rows_left, take_draft
 from mmengine.core.fold.states import pass_kept
 from mmengine.core.state.columns import BROKEN, LEFT, LOST, STOPPED
 from mmengine.core.state.flight import Flight
-from mmengine.core.state.overlap import asked_behind
+from mmengine.core.state.overlap import last_drafter_after
 from mmengine.core.state.request_state import RequestState
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
@@ -26,10 +26,10 @@ def close_step(state: State) -> Flight:
     return flight
 
 
-def dispatched(state: State) -> None:
+def apply_dispatched(state: State) -> None:
     """The open step is handed over; the next one may open before it is back."""
     flight = close_step(state)
-    flight.asked = asked_behind(state, flight.rows)
+    flight.asked = last_drafter_after(state, flight.rows)
     state.in_flight[flight.rows] += 1
     state.num_pending[flight.sampled] += 1
     state.flights.append(flight)
@@ -45,7 +45,7 @@ def land(state: State) -> Flight:
     return flight
 
 
-def executed(state: State, event: ev.Executed) -> None:
+def apply_executed(state: State, event: ev.Executed) -> None:
     """The oldest step in flight is back, with a token or more of each row that samples."""
     flight = land(state)
     rows, sampled = flight.rows, flight.sampled
@@ -95,7 +95,7 @@ def executed(state: State, event: ev.Executed) -> None:
         free_rows_left(state)
 
 
-def failed(state: State, event: ev.Failed) -> None:
+def apply_failed(state: State, event: ev.Failed) -> None:
     """What is in flight behind the step that failed was computed from what it left, and is void too."""
     oldest = land(state)
     void = [oldest]

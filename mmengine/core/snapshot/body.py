@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 
 from mmengine.core.snapshot.field_forms import INTS, INTS_OR_NONE, LIST, MANY_INTS, ROWS, SET, TRIPLES
-from mmengine.core.state.draft_arbiter import NOBODY_ASKED, Saved
+from mmengine.core.state.draft_arbiter import NO_DRAFTERS, Saved
 from mmengine.core.state.flight import Part
 from mmengine.core.state.sessions import Chunk, Place
 from mmengine.errors import ErrorCode
@@ -63,7 +63,7 @@ class Step(msgspec.Struct, array_like=True):
     encoded: tuple[tuple[bytes, int, int], ...]
     gone: Annotated[tuple[bytes, ...], LIST]
     swapped: tuple[str, ...]
-    asked: int = NOBODY_ASKED
+    asked: int = NO_DRAFTERS
     part_of: str = ""
     kept: Annotated[tuple[bytes, ...], TRIPLES] = ()
 
@@ -145,7 +145,7 @@ class Answer(msgspec.Struct, array_like=True):
     code: ErrorCode | None = None
 
 
-class Unreceived(msgspec.Struct, array_like=True):
+class SavedAnswers(msgspec.Struct, array_like=True):
     """What no consumer has yet. `begins`: id and record of each request, in order; `answers` are of those
     that ended, `scores` of those that are live. `lacking`: whose logprobs were too long for a snapshot.
     `fingerprints`: of the last RECOVERED."""
@@ -158,7 +158,7 @@ class Unreceived(msgspec.Struct, array_like=True):
 
 
 class Body(msgspec.Struct):
-    """`sequence`: of the last record that is in it. `unreceived`: msgpack of an Unreceived, and its BLAKE2b;
+    """`sequence`: of the last record that is in it. `answers`: msgpack of an SavedAnswers, and its BLAKE2b;
     both are empty where whoever took the snapshot did not know."""
 
     sequence: int
@@ -188,9 +188,9 @@ class Body(msgspec.Struct):
     flights: tuple[Step, ...] = ()
     leaving: tuple[tuple[int, tuple[bytes, ...]], ...] = ()
     goodput: Saved | None = None
-    kept_grammars: tuple[tuple[int, str, str], ...] = ()  # slot, kind, source
-    unreceived: bytes = b""
-    unreceived_digest: bytes = b""
+    grammar_slots: tuple[tuple[int, str, str], ...] = ()  # slot, kind, source
+    answers: bytes = b""
+    answers_digest: bytes = b""
     work_left: int = 0
     part: Part | None = None
     step_part: Part | None = None

@@ -27,10 +27,10 @@ def fill(state: State, body: Body) -> None:
     for wide, rows in ((state.token_ids, body.tokens), (state.block_table, body.tables)):
         for row, values in rows:
             wide[row, : len(values) // 4] = array(values)
-    state.kept_grammars.restore(body.kept_grammars)
+    state.grammar_slots.restore(body.grammar_slots)
     requests = [_add_request(state, req_state) for req_state in body.requests]
     owners = [req_state.request for req_state in requests]
-    owners += [request_of(state.kept_grammars.whole(queued)) for queued in body.gone]
+    owners += [request_of(state.grammar_slots.whole(queued)) for queued in body.gone]
     state.waiting.extend(state.requests[name] for name in body.waiting)
     state.free_rows[:] = body.free_rows
     state.running, state.last_rows = as_rows(body.running), as_rows(body.last_rows)
@@ -79,7 +79,7 @@ def _fill_adapters(state: State, saved: Adapters | None) -> None:
 
 
 def _add_request(state: State, saved: Known) -> RequestState:
-    request = request_of(state.kept_grammars.whole(saved.queued))
+    request = request_of(state.grammar_slots.whole(saved.queued))
     req_state = fill_fields(
         RequestState,
         saved,

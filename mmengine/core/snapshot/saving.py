@@ -9,7 +9,7 @@ from mmengine.core.snapshot.field_forms import ints, take_fields
 from mmengine.core.state.columns import COLUMNS, STATE_COLUMNS
 from mmengine.core.state.digest import state_digest
 from mmengine.core.state.flight import Flight
-from mmengine.core.state.grammar_slots import KeptGrammars
+from mmengine.core.state.grammar_slots import GrammarSlots
 from mmengine.core.state.prefix_index import NO_CONTENT
 from mmengine.core.state.request_state import RequestState, queued_of
 from mmengine.core.state.state import State
@@ -21,7 +21,7 @@ def body_of(state: State, started: ev.Started, sequence: int) -> Body:
     """Copy the state after record `sequence` of the log that `started` begins."""
     places = {id(req_state.request): place for place, req_state in enumerate(state.requests.values())}
     gone: list[ev.Queued] = []
-    kept = state.kept_grammars
+    kept = state.grammar_slots
 
     def place_of(request: Request) -> int:
         if id(request) not in places:
@@ -58,7 +58,7 @@ def body_of(state: State, started: ev.Started, sequence: int) -> Body:
         made_room_for=state.made_room_for,
         leaving=tuple((row, tuple(keys)) for row, keys in state.leaving.items()),
         goodput=state.goodput.saved() if state.goodput is not None else None,
-        kept_grammars=kept.saved(),
+        grammar_slots=kept.saved(),
         work_left=state.work_left,
         part=state.part,
         step_part=state.step_part,
@@ -89,7 +89,7 @@ def _row_tokens(state: State, row: int) -> bytes:
     return state.token_ids[row, : state.num_tokens[row] + behind].tobytes()
 
 
-def _known_of(req_state: RequestState, kept: KeptGrammars) -> Known:
+def _known_of(req_state: RequestState, kept: GrammarSlots) -> Known:
     outputs = req_state.tokens[req_state.num_prompt :].tobytes()
     return take_fields(Known, req_state, queued=kept.named(queued_of(req_state.request)), outputs=outputs)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from mmengine.config import EngineConfig
-from mmengine.core.snapshot.body import Body, Unreceived
+from mmengine.core.snapshot.body import Body, SavedAnswers
 from mmengine.core.snapshot.restoring import fill
 from mmengine.core.snapshot.saving import body_of
 from mmengine.core.state.digest import state_digest
@@ -39,12 +39,12 @@ def take(state: State, started: ev.Started, sequence: int) -> bytes:
     return bytes(packed(body_of(state, started, sequence)))
 
 
-def packed(body: Body, unreceived: Unreceived | None = None) -> bytearray:
+def packed(body: Body, answers: SavedAnswers | None = None) -> bytearray:
     """The bytes of a snapshot, with the answers that nobody received. Any thread may ask: nothing in it is
     the state's own."""
-    if unreceived is not None:
-        body.unreceived = _encoder.encode(unreceived)
-        body.unreceived_digest = digest_of(body.unreceived)
+    if answers is not None:
+        body.answers = _encoder.encode(answers)
+        body.answers_digest = digest_of(body.answers)
     data = bytearray(HEADER.size)
     _encoder.encode_into(body, data, HEADER.size)
     length, crc = len(data) - HEADER.size, zlib.crc32(memoryview(data)[HEADER.size :])
@@ -97,8 +97,8 @@ def _usable(folder: Path, sequences: list[int]) -> Iterator[tuple[State, Body]]:
             yield state, body
 
 
-def digest_of(unreceived: bytes) -> bytes:
-    return hashlib.blake2b(unreceived, digest_size=16).digest()
+def digest_of(answers: bytes) -> bytes:
+    return hashlib.blake2b(answers, digest_size=16).digest()
 
 
 def _read(data: bytes) -> Body:

@@ -40,7 +40,7 @@ def state_digest(state: State) -> bytes:
 def checkpoint(state: State) -> ev.Checkpoint:
     """The digest with what tells where two states differ."""
     sums = _Sums(state)
-    kept = [state.kept_grammars.digest()]
+    kept = [state.grammar_slots.digest()]
     kept += [_state_slots(state)] if state.config.num_state_slots else []
     kept += [_adapters(state)] if state.config.max_loras else []
     kept += [state.sessions.digest_parts()] if len(state.sessions) else []

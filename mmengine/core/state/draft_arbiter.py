@@ -10,7 +10,7 @@ from mmengine.core.state.acceptance import ARRAYS, DRAFTERS, Acceptance, powers
 from mmengine.core.state.columns import ReadOnlyArray
 from mmengine.core.state.step_cost import ONE, StepCosts
 
-ALL, NOBODY_ASKED = DRAFTERS - 1, -1  # up to which number drafters are asked
+ALL, NO_DRAFTERS = DRAFTERS - 1, -1  # up to which number drafters are asked
 NO_BUCKET = -1
 NOBODY = np.zeros((0, 0), np.int32)
 WINDOW = 16  # steps between looks, where nobody comes
@@ -64,14 +64,14 @@ class DraftArbiter(ABC):
         self.acceptance.admit(row)
         self.room[:, row] = self._most
 
-    def asked_behind(self, num_rows: int) -> int:
+    def last_drafter_after(self, num_rows: int) -> int:
         """Up to which number drafters are asked behind a step of so many rows that is decided now."""
-        return NOBODY_ASKED if self.resting else self._asked(num_rows)
+        return NO_DRAFTERS if self.resting else self._asked(num_rows)
 
     def room_of(self, rows: ReadOnlyArray) -> np.ndarray | None:
         """int32 [drafters, n]: the most drafts that `rows` may have; [0, 0]: none; None: what there is."""
-        asked = self.asked_behind(len(rows))
-        if asked == NOBODY_ASKED:
+        asked = self.last_drafter_after(len(rows))
+        if asked == NO_DRAFTERS:
             return NOBODY
         if asked == ALL and not self.limited:
             return None
@@ -85,9 +85,9 @@ class DraftArbiter(ABC):
         self.left -= 1
         if has_drafts or self.came or self.resting or self.left <= 0 or num_rows != self.num_rows:
             return False
-        if self.asked != NOBODY_ASKED:
+        if self.asked != NO_DRAFTERS:
             self.empty += 1
-            return self.empty > EMPTY and (not self._overlaps or asked == NOBODY_ASKED)
+            return self.empty > EMPTY and (not self._overlaps or asked == NO_DRAFTERS)
         return not self.watches
 
     def judge(self, rows: np.ndarray, drafters: np.ndarray, drafted: np.ndarray, counts: bytes) -> None:
@@ -109,8 +109,8 @@ class DraftArbiter(ABC):
         `pure`: it computed nothing else; where it did, reading that for drafts took `reading_ns`. `asked`:
         who was, behind it, where it was decided before the last step had run; None: who is now."""
         num_rows, was_off = len(rows), self.was_off
-        asked = self.asked_behind(num_rows) if asked is None else asked
-        is_off = asked == NOBODY_ASKED
+        asked = self.last_drafter_after(num_rows) if asked is None else asked
+        is_off = asked == NO_DRAFTERS
         self.was_off = is_off and pure and not drafts  # the first step behind prompts is a slow one
         if drafts or made:
             self.empty = 0
@@ -171,7 +171,7 @@ class DraftArbiter(ABC):
         self.came = False
         if came:
             self.full = bucket
-        elif other and self.asked == NOBODY_ASKED:
+        elif other and self.asked == NO_DRAFTERS:
             self.left = min(self.left, SETTLED)
         if self.resting:
             self.resting -= 1

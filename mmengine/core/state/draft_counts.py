@@ -8,7 +8,7 @@ from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 
 
-class Drafted(NamedTuple):
+class StepDrafts(NamedTuple):
     """The m rows of a step that had drafts: int32 [m] each."""
 
     places: np.ndarray  # intp, into the rows that sampled
@@ -37,7 +37,7 @@ class DraftCounts(NamedTuple):
         )
 
 
-def drafted(state: State, sampled: np.ndarray, event: ev.Executed) -> Drafted | None:
+def count_drafts(state: State, sampled: np.ndarray, event: ev.Executed) -> StepDrafts | None:
     """What rows `sampled` (intp) had in the step that `event`, which is not applied yet, reports; None where
     none had drafts."""
     if event.counts is None:
@@ -47,10 +47,10 @@ def drafted(state: State, sampled: np.ndarray, event: ev.Executed) -> Drafted | 
     if not len(places):
         return None
     accepted = np.frombuffer(event.counts, np.int32)[places] - 1
-    return Drafted(places, state.drafter[sampled[places]], proposed[places], accepted)
+    return StepDrafts(places, state.drafter[sampled[places]], proposed[places], accepted)
 
 
-def added(counts: dict[int, DraftCounts], step: Drafted) -> dict[int, DraftCounts]:
+def add_drafts(counts: dict[int, DraftCounts], step: StepDrafts) -> dict[int, DraftCounts]:
     """`counts` of each drafter with those of another step."""
     found = dict(counts)
     for number in np.unique(step.drafters).tolist():

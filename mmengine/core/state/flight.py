@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mmengine.core.state.draft_arbiter import NOBODY_ASKED
+from mmengine.core.state.draft_arbiter import NO_DRAFTERS
 from mmengine.core.state.request_state import RequestState
 from mmengine.request import Request
 
@@ -43,6 +43,6 @@ class Flight:
     encoded: list[tuple[bytes, Request, int]] = field(default_factory=list)
     gone: list[bytes] = field(default_factory=list)  # encoder keys that its executor is told to drop
     swapped: list[RequestState] = field(default_factory=list)  # whose KV it copies to the host
-    asked: int = NOBODY_ASKED  # of a dispatched step: up to which number drafters may draft behind it
+    asked: int = NO_DRAFTERS  # of a dispatched step: up to which number drafters may draft behind it
     part_of: str = ""  # the request of whose item it computes a part
     kept: list[np.ndarray] = field(default_factory=list)  # states, as `step_kept`

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mmengine.core.state import draft_trials, prompt_cost
-from mmengine.core.state.draft_arbiter import ALL, NO_BUCKET, NOBODY_ASKED, SETTLED, DraftArbiter
+from mmengine.core.state.draft_arbiter import ALL, NO_BUCKET, NO_DRAFTERS, SETTLED, DraftArbiter
 from mmengine.core.state.draft_trials import DraftTrials
 from mmengine.core.state.prompt_cost import PromptCost
 from mmengine.core.state.step_cost import ONE, StepCosts, rows_of
@@ -48,22 +48,22 @@ class Goodput(DraftArbiter):
     def __init__(self, num_rows: int, most: int, *, overlaps: bool = False):
         super().__init__(num_rows, most, overlaps=overlaps)
         self.prompts, self.trials = PromptCost(), DraftTrials(self.waits)
-        self.asked, self.turned_off = NOBODY_ASKED, -SETTLED
+        self.asked, self.turned_off = NO_DRAFTERS, -SETTLED
         self.renewed = NO_BUCKET  # of which it is seen anew what steps without drafts take, before a trial
 
     def admit(self, row: int) -> None:
         super().admit(row)
         self.prompts.admit()
 
-    def asked_behind(self, num_rows: int) -> int:
+    def last_drafter_after(self, num_rows: int) -> int:
         rests = self.resting and not self._is_another_batch(num_rows)
-        return NOBODY_ASKED if rests else self._asked(num_rows)
+        return NO_DRAFTERS if rests else self._asked(num_rows)
 
     def passes(self, num_rows: int, has_drafts: bool, ns: int, asked: int | None = None) -> bool:
         self.trials.passes(ns)
         self.prompts.tokens += num_rows
         needs_none = super().passes(num_rows, has_drafts, ns, asked)
-        return needs_none and self.asked == NOBODY_ASKED
+        return needs_none and self.asked == NO_DRAFTERS
 
     def _counters(self) -> Iterator[tuple[object, str]]:
         yield from super()._counters()
@@ -77,7 +77,7 @@ class Goodput(DraftArbiter):
             return self.asked
         bucket = StepCosts.bucket(num_rows)
         if self.trials.waits_for(bucket):
-            return NOBODY_ASKED
+            return NO_DRAFTERS
         return self.ways[bucket] if bucket in self.ways else self._presumed(bucket)
 
     def _is_another_batch(self, num_rows: int) -> bool:
@@ -87,11 +87,11 @@ class Goodput(DraftArbiter):
 
     def _presumed(self, bucket: int) -> int:
         """The way of rows of which nothing is known: that of the next larger number, if it drafts."""
-        larger = [other for other, way in self.ways.items() if other > bucket and way != NOBODY_ASKED]
+        larger = [other for other, way in self.ways.items() if other > bucket and way != NO_DRAFTERS]
         if larger:
             return self.ways[min(larger)]
         few = rows_of(bucket) <= FEW and not self.trials.left(bucket, 1)
-        return ALL if few else NOBODY_ASKED
+        return ALL if few else NO_DRAFTERS
 
     def ran(
         self,
@@ -113,14 +113,14 @@ class Goodput(DraftArbiter):
             bucket = StepCosts.bucket(num_rows)
             if self.came:
                 self._enter(bucket, self._asked(num_rows))
-            is_off = (self.asked_behind(num_rows) if asked is None else asked) == NOBODY_ASKED
+            is_off = (self.last_drafter_after(num_rows) if asked is None else asked) == NO_DRAFTERS
             if drafts or not is_off:
                 self._drafted(bucket, num_rows, drafts, made, tokens, ns)
         super().ran(rows, drafts, tokens, made, ns, pure, asked, reading_ns)
 
     def _enter(self, bucket: int, asked: int) -> None:
         """Take the way that is known, or presumed, of a batch to which somebody came."""
-        if asked != NOBODY_ASKED and self.asked == NOBODY_ASKED:
+        if asked != NO_DRAFTERS and self.asked == NO_DRAFTERS:
             self._turn_on()
             self.trials.begin(proven=(self.costs.rate(bucket, asked) or 0) > ONE)
         self.asked = asked
@@ -136,10 +136,10 @@ class Goodput(DraftArbiter):
 
     def _decide(self, rows: np.ndarray, is_due: bool) -> None:
         plain_ns = self.costs.plain_ns(self.bucket, len(rows))
-        if self.asked != NOBODY_ASKED and self.empty >= IN_VAIN and not self.trials.num_drafted:
+        if self.asked != NO_DRAFTERS and self.empty >= IN_VAIN and not self.trials.num_drafted:
             self.trials.end(self.bucket, plain_ns, soonest=0)
-            self.asked, self.left = NOBODY_ASKED, SETTLED
-        elif self.asked != NOBODY_ASKED and plain_ns and self.trials.failed(plain_ns):
+            self.asked, self.left = NO_DRAFTERS, SETTLED
+        elif self.asked != NO_DRAFTERS and plain_ns and self.trials.failed(plain_ns):
             self._fail(plain_ns)
         elif is_due:
             self._look(rows, plain_ns)
@@ -158,7 +158,7 @@ class Goodput(DraftArbiter):
     def _look(self, rows: np.ndarray, plain_ns: int) -> None:
         """Decide which way to take."""
         self._note_look()
-        if self.asked == NOBODY_ASKED:
+        if self.asked == NO_DRAFTERS:
             self._try(plain_ns)
             return
         if self.bucket == self.full and self._needs_rest():
@@ -171,7 +171,7 @@ class Goodput(DraftArbiter):
 
     def _choose(self, plain_ns: int) -> None:
         asked = self._best_way()
-        if asked == NOBODY_ASKED:
+        if asked == NO_DRAFTERS:
             self._turn_off(plain_ns)
             return
         if self._rate(asked) is None:
@@ -211,7 +211,7 @@ class Goodput(DraftArbiter):
         if self.bucket != self.full:
             self.trials.begin()  # what was lost was so with more rows
         self.trials.end(self.bucket, plain_ns)
-        self.asked = self.ways[self.bucket] = NOBODY_ASKED
+        self.asked = self.ways[self.bucket] = NO_DRAFTERS
         self.turned_off, self.left, self.renewed = self.steps, SETTLED, NO_BUCKET
 
     def _needs_rest(self) -> bool:
@@ -227,11 +227,11 @@ class Goodput(DraftArbiter):
 
     def _best_way(self) -> int:
         """A way that gives more than none, by a sixteenth where that is not known yet; or one to be tried."""
-        least, best, found = ONE if self.trials.proven else ONE + ONE // MORE, 0, NOBODY_ASKED
+        least, best, found = ONE if self.trials.proven else ONE + ONE // MORE, 0, NO_DRAFTERS
         for asked in (ALL, *self.acceptance.before_last()):
             rate = self._rate(asked)
             if rate is None:
-                return asked if found == NOBODY_ASKED or best < CLEARLY else found
+                return asked if found == NO_DRAFTERS or best < CLEARLY else found
             value = rate + (rate // STAYS if asked == self.asked else 0)
             if rate > least and value > best:
                 best, found = value, asked

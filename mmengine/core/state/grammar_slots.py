@@ -16,7 +16,7 @@ SHORTEST = 256  # characters; a slot would be no gain
 LONGEST = 2**20  # characters; so all slots together have a bound
 
 
-class KeptGrammars:
+class GrammarSlots:
     """By slot, the one used last at the end."""
 
     def __init__(self) -> None:

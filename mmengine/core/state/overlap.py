@@ -14,7 +14,7 @@ its budget waits all the same: what it says is changed once it is sampled, and u
 import numpy as np
 
 from mmengine.core.state.columns import ReadOnlyArray
-from mmengine.core.state.draft_arbiter import ALL, NOBODY, NOBODY_ASKED
+from mmengine.core.state.draft_arbiter import ALL, NO_DRAFTERS, NOBODY
 from mmengine.core.state.state import State
 from mmengine.core.state.view import View
 from mmengine.request import Request
@@ -28,12 +28,12 @@ ALONE = "alone"  # nothing ran, or nobody had anything to compute beside what ra
 HOW = (AHEAD, DRAFTS, GRAMMAR_ROWS, BLOCKS, ALONE)
 
 
-def asked_behind(state: State | View, rows: ReadOnlyArray) -> int:
+def last_drafter_after(state: State | View, rows: ReadOnlyArray) -> int:
     """Up to which number drafters may draft behind a step of `rows`, decided before it is dispatched."""
     config = state.config
     if not config.num_draft_tokens or config.drafts_for == "forms" and not _has_grammar_rows(state, rows):
-        return NOBODY_ASKED
-    return ALL if state.goodput is None else state.goodput.asked_behind(len(rows))
+        return NO_DRAFTERS
+    return ALL if state.goodput is None else state.goodput.last_drafter_after(len(rows))
 
 
 def draft_room(view: View, rows: ReadOnlyArray) -> np.ndarray | None:
@@ -46,7 +46,7 @@ def draft_room(view: View, rows: ReadOnlyArray) -> np.ndarray | None:
 def waits_for(view: View) -> str:
     """Why no step is decided before the one in flight is back: DRAFTS or FORMS; "" where it can be."""
     flight = view.flights[-1]
-    if flight.asked != NOBODY_ASKED:
+    if flight.asked != NO_DRAFTERS:
         return DRAFTS
     if view.verifies and view.scheduled_drafts[flight.rows].any():
         return DRAFTS

@@ -142,12 +142,12 @@ class FlightView(ReadOnly):
 class GoodputView(ReadOnly):
     """A Goodput. At run time the state's own object stands in its place."""
 
-    asked_behind: Callable[[int], int]
+    last_drafter_after: Callable[[int], int]
     room_of: Callable[[ReadOnlyArray], np.ndarray | None]
 
 
-class KeptGrammarsView(ReadOnly):
-    """A KeptGrammars."""
+class GrammarSlotsView(ReadOnly):
+    """A GrammarSlots."""
 
     written: Callable[[Queued], Queued]
 

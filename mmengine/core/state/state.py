@@ -17,7 +17,7 @@ from mmengine.core.state.blocks import BlockPool
 from mmengine.core.state.columns import NEVER, Columns, frozen, make_columns
 from mmengine.core.state.flight import Flight, Part
 from mmengine.core.state.goodput import Goodput
-from mmengine.core.state.grammar_slots import KeptGrammars
+from mmengine.core.state.grammar_slots import GrammarSlots
 from mmengine.core.state.history import History
 from mmengine.core.state.policy import Policy, policy_of
 from mmengine.core.state.read_only import RequestView
@@ -75,7 +75,7 @@ class State(Columns[np.ndarray]):
             self.goodput = Goodput(rows, config.num_draft_tokens, overlaps=config.max_in_flight > 1)
         self.cancelled: list[str] = []
         self.grammar_failed: list[str] = []
-        self.kept_grammars = KeptGrammars()
+        self.grammar_slots = GrammarSlots()
         self.sessions = Sessions()
         self.fetching: dict[str, None] = {}  # requests that hold blocks which a store fills
         self.suspects: dict[str, None] = {}  # requests on trial after a step that failed

@@ -15,7 +15,7 @@ from mmengine.core.state.read_only import (
     EncoderCacheView,
     FlightView,
     GoodputView,
-    KeptGrammarsView,
+    GrammarSlotsView,
     RequestView,
     RunningView,
     SessionsView,
@@ -41,7 +41,7 @@ class View(Columns[ReadOnlyArray], RunningView):
     states: StatesView
     adapters: AdaptersView
     sessions: SessionsView
-    kept_grammars: KeptGrammarsView
+    grammar_slots: GrammarSlotsView
     cancelled: Sequence[str]
     grammar_failed: Sequence[str]
     suspects: Mapping[str, None]

@@ -223,7 +223,7 @@ class _Redactor:
 
     def _queued(self, event: ev.Queued) -> ev.Queued:
         hashes, name = self._hashes, self._hashes.name(event.request_id)
-        whole = sessions.whole(self._original, event)
+        whole = sessions.with_session_prefix(self._original, event)
         salt, before = hashes.salt(whole.cache_salt), len(whole.prompt) - len(event.prompt)
         media, marks = tuple(map(self._item, whole.media)), {}
         adapter = event.adapter and self._adapter(event.adapter)

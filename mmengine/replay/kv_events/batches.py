@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from mmengine.errors import MMEngineError
 from mmengine.events.codec import TornRecord
-from mmengine.events.segment import Scan, opened, segment_paths
+from mmengine.events.segment import Scan, open_segment, segment_paths
 from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.kv_events.projection import KVProjection
 from mmengine.replay.kv_events.wire import EventBatch, packed
@@ -58,7 +58,7 @@ def _wall_offset_ns(folder: Path) -> int:
     unknown.
     """
     try:
-        with opened(segment_paths(folder)[0]) as data:
+        with open_segment(segment_paths(folder)[0]) as data:
             scan = Scan(data)
             next(scan.frames(), None)
     except (MMEngineError, TornRecord, IndexError):

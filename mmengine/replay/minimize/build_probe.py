@@ -20,7 +20,7 @@ from mmengine.core.decide.scheduler import DECISION_VERSION
 from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
-from mmengine.events.sink import SinkBefore
+from mmengine.events.sink import SinkWrapper
 from mmengine.replay.minimize import build_process as other_build
 from mmengine.replay.minimize.deadline import Deadline, OutOfTime
 from mmengine.replay.minimize.failures import Failure, play, write_log
@@ -195,7 +195,7 @@ def _failure(found: _Answer) -> Failure | None:
     return Failure(KIND, what[:300], found.step)
 
 
-class _Translated(SinkBefore):
+class _Translated(SinkWrapper):
     """A log that names other rules, and only the settings that differ from their defaults, so that a build
     without some settings can read it.
     """

@@ -157,7 +157,7 @@ def _queued(state: State, event: ev.Queued) -> tuple[str, dict[str, Any]]:
     if event.group:
         changed["group"] = event.group
         parts.append(f"the prompt of {event.group}")
-    grammar = state.kept_grammars.whole(event).grammar
+    grammar = state.grammar_slots.whole(event).grammar
     if grammar is not None:
         changed["grammar"] = _grammar(grammar)
         parts.append(_grammar_text(grammar))

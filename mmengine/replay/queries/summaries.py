@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmengine.core.fold import sessions
-from mmengine.core.state.draft_counts import drafted
+from mmengine.core.state.draft_counts import count_drafts
 from mmengine.core.state.flight import Flight
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
@@ -82,7 +82,7 @@ class _Requests:
         match record.event:
             case ev.Queued(request_id=name, prompt=prompt, media=media, outputs=outputs, envelope=envelope):
                 if name in state.sessions.of_request:
-                    whole = sessions.whole(state, record.event)
+                    whole = sessions.with_session_prefix(state, record.event)
                     prompt, media = whole.prompt, whole.media
                 line = RequestLine(name, len(prompt) // 4, len(media), record.mono_ns, record.step)
                 line.num_output_tokens = line.num_given_tokens = len(outputs) // 4
@@ -115,7 +115,7 @@ class _Requests:
 
     def _count_drafts(self, state: State, event: ev.Executed) -> None:
         sampled = state.sampled_rows()
-        found = drafted(state, sampled, event)
+        found = count_drafts(state, sampled, event)
         if found is None:
             return
         for row, proposed, accepted in zip(sampled[found.places].tolist(), *found[2:], strict=True):

@@ -74,7 +74,7 @@ def _whole(folder: Path, queued: Record) -> ev.Queued:
     """Return the request's QUEUED with the tokens that precede it in its session."""
     for state, record in fold(CheckedLog(folder)):
         if record.sequence == queued.sequence and isinstance(record.event, ev.Queued):
-            return sessions.whole(state, record.event)
+            return sessions.with_session_prefix(state, record.event)
     raise LogError("the log changed while it was read; run the command again")
 
 

@@ -15,7 +15,7 @@ from mmengine.core.executor import Executor
 from mmengine.core.outputs import Outputs
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import MemoryLog
-from mmengine.events.sink import Sink, SinkBefore
+from mmengine.events.sink import Sink, SinkWrapper
 from mmengine.replay.rerun.script import Observation
 
 
@@ -75,7 +75,7 @@ class Counter:
         self._skipped += max(0, due - self.now())
 
 
-class _Heard(SinkBefore):
+class _Heard(SinkWrapper):
     """Reports each event before it is applied. `moved` is True if there was an event since it was last set to
     False.
     """

@@ -139,10 +139,10 @@ class _Reader:
                 self._times[name] = self._times.get(name, 0) + 1
                 unique = self._name_of[name] = self._unique(name, self._times[name])
                 group = self._name_of.get(event.group, "")
-                event = state.kept_grammars.whole(event)
+                event = state.grammar_slots.whole(event)
                 session = state.sessions.of_request.get(name)
                 if session is not None and session.session_id not in self._sessions:
-                    event = sessions.whole(state, event)
+                    event = sessions.with_session_prefix(state, event)
                 self._observe(state, msgspec.structs.replace(event, request_id=unique, group=group))
             case ev.GrammarReady(request_id=name) | ev.GrammarFailed(request_id=name):
                 self._observe(state, msgspec.structs.replace(event, request_id=self._name_of[name]))

@@ -146,11 +146,11 @@ class Sessions:
 
     def end_turn(self, session_id: str) -> None:
         """It is over, or a frame came that waits for others: who asks nothing is idle from here on."""
-        self._core.sessions.let_go(session_id)
+        self._core.sessions.release(session_id)
 
     def go_on_from(self, stuck: "Sessions") -> None:
         """The turns of an engine that hung are not over."""
-        self._core.sessions.hold_like(stuck._core.sessions)
+        self._core.sessions.hold_sessions_of(stuck._core.sessions)
 
     def close(self, session_id: str) -> None:
         """Also with a request of it that is on its way. Raises InvalidRequest for one that is not open."""
@@ -179,7 +179,7 @@ class Sessions:
 
     def settings(self, session_id: str) -> SessionSettings:
         """Raises InvalidRequest for one that is not open."""
-        session = self._core.sessions.found(session_id)
+        session = self._core.sessions.find(session_id)
         if session_id not in self._settings:  # another process opened it
             self._settings[session_id] = msgspec.msgpack.decode(session.envelope, type=SessionSettings)
         return self._settings[session_id]
@@ -191,7 +191,7 @@ class Sessions:
 
     def facts(self, session_id: str) -> SessionFacts:
         """Raises InvalidRequest for one that is not open."""
-        settings, session = self.settings(session_id), self._core.sessions.found(session_id)
+        settings, session = self.settings(session_id), self._core.sessions.find(session_id)
         num_outputs = session.chunks[-1].num_outputs if session.chunks else 0
         return SessionFacts(
             session_id,
@@ -209,7 +209,7 @@ class Sessions:
     def question(self, session_id: str) -> np.ndarray:
         """What its last request brought, without the answer: int32 [n]. Raises InvalidRequest for one that is
         not open."""
-        session = self._core.sessions.found(session_id)
+        session = self._core.sessions.find(session_id)
         if not session.chunks:
             return session.tokens
         last = session.chunks[-1]
@@ -284,7 +284,7 @@ class Sessions:
         return self._media.inputs(place.session_id, chain.media, (*prepared.media, *place.loaded))
 
     def _found(self, place: SessionPlace) -> SessionState:
-        session = self._core.sessions.found(place.session_id)
+        session = self._core.sessions.find(place.session_id)
         if next_opening(session) != place.opens or has_open_video(session) != place.was_in_film:
             raise InvalidRequest("the session went on meanwhile; append it again")
         return session
