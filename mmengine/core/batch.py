@@ -1,4 +1,4 @@
-"""From the open step of a state to what an executor needs: pure index arithmetic."""
+"""Builds the executor's plan from the open step of a state: pure index arithmetic."""
 
 from collections.abc import Sequence
 
@@ -19,13 +19,16 @@ from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
 _NO_BEGINS, _NONE_KEPT = (frozen(np.zeros((0, width), np.int32)) for width in (2, 3))
-ROOM = 16  # blocks by which a row may grow before all tables are copied again
+SPARE_BLOCKS = 16  # blocks by which a row may grow before all tables are copied again
 
 
 class BlockTables:
-    """The block tables of a step's rows. Copying all of them pushes everything else out of the processor's
-    cache, so with one step in flight the copy of the step before is brought up to date. While the array of
-    rows is the same one, nobody joined or left, and tables only grow."""
+    """The block tables of a step's rows.
+
+    A copy of all tables would push all other data out of the processor's cache. So with one step in flight
+    the tables of the step before are updated instead. While the array of rows is the same object, no row
+    joined or left, and tables only grow.
+    """
 
     def __init__(self, keeps: bool):
         self._keeps = keeps
@@ -33,28 +36,30 @@ class BlockTables:
         self._num_blocks, self._tables = np.zeros(0, np.int32), np.zeros((0, 0), np.int32)
 
     def of(self, view: View) -> np.ndarray:
-        """int32 [n, b] for the rows of the open step; to be read until that step is collected."""
+        """Return the tables, int32 [n, b], for the rows of the open step. They are valid until that step is
+        collected.
+        """
         rows, num_blocks = view.step_rows, view.num_blocks[view.step_rows]
         width = int(num_blocks.max(initial=0))
         if not self._keeps:
             return view.block_table[:, :width][rows]
-        room = self._tables.shape[1]
-        if rows is self._rows and width <= room:
+        capacity = self._tables.shape[1]
+        if rows is self._rows and width <= capacity:
             grown = (num_blocks != self._num_blocks).nonzero()[0]
-            self._tables[grown] = view.block_table[rows[grown], :room]
+            self._tables[grown] = view.block_table[rows[grown], :capacity]
         else:
-            self._rows, self._tables = rows, view.block_table[:, : width + ROOM][rows]
+            self._rows, self._tables = rows, view.block_table[:, : width + SPARE_BLOCKS][rows]
         self._num_blocks = num_blocks
         return self._tables[:, :width]
 
 
 def batch(view: View, decisions: Sequence[ev.Event], tables: BlockTables) -> StepPlan:
-    """The plan of the open step, after its `decisions` (SCHEDULED, ADMITTED) were applied."""
+    """Return the plan of the open step, after its `decisions` (SCHEDULED, ADMITTED) were applied."""
     rows = view.step_rows
     num_scheduled, after = view.scheduled[rows], view.num_computed[rows]
     computed = after - num_scheduled
     total, size = view.config.token_budget - view.tokens_left, view.block_size
-    if total == len(rows):  # one token each, as in every step that only decodes
+    if total == len(rows):  # one token each, as in every decode-only step
         token_rows, token_index = rows, computed.copy()
     else:
         starts = np.cumsum(num_scheduled, dtype=np.int32) - num_scheduled
@@ -123,7 +128,7 @@ def _admission(view: View, row: int) -> Admission:
 def _media_spans(
     view: View, rows: ReadOnlyArray, computed: np.ndarray, num_scheduled: np.ndarray
 ) -> list[MediaSpan]:
-    """Where features of the encoder go in the batch. Only rows that hold a reference have any."""
+    """Return where the encoder's features go in the batch. Only rows that hold a reference have features."""
     spans = []
     starts = np.cumsum(num_scheduled) - num_scheduled
     for place in np.flatnonzero(view.release_at[rows] != NEVER).tolist():

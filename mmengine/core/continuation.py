@@ -1,4 +1,4 @@
-"""The log of an engine that is built: a new one, or one that another process left, which is continued."""
+"""Opens the log of an engine: a new log, or the log of another process, which the engine continues."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,20 +17,21 @@ from mmengine.events.snapshots import SnapshotFolder
 from mmengine.events.writer import SEGMENT_BYTES
 
 MIN_PART_BYTES = 2**20
-_SHOWN = 12  # characters of a fingerprint in an error
+_SHOWN = 12  # characters of a fingerprint in an error message
 
 
 @dataclass(slots=True)
 class OpenLog:
-    """`resumed`: what stands in the log already; None for a new one."""
+    """A log that is open for writing. `resumed`: what an existing log holds; None for a new log."""
 
     folder: Path
     sink: LogWriter
     resumed: ResumeState | None = None
 
     def check_fingerprints(self, now: dict[str, str], resume: Resume | None) -> None:
-        """Raise LogError for a model that would give other tokens than the one that wrote the log so
-        far, unless that is wanted."""
+        """Raise LogError for a model that would give other tokens than the model of the log, unless `resume`
+        forces the change.
+        """
         if self.resumed is None:
             return
         before = self.resumed.last_fingerprints
@@ -53,9 +54,11 @@ class OpenLog:
         fingerprints: dict[str, str],
         remote: RemoteBlocks | None = None,
     ) -> EngineCore:
-        """A core that writes here. One with a past waits for `recover`."""
+        """Return a core that writes to this log. The core of an existing log needs a call of `recover`
+        next."""
         begin, every = self.sink.next_sequence, config.snapshot_bytes
-        every = _a_sixteenth(config.log_retain_bytes, every)  # no segment goes without one
+        # each segment needs a snapshot before it is deleted
+        every = _a_sixteenth(config.log_retain_bytes, every)
         snapshots = SnapshotFolder(self.folder, every, begin=begin, in_background=True) if every else None
         if self.resumed is None:
             return EngineCore(
@@ -81,10 +84,10 @@ class OpenLog:
 
 
 def open_log(folder: Path, resume: Resume | None, config: EngineConfig, **options: Any) -> OpenLog:
-    """The log in `folder`; `options` are those of its writer.
+    """Open the log in `folder`; `options` are those of its writer.
 
-    Raises LogError when one stands there and `resume` is None, or it cannot be continued by this build;
-    ConfigError for settings that contradict the log's.
+    Raises LogError if a log exists there and `resume` is None, or if this build cannot continue that log, and
+    ConfigError for settings that contradict the settings of the log.
     """
     options["sync_always"] = config.log_sync == "always"
     options["retention"] = Retention(config.log_retain_bytes, config.log_retain_s)
@@ -117,7 +120,7 @@ def _resume_state_of(opened: OpenLog, resume: Resume, config: EngineConfig) -> R
 
 
 def _a_sixteenth(kept_bytes: int, most: int) -> int:
-    """Of a log of which so many bytes are kept, but not less than a MiB, nor more than `most`."""
+    """Return a sixteenth of the bytes that a log may keep, at least 1 MiB and at most `most`."""
     return min(most, max(MIN_PART_BYTES, kept_bytes // 16)) if kept_bytes else most
 
 

@@ -1,4 +1,4 @@
-"""The steps that are with the executor: handed over, awaited, or lost."""
+"""The steps that the executor has: dispatched, awaited, or lost."""
 
 from collections import deque
 
@@ -12,19 +12,20 @@ from mmengine.events import vocabulary as ev
 
 
 class DispatchedSteps:
-    """`num_steps`: how many are with the executor already."""
+    """The dispatched steps of one engine. `num_steps`: how many the executor has already."""
 
     def __init__(self, executor: Executor, num_steps: int):
         self._executor = executor
-        # The oldest first: why one will not come back, if that is known already.
+        # One entry for each step, the oldest first: the error of a step that will not return, or None.
         self._steps: deque[Exception | None] = deque([None] * num_steps)
-        self._awaited: list[None] = []  # one while the executor is awaited; who takes it out goes on
+        # has an entry while a thread waits for the executor; the thread that removes the entry continues
+        self._awaited: list[None] = []
 
     def __len__(self) -> int:
         return len(self._steps)
 
     def dispatch(self, plan: StepPlan) -> None:
-        """Hand a step over. What the executor has against it is said where the step is collected."""
+        """Dispatch a step. An error of the executor is raised when the step is collected."""
         self._steps.append(None)
         try:
             self._executor.dispatch(plan)
@@ -35,16 +36,17 @@ class DispatchedSteps:
             raise
 
     def collect(self, state: State, sampled: np.ndarray) -> ev.Executed | ev.Failed:
-        """What became of the oldest step, of which the rows `sampled` (intp) give tokens; those behind one
-        that failed are forgotten. Raises ExecutorLost, again and again, when no step can run any more."""
+        """Return the result of the oldest step, whose rows `sampled` (intp) give tokens. Steps after a failed
+        step are forgotten. Raises ExecutorLost at each call once no step can run any more.
+        """
         try:
             if self._steps[0] is not None:
                 raise self._steps[0]
             event = executed_event(self._await(), state, sampled)
-        except ExecutorLost as error:  # nobody's fault: requests stay as they are, for another process
+        except ExecutorLost as error:  # no request is at fault: they stay as they are, for another process
             self._steps[0] = error
             raise
-        except Exception as error:  # whatever the device says: the step is lost, the engine is not
+        except Exception as error:  # whatever the device raises: the step is lost, the engine is not
             self._executor.discard()
             self._steps.clear()
             text = str(error) if isinstance(error, ExecutorFailed) else f"{type(error).__name__}: {error}"
@@ -66,14 +68,15 @@ class DispatchedSteps:
                 raise SystemExit("the step counted as hung") from None
 
     def stop_waiting(self) -> bool:
-        """From another thread: the thread that awaits the executor ends, should that ever come back. False
-        where nobody awaits it."""
+        """End the thread that waits for the executor, should the executor ever return. Called by another
+        thread. Returns False if no thread waits.
+        """
         try:
-            self._awaited.pop()  # one call of C: this and the waiting thread cannot both have it
+            self._awaited.pop()  # atomic: only one of the two threads gets the entry
         except IndexError:
             return False
         return True
 
     def forget(self) -> None:
-        """None of them comes back."""
+        """Forget all steps: none of them returns."""
         self._steps.clear()

@@ -1,15 +1,15 @@
-"""The loop: one for live serving, for simulation and for replay.
+"""The engine's loop: one loop for live serving, for simulation and for replay.
 
     collect ─► EXECUTED ─► complete ─► FINISHED* ─► arrivals ─► schedule ─► SCHEDULED, ADMITTED*
        ▲                                                                            │
        └── dispatch ◄── one write of all of it to the log ◄─────────────────────────┘
 
-With max_in_flight 2 two steps are with the executor before the older one is collected, so that the
-next one is decided while one runs, where it can be (core/state/overlap.py); DISPATCHED then says where
-a step's decisions end.
+With max_in_flight 2 the executor has two steps before the loop collects the older step. The loop decides the
+next step while a step runs, if no decision depends on the running step (core/state/overlap.py). DISPATCHED
+then marks the end of a step's decisions.
 
-What differs between the three is behind ports: an executor, a source of observations, a sink for
-events. Nothing leaves the process (no batch, no token) before the write that records it.
+The three uses differ only in their ports: an executor, a source of observations, a sink for events. Batches
+and tokens leave the process only after the write that records them.
 """
 
 import time
@@ -52,13 +52,13 @@ from mmengine.request import Request
 
 
 class EngineCore:
-    """Owns the state. One thread calls it.
+    """Owns the state of one engine. One thread calls it.
 
-    `config` must be resolved: max_model_len and num_blocks known. `started` is given by a replay,
-    which repeats the log's own first record. `state`: of a log that is continued, which `started` began;
-    call `recover` next. `snapshots`: where the state is saved as the log grows, with the answers that nobody
-    received, if `undelivered` knows those of the process before.
-    Raises ConfigError for settings that contradict each other.
+    `config` must be resolved: max_model_len and num_blocks are known. A replay gives `started`, the log's own
+    first record. `state` is the state of a log that this engine continues, which `started` began; call
+    `recover` next. `snapshots` receives the state as the log grows, with the undelivered answers if
+    `undelivered` knows those of the process before. Raises ConfigError for settings that contradict each
+    other.
     """
 
     def __init__(
@@ -87,18 +87,19 @@ class EngineCore:
         self.inbox = Inbox(clock)
         self._source: Source = source if source is not None else self.inbox
         self._clock, self._now = clock, 0
-        self._is_decided = False  # a step is, and was not dispatched yet
-        self._plan = NO_PLAN  # of that step
+        self._is_decided = False  # a step is decided and not dispatched yet
+        self._plan = NO_PLAN  # the plan of that step
         self._overlaps = config.max_in_flight > 1
         self._tables = BlockTables(keeps=not self._overlaps)
         self._collect_first = False
-        self._waited_for = overlap.ALONE  # why the next step was not decided yet, while one ran
-        self._is_committed = True  # by the last step, what it and those before it recorded
+        self._waited_for = overlap.ALONE  # why the next step was not decided while a step ran
+        self._is_committed = True  # whether all events of the last steps are in the log
         self._collector = OutputCollector(self.state)
         self._stats = Stats(kv_blocks_total=config.num_blocks - 1)
         if self._overlaps:
             self._stats.overlap = dict.fromkeys(overlap.HOW, 0)
-        self.last_stall: tuple[int, ev.Stalled] | None = None  # and the step at which it was found
+        # with the number of the step that found the stall
+        self.last_stall: tuple[int, ev.Stalled] | None = None
         self.sessions = SessionManager(config, self.state, self.inbox, self._acceptable)
         self._store = None if remote is None else StoreFetches(remote, self.state, self.inbox)
         self._snapshots = snapshots
@@ -114,17 +115,17 @@ class EngineCore:
         num_steps = 0
         if state is None:
             self._emit(self._started)
-        else:  # a replay may begin while steps are with the executor
+        else:  # a replay may begin while the executor has steps
             num_steps = len(state.flights) if self._overlaps else int(state.is_open)
         self._dispatched = DispatchedSteps(executor, num_steps)
 
-    # What consumers call
+    # Calls of consumers
 
     def submit(self, request: Request) -> None:
-        """Accept a request, to be seen by the next step.
+        """Accept a request for the next step.
 
-        Raises InvalidRequest when it could never run or its id is taken, QueueFull when too many
-        wait, MMEngineError while the log cannot be written.
+        Raises InvalidRequest for a request that could never run or whose id is in use, QueueFull if too many
+        requests wait, and MMEngineError while the log cannot be written.
         """
         check_request(request, self.config)
         self.inbox.put(self._acceptable(request))
@@ -140,29 +141,31 @@ class EngineCore:
         return queued_as_logged(request)
 
     def cancel(self, request_id: str, reason: str = "cancelled") -> None:
-        """Give a request up; its end comes out of a later step. Unknown ids are ignored."""
+        """Cancel a request. A later step returns its end. Unknown ids are ignored."""
         self.inbox.put(ev.Cancelled(request_id, reason))
 
     def delivered(self, request_id: str) -> None:
-        """The whole answer reached its consumer."""
+        """Record that the whole answer reached its consumer."""
         self.inbox.put(ev.Delivered(request_id))
 
     def grammar_ready(self, request_id: str) -> None:
-        """The grammar of a request that waits for it is compiled."""
+        """Record that the grammar of a waiting request is compiled."""
         self.inbox.put(ev.GrammarReady(request_id))
 
     def grammar_failed(self, request_id: str, detail: str) -> None:
-        """The grammar of a request that waits for it cannot be used: the request ends with an error."""
+        """Record that the grammar of a waiting request cannot be used. The request ends with an error."""
         self.inbox.put(ev.GrammarFailed(request_id, writable(detail)))
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> None:
-        """Forget all cached prefixes, from the next step on; with `preempt_running`, what runs starts
-        again from nothing."""
+        """Forget all cached prefixes before the next step. With `preempt_running` the running requests start
+        again.
+        """
         self.inbox.put(ev.CacheReset(preempt_running))
 
     def recover(self, event: ev.Recovered, cause: str = "") -> None:
-        """Go on from a state whose process ended: no step of it comes back. `cause` puts the blame on the
-        oldest of them. Deadlines of requests count from now."""
+        """Continue from the state of a process that ended: its steps do not return. A `cause` blames the
+        oldest of those steps. Deadlines of requests count from now.
+        """
         if cause and self._dispatched:
             self._emit(ev.Failed(writable(cause)))
         self._is_decided, self._plan = False, NO_PLAN
@@ -186,22 +189,23 @@ class EngineCore:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Of the model with which the log was begun."""
+        """The fingerprints of the model that began the log."""
         return self._started.fingerprints
 
     @property
     def awaits_grammars(self) -> bool:
-        """Whether requests are there and none can run before a grammar is compiled, or a store answers."""
+        """Whether no request can run before a grammar is compiled or a store answers."""
         return bool(self.state.requests) and not (self._dispatched or self._is_decided or self._source)
 
     def is_on_disk(self, request_id: str) -> bool:
-        """Whether the request's QUEUED was written: from then on it is answered, whatever happens to this
-        process. To be asked after a step; of a request that ended, too."""
+        """Return whether the log holds the request's QUEUED. From then on the request is answered even if
+        this process dies. Call it after a step; it may name a request that ended.
+        """
         return self._is_committed and request_id not in self.inbox.queued
 
     @property
     def stalled(self) -> str:
-        """Why the log cannot be written, or empty."""
+        """Why the log cannot be written, or ""."""
         return self.sink.stalled
 
     def stats(self) -> Stats:
@@ -217,12 +221,14 @@ class EngineCore:
         self.sink.sync()
 
     def close(self) -> None:
-        """Write what was delivered and a last digest, and close the log and the executor. Raises LogError
-        when the log could not be written to its end."""
+        """Write the last deliveries and a digest, and close the log and the executor. Raises LogError if the
+        end of the log cannot be written.
+        """
         try:
-            for asked in self.inbox.drain():  # of the rest, who goes on with the log knows nothing
+            # a process that continues the log knows nothing of the other events
+            for asked in self.inbox.drain():
                 if isinstance(asked, ev.Delivered):
-                    self.note(asked)
+                    self.record_delivered(asked)
             self.checkpoint()
             if self._snapshots is not None and not self.stalled:
                 self._flush(self._snapshots)
@@ -230,27 +236,30 @@ class EngineCore:
         finally:
             self.executor.close()
 
-    def note(self, delivered: ev.Delivered) -> None:
-        """Write that an answer was delivered; no decision depends on it, and steps may be on their way."""
+    def record_delivered(self, delivered: ev.Delivered) -> None:
+        """Record that an answer was delivered. No decision depends on the event, so steps may be in
+        flight."""
         self._emit(delivered)
 
     # The loop
 
     def hang(self, text: str) -> bool:
-        """The executor does not come back: record that its oldest step failed. To be called from another
-        thread; the core must not be used after it, and ends the thread that waits should that ever go on.
-        False when nobody waits for the executor: nothing is recorded then."""
+        """Record that the oldest step failed because the executor does not return.
+
+        Another thread calls this method. The core must not be used afterwards; the waiting thread ends if the
+        executor returns after all. Returns False and records nothing if no thread waits for the executor.
+        """
         if not self._dispatched.stop_waiting():
             return False
         self._emit(ev.Failed(writable(text)))
         return self.sink.commit()
 
     def step(self) -> Outputs:
-        """Finish a step in flight, decide the next one, write both down, and start it.
+        """Finish a step in flight, decide the next step, write both to the log, and dispatch the next step.
 
-        Gives what the finished step produced. While the log cannot be written nothing is started
-        and nothing comes out; call again. Raises ExecutorLost, again and again, when no step can run any
-        more; what is accepted goes on with the log in another process.
+        Returns the outputs of the finished step. While the log cannot be written, no step starts and no
+        output is returned; call again. Raises ExecutorLost at each call once no step can run any more;
+        another process can continue the accepted requests from the log.
         """
         if not self._is_decided and not self._collector.outputs:
             self._advance()
@@ -261,17 +270,17 @@ class EngineCore:
             self._take_in()
             if self._decide() or not self._dispatched:
                 return
-            self._collect_first = True  # an interrupt leaves it to the next call
+            self._collect_first = True  # after an interrupt the next call collects first
             self._waited_for = self._scheduler.why_it_waits(self.view)
         if self._scheduler.ends_leavers_first:
-            self._let_go()
+            self._end_leavers()
         self._collect()
         self._collect_first = False
         self._take_in()
         self._decide()
 
-    def _let_go(self) -> None:
-        """With vLLM's decisions, who left while the step ran is gone before its tokens are applied."""
+    def _end_leavers(self) -> None:
+        """End requests that left while the step ran before its tokens are applied, as vLLM does."""
         for asked in self._source.leavers():
             for event in admit(self.view, asked):
                 self._emit(event)
@@ -279,7 +288,7 @@ class EngineCore:
                 self._emit(end)
 
     def _take_in(self) -> None:
-        """End what is over, and see what arrived."""
+        """End requests that are complete, and process arrivals."""
         while (lease := next_lease(self.view)) is not None:
             self._emit(lease)
         for end in complete(self.view):
@@ -296,7 +305,7 @@ class EngineCore:
             self.checkpoint()
 
     def _decide(self) -> bool:
-        """Plan the next step; False when nothing can run now."""
+        """Decide and plan the next step. Returns False if nothing can run now."""
         decisions: list[ev.Scheduled | ev.Admitted | ev.Encoded] = []
         while (event := self._scheduler.schedule(self.view)) is not None:
             self._emit(event)
@@ -335,7 +344,7 @@ class EngineCore:
         self._stats.num_output_tokens += len(sampled) if taken is None else int(taken.sum())
 
     def _release(self) -> Outputs:
-        """Commit; only then let the batch and the tokens go."""
+        """Commit the log, then dispatch the batch and return the outputs."""
         self._is_committed = self.sink.commit()
         if not self._is_committed:
             return Outputs()
@@ -345,18 +354,18 @@ class EngineCore:
             plan, self._is_decided, self._plan = self._plan, False, NO_PLAN
             self._dispatched.dispatch(plan)
         snapshots = self._snapshots
-        # What is left of a full disk is for what runs.
+        # On a full disk the remaining space is for running requests.
         if snapshots is not None and snapshots.is_due(*self._written) and not self.stalled:
             self._save(snapshots)
         return self._collector.take()
 
     @property
     def _written(self) -> tuple[int, int]:
-        """Bytes and records."""
+        """The bytes and the records written so far."""
         return self.sink.num_bytes, self.sink.next_sequence
 
     def _save(self, snapshots: SnapshotFolder) -> None:
-        """Take a snapshot of the state, all of which is in the log."""
+        """Take a snapshot of the state; the log holds all of its events."""
         sequence = self.sink.next_sequence - 1
         body = body_of(self.state, self._started, sequence)
         undelivered = None if self._undelivered is None else self._undelivered.saved()
@@ -366,19 +375,22 @@ class EngineCore:
 
     def _flush(self, snapshots: SnapshotFolder) -> None:
         if snapshots.waits:
-            with suppress(OSError):  # the next sync says so
-                self.sink.sync()  # a power cut must not leave a state that the log does not reach
+            with suppress(OSError):  # the next sync reports the error
+                self.sink.sync()  # after a power cut no snapshot may be ahead of the log
             snapshots.flush()
 
     def tidy(self) -> None:
-        """Write the snapshot that waits, and do what the log puts off. Another thread may call it, one at a
-        time."""
+        """Write the waiting snapshot, and do the log's postponed work. Another thread may call it, one at a
+        time.
+        """
         if self._snapshots is not None:
             self._flush(self._snapshots)
         self.sink.tidy()
 
     def snapshot(self, sequence: int) -> bytes:
-        """The state after record `sequence`, the last one, as core/snapshot/snapshot.py restores it."""
+        """Return the state after record `sequence`, the last record, in the form that
+        core/snapshot/snapshot.py restores.
+        """
         return snapshot.take(self.state, self._started, sequence)
 
     def checkpoint(self) -> None:
@@ -387,7 +399,7 @@ class EngineCore:
 
     def _emit(self, event: ev.Event) -> None:
         """Append the event to the log and apply it to the state."""
-        self._now = max(self._now, self._clock())  # verify compares the order of times
+        self._now = max(self._now, self._clock())  # verify checks that times do not decrease
         self.sink.append(event, self.state.step_of(event), self._now)
         for before in self._observers.before:
             before(event)

@@ -1,4 +1,4 @@
-"""The port between the engine and whatever computes a step: a device, a simulation, or a log."""
+"""The port between the engine and the executor of its steps: a device, a simulation, or a log."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -8,12 +8,12 @@ import numpy as np
 
 from mmengine.request import Request
 
-# What stands where a token id is expected and none is.
+# Values in place of a token id:
 PENDING = -1  # in `input_ids`: the token that this row sampled last, in a step that may still run
-ERROR_TOKEN = -1  # among sampled ones: the row has no finite distribution
-NO_DRAFT = -1  # among drafts: this row has none there
-CUT = "cut"  # among stops: a stop string ended a form that is not complete before it
-PADDING = -1  # where a column is longer than what a row has: behind its ids, or where a draft would stand
+ERROR_TOKEN = -1  # among sampled tokens: the row has no finite distribution
+NO_DRAFT = -1  # among drafts: this row has no draft in this place
+CUT = "cut"  # among stops: a stop string ended the text before its grammar was complete
+PADDING = -1  # fills a column that is longer than a row's ids, and stands in place of a draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,12 @@ class EncodeItem:
 
 @dataclass(frozen=True, slots=True)
 class EncodePart:
-    """Of the features of an item those between `start` and `until` of all the `work` that it takes; the last
-    one (`until` is `work`) stands at the end of the plan's `encode`, too. From 0 on it begins anew; else it
-    goes on behind the part of the step before, of the same key, unless that key was dropped since."""
+    """The features of an item between `start` and `until`, of all the `work` that the item takes.
+
+    The last part (`until` is `work`) also stands at the end of the plan's `encode`. A part from 0 on begins
+    anew. Any other part continues after the part of the step before, of the same key, unless that key was
+    dropped since.
+    """
 
     item: EncodeItem
     start: int
@@ -52,8 +55,9 @@ class EncodePart:
 
 @dataclass(frozen=True, slots=True)
 class MediaSpan:
-    """Features [item_start, item_start + length) of `key` belong at tokens [start, start + length)
-    of the batch."""
+    """Features [item_start, item_start + length) of `key` belong at tokens [start, start + length) of the
+    batch.
+    """
 
     key: bytes
     start: int
@@ -62,52 +66,55 @@ class MediaSpan:
 
 
 class StatePlan(msgspec.Struct, frozen=True, eq=False):
-    """What a step does to recurrent states, for the n rows of its plan. A row's state stands behind its
-    `num_computed` tokens, or behind as many as were sure before: drafts are not."""
+    """A step's work on recurrent states, for the n rows of its plan. A row's state covers its first
+    `num_computed` tokens, or as many as were certain before the step: drafts are not certain.
+    """
 
-    slots: np.ndarray  # int32 [n], where each row's state is
-    # int32 [m, 2]: before the forward, in this order, the first is copied to the second, or where it is
-    # NO_STATE the second is set to zero: those of the rows that were admitted.
+    slots: np.ndarray  # int32 [n], the slot of each row's state
+    # int32 [m, 2], for the admitted rows, in order and before the forward: the first slot is copied to the
+    # second, or the second is set to zero if the first is NO_STATE.
     begins: np.ndarray
-    # int32 [k, 3]: place among the rows, tokens, slot: the state of the row behind so many of its tokens
-    # is written to that slot, too. Not more than are sure after the step.
+    # int32 [k, 3]: place among the rows, tokens, slot. The row's state after so many tokens is also written
+    # to that slot. The tokens are certain after the step.
     kept: np.ndarray
 
 
 class StepPlan(msgspec.Struct, frozen=True, eq=False):
-    """One step, for an executor. n scheduled rows, t = num_scheduled.sum() tokens, s sampling rows.
+    """One step, for an executor: n scheduled rows, t = num_scheduled.sum() tokens, s sampling rows.
 
-    The arrays are the executor's own: nothing else writes them after dispatch, but for `block_table`, which
-    is good until the step is collected.
+    The arrays belong to the executor: no other code writes to them after dispatch. The exception is
+    `block_table`, which is valid until the step is collected.
     """
 
     step: int
     rows: np.ndarray  # int32 [n], the row of each request, in scheduling order
     num_scheduled: np.ndarray  # int32 [n], query tokens of each row
-    num_computed: np.ndarray  # int32 [n], tokens whose KV is there before this step
-    input_ids: np.ndarray  # int32 [t], rows one after the other; PENDING at most once a row, at its end
+    num_computed: np.ndarray  # int32 [n], tokens whose KV exists before this step
+    input_ids: np.ndarray  # int32 [t], one row after the other; PENDING at most once a row, at its end
     token_index: np.ndarray  # int32 [t], place of each token in its request
     slot_mapping: np.ndarray  # int64 [t], block * block_size + offset
-    block_table: np.ndarray  # int32 [n, b], b = blocks of the longest row; past a row's end: 0
+    block_table: np.ndarray  # int32 [n, b], b = blocks of the longest row; 0 past a row's end
     sample: np.ndarray  # int32 [s], ascending indices into the n rows whose last token samples
     admitted: tuple[Admission, ...] = ()
     evict: tuple[bytes, ...] = ()  # encoder keys to drop, before encoding
     encode: tuple[EncodeItem, ...] = ()
     media: tuple[MediaSpan, ...] = ()
-    # Copies of KV blocks, int32 [m, 2] (source, destination), done in this order before the forward:
+    # Copies of KV blocks, int32 [m, 2] (source, destination), in this order before the forward:
     swap_out: np.ndarray | None = None  # device to host
     copy: np.ndarray | None = None  # device to device
     swap_in: np.ndarray | None = None  # host to device
-    num_drafts: np.ndarray | None = None  # int32 [n], tokens at a row's end that are drafts; None: none
-    # int32 [d, n], the most drafts to propose for each row by number of the drafter (beyond d: as the last;
-    # [0, 0]: nobody for anybody); None: as many as they like.
+    num_drafts: np.ndarray | None = None  # int32 [n], tokens at a row's end that are drafts; None: no drafts
+    # int32 [d, n], the largest number of drafts to propose for each row, by the drafter's number (beyond d:
+    # as the last; [0, 0]: no drafts); None: no limit.
     draft_room: np.ndarray | None = None
-    # Blocks that came of a store, for a request: the next of those that it was sent for (int32). They are
-    # copied to the device before all else.
+    # Blocks from a store, int32, with their request: the next blocks that were fetched for the request. They
+    # are copied to the device before all other copies.
     fetched: tuple[tuple[str, np.ndarray], ...] = ()
-    part: EncodePart | None = None  # of an item that is encoded over several steps; then there may be no rows
-    states: StatePlan | None = None  # where rows have recurrent states
-    adapters: tuple[bytes, ...] = ()  # digests of those that rows may compute with; all others may go
+    # of an item that is encoded over several steps; the step may have no rows then
+    part: EncodePart | None = None
+    states: StatePlan | None = None  # for models with recurrent states
+    # digests of the adapters that rows may compute with; all others may be unloaded
+    adapters: tuple[bytes, ...] = ()
 
 
 _NONE = np.zeros(0, np.int32)
@@ -125,8 +132,7 @@ NO_PLAN = StepPlan(
 
 
 def room_of(plan: StepPlan, drafters: np.ndarray) -> np.ndarray | None:
-    """Of each row that samples: how many drafts it may have of the drafter with that number. None: as many as
-    there are."""
+    """Return how many drafts each sampling row may have from the drafter with its number. None: no limit."""
     room = plan.draft_room
     if room is None:
         return None
@@ -136,9 +142,10 @@ def room_of(plan: StepPlan, drafters: np.ndarray) -> np.ndarray | None:
 
 
 class PromptLogprobs(NamedTuple):
-    """Of the tokens of one prompt: row by row the token that stands there, then the likeliest ones, best
-    first; of the first token only its id, for nothing stands before it. `row`: an index into the rows that
-    sampled."""
+    """Logprobs of one prompt's tokens. Each row has the prompt token first, then the likeliest tokens, best
+    first. The first token has only its id, because no token precedes it. `row`: an index into the rows that
+    sampled.
+    """
 
     row: int
     token_ids: np.ndarray  # int32 [n, 1 + k]
@@ -146,16 +153,15 @@ class PromptLogprobs(NamedTuple):
 
 
 class StepResult(msgspec.Struct, eq=False):
-    """What a step gave. Indices point into `plan.sample`; lists are sparse and ascending.
+    """The result of a step. Indices point into `plan.sample`; lists are sparse and ascending.
 
-    `stops`: (index, kind) where the text ended, kind is "eos", "token", "string", "grammar", "closed",
-    or CUT.
-    `errors`: (index, what) where a row failed alone, for example with NaN logits.
-    `logprobs`: (index, [(token id, logprob), …]); the chosen token comes first. Of a row that gave several
-    tokens there may be as many, in order.
+    `stops`: (index, kind) where the text ended; kind is "eos", "token", "string", "grammar", "closed", or
+    CUT. `errors`: (index, text) where a row failed alone, for example with NaN logits. `logprobs`: (index,
+    [(token id, logprob), …]) with the chosen token first; a row that gave several tokens may have as many
+    entries, in order.
 
-    With drafts a row gives several tokens: `counts` of them, the accepted drafts and one more;
-    `token_ids` then holds the rows' tokens one after the other. `drafts` are for the next step.
+    With drafts a row gives several tokens: `counts` of them, the accepted drafts and one more. `token_ids`
+    then holds the rows' tokens, one row after the other. `drafts` are for the next step.
     """
 
     token_ids: np.ndarray  # int32 [s], or [counts.sum()]
@@ -166,28 +172,31 @@ class StepResult(msgspec.Struct, eq=False):
     counts: np.ndarray | None = None  # int32 [s]; None: one token each
     drafts: np.ndarray | None = None  # int32 [num_drafts.sum()]
     num_drafts: np.ndarray | None = None  # int32 [s]; None: no drafts
-    drafters: np.ndarray | None = None  # int32 [s], who made them, by number; None: drafter 0
-    draft_ns: int = 0  # of `device_ns`, what making the drafts took
-    host_ns: int = 0  # what this process did since the step before was back, where that is known
+    drafters: np.ndarray | None = None  # int32 [s], the drafter's number; None: drafter 0
+    draft_ns: int = 0  # the part of `device_ns` that making the drafts took
+    host_ns: int = 0  # time of this process since the step before was back, if known
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()  # of prompts that ended in this step
 
 
 class Executor(Protocol):
-    """Takes up to max_in_flight steps, and computes them in the order in which they came."""
+    """Takes up to max_in_flight steps, and computes them in the order of their dispatch."""
 
     @property
     def needs_plan(self) -> bool:
-        """False: `dispatch` does not look at its plan, and is given NO_PLAN."""
+        """False: `dispatch` ignores its plan and gets NO_PLAN."""
 
     def dispatch(self, plan: StepPlan) -> None:
-        """Take one step. Returns at once where the device allows it. When it raises, it has not."""
+        """Take one step. Returns at once if the device is asynchronous. A call that raises has not taken the
+        step.
+        """
 
     def collect(self) -> StepResult:
-        """Wait for the oldest dispatched step. Raises whatever went wrong with the whole step; ExecutorLost
-        when that holds for every later one."""
+        """Wait for the oldest dispatched step and return its result. Raises any error of the whole step, and
+        ExecutorLost if every later step would fail too.
+        """
 
     def discard(self) -> None:
-        """Forget all dispatched steps: one of them failed. Never raises."""
+        """Forget all dispatched steps, because one of them failed. Never raises."""
 
     def close(self) -> None:
         """Free the device."""

@@ -1,4 +1,4 @@
-"""What an engine writes of its settings, and of a request, as the log will have them."""
+"""Makes the events STARTED and QUEUED as the log will hold them."""
 
 from mmengine.config import EngineConfig
 from mmengine.core.decide.deciders import scheduler_of
@@ -12,7 +12,9 @@ from mmengine.version import __version__
 
 
 def queued_as_logged(request: Request) -> ev.Queued:
-    """The request as the log will have it. Raises InvalidRequest for what cannot be written down."""
+    """Return QUEUED for the request, with the types that a reader of the log will see. Raises InvalidRequest
+    for a value that a log cannot hold.
+    """
     try:
         return as_logged(queued_of(request))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What the outside asks of the engine, kept until a step sees it."""
+"""Queue of observations: holds events from outside the engine until a step processes them."""
 
 import heapq
 from collections import deque
@@ -12,24 +12,25 @@ from mmengine.events import vocabulary as ev
 
 
 class Source(Protocol):
-    """Where a step finds arrivals, cancels and other observations."""
+    """Gives a step its arrivals, cancels and other observations."""
 
     def drain(self) -> Iterable[ev.Event]: ...
 
     def leavers(self) -> Iterable[ev.Event]:
-        """Whom vLLM would let go before the result of the step that runs is applied. Asked for only
-        where decisions are its own."""
+        """Return the events of requests that leave before the running step's result is applied. Used under
+        vLLM's rules only.
+        """
 
     def __len__(self) -> int: ...
 
 
 class Deadlines:
-    """Of one thing for each request; a later one takes the place of the one before. `clock` gives ns."""
+    """Deadlines, one for each request; a later deadline replaces an earlier one. `clock` gives ns."""
 
     def __init__(self, clock: Callable[[], int]):
         self._clock = clock
         self._of: dict[str, int] = {}
-        self._all: list[tuple[int, str]] = []  # a heap; entries that `_of` denies are stale
+        self._all: list[tuple[int, str]] = []  # a heap; entries that differ from `_of` are stale
 
     def expect(self, request_id: str, within_ns: int) -> None:
         deadline = self._clock() + within_ns
@@ -44,7 +45,7 @@ class Deadlines:
 
     @property
     def next_ns(self) -> int | None:
-        """The next deadline, by the clock."""
+        """The next deadline in the clock's ns, or None."""
         while self._all and self._of.get(self._all[0][1]) != self._all[0][0]:
             heapq.heappop(self._all)
         return self._all[0][0] if self._all else None
@@ -55,7 +56,7 @@ class Deadlines:
         return following is not None and following <= self._clock()
 
     def passed(self) -> Iterator[str]:
-        """Whose deadline is over; each is named once."""
+        """Yield the requests whose deadlines passed, each once."""
         while self._all and self._all[0][0] <= self._clock():
             deadline, name = heapq.heappop(self._all)
             if self._of.get(name) == deadline:
@@ -71,16 +72,16 @@ class Inbox(Observer):
         self._deadlines = Deadlines(clock)
         self._of_store = Deadlines(clock)
         self._of_sessions = Deadlines(clock)
-        self.opening: dict[str, ev.SessionOpened] = {}  # sessions that no step has seen yet
-        self.closing: set[str] = set()  # sessions, likewise
-        self.appending: set[str] = set()  # sessions with a request that no step has seen yet
-        self.queued: set[str] = set()  # ids of arrivals that no step has seen yet
+        self.opening: dict[str, ev.SessionOpened] = {}  # sessions that no step opened yet
+        self.closing: set[str] = set()  # sessions that no step closed yet
+        self.appending: set[str] = set()  # sessions with a request that no step processed yet
+        self.queued: set[str] = set()  # ids of arrivals that no step processed yet
 
     def __len__(self) -> int:
         return len(self._events) + self._of_sessions.any_passed
 
     def leavers(self) -> tuple[ev.Event, ...]:
-        """Nobody: who leaves while a step runs is seen behind its result."""
+        """Return nothing: requests that leave while a step runs end after its result."""
         return ()
 
     def put(self, event: ev.Event) -> None:
@@ -96,30 +97,30 @@ class Inbox(Observer):
         self._events.append(event)
 
     def expect(self, request_id: str, deadline_ns: int) -> None:
-        """A request is to be given up so long from now; 0: never."""
+        """Cancel a request in `deadline_ns`; 0: never."""
         if deadline_ns:
             self._deadlines.expect(request_id, deadline_ns)
 
     def expect_store(self, request_id: str, within_ns: int) -> None:
-        """A store is to say something of a request so long from now."""
+        """Give up a request's store in `within_ns`."""
         self._of_store.expect(request_id, within_ns)
 
     def forget_store(self, request_id: str) -> None:
-        """It did, or nobody waits for it any more."""
+        """Drop the request's deadline for a store: the store answered, or the request waits no longer."""
         self._of_store.forget(request_id)
 
     def expect_session(self, session_id: str, idle_ns: int) -> None:
-        """Somebody is to ask a session something so long from now; 0: never."""
+        """Close a session that is idle for `idle_ns`; 0: never."""
         if idle_ns:
             self._of_sessions.expect(session_id, idle_ns)
 
     def forget_session(self, session_id: str) -> None:
-        """Somebody did, or it is over."""
+        """Drop the session's idle deadline: the session is in use, or closed."""
         self._of_sessions.forget(session_id)
 
     @property
     def next_idle_ns(self) -> int | None:
-        """When the next session has been idle for too long, by the clock; None: none will be."""
+        """The time, by the clock, at which the next idle session is closed; None: no session will be."""
         return self._of_sessions.next_ns
 
     def after(self, event: ev.Event) -> None:
@@ -129,10 +130,10 @@ class Inbox(Observer):
             self._of_store.forget(event.request_id)
 
     def drain(self) -> list[ev.Event]:
-        """Everything asked so far, then the deadlines that have passed."""
+        """Return all events so far, then one event for each passed deadline."""
         events = [
             self._events.popleft() for _ in range(len(self._events))
-        ]  # other threads put some meanwhile
+        ]  # other threads may add events meanwhile
         for seen in (self.queued, self.opening, self.closing, self.appending):
             seen.clear()
         events += [ev.Lost(name, DEADLINE) for name in self._of_store.passed()]

@@ -1,4 +1,4 @@
-"""What a step gives to consumers and to counters: projections of its events."""
+"""Outputs and counters of steps: projections of a step's events."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
@@ -20,12 +20,12 @@ from mmengine.ragged import counting
 
 
 class Output(msgspec.Struct, eq=False):
-    """New tokens of one request, and its end when it ended.
+    """New tokens of one request, and its end if it ended.
 
-    `finish_reason`: stop, length, abort, error, rejected, or None while it runs. `detail`: how the
-    text stopped (eos, token, string), or what went wrong; `code`: as of Finished. `logprobs`: (token id,
-    logprob) with the chosen token first, per new token, when asked for. `num_drafts` were computed for
-    it, of which `num_accepted` are among the tokens.
+    `finish_reason`: stop, length, abort, error, rejected, or None while the request runs. `detail`: how the
+    text stopped (eos, token, string), or what went wrong; `code`: as in Finished. `logprobs`: for each new
+    token, (token id, logprob) with the chosen token first, if the request wants them. The engine computed
+    `num_drafts` drafts for the request; `num_accepted` of them are among the tokens.
     """
 
     request_id: str
@@ -36,7 +36,7 @@ class Output(msgspec.Struct, eq=False):
     logprobs: list[tuple[tuple[int, float], ...]] | None = None
     num_drafts: int = 0
     num_accepted: int = 0
-    prompt_logprobs: PromptLogprobs | None = None  # with the first token, where asked for
+    prompt_logprobs: PromptLogprobs | None = None  # with the first token, if the request wants them
     code: ErrorCode | None = None
 
 
@@ -44,17 +44,18 @@ _NO_REQUESTS, _NO_TOKENS = np.zeros(0, object), np.zeros(0, np.int32)
 
 
 class Outputs:
-    """Gathers the events of a step; iterating gives one Output for each request that changed."""
+    """The outputs of one step. Iteration gives one Output for each request that changed."""
 
     def __init__(self) -> None:
-        self._requests = _NO_REQUESTS  # of RequestState
-        self._tokens = _NO_TOKENS  # of all of them, one after the other
-        self._counts: np.ndarray | None = None  # tokens of each; None: one
-        self._logprobs: dict[int, list[tuple[tuple[int, float], ...]]] = {}  # by request, of its tokens
+        self._requests = _NO_REQUESTS  # array of RequestState
+        self._tokens = _NO_TOKENS  # the tokens of all requests, one request after the other
+        self._counts: np.ndarray | None = None  # number of tokens of each request; None: one each
+        # by request, one entry for each token
+        self._logprobs: dict[int, list[tuple[tuple[int, float], ...]]] = {}
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}  # by request
-        self._drafted: dict[int, tuple[int, int]] = {}  # by request, of those that had drafts
+        self._drafted: dict[int, tuple[int, int]] = {}  # by request with drafts: (proposed, accepted)
         self._ends: dict[str, tuple[ev.Finished, int]] = {}
-        self.admitted: list[str] = []  # requests that were given a row, once more or for the first time
+        self.admitted: list[str] = []  # requests that got a row in this step, again or for the first time
 
     def __bool__(self) -> bool:
         return bool(len(self._requests) or self._ends)
@@ -67,10 +68,13 @@ class Outputs:
         event: ev.Executed,
         drafts: StepDrafts | None = None,
     ) -> None:
-        """Rows `sampled` of the step that `event` reports, and how many tokens each has `taken`: none where
-        it broke or its request left meanwhile; None: one each. `drafts`: those that had some. Call it after
-        the fold. What is kept here are arrays: a list for each row would be garbage that the collector
-        counts."""
+        """Add the tokens of the `sampled` rows in the step that `event` reports. Call this method after the
+        fold.
+
+        `taken`: how many tokens each row took, 0 for a broken row or a request that left meanwhile; None: one
+        each. `drafts`: the rows that had drafts. The method keeps arrays, because a list for each row would
+        be work for the garbage collector.
+        """
         self._requests = view.requests_by_row[sampled]
         self._tokens = np.frombuffer(event.token_ids, np.int32)
         if event.prompt_logprobs:
@@ -135,9 +139,11 @@ class Outputs:
 
 @dataclass(slots=True)
 class Stats:
-    """Counters since the start; `num_running`, `num_waiting` and `kv_blocks_used` are of now. `drafts`: by
-    drafter's number. `overlap`: with max_in_flight 2, steps by whether they were decided while another one
-    ran, or why not (core/state/overlap.py)."""
+    """Counters since the start. `num_running`, `num_waiting` and `kv_blocks_used` describe the present.
+
+    `drafts`: by the drafter's number. `overlap`: with max_in_flight 2, the number of steps that were decided
+    while a step ran, and of the other steps by their reason (core/state/overlap.py).
+    """
 
     steps: int = 0
     num_finished: int = 0
@@ -151,9 +157,9 @@ class Stats:
     num_no_progress: int = 0
     num_encoded_items: int = 0
     num_encoder_hits: int = 0
-    num_fetched_blocks: int = 0  # of a store
-    num_lost_fetches: int = 0  # that it did not answer in time, or not whole
-    num_leases_taken: int = 0  # from sessions, whole ones and ends
+    num_fetched_blocks: int = 0  # blocks from a store
+    num_lost_fetches: int = 0  # fetches that a store did not answer completely in time
+    num_leases_taken: int = 0  # leases taken from sessions, whole or in part
     sessions_open: int = 0
     kv_blocks_leased: int = 0
     device_ns: int = 0
@@ -171,7 +177,7 @@ class Stats:
 
 
 class OutputCollector(Observer):
-    """Collects the outputs of the current step. `outputs` are not yet given to their consumers."""
+    """Collects the outputs of the current step. `outputs` holds those that `take` did not return yet."""
 
     def __init__(self, state: State):
         self._state, self.outputs = state, Outputs()

@@ -1,4 +1,4 @@
-"""The port between the loop and whoever fetches blocks of a store, and puts them there, beside it."""
+"""The port between the loop and the threads that fetch blocks from a store."""
 
 from typing import Protocol
 
@@ -9,25 +9,30 @@ from mmengine.request import Request
 
 
 class RemoteBlocks(Protocol):
-    """Asked by the loop's thread; none of it waits or raises. What it finds comes back as OFFERED, ARRIVED
-    and LOST through the loop's inbox, from whichever thread. The loop itself counts the time."""
+    """Called by the loop's thread. No method waits or raises. Results arrive as OFFERED, ARRIVED and LOST in
+    the loop's inbox, from any thread. The loop keeps the deadlines.
+    """
 
     def ask(self, request: Request, tokens: np.ndarray) -> None:
-        """Say by OFFERED how many blocks of these known tokens (int32) a store has, from the first on."""
+        """Report by OFFERED how many blocks of these known tokens (int32) a store has, from the first block
+        on.
+        """
 
     def fetch(self, request_id: str, first: int, count: int) -> None:
-        """Get blocks [first, first + count) of what was asked; say by ARRIVED which came, from the first on,
-        and by LOST why the rest did not. Those told of wait for the step that copies them."""
+        """Fetch blocks [first, first + count) of the request. Report by ARRIVED the blocks that came, in
+        order, and by LOST why the rest did not. Blocks in ARRIVED wait for the step that copies them.
+        """
 
     def accept(self, request_id: str, count: int) -> None:
-        """The next blocks that were told by ARRIVED are copied by the step that is dispatched next."""
+        """Copy the next `count` blocks reported by ARRIVED in the step that is dispatched next."""
 
     def forget(self, request_id: str) -> None:
-        """Nobody waits for it any more; what was accepted is copied all the same."""
+        """Stop the work for a request that no longer waits. Accepted blocks are still copied."""
 
     def computed(self, index: PrefixIndex, blocks: np.ndarray) -> None:
-        """A step that filled these blocks (int [n]) is back, and none was dispatched since that overwrites
-        them: keep what they hold."""
+        """Store the contents of these blocks (int [n]). The step that filled them is back, and no dispatched
+        step overwrites them.
+        """
 
     def close(self) -> None:
-        """Free what is held."""
+        """Free all resources."""

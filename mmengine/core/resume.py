@@ -1,5 +1,4 @@
-"""What a log says of the process that wrote it: the state in which it ended, and the answers that
-nobody received yet."""
+"""Reads a log to continue it: the state in which the process before ended, and the undelivered answers."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,16 +19,18 @@ from mmengine.events.recovery import Cut, Mode
 from mmengine.events.retention import Undelivered
 from mmengine.version import __version__
 
-BEHIND_ALL = 2**64  # in place of a sequence
+BEHIND_ALL = 2**64  # in place of a sequence: after all records
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """How to continue a log, where there is one. `mode`: what damage is forgiven, as in events/recovery.
-    `force`: also with other weights, processor, dtype or backend. `cause`: how the process before ended,
-    where that was the doing of a step. `wanted`: requests whose answers are
-    needed though they were delivered. `awaited`: requests of sessions that are taken up; nobody waits for
-    others of sessions."""
+    """How to continue a log.
+
+    `mode`: which damage is forgiven, as in events/recovery.py. `force`: continue with other weights,
+    processor, dtype or backend, too. `cause`: how the process before ended, if a step caused that end.
+    `wanted`: selects requests whose answers are needed although they were delivered. `awaited`: requests of
+    sessions that a caller resumes; no caller waits for other requests of sessions.
+    """
 
     mode: Mode = "tail"
     force: bool = False
@@ -40,10 +41,13 @@ class Resume:
 
 @dataclass(slots=True)
 class ResumeState:
-    """`answers`: of requests that are live, or ended and were not delivered (or are wanted again), by id.
-    `steps`: numbers of those that were open or in flight at the end. `mode` and `cuts`: how the log was
-    repaired. `fingerprints`: of the model that went on with it last, or goes on now. `undelivered`: what the
-    answers were read from, with which an engine goes on."""
+    """The result of reading a log.
+
+    `answers`: by id, of requests that are live, or ended and undelivered, or wanted again. `steps`: numbers
+    of the steps that were open or in flight at the end. `mode` and `cuts`: how the log was repaired.
+    `fingerprints`: of the model that continued the log last, or continues the log now. `undelivered`: the
+    source of the answers, with which an engine continues.
+    """
 
     started: ev.Started
     state: State
@@ -56,12 +60,13 @@ class ResumeState:
 
     @property
     def last_fingerprints(self) -> dict[str, str]:
-        """Of the model that wrote the log last."""
+        """The fingerprints of the model that wrote the end of the log."""
         return {**self.started.fingerprints, **self.fingerprints}
 
     def config_for(self, given: EngineConfig) -> EngineConfig:
-        """The log's settings, with those of `given` that no decision depends on. Raises ConfigError for
-        one that was given and differs."""
+        """Return the log's settings with the operational settings of `given`, on which no decision depends.
+        Raises ConfigError for another setting in `given` that differs.
+        """
         logged, default = self.state.config, EngineConfig()
         for name in EngineConfig.__struct_fields__:
             value = getattr(given, name)
@@ -73,27 +78,28 @@ class ResumeState:
         return msgspec.structs.replace(logged, **{name: getattr(given, name) for name in OPERATIONAL})
 
     def tell(self, cuts: list[Cut]) -> None:
-        """What of the log does not count, for RECOVERED."""
+        """Add the bytes of the log that do not count, for RECOVERED."""
         self.cuts += tuple((cut.path.name, cut.offset, cut.num_bytes) for cut in cuts)
 
     def recovered(self, lost: tuple[tuple[str, str], ...]) -> ev.Recovered:
-        """The event that goes on from here; `lost`: requests that cannot go on, and why."""
+        """Return the event that continues the log. `lost`: requests that cannot continue, and the reasons."""
         return ev.Recovered(self.steps, self.mode, self.cuts, lost, self.fingerprints, __version__)
 
 
 def read_resume_state(folder: Path, resume: Resume) -> ResumeState:
-    """Fold the log in `folder`, from the newest snapshot on that knows of each answer that nobody received.
+    """Fold the log in `folder`, from the newest snapshot that knows every undelivered answer.
 
-    Where none does, and where all is wanted (`strict`, or answers that were delivered), the whole log is
-    read. Raises LogError when there is none, or this build does not know its settings, CorruptLog when it is
-    damaged, OSError."""
+    The whole log is read if no snapshot knows them all, in the mode `strict`, or if delivered answers are
+    wanted. Raises LogError if there is no log or this build does not know its settings, CorruptLog if the log
+    is damaged, and OSError.
+    """
     if resume.mode != "strict" and resume.wanted is None:
         before = BEHIND_ALL
         while (base := _newest_known(folder, before)) is not None:
             state, body, undelivered = base
             reader = LogReader(folder, resume.mode, body.sequence + 1)
             if body.sequence + 1 < reader.first_sequence:
-                break  # records behind it are gone
+                break  # records after the snapshot are missing
             _fold(state, undelivered, _without_gap(iter(reader), body.sequence + 1))
             lacks = [undelivered.undelivered.begins[name] for name in undelivered.lacking]
             if reader.recovery.next_sequence > body.sequence and not lacks:
@@ -104,7 +110,7 @@ def read_resume_state(folder: Path, resume: Resume) -> ResumeState:
 
 
 def _newest_known(folder: Path, before: int) -> tuple[State, Body, UndeliveredAnswers] | None:
-    """The newest snapshot of before a record that knows of answers."""
+    """Return the newest snapshot before a record that knows its undelivered answers."""
     for state, body in newest_first(folder, before):
         if (undelivered := restored(state, body)) is not None:
             return state, body, undelivered
@@ -159,8 +165,10 @@ def _resumed(
 
 @dataclass(slots=True)
 class _Survey:
-    """`undelivered`: requests whose answers are needed. `last`: sequence of
-    the last record. `fingerprints`: of the last RECOVERED. `cuts`: what was skipped as damaged."""
+    """The result of a first pass over a log. `undelivered`: requests whose answers are needed. `last`: the
+    sequence of the last record. `fingerprints`: those in the last RECOVERED. `cuts`: bytes that were skipped
+    as damaged.
+    """
 
     undelivered: Undelivered = field(default_factory=Undelivered)
     last: int = NO_RECORD
@@ -189,7 +197,9 @@ def _is_wanted(delivered: ev.Delivered, wanted: Callable[[str], bool] | None) ->
 
 
 def _without_gap(records: Iterator[Record], expected: int) -> Iterator[Record]:
-    """`records`, which begin with `expected`; nobody knows what those did that were skipped as damaged."""
+    """Yield `records`, which must begin with `expected` and have no gap: the effect of skipped records is
+    unknown.
+    """
     for record in records:
         if record.sequence != expected:
             raise CorruptLog(
@@ -206,7 +216,7 @@ def _fold(
     records: Iterator[Record],
     wanted: Callable[[str], bool] | None = None,
 ) -> None:
-    """Answers that are `wanted` count as not delivered yet; whoever goes on delivers them again."""
+    """Fold the records. Answers that are `wanted` count as not delivered yet, and are delivered again."""
     for record in records:
         event = record.event
         try:

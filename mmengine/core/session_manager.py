@@ -1,4 +1,4 @@
-"""The door of sessions: what is asked of one becomes events that fit what the state, and what waits, say."""
+"""Manages sessions: turns calls into events that fit the state and the waiting events."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -18,8 +18,9 @@ from mmengine.request import MediaItem, Request, num_before
 
 
 class SessionManager(Observer):
-    """Of one loop. `accepted`: what a request becomes that is sound; raises what `EngineCore.submit` does.
-    Not thread-safe."""
+    """The sessions of one loop. `accepted` turns a valid request into QUEUED and raises what
+    `EngineCore.submit` raises. Not thread-safe.
+    """
 
     def __init__(
         self,
@@ -29,10 +30,10 @@ class SessionManager(Observer):
         accepted: Callable[[Request], ev.Queued],
     ):
         self._config, self._state, self._inbox, self._accepted = config, state, inbox, accepted
-        self._held: Counter[str] = Counter()  # sessions that are not idle, by how many hold them
+        self._held: Counter[str] = Counter()  # the number of holders of each session that is not idle
 
     def open(self, event: ev.SessionOpened) -> None:
-        """Raises InvalidRequest, QueueFull."""
+        """Open a session. Raises InvalidRequest, QueueFull."""
         check_session(event, self._config)
         name, inbox = event.session_id, self._inbox
         if name in self._state.sessions.all or name in inbox.opening:
@@ -55,16 +56,19 @@ class SessionManager(Observer):
         is_anchor: bool = False,
         film: int = 0,
     ) -> None:
-        """`EngineCore.submit` for a request whose prompt, with its media, is the session's next state: what
-        both begin with stays, or the first `num_kept` tokens of that; what else the session has is
-        forgotten, and its answer becomes part of the session. The rest as in APPENDED. Raises what that
-        does, InvalidRequest for an unknown session, SessionBusy while a request of it is on its way."""
+        """Submit a request whose prompt, with its media, is the session's next state.
+
+        The session keeps the tokens that both begin with, or the first `num_kept` of them, and forgets the
+        rest. The answer becomes part of the session. For the other arguments see APPENDED. Raises what
+        `EngineCore.submit` raises, InvalidRequest for an unknown session, and SessionBusy while a request of
+        the session runs.
+        """
         session = self.find(session_id)
         if session.live or session_id in self._inbox.appending:
             text = f"a request of session {session_id!r} is running; wait for its answer"
             raise SessionBusy(text, path=FieldPath("session_id"))
         check_request(request, self._config, max_media=self._config.max_media_per_session)
-        alike = _num_alike(session, request)
+        alike = _num_shared(session, request)
         num_kept = alike if num_kept is None else min(alike, num_kept)
         prompt, media = _own_part(request, num_kept)
         own = self._accepted(replace(request, prompt_token_ids=prompt, media=media, cache_salt=""))
@@ -73,7 +77,7 @@ class SessionManager(Observer):
         self._inbox.put(own)
 
     def find(self, session_id: str) -> SessionState:
-        """Raises InvalidRequest for one that is not open."""
+        """Return an open session. Raises InvalidRequest for any other id."""
         session = self._state.sessions.all.get(session_id)
         if session is None and session_id in self._inbox.opening:
             opened = self._inbox.opening[session_id]
@@ -84,27 +88,30 @@ class SessionManager(Observer):
         return session
 
     def close(self, session_id: str, reason: str) -> None:
-        """With what is on its way in it. Raises InvalidRequest for one that is not open."""
+        """Close a session and cancel its running request. Raises InvalidRequest for a session that is not
+        open.
+        """
         session = self.find(session_id)
         if session.live:
             self._inbox.put(ev.Cancelled(session.live, "its session was closed"))
         self._inbox.put(ev.SessionClosed(session_id, reason))
 
     def hold(self, session_id: str) -> None:
-        """Somebody is about to ask the session something: it is not idle until they `let_go`."""
+        """Keep the session from being idle until `release`, because a caller is about to use it."""
         self._held[session_id] += 1
         self._inbox.forget_session(session_id)
 
     def release(self, session_id: str) -> None:
-        """Whoever held the session has asked, or will not. Where no request of it is on its way, and nobody
-        else holds it, it is idle from here on. One that is closed, or that nobody held, is no error."""
+        """End a `hold`. The session is idle from now on unless a request of it runs or another caller holds
+        it. A closed session, or a session without a hold, is no error.
+        """
         self._held -= Counter((session_id,))
         session = self._state.sessions.all.get(session_id)
         if session is not None and not session.live and session_id not in self._inbox.appending:
             self._expect(session_id, session.idle_ns)
 
     def hold_sessions_of(self, other: "SessionManager") -> None:
-        """This loop goes on in place of another one, whose sessions are held still."""
+        """Hold the sessions that another loop holds, in whose place this loop continues."""
         for session_id in other._held.elements():
             self.hold(session_id)
 
@@ -113,8 +120,9 @@ class SessionManager(Observer):
             self._inbox.expect_session(session_id, idle_ns)
 
     def before(self, event: ev.Event) -> None:
-        """An event is about to be applied. The time for which nobody asks a session counts from the end of
-        its last request, or from when it was let go."""
+        """Start or stop the idle time. It counts from the end of the session's last request, or from its
+        release.
+        """
         match event:
             case ev.SessionOpened(session_id=name, idle_ns=idle_ns):
                 self._expect(name, idle_ns)
@@ -126,14 +134,16 @@ class SessionManager(Observer):
                     self._expect(session.session_id, session.idle_ns)
 
     def recovered(self) -> None:
-        """Another process goes on: it counts from now."""
+        """Count the idle time from now on, after a recovery in another process."""
         for session in self._state.sessions.all.values():
             if not session.live:
                 self._expect(session.session_id, session.idle_ns)
 
 
 def _own_part(request: Request, num_kept: int) -> tuple[np.ndarray, tuple[MediaItem, ...]]:
-    """Of a request's prompt and media what stands behind its first `num_kept` tokens, counted from there."""
+    """Return the request's prompt and media after the first `num_kept` tokens, with places counted from
+    there.
+    """
     media = []
     for item in request.media:
         if item.start >= num_kept:
@@ -142,17 +152,19 @@ def _own_part(request: Request, num_kept: int) -> tuple[np.ndarray, tuple[MediaI
     return request.prompt_token_ids[num_kept:], tuple(media)
 
 
-def _num_alike(session: SessionState, request: Request) -> int:
-    """Tokens that both begin with, no item of either cut. At least one is the request's own."""
+def _num_shared(session: SessionState, request: Request) -> int:
+    """Return how many tokens the session and the request share at their beginning, without cutting an item.
+    At least one token belongs to the request alone.
+    """
     tokens = request.prompt_token_ids
     count = min(len(session.tokens), len(tokens) - 1)
     differ = np.flatnonzero(session.tokens[:count] != tokens[:count])
-    alike = int(differ[0]) if len(differ) else count
+    num_shared = int(differ[0]) if len(differ) else count
     pairs = zip(session.media, request.media, strict=False)
     number = next((n for n, (mine, its) in enumerate(pairs) if mine != its), None)
     if number is None:
         number = min(len(session.media), len(request.media))
-    behind = (*session.media[number : number + 1], *request.media[number : number + 1])
-    alike = min([alike, *(item.start for item in behind)])
-    cut = request.media[num_before(request.media, alike) : number][:1]
-    return min([alike, *(item.start for item in cut)])
+    following = (*session.media[number : number + 1], *request.media[number : number + 1])
+    num_shared = min([num_shared, *(item.start for item in following)])
+    cut = request.media[num_before(request.media, num_shared) : number][:1]
+    return min([num_shared, *(item.start for item in cut)])

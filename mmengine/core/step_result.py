@@ -1,4 +1,4 @@
-"""What an executor gives, checked, as the event that a log may hold."""
+"""Checks an executor's results and turns them into events for the log."""
 
 from collections.abc import Iterator
 
@@ -9,11 +9,11 @@ from mmengine.core.state.state import State
 from mmengine.errors import ExecutorFailed
 from mmengine.events import vocabulary as ev
 
-MAX_ERROR_CHARS = 500  # of an error in the log; the rest is left out
+MAX_ERROR_CHARS = 500  # of an error text in the log; the rest is left out
 
 
 def executed_event(result: StepResult, state: State, sampled: np.ndarray) -> ev.Executed:
-    """EXECUTED for the step of which the rows `sampled` (intp) give tokens.
+    """Return EXECUTED for the step whose rows `sampled` (intp) give tokens.
 
     Raises ExecutorFailed for a result that does not fit that step.
     """
@@ -67,7 +67,7 @@ def _check_drafts(result: StepResult, state: State, num_sampled: int) -> None:
 
 
 def prompt_logprobs(event: ev.Executed) -> Iterator[PromptLogprobs]:
-    """Those of an event. Raises ValueError for columns that do not fit one another."""
+    """Yield the prompt logprobs of an event. Raises ValueError for columns that do not fit one another."""
     for index, width, token_ids, logprobs in event.prompt_logprobs:
         ids = np.frombuffer(token_ids, np.int32).reshape(-1, width)
         yield PromptLogprobs(index, ids, np.frombuffer(logprobs, np.float32).reshape(ids.shape))
@@ -78,6 +78,7 @@ def _column(values: np.ndarray | None) -> bytes | None:
 
 
 def writable(text: str) -> str:
-    """The beginning of an error text, without what UTF-8 cannot hold. Done twice it changes nothing,
-    as a replay needs it."""
+    """Return the beginning of an error text, with characters that UTF-8 cannot hold escaped. A second call
+    changes nothing, as a replay requires.
+    """
     return text[:MAX_ERROR_CHARS].encode("utf-8", "backslashreplace").decode()[:MAX_ERROR_CHARS]

@@ -1,7 +1,8 @@
-"""The loop's line to a store of blocks: what events say of it is asked, and answered within a time.
+"""Fetches blocks from a store: sends the requests that events ask for, with a deadline for each answer.
 
-A request waits for the store at two places, until it says what it has and until that is here, and for each
-the loop keeps a deadline of its own: a store that hangs, and every thread with it, costs `fetch_timeout_s`.
+A request waits for the store twice: until the store says which blocks it has, and until the fetched blocks
+arrive. The loop keeps a deadline for each wait, so a store that hangs, with all its threads, costs at most
+`fetch_timeout_s`.
 """
 
 import numpy as np
@@ -16,14 +17,16 @@ from mmengine.events import vocabulary as ev
 
 
 class StoreFetches(Observer):
-    """`state` is the loop's, told of each event `before` and `after` it is applied."""
+    """The fetches of one loop. `state` is the loop's state."""
 
     def __init__(self, remote: RemoteBlocks, state: State, inbox: Inbox):
         self._remote, self._state, self._inbox = remote, state, inbox
         self._timeout_ns = int(state.config.fetch_timeout_s * 10**9)
-        self._filled: list[np.ndarray] = []  # blocks of the step that is coming back
-        self._computed: list[tuple[np.ndarray, np.ndarray]] = []  # blocks of steps that are, and contents
-        self._fetches: list[tuple[str, int, int]] = []  # decided, and not written yet
+        self._filled: list[np.ndarray] = []  # blocks that the returning step fills
+        # blocks of returned steps, with their content ids
+        self._computed: list[tuple[np.ndarray, np.ndarray]] = []
+        # fetches that are decided and not in the log yet: request id, first block, number of blocks
+        self._fetches: list[tuple[str, int, int]] = []
 
     def before(self, event: ev.Event) -> None:
         if isinstance(event, ev.Executed):
@@ -64,9 +67,11 @@ class StoreFetches(Observer):
             self._remote.ask(req_state.request, req_state.tokens)
 
     def release(self) -> None:
-        """All of it is written: what was decided may happen. The next step is not dispatched yet, so blocks
-        that were computed hold that still; those that were forgotten since, or promised to somebody, go
-        without."""
+        """Start the fetches and store the computed blocks, once the log holds their decisions.
+
+        The next step is not dispatched yet, so computed blocks still hold their contents. Blocks that were
+        forgotten or reassigned since are not stored.
+        """
         computed, self._computed = self._computed, []
         index = self._state.blocks.index
         for blocks, content in computed:

@@ -1,7 +1,7 @@
-"""What requests have of their answers while their consumers do not have all of it: a fold beside the state's.
+"""Answers whose consumers do not have all of them yet: a fold beside the state's fold.
 
-A reader of a log makes it, and a live engine goes on with it, so that a snapshot holds it: whoever goes on
-from there needs no record of before.
+A reader of a log makes this fold, and a live engine continues with it. A snapshot holds its result, so a
+process that continues from the snapshot needs no earlier record.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +23,8 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.retention import Undelivered
 from mmengine.request import Request
 
-MAX_SCORES = 2**17  # logprobs in a snapshot, of prompts too: a few milliseconds
+# logprobs in a snapshot, prompt logprobs included; more take longer than a few milliseconds
+MAX_SCORES = 2**17
 Logprobs = list[tuple[tuple[int, float], ...]]
 
 NO_RECORD = -1  # in place of a sequence
@@ -34,7 +35,8 @@ _NO_ROWS = np.zeros(0, np.intp)
 
 @dataclass(slots=True)
 class ResumedAnswer:
-    """One request, and what it has of its answer. `reason` is empty while it is live."""
+    """A request with the part of its answer that the log holds. `reason` is empty while the request is
+    live."""
 
     queued: ev.Queued
     token_ids: list[int] = field(default_factory=list)
@@ -46,7 +48,7 @@ class ResumedAnswer:
     code: ErrorCode | None = None
 
     def add(self, output: Output) -> None:
-        """What another step gave the request."""
+        """Append the request's output of another step."""
         self.token_ids.extend(output.token_ids)
         if output.logprobs is not None:
             self.logprobs = [*(self.logprobs or ()), *output.logprobs]
@@ -57,7 +59,7 @@ class ResumedAnswer:
 
     @property
     def was_given_up(self) -> bool:
-        """Whether the request was cancelled, so that its answer is none. A deadline that passed is one."""
+        """Whether the request was cancelled and so has no answer. A passed deadline counts as an answer."""
         return self.code is ErrorCode.CANCELLED
 
 
@@ -69,7 +71,7 @@ class _Scores:
     of_prompt: PromptLogprobs | None = None
 
     def __len__(self) -> int:
-        """How many there are, about: all tokens have as many as the first."""
+        """Return about how many logprobs there are: the first token's number stands for all tokens."""
         return len(self.logprobs or ()) * len((self.logprobs or ((),))[0]) + (
             0 if self.of_prompt is None else self.of_prompt.logprobs.size
         )
@@ -87,18 +89,22 @@ class _Ended:
 
 
 class UndeliveredAnswers(Observer):
-    """`undelivered`: whose answers are needed. `lacking`: requests whose logprobs are not known from their
-    first token on, because the snapshot with which it began left them out. `fingerprints`: of the last
-    RECOVERED."""
+    """The undelivered answers of one log.
+
+    `undelivered`: the requests whose answers a consumer still needs. `lacking`: requests without the logprobs
+    of their first tokens, because the snapshot at the beginning left them out. `fingerprints`: the
+    fingerprints in the last RECOVERED.
+    """
 
     def __init__(self, state: State, sequence: int = NO_RECORD) -> None:
-        self._state, self.sequence = state, sequence  # of the last record that was applied
+        self._state, self.sequence = state, sequence  # the number of the last applied record
         self.undelivered = Undelivered()
         self.lacking: set[str] = set()
         self.fingerprints: dict[str, str] = {}
         self._ended: dict[str, _Ended] = {}
-        self._scores: dict[str, _Scores] = {}  # of live requests that asked for them
-        self._sampled = _NO_ROWS  # intp: rows of the step that returns with logprobs, their tokens and owners
+        self._scores: dict[str, _Scores] = {}  # of live requests that want logprobs
+        # of a step that returns with logprobs: its sampled rows, their tokens and owners; intp
+        self._sampled = _NO_ROWS
         self._num_tokens, self._owners = _NO_ROWS, _NO_ROWS
 
     def before(self, event: ev.Event) -> None:
@@ -156,8 +162,9 @@ class UndeliveredAnswers(Observer):
         return self._scores.setdefault(name, _Scores()) if name in self.undelivered.begins else None
 
     def answers(self) -> dict[str, ResumedAnswer]:
-        """By request id, in the order in which they began. Raises CorruptLog for a live request of which
-        nobody knows how it began."""
+        """Return the answers by request id, in the order in which the requests began. Raises CorruptLog for a
+        live request whose beginning no record shows.
+        """
         begins, state = self.undelivered.begins, self._state
         for name in state.requests:
             if name not in begins or name in self._ended:
@@ -212,7 +219,8 @@ class UndeliveredAnswers(Observer):
 
 
 def restored(state: State, body: saved.Body) -> UndeliveredAnswers | None:
-    """What a snapshot of `state` holds; None where it holds nothing, or what cannot be used."""
+    """Return the answers in a snapshot of `state`, or None if the snapshot holds none or they are
+    unusable."""
     if not body.answers or digest_of(body.answers) != body.answers_digest:
         return None
     try:
@@ -223,7 +231,7 @@ def restored(state: State, body: saved.Body) -> UndeliveredAnswers | None:
 
 
 def _filled(state: State, found: saved.SavedAnswers, sequence: int) -> UndeliveredAnswers:
-    """Raises ValueError where it contradicts the state."""
+    """Restore the answers. Raises ValueError if they contradict the state."""
     out = UndeliveredAnswers(state, sequence)
     for one in found.answers:
         request = request_of(state.grammar_slots.whole(one.queued))

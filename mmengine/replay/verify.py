@@ -348,7 +348,7 @@ def _advance(core: EngineCore, coming: ev.Event) -> None:
         case ev.Recovered():
             core.recover(coming)
         case ev.Delivered():  # Closing writes DELIVERED with no step after it.
-            core.note(coming)
+            core.record_delivered(coming)
         case _:
             core.step()
 

@@ -12,7 +12,7 @@ MOST = 7
 
 class Drafter:
     """Has `most` drafts of a row in a share `has_some` of the steps, each kept with `chance`. Making takes
-    `fixed_us`, where it is asked, and `draft_us` each."""
+    `fixed_us`, where it is level, and `draft_us` each."""
 
     def __init__(self, chance, fixed_us=0.0, draft_us=0.0, most=MOST, has_some=1.0):
         self.chance, self.fixed_us, self.draft_us = chance, fixed_us, draft_us
@@ -22,7 +22,7 @@ class Drafter:
 class Machine:
     """A step takes `step_us` and `row_us` a row; a draft adds `token_us`. `noise`: of each step, one-sided;
     one in a hundred takes five times as long where there is any. `policy`: goodput, none, or up to which
-    number drafters are asked. Who drafts again after a pause reads what was missed, `missed_us` a row and
+    number drafters are level. Who drafts again after a pause reads what was missed, `missed_us` a row and
     step, up to 2,048 of these."""
 
     def __init__(self, policy, drafters, *, step_us=150, row_us=20, token_us=20, noise=0.0, missed_us=0):
@@ -51,9 +51,9 @@ class Machine:
         self.ns, self.tokens = self.ns + int(1000 * took), self.tokens + num_rows
         self.work_us += took
         made = sum(count for _, count in self.behind.values())
-        if not self.goodput.passes(num_rows, made > 0, int(1000 * took)):
+        if not self.goodput.count_step(num_rows, made > 0, int(1000 * took)):
             reading_ns = 1000 * reading_us if is_read else 0
-            self.goodput.ran(rows, 0, num_rows, made, int(1000 * took), False, reading_ns=reading_ns)
+            self.goodput.record_step(rows, 0, num_rows, made, int(1000 * took), False, reading_ns=reading_ns)
         end = self.tokens + num_rows * (length - 1)
         while self.tokens < end:
             self.step(rows)
@@ -61,7 +61,7 @@ class Machine:
         return is_read
 
     def run(self, num_rows, steps):
-        """Rows 0 to `num_rows` decode; gives the share of steps in which anybody was asked."""
+        """Rows 0 to `num_rows` decode; gives the share of steps in which anybody was level."""
         rows, before = np.arange(num_rows), (self.asked_steps, self.drafts)
         for _ in range(steps):
             self.step(rows)
@@ -86,15 +86,15 @@ class Machine:
         self.ns, self.tokens, self.steps = self.ns + ns, self.tokens + int(counts.sum()), self.steps + 1
         self.drafts, self.work_us = self.drafts + int(drafted.sum()), self.work_us + whole + making
         goodput, drafts = self.goodput, int(drafted.sum())
-        if not goodput.passes(len(rows), bool(drafts or made), ns):
+        if not goodput.count_step(len(rows), bool(drafts or made), ns):
             if drafts:
                 goodput.judge(rows, drafters, drafted, counts.tobytes())
-            goodput.ran(rows, drafts, int(counts.sum()), made, ns, True)
+            goodput.record_step(rows, drafts, int(counts.sum()), made, ns, True)
 
     def _limits(self, rows):
         """The most drafts of each row by number of the drafter."""
         limits = np.zeros((DRAFTERS, len(rows)), np.int32)
-        room = self.goodput.room_of(rows)
+        room = self.goodput.draft_limits_of(rows)
         if self.policy == "goodput":
             limits[:] = MOST if room is None else room if len(room) else 0
         elif self.policy != "none":
@@ -104,10 +104,10 @@ class Machine:
     def _make(self, rows, limits):
         """Drafts behind the rows; what making them takes."""
         self.behind, took = {}, 0.0
-        asked = [number for number in range(len(self.drafters)) if limits[number].any()]
-        self.asked_steps += bool(asked)
-        self.missed = 0 if asked else self.missed + len(rows)
-        for number in asked:
+        level = [number for number in range(len(self.drafters)) if limits[number].any()]
+        self.asked_steps += bool(level)
+        self.missed = 0 if level else self.missed + len(rows)
+        for number in level:
             drafter = self.drafters[number]
             took += drafter.fixed_us
             for row in rows.tolist():
@@ -115,7 +115,7 @@ class Machine:
                 if row not in self.behind and most and self.rng.random() < drafter.has_some:
                     self.behind[row] = (number, most)
                     took += drafter.draft_us * most
-        return took + (self.missed_us * min(self.missed, 2048) if asked else 0)
+        return took + (self.missed_us * min(self.missed, 2048) if level else 0)
 
     @property
     def ns_a_token(self):

@@ -8,7 +8,7 @@ import pytest
 from mmengine.config import EngineConfig
 from mmengine.core.engine import EngineCore
 from mmengine.core.state.acceptance import DRAFTERS, powers
-from mmengine.core.state.draft_arbiter import ALL, NO_DRAFTERS
+from mmengine.core.state.draft_arbiter import ALL_DRAFTERS, NO_DRAFTERS
 from mmengine.core.state.goodput import Goodput
 from mmengine.core.state.step_cost import ENOUGH_PLAIN, ONE, StepCosts, rows_of
 from mmengine.errors import ConfigError
@@ -110,13 +110,13 @@ def test_a_step_that_was_decided_before_drafts_were_asked_for_is_one_without():
     """With two in flight what is chosen now is not what the step that comes back was dispatched with."""
     goodput, rows = Goodput(8, MOST), np.arange(8)
     for _ in range(2 * ENOUGH_PLAIN):
-        goodput.passes(8, False, 1000)
-        goodput.ran(rows, 0, 8, 0, 1000, True, asked=NO_DRAFTERS)
+        goodput.count_step(8, False, 1000)
+        goodput.record_step(rows, 0, 8, 0, 1000, True, level=NO_DRAFTERS)
     assert goodput.costs.knows_plain(StepCosts.bucket(8))
     goodput = Goodput(8, MOST)
     for _ in range(2 * ENOUGH_PLAIN):
-        goodput.passes(8, False, 1000)
-        goodput.ran(rows, 0, 8, 0, 1000, True, asked=ALL)
+        goodput.count_step(8, False, 1000)
+        goodput.record_step(rows, 0, 8, 0, 1000, True, level=ALL_DRAFTERS)
     assert not goodput.costs.knows_plain(StepCosts.bucket(8))
 
 
@@ -144,42 +144,42 @@ def test_a_snapshot_holds_it():
     assert again.digest() == there.digest()
     rows = core.state.running
     for each in (there, again):
-        each.ran(rows, 4, 5, 3, 90_000, True)
+        each.record_step(rows, 4, 5, 3, 90_000, True)
     assert again.digest() == there.digest()
 
 
 def costs_of(num_rows=4, took_ns=250_000, tokens=10, without_ns=100_000):
     costs, bucket = StepCosts(), StepCosts.bucket(num_rows)
     for _ in range(ENOUGH_PLAIN):
-        costs.plain(bucket, num_rows, without_ns)
+        costs.add_plain(bucket, num_rows, without_ns)
     for _ in range(4):
-        costs.drafted(bucket, ALL, num_rows, 8, tokens, took_ns)
+        costs.add_drafted(bucket, ALL_DRAFTERS, num_rows, 8, tokens, took_ns)
     return costs
 
 
 def test_what_drafts_give_is_tokens_per_time_beside_none():
     costs = costs_of(4, 200_000, 12)
-    assert costs.rate(4, ALL) == pytest.approx(1.5 * ONE, rel=0.01)
-    assert costs.rate(4, 0) is None and costs.rate(5, ALL) is None
-    costs.had_none(4, 0)
+    assert costs.rate(4, ALL_DRAFTERS) == pytest.approx(1.5 * ONE, rel=0.01)
+    assert costs.rate(4, 0) is None and costs.rate(5, ALL_DRAFTERS) is None
+    costs.add_failure(4, 0)
     assert costs.rate(4, 0) < ONE // 100
     costs.forget_drafted(4)
-    assert costs.rate(4, ALL) is None and costs.knows_plain(4)
+    assert costs.rate(4, ALL_DRAFTERS) is None and costs.knows_plain(4)
 
 
 def test_a_few_long_steps_decide_nothing():
     costs = costs_of(4, 200_000, 12)
-    costs.drafted(4, ALL, 4, 8, 12, 10**12)
-    costs.plain(4, 4, 10**12)
-    assert costs.rate(4, ALL) == pytest.approx(1.5 * ONE, rel=0.15)
+    costs.add_drafted(4, ALL_DRAFTERS, 4, 8, 12, 10**12)
+    costs.add_plain(4, 4, 10**12)
+    assert costs.rate(4, ALL_DRAFTERS) == pytest.approx(1.5 * ONE, rel=0.15)
 
 
 def test_what_a_draft_took_says_what_chance_it_needs():
     # 8 drafts took 100 us more than none, and a token of 12 takes 16.7 us: a third of 12.5 / 16.7
-    assert costs_of(4, 200_000, 12).least_chance(4, ALL) == pytest.approx(0.25 * ONE, rel=0.02)
-    assert costs_of(4, 90_000, 12).least_chance(4, ALL) == 0
-    assert costs_of(4, 10**9, 4).least_chance(4, ALL) == ONE // 2
-    assert StepCosts().least_chance(4, ALL) == 0
+    assert costs_of(4, 200_000, 12).least_chance(4, ALL_DRAFTERS) == pytest.approx(0.25 * ONE, rel=0.02)
+    assert costs_of(4, 90_000, 12).least_chance(4, ALL_DRAFTERS) == 0
+    assert costs_of(4, 10**9, 4).least_chance(4, ALL_DRAFTERS) == ONE // 2
+    assert StepCosts().least_chance(4, ALL_DRAFTERS) == 0
 
 
 def test_of_steps_without_drafts_a_like_number_of_rows_speaks():

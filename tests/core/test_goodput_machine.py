@@ -142,10 +142,10 @@ def test_drafters_are_told_apart():
     assert share < 1.1, "all of which finding out takes"
     machine = Machine("goodput", drafters, **costs)
     machine.run(16, 300)
-    assert machine.goodput.asked == 0
-    machine.run(2, 20)  # where all are asked
+    assert machine.goodput.level == 0
+    machine.run(2, 20)  # where all are level
     machine.admit(*range(16))
-    room = machine.goodput.room_of(np.arange(16))
+    room = machine.goodput.draft_limits_of(np.arange(16))
     assert room[0].any() and not room[1:].any()
 
 
@@ -186,7 +186,7 @@ def test_prompts_of_short_answers_are_not_read_for_drafts(rows):
 def test_requests_that_are_easy_to_guess_are_drafted_for_again():
     machine = Machine("goodput", [Drafter(0.1, 60, 8)], noise=0.1)
     machine.run(4, 300)
-    assert machine.goodput.asked == NO_DRAFTERS
+    assert machine.goodput.level == NO_DRAFTERS
     machine.drafters = [HEAD]
     for row in range(40):
         machine.admit(row % 4)

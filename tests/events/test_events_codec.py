@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmengine.errors import CorruptLog
+from mmengine.errors import CorruptLog, ErrorCode
 from mmengine.events import codec
 from mmengine.events import value_count as values
 from mmengine.events import vocabulary as ev
@@ -106,7 +106,8 @@ FIELDS = {
     ev.Appended: (TEXT, TEXT, INTS, INTS, st.booleans(), INTS),
     ev.Leased: (TEXT, INTS, BYTES),
     ev.LeaseTaken: (TEXT, INTS, TEXT),
-    **dict.fromkeys((ev.Finished, ev.Stalled), (TEXT, TEXT, TEXT)),
+    ev.Stalled: (TEXT, TEXT, TEXT),
+    ev.Finished: (TEXT, TEXT, TEXT, st.none() | st.sampled_from(ErrorCode)),
     ev.CacheReset: (st.booleans(),),
 }
 FIELDS[ev.AdmittedWithState] = (*FIELDS[ev.Admitted], INTS, INTS, INTS)

@@ -81,7 +81,7 @@ def test_a_segment_that_is_packed_meanwhile(records, tmp_path, monkeypatch):
         writer.append(record.event, record.step, record.mono_ns)
     writer.close()
     (path,) = (tmp_path / "log").glob("*.mmlog")
-    hidden, real = tmp_path / "hidden", follow.opened
+    hidden, real = tmp_path / "hidden", follow.open_segment
 
     def vanishing(asked):
         if not hidden.exists():
@@ -95,7 +95,7 @@ def test_a_segment_that_is_packed_meanwhile(records, tmp_path, monkeypatch):
         hidden.touch()
         return True
 
-    monkeypatch.setattr(follow, "opened", vanishing)
+    monkeypatch.setattr(follow, "open_segment", vanishing)
     seen = [record.event for record in LogFollower(tmp_path / "log", wait)]
     assert seen == [record.event for record in records]
 

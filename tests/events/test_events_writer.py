@@ -337,8 +337,8 @@ def test_who_goes_on_reads_the_last_segment_once(tmp_path, monkeypatch, is_kille
     *_, last = segments(folder)
     if is_killed:
         last.write_bytes(last.read_bytes()[:-FOOTER_SIZE] + b"mmfr")
-    read = recovery_module.opened
-    monkeypatch.setattr(recovery_module, "opened", lambda path: opened.append(path) or read(path))
+    read = recovery_module.open_segment
+    monkeypatch.setattr(recovery_module, "open_segment", lambda path: opened.append(path) or read(path))
     writer = LogWriter(folder, reopen="tail")
     writer.append(ev.Failed("more"), 0, 10**9)
     assert writer.commit()

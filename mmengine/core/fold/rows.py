@@ -162,9 +162,9 @@ def take_drafts(state: State, rows: np.ndarray, sampled: np.ndarray, event: ev.E
 def weigh_drafts(state: State, goodput: Goodput, flight: Flight, event: ev.Executed) -> None:
     """See what a step cost, and how many of its drafts were kept; before they are taken."""
     rows, sampled = flight.rows, flight.sampled
-    asked = flight.asked if state.config.max_in_flight > 1 else None
+    level = flight.draft_level if state.config.max_in_flight > 1 else None
     ns = event.device_ns + event.host_ns
-    if goodput.passes(len(rows), event.counts is not None or bool(event.drafts), ns, asked):
+    if goodput.count_step(len(rows), event.counts is not None or bool(event.drafts), ns, level):
         return
     drafts = 0
     if event.counts is not None:
@@ -176,7 +176,7 @@ def weigh_drafts(state: State, goodput: Goodput, flight: Flight, event: ev.Execu
     only_decodes = len(sampled) == len(rows) and not (of_prompts or flight.encoded or flight.part_of)
     tokens, made = len(event.token_ids) // 4, len(event.drafts) // 4
     reading_ns = event.draft_ns * of_prompts // max(flight.num_tokens, 1)
-    goodput.ran(rows, drafts, tokens, made, ns, only_decodes, asked, reading_ns)
+    goodput.record_step(rows, drafts, tokens, made, ns, only_decodes, level, reading_ns)
 
 
 def swap_out(state: State, req_state: RequestState, host_blocks: np.ndarray) -> None:

@@ -7,7 +7,7 @@ from mmengine.core.fold.rows import drop_host_blocks, free_rows_left, take_draft
 from mmengine.core.fold.states import pass_kept
 from mmengine.core.state.columns import BROKEN, LEFT, LOST, STOPPED
 from mmengine.core.state.flight import Flight
-from mmengine.core.state.overlap import last_drafter_after
+from mmengine.core.state.overlap import draft_level_after
 from mmengine.core.state.request_state import RequestState
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
@@ -29,7 +29,7 @@ def close_step(state: State) -> Flight:
 def apply_dispatched(state: State) -> None:
     """The open step is handed over; the next one may open before it is back."""
     flight = close_step(state)
-    flight.asked = last_drafter_after(state, flight.rows)
+    flight.draft_level = draft_level_after(state, flight.rows)
     state.in_flight[flight.rows] += 1
     state.num_pending[flight.sampled] += 1
     state.flights.append(flight)

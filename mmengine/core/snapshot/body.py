@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 
 from mmengine.core.snapshot.field_forms import INTS, INTS_OR_NONE, LIST, MANY_INTS, ROWS, SET, TRIPLES
-from mmengine.core.state.draft_arbiter import NO_DRAFTERS, Saved
+from mmengine.core.state.draft_arbiter import NO_DRAFTERS, SavedGoodput
 from mmengine.core.state.flight import Part
 from mmengine.core.state.sessions import Chunk, Place
 from mmengine.errors import ErrorCode
@@ -63,7 +63,7 @@ class Step(msgspec.Struct, array_like=True):
     encoded: tuple[tuple[bytes, int, int], ...]
     gone: Annotated[tuple[bytes, ...], LIST]
     swapped: tuple[str, ...]
-    asked: int = NO_DRAFTERS
+    draft_level: int = NO_DRAFTERS
     part_of: str = ""
     kept: Annotated[tuple[bytes, ...], TRIPLES] = ()
 
@@ -187,7 +187,7 @@ class Body(msgspec.Struct):
     made_room_for: tuple[int, int]
     flights: tuple[Step, ...] = ()
     leaving: tuple[tuple[int, tuple[bytes, ...]], ...] = ()
-    goodput: Saved | None = None
+    goodput: SavedGoodput | None = None
     grammar_slots: tuple[tuple[int, str, str], ...] = ()  # slot, kind, source
     answers: bytes = b""
     answers_digest: bytes = b""

@@ -1,41 +1,44 @@
-"""How likely drafts are kept: trials and hits of each row, and of each drafter over all rows.
+"""Estimates how likely drafts are accepted: trials and hits of each row, and of each drafter over all rows.
 
-A trial is a draft whose place was reached: those kept, and the first that was not.
+A trial is a draft whose place was reached: the accepted drafts and the first rejected draft.
 """
 
 import numpy as np
 
 from mmengine.core.state.step_cost import ONE
 
-DRAFTERS = 8  # numbers that are told apart; those beyond count as the last one
-TRIAL = 256  # what one trial adds
-MEMORY = 24 * TRIAL  # trials of a row, and of a drafter 16 times as many, at which older ones fade
-PRIOR = 4 * TRIAL  # trials that the drafter's own share of hits counts for in a row's
-FIRST_HITS, FIRST_TRIALS = 3 * TRIAL, 4 * TRIAL  # of a drafter that was never judged
+DRAFTERS = 8  # drafters with larger numbers count as the last one
+TRIAL = 256  # the weight of one trial
+MEMORY = 24 * TRIAL  # trials of a row at which older trials fade; a drafter has 16 times as many
+PRIOR = 4 * TRIAL  # trials for which the drafter's own share of hits counts in a row's estimate
+FIRST_HITS, FIRST_TRIALS = 3 * TRIAL, 4 * TRIAL  # of a drafter without trials
 ARRAYS = ("hits", "trials", "drafter_hits", "drafter_trials")
 
 
 class Acceptance:
-    """Columns are [drafter, row] or [drafter]."""
+    """Acceptance counts. Columns are [drafter, row] or [drafter]."""
 
     def __init__(self, num_rows: int):
         self.hits = np.zeros((DRAFTERS, num_rows), np.int32)
         self.trials = np.zeros((DRAFTERS, num_rows), np.int32)
         self.drafter_hits = np.zeros(DRAFTERS, np.int64)
         self.drafter_trials = np.zeros(DRAFTERS, np.int64)
-        self._unread: list[tuple[np.ndarray, ...]] = []  # what was judged, to be counted together
+        # verified drafts that are not counted yet, to be counted together
+        self._unread: list[tuple[np.ndarray, ...]] = []
 
     def admit(self, row: int) -> None:
-        """The row is another request's."""
+        """Forget the row's counts: another request has the row."""
         self.count()
         self.hits[:, row] = self.trials[:, row] = 0
 
     def judge(self, rows: np.ndarray, drafters: np.ndarray, drafted: np.ndarray, counts: bytes) -> None:
-        """Of rows (intp [m]) `drafted` drafts, or none, were verified; each gave `counts` tokens, int32."""
+        """Note the verified drafts of `rows` (intp [m]): `drafted` drafts, 0 for none, and `counts` tokens
+        given, int32.
+        """
         self._unread.append((rows, drafters, drafted, np.frombuffer(counts, np.int32)))
 
     def count(self) -> None:
-        """Count what was judged; when this is done is all the same."""
+        """Count the noted drafts. The time of this call does not change the result."""
         if not self._unread:
             return
         rows, drafters, drafted, counts = map(np.concatenate, zip(*self._unread, strict=True))
@@ -52,7 +55,7 @@ class Acceptance:
         np.add.at(self.drafter_trials, drafters, trials)
 
     def fade(self) -> None:
-        """What was long ago counts less."""
+        """Reduce the weight of old trials."""
         for hits, trials, memory in (
             (self.hits, self.trials, MEMORY),
             (self.drafter_hits, self.drafter_trials, 16 * MEMORY),
@@ -63,18 +66,20 @@ class Acceptance:
                 trials[old] >>= 1
 
     def of_rows(self, rows: np.ndarray) -> np.ndarray:
-        """How likely a draft of each drafter is kept, in 1/65536: int64 [drafters, n]."""
+        """Return the chance that a draft of each drafter is accepted, in 1/65536: int64 [drafters, n]."""
         usual = (self.drafter_hits + FIRST_HITS) * ONE // (self.drafter_trials + FIRST_TRIALS)
         hits = self.hits[:, rows].astype(np.int64) * ONE + usual[:, None] * PRIOR
         return hits // (self.trials[:, rows] + PRIOR)
 
     def before_last(self) -> list[int]:
-        """Who drafted, but for the highest number, falling. What was judged must be counted."""
+        """Return the numbers of the drafters that drafted, without the highest, in falling order. Noted
+        drafts must be counted.
+        """
         return self.drafter_trials.nonzero()[0][-2::-1].tolist()
 
 
 def powers(chances: np.ndarray, most: int) -> np.ndarray:
-    """chance, chance^2, …, in 1/65536: int64 [most, ...]."""
+    """Return chance, chance^2, …, in 1/65536: int64 [most, ...]."""
     table = np.empty((most, *chances.shape), np.int64)
     table[0] = chances
     for depth in range(1, most):

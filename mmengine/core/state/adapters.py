@@ -1,7 +1,8 @@
-"""The pool of LoRA adapters: which ones' matrices are on the device, and which row computes with which.
+"""The pool of LoRA adapters: which adapters' matrices are on the device, and which row computes with which
+adapter.
 
-Sizes are in bytes. As in the encoder cache, an adapter that no row holds stays until its room is needed, the
-longest unused first.
+Sizes are in bytes. As in the encoder cache, an adapter that no row holds stays loaded until its memory is
+needed; the longest unused adapter leaves first.
 """
 
 from mmengine.encoder_cache.cache import EncoderCache
@@ -10,15 +11,18 @@ from mmengine.request import Adapter
 
 
 def digest_of(adapter: Adapter | None) -> bytes:
-    """b"" of none."""
+    """Return the adapter's digest, or b"" for None."""
     return b"" if adapter is None else adapter.digest
 
 
 class AdapterPool:
-    """`cache`: by digest. `of_row`: the digest of each row that has one, those that are being left included.
-    `known`: what can be asked for, by name. `nameless`: by digest what live requests have and no name stands
-    for any more; no decision reads it, so it is in no digest. Callers read; only `evolve` calls what
-    changes."""
+    """The adapters of one engine.
+
+    `cache`: loaded adapters by digest. `of_row`: the adapter's digest of each row that has one, including
+    rows that requests left while a step runs. `known`: the adapters that requests may name, by name.
+    `nameless`: by digest, adapters of live requests that no name refers to any more; no decision reads them,
+    so they are in no digest. Only `evolve` calls methods that change the pool.
+    """
 
     def __init__(self, capacity: int):
         self.cache = EncoderCache(capacity)
@@ -28,7 +32,7 @@ class AdapterPool:
 
     @property
     def num_held(self) -> int:
-        """Adapters that rows hold."""
+        """The number of adapters that rows hold."""
         return len(self.cache.entries) - len(self.cache.idle)
 
     @property
@@ -40,13 +44,14 @@ class AdapterPool:
         return digest in self.cache.entries and digest not in self.cache.idle
 
     def room_for(self, adapter: Adapter, promised: int = 0) -> list[bytes] | None:
-        """Which others must leave so that its matrices are there, beside `promised` bytes for others; None
-        where that does not suffice."""
+        """Return the adapters that must leave so that this adapter fits beside `promised` bytes for others,
+        or None if all of them are not enough.
+        """
         size = 0 if adapter.digest in self.cache.entries else adapter.num_bytes
         return self.cache.evictions_for(size, {adapter.digest}, promised)
 
     def take(self, row: int, adapter: Adapter, out: tuple[bytes, ...]) -> None:
-        """A row computes with it from now on; those in `out` leave."""
+        """Give the adapter to a row; the adapters in `out` leave."""
         for digest in out:
             self.cache.evict(digest)
         if adapter.digest not in self.cache.entries:
@@ -55,7 +60,7 @@ class AdapterPool:
         self.of_row[row] = adapter.digest
 
     def release(self, row: int) -> None:
-        """The row is free. One without an adapter is no error."""
+        """Take the adapter from a free row. A row without an adapter is no error."""
         digest = self.of_row.pop(row, None)
         if digest is not None:
             self.cache.release(digest)

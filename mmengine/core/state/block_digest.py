@@ -1,12 +1,12 @@
-"""A digest of what a KV block holds that is the same in every process.
+"""A digest of a KV block's contents that is the same in every process.
 
-Content ids (core/state/prefix_index.py) are counters, and mean something in one process alone. Whoever must
-name a block to others (routers that read KV events, a store of blocks) names it by
+Content ids (core/state/prefix_index.py) are counters with a meaning in one process only. Routers that read KV
+events and stores of blocks name a block by
 
     digest(block) = BLAKE2b-128(digest of the block before it | its tokens | its extra)
 
-where `extra` is that of `block_extras`: which embeddings of which media lie where in the block, and in the
-first block a hash of the tenant's salt. Equal digests are equal contents, unless BLAKE2b is broken.
+where `extra` comes from `block_extras`: which embeddings of which media lie where in the block, and in the
+first block a hash of the tenant's salt. Equal digests mean equal contents, unless BLAKE2b is broken.
 """
 
 import hashlib
@@ -18,23 +18,26 @@ from mmengine.core.state.prefix_index import NO_CONTENT, ROOT, PrefixIndex
 from mmengine.request import Request
 
 DIGEST_BYTES = 16
-ROOT_DIGEST = bytes(DIGEST_BYTES)  # before the first block
+ROOT_DIGEST = bytes(DIGEST_BYTES)  # the parent of a first block
 
 
 def block_digest(parent: bytes, tokens: np.ndarray, extra: bytes) -> bytes:
-    """Of a block with these tokens, int32 [block_size], behind the one with the digest `parent`."""
+    """Return the digest of a block with these tokens, int32 [block_size], after the block with the digest
+    `parent`.
+    """
     said = b"".join((parent, tokens.astype("<i4").tobytes(), extra))
     return hashlib.blake2b(said, digest_size=DIGEST_BYTES, person=b"mmengine-block").digest()
 
 
 def event_hash(digest: bytes) -> int:
-    """The low 64 bits, by which KV events name a block."""
+    """Return the low 64 bits, by which KV events name a block."""
     return int.from_bytes(digest[8:], "big")
 
 
 def prompt_digests(request: Request, tokens: np.ndarray, block_size: int) -> list[bytes]:
-    """Of the blocks that a request's `tokens`, int32 [n], fill, without the one that holds the last token:
-    what it could find computed, because that one's logits are wanted."""
+    """Return the digests of the blocks that `tokens`, int32 [n], fill, without the block of the last token. A
+    request can find these blocks computed; the last token is computed for its logits.
+    """
     count = (len(tokens) - 1) // block_size
     extras = block_extras(request, 0, count, block_size)
     digests, digest = [], ROOT_DIGEST
@@ -46,7 +49,9 @@ def prompt_digests(request: Request, tokens: np.ndarray, block_size: int) -> lis
 
 
 class ContentDigests:
-    """The digests of an index's content ids, as far as blocks hold them: kept up by whoever folds a log."""
+    """The digests of an index's content ids that blocks hold. The code that folds a log keeps them up to
+    date.
+    """
 
     def __init__(self, index: PrefixIndex, block_size: int):
         self._index, self._size = index, block_size
@@ -56,8 +61,7 @@ class ContentDigests:
         return self._by_content.get(content)
 
     def add(self, blocks: np.ndarray) -> None:
-        """These blocks (int [n]) hold something now. Nothing is known of what stands behind a content that
-        is not known itself."""
+        """Add the contents of these blocks (int [n]). A content whose parent has no digest gets none."""
         content, parent, tokens, _ = self._index.columns()
         blocks = blocks[content[blocks] != NO_CONTENT]
         for block in blocks[np.argsort(content[blocks], kind="stable")].tolist():  # parents first
@@ -68,11 +72,15 @@ class ContentDigests:
                 self._by_content[int(content[block])] = block_digest(before, own, extra)
 
     def drop(self, content: int) -> None:
-        """No block holds it any more. Who stands behind it was added before, for its row held this one."""
+        """Remove a content that no block holds. Contents after it were added before, because their row held
+        this block.
+        """
         self._by_content.pop(content, None)
 
     def prune(self) -> None:
-        """Drop what no block holds any more, where there is much of it: for who does not hear of each."""
+        """Remove contents that no block holds, if there are many, for callers that do not call `drop` for
+        each.
+        """
         if len(self._by_content) > 2 * len(self._index.content) + 64:
             held = {ROOT, *self._index.content.tolist()}
             self._by_content = {each: self._by_content[each] for each in held & self._by_content.keys()}

@@ -1,4 +1,4 @@
-"""The pool of KV blocks: reference counts, the free list, and what full blocks hold."""
+"""The pool of KV blocks: reference counts, the free list, and the contents of full blocks."""
 
 import hashlib
 import struct
@@ -12,13 +12,14 @@ from mmengine.core.state.prefix_index import NO_CONTENT, PrefixIndex
 from mmengine.request import Request, num_before
 
 OF_SALT = -1  # in place of an embedding: the hash is a tenant's salt
-OF_ADAPTER = -2  # likewise: the hash is the digest of a LoRA adapter
+OF_ADAPTER = -2  # in place of an embedding: the hash is a LoRA adapter's digest
 _PART = struct.Struct("<Iqq")  # length of the hash before it, place, first embedding or OF_SALT
 
 
 class BlockPool:
-    """`num_blocks` counts block 0, the dummy. `content_width`: tokens that say what a block holds.
-    Callers read; only `evolve` calls what changes."""
+    """The blocks of one engine. `num_blocks` counts block 0, the dummy. `content_width`: how many tokens
+    determine a block's contents. Only `evolve` calls methods that change the pool.
+    """
 
     def __init__(self, num_blocks: int, block_size: int, content_width: int):
         self.num_blocks = num_blocks
@@ -34,19 +35,20 @@ class BlockPool:
         return self.free_list.num_free
 
     def take_new(self, blocks: np.ndarray) -> None:
-        """Free blocks go to a request; what they held is forgotten."""
+        """Give free blocks to a request and forget their contents."""
         self.index.forget(blocks)
         self.free_list.take(blocks)
         self.references[blocks] = 1
 
     def share(self, blocks: np.ndarray) -> None:
-        """A request joins the holders of cached blocks, or revives free ones."""
+        """Add a holder to cached blocks; free blocks among them are revived."""
         self.free_list.take(blocks[self.references[blocks] == 0])
         self.references[blocks] += 1
 
     def release(self, blocks: np.ndarray) -> None:
-        """A request lets its blocks go, given in table order. Those that nobody else holds become
-        free: with content the tail first, so that prefixes live longest."""
+        """Remove a holder from blocks, given in table order. Blocks without holders become free; blocks with
+        content are reused from the tail of the table first, so that prefixes live longest.
+        """
         self.references[blocks] -= 1
         freed = blocks[self.references[blocks] == 0]
         cached = self.index.content[freed] != NO_CONTENT
@@ -54,7 +56,7 @@ class BlockPool:
         self.free_list.give_back(freed[cached][::-1])
 
     def reset_cache(self) -> None:
-        """Forget all cached content; blocks in use stay with their holders."""
+        """Forget all cached contents. Blocks in use stay with their holders."""
         self.index.clear()
 
 
@@ -64,9 +66,10 @@ def further_blocks(
     rows: ReadOnlyArray,
     num_tokens: np.ndarray | int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which of `rows` (their places, intp) need further blocks for `num_tokens` more, or for as many each,
-    and how many each of them does (int32). Slots for the drafter's lookahead count, up to the longest
-    request."""
+    """Return which of `rows` (their places, intp) need further blocks for `num_tokens` more tokens (an array,
+    or one number for all), and how many each needs (int32). The drafter's lookahead counts, up to the longest
+    request.
+    """
     slots, size = columns.num_computed[rows] + num_tokens, config.block_size
     held = columns.num_blocks[rows] * size
     lacking = slots + config.lookahead_tokens - held if config.lookahead_tokens else slots - held
@@ -78,7 +81,9 @@ def further_blocks(
 
 
 def content_windows(token_ids: ReadOnlyArray, first: int, last: int, size: int, width: int) -> np.ndarray:
-    """The `width` tokens that say what each of blocks [first, last) holds, int32 [last - first, width]."""
+    """Return the `width` tokens that determine the contents of each of blocks [first, last), int32 [last -
+    first, width].
+    """
     if width == size:
         return token_ids[first * size : last * size].reshape(-1, size)
     starts = np.arange(first, last)[:, None] * size
@@ -88,10 +93,13 @@ def content_windows(token_ids: ReadOnlyArray, first: int, last: int, size: int, 
 def block_extras(
     request: Request, first: int, last: int, block_size: int, ahead: int = 0
 ) -> dict[int, bytes]:
-    """What tokens alone do not say of blocks [first, last), by block number: which embeddings lie where in
-    the block, or in the `ahead` tokens behind it (hash of the item, the run's place against the block, its
-    first embedding) and, in block 0, a hash of the tenant's salt and the digest of the adapter. Written out,
-    each part with its length behind it, so that equal bytes are equal facts."""
+    """Return the facts that determine the contents of blocks [first, last) beside their tokens, by block
+    number.
+
+    These are the embeddings in the block, or in the `ahead` tokens after it (the item's hash, the run's place
+    relative to the block, its first embedding). Block 0 also has a hash of the tenant's salt and the
+    adapter's digest. Each part is followed by its length, so that equal bytes mean equal facts.
+    """
     extras: dict[int, bytes] = {}
     for item in request.media[num_before(request.media, first * block_size) :]:
         embedding = 0
@@ -111,5 +119,7 @@ def block_extras(
 
 
 def threshold_of(config: EngineConfig, num_requests: int) -> int:
-    """Most tokens of one request in a step, 0 for no limit; a request alone has none to be fair to."""
+    """Return the largest number of tokens of one request in a step, 0 for no limit. A request that is alone
+    has no limit.
+    """
     return config.long_prefill_token_threshold if num_requests > 1 else 0

@@ -1,7 +1,7 @@
-"""What is known of each row of the running batch, as columns: a value for each row.
+"""The columns of the running batch: one value for each row.
 
-Said once, for a state, which holds arrays, and for a view, which holds the same arrays as nobody may write
-them. The dtype stands in the annotation and is read from there when a state makes its arrays.
+A state and its view share these declarations: the state has arrays, the view has the same arrays without
+write access. A column's annotation holds the dtype from which a state makes the array.
 """
 
 from typing import Annotated, Any, Generic, Protocol, TypeVar, dataclass_transform, get_type_hints
@@ -9,13 +9,13 @@ from typing import Annotated, Any, Generic, Protocol, TypeVar, dataclass_transfo
 import numpy as np
 
 NEVER = np.int32(2**31 - 1)
-# Values of the column `ended`. LOST: the step that the row was in failed as a whole. LEFT: the request
-# is gone, a step in flight still names the row. CRASHED: the process that held the row is gone.
+# Values of the column `ended`. LOST: the row's step failed as a whole. LEFT: the request is gone and a step
+# in flight still names the row. CRASHED: the process that held the row is gone.
 RUNS_ON, STOPPED, BROKEN, LOST, LEFT, CRASHED = 0, 1, 2, 3, 4, 5
 
 
 class ReadOnlyArray(Protocol):
-    """A numpy array, but for what writes to it. What is computed from it is an array like any other."""
+    """A numpy array without its writing methods. Results computed from it are ordinary arrays."""
 
     def __getitem__(self, key: Any, /) -> Any: ...
     def __len__(self) -> int: ...
@@ -38,60 +38,60 @@ Int64 = Annotated[Array, np.int64]
 
 @dataclass_transform(frozen_default=True)
 def never_assigned(cls: type[Class]) -> type[Class]:
-    """Tell a type checker that nobody assigns to the attributes which the class declares."""
+    """Tell a type checker that no code assigns to the attributes that the class declares."""
     return cls
 
 
 @never_assigned
 class RowColumns(Generic[Array]):
-    """What a decision depends on, and a digest says."""
+    """Columns that decisions read and digests cover."""
 
-    num_tokens: Int32[Array]  # known
-    num_computed: Int32[Array]  # whose KV is there, or will be when the open step has run
-    max_total: Int32[Array]  # known tokens at which the request ends by length; of a free row: NEVER
-    num_blocks: Int32[Array]  # held
-    next_media: Int32[Array]  # start of the first embedding run not computed yet, or NEVER
-    release_at: Int32[Array]  # computed tokens at which an encoder reference may go, or NEVER
+    num_tokens: Int32[Array]  # known tokens
+    num_computed: Int32[Array]  # tokens whose KV exists, or will exist after the open step
+    max_total: Int32[Array]  # known tokens at which the request ends by length; NEVER for a free row
+    num_blocks: Int32[Array]  # held blocks
+    next_media: Int32[Array]  # start of the first embedding run that is not computed yet, or NEVER
+    release_at: Int32[Array]  # computed tokens at which an encoder reference may be dropped, or NEVER
     num_filled: Int32[Array]  # full blocks whose content is recorded
     scheduled: Int32[Array]  # tokens in the open step
-    scheduled_drafts: Int32[Array]  # how many of them, at their end, are drafts
-    num_drafts: Int32[Array]  # drafts behind the known tokens, for the next step
-    drafter: Int32[Array]  # who made them
+    scheduled_drafts: Int32[Array]  # drafts at the end of `scheduled`
+    num_drafts: Int32[Array]  # drafts after the known tokens, for the next step
+    drafter: Int32[Array]  # the number of the drafter that made them
     plain_from: Int32[Array]  # blocks from this token on overlap no media and no salt
-    content: Int64[Array]  # content id of the last full block, the parent of the next
+    content: Int64[Array]  # content id of the last full block, the parent of the next block
     ended: Int8[Array]
 
 
 @never_assigned
 class FlightColumns(Generic[Array]):
-    """All zero where no step is decided before the one before it ran."""
+    """Columns for overlapping steps; all zero if steps do not overlap."""
 
     in_flight: Int32[Array]  # dispatched steps that name the row
-    num_pending: Int32[Array]  # tokens that they will give it
-    # Tokens, known and pending, at which it waits for those steps: of a row with a form minus that, and 0
-    # where it waits at each.
+    num_pending: Int32[Array]  # tokens that those steps will give the row
+    # Known and pending tokens at which the row waits for those steps. Negative for a row with a grammar, and
+    # 0 for a row that waits for each step.
     runs_ahead_to: Int32[Array]
 
 
 @never_assigned
 class StateColumns(Generic[Array]):
-    """Of models whose rows have recurrent states; else all zero."""
+    """Columns for models with recurrent states; all zero for other models."""
 
-    state_slot: Int32[Array]  # the row's, or NO_STATE
-    keep_at: Int32[Array]  # tokens behind which its state is kept next, or NEVER
-    num_shared: Int32[Array]  # tokens of its beginning that others' blocks held when it got the row
+    state_slot: Int32[Array]  # the row's slot, or NO_STATE
+    keep_at: Int32[Array]  # tokens after which the row's state is kept next, or NEVER
+    num_shared: Int32[Array]  # tokens of the prompt's beginning that other requests' blocks held at admission
 
 
 @never_assigned
 class WideColumns(Generic[Array]):
-    """int32, many values for each row."""
+    """Columns with many int32 values for each row."""
 
-    token_ids: Array  # [row, place]: known tokens, and the drafts behind them
-    block_table: Array  # [row, number of a block]; behind a row's blocks it holds 0, the dummy
+    token_ids: Array  # [row, place]: known tokens, then drafts
+    block_table: Array  # [row, block number]; 0, the dummy, after the row's blocks
 
 
 class Columns(RowColumns[Array], FlightColumns[Array], StateColumns[Array], WideColumns[Array]):
-    """All of them."""
+    """All columns."""
 
 
 def _dtypes(columns: type) -> dict[str, type[np.signedinteger]]:
@@ -106,13 +106,14 @@ WIDE_COLUMNS = tuple(get_type_hints(WideColumns))
 
 
 def frozen(array: np.ndarray) -> np.ndarray:
-    """The array, which nobody writes any more."""
+    """Make the array read-only and return it."""
     array.flags.writeable = False
     return array
 
 
 def make_columns(rows: int, num_tokens: int, num_blocks: int) -> dict[str, np.ndarray]:
-    """All columns by name, zero. A row has room for so many tokens and blocks."""
+    """Return all columns by name, filled with zeros, for rows of `num_tokens` tokens and `num_blocks`
+    blocks."""
     columns = {name: np.zeros(rows, dtype) for name, dtype in {**COLUMNS, **STATE_COLUMNS}.items()}
     return {
         **columns,
@@ -122,7 +123,8 @@ def make_columns(rows: int, num_tokens: int, num_blocks: int) -> dict[str, np.nd
 
 
 def _wide_column(rows: int, width: int) -> np.ndarray:
-    """Zeros, int32 [rows, width]. Rows lie an odd number of cache lines apart: at powers of two, equal
-    places of all rows would share a few sets of the cache."""
+    """Return zeros, int32 [rows, width]. Rows are an odd number of cache lines apart: with a power of two,
+    equal places of all rows would share a few sets of the cache.
+    """
     lines = -(-width // 16) | 1
     return np.zeros((rows, lines * 16), np.int32)[:, :width]

@@ -1,8 +1,8 @@
-"""The digest of a state as a tree: a hash for each column, and over these the root.
+"""The digest of a state as a tree: a hash for each column, and the root over these hashes.
 
-A checkpoint has the root, the first 4 bytes of each column's hash, and a sum of 4 bytes for each live
-request over all that is its own, so that two states which differ are known to differ in these columns and
-these requests. Only the root is a promise; the rest tells where to look.
+A checkpoint has the root, the first 4 bytes of each column's hash, and a 4-byte sum for each live request
+over all of its values. So two states that differ are known to differ in certain columns and requests. Only
+the root is a promise; the other values tell where to look.
 """
 
 import hashlib
@@ -24,21 +24,21 @@ COLUMN_NAMES = (
     *("counters", "free rows", "host blocks", "last rows", "history", "flights", "leaving", "goodput"),
     "kept grammars",
 )
-STATE_SLOTS = "state slots"  # behind them, where rows have recurrent states
-ADAPTERS = "adapters"  # behind both, where rows may have some
-SESSIONS = "sessions"  # last, while any is open
+STATE_SLOTS = "state slots"  # after the other columns, for models with recurrent states
+ADAPTERS = "adapters"  # after both, for engines with adapters
+SESSIONS = "sessions"  # last, while any session is open
 _FACTS = 10  # of a request
-# Odd factors of the sums: a state is no adversary, but small numbers must not cancel each other out.
+# Odd factors of the sums, so that small numbers do not cancel each other out. A state is no adversary.
 _FACTORS = np.frombuffer(hashlib.shake_128(b"mmengine").digest(8 * 64), np.uint64) | np.uint64(1)
 
 
 def state_digest(state: State) -> bytes:
-    """16 bytes over what decisions read, and over every token so far."""
+    """Return 16 bytes over all values that decisions read and over every token so far."""
     return checkpoint(state).digest
 
 
 def checkpoint(state: State) -> ev.Checkpoint:
-    """The digest with what tells where two states differ."""
+    """Return the digest with the sums that tell where two states differ."""
     sums = _Sums(state)
     kept = [state.grammar_slots.digest()]
     kept += [_state_slots(state)] if state.config.num_state_slots else []
@@ -51,8 +51,9 @@ def checkpoint(state: State) -> ev.Checkpoint:
 
 
 def where_apart(state: State, logged: ev.Checkpoint) -> tuple[list[str], list[tuple[str, int]]]:
-    """The columns in which a checkpoint is of another state than this one, and the requests, each with its
-    row or NO_ROW. No request is known where others are live."""
+    """Return the columns in which a checkpoint differs from this state, and the requests that differ, each
+    with its row or NO_ROW. The requests are unknown if the checkpoint has other live requests.
+    """
     here = checkpoint(state)
     every = [
         *COLUMN_NAMES,
@@ -60,15 +61,17 @@ def where_apart(state: State, logged: ev.Checkpoint) -> tuple[list[str], list[tu
         *([ADAPTERS] if state.config.max_loras else []),
         SESSIONS,
     ]
-    names = [every[place] for place in apart(here.columns, logged.columns) if place < len(every)]
+    names = [every[place] for place in differing_places(here.columns, logged.columns) if place < len(every)]
     if len(here.requests) != len(logged.requests):
         return names, []
     live = list(state.requests.items())
-    return names, [(live[place][0], live[place][1].row) for place in apart(here.requests, logged.requests)]
+    return names, [
+        (live[place][0], live[place][1].row) for place in differing_places(here.requests, logged.requests)
+    ]
 
 
-def apart(one: bytes, other: bytes) -> list[int]:
-    """Places of the 4-byte sums that differ; those that only one has differ."""
+def differing_places(one: bytes, other: bytes) -> list[int]:
+    """Return the places of the 4-byte sums that differ. A sum that only one side has differs."""
     count = min(len(one), len(other)) // SHOWN_BYTES
     first, second = (np.frombuffer(sums, np.uint32, count) for sums in (one, other))
     most = max(len(one), len(other)) // SHOWN_BYTES
@@ -83,17 +86,18 @@ _NOTHING = _hash(b"")
 
 
 class _Sums:
-    """Columns that have something of each request, with the sums over each request on the way."""
+    """Columns with values of requests. Sums over each request are made on the way."""
 
     def __init__(self, state: State):
         self._state, self._requests = state, list(state.requests.values())
-        # [column, row], of the rows that run
+        # [column, row], of the running rows
         self.cells = np.array([getattr(state, name)[state.running] for name in COLUMNS], np.int64)
-        self._own = [0] * len(self._requests)  # CRC-32 of what is of no fixed size, by request
+        self._own = [0] * len(self._requests)  # by request, a CRC-32 of the values without a fixed size
         rows = np.array([each.row for each in self._requests], np.int64)
-        of_row = np.full(state.config.max_num_seqs + 1, -1, np.int64)  # the last for those that wait
+        # the last entry is for waiting requests
+        of_row = np.full(state.config.max_num_seqs + 1, -1, np.int64)
         of_row[rows] = np.arange(len(rows))
-        self._places = of_row[state.running]  # among the requests, of each row that runs
+        self._places = of_row[state.running]  # the place of each running row's request
         self._facts = np.zeros((len(rows), _FACTS), np.int64)
 
     def wide(self) -> tuple[bytes, bytes, bytes]:
@@ -110,7 +114,7 @@ class _Sums:
         return tokens.digest(), tables.digest(), rows.astype(np.int32).tobytes()
 
     def known(self) -> tuple[bytes, bytes]:
-        """What is known of each request beside its row, and of those that wait."""
+        """Return the values of each request beside its row, and of the waiting requests."""
         state, rest = self._state, []
         facts = []
         for place, each in enumerate(self._requests):
@@ -146,7 +150,7 @@ class _Sums:
         sums += np.array(self._own, np.uint64) * _FACTORS[_FACTS]
         factors = _FACTORS[_FACTS + 1 : _FACTS + 1 + len(COLUMNS), None]
         of_row, places = (self.cells.view(np.uint64) * factors).sum(axis=0, dtype=np.uint64), self._places
-        if (places < 0).any():  # a row whose request left, while a step names it
+        if (places < 0).any():  # a row whose request left while a step names it
             of_row, places = of_row[places >= 0], places[places >= 0]
         sums[places] += of_row
         sums ^= sums >> np.uint64(29)
@@ -180,7 +184,11 @@ def _pools(state: State) -> Iterator[bytes]:
     yield state.last_rows.astype(np.int32).tobytes()
     yield state.history.digest()
     flights = several and [
-        (flight.rows.astype(np.int32).tobytes(), flight.sampled.astype(np.int32).tobytes(), flight.asked)
+        (
+            flight.rows.astype(np.int32).tobytes(),
+            flight.sampled.astype(np.int32).tobytes(),
+            flight.draft_level,
+        )
         for flight in state.flights
     ]
     yield msgspec.msgpack.encode(flights) if flights else b""

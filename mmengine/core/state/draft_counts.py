@@ -1,4 +1,4 @@
-"""How many drafts a step computed, and how many of them it kept."""
+"""Counts the drafts that a step computed and accepted."""
 
 from typing import NamedTuple
 
@@ -11,15 +11,16 @@ from mmengine.events import vocabulary as ev
 class StepDrafts(NamedTuple):
     """The m rows of a step that had drafts: int32 [m] each."""
 
-    places: np.ndarray  # intp, into the rows that sampled
+    places: np.ndarray  # intp, indices into the rows that sampled
     drafters: np.ndarray  # by number
-    proposed: np.ndarray  # drafts that were computed
-    accepted: np.ndarray  # of these, those that stand before the row's last token
+    proposed: np.ndarray  # computed drafts
+    accepted: np.ndarray  # accepted drafts, which precede the row's last token
 
 
 class DraftCounts(NamedTuple):
-    """Of one drafter, or of one request: its drafts, and the runs (a row's drafts in a step) they came in.
-    Each run gives the drafts that are accepted, and one token more."""
+    """The drafts of one drafter, or of one request, and the runs they came in. A run is a row's drafts in one
+    step; it gives the accepted drafts and one more token.
+    """
 
     runs: int = 0
     proposed: int = 0
@@ -27,7 +28,7 @@ class DraftCounts(NamedTuple):
 
     @property
     def length(self) -> float:
-        """Accepted drafts of a run; with the token behind them it is one more."""
+        """Accepted drafts of a run, without the token after them."""
         return self.accepted / max(self.runs, 1)
 
     def __str__(self) -> str:
@@ -38,8 +39,9 @@ class DraftCounts(NamedTuple):
 
 
 def count_drafts(state: State, sampled: np.ndarray, event: ev.Executed) -> StepDrafts | None:
-    """What rows `sampled` (intp) had in the step that `event`, which is not applied yet, reports; None where
-    none had drafts."""
+    """Return the drafts of the `sampled` rows (intp) in the step that `event` reports, or None without
+    drafts. The event must not be applied yet.
+    """
     if event.counts is None:
         return None
     proposed = state.scheduled_drafts[sampled]
@@ -51,7 +53,7 @@ def count_drafts(state: State, sampled: np.ndarray, event: ev.Executed) -> StepD
 
 
 def add_drafts(counts: dict[int, DraftCounts], step: StepDrafts) -> dict[int, DraftCounts]:
-    """`counts` of each drafter with those of another step."""
+    """Add a step's drafts to `counts`, which are by drafter."""
     found = dict(counts)
     for number in np.unique(step.drafters).tolist():
         selected, old = step.drafters == number, found.get(number, DraftCounts())

@@ -7,12 +7,12 @@ Turned off, they are tried again when that loss has become a small share of the 
 
 from mmengine.core.state.step_cost import ENOUGH_DRAFTED, rows_of
 
-SOONEST, LATEST = 512, 8192  # steps without drafts, in their time, before all are asked again
+SOONEST, LATEST = 512, 8192  # steps without drafts, in their time, before all are level again
 SHARE = 128  # of the time until then a trial may have lost one part in so many
 TOO_MUCH = 6  # steps without drafts, in their time: a trial that lost as much is over; twice that, at once
 KEPT_GAIN = 8  # steps without drafts, in their time, that drafts may lose after they gained as much
 MOST_NS = 1 << 60
-COUNTERS = ("clock_ns", "lost_ns", "sunk_ns", "num_drafted", "proven")
+COUNTERS = ("clock_ns", "lost_ns", "sunk_ns", "num_drafted", "is_proven")
 
 
 class DraftTrials:
@@ -24,25 +24,25 @@ class DraftTrials:
         self.lost_ns = 0  # beside steps without drafts, since drafts were turned on; below 0: gained
         self.sunk_ns = 0  # what other ways lost before, in the same trial, and what it took to begin
         self.num_drafted = 0  # steps with this way that verified some
-        self.proven = False  # they gave clearly more than none
+        self.is_proven = False  # they gave clearly more than none
 
-    def passes(self, ns: int) -> None:
+    def count_step(self, ns: int) -> None:
         self.clock_ns = min(self.clock_ns + max(ns, 0), MOST_NS)
 
-    def begin(self, *, proven: bool = False) -> None:
+    def begin(self, *, is_proven: bool = False) -> None:
         """Drafts are turned on."""
-        self.lost_ns, self.sunk_ns, self.num_drafted, self.proven = 0, 0, 0, proven
+        self.lost_ns, self.sunk_ns, self.num_drafted, self.is_proven = 0, 0, 0, is_proven
 
-    def go_on(self) -> None:
+    def continue_trial(self) -> None:
         """Another way is tried behind one that lost."""
         self.sunk_ns, self.lost_ns, self.num_drafted = self.sunk_ns + max(self.lost_ns, 0), 0, 0
-        self.proven = False
+        self.is_proven = False
 
     def succeed(self, bucket: int) -> None:
-        self.proven = True
+        self.is_proven = True
         self.waits.pop(bucket, None)
 
-    def write_down(self, drafts: int, made: int, ns: int, without_ns: int, plain_ns: int) -> None:
+    def record(self, drafts: int, made: int, ns: int, without_ns: int, plain_ns: int) -> None:
         """A step with a part for drafts took `ns`, which verified `drafts` and made others; its tokens would
         have taken `without_ns` without, and a step without takes `plain_ns`."""
         lost_ns = min(ns - without_ns, MOST_NS)
@@ -67,7 +67,7 @@ class DraftTrials:
         """Whether it is too early for drafts with so many rows."""
         return bucket in self.waits and self.clock_ns < self.waits[bucket][1]
 
-    def left(self, bucket: int, plain_ns: int) -> int:
+    def steps_left(self, bucket: int, plain_ns: int) -> int:
         """Steps of `plain_ns` until drafts are tried; what was found of fewer rows, or of half as many again,
         counts for more."""
         rows = rows_of(bucket)

@@ -1,4 +1,4 @@
-"""A step between its last decision and its result."""
+"""Steps between their last decision and their result."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -11,8 +11,9 @@ from mmengine.request import Request
 
 
 class Part(NamedTuple):
-    """Of an item that is encoded over several steps, by its number in a request: the work from `start` to
-    `until` of all that it takes."""
+    """A part of an item that is encoded over several steps: the work from `start` to `until`. `item`: the
+    item's index in its request.
+    """
 
     request_id: str
     key: bytes
@@ -22,27 +23,29 @@ class Part(NamedTuple):
 
 
 def work_done(part: Part | None, key: bytes) -> int:
-    """Of the item with this key, by the parts before; `part`: the last of the item under way."""
+    """Return how much of the work on the item with this key is done. `part`: the last part of the item that
+    is being encoded.
+    """
     return part.until if part is not None and part.key == key else 0
 
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """What must be known of a step when its result comes, or when it fails.
+    """A step that is dispatched, with the values that the fold needs for its result or its failure.
 
-    With several steps in flight a row may be in more than one of them, so what the columns say of it
-    then belongs to the youngest.
+    With several steps in flight a row may be in several of them, and the columns describe the row in the
+    youngest step.
     """
 
     step: int
     rows: np.ndarray  # intp, in scheduling order
-    sampled: np.ndarray  # intp, those of them that give tokens
-    num_computed: np.ndarray | None  # int32, of `rows` when it has run; None: what the columns say
-    num_tokens: int  # computed in it, over all rows
-    filled: list[np.ndarray] = field(default_factory=list)  # blocks whose content it completes
+    sampled: np.ndarray  # intp, the rows that give tokens
+    num_computed: np.ndarray | None  # int32, of `rows` after the step; None: as the columns say
+    num_tokens: int  # computed in the step, over all rows
+    filled: list[np.ndarray] = field(default_factory=list)  # blocks whose content the step completes
     encoded: list[tuple[bytes, Request, int]] = field(default_factory=list)
-    gone: list[bytes] = field(default_factory=list)  # encoder keys that its executor is told to drop
-    swapped: list[RequestState] = field(default_factory=list)  # whose KV it copies to the host
-    asked: int = NO_DRAFTERS  # of a dispatched step: up to which number drafters may draft behind it
-    part_of: str = ""  # the request of whose item it computes a part
-    kept: list[np.ndarray] = field(default_factory=list)  # states, as `step_kept`
+    gone: list[bytes] = field(default_factory=list)  # encoder keys that the executor is told to drop
+    swapped: list[RequestState] = field(default_factory=list)  # requests whose KV the step copies to the host
+    draft_level: int = NO_DRAFTERS  # the highest drafter number that may draft after the step
+    part_of: str = ""  # the request of the item of which the step computes a part
+    kept: list[np.ndarray] = field(default_factory=list)  # kept states, as in `step_kept`

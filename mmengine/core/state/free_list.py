@@ -1,16 +1,15 @@
 """Free KV blocks in the order in which they are given out, as columns.
 
-Blocks without cached content come first, the last freed first; then blocks with content, the
-longest unused first. A cached block that is used again leaves the middle of the line: its entry
-stays behind and is skipped. An entry is live while it carries its block's stamp, which every taking
-raises.
+Blocks without cached content come first, the last freed first. Then come blocks with content, the longest
+unused first. A cached block that is used again leaves the middle of the queue: its entry remains and is
+skipped. An entry is live while it carries its block's stamp, which each `take` raises.
 """
 
 import numpy as np
 
 
 class FreeList:
-    """Block 0 is the dummy of padded batches, never free."""
+    """The free blocks of a pool. Block 0 is the dummy of padded batches and is never free."""
 
     def __init__(self, num_blocks: int):
         self.num_free = num_blocks - 1
@@ -26,7 +25,8 @@ class FreeList:
         self._queue[: self._tail] = np.arange(1, num_blocks, dtype=np.int32)
 
     def peek(self, count: int) -> np.ndarray:
-        """The next `count` blocks, int32, without taking them. There must be that many."""
+        """Return the next `count` blocks, int32, without taking them. At least `count` blocks must be
+        free."""
         if self._top:
             line, stamps = self._stack[: self._top][::-1], self._stack_stamp[: self._top][::-1]
         else:
@@ -37,7 +37,7 @@ class FreeList:
         return self.order(count)
 
     def order(self, count: int | None = None) -> np.ndarray:
-        """Free blocks from the next one on, int32; all of them, or the first `count`."""
+        """Return the free blocks from the next one on, int32: all of them, or the first `count`."""
         stack = self._stack[: self._top][::-1]
         live = stack[self._is_live(stack, self._stack_stamp[: self._top][::-1])]
         missing = None if count is None else count - len(live)
@@ -55,14 +55,15 @@ class FreeList:
         return np.concatenate(parts)
 
     def lines(self) -> tuple[np.ndarray, np.ndarray]:
-        """Free blocks without content, the last goes next, and those with content, the first goes next,
-        int32 both."""
+        """Return the free blocks without content, of which the last goes next, and those with content, of
+        which the first goes next; int32 both.
+        """
         stack, queue = self._stack[: self._top], self._queue[self._head : self._tail]
         on_stack = self._is_live(stack, self._stack_stamp[: self._top])
         return stack[on_stack], queue[self._is_live(queue, self._queue_stamp[self._head : self._tail])]
 
     def fill(self, stack: np.ndarray, queue: np.ndarray) -> None:
-        """Take over what `lines` gave. Raises ValueError for a block that stands there twice, or block 0."""
+        """Restore the result of `lines`. Raises ValueError for a block that occurs twice, and for block 0."""
         blocks = np.concatenate((stack, queue))
         if len(np.unique(blocks)) < len(blocks) or (blocks < 1).any():
             raise ValueError("the free list holds a block twice, or the dummy")
@@ -72,19 +73,19 @@ class FreeList:
         self._stack[: self._top], self._queue[: self._tail] = stack, queue
 
     def take(self, blocks: np.ndarray) -> None:
-        """These blocks, int32, are free no longer."""
+        """Remove these blocks, int32, from the free blocks."""
         head, no_dead_entry = self._head + len(blocks), self._no_dead_entry()
         self.num_free -= len(blocks)
         if not self._top and self._queue[self._head : head].tobytes() == blocks.tobytes():
             self._head = head
-            if not no_dead_entry:  # one of those passed may be dead, and its block stand further behind
+            if not no_dead_entry:  # a passed entry may be dead, and its block stand further back
                 self._stamp[blocks] += 1
         else:
             self._stamp[blocks] += 1
             self._trim()
 
     def give_front(self, blocks: np.ndarray) -> None:
-        """Blocks without content; the last of them is the next to be given out."""
+        """Add blocks without content; the last of them is given out next."""
         if self._top + len(blocks) > len(self._stack):
             self._top = _compact(self, self._stack, self._stack_stamp, 0, self._top)
         end = self._top + len(blocks)
@@ -94,7 +95,7 @@ class FreeList:
         self.num_free += len(blocks)
 
     def give_back(self, blocks: np.ndarray) -> None:
-        """Blocks with content, to be kept as long as possible; the first of them goes first."""
+        """Add blocks with content, to be kept as long as possible; the first of them is given out first."""
         if self._tail + len(blocks) > len(self._queue):
             self._tail = _compact(self, self._queue, self._queue_stamp, self._head, self._tail)
             self._head = 0
@@ -115,7 +116,7 @@ class FreeList:
         while self._top:
             low = max(0, self._top - 256)
             live = self._is_live(self._stack[low : self._top], self._stack_stamp[low : self._top])
-            dead = int(live[::-1].argmax())  # entries before the first live one, or 0
+            dead = int(live[::-1].argmax())  # the number of entries before the first live one
             if live[-1 - dead]:
                 self._top -= dead
                 break
@@ -131,7 +132,7 @@ class FreeList:
 
 
 def _compact(owner: FreeList, blocks: np.ndarray, stamps: np.ndarray, start: int, end: int) -> int:
-    """Move the live entries of [start, end) to the front of the array; gives how many there are."""
+    """Move the live entries of [start, end) to the front of the array and return their number."""
     live = owner._is_live(blocks[start:end], stamps[start:end])
     kept = int(live.sum())
     blocks[:kept], stamps[:kept] = blocks[start:end][live], stamps[start:end][live]

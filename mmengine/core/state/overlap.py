@@ -14,7 +14,7 @@ its budget waits all the same: what it says is changed once it is sampled, and u
 import numpy as np
 
 from mmengine.core.state.columns import ReadOnlyArray
-from mmengine.core.state.draft_arbiter import ALL, NO_DRAFTERS, NOBODY
+from mmengine.core.state.draft_arbiter import ALL_DRAFTERS, NO_DRAFTERS, NO_LIMITS
 from mmengine.core.state.state import State
 from mmengine.core.state.view import View
 from mmengine.request import Request
@@ -28,25 +28,25 @@ ALONE = "alone"  # nothing ran, or nobody had anything to compute beside what ra
 HOW = (AHEAD, DRAFTS, GRAMMAR_ROWS, BLOCKS, ALONE)
 
 
-def last_drafter_after(state: State | View, rows: ReadOnlyArray) -> int:
+def draft_level_after(state: State | View, rows: ReadOnlyArray) -> int:
     """Up to which number drafters may draft behind a step of `rows`, decided before it is dispatched."""
     config = state.config
     if not config.num_draft_tokens or config.drafts_for == "forms" and not _has_grammar_rows(state, rows):
         return NO_DRAFTERS
-    return ALL if state.goodput is None else state.goodput.last_drafter_after(len(rows))
+    return ALL_DRAFTERS if state.goodput is None else state.goodput.draft_level_after(len(rows))
 
 
 def draft_room(view: View, rows: ReadOnlyArray) -> np.ndarray | None:
     """As in StepPlan, for a step of `rows`."""
     if view.config.drafts_for == "forms" and not _has_grammar_rows(view, rows):
-        return NOBODY
-    return None if view.goodput is None else view.goodput.room_of(rows)
+        return NO_LIMITS
+    return None if view.goodput is None else view.goodput.draft_limits_of(rows)
 
 
 def waits_for(view: View) -> str:
     """Why no step is decided before the one in flight is back: DRAFTS or FORMS; "" where it can be."""
     flight = view.flights[-1]
-    if flight.asked != NO_DRAFTERS:
+    if flight.draft_level != NO_DRAFTERS:
         return DRAFTS
     if view.verifies and view.scheduled_drafts[flight.rows].any():
         return DRAFTS

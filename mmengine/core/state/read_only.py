@@ -136,14 +136,14 @@ class FlightView(ReadOnly):
 
     rows: ReadOnlyArray
     sampled: ReadOnlyArray
-    asked: int
+    draft_level: int
 
 
 class GoodputView(ReadOnly):
     """A Goodput. At run time the state's own object stands in its place."""
 
-    last_drafter_after: Callable[[int], int]
-    room_of: Callable[[ReadOnlyArray], np.ndarray | None]
+    draft_level_after: Callable[[int], int]
+    draft_limits_of: Callable[[ReadOnlyArray], np.ndarray | None]
 
 
 class GrammarSlotsView(ReadOnly):

@@ -24,7 +24,7 @@ from mmengine.core.decide.stalls import find_stalls
 from mmengine.core.fold import sessions
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.state.columns import LEFT
-from mmengine.core.state.digest import apart, checkpoint
+from mmengine.core.state.digest import checkpoint, differing_places
 from mmengine.core.state.view import View
 from mmengine.encoder_cache.cache import encoder_key
 from mmengine.errors import InvalidRequest, LogError
@@ -344,8 +344,8 @@ class _Redactor:
             return ours
         return ev.Checkpoint(
             bytes(byte ^ 0xFF for byte in ours.digest) if event.digest != theirs.digest else ours.digest,
-            _parted(ours.columns, apart(event.columns, theirs.columns)),
-            _parted(ours.requests, apart(event.requests, theirs.requests)),
+            _parted(ours.columns, differing_places(event.columns, theirs.columns)),
+            _parted(ours.requests, differing_places(event.requests, theirs.requests)),
         )
 
     def _stalled(self, event: ev.Stalled) -> ev.Stalled:
