@@ -27,7 +27,7 @@ from step_cost_engine import Bench, percentile
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.recovery import Recovery, Walk
-from mmengine.events.segment import opened
+from mmengine.events.segment import open_segment
 from mmengine.replay import verify
 from mmengine.serve.requests.log_sync import LogSyncer
 
@@ -150,7 +150,7 @@ def rate(work: Callable[[], int], rounds: int = 3) -> float:
 def scan(folder: Path) -> int:
     recovery = Recovery("tail")
     for path in LogReader(folder).paths:
-        with opened(path) as data:
+        with open_segment(path) as data:
             for _ in Walk(path, data, recovery, is_last=True):
                 pass
     return recovery.next_sequence

@@ -85,7 +85,7 @@ def test_it_is_small(records):
     assert len(checkpoint(state).requests) == 4 * len(state.requests)
 
 
-def test_kept_grammars_are_a_column(records):
+def test_grammar_slots_are_a_column(records):
     state = folded(records)
     before = checkpoint(state)
     state.grammar_slots.restore(((5, "regex", "a"),))
